@@ -1,0 +1,73 @@
+"""The training loop without a framework: what gangline's loop is measured against, on the same model and batches."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from gangline.config.schema import Run
+from gangline.data import DataSource
+from gangline.model.build import construct, materialise
+from gangline.model.compose import compose_model
+from gangline.model.init import initialise
+from gangline.shard import Shard
+from gangline.train.batches import collate
+
+
+class BareLoop:
+    """Forty lines of PyTorch: model, AdamW, clip, step."""
+
+    def __init__(self, run: Run, source: DataSource, schedule) -> None:
+        tree, plan = compose_model(run)
+        self.run, self.source, self.schedule, self.step = run, source, schedule, 0
+        self.model = materialise(construct(tree), plan)
+        named = list(self.model.named_parameters())
+        shards = [Shard(f"model/{n}", tuple(p.shape), p.dtype, (0,) * p.dim(), p.data) for n, p in named]
+        initialise(shards, plan, run.seed)
+        decayed = [p for _, p in named if p.dim() > 1]
+        other = [p for _, p in named if p.dim() <= 1]
+        o = run.optimizer
+        groups = [{"params": decayed, "weight_decay": o.weight_decay}, {"params": other, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=o.learning_rate, betas=tuple(o.betas), eps=o.eps, fused=True)
+        if torch.distributed.is_initialized():
+            self.model = torch.nn.parallel.DistributedDataParallel(self.model)
+
+    def train(self, steps: int) -> list[float]:
+        losses = []
+        size = self.run.batch.global_size
+        for _ in range(steps):
+            numbers = list(range(self.step * size, (self.step + 1) * size))
+            batch = collate([self.source.sample(i) for i in numbers], numbers, self.step)
+            loss = self.model(batch) / int(batch.loss_mask.sum())
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.run.optimizer.clip_norm)
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.run.optimizer.learning_rate * self.schedule(self.step)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.step += 1
+            losses.append(loss.item())
+        return losses
+
+
+def main() -> None:
+    """Under torchrun: one step of the default model on every rank, then the time on standard output."""
+    import time
+
+    from gangline.config import default_run
+    from gangline.plugins import build
+
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        torch.distributed.init_process_group("gloo")
+    run = default_run()
+    bare = BareLoop(run, build(run.data, run, "train"), build(run.schedule, run))
+    bare.train(1)
+    print(f"first step done at {time.time()}", flush=True)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

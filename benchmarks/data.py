@@ -1,0 +1,102 @@
+"""What reading costs: the built-in corpus read and indexed, and a step's batches as a share of the step they feed.
+
+Each way of reading takes its turn beside a bare `get_batch` (random windows of the same tokens, stacked: what nanoGPT
+does), and the default model's step is timed on the same batches. CPU seconds, one thread. Goal: under 1 % of the step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from bare_loop import BareLoop
+
+from gangline.config import default_run
+from gangline.config.schema import Run
+from gangline.data import DataSource
+from gangline.plugins import build
+from gangline.train.batches import Batches
+
+
+def cpu_seconds(call: Callable[[], object]) -> float:
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
+def vocabulary(size: int = 1024) -> str:
+    """A tokenizer.json, trained on a part of the standard library."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    from gangline.data.corpus import listing
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train([file.path for file in listing(None)[:60]], trainer)
+    path = Path(tempfile.mkdtemp()) / "tokenizer.json"
+    tokenizer.save(str(path))
+    return str(path)
+
+
+def bare_batch(tokens: np.ndarray, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    starts = torch.randint(len(tokens) - length, (rows,)).tolist()
+    x = torch.stack([torch.from_numpy(tokens[i : i + length].astype(np.int64)) for i in starts])
+    y = torch.stack([torch.from_numpy(tokens[i + 1 : i + 1 + length].astype(np.int64)) for i in starts])
+    return x, y
+
+
+def measure(name: str, run: Run, source: DataSource, turns: int) -> None:
+    """Print one row: milliseconds of a step's batches beside the bare way, and their share of a step."""
+    rows, length = run.batch.global_size, run.batch.sequence_length
+    batches = Batches(source, rows, rows, (0, 1), torch.device("cpu"))
+    loop = BareLoop(run, source, build(run.schedule, run))
+    loop.train(1)
+    ours, bare, steps = [], [], []
+    for turn in range(turns):
+        first = turn * 20
+        ours.append(cpu_seconds(lambda first=first: [batches.take(rows * n, n) for n in range(first, first + 20)]) / 20)
+        bare.append(cpu_seconds(lambda: [bare_batch(source.tokens, rows, length) for _ in range(20)]) / 20)
+        steps.append(cpu_seconds(lambda: loop.train(1)))
+    mine, theirs, step = map(statistics.median, (ours, bare, steps))
+    print(
+        f"{name:<26} {rows:>3} x {length:<5} {1e3 * mine:6.3f} ms  bare {1e3 * theirs:6.3f} ms  "
+        f"step {1e3 * step:7.1f} ms  share {mine / step:.2%}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=9)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    run = default_run()
+    reading = [cpu_seconds(lambda: build(run.data, run, "train")) for _ in range(3)]
+    source = build(run.data, run, "train")
+    print(f"read and index             {statistics.median(reading):.3f} s of {source.describe()}")
+    print(f"first sample of an epoch   {1e3 * cpu_seconds(lambda: source.sample(0)):.1f} ms (draws the order)")
+    tokenizer = vocabulary()
+    for name, rows, length, settings in [
+        ("bytes", 16, 128, {}),
+        ("bytes, longer", 8, 1024, {}),
+        ("bytes, documents apart", 16, 128, {"documents": True}),
+        ("tokenizer.json", 16, 128, {"tokenizer": tokenizer}),
+    ]:
+        run = default_run(batch={"global_size": rows, "sequence_length": length})
+        run.model.vocab_size = 1024 if "tokenizer" in settings else 256
+        for field, value in settings.items():
+            setattr(run.data, field, value)
+        measure(name, run, build(run.data, run, "train"), options.turns)
+
+
+if __name__ == "__main__":
+    main()

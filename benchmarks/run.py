@@ -1,0 +1,26 @@
+"""Prints every number of this folder, one script after the other: `python benchmarks/run.py [name ...]`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SCRIPTS = ("commands", "overhead", "startup", "data", "ddp")
+
+
+def main() -> int:
+    code = 0
+    for name in sys.argv[1:] or SCRIPTS:
+        script = HERE / f"{name}.py"
+        if not script.exists():
+            print(f"no such benchmark: {name}; there are {', '.join(SCRIPTS)}", file=sys.stderr)
+            return 2
+        print(f"\n== {name} ==", flush=True)
+        code |= subprocess.run([sys.executable, str(script)]).returncode
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Write configs/golden: every recipe, and the run that no recipe changes, as `train --cfg job` prints it.
+
+python configs/regenerate.py
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+
+from gangline.cli.train import main
+from gangline.config.recipes import recipes
+
+HERE = Path(__file__).parent
+GOLDEN = HERE / "golden"
+DEFAULT = "default"  # the golden file of plain `train`
+
+
+def expanded() -> dict[str, str]:
+    """Name of a golden file -> what it has to hold. Recipes of this folder and of the installed packages."""
+    with contextlib.chdir(HERE.parent):
+        words = {DEFAULT: []} | {name: [f"recipe={name}"] for name in recipes()}
+        return {name: printed(given) for name, given in words.items()}
+
+
+def printed(words: list[str]) -> str:
+    """What `train --cfg job` prints for these words."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        code = main(["--cfg", "job", *words])
+    if code:
+        raise SystemExit(code)
+    return out.getvalue()
+
+
+if __name__ == "__main__":
+    for old in GOLDEN.glob("*.yaml"):
+        old.unlink()
+    for name, text in expanded().items():
+        (GOLDEN / f"{name}.yaml").write_text(text)
+        print(f"{GOLDEN.relative_to(HERE.parent)}/{name}.yaml")

@@ -1,0 +1,31 @@
+"""`pip install -e DIRECTORY`, as far as a page of the documentation needs it: the metadata that pip would write, and
+links to the modules. No build backend, no network, and the environment of the tests stays as it was.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+
+
+def install(arguments: list[str], site: str) -> None:
+    """Make the project in a directory look installed to whoever has `site` on the path."""
+    if len(arguments) != 3 or arguments[:2] != ["install", "-e"]:
+        sys.exit(f"this pip knows  install -e DIRECTORY  and not  {' '.join(arguments)}")
+    directory = Path(arguments[2]).resolve()
+    project = tomllib.loads((directory / "pyproject.toml").read_text())["project"]
+    name, version = project["name"], project["version"]
+    info = Path(site, f"{name.replace('-', '_')}-{version}.dist-info")
+    info.mkdir(exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = []
+    for group, entries in project.get("entry-points", {}).items():
+        lines += [f"[{group}]", *(f"{key} = {value}" for key, value in entries.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    root = directory / "src" if (directory / "src").is_dir() else directory
+    for module in root.iterdir():
+        link = Path(site, module.name)
+        if (module.suffix == ".py" or (module / "__init__.py").exists()) and not link.exists():
+            link.symlink_to(module)
+    print(f"Successfully installed {name}-{version}")

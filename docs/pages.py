@@ -1,0 +1,171 @@
+"""Reads the pages of the documentation and runs what they show, as a reader would, in a fresh directory for each page.
+
+How a fenced block is taken, by its language:
+
+    bash      a script; it must succeed
+    console   "$ command" lines, each followed by what it prints. "..." stands for anything, a number with a decimal
+              point for any number; a command without output below it may print what it likes
+    python    a program; it must succeed
+    others    shown only
+A block whose first lines hold a comment with nothing but a file name ("# narrow.py") is written to that file instead.
+
+An HTML comment just before a block changes that:
+
+    <!-- exit code 2 -->        how the last command of the block ends
+    <!-- not run: reason -->    shown only
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")])
+RUN = ("bash", "console", "python")
+TIMEOUT = 600  # seconds for one command, on a machine with other things to do
+
+_BLOCK = re.compile(
+    r"(?:<!-- (?P<said>[^>]*?) -->\n+)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+_FILE = re.compile(r"(?:#!.*\n)?(?:#|//) (?P<name>[\w./-]+\.\w+)(?::.*)?\n")
+_NUMBER = re.compile(r"\d+\\\.\d+(?:e[+-]?\d+|e\\[+-]\d+)?")
+# An agent that started the tests must not be taken for the one that starts a run.
+_FOREIGN = re.compile(r"RANK|WORLD_SIZE|LOCAL_.*|GROUP_.*|ROLE_.*|MASTER_.*|TORCHELASTIC_.*|SLURM_.*|GANGLINE_.*")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    said: str  # the comment before it
+
+    @property
+    def place(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def file(self) -> str | None:
+        """The file that the block shows."""
+        found = _FILE.match(self.text)
+        return found["name"] if found else None
+
+    @property
+    def why_not(self) -> str | None:
+        """Why the block is not run, if it is not."""
+        return self.said.removeprefix("not run:").strip() if self.said.startswith("not run:") else None
+
+    @property
+    def code(self) -> int:
+        """The exit code that its last command should have."""
+        found = re.fullmatch(r"exit code (\d+)", self.said)
+        return int(found[1]) if found else 0
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    text = page.read_text()
+    return [
+        Block(page, text.count("\n", 0, found.start()) + 1, found["language"], found["text"], found["said"] or "")
+        for found in _BLOCK.finditer(text)
+    ]
+
+
+def commands(text: str) -> list[tuple[str, str]]:
+    """(command, what it prints) of a console block; a command goes on behind a backslash or an open bracket."""
+    found: list[tuple[list[str], list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            found.append(([line[2:]], []))
+        elif not found[-1][1] and found[-1][0][-1].endswith("\\"):
+            found[-1][0].append(line)
+        else:
+            found[-1][1].append(line)
+    return [("\n".join(command), "\n".join(printed).strip("\n")) for command, printed in found]
+
+
+def pattern(expected: str) -> re.Pattern[str]:
+    """What a shown output matches."""
+    lines = []
+    for line in expected.splitlines():
+        if line.strip() == "...":
+            lines.append(r"(?:.*\n)*?")
+            continue
+        words = [
+            re.sub(r"\\\.\\\.\\\.", ".*", _NUMBER.sub(r"-?\\d+(?:\\.\\d+)?(?:e[+-]?\\d+)?", re.escape(word)))
+            for word in line.split()
+        ]
+        lines.append(r"[ ]*" + r"[ ]+".join(words).replace("[ ]+.*", ".*").replace(".*[ ]+", ".*") + r"[ ]*\n")
+    return re.compile("".join(lines))
+
+
+class Reader:
+    """Somebody at a shell, in an empty directory that has the project's recipes in it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory / "here"
+        self.directory.mkdir()
+        shutil.copytree(ROOT / "configs", self.directory / "configs")
+        site, tools = directory / "site", directory / "tools"
+        site.mkdir()
+        tools.mkdir()
+        pip = tools / "pip"
+        pip.write_text(
+            f"#!{sys.executable}\nimport sys\nsys.path[:0] = [{str(Path(__file__).parent)!r}]\n"
+            f"import editable\neditable.install(sys.argv[1:], {str(site)!r})\n"
+        )
+        pip.chmod(0o755)
+        kept = {name: value for name, value in os.environ.items() if not _FOREIGN.fullmatch(name)}
+        search = [str(tools), str(Path(sys.executable).parent), kept.get("PATH", "")]
+        alike = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # the pages show a machine without a GPU
+        self.environment = {**kept, **alike, "PATH": os.pathsep.join(search), "PYTHONPATH": str(site)}
+
+    def read(self, page: Path) -> None:
+        """Do what the page says, from top to bottom. Raises AssertionError where it is not so."""
+        for block in blocks(page):
+            if block.why_not is None:
+                self._do(block)
+
+    def _do(self, block: Block) -> None:
+        if block.file:
+            path = self.directory / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+        elif block.language == "bash":
+            self._run(block, block.text, block.code)
+        elif block.language == "python":
+            (self.directory / "example.py").write_text(block.text)
+            self._run(block, "python example.py", block.code)
+        elif block.language == "console":
+            every = commands(block.text)
+            for number, (command, expected) in enumerate(every, 1):
+                printed = self._run(block, command, block.code if number == len(every) else 0)
+                if expected:
+                    assert pattern(expected).fullmatch(printed), (
+                        f"{block.place}: {command}\n--- the page shows\n{expected}\n--- it prints\n{printed}"
+                    )
+
+    def _run(self, block: Block, script: str, code: int) -> str:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIMEOUT,
+        )
+        assert done.returncode == code, (
+            f"{block.place}: exit code {done.returncode}, expected {code}\n{script}\n---\n{done.stdout}"
+        )
+        return done.stdout.rstrip() + "\n"

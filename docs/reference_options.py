@@ -1,0 +1,103 @@
+"""The page of the options: every part of this repository's packages, and what can be set on it."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from mdtext import anchor, cell, sentence
+
+from gangline.config.defaults import DEFAULTS
+from gangline.config.fields import Option, options
+from gangline.config.schema import SECTIONS
+from gangline.config.values import describe
+from gangline.parts import LISTS
+from gangline.plugins import Offer, installed
+
+ROOT = Path(__file__).parent.parent
+OURS = {tomllib.loads(path.read_text())["project"]["name"] for path in ROOT.glob("packages/*/pyproject.toml")}
+
+TOP = """\
+# Options
+
+Every part that the packages of this repository offer, and every option of it. `train group=name` chooses a part,
+`train group.option=value` sets an option; `train group=name --help` prints the same on your terminal, plugins of others
+included. A part that builds on another lists only what differs.
+
+## Every run
+"""
+
+
+def page() -> str:
+    """docs/options.md"""
+    found = [TOP]
+    for name, section in SECTIONS.items():
+        found += [f"### {name}", "", inspect.getdoc(section) or "", "", *_table(options(section, name)), ""]
+    for group, offers in ours().items():
+        found += [f"## {group}", "", _about(group), ""]
+        for offer in sorted(offers, key=lambda offer: len(offer.part.config.__mro__)):  # what others build on first
+            found += [*_part(offer, offers), ""]
+    return "\n".join(found)
+
+
+def ours() -> dict[str, list[Offer]]:
+    """The parts of this repository's packages, by group. All of the packages have to be installed."""
+    found = installed()
+    offers = [offer for group in found.groups() for offer in found.offers(group).values() if offer.distribution in OURS]
+    missing = OURS - {offer.distribution for offer in offers}
+    if missing:
+        raise SystemExit(f"not installed: {', '.join(sorted(missing))}; the page is of all packages together")
+    return {group: mine for group in found.groups() if (mine := [offer for offer in offers if offer.group == group])}
+
+
+def _about(group: str) -> str:
+    default = DEFAULTS.get(group)
+    if group in LISTS:
+        usual = ",".join(default or [])
+        return f"A list, `{group}=[{usual}]` by default; options are set as `{group}.<name>.<option>`."
+    return f"`{group}={default or 'off'}` by default."
+
+
+def _part(offer: Offer, others: Iterable[Offer]) -> Iterator[str]:
+    part = offer.part
+    supplier = "" if offer.distribution == "gangline" else f" From `{offer.distribution}`."
+    law = f" Outside the law of layouts: {part.law}" if part.law else ""
+    yield from (f"### {offer.group}={part.name}", "", sentence(part.summary) + supplier + law, "")
+    place = f"{offer.group}.{part.name}" if offer.group in LISTS else offer.group
+    own = list(options(part.config, place))
+    base = base_of(offer, others)
+    if base is not None:
+        known = {option.path: option.default for option in options(base.part.config, place)}
+        own = [option for option in own if known.get(option.path, ...) != option.default]
+        heading = f"{base.group}={base.part.name}"
+        yield from (f"The options of [`{heading}`](#{anchor(heading)})" + (", with" if own else "."), "")
+    elif not own:
+        yield "No options."
+    if own:
+        yield from _table(own)
+
+
+def base_of(offer: Offer, others: Iterable[Offer]) -> Offer | None:
+    """The nearest part of the same group whose configuration this one derives from."""
+    by_class = {other.part.config: other for other in others if other is not offer}
+    return next((by_class[cls] for cls in offer.part.config.__mro__[1:] if cls in by_class), None)
+
+
+def _table(found: Iterable[Option]) -> Iterator[str]:
+    yield "| option | type | default | |"
+    yield "|---|---|---|---|"
+    for option in found:
+        default = f"`{_value(option.default)}`"
+        yield f"| `{option.path}` | {describe(option.hint)} | {default} | {cell(option.comment)} |"
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return str(value)

@@ -1,0 +1,194 @@
+"""What the pages show is so: every example runs, every link leads somewhere, every hook and option is described."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pages
+import pytest
+import reference
+import reference_options
+from mdtext import anchor
+from pages import ROOT, RUN, Reader, blocks
+
+from gangline import hooks
+from gangline.config.fields import options
+from gangline.config.schema import SECTIONS
+from gangline.parts import GROUPS, LISTS
+from gangline.plugins import installed
+
+WITH_EXAMPLES = [
+    page for page in pages.PAGES if any(block.language in RUN and not block.why_not for block in blocks(page))
+]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture(scope="session")
+def readers(request, tmp_path_factory):
+    """Two people at work, each with a page at a time: what a page does is mostly one process waiting for another."""
+    wanted = [item.callspec.params["page"] for item in request.session.items if "readers" in item.fixturenames]
+    pool = ThreadPoolExecutor(2)
+    yield {page: pool.submit(Reader(tmp_path_factory.mktemp(page.stem)).read, page) for page in wanted}
+    pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name)
+def test_every_example_of_a_page_runs(page, readers):
+    readers[page].result()
+
+
+# --- the words --------------------------------------------------------------------------------------------------------
+
+README = ROOT / "README.md"
+
+
+def code(page: Path) -> str:
+    return "\n".join(block.text for block in blocks(page))
+
+
+def test_the_readme_tests_as_the_checks_do():
+    command = (ROOT / ".ci" / "run").read_text().splitlines()[-1]
+    assert command in code(README)
+
+
+def test_the_readme_trains_as_the_main_job_does():
+    noxfile = (ROOT / "noxfile.py").read_text()
+    constraints, package, train = re.search(
+        r"\.venv/bin/pip install -c (\S+) -e (\S+) && \.venv/bin/(\w+)$", code(README), re.MULTILINE
+    ).groups()
+    main_job = re.search(r"^def train\(.*?(?=^@|\Z)", noxfile, re.MULTILINE | re.DOTALL)[0]
+    assert f'ROOT / "{constraints}"' in noxfile
+    assert f'editable("{Path(package).name}")' in main_job
+    assert f'session.run("{train}", ' in main_job
+
+
+def tree() -> dict[Path, str]:
+    """Path -> what the README's tree says of it."""
+    text = next(block.text for block in blocks(README) if block.text.startswith("README.md "))
+    found, above = {}, [ROOT]
+    for line in text.splitlines():
+        indent, entry, phrase = re.fullmatch(r"( *)(\S+) *(.*)", line).groups()
+        del above[len(indent) // 2 + 1 :]
+        found[above[-1] / entry] = phrase
+        if entry.endswith("/"):
+            above.append(above[-1] / entry)
+    return found
+
+
+def test_the_readme_shows_what_is_where():
+    shown = tree()
+    assert not [path for path in shown if not path.exists()]
+    core = ROOT / "packages" / "core" / "src" / "gangline"
+    there = {path for path in core.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert there - {core / "__init__.py"} == {path for path in shown if path.parent == core}
+    folders = {path.name for path in ROOT.iterdir() if path.name[0] != "." and any(path.rglob("*.py"))}
+    assert folders <= {path.relative_to(ROOT).parts[0] for path in shown}
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=name)
+def test_what_is_not_run_says_why_and_is_short(page):
+    for block in blocks(page):
+        if block.said.startswith("not run"):
+            assert block.why_not, f"{block.place}: <!-- not run: and the reason -->"
+
+
+def test_the_words_before_a_block_are_known():
+    known = re.compile(r"not run: .+|exit code \d+")
+    strange = [
+        block.place for page in pages.PAGES for block in blocks(page) if block.said and not known.fullmatch(block.said)
+    ]
+    assert not strange
+
+
+# --- links and paths --------------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    return {anchor(heading.replace("`", "")) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=name)
+def test_every_link_leads_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"https?://|mailto:", target):
+            continue
+        path, _, heading = target.partition("#")
+        aim = (page.parent / path).resolve() if path else page
+        assert aim.exists(), f"{name(page)}: {target}"
+        assert not heading or heading in anchors(aim), f"{name(page)}: {target}"
+
+
+@pytest.mark.parametrize("page", pages.PAGES, ids=name)
+def test_no_page_speaks_of_a_directory_of_one_machine(page):
+    found = re.findall(r"(?<![\w.])/(?:home|root|work|Users|tmp/\w+)\b\S*", page.read_text())
+    assert not found
+
+
+def test_every_page_can_be_reached_from_the_readme():
+    seen: set[Path] = set()
+    to_read = [README]
+    while to_read:
+        page = to_read.pop()
+        if page not in seen:
+            seen.add(page)
+            links = re.findall(r"\]\(([^)#\s]+\.md)(?:#[^)]*)?\)", page.read_text())
+            to_read += [(page.parent / link).resolve() for link in links if not link.startswith("http")]
+    assert {name(page) for page in pages.PAGES} <= {name(page) for page in seen}
+
+
+# --- the reference ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", ["hooks.md", "options.md"])
+def test_the_reference_is_what_the_code_says(page):
+    assert (ROOT / "docs" / page).read_text() == reference.pages()[page], f"regenerate with:  {reference.COMMAND}"
+
+
+def under(page: str, heading: str) -> str:
+    """What a page says under a heading, up to the next one of any level; a comment in a block is no heading."""
+    found, inside, fenced = [], False, False
+    for line in (ROOT / "docs" / page).read_text().splitlines():
+        fenced ^= line.startswith("```")
+        if line.startswith("#") and not fenced:
+            inside = line.lstrip("#").strip() == heading
+        elif inside:
+            found.append(line)
+    assert found, f"docs/{page} has no heading {heading}"
+    return "\n".join(found)
+
+
+@pytest.mark.parametrize("hook", [name for name in vars(hooks) if name.startswith("gangline_")])
+def test_every_hook_is_documented_with_an_example(hook):
+    assert f"def {hook}():" in under("hooks.md", hook)
+
+
+def test_every_option_of_every_part_is_documented():
+    ours = reference_options.ours()
+    assert set(GROUPS) - {"health"} <= set(ours)
+    for group, offers in ours.items():
+        for offer in offers:
+            text, base = under("options.md", f"{group}={offer.part.name}"), offer
+            while (base := reference_options.base_of(base, offers)) is not None:
+                text += under("options.md", f"{group}={base.part.name}")
+            place = f"{group}.{offer.part.name}" if group in LISTS else group
+            for option in options(offer.part.config, place):
+                assert f"| `{option.path}` | " in text, f"{group}={offer.part.name}: {option.path}"
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_option_of_every_run_is_documented(section):
+    for option in options(SECTIONS[section], section):
+        assert f"| `{option.path}` | " in under("options.md", section)
+
+
+def test_every_verb_is_on_some_page():
+    everything = "\n".join(code(page) for page in pages.PAGES)
+    for verb in installed().commands():
+        assert f"gangline {verb}" in everything, verb

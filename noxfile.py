@@ -1,0 +1,221 @@
+"""Every check of the project: `nox` runs the default ones, `nox -l` lists all, `nox -s nightly` runs the long ones.
+
+The matrix is computed from packages/*: a new package needs no line here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+PACKAGES = {
+    path.parent.name: tomllib.loads(path.read_text()) for path in sorted(ROOT.glob("packages/*/pyproject.toml"))
+}
+PLUGINS = [name for name in PACKAGES if name != "core"]
+CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
+PYTEST = ("pytest", "-q", "-m", "not nightly")
+
+# uv compiles no bytecode, so with this set every process would compile torch anew (4 s instead of 2 for an import).
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_missing_interpreters = False  # a Python that is not here is left out, and nox says so
+nox.options.download_python = "never"
+
+
+def pip_find_links() -> str:
+    """Where pip looks for local wheels (a CPU build of torch, say); uv ignores pip's settings."""
+    if "PIP_FIND_LINKS" in os.environ:
+        return os.environ["PIP_FIND_LINKS"]
+    for scope in ("global", "install", "site", "user"):
+        asked = [sys.executable, "-m", "pip", "config", "get", f"{scope}.find-links"]
+        found = subprocess.run(asked, capture_output=True, text=True)
+        if found.returncode == 0:
+            return found.stdout.strip()
+    return ""
+
+
+def show_pyenv_pythons() -> None:
+    """Let pyenv's shims answer for every Python it has, not for the one in use alone."""
+    if shutil.which("pyenv") and "PYENV_VERSION" not in os.environ:
+        listed = subprocess.run(["pyenv", "versions", "--bare"], capture_output=True, text=True).stdout.split()
+        own = ".".join(map(str, sys.version_info[:3]))
+        os.environ["PYENV_VERSION"] = ":".join([own, *(v for v in listed if v != own and v.startswith("3."))])
+
+
+show_pyenv_pythons()
+if "UV_FIND_LINKS" not in os.environ and (links := pip_find_links()):
+    os.environ["UV_FIND_LINKS"] = ",".join(links.split())
+
+
+def editable(*names: str) -> list[str]:
+    """Install arguments for packages of this tree, with what their tests need."""
+    return [
+        arg for name in names for arg in ("-e", f"packages/{name}[testing]" if name == "core" else f"packages/{name}")
+    ]
+
+
+def install(session: nox.Session, *arguments: str) -> None:
+    """Install in one command, so that siblings find each other."""
+    session.install(*CONSTRAINTS, *arguments)
+
+
+def one_thread(session: nox.Session) -> None:
+    """Several ranks share a few cores in the tests."""
+    session.env["OMP_NUM_THREADS"] = "1"
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, imports, formatting."""
+    install(session, "ruff")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Static types of every package."""
+    install(session, "mypy", "pytest", *editable(*PACKAGES))
+    for name in PACKAGES:
+        session.run("mypy", *(str(path) for path in sorted(ROOT.glob(f"packages/{name}/src/*"))))
+
+
+@nox.session
+@nox.parametrize("package", list(PACKAGES), ids=list(PACKAGES))
+def tests(session: nox.Session, package: str) -> None:
+    """One package's own tests."""
+    install(session, *editable("core", *([package] if package != "core" else [])), *extras(package))
+    one_thread(session)
+    session.run(*PYTEST, f"packages/{package}/tests", *session.posargs)
+
+
+# Tests of what the command line needs: they pass without torch.
+TORCH_FREE = [
+    "attempts",
+    "boundaries",
+    "check",
+    "cli_errors",
+    "compose",
+    "mesh",
+    "plugins",
+    "schedule",
+    "serial",
+    "shard",
+]
+
+
+@nox.session(python=["3.12", "3.13"])
+def light(session: nox.Session) -> None:
+    """The torch-free half on other Pythons, in an environment without torch."""
+    install(session, "numpy", "hydra-core", "pluggy", "rich", "pytest", "hypothesis")
+    install(session, "--no-deps", "-e", "packages/core")
+    session.run(*PYTEST, *(f"packages/core/tests/test_{name}.py" for name in TORCH_FREE), *session.posargs)
+
+
+def extras(package: str) -> list[str]:
+    """What a package's tests need beyond the package: its [dependency-groups] test."""
+    return list(PACKAGES[package].get("dependency-groups", {}).get("test", []))
+
+
+if PLUGINS:
+
+    @nox.session
+    @nox.parametrize("package", PLUGINS, ids=PLUGINS)
+    def alone(session: nox.Session, package: str) -> None:
+        """A plugin with nothing but core beside it."""
+        install(session, *editable("core", package), *extras(package))
+        one_thread(session)
+        session.run("gangline", "plugins")
+        session.run(*PYTEST, f"packages/{package}/tests", *session.posargs)
+
+
+@nox.session
+def together(session: nox.Session) -> None:
+    """All packages installed: what crosses them."""
+    install(session, *editable(*PACKAGES), *(extra for package in PACKAGES for extra in extras(package)))
+    one_thread(session)
+    session.run(*PYTEST, "tests", *session.posargs)
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Build every package, install the wheels instead of the tree, and use them from an empty directory."""
+    install(session, "build", "hatchling")
+    dist = Path(session.create_tmp()) / "dist"
+    shutil.rmtree(dist, ignore_errors=True)
+    for name in PACKAGES:
+        session.run("python", "-m", "build", "--no-isolation", "--wheel", "--outdir", str(dist), f"packages/{name}")
+    install(session, *map(str, dist.glob("*.whl")))
+    install(
+        session, "--force-reinstall", "--no-deps", *map(str, dist.glob("*.whl"))
+    )  # a rebuilt wheel keeps its version
+    empty = Path(session.create_tmp()) / "empty"
+    shutil.rmtree(empty, ignore_errors=True)
+    empty.mkdir()
+    session.chdir(empty)
+    session.run("gangline", "plugins")
+    session.run("train", "recipe=tiny", "run.steps=3", "run.sample=20", "run.dir=out")
+    session.run("train", "resume=out", "run.steps=5")
+
+
+@nox.session
+def template(session: nox.Session) -> None:
+    """Generate a third party's plugin, install it, run its conformance suite."""
+    install(session, *editable("core"))
+    one_thread(session)
+    place = Path(session.create_tmp()) / "plugin"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
+    session.chdir(place)
+    session.run("gangline", "new-plugin", "mine")
+    install(session, "-e", "gangline-mine")
+    session.run("gangline", "plugins")
+    session.run("gangline", "conform", "gangline-mine")
+    session.chdir("gangline-mine")
+    session.run(*PYTEST)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Every example in the documentation runs; every hook and option is in it."""
+    install(session, *editable(*PACKAGES))
+    one_thread(session)
+    session.run(*PYTEST, "docs", *session.posargs)
+
+
+@nox.session
+def train(session: nox.Session) -> None:
+    """The main job: a language model on real text."""
+    install(session, *editable("core"))
+    out = Path(session.create_tmp()) / "run"
+    shutil.rmtree(out, ignore_errors=True)
+    session.run("train", f"run.dir={out}", *session.posargs)
+
+
+@nox.session(default=False)
+def nightly(session: nox.Session) -> None:
+    """The long tests: every composition, hundreds of kills, compilation."""
+    install(session, *editable(*PACKAGES), *(extra for package in PACKAGES for extra in extras(package)))
+    one_thread(session)
+    session.run("pytest", "-q", "-m", "nightly", *session.posargs)
+
+
+@nox.session(default=False, venv_backend="none")
+def gpu(session: nox.Session) -> None:
+    """The tests in the Python at hand, for an image that has a GPU build of torch and the packages installed."""
+    session.run("python", "-m", *PYTEST, *session.posargs)
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Print the numbers in benchmarks/."""
+    install(session, *editable(*PACKAGES))
+    session.run("python", "benchmarks/run.py", *session.posargs)

@@ -1,0 +1,7 @@
+"""gangline: a composable platform for training large language models. Torch-free at import."""
+
+from gangline.errors import BadCheckpoint, Problem, UserError
+from gangline.hooks import Command, hookimpl
+from gangline.parts import Part
+
+__all__ = ["BadCheckpoint", "Command", "Part", "Problem", "UserError", "hookimpl"]

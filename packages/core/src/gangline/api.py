@@ -1,0 +1,53 @@
+"""A run from plain Python, with no Hydra: the command `train` does the same with what it composed.
+
+from gangline import api
+from gangline.config import default_run
+
+if __name__ == "__main__":  # ranks import this file again
+    directory = api.train(default_run(run={"steps": 100}, parallel="ddp"))
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from gangline import plugins
+from gangline.config.check import check
+from gangline.config.schema import Run
+from gangline.rundir import RunDirectory
+
+
+class RunFailed(RuntimeError):
+    """The run ended early; `exit_code` says how, the logs in `directory` say why."""
+
+    def __init__(self, directory: RunDirectory, exit_code: int) -> None:
+        self.directory, self.exit_code = directory, exit_code
+        super().__init__(f"the run in {directory.path} ended with exit code {exit_code}; see {directory.logs}")
+
+
+def train(run: Run) -> RunDirectory:
+    """Check the run, write its directory, start its processes and wait for the end.
+
+    Raises UserError where it cannot be started and RunFailed where it does not end well.
+    """
+    directory = prepare(run, sys.argv)
+    try:
+        code = launch(directory)
+    finally:
+        directory.unlock()
+    if code:
+        raise RunFailed(directory, code)
+    return directory
+
+
+def prepare(run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDirectory:
+    """Everything before the launch: the run is checked, its directory written and locked. Torch-free."""
+    check(run)
+    return RunDirectory.create(run, argv, job)
+
+
+def launch(directory: RunDirectory) -> int:
+    """Start the processes of the run in a directory and wait for them; gives the exit code."""
+    run = directory.run()
+    return plugins.build(run.launch, run).launch(directory.path)

@@ -1,0 +1,43 @@
+"""The batch: what every stage of a model may look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass
+class Batch:
+    """One micro-batch of B sequences of T tokens.
+
+    tokens     (B, T) int64    inputs
+    targets    (B, T) int64    what comes next
+    loss_mask  (B, T) bool     which targets count
+    position   (B, T) int64    of the token within its document
+    document   (B, T) int64    number of the document within the sequence, or None where the data doesn't separate them
+    sample     (B,)   int64    global sample number
+    step       the step this batch belongs to: with sample and position the key of every random draw
+    """
+
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    loss_mask: torch.Tensor
+    position: torch.Tensor
+    sample: torch.Tensor
+    document: torch.Tensor | None = None
+    step: int = 0
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on `device`; from pinned memory the copy does not block."""
+        moved = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            moved[item.name] = value.to(device, non_blocking=True) if hasattr(value, "to") else value
+        return Batch(**moved)
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.tokens.shape

@@ -1,0 +1,67 @@
+"""Core's own plugin: the parts and commands that come with gangline. Registered as any other plugin is.
+
+Each room keeps a torch-free module with its configurations and a tuple `PARTS`; here they meet the hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gangline.checkpoint import config as checkpoint
+from gangline.data import config as data
+from gangline.hooks import Command, hookimpl
+from gangline.launch import config as launch
+from gangline.model import shapes as model
+from gangline.optimizer import config as optimizer
+from gangline.parallel import config as parallel
+from gangline.parts import Part
+from gangline.precision import config as precision
+from gangline.schedule import config as schedule
+from gangline.track import config as track
+
+
+@hookimpl
+def gangline_parallel_strategies() -> Iterable[Part]:
+    return parallel.PARTS
+
+
+@hookimpl
+def gangline_precisions() -> Iterable[Part]:
+    return precision.PARTS
+
+
+@hookimpl
+def gangline_checkpointers() -> Iterable[Part]:
+    return checkpoint.PARTS
+
+
+@hookimpl
+def gangline_data_sources() -> Iterable[Part]:
+    return data.PARTS
+
+
+@hookimpl
+def gangline_parts() -> Iterable[Part]:
+    return (*model.PARTS, *optimizer.PARTS, *schedule.PARTS, *track.PARTS, *launch.PARTS)
+
+
+@hookimpl
+def gangline_commands() -> Iterable[Command]:
+    return (
+        Command(
+            name="plugins", run="gangline.cli.plugins:main", summary="What is installed, who supplies it, what failed"
+        ),
+        Command(name="sample", run="gangline.cli.sample:main", summary="Write text with the model of a run"),
+        Command(
+            name="export",
+            run="gangline.interop.commands:export_run",
+            summary="Write a run's model as a Hugging Face directory",
+        ),
+        Command(
+            name="import",
+            run="gangline.interop.commands:import_model",
+            summary="Show how to train on from a Hugging Face directory",
+        ),
+        Command(name="new-plugin", run="gangline.cli.new_plugin:main", summary="Write a plugin to start from"),
+        Command(name="conform", run="gangline.cli.conform:main", summary="Run the conformance suites of a plugin"),
+    )

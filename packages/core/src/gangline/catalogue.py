@@ -1,0 +1,73 @@
+"""Who supplies what, installed or not: so that a wish that cannot be met here still gets an answer.
+
+The only file of core that names plugins. Nothing is imported from it but text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One part that some distribution is known to supply; `name` "*" stands for parts not listed one by one."""
+
+    group: str
+    name: str
+    distribution: str
+    summary: str
+    edit: bool = False  # a model edit: its group has `off` even where nothing supplies the group
+
+
+_PARALLEL = "gangline-parallel-megatron-style"
+_MOE = "gangline-moe"
+_DATA = "gangline-dataloader"
+_HEALTH = "gangline-health"
+
+ENTRIES = (
+    Entry("parallel", "3d", _PARALLEL, "Tensor, pipeline, context and sharded data parallelism together"),
+    Entry("parallel", "fsdp", _PARALLEL, "Weights, gradients and optimizer state sharded over all ranks"),
+    Entry("parallel", "hsdp", _PARALLEL, "Sharded inside a group of ranks, replicated over the groups"),
+    Entry("parallel", "tp", _PARALLEL, "Tensor parallelism alone"),
+    Entry("parallel", "pp", _PARALLEL, "Pipeline parallelism alone"),
+    Entry("precision", "fp8", _PARALLEL, "8-bit floating-point matmuls for Hopper and newer"),
+    Entry("moe", "on", _MOE, "Feed-forward layers become mixtures of experts", edit=True),
+    Entry("moe", "mixtral_8x7b", _MOE, "The experts of Mixtral 8x7B", edit=True),
+    Entry("moe", "qwen3_30b_a3b", _MOE, "The experts of Qwen3 30B-A3B", edit=True),
+    Entry("moe", "deepseek_v3", _MOE, "The experts of DeepSeek-V3", edit=True),
+    Entry("checkpoint", "zarr", "gangline-ckpt-zarr", "Sharded, asynchronous checkpoints that any zarr reader opens"),
+    Entry("data", "tokshard", _DATA, "Tokenized shards, mapped from disk or a store"),
+    Entry("data", "mix", _DATA, "A weighted mixture of sources"),
+    Entry("data", "dali", _DATA, "Data read and prepared by NVIDIA DALI"),
+    Entry("health", "*", _HEALTH, "Checks for spikes, stragglers, silent corruption and failing hardware"),
+)
+
+
+def supplier(group: str, name: str) -> str | None:
+    """The distribution that is known to supply `group=name`, or None."""
+    listed = next((entry for entry in ENTRIES if entry.group == group and entry.name == name), None)
+    return listed.distribution if listed else None
+
+
+def suppliers(group: str) -> dict[str, str]:
+    """Distributions known to supply parts of `group` -> the parts, as words."""
+    found: dict[str, list[str]] = {}
+    for entry in ENTRIES:
+        if entry.group == group:
+            found.setdefault(entry.distribution, []).append(entry.name)
+    return {dist: "more" if names == ["*"] else ", ".join(names) for dist, names in found.items()}
+
+
+def groups() -> list[str]:
+    """Every group that the catalogue knows."""
+    return list(dict.fromkeys(entry.group for entry in ENTRIES))
+
+
+def edit_groups() -> set[str]:
+    """The groups of model edits among them."""
+    return {entry.group for entry in ENTRIES if entry.edit}
+
+
+def names(group: str) -> list[str]:
+    """The parts of `group` known by name."""
+    return [entry.name for entry in ENTRIES if entry.group == group and entry.name != "*"]

@@ -1,0 +1,109 @@
+"""The checkpointer contract: keep and give back named global arrays and one JSON document."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gangline.shard import Registry, Shard
+
+_ID = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
+
+
+@dataclass(frozen=True, order=True)
+class CheckpointId:
+    """``step-00000012``, and ``step-00000012.2`` in the second attempt."""
+
+    step: int
+    attempt: int = 1
+
+    def __str__(self) -> str:
+        return f"step-{self.step:08d}" + (f".{self.attempt}" if self.attempt > 1 else "")
+
+    @classmethod
+    def parse(cls, text: str) -> CheckpointId | None:
+        """The id that `text` spells, or None."""
+        found = _ID.fullmatch(text)
+        return None if found is None else cls(int(found[1]), int(found[2] or 1))
+
+
+class SaveFailed(Exception):
+    """A save came to nothing: the disk is full, the store is gone. What was saved before is untouched.
+
+    Raised on every rank, by `Checkpointer.save`, `Handle.poll` or `Handle.wait`.
+    """
+
+    def __init__(self, id: CheckpointId, why: str) -> None:
+        self.id, self.why = id, why
+        super().__init__(f"checkpoint {id} could not be saved: {why}")
+
+
+class Handle(ABC):
+    """One save under way."""
+
+    id: CheckpointId
+    blocked_seconds: float  # how long the step was held up
+
+    @abstractmethod
+    def poll(self) -> bool:
+        """Whether the checkpoint is whole and visible; raises what went wrong."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Block until it is."""
+
+
+class Checkpointer(ABC):
+    """Saves become visible all at once; what is visible is whole, and is never overwritten.
+
+    `save` and `load` are called by all ranks. Reading (`list`, `document`) needs no process group.
+    Construction may have collectives; `build(config, run, store)` gets the job's key-value store, or None where a tool
+    opens a finished run.
+    """
+
+    keeps: bool = True  # false: nothing is ever kept (`checkpoint=off`), and the run does not ask for a save
+
+    @abstractmethod
+    def save(self, step: int, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]) -> Handle:
+        """Keep the arrays and the document (which names step and attempt); returns once they are staged."""
+
+    @abstractmethod
+    def list(self) -> list[CheckpointId]:
+        """Every whole checkpoint, oldest first."""
+
+    @abstractmethod
+    def document(self, id: CheckpointId) -> dict[str, Any]:
+        """The JSON document of a checkpoint. Raises BadCheckpoint."""
+
+    @abstractmethod
+    def arrays(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
+        """Names and global shapes of all that is stored."""
+
+    @abstractmethod
+    def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
+        """Fill the given shards in place, whatever layout wrote the arrays.
+
+        A missing name or another shape is a UserError; damage raises BadCheckpoint, on every rank. Names left over are
+        not an error here: sampling and export take the weights alone.
+        """
+
+    def latest(self) -> CheckpointId | None:
+        """The newest whole checkpoint of the current attempt, else the one that the attempt started from.
+
+        Never one of an abandoned branch; `gangline.attempts.latest` says which, from ``attempts.jsonl``.
+        """
+        from gangline.attempts import latest
+
+        return latest(self.run_dir, self.list())
+
+    @property
+    @abstractmethod
+    def run_dir(self) -> str:
+        """The run directory whose attempts decide what is latest."""
+
+    def close(self) -> None:
+        """Wait for what is under way and let go of it."""

@@ -1,0 +1,152 @@
+"""Shards in torch.distributed.checkpoint's words: what a rank writes, and what it reads from where.
+
+DCP knows a tensor as a list of chunks (offset, sizes) of a global shape. That is what a `Shard` is, so shards go
+in and out through the planner interface, without DTensor, and whatever
+boxes were stored fill whatever boxes are asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections import defaultdict
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint import ChunkStorageMetadata, Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from gangline.errors import BadCheckpoint, UserError
+from gangline.shard import Registry, Shard
+
+
+class ShardSavePlanner(SavePlanner):
+    """Writes this rank's primary boxes; rank 0 sees that together they make up every array of the registry."""
+
+    def __init__(self, shards: Iterable[Shard], registry: Registry) -> None:
+        self.local = {
+            MetadataIndex(shard.name, shard.offset): shard
+            for shard in shards
+            if shard.primary and shard.local.numel() > 0
+        }
+        self.registry = registry
+
+    def set_up_planner(self, state_dict, storage_meta=None, is_coordinator=False) -> None:
+        """The shards are known already."""
+
+    def create_local_plan(self) -> SavePlan:
+        return SavePlan([_write_item(index, shard) for index, shard in self.local.items()])
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        plans, metadata = create_default_global_save_plan(all_plans)
+        arrays = arrays_of(metadata)
+        for name in self.registry:
+            shape, dtype = self.registry[name].shape, getattr(torch, self.registry[name].dtype)
+            if prod(shape) == 0:
+                arrays[name] = TensorStorageMetadata(TensorProperties(dtype), torch.Size(shape), [])
+            _check_tiling(name, shape, arrays.get(name))
+        strangers = [name for name in arrays if name not in self.registry]
+        if strangers:
+            raise ValueError(f"shards of arrays that the registry does not know: {', '.join(strangers[:3])}")
+        # DCP's own tools (dcp_to_torch_save) ask for the path of each name in a nested state dict.
+        paths = {name: (name,) for name in arrays}
+        return plans, dataclasses.replace(metadata, state_dict_metadata={**arrays}, planner_data=paths)
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
+        return self.local[write_item.index].local.detach()
+
+
+def arrays_of(metadata: Metadata) -> dict[str, TensorStorageMetadata]:
+    """The stored arrays by name."""
+    stored = metadata.state_dict_metadata
+    return {name: array for name, array in stored.items() if isinstance(array, TensorStorageMetadata)}
+
+
+def _write_item(index: MetadataIndex, shard: Shard) -> WriteItem:
+    chunk = ChunkStorageMetadata(torch.Size(shard.offset), shard.local.shape)
+    data = TensorWriteData(chunk, TensorProperties(shard.dtype), torch.Size(shard.global_shape))
+    return WriteItem(index, WriteItemType.SHARD, tensor_data=data)
+
+
+def _check_tiling(name: str, shape: tuple[int, ...], stored: TensorStorageMetadata | None) -> None:
+    """Raises ValueError where the primary boxes leave out or double a part of the array."""
+    chunks = [] if stored is None else stored.chunks
+    if sum(prod(chunk.sizes) for chunk in chunks) != prod(shape) or len({c.offsets for c in chunks}) != len(chunks):
+        raise ValueError(f"the primary shards of {name} do not tile its shape {shape}: {chunks}")
+
+
+class ShardLoadPlanner(LoadPlanner):
+    """Fills the given shards in place."""
+
+    def __init__(self, shards: Iterable[Shard], directory: Path) -> None:
+        self.local: dict[str, list[Shard]] = defaultdict(list)
+        for shard in shards:
+            if shard.local.numel() > 0:
+                self.local[shard.name].append(shard)
+        self.directory = directory
+
+    def set_up_planner(self, state_dict, metadata: Metadata | None = None, is_coordinator=False) -> None:
+        assert metadata is not None
+        self.stored = arrays_of(metadata)
+
+    def create_local_plan(self) -> LoadPlan:
+        missing = [name for name in self.local if name not in self.stored]
+        if missing:
+            raise UserError(
+                f"checkpoint {self.directory.name} does not have {', '.join(missing[:3])}"
+                + (f" and {len(missing) - 3} more arrays." if len(missing) > 3 else "."),
+                f"It holds {len(self.stored)} arrays: {', '.join(list(self.stored)[:3])}, ...",
+            )
+        return LoadPlan([item for name, shards in self.local.items() for item in self._read_items(name, shards)])
+
+    def _read_items(self, name: str, shards: list[Shard]) -> list[ReadItem]:
+        stored = self.stored[name]
+        for shard in shards:
+            if tuple(stored.size) != tuple(shard.global_shape):
+                raise UserError(
+                    f"{name} has shape {tuple(stored.size)} in checkpoint {self.directory.name}, "
+                    f"and {tuple(shard.global_shape)} in this run."
+                )
+            kept = stored.properties.dtype
+            if kept != shard.dtype and not (kept.is_floating_point and shard.dtype.is_floating_point):
+                raise UserError(f"{name} is {kept} in checkpoint {self.directory.name}, and {shard.dtype} in this run.")
+        wanted = [ChunkStorageMetadata(torch.Size(shard.offset), shard.local.shape) for shard in shards]
+        items = create_read_items_for_chunk_list(name, stored, wanted)
+        if sum(prod(item.lengths) for item in items) != sum(prod(chunk.sizes) for chunk in wanted):
+            raise BadCheckpoint(name, None, self.directory, "not all of it was stored")
+        return items
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Never called: arrays are all that is stored; the rest is in the document."""
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        index = read_item.dest_index
+        assert index.index is not None
+        place = zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        return self.local[index.fqn][index.index].local.detach()[tuple(slice(a, a + n) for a, n in place)]
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        """The tensor is a view of the shard: there is nothing left to do."""

@@ -1,0 +1,226 @@
+"""Files of torch.distributed.checkpoint, with what it lacks: checksums, and a commit that is all or nothing.
+
+A checkpoint is written into `.tmp-<id>`, every file is flushed to the disk, and rank 0 renames the directory when all
+ranks are done. What is found under its own name is therefore whole, and DCP's own reader reads it.
+
+    .metadata         DCP's table of chunks
+    __<rank>_0.distcp  one file a rank, one record a box (a torch.save of it)
+    document.json     all that is not an array
+    checksums.json    CRC-32 of each file and record; a directory without it is no checkpoint
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zlib
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, LoadPlan, Metadata, ReadItem, SavePlan
+from torch.distributed.checkpoint.metadata import StorageMeta
+from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from gangline.checkpoint.planners import arrays_of
+from gangline.errors import BadCheckpoint
+
+METADATA, DOCUMENT, CHECKSUMS = ".metadata", "document.json", "checksums.json"
+TEMPORARY, CONDEMNED = ".tmp-", ".old-"  # prefixes of what is being written, and of what is being deleted
+
+
+@dataclass(frozen=True)
+class Written(WriteResult):
+    """What became of one box, and the CRC-32 of its record."""
+
+    checksum: int = 0
+
+
+class Writer(FileSystemWriter):
+    """Writes one checkpoint; the coordinator's `finish` makes it visible."""
+
+    def __init__(self, final: Path, document: dict[str, Any]) -> None:
+        self.final, self.document = final, document
+        super().__init__(final.with_name(TEMPORARY + final.name), sync_files=True)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Rank 0, before anybody writes."""
+        if self.final.exists():
+            raise FileExistsError(f"{self.final} is there already, and a checkpoint is never overwritten")
+        clear_leftovers(self.final.parent)
+        os.makedirs(self.path)
+        return super().prepare_global_plan(plans)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future:
+        try:
+            results = super().write_data(plan, planner).value() if plan.items else []
+        except RuntimeError as error:
+            said = _what_the_system_said(error)
+            if said is None:
+                raise
+            raise said from None
+        done: Future = Future()
+        done.set_result(_with_checksums(Path(self.path), results))
+        return done
+
+    def storage_meta(self) -> StorageMeta:
+        return StorageMeta(save_id=self.save_id)
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Rank 0, when all ranks have written and flushed their files."""
+        super().finish(metadata, results)
+        path = Path(self.path)
+        records: dict[str, list] = {}
+        for result in (result for of_rank in results for result in of_rank):
+            assert isinstance(result, Written)
+            place = result.storage_data
+            records.setdefault(place.relative_path, []).append([place.offset, place.length, result.checksum])
+        _write(path / DOCUMENT, json.dumps(self.document, indent=1).encode())
+        files = {name: zlib.crc32((path / name).read_bytes()) for name in (METADATA, DOCUMENT)}
+        _write(path / CHECKSUMS, json.dumps({"files": files, "records": records}).encode())
+        flush_directory(path)
+        path.rename(self.final)
+        flush_directory(self.final.parent)
+
+
+def _what_the_system_said(error: BaseException | None) -> OSError | None:
+    """The OSError behind an error: of a write that fails, torch's zip writer says only that its position is off."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def clear_leftovers(directory: Path) -> None:
+    """Delete what dead saves and unfinished deletions left behind."""
+    for prefix in (TEMPORARY, CONDEMNED):
+        for path in directory.glob(prefix + "*"):
+            rmtree(path, ignore_errors=True)
+
+
+def flush_directory(path: Path) -> None:
+    """Make names in a directory durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _with_checksums(directory: Path, results: list[WriteResult]) -> list[Written]:
+    """Read back what was written (from the page cache) and add each record's CRC-32."""
+    done = []
+    for result in results:
+        place = result.storage_data
+        with (directory / place.relative_path).open("rb") as file:
+            file.seek(place.offset)
+            checksum, left = 0, place.length
+            while left > 0 and (content := file.read(min(left, 1 << 22))):
+                checksum, left = zlib.crc32(content, checksum), left - len(content)
+        done.append(Written(result.index, result.size_in_bytes, place, checksum))
+    return done
+
+
+class Checksums:
+    """checksums.json of one checkpoint."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        path = directory / CHECKSUMS
+        try:
+            content = json.loads(path.read_bytes())
+            self.files = {str(name): int(value) for name, value in content["files"].items()}
+            self.records = {
+                (str(name), int(offset), int(length)): int(value)
+                for name, rows in content["records"].items()
+                for offset, length, value in rows
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise BadCheckpoint("every array", None, path, str(error)) from error
+
+    def read(self, name: str) -> bytes:
+        """A whole file. Raises BadCheckpoint where it is not what was written."""
+        path = self.directory / name
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise BadCheckpoint("every array", None, path, str(error)) from error
+        if zlib.crc32(content) != self.files.get(name):
+            raise BadCheckpoint("every array", None, path, "its checksum differs")
+        return content
+
+
+class Reader(FileSystemReader):
+    """Reads one checkpoint, each record once and no byte unchecked."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.directory = directory
+        self.damage: BadCheckpoint | None = None
+
+    def read_metadata(self) -> Metadata:
+        """The table of chunks. DCP looks elsewhere when this raises, so damage is kept for the next call."""
+        try:
+            self.checksums = Checksums(self.directory)
+            metadata = pickle.loads(self.checksums.read(METADATA))
+        except BadCheckpoint as damage:
+            self.damage = damage
+            return Metadata({}, storage_data={})
+        return replace(metadata, storage_meta=StorageMeta(load_id=self.load_id))
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        if self.damage is not None:
+            raise self.damage
+        super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
+        self.stored = arrays_of(metadata)
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        wanted: dict[Any, list[ReadItem]] = {}
+        for item in plan.items:
+            wanted.setdefault(item.storage_index, []).append(item)
+        for items in wanted.values():
+            record = self._record(items[0])
+            for item in items:
+                place = zip(item.storage_offsets, item.lengths, strict=True)
+                target = planner.resolve_tensor(item)
+                target.copy_(record[tuple(slice(a, a + n) for a, n in place)])
+                planner.commit_tensor(item, target)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _record(self, item: ReadItem) -> torch.Tensor:
+        """The stored box that an item reads from. Raises BadCheckpoint."""
+        place = self.storage_data[item.storage_index]
+        path = self.directory / place.relative_path
+        why = "its checksum differs"
+        try:
+            with path.open("rb") as file:
+                file.seek(place.offset)
+                content = file.read(place.length)
+            if len(content) < place.length:
+                why = f"the file ends {place.length - len(content)} bytes early"
+            key = (place.relative_path, place.offset, place.length)
+            if zlib.crc32(content) == self.checksums.records.get(key):
+                return torch.load(BytesIO(content), map_location="cpu", weights_only=True)
+        except OSError as error:
+            why = str(error)
+        index = item.storage_index
+        chunk = next(c for c in self.stored[index.fqn].chunks if c.offsets == index.offset)
+        box = tuple((a, a + n) for a, n in zip(chunk.offsets, chunk.sizes, strict=True))
+        raise BadCheckpoint(index.fqn, box, path, why)

@@ -1,0 +1,134 @@
+"""`checkpoint=torch`: checkpoints on torch.distributed.checkpoint.
+
+Where the registry is of one rank no process group is touched. Otherwise torch.distributed's default one is used: by it
+DCP gathers the plans on rank 0 and tells every rank what went wrong on any. A save is done when `save` returns.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from shutil import rmtree
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch.distributed import checkpoint as dcp
+
+from gangline import attempts
+from gangline.checkpoint.base import Checkpointer, CheckpointId, Handle, SaveFailed
+from gangline.checkpoint.planners import ShardLoadPlanner, ShardSavePlanner, arrays_of
+from gangline.checkpoint.storage import CHECKSUMS, CONDEMNED, DOCUMENT, Checksums, Reader, Writer
+from gangline.errors import UserError
+
+if TYPE_CHECKING:
+    from gangline.checkpoint.config import TorchCheckpoint
+    from gangline.comm import Store
+    from gangline.config.schema import Run
+    from gangline.shard import Registry, Shard
+
+
+class Saved(Handle):
+    """A save that is over."""
+
+    def __init__(self, id: CheckpointId, blocked_seconds: float) -> None:
+        self.id, self.blocked_seconds = id, blocked_seconds
+
+    def poll(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """Nothing is left to wait for."""
+
+
+class DcpCheckpointer(Checkpointer):
+    """Keeps checkpoints as directories `checkpoints/<id>` of a run directory."""
+
+    def __init__(self, run_dir: str, keep_last: int | None = None) -> None:
+        self._run_dir, self.keep_last = run_dir, keep_last
+        self.directory = Path(run_dir) / "checkpoints"
+
+    @property
+    def run_dir(self) -> str:
+        return self._run_dir
+
+    def save(self, step: int, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]) -> Handle:
+        start, id = time.perf_counter(), CheckpointId(step, document["attempt"])
+        writer = Writer(self.directory / str(id), document)
+        planner = ShardSavePlanner(shards, registry)
+        try:
+            _call(dcp.save, registry, storage_writer=writer, planner=planner)
+        except BaseException as error:
+            if _coordinates(registry):
+                rmtree(writer.path, ignore_errors=True)  # a full disk should not stay full
+            if isinstance(error, OSError) and not isinstance(error, FileExistsError):
+                raise SaveFailed(id, f"{error.strerror or error} ({self.directory})") from error
+            raise
+        if _coordinates(registry):
+            self._delete_old(id)
+        return Saved(id, time.perf_counter() - start)
+
+    def list(self):
+        names = (path.parent.name for path in self.directory.glob(f"*/{CHECKSUMS}"))
+        return sorted(id for name in names if (id := CheckpointId.parse(name)) is not None)
+
+    def document(self, id: CheckpointId) -> dict[str, Any]:
+        return json.loads(Checksums(self._path(id)).read(DOCUMENT))
+
+    def arrays(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
+        reader = Reader(self._path(id))
+        stored = arrays_of(reader.read_metadata())
+        if reader.damage is not None:
+            raise reader.damage
+        return {name: tuple(array.size) for name, array in stored.items()}
+
+    def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
+        path = self._path(id)
+        _call(dcp.load, registry, storage_reader=Reader(path), planner=ShardLoadPlanner(shards, path))
+
+    def _path(self, id: CheckpointId) -> Path:
+        path = self.directory / str(id)
+        if not path.is_dir():
+            held = ", ".join(map(str, self.list())) or "none"
+            raise UserError(f"there is no checkpoint {id} in {self.directory}.", f"There are: {held}.")
+        return path
+
+    def _delete_old(self, saved: CheckpointId) -> None:
+        """After a save is durable: keep the newest `keep_last` that led here. Those of abandoned branches go too."""
+        if self.keep_last is None:
+            return
+        ids = self.list()
+        kept = {saved, *attempts.branch(self.run_dir, ids)[: self.keep_last]}
+        for path in (self.directory / str(id) for id in ids if id not in kept):
+            condemned = path.with_name(CONDEMNED + path.name)
+            try:
+                path.rename(condemned)  # gone for readers at once, whatever happens while the files are deleted
+            except OSError as error:  # what was saved is safe: no reason to end a run
+                warnings.warn(f"{path} could not be deleted: {error.strerror}", stacklevel=2)
+            rmtree(condemned, ignore_errors=True)
+
+
+def build(config: TorchCheckpoint, run: Run, store: Store | None) -> DcpCheckpointer:
+    """Checkpoints of the run in its directory."""
+    assert run.run.dir is not None, "a run has its directory before it has a checkpointer"
+    return DcpCheckpointer(run.run.dir, config.keep_last)
+
+
+def _coordinates(registry: Registry) -> bool:
+    return registry.mesh.world == 1 or dist.get_rank() == 0
+
+
+def _call(function: Callable, registry: Registry, **arguments: Any) -> None:
+    """Call into DCP; what went wrong on any rank is raised on all, as itself."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            function({}, no_dist=registry.mesh.world == 1, **arguments)
+    except dcp.api.CheckpointException as failed:  # derives from BaseException, and hides the cause in a table by rank
+        rank = min(failed.failures)
+        cause = failed.failures[rank][0]
+        if registry.mesh.world > 1:
+            cause.add_note(f"on rank {rank}")
+        raise cause from failed

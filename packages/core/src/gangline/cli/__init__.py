@@ -1,0 +1,37 @@
+"""The two commands: `train`, and `gangline <verb>`. Nothing here imports torch or Hydra at its top."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from gangline.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EXIT_INTERRUPTED = 130
+
+
+def guarded(program: str, body: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """Run a command's body; a user's mistake becomes one message and its exit code, a bug keeps its traceback."""
+    try:
+        return body(argv)
+    except UserError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader has gone (| head): nothing more to say, and nothing to flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_INTERRUPTED
+
+
+def wide_open() -> Console:
+    """A console for tables: as wide as the terminal, and wide enough for any line where there is none."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=200)

@@ -1,0 +1,115 @@
+"""Shell completion for `train`: groups, parts, options, their values, run directories. No torch, no Hydra."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from gangline.config.chosen import known
+from gangline.config.recipes import recipes
+from gangline.errors import UserError
+from gangline.parts import LISTS
+from gangline.plugins import installed
+
+FLAGS = ("--help", "--cfg", "--multirun", "--completion", "--version")
+
+# bash splits words at "=": the word is taken from the line, and what lies before its last "=" is cut from the answers.
+_BASH = r"""
+_gangline_train() {
+    local line="${COMP_LINE:0:COMP_POINT}" word prefix=""
+    word="${line##*[[:space:]]}"
+    local IFS=$'\n'
+    COMPREPLY=($(IFS=$' \t\n'; train --complete ${line#*[[:space:]]} ${word:+""} "${word:-}" 2>/dev/null))
+    [[ $word == *=* && $COMP_WORDBREAKS == *=* ]] && prefix="${word%"${word##*=}"}"
+    COMPREPLY=("${COMPREPLY[@]#"$prefix"}")
+    [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *[=.] ]] && compopt -o nospace 2>/dev/null
+    return 0
+}
+complete -F _gangline_train train
+""".strip()
+
+_ZSH = r"""
+#compdef train
+_gangline_train() {
+    local -a found
+    found=("${(@f)$(train --complete "${(@)words[2,CURRENT]}" 2>/dev/null)}")
+    compadd -Q -S '' -- "${(@)found:#}"
+}
+compdef _gangline_train train
+""".strip()
+
+_FISH = r"""
+complete -c train -f -a '(train --complete (commandline -opc)[2..-1] (commandline -ct) 2>/dev/null)'
+""".strip()
+
+_SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+_HOW = {
+    "bash": "# In ~/.bashrc:  source <(train --completion bash)",
+    "zsh": "# In ~/.zshrc, after compinit:  source <(train --completion zsh)",
+    "fish": "# Into ~/.config/fish/completions/train.fish",
+}
+
+
+def script(shell: str) -> str:
+    """What a shell has to run once. Raises UserError for a shell that is not known."""
+    if shell not in _SCRIPTS:
+        raise UserError(f"no completion for the shell {shell!r}.", f"Shells: {', '.join(_SCRIPTS)}.")
+    return f"{_HOW[shell]}\n{_SCRIPTS[shell]}"
+
+
+def candidates(words: Sequence[str]) -> list[str]:
+    """Whole words that the last of `words` may become, given those before it."""
+    *before, current = words or [""]
+    if current.startswith("-"):
+        return [flag for flag in FLAGS if flag.startswith(current)]
+    key, sign, value = current.partition("=")
+    if not sign:
+        return sorted({word for word in _keys(before, current) if word.startswith(current)})
+    return [f"{key}={word}" for word in _values(before, key, value) if word.startswith(value)]
+
+
+def _keys(before: Sequence[str], current: str) -> Iterator[str]:
+    """Groups and layers, and the next step of every option's path."""
+    yield from (f"{group}=" for group in installed().groups())
+    yield from ("recipe=", "from=", "resume=")
+    for path in known(before).options:
+        cut = path.find(".", len(current))
+        yield f"{path}=" if cut < 0 else path[: cut + 1]
+
+
+def _values(before: Sequence[str], key: str, value: str) -> list[str]:
+    if key in ("from", "resume"):
+        return _run_dirs(value)
+    if key == "recipe":
+        return list(recipes())
+    group = key.lstrip("+")
+    if group in installed().groups():
+        done, comma, _ = value.rpartition(",")
+        start = f"{done}{comma}" if comma else "[" if value.startswith("[") else ""
+        names = installed().choices(group)
+        return [f"{start}{name}" for name in names if name not in done.strip("[").split(",") or group not in LISTS]
+    option = known(before).options.get(group)
+    return [] if option is None else _words(option.hint)
+
+
+def _words(hint: Any) -> list[str]:
+    """The values of a type that has few."""
+    if get_origin(hint) in (Union, types.UnionType):
+        return [word for member in get_args(hint) for word in _words(member)]
+    if get_origin(hint) is Literal:
+        return [str(word) for word in get_args(hint)]
+    if hint is bool:
+        return ["true", "false"]
+    if hint is type(None):
+        return ["null"]
+    return [str(member.value) for member in hint] if isinstance(hint, type) and issubclass(hint, Enum) else []
+
+
+def _run_dirs(value: str) -> list[str]:
+    """Run directories, and folders on the way to them."""
+    folder = Path(value) if value.endswith("/") else Path(value).parent
+    inside = sorted(folder.glob("*/")) if folder.is_dir() else []
+    return [str(path) if (path / "config.yaml").exists() else f"{path}/" for path in inside]

@@ -1,0 +1,119 @@
+"""`train --help`: answered from what is installed, without composing anything. Imports neither torch nor Hydra."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from enum import Enum
+from typing import Any
+
+from gangline import catalogue
+from gangline.config.chosen import known, named
+from gangline.config.defaults import DEFAULTS
+from gangline.config.fields import REQUIRED, Option
+from gangline.config.recipes import recipes, summary
+from gangline.config.schema import SECTIONS
+from gangline.config.values import describe
+from gangline.discovery import version_of
+from gangline.parts import LISTS
+from gangline.plugins import OFF, installed
+
+_WIDTH = 118
+_USAGE = """\
+usage: train [group=part ...] [option=value ...]
+       train recipe=NAME ...            a whole run by name, changed by what follows
+       train from=RUN_DIR ...           a new run with the configuration of an earlier one
+       train resume=RUN_DIR ...         go on with a run, in its directory
+       train -m group=part,part ...     a run for every combination, one after the other
+
+Chooses the parts of a run, checks it, writes its directory (runs/<date>-<time>-<name>) and trains."""
+
+_FLAGS = """\
+Flags
+  -h, --help                    this page; with parts, their options:  train optimizer=adamw --help
+  --cfg job                     print the configuration instead of running it
+  -m, --multirun                several runs
+  --completion bash|zsh|fish    print a completion script
+  --version"""
+
+_EXAMPLES = """\
+Examples
+  train                                                  the default run: a small model on Python's own source
+  train run.steps=1000 optimizer.learning_rate=1e-3
+  train parallel=ddp launch.processes=2                  the same run on two processes
+  train 'data.path=texts/*.txt' model=gpt2-124m          your own text, a larger model
+  train 'track=[console,jsonl]' run.name=quiet           lists take brackets
+  train -m optimizer=adamw,muon                          compare
+  train resume=runs/20260101-120000-run run.steps=2000   go on, for longer"""
+
+
+def text(words: Sequence[str] = ()) -> str:
+    """The page. The words may choose parts, whose options are then shown; UserError for a part that is not here."""
+    chosen = named(words)
+    for group, names in chosen.items():
+        for name in names:
+            if name != OFF:
+                installed().find(group, name)
+    blocks = [_USAGE, _groups()]
+    options = known(words).options.values()
+    for group in chosen:
+        own = [option for option in options if option.path.startswith(group.replace("/", ".") + ".")]
+        blocks.append(f"Options of {group}={','.join(chosen[group])}\n" + (_options(own) or "  none"))
+    if not chosen:
+        sections = [option for option in options if option.path.partition(".")[0] in SECTIONS]
+        blocks.append("Options of every run  (of a part:  train optimizer=adamw --help)\n" + _options(sections))
+        blocks += [_recipes(), _FLAGS, _EXAMPLES]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _groups() -> str:
+    found = installed()
+    width = max(len(group) for group in found.groups())
+    lines = ["Groups  (* is the default; gangline plugins says what each part does)"]
+    for group in found.groups():
+        default = DEFAULTS.get(group, OFF)
+        usual = default if isinstance(default, list) else [default]
+        marked = [f"{name}*" if name in usual else name for name in found.choices(group)]
+        absent = [name for name in catalogue.names(group) if name not in found.offers(group)]
+        if absent and not any(version_of(dist) for dist in catalogue.suppliers(group)):
+            marked.append(f"(not installed: {', '.join(absent)})")
+        body = " ".join(marked) or "(none installed)"
+        shown = f"{group}=[...]" if group in LISTS else f"{group}="
+        indent = " " * (width + 10)
+        lines.append(textwrap.fill(body, _WIDTH, initial_indent=f"  {shown:{width + 8}}", subsequent_indent=indent))
+    return "\n".join(lines)
+
+
+def _options(options: Iterable[Option]) -> str:
+    rows = [(f"{option.path}={_value(option.default)}", option.comment or _choices(option.hint)) for option in options]
+    width = min(44, max((len(left) for left, _ in rows), default=0))
+    lines = []
+    for left, comment in rows:
+        start = f"  {left:{width}}  "
+        lines.append(
+            textwrap.fill(comment, _WIDTH, initial_indent=start, subsequent_indent=" " * (width + 4)).rstrip() or start
+        )
+    return "\n".join(lines)
+
+
+def _choices(hint: Any) -> str:
+    """The values of a type that has few, where no comment says more."""
+    return describe(hint) if isinstance(hint, type) and issubclass(hint, Enum) else ""
+
+
+def _value(value: object) -> str:
+    if value == REQUIRED:
+        return "<required>"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(_value(item) for item in value)}]"
+    return str(value)
+
+
+def _recipes() -> str:
+    found = recipes()
+    width = max((len(name) for name in found), default=0)
+    return "\n".join(["Recipes", *(f"  {name:{width}}  {summary(path)}".rstrip() for name, path in found.items())])

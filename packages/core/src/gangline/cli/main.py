@@ -1,0 +1,47 @@
+"""`gangline <verb>`: everything but training. The verbs come from the plugins' commands hook, core's own among them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from gangline.cli import guarded
+from gangline.config.suggest import near
+from gangline.errors import UserError
+from gangline.plugins import installed, load
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The entry point of the `gangline` command."""
+    words = sys.argv[1:] if argv is None else argv
+    program = f"gangline {words[0]}" if words and words[0] in installed().commands() else "gangline"
+    return guarded(program, _verb, words)
+
+
+def _verb(words: Sequence[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if words[0] == "--version":
+        from gangline.discovery import version_of
+
+        print(version_of("gangline"))
+        return 0
+    verb, *rest = words
+    commands = installed().commands()
+    if verb not in commands:
+        hint = "Training is a command of its own:  train --help" if verb == "train" else near(verb, commands)
+        raise UserError(f"there is no verb {verb!r}.", hint, f"Verbs: {', '.join(sorted(commands))}.")
+    return int(load(commands[verb].run)(rest) or 0)
+
+
+def _help() -> str:
+    commands = sorted(installed().commands().values(), key=lambda command: command.name)
+    width = max(len(command.name) for command in commands)
+    lines = ["usage: gangline VERB ...", ""]
+    lines += [f"  {command.name:{width}}  {command.summary}" for command in commands]
+    return "\n".join([*lines, "", "Training is a command of its own:  train --help"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""`train -m parallel=single,ddp`: one run after the other, each in a directory of its own, and a table at the end."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gangline import api
+from gangline.cli import EXIT_INTERRUPTED, wide_open
+from gangline.config.check import check
+from gangline.config.compose import compose_one
+from gangline.config.preflight import sweep
+from gangline.config.schema import Run
+from gangline.errors import UserError
+from gangline.rundir import RunDirectory, fresh
+
+
+@dataclass
+class Done:
+    """One run of several, and how it ended."""
+
+    number: int
+    words: list[str]
+    path: str
+    code: int
+
+
+def multirun(words: Sequence[str]) -> int:
+    """Every combination; all are composed and checked before the first starts. The exit code of the first failure."""
+    combinations = sweep(words)
+    runs = [compose_one(combination) for combination in combinations]
+    for run in runs:
+        check(run)
+    _give_directories(runs)
+    done: list[Done] = []
+    for number, (run, combination) in enumerate(zip(runs, combinations, strict=True)):
+        varied = [word for word in combination if word not in words]
+        print(f"train: run {number + 1} of {len(runs)}: {' '.join(varied)}", file=sys.stderr)
+        code = _one(run, ["train", *combination])
+        done.append(Done(number, varied, str(run.run.dir), code))
+        if code >= EXIT_INTERRUPTED - 2:  # 128 + n: a signal is for all of them
+            break
+    _table(done)
+    return next((one.code for one in done if one.code), 0)
+
+
+def _one(run: Run, command: list[str]) -> int:
+    try:
+        directory = RunDirectory.create(run, command)
+        try:
+            return api.launch(directory)
+        finally:
+            directory.unlock()
+    except UserError as error:
+        print(f"train: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def _give_directories(runs: list[Run]) -> None:
+    """Sub directories of the one directory that the runs share; a directory of their own stays."""
+    shared = {run.run.dir for run in runs}
+    if len(shared) == len(runs) and len(runs) > 1:
+        return
+    base = Path(runs[0].run.dir) if runs[0].run.dir else fresh(runs[0].run.name)
+    for number, run in enumerate(runs):
+        run.run = replace(run.run, dir=str(base / f"{number:02d}"))
+
+
+def _table(done: list[Done]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("run", "what varied", "steps", "loss", "validation", "exit code"):
+        table.add_column(column, justify="right" if column in ("steps", "loss", "validation", "exit code") else "left")
+    for one in done:
+        step, loss, validation = _last(Path(one.path) / "metrics.jsonl")
+        row = (one.path, " ".join(one.words), step, loss, validation, str(one.code))
+        table.add_row(*(Text(cell) for cell in row))
+    wide_open().print(table)
+
+
+def _last(metrics: Path) -> tuple[str, str, str]:
+    """Step and loss of a run's last record, and its last validation loss, as text."""
+    try:
+        records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    except (OSError, ValueError):
+        return "", "", ""
+    if not records:
+        return "", "", ""
+    held_out = [record["validation_loss"] for record in records if record.get("validation_loss") is not None]
+    return str(records[-1]["step"]), _number(records[-1]["loss"]), _number(held_out[-1]) if held_out else ""
+
+
+def _number(value: float | str) -> str:
+    return f"{float(value):.4f}"

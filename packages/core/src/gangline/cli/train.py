@@ -1,0 +1,193 @@
+"""`train`: compose a run, check it, write its directory, launch it.
+
+Every rank imports this module again (it is the main module of the process that forks them), so its top imports neither
+torch nor Hydra; nor does `train --help` further down.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gangline.cli import guarded
+from gangline.errors import UserError
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+    from gangline.rundir import RunDirectory
+
+
+@dataclass
+class Line:
+    """A command line, taken apart: flags of `train` itself, and words that describe the run."""
+
+    help: bool = False
+    version: bool = False
+    multirun: bool = False
+    cfg: bool = False
+    completion: str | None = None
+    complete: list[str] | None = None
+    resume: str | None = None
+    words: list[str] = field(default_factory=list)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The entry point of the `train` command."""
+    return guarded("train", _train, sys.argv[1:] if argv is None else argv)
+
+
+def read(argv: Sequence[str]) -> Line:
+    """Take a command line apart. Raises UserError for a flag that does not exist."""
+    line, rest = Line(), list(argv)
+    while rest:
+        word = rest.pop(0)
+        if word in ("-h", "--help"):
+            line.help = True
+        elif word == "--version":
+            line.version = True
+        elif word in ("-m", "--multirun"):
+            line.multirun = True
+        elif word in ("-c", "--cfg", "--cfg=job"):
+            line.cfg = True
+            if word != "--cfg=job" and rest[:1] == ["job"]:
+                rest.pop(0)
+        elif word.startswith("--completion"):
+            _, sign, shell = word.partition("=")
+            line.completion = shell if sign else rest.pop(0) if rest else ""
+        elif word == "--complete":
+            line.complete, rest = rest, []
+        elif word.startswith("-"):
+            _refuse_flag(word)
+        elif word.startswith("resume="):
+            line.resume = word.removeprefix("resume=")
+        else:
+            line.words.append(word)
+    return line
+
+
+def _refuse_flag(word: str) -> None:
+    from gangline.config.suggest import near
+
+    flags = ("--help", "--cfg job", "--multirun", "-m", "--completion bash|zsh|fish", "--version")
+    hint = f"Values are set without dashes:  {word.lstrip('-')}" if "=" in word else near(word, flags)
+    raise UserError(f"there is no flag {word}.", hint, f"Flags: {', '.join(flags)}.")
+
+
+def _train(argv: Sequence[str]) -> int:
+    line = read(argv)
+    if line.complete is not None:
+        from gangline.cli.complete import candidates
+
+        print("\n".join(candidates(line.complete)))
+        return 0
+    if line.completion is not None:
+        from gangline.cli.complete import script
+
+        print(script(line.completion))
+        return 0
+    if line.version:
+        from gangline.discovery import version_of
+
+        print(version_of("gangline"))
+        return 0
+    if line.help:
+        from gangline.cli.help import text
+
+        print(text(line.words))
+        return 0
+    if line.cfg:
+        return _show(line)
+    return _run(line, argv)
+
+
+def _show(line: Line) -> int:
+    """`--cfg job`: the run as config.yaml would hold it."""
+    import yaml
+
+    from gangline.config.compose import compose, compose_one
+    from gangline.config.serial import to_dict
+
+    if line.resume is not None:
+        runs = [_resumed(line)[1]]
+    else:
+        runs = compose(line.words) if line.multirun else [compose_one(line.words)]
+    print(
+        "---\n".join(yaml.safe_dump(to_dict(run), sort_keys=False, allow_unicode=True, width=120) for run in runs),
+        end="",
+    )
+    return 0
+
+
+def _run(line: Line, argv: Sequence[str]) -> int:
+    from gangline.launch import agents
+
+    job = agents.detect()
+    if job is not None:
+        if line.multirun:
+            raise UserError(f"{job.agent} started this job for one run; -m starts several.", "Leave out -m.")
+        return agents.run_under_agent(lambda: _prepare(line, argv, job.key).path)
+    from gangline.launch import forkserver, requeue
+
+    forkserver.warm()  # loads torch meanwhile
+    try:
+        if line.multirun:
+            _refuse_resume(line)
+            from gangline.cli.multirun import multirun
+
+            return multirun(line.words)
+        key, restarts = requeue.job()
+        directory = requeue.earlier(key, restarts) or _prepare(line, argv, key)
+        directory.lock()
+        requeue.remember(key, directory.path)
+    except UserError:
+        forkserver.drop()
+        raise
+    from gangline import api
+
+    return api.launch(directory)
+
+
+def _refuse_resume(line: Line) -> None:
+    """A run that goes on is one run."""
+    if line.resume is not None:
+        raise UserError("resume= goes on with one run; -m starts several.", "Leave out -m, or start afresh with from=.")
+
+
+def _prepare(line: Line, argv: Sequence[str], job: str | None = None) -> RunDirectory:
+    """Compose, check, write: the directory of the run to launch, locked."""
+    from gangline import api
+    from gangline.config.compose import compose_one
+
+    command = ["train", *argv]
+    if line.resume is None:
+        return api.prepare(compose_one(line.words), command, job)
+    from gangline.config.check import check
+
+    directory, run, changed = _resumed(line)
+    check(run)
+    directory.lock()
+    for note in directory.changed_parts():
+        print(f"train: note: {note}", file=sys.stderr)
+    directory.rewrite(run, command, changed)
+    return directory
+
+
+def _resumed(line: Line) -> tuple[RunDirectory, Run, dict]:
+    from gangline.config.resume import continued
+    from gangline.rundir import RunDirectory
+
+    others = [word for word in line.words if word.startswith(("from=", "recipe="))]
+    if others:
+        raise UserError(
+            f"resume= goes on with a run as it is; {others[0]} would start another.", "Leave one of them out."
+        )
+    directory = RunDirectory.open(Path(line.resume or ""))
+    run, changed = continued(str(directory.path), directory.content(), line.words)
+    return directory, run, changed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

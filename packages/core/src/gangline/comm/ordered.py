@@ -1,0 +1,81 @@
+"""Sums in rank order: the same bits as one process that adds the ranks' parts one after another.
+
+Backends add in whatever order their algorithm likes (gloo's ring starts at another rank for each part of the
+buffer), so the bits of a sum depend on the layout. Here every rank gets a slice of what the others hold (all-to-all),
+adds it up in rank order, and hands the result round (all-gather). No order is left to the backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gangline.comm.base import Comm, Pending, Reduction
+from gangline.comm.wrap import Wrapped
+
+SMALL = 16384  # bytes up to which sending the whole to every peer beats a second collective
+
+
+class Later:
+    """A `Pending` with something left to compute once the transfer is done.
+
+    What is left may itself be a collective, so ranks wait in the order in which they began.
+    """
+
+    def __init__(self, pending: Pending, then: Callable[[Tensor], Tensor]) -> None:
+        self.pending, self.then = pending, then
+
+    def wait(self) -> Tensor:
+        return self.then(self.pending.wait())
+
+
+def sum_rows(parts: Tensor) -> Tensor:
+    """(n, ...) -> (...): row 0 plus row 1 plus ..., one after another (`Tensor.sum` promises no order)."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def ordered_reduce_scatter(comm: Comm, x: Tensor, async_: bool = False) -> Tensor | Pending:
+    """(n·s, ...) on each rank -> this rank's (s, ...) of the sum, added in rank order. One all-to-all."""
+    own = (x.shape[0] // comm.size, *x.shape[1:])
+
+    def add(parts: Tensor) -> Tensor:
+        return sum_rows(parts.view(comm.size, *own))
+
+    if async_:
+        return Later(comm.all_to_all(x, async_=True), add)  # type: ignore[arg-type]
+    return add(comm.all_to_all(x))  # type: ignore[arg-type]
+
+
+class Ordered(Wrapped):
+    """A Comm whose `all_reduce(sum)` and `reduce_scatter` add in rank order, in the dtype of the tensor."""
+
+    def all_reduce(self, x: Tensor, op: Reduction = "sum", async_: bool = False) -> Tensor | Pending:
+        if op != "sum" or self.size == 1:
+            return self.inner.all_reduce(x, op, async_)  # max and min have no rounding, so no order
+        if x.numel() * x.element_size() <= SMALL:
+            pending: Pending = self.inner.all_to_all(  # type: ignore[assignment]
+                x.reshape(1, -1).expand(self.size, -1).contiguous(), async_=True
+            )
+
+            def then(parts: Tensor) -> Tensor:
+                return x.copy_(sum_rows(parts).view_as(x))
+        else:
+            flat = x.view(-1)
+            padding = -flat.numel() % self.size
+            rows = torch.cat((flat, flat.new_zeros(padding))) if padding else flat
+            pending = self.inner.all_to_all(rows, async_=True)  # type: ignore[assignment]
+
+            def then(parts: Tensor) -> Tensor:
+                whole = self.inner.all_gather(sum_rows(parts.view(self.size, -1)))
+                return x.copy_(whole[: flat.numel()].view_as(x))  # type: ignore[index]
+
+        later = Later(pending, then)
+        return later if async_ else later.wait()
+
+    def reduce_scatter(self, x: Tensor, async_: bool = False) -> Tensor | Pending:
+        return ordered_reduce_scatter(self.inner, x, async_)

@@ -1,0 +1,122 @@
+"""All that can be refused before anything is started or torch imported: in one message. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gangline.config.schema import Run
+from gangline.errors import Problem, UserError
+from gangline.launch import agents
+from gangline.launch.config import gpus, processes
+from gangline.mesh import DATA_AXES, Mesh
+from gangline.model.compose import compose_model
+from gangline.parts import PartConfig
+from gangline.plugins import installed
+
+
+def check(run: Run) -> None:
+    """Raises UserError that lists everything found: numbers, parts, model edits, layout, batch."""
+    problems = list(_numbers(run))
+    for config in _configs(run):
+        problems += config.check(run)
+    if not problems:
+        problems += _refused(lambda: compose_model(run))
+        problems += _layout(run)
+    if problems:
+        raise UserError.of(problems)
+
+
+def world_of(run: Run) -> int:
+    """How many ranks the run will have: of the job that started us, else those that we start."""
+    job = agents.detect()
+    return job.world if job else processes(run)
+
+
+def _numbers(run: Run) -> Iterator[Problem]:
+    least = {
+        "run.steps": (run.run.steps, 1),
+        "run.sample": (run.run.sample, 0),
+        "batch.global_size": (run.batch.global_size, 1),
+        "batch.micro_size": (run.batch.micro_size, 1),
+        "batch.sequence_length": (run.batch.sequence_length, 1),
+        "validate.every": (run.validate.every, 1),
+        "validate.samples": (run.validate.samples, 1),
+        "launch.processes": (run.launch.processes, 1),
+        "schedule.warmup_steps": (run.schedule.warmup_steps, 0),
+    }
+    for path, (value, least_value) in least.items():
+        if value is not None and value < least_value:
+            yield Problem(f"{path}={value} must be at least {least_value}.")
+    device = run.run.device
+    if device is not None and device.split(":")[0] == "cuda" and not gpus():
+        yield Problem(
+            f"run.device={device}: there is no GPU here.", "", "run.device=cpu, or null to take what there is."
+        )
+
+
+def _configs(run: Run) -> Iterator[PartConfig]:
+    for _, config in run.parts():
+        yield config
+        for name in installed().part_of(config).part.opens:
+            yield getattr(config, name)
+
+
+def _layout(run: Run) -> list[Problem]:
+    """Axes that multiply to the world, a batch that divides over the data ranks."""
+    world = world_of(run)
+    name = installed().part_of(run.parallel).part.name
+    job = agents.detect()
+    if job and run.launch.processes not in (None, world):
+        what = f"launch.processes={run.launch.processes}, but {job.agent} started {world} processes."
+        return [Problem(what, "", "Leave launch.processes out: the number is the job's.")]
+    try:
+        axes = run.parallel.axes(world)
+        mesh = Mesh.of(axes)
+    except UserError as error:
+        return [error.problem()]
+    if mesh.world != world:
+        product = " x ".join(f"{axis} {size}" for axis, size in axes.items() if size > 1) or "1"
+        what = f"parallel={name} lays out {product} = {mesh.world} ranks, but this run has {world} processes."
+        return [Problem(what, "", f"launch.processes={mesh.world}, or other axes.")]
+    return _batch(run, mesh.size(*DATA_AXES))
+
+
+def _batch(run: Run, width: int) -> list[Problem]:
+    """global_size = micro_size x accumulation x width, exactly."""
+    size, micro = run.batch.global_size, run.batch.micro_size
+    if size % width:
+        near = sorted({max(width, size // width * width), -(-size // width) * width})
+        return [
+            Problem(
+                f"batch.global_size={size} does not divide over {width} data-parallel ranks.",
+                "Every rank takes an equal share of each step; another batch would be another run.",
+                f"Nearest: {' or '.join(f'batch.global_size={value}' for value in near)}; "
+                f"or a width among {_divisors(size)}.",
+            )
+        ]
+    share = size // width
+    if micro is not None and share % micro:
+        each = (
+            f"one rank's share of batch.global_size={size} over {width}" if width > 1 else f"batch.global_size={size}"
+        )
+        return [
+            Problem(
+                f"batch.micro_size={micro} does not divide {share}, {each}.",
+                "global_size = micro_size x accumulation x data-parallel width.",
+                f"Choose batch.micro_size among {_divisors(share)}; null takes the whole share.",
+            )
+        ]
+    return []
+
+
+def _divisors(number: int) -> str:
+    found = [value for value in range(1, number + 1) if number % value == 0]
+    return ", ".join(str(value) for value in found)
+
+
+def _refused(attempt: Callable[[], object]) -> list[Problem]:
+    try:
+        attempt()
+    except UserError as error:
+        return [error.problem()]
+    return []

@@ -1,0 +1,39 @@
+"""Which options the words of a command line give a run, for help and completion: nothing is refused. No Hydra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gangline.config.defaults import DEFAULTS
+from gangline.config.known import Known
+from gangline.errors import UserError
+from gangline.parts import LISTS
+from gangline.plugins import Offer, installed
+
+
+def named(words: Sequence[str]) -> dict[str, list[str]]:
+    """The parts that the words name, by group."""
+    groups = set(installed().groups())
+    pairs = [(key.lstrip("+"), value) for key, _, value in (word.partition("=") for word in words)]
+    return {group: [name for name in value.strip("[]").split(",") if name] for group, value in pairs if group in groups}
+
+
+def known(words: Sequence[str]) -> Known:
+    """The options of the run that the words name, defaults where they are silent."""
+    given = named(words)
+    choices = {group: [name] if isinstance(name, str) else list(name) for group, name in DEFAULTS.items()} | given
+    offers: dict[str, Offer] = {}
+    for group in sorted(choices, key=lambda group: "/" in group):
+        for name in choices[group] if group in LISTS else choices[group][-1:]:
+            try:
+                offer = installed().find(group, "on" if name.lower() == "true" else name)
+            except UserError:
+                continue
+            place = f"{group}.{name}" if group in LISTS else group.replace("/", ".")
+            if "/" in group and place.rpartition(".")[0] not in offers:
+                continue
+            offers[place] = offer
+            for inner, default in offer.part.opens.items():
+                if inner_offer := installed().offers(f"{group}/{inner}").get(default):
+                    offers.setdefault(f"{place}.{inner}", inner_offer)
+    return Known(offers)

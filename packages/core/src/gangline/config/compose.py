@@ -1,0 +1,109 @@
+"""From words to runs: Hydra composes the chosen parts, a recipe and the settings; typed dataclasses come out.
+
+Hydra is a thin skin. Its grammar reads the words, its store holds the options of each part, it merges and resolves
+interpolations. Which parts exist is asked of the registry alone: no `_target_`, no search path, no `instantiate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import hydra
+from hydra import compose as hydra_compose
+from hydra.core.config_store import ConfigStore
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from gangline.config.fields import defaults
+from gangline.config.preflight import Asked, preflight, sweep
+from gangline.config.recipes import read_recipe
+from gangline.config.schema import SECTIONS, Run
+from gangline.config.serial import from_dict
+from gangline.errors import UserError
+from gangline.parts import LISTS
+from gangline.rundir import RunDirectory
+
+_ROOT = "gangline"
+_ENVIRONMENT, _HIDDEN = "${oc.env:", "\0{oc.env:"
+# Hydra below 1.4 wants to be told its version_base, 1.4 warns of being told; 1.4 wants to know that a node is replaced.
+_OLD = tuple(int(number) for number in hydra.__version__.split(".")[:2]) < (1, 4)
+_INITIALIZE: dict[str, Any] = {"version_base": None} if _OLD else {}
+_STORE: dict[str, Any] = {} if _OLD else {"replace": True}
+
+
+def compose(words: Sequence[str]) -> list[Run]:
+    """The run that the words describe, or several where a word names several values (`parallel=single,ddp`).
+
+    `recipe=<name>` and `from=<run directory>` are layers below the other words. Raises UserError.
+    """
+    return [compose_one(combination) for combination in sweep(words)]
+
+
+def compose_over(layer: Mapping[str, Any], words: Sequence[str]) -> Run:
+    """One run: `layer` is a run as plain data (`gangline.config.serial.to_dict`), the words change it."""
+    return _run(preflight(words, [layer]))
+
+
+def compose_one(words: Sequence[str]) -> Run:
+    """The run that the words describe. Raises UserError, also for a word that names several values."""
+    layers, rest = [], []
+    for word in words:
+        key, _, value = word.partition("=")
+        if key == "recipe":
+            layers.append(read_recipe(value))
+        elif key == "from":
+            layers.insert(0, earlier(value))
+        else:
+            rest.append(word)
+    return _run(preflight(rest, layers))
+
+
+def earlier(path: str) -> dict[str, Any]:
+    """The configuration of an earlier run, for a fresh directory."""
+    content = RunDirectory.open(path).content()
+    content["run"] = {**content.get("run", {}), "dir": None}
+    return content
+
+
+def _run(asked: Asked) -> Run:
+    _store(asked)
+    try:
+        with hydra.initialize(config_path=None, **_INITIALIZE):
+            found = _resolved(hydra_compose(_ROOT, overrides=asked.values))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError("the configuration cannot be composed.", str(error).partition("\n")[0]) from error
+    return from_dict({**found, "parts": dict(asked.choices)})
+
+
+def _store(asked: Asked) -> None:
+    """Put what Hydra is to merge into its store: the sections, each chosen part's options, then the layers."""
+    store = ConfigStore.instance()
+    order: list[Any] = ["_self_"]
+    for place, offer in asked.offers.items():
+        node = {key: value for key, value in defaults(offer.part.config).items() if key not in offer.part.opens}
+        store.store(group=offer.group, name=offer.part.name, node=node, package=place, **_STORE)
+        if offer.group not in LISTS:
+            order.append({offer.group: offer.part.name})
+    order += [{group: list(asked.choices[group])} for group in LISTS]
+    for number, layer in enumerate(asked.layers):
+        store.store(group=f"{_ROOT}_layer", name=str(number), node=layer, package="_global_", **_STORE)
+        order.append(f"{_ROOT}_layer/{number}")
+    root = {"defaults": order, **{name: defaults(section) for name, section in SECTIONS.items()}}
+    store.store(name=_ROOT, node=root, **_STORE)
+
+
+def _resolved(config: Any) -> dict[str, Any]:
+    """Interpolations filled in, but references to the environment as written: `serial` looks those up."""
+    hidden = _respelled(OmegaConf.to_container(config, resolve=False), _ENVIRONMENT, _HIDDEN)
+    return _respelled(OmegaConf.to_container(OmegaConf.create(hidden), resolve=True), _HIDDEN, _ENVIRONMENT)
+
+
+def _respelled(value: Any, old: str, new: str) -> Any:
+    """The same data with `old` written as `new` in every string."""
+    if isinstance(value, dict):
+        return {str(key): _respelled(item, old, new) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_respelled(item, old, new) for item in value]
+    return value.replace(old, new) if isinstance(value, str) else value

@@ -1,0 +1,72 @@
+"""What a run is made of where the user says nothing, and a run built in plain Python. Imports no Hydra."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gangline.config.schema import SECTIONS, Run
+from gangline.errors import UserError
+from gangline.parts import LISTS, EditConfig, PartConfig
+from gangline.plugins import OFF, installed
+
+DEFAULTS: dict[str, str | list[str]] = {
+    "model": "tiny",
+    "parallel": "single",
+    "precision": "fp32",
+    "optimizer": "adamw",
+    "schedule": "cosine",
+    "checkpoint": "torch",
+    "data": "text",
+    "track": ["console", "jsonl", "tensorboard"],
+    "health": [],
+    "launch": "local",
+}
+
+
+def default_run(**given: Any) -> Run:
+    """A whole run, where `given` names only what differs from the defaults.
+
+    A section takes its dataclass or a dict: ``run=RunSection(steps=3)``, ``batch={"global_size": 4}``. A group takes
+    the name of a part or its configuration: ``model="tiny"``, ``optimizer=Adamw(learning_rate=1e-3)``; `track` and
+    `health` take a list of either. Raises UserError for a part that is not installed and a group that does not exist.
+    """
+    sections = {}
+    for name, section in SECTIONS.items():
+        value = given.pop(name, None)
+        sections[name] = section(**value) if isinstance(value, Mapping) else value or section()
+    parts: dict[str, Any] = {}
+    edits: dict[str, EditConfig] = {}
+    extra: dict[str, PartConfig] = {}
+    for group, choice in {**DEFAULTS, **given}.items():
+        if group in LISTS:
+            parts[group] = dict(_member(group, one) for one in _listed(choice))
+        elif group in DEFAULTS:
+            parts[group] = _config(group, choice)
+        elif choice not in (None, False, OFF):
+            config = _config(group, choice)
+            if isinstance(config, EditConfig):
+                edits[group] = config
+            else:
+                extra[group] = config
+    return Run(**sections, **parts, edits=edits, extra=extra)
+
+
+def _config(group: str, choice: str | bool | PartConfig) -> PartConfig:
+    if isinstance(choice, PartConfig):
+        offer = installed().part_of(choice)
+        if offer.group != group:
+            raise UserError(f"{type(choice).__name__} configures {offer.group}={offer.part.name}; it is no {group}.")
+        return choice
+    return installed().find(group, "on" if choice is True else str(choice)).part.config()
+
+
+def _listed(choice: Any) -> Iterable[Any]:
+    if isinstance(choice, Mapping):
+        return list(choice.values())
+    return choice if isinstance(choice, list | tuple) else [choice]
+
+
+def _member(group: str, choice: str | PartConfig) -> tuple[str, PartConfig]:
+    config = _config(group, choice)
+    return installed().part_of(config).part.name, config

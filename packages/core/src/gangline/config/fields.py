@@ -1,0 +1,82 @@
+"""What a configuration class has: its options with their types, defaults and comments. Torch-free."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, get_args, get_type_hints
+
+from gangline.config.values import plain
+
+REQUIRED = "???"  # an option without a default, as OmegaConf writes it
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option as a user types it: ``path=value``."""
+
+    path: str
+    hint: Any
+    default: Any  # plain; REQUIRED where there is none
+    comment: str
+
+
+@cache
+def hints(cls: type) -> dict[str, Any]:
+    """Field name -> resolved type. Raises TypeError where a type is not importable at run time."""
+    try:
+        return get_type_hints(cls)
+    except NameError as error:
+        raise TypeError(f"{cls.__qualname__}: the type of an option must be importable at run time: {error}") from error
+
+
+def defaults(cls: type) -> dict[str, Any]:
+    """The plain default of every option of a configuration class."""
+    found: dict[str, Any] = {}
+    for item in fields(cls):
+        if item.init:
+            if item.default is not MISSING:
+                found[item.name] = plain(item.default)
+            else:
+                found[item.name] = REQUIRED if item.default_factory is MISSING else plain(item.default_factory())
+    return found
+
+
+def options(cls: type, prefix: str, opened: Mapping[str, type] | None = None) -> Iterator[Option]:
+    """The options of a class, nested dataclasses opened up; `opened` says which class fills a field."""
+    opened = opened or {}
+    comments, types, values = comments_of(cls), hints(cls), defaults(cls)
+    for name, value in values.items():
+        inner = opened.get(name) or _dataclass_in(types[name])
+        if inner is None:
+            yield Option(f"{prefix}.{name}", types[name], value, comments.get(name, ""))
+        else:
+            yield from options(inner, f"{prefix}.{name}")
+
+
+def _dataclass_in(hint: Any) -> type | None:
+    found = [arg for arg in (hint, *get_args(hint)) if isinstance(arg, type) and is_dataclass(arg)]
+    return found[0] if len(found) == 1 and not _is_container(hint) else None
+
+
+def _is_container(hint: Any) -> bool:
+    return getattr(hint, "__origin__", None) in (list, tuple, dict, set)
+
+
+@cache
+def comments_of(cls: type) -> dict[str, str]:
+    """The comment behind each field, from the source; bases first. Empty where there is no source."""
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not is_dataclass(base):
+            continue
+        try:
+            source = inspect.getsource(base)
+        except (OSError, TypeError):
+            continue
+        for match in re.finditer(r"^\s+(\w+)\s*:[^#\n]*#\s*(.+?)\s*$", source, re.MULTILINE):
+            found[match[1]] = match[2]
+    return found

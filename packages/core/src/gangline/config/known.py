@@ -1,0 +1,125 @@
+"""Which options a run has, given its parts: to check a key before it is set, and to say what was meant. Torch-free."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+
+from gangline import catalogue
+from gangline.config.fields import Option, options
+from gangline.config.schema import SECTIONS
+from gangline.config.suggest import near
+from gangline.errors import UserError
+from gangline.parts import LISTS
+from gangline.plugins import OFF, Offer, installed
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+
+LAYERS = ("recipe", "from", "resume")  # words that are read before everything else
+
+
+class Known:
+    """Every option of one run, by the path that a user types."""
+
+    def __init__(self, offers: Mapping[str, Offer]) -> None:
+        self._offers = offers
+        self.options = {option.path: option for option in self._all()}
+
+    def _all(self) -> Iterator[Option]:
+        for name, section in SECTIONS.items():
+            yield from options(section, name)
+        for place, offer in self._offers.items():
+            if not self._inside(place):
+                inner = {name: self._offers.get(f"{place}.{name}") for name in offer.part.opens}
+                opened = {name: found.part.config for name, found in inner.items() if found}
+                yield from options(offer.part.config, place, opened)
+
+    def _inside(self, place: str) -> bool:
+        """Whether a place is a group that another part opens: its options come with that part's."""
+        parent = place.rpartition(".")[0]
+        return parent in self._offers
+
+    def value(self, override: Override) -> str:
+        """A setting as Hydra takes it, "++key=value". Raises UserError where there is no such key."""
+        path, text = override.key_or_group, override.get_value_string()
+        option = self.options.get(path) or self._mapping_above(path)
+        if option is None:
+            if any(known.startswith(path + ".") for known in self.options):
+                self._refuse_section(path)
+            raise self._unknown(path, text)
+        value = override.value()
+        if _is_text(option.hint) and isinstance(value, bool | int | float) and path == option.path:
+            text = f'"{text}"'  # a name that looks like a number is a name
+        return f"++{path}={text}"
+
+    def _mapping_above(self, path: str) -> Option | None:
+        """The option with free keys that `path` lies in."""
+        while "." in path:
+            path = path.rpartition(".")[0]
+            option = self.options.get(path)
+            if option is not None:
+                return option if _is_mapping(option.hint) else None
+        return None
+
+    def _refuse_section(self, path: str) -> None:
+        inner = [known for known in self.options if known.startswith(path + ".")]
+        raise UserError(f"{path} is a section; set one of its options.", f"Options: {', '.join(inner)}.")
+
+    def _unknown(self, path: str, text: str) -> UserError:
+        """Why a key cannot be set, in the terms of what the user may have meant."""
+        what = f"there is no option {path}."
+        head, _, rest = path.partition(".")
+        groups = installed().groups()
+        places = sorted((place for place in [*SECTIONS, *self._offers] if path.startswith(place + ".")), key=len)
+        if places:
+            return UserError(what, *self._within(places[-1], path))
+        if head in LISTS and rest:
+            name = rest.partition(".")[0]
+            if name in installed().offers(head):
+                return UserError(what, f"{head}={name} is not chosen; add it:  {head}=[...,{name}]")
+            inner = [known for known in self.options if known.startswith(head + ".")]
+            return UserError(what, near(path, inner), f"Options: {', '.join(inner) or 'none'}.")
+        if head in groups:
+            hint = f"{head} is {OFF} in this run; choose a part first:  {head}=<name>"
+            return UserError(what, hint, *installed().elsewhere(head), installed().listed(head))
+        listed = f"Groups: {', '.join(groups)}. Sections: {', '.join(SECTIONS)}."
+        if rest:
+            return UserError(what, near(path, self.options) or near(head, [*groups, *SECTIONS]), listed)
+        meant = [f"{known}={text}" for known in self.options if known.rpartition(".")[2] == path]
+        meant = meant or [f"{group}={text}" for group in groups if text in catalogue.names(group) + _names(group)]
+        guess = f"Did you mean {' or '.join(meant)}?" if meant else near(path, [*groups, *LAYERS])
+        return UserError(f"there is no group {path}, and no option.", guess, listed)
+
+    def _within(self, place: str, path: str) -> list[str]:
+        own = [known for known in self.options if known.startswith(place + ".")]
+        listed = f"Options: {', '.join(name.removeprefix(place + '.') for name in own)}." if own else "It has none."
+        offer = self._offers.get(place)
+        last = path.removeprefix(place + ".")
+        close = near(last, (name.removeprefix(place + ".") for name in own), 0.7)
+        lines = [close.replace("mean ", f"mean {place}.")]
+        if offer is not None:
+            others = [
+                other.part.name
+                for other in installed().offers(offer.group).values()
+                if any(option.path == f"x.{last}" for option in options(other.part.config, "x"))
+            ]
+            if others:
+                lines.append(f"{offer.group}={offer.part.name} has none; these have: {', '.join(sorted(others))}.")
+        return [*lines, listed]
+
+
+def _names(group: str) -> list[str]:
+    return list(installed().offers(group))
+
+
+def _is_text(hint: Any) -> bool:
+    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return str in members and not {bool, int, float} & set(members)
+
+
+def _is_mapping(hint: Any) -> bool:
+    members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return any((get_origin(member) or member) is dict or member is Any for member in members)

@@ -1,0 +1,193 @@
+"""Read the words of a command line and refuse what cannot be, before Hydra sees them.
+
+Hydra's own messages speak of search paths and advise `+` where a group is missing, which would pass in silence. So
+every word is compared with what is installed and what the catalogue knows, and Hydra gets only what exists.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.errors import HydraException
+
+from gangline.config.defaults import DEFAULTS
+from gangline.config.known import Known
+from gangline.errors import UserError
+from gangline.parts import GROUPS, LISTS
+from gangline.plugins import OFF, Offer, installed
+
+Choice = str | list[str]
+_SWITCH = {True: "on", False: OFF}
+
+
+@dataclass
+class Asked:
+    """One run as it was asked for: the final choice in every group, and what to set."""
+
+    choices: dict[str, Choice]
+    offers: dict[str, Offer]  # by the place of their options: "model", "track.jsonl", "lora", "lora.site"
+    layers: list[dict[str, Any]] = field(default_factory=list)  # values of a recipe or an earlier run, weakest first
+    values: list[str] = field(default_factory=list)  # "++key=value", for Hydra
+
+
+def parse(word: str) -> Override:
+    """One word by Hydra's grammar. A value with characters that the grammar keeps for itself is taken as text."""
+    parser = OverridesParser.create()
+    try:
+        return parser.parse_override(word)
+    except HydraException as error:
+        key, sign, value = word.partition("=")
+        if sign and value and value[0] not in "[{\"'":
+            quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+            return parser.parse_override(f'{key}="{quoted}"')
+        what = "expected key=value" if not sign else " ".join(str(error).split())
+        flags = "Options of train itself begin with -, see  train --help" if not sign else ""
+        raise UserError(f"cannot read {word!r}: {what}.", flags) from error
+
+
+def sweep(words: Sequence[str]) -> list[list[str]]:
+    """The runs of a multirun: every combination of the words that name several values."""
+    spread = []
+    for word in words:
+        override = parse(word)
+        if not override.is_sweep_override():
+            spread.append([word])
+            continue
+        try:
+            spread.append([f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()])
+        except HydraException as error:
+            raise UserError(f"cannot spread {word!r} over runs: {' '.join(str(error).split())}.") from error
+    return [list(combination) for combination in itertools.product(*spread)]
+
+
+def preflight(words: Sequence[str], layers: Sequence[Mapping[str, Any]] = ()) -> Asked:
+    """What one run asks for. Raises UserError: every unknown group, part, key in one message."""
+    installed().refuse_clashes()
+    overrides = [parse(word) for word in words]
+    for override in overrides:
+        _refuse_grammar(override)
+    groups = set(installed().groups())
+    picks = [override for override in overrides if override.key_or_group in groups]
+    choices, layers = _choose(picks, layers)
+    errors: list[UserError] = []
+    offers = _offers(choices, errors)
+    known = Known(offers)
+    values = []
+    for override in overrides:
+        if override.key_or_group in groups:
+            continue
+        try:
+            values.append(known.value(override))
+        except UserError as error:
+            errors.append(error)
+    if errors:
+        raise UserError.of(error.problem() for error in errors)
+    return Asked(choices, offers, layers, values)
+
+
+def _refuse_grammar(override: Override) -> None:
+    if override.is_sweep_override():
+        word, value = override.input_line, override.get_key_element()
+        raise UserError(
+            f"{word} names several values.",
+            f"For a run with each of them:  train -m {word}",
+            f"For a list:  {value}=[{str(word).partition('=')[2]}]",
+        )
+    if override.package is not None:
+        raise UserError(f"{override.input_line}: '@' has no meaning here; write group=part or key=value.")
+    if override.type == OverrideType.DEL and override.key_or_group not in installed().groups():
+        raise UserError(f"{override.input_line}: only a group can be taken away; set a key to null instead.")
+
+
+def _choose(
+    picks: Iterable[Override], layers: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Choice], list[dict[str, Any]]]:
+    """The final choice in every group; and the layers without what belonged to parts that were replaced."""
+    choices: dict[str, Choice] = {key: list(v) if isinstance(v, list) else v for key, v in DEFAULTS.items()}
+    before: list[dict[str, Choice]] = []
+    for layer in layers:
+        _replace(choices, {group: _choice(group, value) for group, value in (layer.get("parts") or {}).items()})
+        before.append(dict(choices))
+    mine: dict[str, Choice] = {}
+    for override in picks:
+        group = override.key_or_group
+        mine[group] = _choice(group, OFF if override.type == OverrideType.DEL else override.value(), override)
+    _replace(choices, mine)
+    kept = [_kept(layer, own, choices) for layer, own in zip(layers, before, strict=True)]
+    return {group: choice for group, choice in choices.items() if group in GROUPS or choice != OFF}, kept
+
+
+def _replace(choices: dict[str, Choice], new: Mapping[str, Choice]) -> None:
+    """Later choices win; what was chosen inside a part that is replaced goes with it."""
+    for group, choice in new.items():
+        if choices.get(group) != choice:
+            for inner in [name for name in choices if name.startswith(f"{group}/")]:
+                del choices[inner]
+        choices[group] = choice
+    choices.update(new)
+
+
+def _choice(group: str, value: Any, override: Override | None = None) -> Choice:
+    """A choice as a name, or as a list of names where the group is a list; true and false mean on and off."""
+    word = override.input_line if override else f"{group}={value}"
+    if group in LISTS:
+        names = value if isinstance(value, list) else [] if value in (None, False, OFF, "") else [value]
+        if not any(isinstance(name, list | dict | bool) or name is None for name in names):
+            return list(dict.fromkeys(str(name) for name in names))
+        raise UserError(f"{word}: expected names, as in {group}=[a,b].", installed().listed(group))
+    if isinstance(value, bool) or value is None:
+        return _SWITCH[bool(value)]
+    if isinstance(value, list | dict):
+        raise UserError(f"{word}: a run has one part of {group}; write {group}=<name>.", installed().listed(group))
+    if value == "":
+        raise UserError(f"{group}= names no part.", installed().listed(group))
+    return override.get_value_string() if override and not isinstance(value, str) else str(value)  # nan is a name here
+
+
+def _kept(layer: Mapping[str, Any], own: Mapping[str, Choice], final: Mapping[str, Choice]) -> dict[str, Any]:
+    """A layer's values, less those of parts that the final choice replaces."""
+    kept: dict[str, Any] = {}
+    for key, value in layer.items():
+        if key == "parts":
+            continue
+        if key in LISTS:
+            names = set(own.get(key, ())) - set(final.get(key, ()))
+            kept[key] = {name: options for name, options in (value or {}).items() if name not in names}
+        elif own.get(key, OFF) == final.get(key, OFF):
+            replaced = {name for name in value or {} if own.get(f"{key}/{name}") != final.get(f"{key}/{name}")}
+            kept[key] = {name: option for name, option in (value or {}).items() if name not in replaced}
+    return kept
+
+
+def _offers(choices: dict[str, Choice], errors: list[UserError]) -> dict[str, Offer]:
+    """The part behind every choice, by the place of its options; fills in the groups that chosen parts open."""
+    found: dict[str, Offer] = {}
+    opened: set[str] = set()
+    for group, choice in [(group, choice) for group, choice in choices.items() if "/" not in group]:
+        for name in choice if isinstance(choice, list) else [choice]:
+            try:
+                offer = installed().find(group, name)
+            except UserError as error:
+                errors.append(error)
+                continue
+            found[f"{group}.{name}" if group in LISTS else group] = offer
+            for inner, default in offer.part.opens.items():
+                opened.add(f"{group}/{inner}")
+                choices.setdefault(f"{group}/{inner}", default)
+    for group in [group for group in choices if "/" in group]:
+        try:
+            if group not in opened:
+                parent, _, inner = group.partition("/")
+                why = (
+                    f"{parent}={choices[parent]} has no choice of {inner}" if parent in choices else f"{parent} is off"
+                )
+                raise UserError(f"{group}={choices[group]}: {why}.", installed().listed(parent))
+            found[group.replace("/", ".")] = installed().find(group, str(choices[group]))
+        except UserError as error:
+            errors.append(error)
+    return found

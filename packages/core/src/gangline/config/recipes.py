@@ -1,0 +1,74 @@
+"""Recipes: whole runs by name, from YAML. A recipe is a config.yaml with most of it left out.
+
+They are looked for in ./configs of the working directory, then in the folder ``conf/recipe`` of every plugin's package
+and of gangline itself. The first of a name counts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gangline.config.schema import SECTIONS
+from gangline.config.suggest import near
+from gangline.errors import UserError
+from gangline.plugins import installed
+
+LOCAL = Path("configs")
+
+
+def recipes() -> dict[str, Path]:
+    """Every recipe that can be named here."""
+    tops = [module.__name__.partition(".")[0] for module in installed().modules()] + ["gangline"]
+    roots = [Path(root) for top in tops for root in getattr(sys.modules.get(top), "__path__", ())]
+    found: dict[str, Path] = {}
+    for folder in (LOCAL, *(root / "conf" / "recipe" for root in roots)):
+        for path in sorted(folder.glob("*.yaml")):
+            found.setdefault(path.stem, path)
+    return found
+
+
+def read_recipe(name: str) -> dict[str, Any]:
+    """What a recipe says; `name` may also be the path of a YAML file. Raises UserError."""
+    from omegaconf import OmegaConf  # its reader knows that 1e-4 is a number, PyYAML's does not
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    path = Path(name) if name.endswith((".yaml", ".yml")) else recipes().get(name)
+    if path is None or not path.is_file():
+        known = recipes()
+        listed = f"Recipes: {', '.join(known) or 'none'}.   (YAML files in ./{LOCAL}, and those that packages bring)"
+        raise UserError(f"there is no recipe {name!r}.", near(name, known), listed)
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path))
+    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"the recipe {path} cannot be read: {' '.join(str(error).split())}") from error
+    return _checked(content, path)
+
+
+def summary(path: Path) -> str:
+    """A recipe's first line, where it is a comment."""
+    first = path.read_text(errors="replace").partition("\n")[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
+
+
+def _checked(content: Any, path: Path) -> dict[str, Any]:
+    if not isinstance(content, Mapping):
+        raise UserError(f"the recipe {path} must be a mapping such as 'parts: {{model: tiny}}'.")
+    if "defaults" in content:
+        raise UserError(
+            f"the recipe {path} has a defaults list.", "A recipe says what it chooses as 'parts: {model: tiny, ...}'."
+        )
+    parts = content.get("parts") or {}
+    if not isinstance(parts, Mapping):
+        raise UserError(f"the recipe {path}: parts must be a mapping such as {{model: tiny}}.")
+    known = ["parts", *SECTIONS, *installed().groups()]
+    for key, value in content.items():
+        if key not in known:
+            raise UserError(f"the recipe {path}: there is no {key!r}.", near(str(key), known), f"It may have: {known}")
+        if not isinstance(value, Mapping | None):
+            hint = f"To choose a part write  parts: {{{key}: {value}}}" if key not in SECTIONS else ""
+            raise UserError(f"the recipe {path}: {key} must be a mapping of options.", hint)
+    return {str(key): value for key, value in content.items() if value is not None}

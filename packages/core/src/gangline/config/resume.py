@@ -1,0 +1,69 @@
+"""What may change when a run goes on, and what would make another run of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gangline.config.compose import compose_over
+from gangline.config.schema import Run
+from gangline.config.serial import from_dict, to_dict
+from gangline.errors import UserError
+
+# A run is its seed, data, model, optimizer and global batch. How many ranks carry it, along which axes, in which
+# precision, who watches it and how long it goes on are not part of that.
+MAY_CHANGE = (
+    "run.steps",
+    "run.device",
+    "run.deterministic",
+    "run.recompute",
+    "run.compile",
+    "run.sample",
+    "run.save_on_signal",
+    "batch.micro_size",
+    "parallel",
+    "precision",
+    "launch",
+    "track",
+    "health",
+    "validate",
+    "checkpoint.every",
+    "checkpoint.at_end",
+    "checkpoint.keep_last",
+)
+
+
+def continued(path: str, content: Mapping[str, Any], words: Sequence[str]) -> tuple[Run, dict[str, Any]]:
+    """The run of `content` with the words on top, and what they changed: path -> [before, now].
+
+    Raises UserError where they would make it another run.
+    """
+    run = compose_over(content, words)
+    before, now = _leaves(to_dict(from_dict(content))), _leaves(to_dict(run))
+    changed = {
+        key: [before.get(key), now.get(key)] for key in {**before, **now} if before.get(key, ...) != now.get(key, ...)
+    }
+    other = [
+        key for key in changed if not any(key == may or key.startswith((f"{may}.", f"{may}/")) for may in MAY_CHANGE)
+    ]
+    if other:
+        shown = ", ".join(f"{key} ({changed[key][0]} -> {changed[key][1]})" for key in other)
+        raise UserError(
+            f"a run that is resumed keeps its {shown}.",
+            "With another one it would be another run.",
+            f"These may change: {', '.join(MAY_CHANGE)}.",
+            f"To start afresh with its configuration and your changes:  train from={path} {' '.join(words)}",
+        )
+    return run, changed
+
+
+def _leaves(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every value by its path; a group's choice under the group's own name."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            found.update(_leaves(value, "" if path == "parts" else f"{path}."))
+        else:
+            found[path] = value
+    return found

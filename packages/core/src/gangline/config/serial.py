@@ -1,0 +1,172 @@
+"""A run as plain data and back: what config.yaml holds, what a worker reads. Imports neither torch nor Hydra.
+
+Beside the values stands `parts`, which says what was chosen in each group:
+
+    parts: {model: tiny, track: [console, jsonl], ...}
+    model: {vocab_size: 256, ...}
+    track: {jsonl: {...}}
+
+A value may refer to the environment, ``${oc.env:NAME}`` or ``${oc.env:NAME,default}``, as in OmegaConf. Each start
+looks it up anew; what is written down is the reference and never the value, so that no secret lands in a file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from typing import Any
+
+from gangline.config.fields import REQUIRED, defaults, hints
+from gangline.config.schema import SECTIONS, SINGLE, Run
+from gangline.config.suggest import near
+from gangline.config.values import Misfit, describe, plain, typed
+from gangline.errors import Problem, UserError
+from gangline.parts import GROUPS, LISTS, EditConfig, PartConfig
+from gangline.plugins import OFF, Offer, installed
+
+ENVIRONMENT = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)\s*(?:,([^}]*))?\}")
+
+
+def to_dict(run: Run) -> dict[str, Any]:
+    """Plain and complete: dicts, lists, strings, numbers, booleans and None."""
+    parts: dict[str, Any] = {}
+    content: dict[str, Any] = {"parts": parts}
+    content.update({name: plain(getattr(run, name)) for name in SECTIONS})
+    for group in SINGLE:
+        parts[group], content[group] = _part(group, getattr(run, group), parts)
+    for group in LISTS:
+        chosen: dict[str, PartConfig] = getattr(run, group)
+        content[group] = {name: plain(config) for name, config in chosen.items()}
+        parts[group] = list(chosen)
+    for group, config in {**run.edits, **run.extra}.items():
+        parts[group], content[group] = _part(group, config, parts)
+    for path, reference in run.references.items():
+        *way, last = path.split(".")
+        place: Any = content
+        for step in way:
+            place = place[step]
+        place[last] = reference
+    return content
+
+
+def _part(group: str, config: PartConfig, parts: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    part = installed().part_of(config).part
+    for name in part.opens:
+        parts[f"{group}/{name}"] = installed().part_of(getattr(config, name)).part.name
+    return part.name, plain(config)
+
+
+def from_dict(content: Mapping[str, Any]) -> Run:
+    """The typed run. Raises UserError, which lists every key that does not exist and every value that does not fit."""
+    content = dict(content)
+    references: dict[str, str] = {}
+    values = _expand({key: item for key, item in content.items() if key != "parts"}, "", references)
+    chosen = dict(content.get("parts") or {})
+    problems: list[Problem] = []
+    given: dict[str, Any] = {}
+    for name, cls in SECTIONS.items():
+        given[name] = _fill(cls, values.pop(name, None), name, problems)
+    for group in SINGLE:
+        if group not in chosen:
+            problems.append(
+                Problem(f"the configuration names no part for {group}.", "", f"Write parts: {{{group}: ...}}.")
+            )
+            continue
+        given[group] = _configure(group, str(chosen.pop(group)), values.pop(group, None), chosen, problems)
+    for group in LISTS:
+        section = values.pop(group, None) or {}
+        names = chosen.pop(group, None) or []
+        given[group] = {n: _configure(group, n, section.pop(n, None), {}, problems, f"{group}.{n}") for n in names}
+        problems += [Problem(f"{group}.{n} is set, but {n} is not chosen.", "", f"{group}=[...,{n}]") for n in section]
+    edits: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    for group in [group for group in chosen if "/" not in group]:
+        name = chosen.pop(group)
+        if name not in (None, False, OFF):
+            config = _configure(group, "on" if name is True else str(name), values.pop(group, None), chosen, problems)
+            (edits if isinstance(config, EditConfig) else extra)[group] = config
+    problems += [Problem(f"{name}={part} belongs to no chosen part.") for name, part in chosen.items()]
+    problems += [Problem(f"{name}: there is no such section.", near(name, [*SECTIONS, *GROUPS])) for name in values]
+    if problems:
+        raise UserError.of(problems)
+    return Run(**given, edits=edits, extra=extra, references=references)
+
+
+def _configure(
+    group: str, name: str, values: Any, chosen: dict[str, Any], problems: list[Problem], path: str = ""
+) -> PartConfig | None:
+    """The configuration of one part; what it opens is taken out of `chosen`."""
+    offer = installed().find(group, name)
+    opened = {}
+    for field, default in offer.part.opens.items():
+        inner = installed().find(f"{group}/{field}", str(chosen.pop(f"{group}/{field}", default)))
+        opened[field] = inner.part.config
+    return _fill(offer.part.config, values, path or group, problems, opened, offer)
+
+
+def _fill(
+    cls: type,
+    values: Any,
+    path: str,
+    problems: list[Problem],
+    opened: Mapping[str, type] | None = None,
+    offer: Offer | None = None,
+) -> Any:
+    """A dataclass from plain values, defaults where they are silent; None where something did not fit."""
+    if isinstance(values, cls):
+        return values
+    if values is not None and not isinstance(values, Mapping):
+        problems.append(Problem(f"{path}: expected options, got {values!r}."))
+        return None
+    values, types, before, opened = dict(values or {}), hints(cls), len(problems), opened or {}
+    owner = f"{offer.group}={offer.part.name}" if offer else path
+    known = list(defaults(cls))
+    for key in [key for key in values if key not in known]:
+        listed = f"Options: {', '.join(known)}." if known else "It has no options."
+        problems.append(Problem(f"{path}.{key}: {owner} has no such option.", near(str(key), known), listed))
+        del values[key]
+    arguments = {}
+    for key in known:
+        where, hint = f"{path}.{key}", types[key]
+        inner = opened.get(key) or (hint if isinstance(hint, type) and is_dataclass(hint) else None)
+        if values.get(key, defaults(cls)[key]) == REQUIRED:
+            problems.append(Problem(f"{where} must be given.", f"It is {describe(hint)}; there is no default."))
+        elif inner is not None and (key in values or key in opened):
+            arguments[key] = _fill(inner, values.get(key), where, problems)
+        elif key in values:
+            try:
+                arguments[key] = typed(hint, values[key])
+            except Misfit as misfit:
+                problems.append(Problem(f"{where}={_shown(values[key])}: {misfit}."))
+    if len(problems) > before:
+        return None
+    try:
+        return cls(**arguments)
+    except (ValueError, UserError) as error:  # a class may refuse in __post_init__
+        problems.append(Problem(f"{path}: {error}"))
+        return None
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _expand(value: Any, path: str, references: dict[str, str]) -> Any:
+    """References to the environment replaced by what it holds; remembers where they stood."""
+    if isinstance(value, Mapping):
+        return {key: _expand(item, f"{path}.{key}".lstrip("."), references) for key, item in value.items()}
+    if not isinstance(value, str) or not ENVIRONMENT.search(value):
+        return value
+    references[path] = value
+
+    def look_up(found: re.Match[str]) -> str:
+        name, default = found[1], found[2]
+        if name in os.environ or default is not None:
+            return os.environ.get(name, (default or "").strip())
+        raise UserError(
+            f"{path}={value} needs the environment variable {name}, which is not set.", f"export {name}=...", ""
+        )
+
+    return ENVIRONMENT.sub(look_up, value)

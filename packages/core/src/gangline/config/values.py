@@ -1,0 +1,149 @@
+"""Typed values from plain ones and back: what YAML and the command line say, as a dataclass wants it. Torch-free.
+
+All that does not fit is collected, so that a user sees every mistake at once.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import PurePath
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+_WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
+
+
+class Misfit(ValueError):
+    """A value that its option cannot take; the message says what it can take."""
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, enums, paths and tuples as dicts, strings and lists: what YAML and JSON can hold."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value) if item.init}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return value
+
+
+def describe(hint: Any) -> str:
+    """A type in a user's words."""
+    if hint is None or hint is type(None):
+        return "null"
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe(arg) for arg in args)
+    if origin is Literal:
+        return " or ".join(str(arg) for arg in args)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return " or ".join(str(member.value) for member in hint)
+    if origin in (list, tuple, set, frozenset):
+        inner = [arg for arg in args if arg is not Ellipsis]
+        return "a list" + (f" of {describe(inner[0])}" if len(set(inner)) == 1 else "")
+    words = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        dict: "a mapping",
+        Any: "anything",
+    }
+    return words.get(origin or hint, getattr(hint, "__name__", str(hint)))
+
+
+def typed(hint: Any, value: Any) -> Any:
+    """`value` as `hint` wants it; raises Misfit. Numbers and booleans may be spelled as text, as on a command line."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any or isinstance(hint, TypeVar):
+        return value
+    if origin in (Union, types.UnionType):
+        return _union(args, value, hint)
+    if origin is Literal:
+        return _one_of({str(arg): arg for arg in args}, value, hint)
+    if hint is None or hint is type(None):
+        if value is None:
+            return None
+        raise Misfit(_expected(hint, value))
+    if not isinstance(origin or hint, type):
+        return value
+    return _plain_type(origin or hint, args, value, hint)
+
+
+def _plain_type(cls: type, args: tuple[Any, ...], value: Any, hint: Any) -> Any:
+    if issubclass(cls, Enum):
+        spelled = {str(member.value): member for member in cls} | {member.name: member for member in cls}
+        return value if isinstance(value, cls) else _one_of(spelled, value, hint)
+    if cls in (bool, int, float, str):
+        return _scalar(cls, value, hint)
+    if issubclass(cls, PurePath) and isinstance(value, str):
+        return cls(value)
+    if cls in (list, tuple, set, frozenset) and isinstance(value, list | tuple | set):
+        return _sequence(cls, args, list(value), hint)
+    if cls is dict and isinstance(value, Mapping):
+        key, item = args or (Any, Any)
+        return {typed(key, k): typed(item, v) for k, v in value.items()}
+    if isinstance(value, cls):
+        return value
+    raise Misfit(_expected(hint, value))
+
+
+def _scalar(cls: type, value: Any, hint: Any) -> Any:
+    if type(value) is cls:
+        return value
+    if isinstance(value, bool) or value is None or isinstance(value, list | dict):
+        raise Misfit(_expected(hint, value))
+    if cls is bool and isinstance(value, str) and value.lower() in _WORDS:
+        return _WORDS[value.lower()]
+    if cls is str:
+        return str(value)
+    try:
+        number = float(value)
+    except ValueError:
+        raise Misfit(_expected(hint, value)) from None
+    if cls is float:
+        return number
+    if cls is int and number.is_integer():  # 1e3 is a whole number
+        return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else int(number)
+    raise Misfit(_expected(hint, value))
+
+
+def _sequence(cls: type, args: tuple[Any, ...], value: list[Any], hint: Any) -> Any:
+    if cls is tuple and args and args[-1] is not Ellipsis:
+        if len(value) != len(args):
+            raise Misfit(f"expected {len(args)} values, got {len(value)}")
+        return tuple(typed(arg, item) for arg, item in zip(args, value, strict=True))
+    inner = args[0] if args else Any
+    return cls(typed(inner, item) for item in value)
+
+
+def _union(args: tuple[Any, ...], value: Any, hint: Any) -> Any:
+    """The member that the value already is, else the first that can take it."""
+    exact = [arg for arg in args if type(value) is (get_origin(arg) or arg)]
+    for arg in [*exact, *(arg for arg in args if arg not in exact)]:
+        try:
+            return typed(arg, value)
+        except Misfit:
+            continue
+    raise Misfit(_expected(hint, value))
+
+
+def _one_of(spelled: Mapping[str, Any], value: Any, hint: Any) -> Any:
+    """One of some words; a boolean that YAML made of on, off, yes or no is taken back."""
+    words = [str(value)] if not isinstance(value, bool) else [word for word, what in _WORDS.items() if what is value]
+    for word in words:
+        if word in spelled:
+            return spelled[word]
+    raise Misfit(_expected(hint, value))
+
+
+def _expected(hint: Any, value: Any) -> str:
+    shown = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
+    return f"expected {describe(hint)}, got {shown}"

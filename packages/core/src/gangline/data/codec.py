@@ -1,0 +1,149 @@
+"""Text to tokens and back: bytes, or a Hugging Face tokenizer.json. Torch-free."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gangline.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from gangline.data.config import Text
+
+# What tokenizers call the end of a text; a tokenizer.json does not say which of its tokens that is.
+END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
+CHUNK = 1 << 18  # characters that are tokenized at a time; longer texts are cut at a line's end
+
+
+class Codec(ABC):
+    """One vocabulary."""
+
+    vocab_size: int
+    separator: int | None  # the token between files
+    identity: str  # changes with the vocabulary
+    dtype: np.dtype
+
+    @abstractmethod
+    def encode_file(self, content: bytes, name: str) -> np.ndarray:
+        """A file's tokens (n,), without the separator."""
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """A text's tokens."""
+
+    @abstractmethod
+    def decode(self, tokens: list[int]) -> str:
+        """Tokens as text; what has no text in this vocabulary is left out."""
+
+
+class Bytes(Codec):
+    """One token for each byte."""
+
+    vocab_size, identity, dtype = 256, "bytes", np.dtype(np.uint8)
+
+    def __init__(self, separator: str | None) -> None:
+        encoded = (separator or "\0").encode()
+        if len(encoded) != 1:
+            raise UserError(f"data.separator={separator} is not one byte.", "Without a tokenizer a token is a byte.")
+        self.separator = encoded[0]
+
+    def encode_file(self, content: bytes, name: str) -> np.ndarray:
+        return np.frombuffer(content, self.dtype)
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, tokens: list[int]) -> str:
+        text = bytes(token for token in tokens if token < 256).decode(errors="replace")
+        return text.replace("\0", "\n")  # the end of a file; a terminal would swallow it
+
+
+class Subwords(Codec):
+    """A tokenizer.json, without the special tokens it may add by itself."""
+
+    def __init__(self, path: str, separator: str | None, errors: str) -> None:
+        content = _read(path)
+        self.tokenizer = _tokenizer(path, content)
+        self.path, self.errors = path, errors
+        self.vocab_size = 1 + max(self.tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.identity = blake2b(content, digest_size=8).hexdigest()
+        self.dtype = np.dtype(np.uint16 if self.vocab_size <= 1 << 16 else np.int32)
+        names = END_OF_TEXT if separator is None else (separator,)
+        found = [id for name in names if (id := self.tokenizer.token_to_id(name)) is not None]
+        if separator is not None and not found:
+            raise UserError(f"data.separator={separator} is no token of {path}.")
+        self.separator = found[0] if found else None
+
+    def encode_file(self, content: bytes, name: str) -> np.ndarray:
+        try:
+            text = content.decode(errors=self.errors)
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"data.path: {name} is not UTF-8 at byte {error.start}.",
+                "data.encoding_errors=replace reads it all the same; without a tokenizer any bytes will do.",
+            ) from error
+        with self._named(name):
+            encoded = self.tokenizer.encode_batch_fast(_chunks(text), add_special_tokens=False)
+        return np.concatenate([np.empty(0, self.dtype), *(np.asarray(part.ids, self.dtype) for part in encoded)])
+
+    def encode(self, text: str) -> list[int]:
+        with self._named(repr(text)):
+            return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode([token for token in tokens if token < self.vocab_size])
+
+    @contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # the library raises bare Exception, as for a word that its vocabulary lacks
+            raise UserError(f"data.tokenizer={self.path} has no tokens for {what}.", str(error)) from error
+
+
+def open_codec(config: Text) -> Codec:
+    """The vocabulary that a configuration names. Raises UserError where it cannot be had."""
+    if config.tokenizer is None:
+        return Bytes(config.separator)
+    return Subwords(config.tokenizer, config.separator, config.encoding_errors)
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"data.tokenizer={path} cannot be read.",
+            error.strerror or str(error),
+            "Name a tokenizer.json; data.tokenizer=null takes bytes.",
+        ) from error
+
+
+def _tokenizer(path: str, content: bytes) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_buffer(content)
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(
+            f"data.tokenizer={path} is not a tokenizer.json.",
+            str(error).splitlines()[0],
+            "It is the file that `Tokenizer.save` of the tokenizers package writes.",
+        ) from error
+
+
+def _chunks(text: str) -> list[str]:
+    chunks, start = [], 0
+    while start < len(text):
+        stop = text.find("\n", start + CHUNK) + 1 or len(text)
+        chunks.append(text[start:stop])
+        start = stop
+    return chunks

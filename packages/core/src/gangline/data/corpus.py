@@ -1,0 +1,131 @@
+"""Which files a run reads, and which are held out. Torch-free; contents are read piece by piece, when asked for."""
+
+from __future__ import annotations
+
+import glob
+import os
+import sysconfig
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from gangline.errors import UserError
+
+# Absent from some distributions of Python, or not part of it: the default corpus must not depend on them.
+NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+
+
+@dataclass(frozen=True)
+class File:
+    """One text file; `name` is its path below what all files have in common, with forward slashes."""
+
+    path: str
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A file, or of the one that a split goes through the part before or after byte `cut`."""
+
+    file: File
+    cut: int | None = None
+    after: bool = False
+
+    def read(self) -> bytes:
+        """The bytes. Raises UserError where the file cannot be read."""
+        try:
+            content = Path(self.file.path).read_bytes()
+        except OSError as error:
+            raise UserError(f"data.path: {self.file.path} cannot be read.", error.strerror or str(error)) from error
+        if self.cut is None:
+            return content
+        at = _line_end(content, self.cut)
+        return content[at:] if self.after else content[:at]
+
+
+def listing(path: str | list[str] | None) -> list[File]:
+    """Every file that `path` names, in order of name; files, directories and globs may be mixed.
+
+    Raises UserError for what is missing, empty or forbidden.
+    """
+    if path is None:
+        root = sysconfig.get_path("stdlib")
+        return _files(_walk(root, skip=NOT_LIBRARY, suffix=".py"), path, root)
+    found: list[str] = []
+    for one in [path] if isinstance(path, str) else path:
+        found += _expand(os.path.expanduser(one))
+    return _files(found, path)
+
+
+def _expand(path: str) -> list[str]:
+    if os.path.isdir(path):
+        found = _walk(path, skip={"__pycache__"})
+        why = "The directory has no files (hidden ones do not count)."
+    elif os.path.exists(path):
+        return [path]
+    elif glob.has_magic(path):
+        found = [file for file in glob.glob(path, recursive=True) if os.path.isfile(file)]
+        why = "The pattern matches no file."
+    else:
+        found, why = [], "There is no such file or directory" + ("." if os.path.isabs(path) else f" in {os.getcwd()}.")
+    if not found:
+        raise UserError(f"data.path={path} names no text.", why, "data.path=null takes the built-in corpus.")
+    return found
+
+
+def _walk(root: str, skip: set[str], suffix: str = "") -> list[str]:
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in skip and not name.startswith(".")]
+        found += [os.path.join(folder, name) for name in names if name.endswith(suffix) and not name.startswith(".")]
+    return found
+
+
+def _files(paths: list[str], asked: str | list[str] | None, root: str | None = None) -> list[File]:
+    whole = [os.path.abspath(path) for path in dict.fromkeys(paths)]
+    root = root or os.path.commonpath([os.path.dirname(path) for path in whole])
+    files = []
+    for path in whole:
+        if not os.access(path, os.R_OK):
+            raise UserError(f"data.path: {path} cannot be read.", "Permission denied.", f"chmod +r {path}")
+        files.append(File(path, Path(os.path.relpath(path, root)).as_posix(), os.path.getsize(path)))
+    if not any(file.size for file in files):
+        raise UserError(f"data.path={asked} is empty.", f"{len(files)} files, no text.")
+    return sorted(files, key=lambda file: file.name)
+
+
+def split(files: list[File], fraction: float, name: str) -> list[Piece]:
+    """The pieces of one split ("train" or "validation"), the same on every machine with the same files.
+
+    Whole files are held out, chosen by a hash of their names, so that a file stays on its side when others come or
+    go. Where there are too few files for that, the end of the text is held out instead.
+    """
+    held_out = {file for file in files if _fraction_of(file.name) < fraction}
+    if len(files) * fraction >= 1 and 0 < len(held_out) < len(files):
+        return [Piece(file) for file in files if (file in held_out) == (name == "validation")]
+    total = sum(file.size for file in files)
+    keep = total - round(total * fraction)
+    pieces, start = [], 0
+    for file in files:
+        cut = keep - start
+        if 0 < cut < file.size:
+            pieces.append(Piece(file, cut, after=name == "validation"))
+        elif (cut <= 0) == (name == "validation"):
+            pieces.append(Piece(file))
+        start += file.size
+    return pieces
+
+
+def _fraction_of(name: str) -> float:
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") / 2**64
+
+
+def _line_end(content: bytes, at: int) -> int:
+    """The end of the line that byte `at` lies in; without lines, the next boundary of a UTF-8 character."""
+    newline = content.find(b"\n", at)
+    if 0 <= newline < len(content) - 1:
+        return newline + 1
+    while at < len(content) and content[at] & 0xC0 == 0x80:
+        at += 1
+    return at

@@ -1,0 +1,22 @@
+"""`run.deterministic` on a GPU: kernels that give the same bits every time."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+
+def use_deterministic_kernels(device: torch.device) -> None:
+    """Make every operation on `device` repeatable to the bit, or raise where it has no such kernel.
+
+    Called before the first operation: cuBLAS reads its workspace setting when it starts. CPU kernels are repeatable
+    as they are.
+    """
+    if device.type != "cuda":
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # writes every new tensor
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cuda.matmul.allow_tf32 = False

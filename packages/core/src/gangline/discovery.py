@@ -1,0 +1,249 @@
+"""Find the plugins of this environment and check what they offer. Torch-free.
+
+Core loads the entry points itself, because pluggy passes over a second plugin of the same name in silence and lets
+one broken import end everything. Here nothing raises: what is wrong is kept, and told where it matters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, entry_points
+from types import ModuleType
+from typing import cast
+
+import pluggy
+
+from gangline import hooks
+from gangline.hooks import ENTRY_POINTS, GROUP_OF, PROJECT, Command
+from gangline.parts import GROUPS, LISTS, Part, PartConfig
+
+VARIABLE = "GANGLINE_PLUGINS"  # names of plugins or distributions, comma-separated; "" for core alone
+
+_CONTRACT = re.compile(r"gangline\.v(\d+)")
+_GROUP = re.compile(r"[a-z][a-z0-9_]*(/[a-z][a-z0-9_]*)*")
+_RESERVED = {"run", "batch", "validate", "parts", "recipe", "resume", "from", "edits", "extra", "references", "hydra"}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A part that is installed, and who supplies it."""
+
+    part: Part
+    group: str
+    distribution: str
+    version: str
+
+    @property
+    def supplier(self) -> str:
+        return f"{self.distribution} {self.version}".strip()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A plugin that is there but cannot be used: whose, why, and the command that mends it."""
+
+    plugin: str
+    distribution: str
+    version: str
+    why: str
+    mend: str = ""
+    error: Exception | None = None
+
+    @property
+    def supplier(self) -> str:
+        return f"{self.distribution} {self.version}".strip()
+
+
+@dataclass
+class Found:
+    """All that discovery came upon."""
+
+    offers: dict[str, dict[str, Offer]] = field(default_factory=dict)
+    commands: dict[str, Command] = field(default_factory=dict)
+    failures: list[Failure] = field(default_factory=list)
+    clashes: list[tuple[str, str]] = field(default_factory=list)  # what two packages claim, and how to mend it
+    clashing: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # (group, name) -> the clash
+    modules: list[ModuleType] = field(default_factory=list)  # the entry modules that were loaded
+    left_out: dict[str, str] = field(default_factory=dict)  # distribution -> plugin, by GANGLINE_PLUGINS
+
+
+def discover(environ: Mapping[str, str]) -> Found:
+    """Core's own parts, then those of every plugin that GANGLINE_PLUGINS does not leave out."""
+    from gangline import builtin
+
+    found, manager = Found(), pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(hooks)
+    own = version_of(PROJECT) or ""
+    _add(found, PROJECT, own, _collect(manager, builtin, PROJECT, PROJECT, own))
+    every = entry_points()
+    ours = [entry for entry in every.select(group=ENTRY_POINTS) if normal(owner(entry)) != PROJECT]
+    by_name: dict[str, list[EntryPoint]] = {}
+    wanted = _wanted(environ)
+    for entry in ours:
+        if wanted is None or wanted & {normal(entry.name), normal(owner(entry))}:
+            by_name.setdefault(entry.name, []).append(entry)
+        else:
+            found.left_out[normal(owner(entry))] = entry.name
+    for name, entries in by_name.items():
+        if len(entries) > 1 or name == PROJECT:
+            _same_name(found, name, entries, [other for other in by_name if other != name])
+        else:
+            _load(found, manager, entries[0])
+    ours_speak = {normal(owner(entry)) for entry in ours}
+    for group in sorted(every.groups - {ENTRY_POINTS}):
+        contract = _CONTRACT.fullmatch(group)
+        for entry in every.select(group=group) if contract else ():
+            if contract and normal(owner(entry)) not in ours_speak:
+                _other_contract(found, entry, int(contract[1]))
+    known = {normal(name) for entry in ours for name in (entry.name, owner(entry))} | {PROJECT}
+    for name in sorted((wanted or set()) - known):
+        found.failures.append(Failure(name, name, "", f"is named by {VARIABLE}, but is not installed"))
+    return found
+
+
+def version_of(dist: str) -> str | None:
+    """The installed version of a distribution, or None; nothing is imported."""
+    try:
+        return distribution(dist).version
+    except PackageNotFoundError:
+        return None
+
+
+def normal(name: str) -> str:
+    """A distribution's name as package indexes compare it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def owner(entry: EntryPoint) -> str:
+    """The distribution that an entry point comes from."""
+    return entry.dist.metadata["Name"] if entry.dist else entry.value
+
+
+def _wanted(environ: Mapping[str, str]) -> set[str] | None:
+    named = environ.get(VARIABLE)
+    return None if named is None else {normal(name.strip()) for name in named.split(",") if name.strip()}
+
+
+def _load(found: Found, manager: pluggy.PluginManager, entry: EntryPoint) -> None:
+    """Import one plugin and take what it offers; what it raises becomes a failure that names it."""
+    name, version = owner(entry), entry.dist.version if entry.dist else ""
+    try:
+        module = entry.load()
+    except Exception as error:
+        why = f"is installed but failed to import: {type(error).__name__}: {error}"
+        found.failures.append(Failure(entry.name, name, version, why, _mend(entry.dist, name, error), error))
+        return
+    try:
+        offered = _collect(manager, module, entry.name, name, version)
+        _classes_differ(found, offered)
+    except Exception as error:
+        if manager.has_plugin(entry.name):
+            manager.unregister(name=entry.name)
+        why = f"breaks the plugin contract: {type(error).__name__}: {' '.join(str(error).split())}"
+        mend = f"Try  pip install --upgrade {name}"
+        found.failures.append(Failure(entry.name, name, version, why, mend, error))
+        return
+    found.modules.append(module)
+    _add(found, name, version, offered)
+
+
+def _collect(
+    manager: pluggy.PluginManager, module: ModuleType, plugin: str, dist: str, version: str
+) -> list[Offer | Command]:
+    """Register a module and ask each of its hooks, every descriptor checked."""
+    manager.register(module, name=plugin)
+    manager.check_pending()  # an unknown hook would otherwise pass in silence
+    offered: list[Offer | Command] = []
+    for caller in manager.get_hookcallers(module) or ():
+        wanted = Command if caller.name == "gangline_commands" else Part
+        functions = [impl.function for impl in caller.get_hookimpls() if impl.plugin is module]
+        for thing in [thing for function in functions for thing in cast(Iterable[object], function())]:
+            if not isinstance(thing, wanted):
+                raise TypeError(f"{caller.name} returned {thing!r}, which is no {wanted.__name__}")
+            if isinstance(thing, Part):
+                thing = Offer(thing, _group(caller.name, thing), dist, version)
+            offered.append(thing)
+    return offered
+
+
+def _add(found: Found, dist: str, version: str, offered: Iterable[Offer | Command]) -> None:
+    for thing in offered:
+        if isinstance(thing, Command):
+            other = found.commands.setdefault(thing.name, thing)
+            if other is not thing:
+                found.clashes.append(_clash(f"offer 'gangline {thing.name}'", f"{dist} {version}", other.run))
+            continue
+        place = thing.group, thing.part.name
+        first = found.offers.setdefault(thing.group, {}).setdefault(thing.part.name, thing)
+        if first is not thing:
+            found.clashing[place] = _clash(f"offer {thing.group}={thing.part.name}", first.supplier, thing.supplier)
+            found.clashes.append(found.clashing[place])
+
+
+def _clash(what: str, *who: str) -> tuple[str, str]:
+    names = f"two installed packages {what}: {', '.join(sorted(who))}."
+    return names, f"Uninstall one, or set {VARIABLE} to the plugins you want."
+
+
+def _same_name(found: Found, name: str, entries: list[EntryPoint], others: list[str]) -> None:
+    """Several packages registered one plugin name: none of them is loaded, for nobody can say which was meant."""
+    who = [f"{owner(entry)} {entry.dist.version if entry.dist else ''}".strip() for entry in entries]
+    who = sorted([*who, f"{PROJECT} itself"] if name == PROJECT else who)
+    count = "two" if len(who) == 2 else len(who)
+    what = f"{count} installed packages claim the plugin name {name!r}: {', '.join(who)}."
+    wanted = ",".join([*others, min(owner(entry) for entry in entries)])
+    mend = f"Uninstall one, or name what you want:  export {VARIABLE}={wanted}"
+    found.clashes.append((what, mend))
+    for entry in entries:
+        version = entry.dist.version if entry.dist else ""
+        why = f"claims the plugin name {name!r} together with others: {', '.join(who)}"
+        found.failures.append(Failure(name, owner(entry), version, why, mend))
+
+
+def _other_contract(found: Found, entry: EntryPoint, version: int) -> None:
+    """A plugin for an older or a newer gangline: named without importing it."""
+    spoken = int(ENTRY_POINTS.removeprefix("gangline.v"))
+    why = f"speaks plugin contract v{version}; this gangline speaks v{spoken}"
+    mend = f"pip install --upgrade {PROJECT if version > spoken else owner(entry)}"
+    own = entry.dist.version if entry.dist else ""
+    found.failures.append(Failure(entry.name, owner(entry), own, why, mend))
+
+
+def _group(hook: str, part: Part) -> str:
+    """The group of a part that this hook returned; refuses what core could not compose."""
+    own = GROUP_OF.get(hook)
+    group = own or part.group
+    if group is None:
+        raise ValueError(f"part {part.name!r} of gangline_parts names no group")
+    if own and part.group not in (None, own):
+        raise ValueError(f"part {part.name!r} of {hook} belongs to the group {own!r}, not {part.group!r}")
+    if not _GROUP.fullmatch(group) or group in _RESERVED:
+        raise ValueError(f"part {part.name!r}: {group!r} cannot be the name of a group")
+    if group in LISTS and "." in part.name:
+        raise ValueError(f"part {part.name!r}: no dots, for its options are typed as {group}.<name>.<option>")
+    base = GROUPS.get(group, PartConfig)
+    if not issubclass(part.config, base):
+        raise TypeError(f"{group}={part.name}: {part.config.__name__} must derive from gangline.parts.{base.__name__}")
+    return group
+
+
+def _classes_differ(before: Found, offered: Iterable[Offer | Command]) -> None:
+    """A configuration tells its part by its class, so no two parts may share one."""
+    seen = {offer.part.config: offer for offers in before.offers.values() for offer in offers.values()}
+    for offer in [thing for thing in offered if isinstance(thing, Offer)]:
+        other = seen.setdefault(offer.part.config, offer)
+        if other is not offer:
+            pair = f"{other.group}={other.part.name} and {offer.group}={offer.part.name}"
+            raise ValueError(f"{pair} share the class {offer.part.config.__name__}; subclass it for one of them")
+
+
+def _mend(dist: Distribution | None, name: str, error: Exception) -> str:
+    """What to try after a failed import; names the plugin's own requirement where a module is missing."""
+    missing = (getattr(error, "name", None) or "").partition(".")[0]
+    for requirement in (dist.requires or ()) if dist and missing else ():
+        text = requirement.partition(";")[0].strip()
+        if normal(re.split(r"[^\w.-]", text, maxsplit=1)[0]) == normal(missing):
+            return f"Its own requirement is {text}; try  pip install --upgrade {name}"
+    return f"Try  pip install --upgrade {name}"

@@ -1,0 +1,98 @@
+"""Counter-based random numbers: a function of their key alone, so that no layout can change them.
+
+Two generators: `uniforms` hashes integer tensors on whatever device they lie (dropout, jitter), and `fill` draws
+weights in fixed blocks of rows, on the CPU, from Philox (Salmon et al., SC 2011) keyed by (seed, name, block).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BLOCK_ROWS = 64  # weights are drawn this many rows at a time, whatever part of them is wanted
+_GOLDEN, _MIX1, _MIX2 = (
+    c - (1 << 64) if c >= 1 << 63 else c for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+
+
+def key_of(*parts: object) -> int:
+    """A signed 64-bit key of any printable parts."""
+    digest = hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64 (torch's is arithmetic)."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014, fig. 15), on wrapping int64."""
+    x = (x ^ _shift(x, 30)) * _MIX1
+    x = (x ^ _shift(x, 27)) * _MIX2
+    return x ^ _shift(x, 31)
+
+
+def uniforms(seed: int, step: int, *coordinates: Tensor | str) -> Tensor:
+    """Uniforms in [0, 1), float32 with 24 random bits, of the broadcast shape of the int64 tensors in `coordinates`."""
+    site = [part for part in coordinates if isinstance(part, str)]
+    state: Tensor | int = key_of(seed, step, *site)
+    for part in coordinates:
+        if not isinstance(part, str):
+            state = _mix(part.to(torch.int64) + state + _GOLDEN)
+    assert isinstance(state, Tensor)
+    return _shift(state, 40).to(torch.float32) * 2.0**-24
+
+
+def fill(
+    out: Tensor,
+    *,
+    seed: int,
+    name: str,
+    offset: tuple[int, ...],
+    shape: tuple[int, ...],
+    distribution: str,
+    scale: float,
+) -> None:
+    """Fill `out`, the box at `offset` of the global array `name` of `shape`, with its initial values.
+
+    Rows run along the last dim, leading dims flattened; an array of one dim is one row. Every caller that wants
+    a row draws the same block of rows, so any cut sees the same numbers, and none draws the whole. Drawn in float32,
+    whatever the dtype of `out`; a constant is not drawn.
+    """
+    if distribution == "constant":
+        out.detach().fill_(scale)
+        return
+    if distribution not in ("normal", "uniform"):
+        raise ValueError(f"{name}: no such distribution {distribution!r}; there are normal, uniform, constant")
+    if out.numel() == 0:
+        return
+    width, lead = (shape[-1], shape[:-1]) if shape else (1, ())
+    columns = slice(offset[-1], offset[-1] + out.shape[-1]) if shape else slice(0, 1)
+    rows = _rows(offset[:-1], tuple(out.shape[:-1]), lead)
+    total = math.prod(lead)
+    flat = out.detach().reshape(len(rows), columns.stop - columns.start)
+    blocks, starts = np.unique(rows // BLOCK_ROWS, return_index=True)
+    for block, start, stop in zip(blocks.tolist(), starts, [*starts[1:], len(rows)], strict=True):
+        first = block * BLOCK_ROWS
+        count = min(BLOCK_ROWS, total - first)
+        generator = np.random.Generator(np.random.Philox(key=key_of(seed, name, block) & ((1 << 64) - 1)))
+        if distribution == "normal":
+            drawn = generator.standard_normal((count, width), dtype=np.float32) * np.float32(scale)
+        else:
+            drawn = (generator.random((count, width), dtype=np.float32) * 2 - 1) * np.float32(scale)
+        flat[start:stop] = torch.from_numpy(drawn[rows[start:stop] - first, columns])
+    if flat.data_ptr() != out.data_ptr():  # the box could not be seen as a matrix: what was filled is a copy
+        out.detach().copy_(flat.view(out.shape))
+
+
+def _rows(offset: tuple[int, ...], local: tuple[int, ...], lead: tuple[int, ...]) -> np.ndarray:
+    """Global numbers, ascending, of the rows of a box: its leading dims flattened as those of the whole are."""
+    rows = np.zeros(1, np.int64)
+    for start, length, whole in zip(offset, local, lead, strict=True):
+        rows = (rows[:, None] * whole + np.arange(start, start + length)).reshape(-1)
+    return rows

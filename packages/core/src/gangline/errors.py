@@ -1,0 +1,75 @@
+"""What a user sees when something they asked for cannot be had.
+
+A user's mistake is a `UserError`: one message, exit code 2, no traceback. Everything else is a
+bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+EXIT_USER_ERROR = 2
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that cannot work, found before anything is started.
+
+    `what` is in the user's own words, `why` gives the reason, `mend` the command or setting that
+    makes it work. A part's ``check(run)`` returns these; all of them are shown at once.
+    """
+
+    what: str
+    why: str = ""
+    mend: str = ""
+
+    def details(self) -> list[str]:
+        return [*self.why.splitlines(), *self.mend.splitlines()]
+
+
+class UserError(Exception):
+    """A mistake that the user can mend: `what`, then indented lines: why, the command, the choices."""
+
+    exit_code = EXIT_USER_ERROR
+
+    def __init__(self, what: str, *details: str) -> None:
+        self.what = what
+        self.details = tuple(line for line in details if line)
+        super().__init__("\n  ".join((what, *self.details)))
+
+    def __reduce__(self) -> tuple:
+        return UserError, (self.what, *self.details)
+
+    @classmethod
+    def of(cls, problems: Iterable[Problem]) -> UserError:
+        """One error that shows every problem found, numbered where there are several."""
+        found = list(problems)
+        if len(found) == 1:
+            return cls(found[0].what, *found[0].details())
+        lines = []
+        for number, problem in enumerate(found, 1):
+            lines += [f"{number}. {problem.what}", *(f"   {line}" for line in problem.details())]
+        return cls(f"{len(found)} things cannot work:", *lines)
+
+    def problem(self) -> Problem:
+        """The same as one problem among others."""
+        return Problem(self.what, "\n".join(self.details))
+
+
+class BadCheckpoint(Exception):
+    """Stored bytes are missing or are not what was written.
+
+    `array` is the global array's name, `box` the damaged part as ((start, stop), ...) per
+    dim or None for all of it, `file` where it lies.
+    """
+
+    def __init__(self, array: str, box: tuple[tuple[int, int], ...] | None, file: str | Path, why: str = "") -> None:
+        self.array, self.box, self.file, self.why = array, box, str(file), why
+        where = "" if box is None else "[" + ", ".join(f"{a}:{b}" for a, b in box) + "]"
+        super().__init__(f"{array}{where} in {file} is damaged" + (f": {why}" if why else ""))
+
+    def __reduce__(self) -> tuple:
+        """Ranks tell each other what is damaged, so this has to survive a pickle."""
+        return BadCheckpoint, (self.array, self.box, self.file, self.why)

@@ -1,0 +1,137 @@
+"""What module code may call without knowing of ranks, stages or recomputation.
+
+In a bare module all of these change nothing: `emit_loss` gives `hidden` back, `emit_metric` is silent, `over_sequence`
+is the identity, `draw` is keyed by (seed 0, step 0, sample = row number).
+
+A strategy opens a `frame` around each micro-batch's forward *and* around its backward pass. What is emitted is
+kept by (micro-batch, path, name), so a recomputed forward overwrites its own value and each token counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gangline.draws import uniforms
+
+MetricReduce = Literal["sum", "mean", "max"]
+
+
+@dataclass
+class Collected:
+    """All that the modules emitted during one step on this rank, by (micro-batch, path, name)."""
+
+    losses: dict[tuple[int, str, str], Tensor] = field(default_factory=dict)
+    metrics: dict[tuple[int, str, str], tuple[Tensor, MetricReduce]] = field(default_factory=dict)
+
+
+@dataclass
+class Frame:
+    """The surroundings of one micro-batch.
+
+    sample, document, position  the key of random draws, shaped like the hidden state's leading dims (B, T)
+    coefficient                 d(objective)/d(term): loss scale / global token count, read in the backward pass
+    over_sequence               differentiable sum over the ranks that hold the rest of the same sequences
+    """
+
+    micro_batch: int = 0
+    seed: int = 0
+    step: int = 0
+    sample: Tensor | None = None
+    document: Tensor | None = None
+    position: Tensor | None = None
+    coefficient: float = 1.0
+    collected: Collected | None = None
+    over_sequence: Callable[[Tensor], Tensor] | None = None
+
+
+# Plain globals, not context variables: on a GPU the backward pass, and so a recomputed forward, runs in a thread of
+# autograd's own, which would see none. A rank runs one step at a time.
+_frame: Frame | None = None
+_path: str = ""
+
+
+@contextmanager
+def frame(surroundings: Frame) -> Iterator[Frame]:
+    """Everything inside belongs to this micro-batch."""
+    global _frame
+    before, _frame = _frame, surroundings
+    try:
+        yield surroundings
+    finally:
+        _frame = before
+
+
+@contextmanager
+def at(path: str) -> Iterator[None]:
+    """Everything inside is emitted under `path` ("blocks.3")."""
+    global _path
+    before, _path = _path, path
+    try:
+        yield
+    finally:
+        _path = before
+
+
+class _AddTerm(torch.autograd.Function):
+    """hidden -> hidden; in the backward pass the term gets the objective's derivative, whatever reaches `hidden`."""
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, term: Tensor, surroundings: Frame) -> Tensor:
+        ctx.surroundings, ctx.like = surroundings, term
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx, grad_hidden: Tensor):
+        return grad_hidden, torch.full_like(ctx.like, ctx.surroundings.coefficient), None
+
+
+def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:
+    """Add `term` to the objective and give `hidden` back.
+
+    term: 0-d, a sum over this rank's own tokens; divided, as the loss is, by the step's global token count. It reaches
+    the objective through the backward pass of the `hidden` that is returned, so use that.
+    """
+    current = _frame
+    if current is None:
+        return hidden
+    if current.collected is not None:
+        current.collected.losses[(current.micro_batch, _path, name)] = term.detach()
+    return _AddTerm.apply(hidden, term, current)
+
+
+def emit_metric(name: str, value: Tensor, reduce: MetricReduce = "sum") -> None:
+    """Report a number or a vector under the block's path; reduced over micro-batches and ranks by `reduce`."""
+    current = _frame
+    if current is not None and current.collected is not None:
+        current.collected.metrics[(current.micro_batch, _path, name)] = (value.detach(), reduce)
+
+
+def over_sequence(x: Tensor) -> Tensor:
+    """Differentiable sum over the ranks that hold the rest of the same sequences."""
+    current = _frame
+    return x if current is None or current.over_sequence is None else current.over_sequence(x)
+
+
+def draw(like: Tensor, site: str, first_feature: int = 0) -> Tensor:
+    """Uniforms in [0, 1), float32, shaped like `like` (B, T, F).
+
+    Keyed by (seed, step, sample, position in its document, feature, site): the same under any cut, stage or
+    recomputation. Where features are cut, `first_feature` is the global number of the first.
+    """
+    current = _frame or Frame()
+    B, T, F = like.shape
+    device = like.device
+    sample = current.sample if current.sample is not None else torch.arange(B, device=device)[:, None].expand(B, T)
+    position = current.position if current.position is not None else torch.arange(T, device=device).expand(B, T)
+    document = current.document if current.document is not None else torch.zeros_like(position)
+    feature = torch.arange(first_feature, first_feature + F, device=device)
+    key = f"{_path}/{site}"
+    return uniforms(
+        current.seed, current.step, sample[..., None], document[..., None], position[..., None], feature, key
+    )

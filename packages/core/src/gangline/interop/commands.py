@@ -1,0 +1,114 @@
+"""`gangline export` and `gangline import`: a run's weights out to others, others' weights into a run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gangline.checkpoint.base import Checkpointer, CheckpointId
+from gangline.errors import UserError
+from gangline.interop.config import config_json, model_config_from
+from gangline.interop.write import DTYPES, MAX_SHARD_BYTES, export
+from gangline.model.shapes import DecoderConfig
+from gangline.model.tree import parameter_shapes
+
+if TYPE_CHECKING:
+    import torch
+
+
+def export_run(argv: Sequence[str]) -> int:
+    """`gangline export RUN_DIR OUT`: config.json and safetensors, array by array, without building the model."""
+    parser = argparse.ArgumentParser(
+        prog="gangline export", description="Write a run's model as a Hugging Face directory."
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="the run's directory")
+    parser.add_argument("out", metavar="OUT", help="the directory to write; it must not exist")
+    parser.add_argument("--checkpoint", metavar="ID", help="such as step-00000100; by default the newest")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights (%(default)s)")
+    parser.add_argument("--shard-gb", type=float, default=MAX_SHARD_BYTES / 1e9, help="size of a file (%(default)g)")
+    options = parser.parse_args(list(argv))
+
+    from gangline import plugins
+    from gangline.model.compose import compose_model
+    from gangline.rundir import RunDirectory
+
+    run = RunDirectory.open(options.run_dir).run()
+    if run.edits or not isinstance(run.model, DecoderConfig):
+        what = ", ".join(run.edits) or type(run.model).__name__
+        raise UserError(
+            f"{options.run_dir} cannot be exported: no Hugging Face architecture is known for it.",
+            f"Its model is not a plain decoder ({what}).",
+        )
+    tree, plan = compose_model(run)
+    shapes = parameter_shapes(tree)
+    kept: Checkpointer = plugins.build(run.checkpoint, run, None)
+    id = _choose(kept, options.run_dir, options.checkpoint)
+    export(
+        options.out,
+        _arrays(kept, id, shapes),
+        plan=plan,
+        shapes=shapes,
+        config=config_json(run.model, dtype=options.dtype, max_position=run.batch.sequence_length),
+        dtype=options.dtype,
+        max_shard_bytes=int(options.shard_gb * 1e9),
+    )
+    print(f"{options.out}: {id} of {options.run_dir}, {len(shapes)} tensors in {options.dtype}")
+    return 0
+
+
+def _choose(kept: Checkpointer, run_dir: str, wanted: str | None) -> CheckpointId:
+    held = kept.list()
+    found = kept.latest() if wanted is None else CheckpointId.parse(wanted)
+    if found is None or found not in held:
+        what = "checkpoint" if wanted is None else f"checkpoint {wanted}"
+        raise UserError(f"{run_dir} has no {what}.", f"It has {', '.join(map(str, held)) or 'none'}.")
+    return found
+
+
+def _arrays(
+    kept: Checkpointer, id: CheckpointId, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each parameter of a checkpoint, whole, one after another."""
+    import torch
+
+    from gangline.mesh import Mesh
+    from gangline.shard import Layout, Registry, Shard
+
+    for name, shape in shapes.items():
+        whole = torch.empty(shape)
+        shard = Shard(f"model/{name}", shape, whole.dtype, (0,) * len(shape), whole)
+        kept.load(id, [shard], Registry.of(Mesh.of({}), {shard.name: Layout(shape)}))
+        yield name, whole
+
+
+def import_model(argv: Sequence[str]) -> int:
+    """`gangline import DIR`: checks a Hugging Face directory and prints the `train` command that starts from it."""
+    parser = argparse.ArgumentParser(
+        prog="gangline import", description="Show how to train on from a Hugging Face directory."
+    )
+    parser.add_argument("directory", metavar="DIR", help="config.json and safetensors")
+    options = parser.parse_args(list(argv))
+
+    directory = Path(options.directory).expanduser().resolve()
+    config = model_config_from(directory)
+    print(" \\\n  ".join(["train model=decoder", *_settings(config), *_tokenizer(directory)]))
+    return 0
+
+
+def _settings(config: DecoderConfig) -> list[str]:
+    """What differs from the part's defaults, as a user types it."""
+    defaults = DecoderConfig()
+    changed = [
+        (item.name, value)
+        for item in fields(config)
+        if (value := getattr(config, item.name)) != getattr(defaults, item.name)
+    ]
+    return [f"model.{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in changed]
+
+
+def _tokenizer(directory: Path) -> list[str]:
+    path = directory / "tokenizer.json"
+    return [f"data.tokenizer={path}"] if path.exists() else []

@@ -1,0 +1,154 @@
+"""Between a Hugging Face config.json and a model's configuration. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from gangline.errors import Problem, UserError
+from gangline.model.shapes import DecoderConfig
+
+ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}  # -> whether queries and keys are normalised
+
+# ours -> theirs, where the value is the same
+SAME = {
+    "vocab_size": "vocab_size",
+    "dim": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "hidden": "intermediate_size",
+    "tied": "tie_word_embeddings",
+    "norm_eps": "rms_norm_eps",
+}
+SCALING = {
+    "rope_scaling_factor": "factor",
+    "rope_low_freq_factor": "low_freq_factor",
+    "rope_high_freq_factor": "high_freq_factor",
+    "rope_original_max_position": "original_max_position_embeddings",
+}
+NEEDED = ("vocab_size", "dim", "layers", "heads", "kv_heads", "hidden")
+# What this architecture does not have: theirs -> the only value that means it is absent.
+ABSENT = {"attention_bias": False, "mlp_bias": False, "use_sliding_window": False, "hidden_act": "silu"}
+
+
+def read_config(directory: str | Path) -> dict[str, Any]:
+    """The config.json of a directory. Raises UserError where there is none or it is not JSON."""
+    path = Path(directory).expanduser() / "config.json"
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(
+            f"{directory} is not a Hugging Face model directory.",
+            "It has no config.json.",
+            "hf download OWNER/MODEL --local-dir DIR makes one.",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read.", str(error)) from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} cannot be read.", "It is not a JSON object.")
+    return content
+
+
+def model_config_from(directory: str | Path) -> DecoderConfig:
+    """The configuration (part `decoder`) of the model in a Hugging Face directory, to be started from its weights.
+
+    Reads what transformers 4 writes (rope_theta, rope_scaling) and what 5 does (rope_parameters). Raises UserError for
+    another architecture, and for what this one cannot compute.
+    """
+    theirs = read_config(directory)
+    architecture = (theirs.get("architectures") or [None])[0]
+    if architecture not in ARCHITECTURES:
+        raise UserError(
+            f"{directory} holds a model of architecture {architecture}.",
+            "gangline's decoder computes: " + ", ".join(ARCHITECTURES) + ".",
+        )
+    for key, value in ABSENT.items():
+        if theirs.get(key, value) != value:
+            raise UserError(
+                f"{directory} holds a model with {key}={theirs[key]}.", f"gangline's decoder has only {key}={value}."
+            )
+    if set(theirs.get("layer_types") or ()) - {"full_attention"}:
+        raise UserError(f"{directory} holds a model with layers of sliding-window attention.", "gangline has none.")
+    ours = {mine: theirs[key] for mine, key in SAME.items() if theirs.get(key) is not None}
+    missing = [SAME[name] for name in NEEDED if name not in ours]
+    if missing:
+        raise UserError(f"{directory}/config.json does not give {', '.join(missing)}.")
+    ours.setdefault("norm_eps", 1e-6)  # what transformers takes where a file is silent
+    return DecoderConfig(
+        **ours, **_rope(directory, theirs), qk_norm=ARCHITECTURES[architecture], weights=str(directory)
+    )
+
+
+def _rope(directory: str | Path, theirs: dict[str, Any]) -> dict[str, Any]:
+    rope = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    found = {"rope_theta": float(rope.get("rope_theta", theirs.get("rope_theta", 10_000.0)))}
+    if kind == "default":
+        return found
+    if kind != "llama3":
+        raise UserError(
+            f"{directory} holds a model with rotary positions of type {kind}.",
+            "gangline's decoder computes: default, llama3.",
+        )
+    return found | {mine: rope[key] for mine, key in SCALING.items()}
+
+
+def config_json(config: DecoderConfig, *, dtype: str = "float32", max_position: int = 2048) -> dict[str, Any]:
+    """What transformers needs to open the model, in the words that both 4 and 5 read.
+
+    max_position: the context it was trained with; with rotary scaling it follows from the scaling.
+    """
+    qk_norm = config.qk_norm
+    architecture = next(name for name, normalised in ARCHITECTURES.items() if normalised == qk_norm)
+    values = {theirs: getattr(config, mine) for mine, theirs in SAME.items()}
+    scaling = None
+    if config.rope_scaling_factor is not None:
+        scaling = {"rope_type": "llama3", **{theirs: getattr(config, mine) for mine, theirs in SCALING.items()}}
+        max_position = round(config.rope_original_max_position * config.rope_scaling_factor)
+    return {
+        "architectures": [architecture],
+        "model_type": "qwen3" if qk_norm else "llama",
+        **values,
+        "num_key_value_heads": config.key_heads,
+        "head_dim": config.head_width,
+        **{key: value for key, value in ABSENT.items() if key != "use_sliding_window" or qk_norm},
+        "rope_theta": config.rope_theta,
+        "rope_scaling": scaling,
+        "max_position_embeddings": max_position,
+        "torch_dtype": dtype,
+    }
+
+
+def check_weights(config: DecoderConfig) -> list[Problem]:
+    """Whether the directory that `model.weights` names holds this very model."""
+    assert config.weights is not None
+    try:
+        stored = model_config_from(config.weights)
+    except UserError as error:
+        return [Problem(f"model.weights: {error.what}", *error.details[:2])]
+    there, here = _comparable(stored), _comparable(config)
+    other = [
+        f"{name} is {there.get(name)} there and {value} here"
+        for name, value in here.items()
+        if value != there.get(name)
+    ]
+    if not other:
+        return []
+    return [
+        Problem(
+            f"model.weights={config.weights} holds another model.",
+            "; ".join(other) + ".",
+            f"gangline import {config.weights} prints the configuration that fits it.",
+        )
+    ]
+
+
+def _comparable(config: DecoderConfig) -> dict[str, Any]:
+    values = {item.name: getattr(config, item.name) for item in fields(DecoderConfig)}
+    values |= {"kv_heads": config.key_heads, "head_dim": config.head_width}
+    silent = {"init_std", "weights"} | (set(SCALING) if config.rope_scaling_factor is None else set())
+    return {name: value for name, value in values.items() if name not in silent or name == "rope_scaling_factor"}

@@ -1,0 +1,52 @@
+"""From the plan's names to theirs, array by array. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from gangline.errors import UserError
+from gangline.plan import Name, Plan
+
+# What files hold beside the weights: nothing is lost by passing over it.
+COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """One of their tensors: the whole of ours, or, where theirs are stacked in ours, number `index` of it."""
+
+    name: str
+    shape: tuple[int, ...]
+    index: int | None = None
+    transpose: bool = False
+
+
+def theirs_of(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
+    """Their tensors that make up our parameter `name`. Raises UserError where the plan gives it no name."""
+    for rule in plan.names:
+        theirs = rule.translate(name)
+        if theirs is None:
+            continue
+        if rule.how == "stack":
+            return [Theirs(theirs.replace("{n}", str(i)), shape[1:], index=i) for i in range(shape[0])]
+        if rule.how == "transpose":
+            return [Theirs(theirs, shape[::-1], transpose=True)]
+        return [Theirs(theirs, shape)]
+    raise UserError(
+        f"the model's plan has no Hugging Face name for parameter {name!r}.",
+        "Its author says in `Plan.names` what others call each parameter; without that it cannot be read or written.",
+    )
+
+
+def strangers(plan: Plan, names: Iterable[str]) -> list[str]:
+    """Those of their `names` that no rule of the plan accounts for: a model that computes something else."""
+    known = [_pattern(rule) for rule in plan.names]
+    return [
+        name for name in names if not COMPUTED.fullmatch(name) and not any(pattern.fullmatch(name) for pattern in known)
+    ]
+
+
+def _pattern(rule: Name) -> re.Pattern[str]:
+    return re.compile(re.sub(r"\\\{(\d+|n)\\\}", r"[^.]+", re.escape(rule.theirs)))

@@ -1,0 +1,57 @@
+"""Start from weights that others trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gangline.errors import UserError
+from gangline.interop.names import Theirs, strangers, theirs_of
+from gangline.interop.tensors import Tensors
+from gangline.plan import Plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from gangline.shard import Shard
+
+PREFIX = "model/"
+
+
+def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan) -> None:
+    """Fill this rank's `model/...` shards in place from a Hugging Face directory, reading only their boxes.
+
+    Raises UserError where a tensor is missing, has another shape, or is one that this model has no place for.
+    """
+    with Tensors(directory) as tensors:
+        left_over = strangers(plan, tensors.files)
+        if left_over:
+            raise UserError(
+                f"{directory} holds weights that this model has no place for.",
+                ", ".join(left_over[:4]) + (f" and {len(left_over) - 4} more" if len(left_over) > 4 else "") + ".",
+            )
+        for shard in shards:
+            name = plan.owner(shard.name.removeprefix(PREFIX))
+            for theirs in theirs_of(plan, name, shard.global_shape):
+                _fill(tensors, theirs, shard, name)
+
+
+def _fill(tensors: Tensors, theirs: Theirs, shard: Shard, name: str) -> None:
+    import torch
+
+    box, local = shard.box.slices, shard.local
+    if theirs.index is not None:
+        if not box[0].start <= theirs.index < box[0].stop:
+            return
+        local, box = local[theirs.index - box[0].start], box[1:]
+    if theirs.transpose:
+        local, box = local.T, box[::-1]
+    found = tensors.shape(theirs.name)
+    if found != theirs.shape:
+        raise UserError(
+            f"{tensors.directory}: {theirs.name} has shape {found}.", f"For {name} it must have shape {theirs.shape}."
+        )
+    part: torch.Tensor = tensors.read(theirs.name, box)
+    with torch.no_grad():
+        local.copy_(part)

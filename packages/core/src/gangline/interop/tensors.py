@@ -1,0 +1,70 @@
+"""The tensors of a Hugging Face directory, by their names there; one at a time, or a part of one."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gangline.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+ONE_FILE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+class Tensors:
+    """Reads without holding more than was asked for. A context manager: files stay open inside it."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory).expanduser()
+        self._open = ExitStack()
+        self._files: dict[str, Any] = {}
+
+    def __enter__(self) -> Tensors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+        self._files.clear()
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """Tensor name -> the file it lies in."""
+        index = self.directory / INDEX
+        if index.exists():
+            try:
+                return dict(json.loads(index.read_text())["weight_map"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{index} is damaged.", f"It has no readable weight_map ({error!r}).") from error
+        if (self.directory / ONE_FILE).exists():
+            return dict.fromkeys(self._file(ONE_FILE).keys(), ONE_FILE)
+        raise UserError(f"{self.directory} has no weights.", f"Neither {ONE_FILE} nor {INDEX} is in it.")
+
+    def _file(self, name: str) -> Any:
+        if name not in self._files:
+            from safetensors import SafetensorError, safe_open
+
+            path = self.directory / name
+            try:
+                self._files[name] = self._open.enter_context(safe_open(path, framework="pt"))
+            except FileNotFoundError:
+                raise UserError(f"{path} is missing.", f"{INDEX} says that weights lie there.") from None
+            except (OSError, SafetensorError) as error:
+                raise UserError(f"{path} cannot be read.", str(error)) from error
+        return self._files[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Global shape. Raises UserError where there is no such tensor."""
+        if name not in self.files:
+            raise UserError(f"{self.directory} has no tensor {name}.")
+        return tuple(self._file(self.files[name]).get_slice(name).get_shape())
+
+    def read(self, name: str, box: tuple[slice, ...]) -> torch.Tensor:
+        """The part of a tensor that `box` takes of it."""
+        file = self._file(self.files[name])
+        return file.get_slice(name)[box] if box else file.get_tensor(name)

@@ -1,0 +1,153 @@
+"""Write a model as others read it: config.json, safetensors files, and their index.
+
+A safetensors file is 8 bytes (little-endian length of the header), the header (JSON: name -> dtype, shape,
+data_offsets) and the tensors' bytes. Shapes are known from the model's tree, so every file is laid out before the first
+tensor is read, and no more than one tensor is in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from gangline.errors import UserError
+from gangline.interop.names import Theirs, theirs_of
+from gangline.interop.tensors import INDEX, ONE_FILE
+from gangline.plan import Plan
+from gangline.shard import itemsize
+
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+MAX_SHARD_BYTES = 5_000_000_000
+
+
+@dataclass
+class _Slot:
+    theirs: Theirs
+    nbytes: int
+    file: str = ""
+    offset: int = 0  # in the file
+
+
+def export(
+    directory: str | Path,
+    arrays: Iterable[tuple[str, torch.Tensor]],
+    *,
+    plan: Plan,
+    shapes: Mapping[str, tuple[int, ...]],
+    config: Mapping[str, Any],
+    dtype: str = "float32",
+    max_shard_bytes: int = MAX_SHARD_BYTES,
+) -> None:
+    """Write `directory` whole or not at all.
+
+    arrays  (name, whole tensor) in any order, drawn one at a time; each of `shapes` once
+    shapes  global shape of every parameter by name (`gangline.model.tree.parameter_shapes`)
+    config  the content of config.json
+
+    Raises UserError where the directory exists or cannot be written, ValueError where `arrays` are not those of
+    `shapes`.
+    """
+    target = Path(directory).expanduser()
+    if target.exists():
+        raise UserError(f"{target} exists.", "An export overwrites nothing.", "Name another directory.")
+    slots = {
+        name: [_Slot(theirs, prod(theirs.shape) * itemsize(dtype)) for theirs in theirs_of(plan, name, shape)]
+        for name, shape in shapes.items()
+    }
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        _write(partial, arrays, slots, dtype, max_shard_bytes)
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        partial.rename(target)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written.", error.strerror or str(error)) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write(
+    folder: Path,
+    arrays: Iterable[tuple[str, torch.Tensor]],
+    slots: dict[str, list[_Slot]],
+    dtype: str,
+    max_shard_bytes: int,
+) -> None:
+    import torch
+
+    files = _lay_out([slot for group in slots.values() for slot in group], max_shard_bytes)
+    with ExitStack() as stack:
+        opened = {
+            name: _begin(stack.enter_context((folder / name).open("wb")), content, dtype)
+            for name, content in files.items()
+        }
+        for name, tensor in arrays:
+            if name not in slots:
+                raise ValueError(f"array {name!r} is no parameter of the model, or came twice")
+            for slot in slots.pop(name):
+                part = tensor if slot.theirs.index is None else tensor[slot.theirs.index]
+                part = part.T if slot.theirs.transpose else part
+                if tuple(part.shape) != slot.theirs.shape:
+                    raise ValueError(f"array {name!r} has part {tuple(part.shape)}, not {slot.theirs.shape}")
+                raw = part.detach().to("cpu", getattr(torch, dtype)).contiguous().reshape(-1).view(torch.uint8)
+                file = opened[slot.file]
+                file.seek(slot.offset)
+                file.write(raw.numpy().data)
+        if slots:
+            raise ValueError(f"no array came for {', '.join(slots)}")
+        for file in opened.values():
+            file.flush()
+            os.fsync(file.fileno())
+    if len(files) > 1:
+        where = {slot.theirs.name: name for name, content in files.items() for slot in content}
+        size = sum(slot.nbytes for content in files.values() for slot in content)
+        index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _lay_out(slots: list[_Slot], max_shard_bytes: int) -> dict[str, list[_Slot]]:
+    """File name -> what lies in it: filled in order, a tensor larger than the limit in a file of its own."""
+    groups: list[list[_Slot]] = [[]]
+    used = 0
+    for slot in slots:
+        if groups[-1] and used + slot.nbytes > max_shard_bytes:
+            groups.append([])
+            used = 0
+        groups[-1].append(slot)
+        used += slot.nbytes
+    total = len(groups)
+    names = [ONE_FILE] if total == 1 else [f"model-{n:05d}-of-{total:05d}.safetensors" for n in range(1, total + 1)]
+    for name, group in zip(names, groups, strict=True):
+        for slot in group:
+            slot.file = name
+    return dict(zip(names, groups, strict=True))
+
+
+def _begin(file: BinaryIO, slots: list[_Slot], dtype: str) -> BinaryIO:
+    """Write the header, and tell each slot where in the file its bytes go."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for slot in slots:
+        header[slot.theirs.name] = {
+            "dtype": DTYPES[dtype],
+            "shape": list(slot.theirs.shape),
+            "data_offsets": [end, end + slot.nbytes],
+        }
+        slot.offset, end = end, end + slot.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the tensors' bytes are aligned
+    file.write(len(text).to_bytes(8, "little") + text)
+    for slot in slots:
+        slot.offset += 8 + len(text)
+    return file

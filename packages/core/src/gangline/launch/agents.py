@@ -1,0 +1,213 @@
+"""Started by torchrun or Slurm, on every rank: rank 0 composes and writes the run directory, the others are told.
+
+The agent keeps watch and restarts; nothing here starts a rank.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from gangline.errors import EXIT_USER_ERROR, UserError
+from gangline.launch import failures, forkserver, requeue, sidecars, worker
+from gangline.launch.failures import EXIT_FAILURE
+from gangline.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+COMPOSE_SECONDS = 600.0  # how long the others wait for rank 0
+
+# The agent ends all ranks as soon as one has ended, so the others stay until rank 0 has said why it refused.
+REFUSED_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """This process's place among the ranks that an agent started."""
+
+    agent: str  # "torchrun" or "slurm"
+    key: str  # the same for every start of one job, and for no other job
+    rank: int
+    world: int
+    local_rank: int
+    local_world: int
+    address: str
+    port: int
+    restarts: int  # how often the agent or the scheduler has started this job again
+
+    def environment(self) -> dict[str, str]:
+        """What torchrun would have set."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+        }
+
+
+def detect(environ: Mapping[str, str] = os.environ) -> Job | None:
+    """The job that this process is a rank of, or None where `train` was simply typed.
+
+    A single task (`srun` of one, an interactive shell, a batch script) is not a rank: it may start processes itself.
+    """
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return _torchrun(environ)
+    if "SLURM_STEP_ID" in environ and int(environ.get("SLURM_STEP_NUM_TASKS", environ.get("SLURM_NTASKS", "1"))) > 1:
+        return _slurm(environ)
+    return None
+
+
+def _torchrun(environ: Mapping[str, str]) -> Job:
+    run_id = environ["TORCHELASTIC_RUN_ID"]
+    if run_id == "none":  # torchrun was given no --rdzv-id; its own process is then what the starts have in common
+        run_id = f"{socket.gethostname()}-{os.getppid()}"
+    return Job(
+        agent="torchrun",
+        key=f"torchrun-{run_id}",
+        rank=int(environ["RANK"]),
+        world=int(environ["WORLD_SIZE"]),
+        local_rank=int(environ["LOCAL_RANK"]),
+        local_world=int(environ["LOCAL_WORLD_SIZE"]),
+        address=environ["MASTER_ADDR"],
+        port=int(environ["MASTER_PORT"]),
+        restarts=int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+    )
+
+
+def _slurm(environ: Mapping[str, str]) -> Job:
+    job, step = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ["SLURM_JOB_NODELIST"]
+    tasks = tasks_per_node(environ.get("SLURM_STEP_TASKS_PER_NODE") or environ["SLURM_TASKS_PER_NODE"])
+    return Job(
+        agent="slurm",
+        key=f"slurm-{job}-{step}",
+        rank=int(environ["SLURM_PROCID"]),
+        world=int(environ.get("SLURM_STEP_NUM_TASKS") or environ["SLURM_NTASKS"]),
+        local_rank=int(environ["SLURM_LOCALID"]),
+        local_world=tasks[int(environ.get("SLURM_NODEID", "0"))],
+        address=environ.get("MASTER_ADDR") or first_host(hosts),
+        port=int(environ.get("MASTER_PORT") or 20000 + (int(job) * 64 + int(step) % 64) % 12000),
+        restarts=int(environ.get("SLURM_RESTART_COUNT", "0")),
+    )
+
+
+def first_host(hosts: str) -> str:
+    """The first of Slurm's host list: "gpu[003-007,9],login1" -> "gpu003"."""
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", re.split(r",(?![^\[]*\])", hosts)[0])
+
+
+def tasks_per_node(counts: str) -> list[int]:
+    """Slurm's short form, written out: "4(x2),3" -> [4, 4, 3]."""
+    found = []
+    for part in counts.split(","):
+        count, _, times = part.rstrip(")").partition("(x")
+        found += [int(count)] * int(times or 1)
+    return found
+
+
+def run_under_agent(
+    compose_and_write: Callable[[], str | Path], target: str = worker.WORK, args: tuple[Any, ...] = ()
+) -> NoReturn:
+    """Train as one rank of the job that `detect` finds; the process ends here, with the exit code of the rank.
+
+    `compose_and_write` is called on global rank 0 alone and gives the run directory. A job that was started again, by
+    its agent or by the scheduler, goes on in the run directory that it began with. What rank 0 refuses ends all ranks
+    with the same exit code; rank 0 alone raises the UserError.
+    """
+    job = detect()
+    assert job is not None, "no torchrun or Slurm in the environment"
+    os.environ.update(job.environment())
+    forkserver.set_environment()
+    store = _store(job)
+    if job.rank == 0:
+        run_dir = _tell(job, store, compose_and_write)
+    else:
+        code, run_dir = _told(job, store)
+        if code:
+            time.sleep(REFUSED_SECONDS)
+            worker.leave(code)
+    terminal = os.dup(sys.stderr.fileno())
+    owned = _start_sidecars(run_dir) if job.local_rank == 0 else []
+    code = worker.main(run_dir, target, args)
+    if code in (0, EXIT_USER_ERROR):
+        sidecars.stop(owned)  # otherwise they stay for the next start, and end with the agent
+    if code:
+        _report(job, Path(run_dir, "logs"), code, terminal)
+    worker.leave(code)
+
+
+def _start_sidecars(run_dir: str) -> list[sidecars.Running]:
+    asked = sidecars.wanted(RunDirectory.open(run_dir).run())
+    return sidecars.start(asked, run_dir, owner=os.getppid())
+
+
+def _tell(job: Job, store: Store, compose_and_write: Callable[[], str | Path]) -> str:
+    """On rank 0: find or write the run directory, and say so to the others, also where it cannot be had."""
+    try:
+        again = requeue.earlier(job.key, job.restarts)
+        if again is not None:
+            again.lock()
+        run_dir = str(Path(again.path if again is not None else compose_and_write()).resolve())
+        requeue.remember(job.key, run_dir)
+        if worker.restarts() == 0:
+            failures.clear(Path(run_dir, "logs"))
+    except BaseException as error:
+        code = error.exit_code if isinstance(error, UserError) else EXIT_FAILURE
+        store.set(_key(job), f"{code}:")
+        _wait_until_read(job, store)
+        raise
+    store.set(_key(job), f"0:{run_dir}")
+    return run_dir
+
+
+def _told(job: Job, store: Store) -> tuple[int, str]:
+    """On the other ranks: the exit code, and where it is 0 the run directory."""
+    code, _, run_dir = store.get(_key(job)).decode().partition(":")
+    store.add(_key(job) + "/read", 1)
+    return int(code), run_dir
+
+
+def _wait_until_read(job: Job, store: Store) -> None:
+    """Rank 0 may hold the store: stay until the others know."""
+    deadline = time.monotonic() + 30
+    while store.add(_key(job) + "/read", 0) < job.world - 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def _store(job: Job) -> Store:
+    """The job's store, as torch.distributed's own env:// rendezvous would open it; both may share one server."""
+    from torch.distributed import TCPStore
+
+    held_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+    return TCPStore(
+        job.address,
+        job.port,
+        is_master=job.rank == 0 and not held_by_agent,
+        timeout=timedelta(seconds=COMPOSE_SECONDS),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+
+
+def _key(job: Job) -> str:
+    return f"gangline/run_dir/{job.restarts}"  # an agent's store outlives the ranks
+
+
+def _report(job: Job, logs: Path, code: int, terminal: int) -> None:
+    """The rank that failed first says so, on the terminal that it had before its output went to a log."""
+    failure = failures.first(logs, worker.restarts())
+    if failure is None or failure.rank != job.rank or failure.kind == "ended":
+        return
+    text = f"train: {failure.error()}\n" if failure.kind == "user" else failures.report(failure, logs)
+    os.write(terminal, text.encode())

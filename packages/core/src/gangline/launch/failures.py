@@ -1,0 +1,104 @@
+"""Which rank failed first, and why: the first one to fail writes it down, and nobody after it. Torch-free.
+
+A rank whose error comes out of a collective has lost a peer that knows more; it writes nothing and waits a moment
+before it exits, so that whoever watches the ranks meets the culprit first.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from gangline.errors import UserError
+from gangline.launch.output import log_path
+
+PEER_WAIT_SECONDS = 1.0
+EXIT_FAILURE = 1
+
+# What gloo and NCCL say when the other end is gone. gloo raises plain RuntimeErrors.
+_LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL")
+_LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank ended. kind: "user" (a mistake, no traceback), "bug", or "ended" (`work` gave an exit code)."""
+
+    rank: int
+    kind: str
+    exit_code: int
+    what: str = ""
+    details: list[str] = field(default_factory=list)
+    trace: str = ""
+
+    @classmethod
+    def of(cls, rank: int, error: BaseException) -> Failure:
+        if isinstance(error, UserError):
+            return cls(rank, "user", error.exit_code, error.what, list(error.details))
+        what = "".join(traceback.format_exception_only(error)).strip()
+        return cls(rank, "bug", EXIT_FAILURE, what, trace="".join(traceback.format_exception(error)))
+
+    def error(self) -> UserError:
+        """The user's mistake, to be raised where the user is."""
+        found = UserError(self.what, *self.details)
+        found.exit_code = self.exit_code
+        return found
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether an error, or what it was raised from, only says that another rank is gone."""
+    seen: BaseException | None = error
+    while seen is not None:
+        names = [base.__name__ for base in type(seen).__mro__]
+        if any(name in _LOST_PEER_TYPES for name in names):
+            return True
+        if isinstance(seen, RuntimeError) and any(words in str(seen) for words in _LOST_PEER):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def claim(logs: Path, attempt: int, failure: Failure) -> bool:
+    """Write down `failure` as the first of the `attempt`-th start; False where another rank was first."""
+    try:
+        with _path(logs, attempt).open("x") as file:
+            json.dump(asdict(failure), file)
+    except OSError:
+        return False
+    return True
+
+
+def first(logs: Path, attempt: int) -> Failure | None:
+    """The first failure of the `attempt`-th start, where a rank lived to write it."""
+    try:
+        return Failure(**json.loads(_path(logs, attempt).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def report(failure: Failure, logs: Path) -> str:
+    """What the user is shown of a failure that is not theirs."""
+    end = "" if failure.trace else _tail(log_path(logs, failure.rank))
+    log = f"Its log: {log_path(logs, failure.rank)}\n"
+    return f"train: rank {failure.rank} failed first: {failure.what}\n{failure.trace}{end}{log}"
+
+
+def _tail(log: Path, lines: int = 5) -> str:
+    """The last words of a rank that had no time to say more."""
+    try:
+        found = log.read_text(errors="replace").splitlines()[-lines:]
+    except OSError:
+        return ""
+    return "".join(f"  | {line}\n" for line in found)
+
+
+def clear(logs: Path) -> None:
+    """Forget earlier starts of the run."""
+    for path in logs.glob("first-failure-*"):
+        path.unlink(missing_ok=True)
+
+
+def _path(logs: Path, attempt: int) -> Path:
+    return logs / f"first-failure-{attempt}.json"

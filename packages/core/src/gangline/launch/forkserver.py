@@ -1,0 +1,82 @@
+"""A process that has torch loaded, from which ranks are forked in milliseconds. Torch-free.
+
+The server imports and does nothing else: it runs no torch operation (a fork after an OpenMP region hangs in the
+child) and touches no GPU (CUDA cannot be used after a fork).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterable
+from multiprocessing import forkserver
+from typing import TYPE_CHECKING, Any
+
+from gangline.config.schema import Recompute
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+# What every rank needs. A name that does not import is passed over in silence; a test imports each.
+PRELOAD = (
+    "gangline.launch.server",  # first: how the server itself takes signals
+    "torch",
+    "torch.distributed",
+    "torch.distributed.elastic.multiprocessing.api",
+    "torch.utils.checkpoint",
+    "torch.distributed.checkpoint",
+    "torch.optim",
+    "gangline.launch.worker",
+    "gangline.train.worker",
+    "gangline.model.decoder",
+    "gangline.launch.ready",
+)
+
+_loading: set[str] = set()  # by the running server
+
+
+def warm(more: Iterable[str] = ()) -> None:
+    """Start the server in the background, where none runs yet that loads `more` too; returns at once.
+
+    Call it before anything slow, and again with what the run turns out to need. The server's environment is that of its
+    start: what is set later reaches no rank.
+    """
+    wanted = {*PRELOAD, *more}
+    if not wanted <= _loading:
+        if _loading:
+            drop()
+        set_environment()
+        _loading.update(wanted)
+        multiprocessing.set_forkserver_preload([*PRELOAD, *sorted(_loading - set(PRELOAD))])
+    forkserver.ensure_running()
+
+
+def needs(run: Run) -> set[str]:
+    """Modules beyond PRELOAD that every rank of a run would import for itself.
+
+    torch._dynamo is more than half of what there is to load, and torch imports it on the first use of compile or of
+    torch.utils.checkpoint.
+    """
+    found = {name for _, config in run.parts() if hasattr(config, "preload") for name in config.preload(run)}
+    if run.run.compile or run.run.recompute is not Recompute.none:
+        found.add("torch._dynamo")
+    return found
+
+
+def set_environment() -> None:
+    """What torch must find in the environment when it is first imported, unless the user has set it."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking for GPUs must not open one before a fork
+    # A thread that waits for the others spins, and keeps them from their cores where those are shared: on two busy
+    # cores two threads take ten times as long. 1000 turns is what libgomp takes when it sees too many threads.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+
+def drop() -> None:
+    """End the server at once. Without ranks it would hold the terminal until torch is loaded."""
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        os.kill(server._forkserver_pid, signal.SIGKILL)
+        server._stop()
+    _loading.clear()

@@ -1,0 +1,61 @@
+"""A process that ends when another one has ended, however that happened."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+
+
+def die_with(pid: int) -> None:
+    """Kill this process as soon as the process `pid` is gone; 0 is a parent that a container hides, and is not watched.
+
+    A parent-death signal would not do: the parent of a rank is the fork server, which the ranks themselves keep alive.
+    """
+    if pid:
+        threading.Thread(target=_wait_and_die, args=(pid,), daemon=True, name="guard").start()
+
+
+def _wait_and_die(pid: int) -> None:
+    wait_for_end(pid)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for_end(pid: int, seconds: float | None = None) -> bool:
+    """Whether `pid`, which need not be a child, has ended within `seconds`; also while nobody has reaped it."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except (AttributeError, OSError):  # not Linux, or a container that forbids it
+        return _poll(pid, float("inf") if seconds is None else time.monotonic() + seconds)
+    try:
+        return bool(select.select([handle], [], [], seconds)[0])
+    finally:
+        os.close(handle)
+
+
+def _poll(pid: int, deadline: float) -> bool:
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return not alive(pid)
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process; one that has ended but was not asked for its exit code counts as alive."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def send(pid: int, signum: int) -> None:
+    """Signal a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signum)

@@ -1,0 +1,48 @@
+"""`launch=local`: ranks on this machine, forked from a preloaded server. Torch-free until they start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from gangline.config.schema import Run
+from gangline.launch import forkserver, sidecars
+from gangline.launch.base import Launcher
+from gangline.launch.config import LocalLaunch, processes
+from gangline.launch.worker import WORK
+
+
+class LocalLauncher(Launcher):
+    """Processes on this machine under torch.distributed's elastic agent, which runs in this one."""
+
+    def __init__(self, config: LocalLaunch, run: Run) -> None:
+        self.config = config
+        self.run = run
+
+    def launch(self, run_dir: Path) -> int:
+        """Train the run that lies in `run_dir`; see `start` for the exit code."""
+        forkserver.warm(forkserver.needs(self.run))
+        running = sidecars.start(sidecars.wanted(self.run), run_dir, owner=os.getpid())
+        try:
+            return start(run_dir, processes(self.run), self.config)
+        finally:
+            sidecars.stop(running)
+
+
+def start(
+    run_dir: str | Path,
+    world: int,
+    config: LocalLaunch | None = None,
+    target: str = WORK,
+    args: tuple[Any, ...] = (),
+) -> int:
+    """Run `target(run_dir, *args)` on `world` ranks; gives the exit code of the run.
+
+    0 when all ranks are done, 128 + n after signal n, the code that the ranks themselves ended with, else 1. A rank's
+    UserError is raised here. What the first rank to fail had to say is printed, and is in its log.
+    """
+    forkserver.warm()
+    from gangline.launch.elastic import run_agent  # imports torch; the server does the same at the same time
+
+    return run_agent(Path(run_dir).resolve(), world, config or LocalLaunch(), target, args)

@@ -1,0 +1,48 @@
+"""A job that the scheduler or the agent starts again goes on in the run directory that it began with. Torch-free.
+
+directory = requeue.earlier(*requeue.job()) or ...      # else compose and write a new one
+requeue.remember(requeue.job()[0], directory.path)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from gangline.errors import UserError
+from gangline.rundir import RunDirectory
+
+NOTES = Path("runs", ".jobs")  # one file for each job and command line: its run directory
+
+
+def job(environ: Mapping[str, str] = os.environ) -> tuple[str | None, int]:
+    """What names the job that a lone `train` is in (None: no scheduler started it), and how often it was requeued."""
+    if "SLURM_JOB_ID" not in environ:
+        return None, 0
+    return f"slurm-{environ['SLURM_JOB_ID']}", int(environ.get("SLURM_RESTART_COUNT", "0"))
+
+
+def earlier(key: str | None, restarts: int) -> RunDirectory | None:
+    """The run directory of an earlier start of this job with this command line, where there was one."""
+    if key is None or restarts == 0:
+        return None
+    try:
+        return RunDirectory.open(_note(key).read_text())
+    except (OSError, UserError):  # it came to no whole run directory
+        return None
+
+
+def remember(key: str | None, run_dir: str | Path) -> None:
+    """Write down where this job's run lies; without a place to write, a requeue starts a new run."""
+    if key is not None:
+        with contextlib.suppress(OSError):
+            NOTES.mkdir(parents=True, exist_ok=True)
+            _note(key).write_text(str(Path(run_dir).resolve()))
+
+
+def _note(key: str) -> Path:
+    return NOTES / hashlib.sha256("\0".join([key, *sys.argv[1:]]).encode()).hexdigest()[:32]

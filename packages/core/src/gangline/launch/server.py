@@ -1,0 +1,44 @@
+"""What the fork server imports before all else: how it takes signals. Nobody else imports this module.
+
+While it loads torch it goes as soon as it is told to or its parent is gone; later multiprocessing sees to that.
+Once it has forked a rank it stays until the last process that can ask it for more has ended. A signal to the whole
+process group must not end it sooner: the agent hears of its ranks through it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+
+_PARENT = os.getppid()
+_TOLD = (signal.SIGTERM, signal.SIGHUP)
+
+
+def _leave(signum: int, frame: object) -> None:
+    """Without a traceback."""
+    os._exit(128 + signum)
+
+
+def _look(signum: int, frame: object) -> None:
+    if os.getppid() != _PARENT:
+        os._exit(0)
+
+
+def _stay() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for signum in _TOLD:
+        signal.signal(signum, signal.SIG_IGN)
+
+
+def _be_a_rank() -> None:
+    for signum in (*_TOLD, signal.SIGALRM):
+        signal.signal(signum, signal.SIG_DFL)
+
+
+for _signum in (signal.SIGINT, *_TOLD):  # multiprocessing itself ignores SIGINT once it is ready to fork
+    signal.signal(_signum, _leave)
+signal.signal(signal.SIGALRM, _look)
+signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
+atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # the interpreter takes down its handlers first
+os.register_at_fork(before=_stay, after_in_child=_be_a_rank)

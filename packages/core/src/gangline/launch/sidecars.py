@@ -1,0 +1,95 @@
+"""Processes that stand beside the ranks of a machine: a memory tier, spares. Torch-free.
+
+A part's config may have `sidecars(run)`. Who starts the ranks starts them first and keeps them when the ranks are
+started again; they end with the run, or with whoever started it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gangline.launch import guard
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sidecar:
+    """One process on each machine. Its output is in logs/sidecar-<name>-<host>.log.
+
+    `target` is called as ``target(run_dir, *args)`` in a fresh interpreter and runs until SIGTERM;
+    `args` must survive JSON.
+    """
+
+    name: str
+    target: str  # "package.module:function"
+    args: tuple = ()
+
+
+@dataclass(frozen=True)
+class Running:
+    """A sidecar's process, perhaps started by an earlier rank of this machine."""
+
+    sidecar: Sidecar
+    pid: int
+    process: subprocess.Popen | None
+
+
+def wanted(run: Run) -> list[Sidecar]:
+    """What the parts of a run ask for."""
+    return [one for _, config in run.parts() if hasattr(config, "sidecars") for one in config.sidecars(run)]
+
+
+def start(asked: list[Sidecar], run_dir: str | Path, owner: int) -> list[Running]:
+    """Start sidecars that live as long as the process `owner`, unless an earlier start for it has left them running."""
+    return [_start(sidecar, run_dir, owner) for sidecar in asked]
+
+
+def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
+    stem = Path(run_dir, "logs", f"sidecar-{sidecar.name}-{os.uname().nodename}")
+    note = stem.with_suffix(".json")
+    if note.exists():
+        known = json.loads(note.read_text())
+        if known["owner"] == owner and guard.alive(known["pid"]):
+            return Running(sidecar, known["pid"], None)
+    command = [sys.executable, "-m", __name__, str(owner), sidecar.target, str(run_dir), json.dumps(sidecar.args)]
+    with stem.with_suffix(".log").open("a") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    note.write_text(json.dumps({"owner": owner, "pid": process.pid}))
+    return Running(sidecar, process.pid, process)
+
+
+def stop(running: list[Running], seconds: float = STOP_SECONDS) -> None:
+    """SIGTERM to all, SIGKILL to what is left after `seconds`."""
+    for one in running:
+        guard.send(one.pid, signal.SIGTERM)
+    deadline = time.monotonic() + seconds
+    for one in running:
+        if not guard.wait_for_end(one.pid, max(0.0, deadline - time.monotonic())):
+            guard.send(one.pid, signal.SIGKILL)
+        if one.process is not None:
+            one.process.wait()
+
+
+def main(owner: str, target: str, run_dir: str, args: str) -> None:
+    """The sidecar's own process."""
+    from gangline.plugins import load
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends us when the ranks have ended
+    guard.die_with(int(owner))
+    load(target)(run_dir, *json.loads(args))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

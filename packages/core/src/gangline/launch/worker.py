@@ -1,0 +1,96 @@
+"""What each rank runs, whoever started it: set up the process, do the work, say how it ended."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from gangline.errors import UserError
+from gangline.launch import failures, guard, output, signals
+from gangline.launch.failures import EXIT_FAILURE, Failure
+from gangline.plugins import load
+
+WORK = "gangline.train.worker:work"
+
+
+def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: int | None = None) -> int:
+    """Run `target(run_dir, *args)` as this rank; gives the exit code of the process.
+
+    `agent` is the process id of the local launcher, where that is who watches over this rank; otherwise torchrun or
+    Slurm does. An exception is never raised: it is in the rank's log, and if it was the run's first also beside it.
+    """
+    guard.die_with(os.getppid())  # the fork server, torchrun or Slurm's step
+    if agent is not None:
+        guard.die_with(agent)
+    signals.install(by_agent=agent is not None)
+    rank = int(os.environ.get("RANK", "0"))
+    logs = Path(run_dir, "logs")
+    logs.mkdir(exist_ok=True)
+    log = output.divert(logs, rank)
+    attempt = restarts()
+    before = failures.first(logs, attempt - 1)
+    if before is not None and before.kind != "bug":  # no restart mends a user's mistake or undoes a verdict
+        failures.claim(logs, attempt, before)
+        return before.exit_code
+    set_threads()
+    try:
+        code = load(target)(run_dir, *args) or 0
+    except KeyboardInterrupt:
+        return 130
+    except BaseException as error:
+        return _failed(error, rank, logs, attempt, log)
+    if code:
+        failures.claim(logs, attempt, Failure(rank, "ended", code))
+    return code
+
+
+def enter(run_dir: str, target: str, args: tuple[Any, ...], agent: int) -> int:
+    """`main` as the elastic agent calls it. A rank that is done returns, for the agent waits to hear so."""
+    code = main(run_dir, target, args, agent)
+    return code if code == 0 else leave(code)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process as the fork server ends its ranks: no interpreter is torn down under live communicators.
+
+    Their threads abort the process there now and then, which makes a failure of a run that is done. One that has failed
+    waits for no thread at all.
+    """
+    if code == 0:
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def restarts() -> int:
+    """How often an agent has already started this rank again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def set_threads() -> None:
+    """Share the cores among the ranks of this machine, unless OMP_NUM_THREADS says otherwise.
+
+    libgomp has read the environment when the fork server loaded it, so setting the variable here would change nothing.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        import torch
+
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+def _failed(error: BaseException, rank: int, logs: Path, attempt: int, log: TextIO) -> int:
+    failure = Failure.of(rank, error)
+    log.write(failure.trace or f"{error}\n")
+    if not isinstance(error, UserError) and failures.lost_peer(error):
+        time.sleep(failures.PEER_WAIT_SECONDS)
+        return EXIT_FAILURE
+    failures.claim(logs, attempt, failure)
+    return failure.exit_code

@@ -1,0 +1,72 @@
+"""The mesh: which ranks are together along which axis. Torch-free, and the same for 1 rank and for 16,384."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+# From the slowest network tier to the fastest: neighbouring ranks share the fastest links.
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+DATA_AXES = ("dp_replicate", "dp_shard")
+
+Coordinate = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Axis sizes in order, slowest tier first; rank = the row-major index of its coordinate."""
+
+    sizes: tuple[tuple[str, int], ...]
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int]) -> Mesh:
+        """A mesh with core's axes in their order, 1 where `sizes` is silent; other axes are refused."""
+        unknown = sorted(set(sizes) - set(AXES))
+        if unknown:
+            raise ValueError(f"no such mesh axes: {', '.join(unknown)}; the axes are {', '.join(AXES)}")
+        empty = [f"{axis}={size}" for axis, size in sizes.items() if size < 1]
+        if empty:
+            raise ValueError(f"a mesh axis has at least one rank, not {', '.join(empty)}")
+        return cls(tuple((axis, int(sizes.get(axis, 1))) for axis in AXES))
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple(axis for axis, _ in self.sizes)
+
+    @property
+    def world(self) -> int:
+        return prod(size for _, size in self.sizes)
+
+    def size(self, *axes: str) -> int:
+        """The number of ranks along these axes together; an axis the mesh lacks counts 1."""
+        return prod(size for axis, size in self.sizes if axis in axes)
+
+    def coordinate(self, rank: int) -> dict[str, int]:
+        found = {}
+        for axis, size in reversed(self.sizes):
+            rank, found[axis] = divmod(rank, size)
+        return {axis: found[axis] for axis in self.axes}
+
+    def rank(self, coordinate: Coordinate) -> int:
+        rank = 0
+        for axis, size in self.sizes:
+            rank = rank * size + coordinate.get(axis, 0)
+        return rank
+
+    def index(self, coordinate: Coordinate, axes: Sequence[str]) -> int:
+        """The joint index of a coordinate along `axes`, the first of them slowest."""
+        joint = 0
+        for axis in axes:
+            joint = joint * self.size(axis) + coordinate.get(axis, 0)
+        return joint
+
+    def along(self, coordinate: Coordinate, axes: Sequence[str]) -> Iterator[dict[str, int]]:
+        """The coordinates that agree with `coordinate` off `axes`, in order of their joint index."""
+        for point in product(*(range(self.size(axis)) for axis in axes)):
+            yield {**coordinate, **dict(zip(axes, point, strict=True))}
+
+    def group(self, rank: int, axes: Sequence[str]) -> list[int]:
+        """The global ranks that `rank` is together with along `axes`, in order of their joint index."""
+        return [self.rank(point) for point in self.along(self.coordinate(rank), axes)]

@@ -1,0 +1,36 @@
+"""The whole model: embed, blocks, head. Single-device code that knows nothing of ranks."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from gangline.batch import Batch
+from gangline.model.build import construct
+from gangline.model.tree import DecoderNode
+
+
+class Decoder(nn.Module):
+    """batch -> the sum of its loss over valid targets, 0-d."""
+
+    def __init__(self, node: DecoderNode) -> None:
+        super().__init__()
+        self.embed = construct(node.embed)
+        self.blocks = nn.ModuleList(construct(block) for block in node.blocks)
+        self.head = construct(node.head)
+        for alias, owner in node.ties().items():
+            module, _, name = alias.rpartition(".")
+            setattr(self.get_submodule(module), name, self.get_parameter(owner))
+
+    def hidden(self, batch: Batch) -> Tensor:
+        """What the last block gives, (B, T, D)."""
+        hidden_BTD = self.embed(batch)
+        for block in self.blocks:
+            hidden_BTD = block(hidden_BTD, batch)
+        return hidden_BTD
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.head(self.hidden(batch), batch)
+
+    def logits(self, batch: Batch) -> Tensor:
+        """(B, T, V) of the next token, in float32 at least."""
+        return self.head.logits(self.hidden(batch))

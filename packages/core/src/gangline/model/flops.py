@@ -1,0 +1,27 @@
+"""What a model holds and what a token costs. Torch-free, for MFU and for planning.
+
+The count is that of PaLM (Chowdhery et al., arXiv 2204.02311, appendix B): a training step takes 6 operations for each
+weight that a token is multiplied with (2 forward, 4 backward) and 12·H·E·T for each layer's attention over T keys,
+without a discount for causality and without recomputation. Looking up the embedding costs nothing; the head's product
+counts, tied or not.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from gangline.model.tree import Node, nodes, parameter_shapes
+
+BACKWARD_AND_FORWARD = (
+    3  # the backward pass takes twice the forward pass: one product for the input, one for the weight
+)
+
+
+def parameter_count(tree: Node) -> int:
+    """How many parameters the model has, each tied one counted once."""
+    return sum(prod(shape) for shape in parameter_shapes(tree).values())
+
+
+def flops_per_token(tree: Node, sequence_length: int) -> int:
+    """Floating-point operations of one training token: 6N + 12·L·H·E·T for a dense decoder."""
+    return BACKWARD_AND_FORWARD * sum(node.flops(sequence_length) for _, node in nodes(tree))

@@ -1,0 +1,53 @@
+"""The first weights: a function of (seed, parameter name), whatever the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from gangline.draws import fill
+from gangline.model.build import construct, materialise
+from gangline.model.tree import Node
+from gangline.plan import Plan
+from gangline.shard import Shard
+
+PREFIX = "model/"
+
+
+def initialise(shards: Iterable[Shard], plan: Plan, seed: int) -> None:
+    """Fill the `model/...` shards of this rank in place, each with its box of the global array.
+
+    Raises LookupError for an array about which the plan has no `Init`.
+    """
+    for shard in shards:
+        name = plan.owner(shard.name.removeprefix(PREFIX))
+        rule = plan.init(name)
+        fill(
+            shard.local,
+            seed=seed,
+            name=name,
+            offset=shard.offset,
+            shape=shard.global_shape,
+            distribution=rule.distribution,
+            scale=rule.scale,
+        )
+
+
+def whole_model(
+    tree: Node, plan: Plan, *, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+) -> nn.Module:
+    """A model in one piece with its first weights, for use without a strategy."""
+    model = materialise(construct(tree), plan, device=device, dtype=dtype)
+    initialise(shards_of(model, plan), plan, seed)
+    return model
+
+
+def shards_of(model: nn.Module, plan: Plan) -> list[Shard]:
+    """The parameters and persistent buffers of a model in one piece, as the `model/...` shards of its only holder."""
+    return [
+        Shard(PREFIX + name, tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)
+        for name, tensor in model.state_dict().items()
+        if plan.owner(name) == name
+    ]

@@ -1,0 +1,51 @@
+"""The two layers that a strategy cuts by itself: `Linear` and `Embedding`.
+
+Neither draws its weights (the plan's `Init` says how, by name) and neither reads its sizes again after construction:
+a rank may hold a part of the rows or columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gangline.batch import Batch
+from gangline.model.tree import EmbeddingNode
+
+
+class Linear(nn.Module):
+    """x (..., in) -> x Wᵀ + b (..., out), with W (out, in).
+
+    `product` multiplies: a strategy puts the precision's `linear` there, or its own around it.
+    """
+
+    product: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.product = F.linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x, self.weight, self.bias)
+
+
+class Embedding(nn.Module):
+    """tokens (B, T) of the batch -> their rows of W (V, D): (B, T, D).
+
+    `lookup` finds them: a strategy that holds some of the rows puts its own there.
+    """
+
+    lookup: Callable[[Tensor, Tensor], Tensor]
+
+    def __init__(self, node: EmbeddingNode) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(node.vocab_size, node.dim))
+        self.lookup = F.embedding
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.lookup(batch.tokens, self.weight)

@@ -1,0 +1,21 @@
+"""RMSNorm (Zhang and Sennrich, 2019, arXiv 1910.07467, eq. 4)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gangline.model.tree import NormNode
+
+
+class RMSNorm(nn.Module):
+    """x (..., D) -> x / sqrt(mean(x²) + eps) · w, in float32 inside whatever x's dtype."""
+
+    def __init__(self, node: NormNode) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(node.dim))
+        self.eps = node.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)

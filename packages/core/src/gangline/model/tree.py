@@ -1,0 +1,205 @@
+"""What a model is made of: a tree of frozen config nodes. Torch-free.
+
+Each node names the module it builds, so a foreign node needs no table here; the path of a node
+in the tree ("blocks.3.feed_forward") is the name of its module in the model. A model edit replaces nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from math import prod
+from typing import ClassVar
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One module as data. `module` is "package.module:Class"; its constructor takes the node and nothing else."""
+
+    module: ClassVar[str]
+
+    def shapes(self) -> dict[str, Shape]:
+        """Global shapes of the parameters of this node's module that lie in no child node, by their name in it."""
+        return {}
+
+    def flops(self, sequence_length: int) -> int:
+        """Forward floating-point operations for one token, children left out: two for each weight of a product.
+
+        What has two dims and more counts as multiplied once by each token; a node where that is not so overrides this.
+        """
+        return sum(2 * prod(shape) for shape in self.shapes().values() if len(shape) > 1)
+
+    def ties(self) -> dict[str, str]:
+        """Parameters of this module that are another one of it: alias -> the name it is kept under."""
+        return {}
+
+
+def children(node: Node) -> Iterator[tuple[str, Node]]:
+    """The nodes directly below, by their path from `node`: "attention", "blocks.0"."""
+    for item in fields(node):
+        value = getattr(node, item.name)
+        if isinstance(value, Node):
+            yield item.name, value
+        elif isinstance(value, tuple):
+            for index, element in enumerate(value):
+                if isinstance(element, Node):
+                    yield f"{item.name}.{index}", element
+
+
+def nodes(tree: Node, path: str = "") -> Iterator[tuple[str, Node]]:
+    """Every node with its path, parents first; the root's path is ""."""
+    yield path, tree
+    for name, child in children(tree):
+        yield from nodes(child, f"{path}.{name}" if path else name)
+
+
+def replaced(tree: Node, path: str, new: Node) -> Node:
+    """A copy of `tree` with `new` at `path`. Raises LookupError where there is no such node."""
+    if not path:
+        return new
+    for name, child in children(tree):
+        if path == name or path.startswith(name + "."):
+            grown = replaced(child, path[len(name) + 1 :], new)
+            field, _, index = name.partition(".")
+            if not index:
+                return replace(tree, **{field: grown})
+            row = getattr(tree, field)
+            return replace(tree, **{field: (*row[: int(index)], grown, *row[int(index) + 1 :])})
+    raise LookupError(f"no node {path!r} in {type(tree).__name__}; it has {', '.join(n for n, _ in children(tree))}")
+
+
+def parameter_shapes(tree: Node) -> dict[str, Shape]:
+    """Global shape of every parameter of the model by its name, without building it; a tied one where it is kept."""
+    found = {
+        f"{path}.{name}" if path else name: shape for path, node in nodes(tree) for name, shape in node.shapes().items()
+    }
+    return {name: shape for name, shape in found.items() if name not in tree.ties()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormNode(Node):
+    """Root-mean-square normalisation over the last dim."""
+
+    module: ClassVar[str] = "gangline.model.norm:RMSNorm"
+    dim: int
+    eps: float = 1e-5
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.dim,)}
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Longer context by slower rotation, as Llama 3.1 does it; see `gangline.model.rope`."""
+
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding: the base of the wavelengths, and their scaling."""
+
+    theta: float = 10_000.0
+    scaling: RopeScaling | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionNode(Node):
+    """Causal self-attention with grouped key and value heads; with `q_norm` and `k_norm` over each head's width."""
+
+    module: ClassVar[str] = "gangline.model.attention:Attention"
+    dim: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope = Rope()
+    q_norm: NormNode | None = None
+    k_norm: NormNode | None = None
+
+    def shapes(self) -> dict[str, Shape]:
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        return {
+            "wq.weight": (q, self.dim),
+            "wk.weight": (kv, self.dim),
+            "wv.weight": (kv, self.dim),
+            "wo.weight": (self.dim, q),
+        }
+
+    def flops(self, sequence_length: int) -> int:
+        """Projections, and q·k and p·v with all `sequence_length` keys (PaLM counts no discount for causality)."""
+        return super().flops(sequence_length) + 4 * self.heads * self.head_dim * sequence_length
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForwardNode(Node):
+    """Gated feed-forward (SwiGLU)."""
+
+    module: ClassVar[str] = "gangline.model.feed_forward:FeedForward"
+    dim: int
+    hidden: int
+
+    def shapes(self) -> dict[str, Shape]:
+        return {
+            "w_gate.weight": (self.hidden, self.dim),
+            "w_up.weight": (self.hidden, self.dim),
+            "w_down.weight": (self.dim, self.hidden),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockNode(Node):
+    """Attention, then feed-forward, each normalised before and added to the residual stream."""
+
+    module: ClassVar[str] = "gangline.model.block:Block"
+    attention_norm: Node
+    attention: Node
+    feed_forward_norm: Node
+    feed_forward: Node
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingNode(Node):
+    """A vector for each token."""
+
+    module: ClassVar[str] = "gangline.model.linear:Embedding"
+    vocab_size: int
+    dim: int
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.vocab_size, self.dim)}
+
+    def flops(self, sequence_length: int) -> int:
+        """None: a row is looked up, nothing is multiplied."""
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadNode(Node):
+    """The last norm, the product with the vocabulary, and the loss."""
+
+    module: ClassVar[str] = "gangline.model.head:Head"
+    vocab_size: int
+    dim: int
+    norm: Node
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.vocab_size, self.dim)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderNode(Node):
+    """The whole model. `tied`: the head multiplies with the embedding's weight."""
+
+    module: ClassVar[str] = "gangline.model.decoder:Decoder"
+    embed: Node
+    blocks: tuple[Node, ...]
+    head: Node
+    tied: bool = False
+
+    def ties(self) -> dict[str, str]:
+        return {"head.weight": "embed.weight"} if self.tied else {}

@@ -1,0 +1,109 @@
+"""Muon: momentum made orthogonal, for matrices (Jordan et al. 2024, kellerjordan.github.io/posts/muon).
+
+    B <- μ B + (1 - μ) G                      momentum, cut as the parameter is
+    U <- (1 - μ) G + μ B                      Nesterov's look ahead, or B itself
+    O <- NewtonSchulz(U)                      of the whole matrix, so it is gathered for it
+    W <- (1 - η λ) W - η 0.2 sqrt(max(m, n)) O
+
+The last factor gives an update the size that AdamW's typically has (Liu et al., Muon is Scalable, arXiv 2502.16982,
+section 2.2), so one learning rate serves both. `torch.optim.Muon` does the same with
+`adjust_lr_fn="match_rms_adamw"`, but for 2-D tensors that are whole, and always in bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gangline.config.schema import Run
+from gangline.model.compose import compose_model
+from gangline.optimizer.adamw import AdamwOptimizer, state_shard
+from gangline.optimizer.base import Optimizer
+from gangline.optimizer.config import Muon
+from gangline.plan import matches
+from gangline.runtime import Named, Runtime
+from gangline.shard import Shard
+
+QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's coefficients: steep at zero, so few iterations do
+
+
+def orthogonalise(matrix: Tensor, iterations: int = 5, eps: float = 1e-7) -> Tensor:
+    """About U Vᵀ of the singular value decomposition of an (m, n) matrix: all singular values near 1.
+
+    Newton-Schulz iteration on X / |X|: X <- a X + (b A + c A²) X with A = X Xᵀ. Iterates in bfloat16 on a GPU, as it
+    was designed to, and in the dtype of the matrix on a CPU.
+    """
+    a, b, c = QUINTIC
+    x = matrix.bfloat16() if matrix.is_cuda else matrix.clone()
+    tall = x.shape[0] > x.shape[1]
+    x = x.T if tall else x
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(iterations):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.T if tall else x).to(matrix.dtype)
+
+
+def orthogonalise_stack(whole: Tensor, iterations: int) -> Tensor:
+    """Each matrix of a stack (..., m, n) by itself, so that its bits do not depend on how many a rank has."""
+    if whole.dim() == 2:
+        return orthogonalise(whole, iterations)
+    matrices = whole.reshape(-1, *whole.shape[-2:])
+    return torch.stack([orthogonalise(matrix, iterations) for matrix in matrices]).view_as(whole)
+
+
+class MuonOptimizer(Optimizer):
+    """Muon for the `matrices`, AdamW for the `rest`."""
+
+    def __init__(
+        self, config: Muon, runtime: Runtime, matrices: Sequence[Named], rest: Sequence[Named], deterministic: bool
+    ) -> None:
+        self.config, self.runtime, self.matrices = config, runtime, matrices
+        self._rest = AdamwOptimizer(config, runtime, rest, deterministic)
+        self._momenta = [
+            [torch.zeros_like(piece.tensor, requires_grad=False) for piece in parameter.pieces]
+            for parameter in matrices
+        ]
+        names = [f"model/{parameter.name}" for parameter in matrices]
+        self.registry = self._rest.registry | runtime.registry.like("optimizer/momentum", names)
+
+    @torch.no_grad()
+    def step(self, learning_rate: float) -> None:
+        config = self.config
+        for parameter, momenta in zip(self.matrices, self._momenta, strict=True):
+            gradients: list[Tensor] = [piece.tensor.grad for piece in parameter.pieces]  # type: ignore[misc]
+            for momentum, gradient in zip(momenta, gradients, strict=True):
+                momentum.lerp_(gradient, 1 - config.momentum)
+            ahead = [g.lerp(m, config.momentum) for g, m in zip(gradients, momenta, strict=True)]
+            whole = self.runtime.gather(parameter.name, ahead if config.nesterov else momenta)
+            updates = self.runtime.scatter(parameter.name, orthogonalise_stack(whole, config.iterations))
+            size = 0.2 * sqrt(max(parameter.shape[-2:]))
+            for piece, update in zip(parameter.pieces, updates, strict=True):
+                piece.tensor.mul_(1 - learning_rate * config.weight_decay)
+                piece.tensor.add_(update, alpha=-learning_rate * size)
+        self._rest.step(learning_rate)
+
+    def shards(self) -> Iterator[Shard]:
+        for parameter, momenta in zip(self.matrices, self._momenta, strict=True):
+            for piece, momentum in zip(parameter.pieces, momenta, strict=True):
+                yield state_shard("momentum", parameter.name, piece, momentum)
+        yield from self._rest.shards()
+
+    def state(self) -> dict[str, Any]:
+        return self._rest.state()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self._rest.load_state(state)
+
+
+def build(config: Muon, run: Run, runtime: Runtime) -> MuonOptimizer:
+    """The optimizer `muon`: the matrices and stacks in the blocks that the plan names, and AdamW for all else."""
+    _, plan = compose_model(run)
+    named = runtime.parameters()
+    matrices = [p for p in named if len(p.shape) >= 2 and matches(plan.blocks, p.name)]
+    chosen = {p.name for p in matrices}
+    return MuonOptimizer(config, runtime, matrices, [p for p in named if p.name not in chosen], run.deterministic)

@@ -1,0 +1,78 @@
+"""Configurations of the built-in strategies. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gangline.errors import Problem, UserError
+from gangline.parts import ParallelConfig, Part
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+
+@dataclass
+class Single(ParallelConfig):
+    """One process."""
+
+    groups: int = 1  # add gradients as this many data ranks would: the reference for a run of that width
+
+    def world(self, gpus: int) -> int:
+        return 1
+
+    def axes(self, world: int) -> dict[str, int]:
+        if world != 1:
+            raise UserError(
+                f"parallel=single is one process, and this job has {world}.",
+                "Several processes that share the batch: parallel=ddp",
+            )
+        return {}
+
+    def check(self, run: Run) -> list[Problem]:
+        if self.groups < 1:
+            return [Problem(f"parallel.groups={self.groups} must be at least 1.")]
+        size = run.batch.global_size
+        if size % self.groups or (size // self.groups) % (run.batch.micro_size or 1):
+            return [
+                Problem(
+                    f"batch.global_size={size} does not divide into parallel.groups={self.groups} equal shares of "
+                    f"micro-batches of {run.batch.micro_size or 1}.",
+                    "Each group adds up the gradients of its share, as one data rank would.",
+                )
+            ]
+        return []
+
+
+@dataclass
+class Ddp(ParallelConfig):
+    """Every rank holds the whole model and reads its share of the batch."""
+
+    bucket_mb: float = 4.0  # gradients travel in buckets of this many MiB, each as soon as it is full
+
+    def world(self, gpus: int) -> int:
+        return gpus or 2
+
+    def axes(self, world: int) -> dict[str, int]:
+        return {"dp_replicate": world}
+
+    def check(self, run: Run) -> list[Problem]:
+        if self.bucket_mb <= 0:
+            return [Problem(f"parallel.bucket_mb={self.bucket_mb} must be positive.")]
+        return []
+
+
+PARTS = (
+    Part(
+        name="single",
+        config=Single,
+        build="gangline.parallel.single:build",
+        summary="One process: the reference that every other layout is tested against",
+    ),
+    Part(
+        name="ddp",
+        config=Ddp,
+        build="gangline.parallel.ddp:build",
+        summary="Each rank holds the whole model and a share of the batch; gradients are added while they appear",
+    ),
+)

@@ -1,0 +1,145 @@
+"""Adding up the loss and what modules emitted, over the micro-batches of a step and the ranks.
+
+All of it is float64 and crosses the ranks as one vector. Its layout is a list of keys that the ranks agreed on;
+they agree again when one of them emits something new, so a rank may emit less than the others.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+from torch import Tensor
+
+from gangline.comm import Comm, Pending
+from gangline.comm.ordered import sum_rows
+from gangline.inside import Collected
+
+Key = tuple[str, str, str, tuple[int, ...]]  # path, name, "loss" | "sum" | "mean" | "max", shape
+
+
+@dataclass
+class Tallied:
+    """What a step came to, equal on all ranks."""
+
+    loss_sum: float
+    metrics: dict[str, float | list[float]] = field(default_factory=dict)
+    by_path: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # path -> name -> value, float64
+
+
+class Tally:
+    """Adds over the ranks of `comm`; on one process as `groups` ranks would.
+
+    A number or vector that is summed takes its own slots and one that counts how often it was emitted.
+    """
+
+    def __init__(self, comm: Comm, device: torch.device, groups: int = 1) -> None:
+        self.comm, self.device, self.groups = comm, device, groups
+        self.agreed: list[Key] = []
+
+    def begin(self, losses: Sequence[Tensor], collected: Collected) -> None:
+        """Start to reduce: all forward passes are done. `losses`: one 0-d sum for each micro-batch."""
+        self._values = _by_key(collected)
+        self._count = len(losses)
+        new = float(any(key not in self.agreed for key in self._values))
+        zero = torch.zeros((), dtype=torch.float64, device=self.device)
+        loss = self._grouped([x.double() for x in losses]) if losses else zero
+        head = torch.stack((loss, zero + new))
+        self._sums: Pending = self.comm.all_reduce(torch.cat((head, *self._summed())), async_=True)  # type: ignore[assignment]
+        self._maxima: Pending | None = self._begin_maxima()
+
+    def finish(self, tokens: int, *more: Tensor) -> tuple[Tallied, list[float]]:
+        """The totals, and `more` (0-d tensors) as numbers: everything comes to the host in one transfer."""
+        sums, maxima = self._wait()
+        numbers = _to_host(sums, maxima, *more)
+        extra = numbers[len(sums) + len(maxima) :]
+        loss_sum, new = numbers[:2]
+        if new:
+            self._agree()
+            self._sums = self.comm.all_reduce(torch.cat((sums[:2], *self._summed())), async_=True)  # type: ignore[assignment]
+            self._maxima = self._begin_maxima()
+            sums, maxima = self._wait()
+            numbers = _to_host(sums, maxima)
+        tallied = Tallied(loss_sum)
+        if self.agreed:
+            self._read(tallied, torch.cat((sums, maxima)), numbers, len(sums), max(tokens, 1))
+        return tallied, extra
+
+    def _wait(self) -> tuple[Tensor, Tensor]:
+        sums = self._sums.wait()
+        return sums, sums[:0] if self._maxima is None else self._maxima.wait()
+
+    def _summed(self) -> list[Tensor]:
+        vectors = []
+        for key in self.agreed:
+            if key[2] == "max":
+                continue
+            by_micro = self._values.get(key, {})
+            nothing = torch.zeros(prod(key[3]) + 1, dtype=torch.float64, device=self.device)
+            one = torch.ones(1, dtype=torch.float64, device=self.device)
+            rows = [
+                torch.cat((by_micro[i].double().reshape(-1), one)) if i in by_micro else nothing
+                for i in range(self._count)
+            ]
+            vectors.append(self._grouped(rows) if rows else nothing)
+        return vectors
+
+    def _begin_maxima(self) -> Pending | None:
+        vectors = []
+        for key in self.agreed:
+            if key[2] == "max":
+                nothing = torch.full((prod(key[3]),), -torch.inf, dtype=torch.float64, device=self.device)
+                found = [x.double().reshape(-1) for x in self._values.get(key, {}).values()]
+                vectors.append(torch.stack((nothing, *found)).amax(0))
+        return self.comm.all_reduce(torch.cat(vectors), "max", async_=True) if vectors else None  # type: ignore[return-value]
+
+    def _grouped(self, rows: list[Tensor]) -> Tensor:
+        """Add one row per micro-batch: within each group in order, then the groups in order."""
+        share = len(rows) // self.groups
+        shares = [sum_rows(torch.stack(rows[i * share : (i + 1) * share])) for i in range(self.groups)]
+        return sum_rows(torch.stack(shares))
+
+    def _agree(self) -> None:
+        """Make the keys of all ranks, in one order, those of the vector."""
+        mine = json.dumps(sorted({*self.agreed, *self._values})).encode()
+        length = torch.tensor([len(mine)], dtype=torch.int64, device=self.device)
+        longest = int(self.comm.all_reduce(length, "max"))  # type: ignore[arg-type]
+        padded = torch.frombuffer(bytearray(mine.ljust(longest)), dtype=torch.uint8).to(self.device)
+        everyone = self.comm.all_gather(padded[None]).cpu()  # type: ignore[union-attr]
+        told = [json.loads(bytes(row.tolist())) for row in everyone]
+        self.agreed = sorted({(path, name, how, tuple(shape)) for keys in told for path, name, how, shape in keys})
+
+    def _read(self, into: Tallied, values: Tensor, numbers: list[float], in_maxima: int, tokens: int) -> None:
+        """Take the agreed keys apart; `values` and `numbers` are the same, on the device and here."""
+        in_sums = 2
+        for path, name, how, shape in self.agreed:
+            size = prod(shape)
+            if how == "max":
+                start, in_maxima = in_maxima, in_maxima + size
+                divisor = 0.0 if -math.inf in numbers[start:in_maxima] else 1.0
+            else:
+                start, in_sums = in_sums, in_sums + size + 1
+                count = numbers[start + size]
+                divisor = {"mean": count, "loss": tokens}.get(how, 1.0) if count else 0.0
+            if divisor:
+                mine = [number / divisor for number in numbers[start : start + size]]
+                into.metrics[f"{path}/{name}" if path else name] = mine if shape else mine[0]
+                into.by_path.setdefault(path, {})[name] = values[start : start + size].view(shape) / divisor
+
+
+def _to_host(*tensors: Tensor) -> list[float]:
+    return torch.cat([x.double().reshape(-1) for x in tensors]).tolist()
+
+
+def _by_key(collected: Collected) -> dict[Key, dict[int, Tensor]]:
+    """What was emitted, regrouped: key -> micro-batch -> value."""
+    found: dict[Key, dict[int, Tensor]] = {}
+    for (micro, path, name), term in collected.losses.items():
+        found.setdefault((path, name, "loss", tuple(term.shape)), {})[micro] = term
+    for (micro, path, name), (value, how) in collected.metrics.items():
+        found.setdefault((path, name, how, tuple(value.shape)), {})[micro] = value
+    return found

@@ -1,0 +1,49 @@
+"""One micro-batch through a whole model: embed, blocks, head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gangline.batch import Batch
+from gangline.inside import Collected, Frame
+from gangline.plan import Plan
+
+
+class Stages:
+    """The three kinds of module that a plan names, called in order."""
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        self.embed = model.get_submodule(plan.embed)
+        self.blocks = tuple(model.get_submodule(plan.blocks).children())
+        self.head = model.get_submodule(plan.head)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The loss summed over the valid targets of a batch, 0-d."""
+        hidden = self.embed(batch)
+        for block in self.blocks:
+            hidden = block(hidden, batch)
+        return self.head(hidden, batch)
+
+
+def frame_of(batch: Batch, micro_batch: int, seed: int, collected: Collected | None) -> Frame:
+    """The surroundings of one micro-batch; the coefficient is to be set before its backward pass."""
+    return Frame(
+        micro_batch=micro_batch,
+        seed=seed,
+        step=batch.step,
+        sample=batch.sample[:, None].expand(batch.shape),
+        document=batch.document,
+        position=batch.position,
+        collected=collected,
+    )
+
+
+def count_tokens(micro_batches: Sequence[Batch], device: torch.device) -> Tensor:
+    """How many targets count in these micro-batches: int64 of shape (1,)."""
+    total = torch.zeros(1, dtype=torch.int64, device=device)
+    for batch in micro_batches:
+        total += batch.loss_mask.sum()
+    return total

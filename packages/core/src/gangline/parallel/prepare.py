@@ -1,0 +1,57 @@
+"""What every strategy does to the modules of a model, whatever it cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gangline.comm import Comm
+from gangline.model.linear import Linear
+from gangline.plan import Plan, matches
+from gangline.precision import Precision
+
+
+def set_products(model: nn.Module, plan: Plan, precision: Precision) -> None:
+    """Let every `Linear` multiply as the precision says; those in `plan.full` in the dtype of their weights."""
+    for path, module in model.named_modules():
+        if isinstance(module, Linear):
+            full = any(matches(pattern, path) for pattern in plan.full)
+            module.product = full_product if full else precision.linear
+
+
+def full_product(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    """x Wᵀ + b in the dtype of the weights."""
+    return F.linear(x.to(w.dtype), w, b)
+
+
+def bind_folds(model: nn.Module, plan: Plan, comm_of: Callable[[str], Comm]) -> None:
+    """Give each module on a fold its Comm, once.
+
+    A module is on a fold when a parameter in it is cut along one; the module told is the nearest with a `bind`.
+    Raises TypeError where there is none.
+    """
+    folds = {fold.name for fold in plan.folds}
+    bound: set[str] = set()
+    for name, _ in model.named_parameters(remove_duplicate=False):
+        cut = plan.cut(name)
+        if cut is None or cut.axis not in folds:
+            continue
+        path = name
+        while path:
+            path = path.rpartition(".")[0]
+            module = model.get_submodule(path)
+            if hasattr(module, "bind"):
+                break
+        else:
+            raise TypeError(f"{name} is cut along the fold {cut.axis!r}, but no module around it has `bind(axis)`")
+        if path not in bound:
+            bound.add(path)
+            module.bind(comm_of(cut.axis))  # type: ignore[operator]
+
+
+def finish_blocks(model: nn.Module, plan: Plan, finish: Callable[[nn.Module, str], None]) -> None:
+    """Hand each block of the model to `finish`, with its path."""
+    for index, block in enumerate(model.get_submodule(plan.blocks).children()):
+        finish(block, f"{plan.blocks}.{index}")

@@ -1,0 +1,118 @@
+"""Where a rank's weights lie: masters for the optimizer, copies in the compute dtype for the forward pass, buffers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from gangline.plan import Plan, matches
+from gangline.precision import Precision
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The registry's name of a dtype: "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+class Storage:
+    """The tensors of a model that this rank holds whole.
+
+    masters   name -> leaf tensor in `param_dtype`: what the optimizer steps and a checkpoint keeps
+    used      name -> the module's parameter: the master itself, or where the compute dtype differs its copy. Modules
+              that the plan names `full` compute with their masters
+    buffers   name -> persistent buffer: state that no optimizer steps
+    Gradients appear in the used parameters in `grad_dtype`, whatever dtype they compute in. A tied parameter is one
+    tensor under its owner's name. What requires no gradient is kept and saved, and is not trained.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, precision: Precision, device: torch.device) -> None:
+        self.precision, self.device = precision, device
+        self.masters: dict[str, Tensor] = {}
+        self.used: dict[str, nn.Parameter] = {}
+        self.buffers: dict[str, Tensor] = {}
+        self._take_parameters(model, plan)
+        self._take_buffers(model)
+        self.trained = [name for name, parameter in self.used.items() if parameter.requires_grad]
+        copied = [name for name in self.masters if self.masters[name] is not self.used[name]]
+        self._masters_copied: list[Tensor] = [self.masters[name] for name in copied]
+        self._copies: list[Tensor] = [self.used[name] for name in copied]
+
+    def _take_parameters(self, model: nn.Module, plan: Plan) -> None:
+        given = dict(model.named_parameters(remove_duplicate=False))
+        names: dict[int, str] = {}  # of tensors that several modules share, tied by the plan or by being one
+        for alias, parameter in given.items():
+            owner = plan.owner(alias)
+            parameter = given.get(owner, parameter)
+            name = names.setdefault(id(parameter), owner)
+            if name not in self.used:
+                self._materialise(name, parameter, full=any(matches(pattern, name) for pattern in plan.full))
+            path, _, attribute = alias.rpartition(".")
+            setattr(model.get_submodule(path), attribute, self.used[name])
+
+    def _materialise(self, name: str, given: nn.Parameter, full: bool) -> None:
+        dtypes = self.precision
+        master = _on(self.device, given.detach(), dtypes.param_dtype).requires_grad_(given.requires_grad)
+        if full or dtypes.compute_dtype == dtypes.param_dtype:
+            master = nn.Parameter(master.detach(), requires_grad=given.requires_grad)
+            used = master
+        else:
+            copy = torch.empty_like(master, dtype=dtypes.compute_dtype, requires_grad=False)
+            used = nn.Parameter(copy, requires_grad=given.requires_grad)
+        for tensor in (master, used):
+            if tensor.requires_grad and tensor.dtype != dtypes.grad_dtype:
+                tensor.grad_dtype = dtypes.grad_dtype
+        self.masters[name], self.used[name] = master, used
+
+    def _take_buffers(self, model: nn.Module) -> None:
+        kept = model.state_dict().keys()
+        for name, buffer in list(model.named_buffers()):
+            if buffer.is_meta and name not in kept:
+                raise ValueError(
+                    f"the buffer {name} is not persistent, so nothing fills it: compute it in forward or let it persist"
+                )
+            path, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(path), attribute, _on(self.device, buffer, buffer.dtype))
+            if name in kept:
+                self.buffers[name] = getattr(model.get_submodule(path), attribute)
+
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Name -> (shape, dtype name) of all that a checkpoint keeps."""
+        return {name: (tuple(x.shape), dtype_name(x.dtype)) for name, x in self.arrays().items()}
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Masters and buffers by name, as tensors that may be written."""
+        return {name: x.detach() for name, x in (*self.masters.items(), *self.buffers.items())}
+
+    def refresh(self) -> None:
+        """Bring the compute copies up to date.
+
+        Unconditional, because fused optimizers write without raising a tensor's version, and a copy costs far less than
+        the forward pass that follows.
+        """
+        if self._copies:
+            with torch.no_grad():
+                torch._foreach_copy_(self._copies, self._masters_copied)
+
+    def clear_gradients(self) -> None:
+        """Forget all gradients, so that the first micro-batch's are taken over instead of added to zeros."""
+        for name in self.trained:
+            self.used[name].grad = None
+            self.masters[name].grad = None
+
+    def hand_over(self) -> list[Tensor]:
+        """Give every master its gradient, zeros where a parameter got none; the gradients in order of name."""
+        gradients = []
+        for name in self.trained:
+            used = self.used[name]
+            if used.grad is None:
+                used.grad = torch.zeros_like(used, dtype=self.precision.grad_dtype)
+            gradients.append(used.grad)
+            self.masters[name].grad = used.grad
+        return gradients
+
+
+def _on(device: torch.device, given: Tensor, dtype: torch.dtype) -> Tensor:
+    """Memory on `device`, with the values of `given` if it has any."""
+    if given.is_meta:
+        return torch.empty_like(given, device=device, dtype=dtype)
+    return given.detach().to(device, dtype)

@@ -1,0 +1,153 @@
+"""What `single` and `ddp` share: a runtime whose rank holds every array whole."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gangline import inside
+from gangline.batch import Batch
+from gangline.comm import Comm, Comms, Pending
+from gangline.comm.solo import Solo
+from gangline.config.schema import Run
+from gangline.inside import Collected
+from gangline.mesh import DATA_AXES, Mesh
+from gangline.parallel import norm
+from gangline.parallel.metrics import Tally
+from gangline.parallel.micro import Stages, count_tokens, frame_of
+from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
+from gangline.parallel.storage import Storage
+from gangline.plan import Plan
+from gangline.precision import Precision
+from gangline.runtime import Named, Piece, Runtime, StepResult
+from gangline.shard import Layout, Registry, Shard
+
+Finish = Callable[[nn.Module, str], None]
+
+
+class WholeRuntime(Runtime):
+    """Runs the whole model on this rank's share of the batch; subclasses say how gradients become global.
+
+    One step: count the valid tokens of all ranks while the first forward runs; each micro-batch's backward starts from
+    loss scale / global tokens, so gradients are summed and never averaged; sums of loss and metrics cross the ranks
+    while the last backward runs.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        model: nn.Module,
+        plan: Plan,
+        mesh: Mesh,
+        comms: Comms,
+        precision: Precision,
+        finish: Finish,
+        groups: int = 1,
+    ) -> None:
+        self.precision, self.seed, self.deterministic = precision, run.seed, run.deterministic
+        self.comm: Comm = comms.axis(*DATA_AXES)
+        self.device, self.rank, self.groups = comms.device, comms.rank, groups
+        self.storage = Storage(model, plan, precision, comms.device)
+        set_products(model, plan, precision)
+        bind_folds(model, plan, lambda fold: Solo(fold, comms.rank))
+        finish_blocks(model, plan, finish)
+        self.model, self.stages = model, Stages(model, plan)
+        self.registry = Registry.of(
+            mesh, {f"model/{name}": Layout(*described) for name, described in self.storage.shapes().items()}
+        )
+        self.data_coordinate = (mesh.index(mesh.coordinate(comms.rank), DATA_AXES), mesh.size(*DATA_AXES))
+        self._masters = [self.storage.masters[name] for name in self.storage.trained]
+        self._tally = Tally(self.comm, comms.device, groups)
+        self._told = [(_block_of(path, plan), m) for path, m in model.named_modules() if hasattr(m, "after_step")]
+        self._emitted: dict[str, dict[str, Tensor]] = {}
+
+    @abstractmethod
+    def _before_backward(self, micro_batch: int, last: int) -> None:
+        """Micro-batch number `micro_batch` of 0 to `last` is about to run backward."""
+
+    @abstractmethod
+    def _reduced(self) -> list[Tensor]:
+        """All backward passes are done: the global gradients, still scaled, now also in the masters' `.grad`."""
+
+    def step(self, micro_batches: Sequence[Batch]) -> StepResult:
+        if len(micro_batches) % self.groups:
+            raise ValueError(f"{len(micro_batches)} micro-batches do not divide into {self.groups} groups")
+        self.storage.refresh()
+        self.storage.clear_gradients()
+        counted: Pending = self.comm.all_reduce(count_tokens(micro_batches, self.device), async_=True)  # type: ignore[assignment]
+        collected, losses, tokens = Collected(), [], None
+        last = len(micro_batches) - 1
+        for index, batch in enumerate(micro_batches):
+            with inside.frame(frame_of(batch, index, self.seed, collected)) as frame:
+                loss = self.stages.loss(batch)
+                losses.append(loss.detach())
+                if tokens is None:
+                    tokens = int(counted.wait())
+                if index == last:
+                    self._tally.begin(losses, collected)
+                frame.coefficient = self.precision.scale / max(tokens, 1)
+                self._before_backward(index, last)
+                loss.backward(torch.full_like(loss, frame.coefficient))
+        if tokens is None:  # this rank has no share; the others have
+            tokens = int(counted.wait())
+            self._tally.begin(losses, collected)
+        gradients = self._reduced()
+        if self.precision.scale != 1.0:
+            torch._foreach_mul_(gradients, 1.0 / self.precision.scale)
+        self._norm = norm.global_norm(gradients, self.deterministic)
+        tallied, (self._norm_value,) = self._tally.finish(tokens, self._norm)
+        self._emitted = tallied.by_path
+        finite = math.isfinite(tallied.loss_sum) and math.isfinite(self._norm_value)
+        return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics)
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Sequence[Batch]) -> tuple[float, int]:
+        self.storage.refresh()
+        self.model.eval()
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for index, batch in enumerate(micro_batches):
+            with inside.frame(frame_of(batch, index, self.seed, None)):
+                total[0] += self.stages.loss(batch)
+        total[1] = count_tokens(micro_batches, self.device)[0]
+        self.model.train()
+        loss_sum, tokens = self.comm.all_reduce(total).tolist()  # type: ignore[union-attr]
+        return loss_sum, int(tokens)
+
+    def clip(self, max_norm: float | None) -> float:
+        if max_norm is not None:
+            norm.clip(self._masters, max_norm, self._norm, self._norm_value)
+        return self._norm_value
+
+    def parameters(self) -> list[Named]:
+        held = {shard.name.removeprefix("model/"): shard for shard in self.shards()}
+        return [
+            Named(name, tuple(master.shape), (Piece(master, held[name]),))
+            for name, master in zip(self.storage.trained, self._masters, strict=True)
+        ]
+
+    def gather(self, name: str, pieces: Sequence[Tensor]) -> Tensor:
+        return pieces[0]
+
+    def scatter(self, name: str, whole: Tensor) -> list[Tensor]:
+        return [whole]
+
+    def shards(self) -> Iterator[Shard]:
+        for name, array in self.storage.arrays().items():
+            ((box, primary),) = self.registry.of_rank(f"model/{name}", self.rank)
+            yield Shard(f"model/{name}", tuple(array.shape), array.dtype, box.offset, array, primary)
+
+    @torch.no_grad()
+    def applied(self) -> None:
+        for block, module in self._told:
+            module.after_step(self._emitted.get(block, {}))
+
+
+def _block_of(path: str, plan: Plan) -> str:
+    """The block that a module lies in, under whose path it emits; "" outside of the blocks."""
+    if not path.startswith(f"{plan.blocks}."):
+        return ""
+    return f"{plan.blocks}.{path.removeprefix(plan.blocks + '.').split('.')[0]}"

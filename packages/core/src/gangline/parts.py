@@ -1,0 +1,176 @@
+"""What a plugin offers: a `Part`, and the base that each group's configuration derives from.
+
+Torch-free. A part says what exists; the user's configuration says what is chosen and with which
+values; `build` names the code, imported only when the part is chosen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass
+from typing import TYPE_CHECKING
+
+from gangline.errors import Problem
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+_BUILD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One choice in one group, as `conda`'s and `hatch`'s provider hooks yield them.
+
+    Each part has a config class of its own (subclass one to offer other defaults), so that a
+    config object alone tells which part it configures.
+    """
+
+    name: str  # what the user types after "="
+    config: type  # a dataclass; its defaults are the option's defaults
+    build: str  # "package.module:name", imported only when chosen
+    summary: str  # one line in `gangline plugins`
+    group: str | None = None  # only for gangline_parts; the other hooks know their group
+    opens: Mapping[str, str] = field(default_factory=dict)  # nested groups: field of the config -> default choice
+    law: str = ""  # what this part does that the law of layouts does not cover; shown in `gangline plugins`
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"part name {self.name!r} must be lower-case letters, digits, '_', '-' or '.'")
+        if not is_dataclass(self.config):
+            raise TypeError(f"part {self.name!r}: config must be a dataclass, got {self.config!r}")
+        if not _BUILD.fullmatch(self.build):
+            raise ValueError(f"part {self.name!r}: build must read 'package.module:name', got {self.build!r}")
+        if not self.summary or "\n" in self.summary:
+            raise ValueError(f"part {self.name!r}: summary must be one line")
+
+
+@dataclass
+class PartConfig:
+    """The base of every part's configuration."""
+
+    def check(self, run: Run) -> list[Problem]:
+        """All that can be refused before torch is imported."""
+        return []
+
+
+@dataclass
+class ModelConfig(PartConfig):
+    """`build(config, run) -> (tree, plan)`: the tree of config nodes and its `gangline.plan.Plan`. Torch-free."""
+
+    vocab_size: int = 256
+
+
+@dataclass
+class EditConfig(PartConfig):
+    """A model edit: `build` names `edit(tree, plan, options) -> (tree, plan, claimed_paths)`. Pure and torch-free.
+
+    A group whose parts derive from this is a group of edits: it has the choice `off` without
+    anyone supplying it, and its edit runs in order of group name. Two edits that claim the same path,
+    or a path inside another's, are an error.
+    """
+
+
+@dataclass
+class ParallelConfig(PartConfig):
+    """`build(config, run, model, plan, mesh, comm, precision, finish) -> gangline.runtime.Runtime`."""
+
+    def world(self, gpus: int) -> int:
+        """How many processes to start where the user named no number."""
+        return max(1, gpus)
+
+    def axes(self, world: int) -> dict[str, int]:
+        """Axis sizes, slowest tier first, with product `world`; raises UserError where there is no such layout."""
+        return {"dp_replicate": world}
+
+
+@dataclass
+class PrecisionConfig(PartConfig):
+    """`build(config, run) -> gangline.precision.Precision`."""
+
+
+@dataclass
+class OptimizerConfig(PartConfig):
+    """`build(config, run, runtime) -> gangline.optimizer.Optimizer`."""
+
+    learning_rate: float = 3e-3
+    clip_norm: float | None = 1.0  # global gradient norm; null for none
+
+
+@dataclass
+class ScheduleConfig(PartConfig):
+    """`build(config, run) -> callable(step) -> factor` in [0, 1], pure, torch-free; multiplies the learning rate."""
+
+    warmup_steps: int | None = None  # steps to climb to the full rate; null: a twentieth of the run
+
+    def warmup(self, run: Run) -> int:
+        """`warmup_steps` with its default filled in."""
+        return run.steps // 20 if self.warmup_steps is None else self.warmup_steps
+
+
+@dataclass
+class CheckpointConfig(PartConfig):
+    """`build(config, run, store) -> gangline.checkpoint.Checkpointer`."""
+
+    every: str | int | None = None  # steps, or "auto" where the part can; null: only at the end
+    at_end: bool = True
+
+
+@dataclass
+class DataConfig(PartConfig):
+    """`build(config, run, split) -> gangline.data.DataSource`; split is "train" or "validation"."""
+
+    path: str | list[str] | None = None
+
+
+@dataclass
+class HealthConfig(PartConfig):
+    """`build(config, run) -> gangline.health.HealthCheck`."""
+
+
+@dataclass
+class TrackConfig(PartConfig):
+    """`build(config, run) -> gangline.track.Tracker`, on global rank 0 alone."""
+
+
+@dataclass
+class LaunchConfig(PartConfig):
+    """`build(config, run) -> gangline.launch.Launcher`: a run directory in, processes out."""
+
+    processes: int | None = None  # null: all GPUs; without a GPU what the strategy asks for
+
+
+# The groups that core itself reads, in the order in which they are shown.
+GROUPS: dict[str, type[PartConfig]] = {
+    "model": ModelConfig,
+    "parallel": ParallelConfig,
+    "precision": PrecisionConfig,
+    "optimizer": OptimizerConfig,
+    "schedule": ScheduleConfig,
+    "checkpoint": CheckpointConfig,
+    "data": DataConfig,
+    "track": TrackConfig,
+    "health": HealthConfig,
+    "launch": LaunchConfig,
+}
+LISTS = ("track", "health")  # groups of which a run has any number
+
+__all__ = [
+    "GROUPS",
+    "LISTS",
+    "CheckpointConfig",
+    "DataConfig",
+    "EditConfig",
+    "HealthConfig",
+    "LaunchConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "Part",
+    "PartConfig",
+    "PrecisionConfig",
+    "ScheduleConfig",
+    "TrackConfig",
+]

@@ -1,0 +1,146 @@
+"""How a model may be cut: torch-free data that lies beside the model's configuration.
+
+A strategy reads the plan and nothing else about a model; a model knows nothing of ranks. The words
+`colwise` and `rowwise` mean what they mean in transformers' `base_model_tp_plan`.
+
+Patterns are dotted module or parameter names in which `*` stands for one component:
+``blocks.*.attention.wq`` matches ``blocks.0.attention.wq`` and, as a module pattern, every parameter in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Literal
+
+
+@lru_cache(maxsize=4096)
+def _regex(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.escape(pattern).replace(r"\*", r"[^.]+") + r"(\..+)?")
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether `name` is what `pattern` names, or lies inside it."""
+    return _regex(pattern).fullmatch(name) is not None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Parameters matching `pattern` may be cut along tensor dim `dim` by mesh (or fold) axis `axis`.
+
+    `unit`: rows that stay together (the width of a head). A parameter with fewer dims than `dim + 1`
+    is whole (the bias of a rowwise layer).
+    """
+
+    pattern: str
+    dim: int
+    axis: str = "tp"
+    unit: int = 1
+
+    @classmethod
+    def colwise(cls, pattern: str, unit: int = 1) -> Cut:
+        """Y = X Wᵀ with W (out, in) cut along its outputs."""
+        return cls(pattern, 0, "tp", unit)
+
+    @classmethod
+    def rowwise(cls, pattern: str, unit: int = 1) -> Cut:
+        """Y = X Wᵀ with W (out, in) cut along its inputs: partial sums to be added."""
+        return cls(pattern, 1, "tp", unit)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """An axis made of ranks of other axes: `name` of `size` ranks, taken out of `out_of`, fastest first."""
+
+    name: str
+    size: int
+    out_of: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Init:
+    """How parameters matching `pattern` are drawn; the first match counts.
+
+    distribution: "normal" (std `scale`), "uniform" (in ±`scale`), "constant" (all `scale`).
+    """
+
+    pattern: str
+    distribution: Literal["normal", "uniform", "constant"]
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Name:
+    """The Hugging Face name of a parameter. `{0}`, `{1}` in `theirs` take what the stars of `pattern` matched.
+
+    how: "same", or "transpose" for a matrix that lies the other way there, or "stack": ours is (N, ...) and
+    theirs are N arrays, `{n}` in `theirs` counts them.
+    """
+
+    pattern: str
+    theirs: str
+    how: Literal["same", "transpose", "stack"] = "same"
+
+    def translate(self, name: str) -> str | None:
+        """Their name of our parameter `name`, or None where the pattern is not about it."""
+        found = re.fullmatch(re.escape(self.pattern).replace(r"\*", r"([^.]+)"), name)
+        return None if found is None else self.theirs.format(*found.groups(), n="{n}")
+
+
+@dataclass(frozen=True)
+class Seam:
+    """A place where a strategy may step in: the modules matching `pattern` call their attribute `name`.
+
+    Calls are fixed:
+      attention(q, k, v, document, position) -> out     q (B, H, T, E), k and v (B, K, T, E), after rotation
+      loss(hidden, weight, targets, loss_mask) -> sum   hidden (B, T, D), weight (V, D), targets and loss_mask (B, T)
+    """
+
+    name: Literal["attention", "loss"]
+    pattern: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The whole plan of one model."""
+
+    embed: str  # the module (batch) -> hidden
+    blocks: str  # the ModuleList of (hidden, batch) -> hidden
+    head: str  # the module (hidden, batch) -> loss sum
+    layers: int  # how many blocks
+    cuts: tuple[Cut, ...] = ()
+    inits: tuple[Init, ...] = ()
+    names: tuple[Name, ...] = ()
+    tied: tuple[tuple[str, str], ...] = ()  # (alias, the name it is kept under)
+    seams: tuple[Seam, ...] = ()
+    folds: tuple[Fold, ...] = ()
+    full: tuple[str, ...] = ()  # modules whose parameters are always computed in the master dtype (a router)
+    partial: tuple[str, ...] = ()  # whole, but used on what `tp` cut (a norm over a head): tp adds its gradients
+    facts: dict[str, int] = field(default_factory=dict)  # sizes a layout must divide: heads, kv_heads, vocab_size, ...
+
+    def init(self, name: str) -> Init:
+        """How the parameter `name` is drawn. Raises LookupError where the plan does not say."""
+        for rule in self.inits:
+            if matches(rule.pattern, name):
+                return rule
+        raise LookupError(f"the plan has no Init for parameter {name!r}")
+
+    def cut(self, name: str) -> Cut | None:
+        """How the parameter `name` may be cut, or None."""
+        return next((cut for cut in self.cuts if matches(cut.pattern, name)), None)
+
+    def owner(self, name: str) -> str:
+        """The name a parameter is kept under: itself, unless it is tied to another."""
+        return dict(self.tied).get(name, name)
+
+    def unmatched(self, names: Iterable[str]) -> list[str]:
+        """Patterns that match none of `names`: a plan that says nothing is a mistake of its author."""
+        known = [*names, *(alias for alias, _ in self.tied)]
+        patterns = [rule.pattern for rules in (self.cuts, self.inits) for rule in rules]
+        return [pattern for pattern in dict.fromkeys(patterns) if not any(matches(pattern, name) for name in known)]
+
+    def extended(self, **more: tuple) -> Plan:
+        """A copy with rules put before the present ones, so that an edit's own rules win."""
+        return replace(self, **{key: value + getattr(self, key) for key, value in more.items()})

@@ -1,0 +1,158 @@
+"""What is installed, what a choice means, and why it cannot be had. Torch-free.
+
+pluggy answers what exists, configuration answers what is chosen. There is no way from a configuration to code but
+through the parts listed here: the registry is the allow-list.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from gangline import catalogue
+from gangline.discovery import VARIABLE, Failure, Found, Offer, discover, normal, version_of
+from gangline.errors import UserError
+from gangline.hooks import Command
+from gangline.parts import GROUPS, EditConfig, PartConfig
+
+OFF = "off"  # the choice that every group beside core's own has without anyone supplying it
+SEE = "(gangline plugins  lists who offers what)"
+
+
+class Installed:
+    """Everything that the plugins of this environment offer; made once, by `installed()`."""
+
+    def __init__(self, found: Found) -> None:
+        self._found = found
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Plugins that are there and cannot be used, each with its cause."""
+        return self._found.failures
+
+    @property
+    def clashes(self) -> list[tuple[str, str]]:
+        """Names that two packages claim, and how to mend it."""
+        return self._found.clashes
+
+    def offers(self, group: str) -> dict[str, Offer]:
+        """The installed parts of a group, by name."""
+        return dict(self._found.offers.get(group, {}))
+
+    def groups(self) -> list[str]:
+        """Every group: core's in their order, then the ones that plugins and the catalogue add."""
+        return list(dict.fromkeys([*GROUPS, *sorted(self._found.offers), *catalogue.groups()]))
+
+    def edit_groups(self) -> set[str]:
+        """The groups of model edits, of installed plugins and of the catalogue."""
+        every = [offer for offers in self._found.offers.values() for offer in offers.values()]
+        return {offer.group for offer in every if issubclass(offer.part.config, EditConfig)} | catalogue.edit_groups()
+
+    def choices(self, group: str) -> list[str]:
+        """What a user may type after ``group=`` here."""
+        names = sorted(self.offers(group))
+        return names if group in GROUPS or "/" in group else [OFF, *(name for name in names if name != OFF)]
+
+    def commands(self) -> dict[str, Command]:
+        """The verbs of `gangline`."""
+        return dict(self._found.commands)
+
+    def modules(self) -> list[ModuleType]:
+        """The entry modules of the plugins that were loaded."""
+        return list(self._found.modules)
+
+    def part_of(self, config: PartConfig) -> Offer:
+        """The part that this configuration configures, told by its exact class. Raises UserError."""
+        for offers in self._found.offers.values():
+            for offer in offers.values():
+                if offer.part.config is type(config):
+                    return offer
+        cls = type(config)
+        raise UserError(
+            f"no installed part has the configuration class {cls.__module__}.{cls.__qualname__}.",
+            "A part is told by the exact class of its configuration; the package that defines it may not be installed.",
+            SEE,
+        )
+
+    def refuse_clashes(self) -> None:
+        """Raise UserError where two installed packages claim the same name: nobody can say which was meant."""
+        if self.clashes:
+            raise UserError(*(line for clash in self.clashes for line in clash))
+
+    def find(self, group: str, name: str) -> Offer:
+        """The part `group=name`. Raises UserError: why it is not here, the command that mends it, the choices."""
+        if group not in self.groups():
+            close = difflib.get_close_matches(group, self.groups(), 1, 0.6)
+            hint = f"Did you mean {close[0]}={name}?" if close else ""
+            raise UserError(f"there is no group {group!r}.", hint, f"Groups: {', '.join(self.groups())}.", SEE)
+        if (clash := self._found.clashing.get((group, name))) is not None:
+            raise UserError(*clash)
+        if (offer := self._found.offers.get(group, {}).get(name)) is not None:
+            return offer
+        raise UserError(f"{group}={name} is not available here.", *self._reasons(group, name), self.listed(group))
+
+    def _reasons(self, group: str, name: str) -> list[str]:
+        supplier = catalogue.supplier(group, name)
+        if supplier is None:
+            return self._guesses(group, name)
+        for failure in self.failures:
+            if normal(failure.distribution) == normal(supplier):
+                return [f"{failure.supplier} {failure.why}", failure.mend]
+        if (plugin := self._found.left_out.get(normal(supplier))) is not None:
+            return [f"It is supplied by {supplier}, which {VARIABLE} leaves out; add {plugin} to {VARIABLE}."]
+        if (version := version_of(supplier)) is None:
+            return [f"It is supplied by {supplier}:  pip install {supplier}"]
+        return [f"{supplier} {version} is installed but does not offer it:  pip install --upgrade {supplier}"]
+
+    def _guesses(self, group: str, name: str) -> list[str]:
+        """What an unknown name may have meant: a slip, a plugin that failed, or one that is not installed."""
+        close = difflib.get_close_matches(name, [*self.choices(group), *catalogue.names(group)], 1, 0.5)
+        lines = [f"Did you mean {group}={close[0]}?"] if close else []
+        for failure in self.failures:
+            lines += [f"{failure.supplier} may be what offers it, but it {failure.why}", failure.mend]
+        return lines if close else [*lines, *self.elsewhere(group)]
+
+    def elsewhere(self, group: str) -> list[str]:
+        """Lines that say who would offer more for a group, and is not installed."""
+        others = catalogue.suppliers(group).items()
+        return [f"{dist} offers {what}:  pip install {dist}" for dist, what in others if not version_of(dist)]
+
+    def listed(self, group: str) -> str:
+        """The line that ends every message about a choice."""
+        return f"Installed choices for {group}: {', '.join(self.choices(group)) or 'none'}.   {SEE}"
+
+
+@cache
+def installed() -> Installed:
+    """What this environment offers. Never raises for a plugin's fault: see `Installed.failures` and `clashes`."""
+    return Installed(discover(os.environ))
+
+
+def load(spec: str) -> Any:
+    """The object that "package.module:name" names."""
+    module, _, name = spec.partition(":")
+    return getattr(import_module(module), name)
+
+
+def build(config: PartConfig, *args: Any, **kwargs: Any) -> Any:
+    """Import the part's build and call it, its own configuration first. A package that it lacks is a UserError."""
+    offer = installed().part_of(config)
+    part = offer.part
+    try:
+        make = load(part.build)
+    except ModuleNotFoundError as error:
+        own = part.build.partition(":")[0].partition(".")[0]
+        if error.name is None or error.name.partition(".")[0] == own:
+            raise  # the part names a module that it does not have: a bug
+        raise UserError(
+            f"{offer.group}={part.name} needs the Python package {error.name!r}, which is not installed.",
+            f"It is supplied by {offer.supplier}:  pip install --upgrade {offer.distribution}",
+        ) from error
+    return make(config, *args, **kwargs)
+
+
+__all__ = ["OFF", "Failure", "Installed", "Offer", "build", "installed", "load"]

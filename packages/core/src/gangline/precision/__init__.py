@@ -1,0 +1,5 @@
+"""Which numbers a run computes with."""
+
+from gangline.precision.base import Precision
+
+__all__ = ["Precision"]

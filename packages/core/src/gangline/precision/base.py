@@ -1,0 +1,48 @@
+"""The precision contract: dtypes, the product that linear layers use, and the loss scale."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Precision(ABC):
+    """Names dtypes and multiplies; the strategy owns storage and casts, and no module is wrapped.
+
+    param_dtype    master weights and optimizer state
+    compute_dtype  activations, and the copies of the weights that the forward pass reads
+    reduce_dtype   gradients on the wire between ranks
+    grad_dtype     gradients as they accumulate and as the optimizer sees them
+    """
+
+    param_dtype: torch.dtype
+    compute_dtype: torch.dtype
+    reduce_dtype: torch.dtype
+    grad_dtype: torch.dtype
+
+    @abstractmethod
+    def linear(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
+        """x (..., in) times w (out, in) transposed, plus b (out,): plain and tensor-parallel layers both use it."""
+
+    @property
+    def scale(self) -> float:
+        """What the loss is multiplied by before the backward pass; 1 where there is no loss scale."""
+        return 1.0
+
+    @property
+    def scales(self) -> bool:
+        """Whether a step that is not finite is routine (a loss scale being found)."""
+        return False
+
+    def update(self, found_inf: bool) -> None:
+        """Told after each step whether it was not finite; the same on all ranks."""
+
+    def state(self) -> dict[str, Any]:
+        """JSON that a checkpoint keeps."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave."""

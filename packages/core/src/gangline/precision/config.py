@@ -1,0 +1,64 @@
+"""Configurations of the built-in precisions. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gangline.errors import Problem
+from gangline.parts import Part, PrecisionConfig
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+
+@dataclass
+class Fp32(PrecisionConfig):
+    """Everything in float32."""
+
+
+@dataclass
+class Fp64(PrecisionConfig):
+    """Everything in float64: to tell rounding from a mistake."""
+
+
+@dataclass
+class Bf16(PrecisionConfig):
+    """Compute in bfloat16; master weights, gradients and optimizer state in float32."""
+
+
+@dataclass
+class Fp16(PrecisionConfig):
+    """Compute in float16 under a loss scale; master weights, gradients and optimizer state in float32."""
+
+    initial_scale: float = 65536.0  # the loss is multiplied by this; powers of two cost no rounding
+    growth_interval: int = 2000  # finite steps in a row after which the scale doubles
+    min_scale: float = 1.0  # it is halved after a step that is not finite, down to this
+
+    def check(self, run: Run) -> list[Problem]:
+        if self.min_scale <= 0 or self.initial_scale < self.min_scale or self.growth_interval < 1:
+            return [
+                Problem(
+                    "precision=fp16 needs 0 < min_scale <= initial_scale and growth_interval >= 1.",
+                    f"They are {self.min_scale}, {self.initial_scale} and {self.growth_interval}.",
+                )
+            ]
+        return []
+
+
+PARTS = (
+    Part(name="fp32", config=Fp32, build="gangline.precision.plain:fp32", summary="Everything in float32"),
+    Part(name="fp64", config=Fp64, build="gangline.precision.plain:fp64", summary="Everything in float64, for tests"),
+    Part(
+        name="bf16",
+        config=Bf16,
+        build="gangline.precision.plain:bf16",
+        summary="Compute in bfloat16, float32 master weights and optimizer state",
+    ),
+    Part(
+        name="fp16",
+        config=Fp16,
+        build="gangline.precision.fp16:build",
+        summary="Compute in float16 with dynamic loss scaling, float32 master weights and optimizer state",
+    ),
+)

@@ -1,0 +1,37 @@
+"""Precisions that are fully said by their dtypes."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gangline.config.schema import Run
+from gangline.parts import PrecisionConfig
+from gangline.precision.base import Precision
+
+
+class Plain(Precision):
+    """Products in `compute`; master weights, and gradients on the wire and in memory, in `kept`."""
+
+    def __init__(self, compute: torch.dtype, kept: torch.dtype) -> None:
+        self.compute_dtype = compute
+        self.param_dtype = self.reduce_dtype = self.grad_dtype = kept
+
+    def linear(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        return F.linear(x.to(self.compute_dtype), w, b)
+
+
+def fp32(config: PrecisionConfig, run: Run) -> Plain:
+    """The precision `fp32`."""
+    return Plain(torch.float32, torch.float32)
+
+
+def fp64(config: PrecisionConfig, run: Run) -> Plain:
+    """The precision `fp64`."""
+    return Plain(torch.float64, torch.float64)
+
+
+def bf16(config: PrecisionConfig, run: Run) -> Plain:
+    """The precision `bf16`."""
+    return Plain(torch.bfloat16, torch.float32)

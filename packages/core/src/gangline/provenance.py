@@ -1,0 +1,91 @@
+"""Where a run came from: code, versions, machine and command. Never a value of the environment, never a secret."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gangline.discovery import version_of
+from gangline.errors import UserError
+
+_SECRET = re.compile(
+    r"(^|[_.-])((api|access|secret|private)[_-]?key|token|secret|password|passwd|credentials?)$",
+    re.IGNORECASE,
+)
+_IN_URL = re.compile(r"(\w+://[^/\s:@]*):[^/\s@]+@")
+HIDDEN = "***"
+
+
+def looks_secret(key: str) -> bool:
+    """Whether an option's name says that its value is nobody else's business (api_key, token, password)."""
+    return _SECRET.search(key) is not None
+
+
+def refuse_secrets(content: Mapping[str, Any], prefix: str = "") -> None:
+    """Raises UserError where a configuration that is about to be written down holds a secret as it is.
+
+    That is any text under an option whose name looks so, and a password within a URL; references to the environment
+    are written as such.
+    """
+    for key, value in content.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            refuse_secrets(value, f"{path}.")
+        for text in value if isinstance(value, list) else [value]:
+            if not isinstance(text, str) or not text or text.startswith("${"):
+                continue
+            if looks_secret(path) or _IN_URL.search(text):
+                raise UserError(
+                    f"{path} holds a secret, and what is set is written to the run directory.",
+                    "Put it into the environment and name it here; the value is then never written:",
+                    f"'{path}=${{oc.env:{key.upper()}}}'",
+                )
+
+
+def describe(argv: Sequence[str], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """One start of a run: when, how, with which code and on what machine."""
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": [redact(word) for word in argv],
+        "changed": dict(changed),
+        "code": {"gangline": git(Path(__file__).parent), "here": git(Path.cwd())},
+        "versions": {"python": platform.python_version(), **_versions()},
+        "machine": {"node": platform.node(), "platform": platform.platform(), "cpus": os.cpu_count()},
+        "executable": sys.executable,
+    }
+
+
+def redact(word: str) -> str:
+    """A command-line word without what may be secret: the value of a key that looks so, a password within a URL."""
+    key, sign, value = word.partition("=")
+    if sign and value and not value.startswith("${") and looks_secret(key):
+        return f"{key}={HIDDEN}"
+    return _IN_URL.sub(rf"\1:{HIDDEN}@", word)
+
+
+def git(folder: Path) -> dict[str, Any] | None:
+    """{"commit", "dirty"} of the work tree that `folder` lies in, or None where there is none (or no git)."""
+    try:
+        commit = _ask(folder, "rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(_ask(folder, "status", "--porcelain", "--untracked-files=no"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _ask(folder: Path, *words: str) -> str:
+    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()
+
+
+def _versions() -> dict[str, str]:
+    """Of what computes: told from package metadata, so that nothing is imported."""
+    found = {name: version_of(name) for name in ("gangline", "torch", "numpy", "hydra-core", "omegaconf")}
+    return {name: version for name, version in found.items() if version}

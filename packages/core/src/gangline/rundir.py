@@ -1,0 +1,272 @@
+"""A run directory: written once and whole before anything is launched, read by every worker.
+
+``config.yaml`` is written last and ends with YAML's end marker, so a directory without it, or with one that is cut
+short, is half-written and never mistaken for a run. Torch-free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gangline import provenance
+from gangline.config.schema import Run
+from gangline.config.serial import from_dict, to_dict
+from gangline.errors import UserError
+from gangline.plugins import installed
+
+END = "..."  # YAML's end-of-document marker: the last line of a whole config.yaml
+
+
+class RunDirectory:
+    """One run's directory; see the class methods `create` and `open`."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._lock: int | None = None
+
+    config = property(lambda self: self.path / "config.yaml")
+    parts = property(lambda self: self.path / "parts.json")
+    provenance = property(lambda self: self.path / "provenance.json")
+    attempts = property(lambda self: self.path / "attempts.jsonl")
+    metrics = property(lambda self: self.path / "metrics.jsonl")
+    checkpoints = property(lambda self: self.path / "checkpoints")
+    logs = property(lambda self: self.path / "logs")
+    tensorboard = property(lambda self: self.path / "tensorboard")
+
+    # --- making and opening ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDirectory:
+        """A new directory for `run`, locked; `job` names what a restarted job can be told by.
+
+        Raises UserError where it cannot be written, already holds a run, or another `train` is at it.
+        """
+        provenance.refuse_secrets(to_dict(run))
+        directory = cls(run.run.dir or fresh(run.run.name))
+        try:
+            directory.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(directory.path, error) from error
+        directory.lock()
+        try:
+            if directory.config.exists():
+                raise UserError(
+                    f"{directory.path} already holds a run.",
+                    f"To go on with it:  train resume={directory.path}",
+                    f"To start afresh with its configuration:  train from={directory.path}",
+                )
+            directory._write(run, argv, job, changed={})
+        except BaseException:
+            directory.unlock()
+            raise
+        return directory
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunDirectory:
+        """An existing run's directory. Raises UserError where it is missing or half-written."""
+        directory = cls(path)
+        if not directory.path.is_dir():
+            raise UserError(f"there is no run directory {directory.path}.", _siblings(directory.path))
+        if not directory.config.exists():
+            raise UserError(
+                f"{directory.path} is no run directory, or was only half-written: it has no config.yaml.",
+                "A run writes that file last. Nothing was trained here; start the run again.",
+                _siblings(directory.path),
+            )
+        directory._content()
+        return directory
+
+    def run(self) -> Run:
+        """The run that config.yaml describes; `run.dir` is where the directory lies now."""
+        run = from_dict(self._content())
+        run.run.dir = str(self.path)
+        return run
+
+    def content(self) -> dict[str, Any]:
+        """What config.yaml holds, as it stands: references to the environment, and `run.dir` as the user left it."""
+        return self._content()
+
+    def rewrite(self, run: Run, argv: Sequence[str] = (), changed: dict[str, Any] | None = None) -> None:
+        """Put a resumed run's changed configuration in place of the old one, and note the new start."""
+        provenance.refuse_secrets(to_dict(run))
+        run_dir = self._content().get("run", {}).get("dir")
+        self._write(run, argv, None, changed or {}, run_dir)
+
+    # --- holding it --------------------------------------------------------------------------------------------------
+
+    def lock(self) -> None:
+        """Hold the directory for as long as this process lives; a second `train` on it gets a UserError."""
+        if self._lock is not None:
+            return
+        try:
+            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(handle, 100).decode(errors="replace").strip() or "another process"
+            os.close(handle)
+            raise UserError(
+                f"{self.path} is in use: another train, {holder}, is running in it.",
+                "Wait for it or end it; a second run needs a directory of its own (run.dir=...).",
+            ) from None
+        except OSError:
+            pass  # a file system without locks: go on, as there is nothing to hold
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+        self._lock = handle
+
+    def unlock(self) -> None:
+        """Let go of the directory."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # --- what is written down ----------------------------------------------------------------------------------------
+
+    def add_provenance(self, key: str, value: Any) -> None:
+        """Note one more fact about where this run came from, such as a fingerprint of its data."""
+        self._write_json(self.provenance, {**self.read_provenance(), key: value})
+
+    def read_provenance(self) -> dict[str, Any]:
+        """All such facts; `starts` is a list with an entry for each time the run was started."""
+        try:
+            return json.loads(self.provenance.read_text())
+        except FileNotFoundError:
+            return {}
+
+    def changed_parts(self) -> list[str]:
+        """Lines that say which parts were of another version when the run began."""
+        try:
+            before = _flat(json.loads(self.parts.read_text()))
+        except (FileNotFoundError, ValueError):
+            return []
+        now = _flat(part_versions(self.run()))
+        return [
+            f"{where}: {before[where]} when the run began, {now[where]} now"
+            for where in sorted(before.keys() & now.keys())
+            if before[where] != now[where]
+        ]
+
+    def _content(self) -> dict[str, Any]:
+        try:
+            text = self.config.read_text()
+        except OSError as error:
+            raise UserError(f"{self.config} cannot be read: {error.strerror}.") from error
+        if not text.rstrip().endswith(f"\n{END}"):
+            raise UserError(
+                f"{self.config} is cut short: its last line must be '{END}'.",
+                "It was only half-written or half-copied. Copy it again, or start the run afresh.",
+            )
+        try:
+            content = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UserError(f"{self.config} is not valid YAML: {' '.join(str(error).split())}") from error
+        if not isinstance(content, dict):
+            raise UserError(f"{self.config} holds no configuration.")
+        return content
+
+    def _write(
+        self, run: Run, argv: Sequence[str], job: str | None, changed: dict[str, Any], run_dir: str | None = None
+    ) -> None:
+        content = to_dict(run)
+        content["run"]["dir"] = run_dir if run_dir is not None else content["run"]["dir"]
+        start = provenance.describe(argv, changed)
+        facts = self.read_provenance()
+        facts = {**facts, "job": job or facts.get("job"), "starts": [*facts.get("starts", []), start]}
+        text = yaml.safe_dump(content, sort_keys=False, explicit_end=True, allow_unicode=True, width=120)
+        try:
+            for folder in (self.logs, self.checkpoints):
+                folder.mkdir(exist_ok=True)
+            self._write_json(self.parts, part_versions(run))
+            self._write_json(self.provenance, facts)
+            write_whole(self.config, text)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def _write_json(self, path: Path, content: Any) -> None:
+        write_whole(path, json.dumps(content, indent=2) + "\n")
+
+
+def part_versions(run: Run) -> dict[str, Any]:
+    """group -> {"part", "distribution", "version"}; a list of those where a run has any number of parts."""
+
+    def row(config: Any) -> dict[str, str]:
+        offer = installed().part_of(config)
+        return {"part": offer.part.name, "distribution": offer.distribution, "version": offer.version}
+
+    found: dict[str, Any] = {"track": [], "health": []}
+    for path, config in run.parts():
+        group, _, name = path.partition(".")
+        if name and group in ("track", "health"):
+            found[group].append(row(config))
+        else:
+            found[path] = row(config)
+        for field in installed().part_of(config).part.opens:
+            found[f"{path}/{field}"] = row(getattr(config, field))
+    return found
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file by one atomic act after its bytes are durable: a reader sees the old text or the new, whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def fresh(name: str) -> Path:
+    """runs/<date>-<time>-<name>, counted on where a run of this second has it already."""
+    stem = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', name)}"
+    path, count = stem, 1
+    while path.exists():
+        count += 1
+        path = stem.with_name(f"{stem.name}-{count}")
+    return path
+
+
+def _flat(parts: dict[str, Any]) -> dict[str, str]:
+    rows = {}
+    for group, entry in parts.items():
+        for one in entry if isinstance(entry, list) else [entry]:
+            rows[f"{group}={one['part']}"] = f"{one['distribution']} {one['version']}"
+    return rows
+
+
+def _siblings(path: Path) -> str:
+    """The newest runs beside a directory that is none, to choose from."""
+    try:
+        runs = [entry for entry in path.parent.iterdir() if (entry / "config.yaml").exists()]
+    except OSError:
+        return ""
+    newest = sorted(runs, key=lambda run: run.stat().st_mtime, reverse=True)[:5]
+    return f"Runs there: {', '.join(str(run) for run in newest)}." if newest else ""
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"cannot write the run directory {path}: {error.strerror or error}.",
+        "Choose a directory that you may write to and that has room:  train run.dir=...",
+    )

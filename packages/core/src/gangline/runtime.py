@@ -1,0 +1,97 @@
+"""The runtime: a model as a strategy laid it over the mesh, able to run one step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from gangline.batch import Batch
+    from gangline.shard import Registry, Shard
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step came to: global numbers, equal on all ranks.
+
+    loss_sum  sum of the loss over valid tokens, without emitted terms
+    tokens    how many valid tokens that was
+    finite    loss and every gradient are finite on all ranks
+    metrics   what the modules emitted, reduced: "blocks.3/load" -> number or list of numbers
+    """
+
+    loss_sum: float
+    tokens: int
+    finite: bool
+    metrics: dict[str, float | list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A leaf tensor with its `.grad`, and the box of the global parameter that it is."""
+
+    tensor: torch.Tensor
+    shard: Shard
+
+
+@dataclass(frozen=True)
+class Named:
+    """A parameter by its global name, and the pieces of it that this rank holds (perhaps none)."""
+
+    name: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+
+class Runtime(ABC):
+    """Runs a step on the whole mesh. Every method is called by all ranks, in the same order.
+
+    What the optimizer wrote into the pieces is taken up at the runtime's next call.
+    """
+
+    registry: Registry  # of the `model/...` arrays, whole and the same on every rank
+    data_coordinate: tuple[int, int]  # (index, width): which share of the global batch this rank reads
+
+    @abstractmethod
+    def step(self, micro_batches: Sequence[Batch]) -> StepResult:
+        """Forward and backward over this rank's share of the global batch.
+
+        Afterwards each piece's `.grad` is the gradient of (loss + emitted terms) / global token count, reduced over
+        the ranks and without any loss scale. Valid tokens are counted before the backward pass.
+        """
+
+    @abstractmethod
+    def evaluate(self, micro_batches: Sequence[Batch]) -> tuple[float, int]:
+        """(global loss sum, global token count), without gradients."""
+
+    @abstractmethod
+    def clip(self, max_norm: float | None) -> float:
+        """Scale the gradients so that their global norm is at most `max_norm`; gives the norm before that."""
+
+    @abstractmethod
+    def parameters(self) -> list[Named]:
+        """The same names in the same order on all ranks of a stage."""
+
+    @abstractmethod
+    def gather(self, name: str, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Any tensors cut like the parameter `name` (its gradient, a momentum), as the whole.
+
+        Of a stack (3 dims and more) the matrices the rank has a part of. All ranks of the stage call it in the order of
+        `parameters()`.
+        """
+
+    @abstractmethod
+    def scatter(self, name: str, whole: torch.Tensor) -> list[torch.Tensor]:
+        """The way back: this rank's pieces of what `gather` gave."""
+
+    @abstractmethod
+    def shards(self) -> Iterable[Shard]:
+        """The `model/...` arrays that this rank holds: master weights and persistent buffers."""
+
+    @abstractmethod
+    def applied(self) -> None:
+        """The optimizer has stepped: modules with `after_step(totals)` are told what they emitted in that step."""

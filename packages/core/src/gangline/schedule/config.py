@@ -1,0 +1,81 @@
+"""Configurations of the built-in schedules. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gangline.errors import Problem
+from gangline.parts import Part, ScheduleConfig
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+
+@dataclass
+class Constant(ScheduleConfig):
+    """Warm up, then stay."""
+
+    def check(self, run: Run) -> list[Problem]:
+        if not 0 <= self.warmup(run) <= run.steps:
+            return [Problem(f"schedule.warmup_steps={self.warmup_steps} must lie between 0 and run.steps={run.steps}.")]
+        return []
+
+
+@dataclass
+class Cosine(Constant):
+    """Warm up, then fall along half a cosine to `final` at the run's end (Loshchilov and Hutter, arXiv 1608.03983)."""
+
+    final: float = 0.1  # factor of the peak rate
+
+    def check(self, run: Run) -> list[Problem]:
+        return super().check(run) + _final(self.final)
+
+
+@dataclass
+class Wsd(Constant):
+    """Warm up, stay, then fall in a straight line (MiniCPM, arXiv 2404.06395, section 4)."""
+
+    decay_steps: int | None = None  # null: a tenth of the run
+    final: float = 0.0  # factor of the peak rate
+
+    def check(self, run: Run) -> list[Problem]:
+        problems = super().check(run) + _final(self.final)
+        if self.decay_steps is not None and not 0 <= self.decay_steps <= run.steps - self.warmup(run):
+            problems.append(
+                Problem(
+                    f"schedule.decay_steps={self.decay_steps} does not fit into the run.",
+                    f"run.steps={run.steps} less {self.warmup(run)} steps of warm-up leaves "
+                    f"{run.steps - self.warmup(run)}.",
+                )
+            )
+        return problems
+
+
+def _final(final: float) -> list[Problem]:
+    return [] if 0 <= final <= 1 else [Problem(f"schedule.final={final} must be a factor between 0 and 1.")]
+
+
+PARTS = (
+    Part(
+        name="constant",
+        config=Constant,
+        build="gangline.schedule.shapes:constant",
+        summary="Warm up, then stay",
+        group="schedule",
+    ),
+    Part(
+        name="cosine",
+        config=Cosine,
+        build="gangline.schedule.shapes:cosine",
+        summary="Warm up, then fall along half a cosine to the end of the run",
+        group="schedule",
+    ),
+    Part(
+        name="wsd",
+        config=Wsd,
+        build="gangline.schedule.shapes:wsd",
+        summary="Warm up, stay, then fall in a straight line over the last steps",
+        group="schedule",
+    ),
+)

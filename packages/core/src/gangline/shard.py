@@ -1,0 +1,291 @@
+"""Shards and their registry: the one currency between strategies, optimizers and checkpointers.
+
+A run's state is a set of named global arrays. A `Shard` is the part of one that a rank holds; the
+`Registry` says, for every array and without asking anyone, who holds which box. It is a
+pure function of plan and mesh, equal on every rank, and grows with arrays and boundaries, never
+with ranks times arrays: a checkpointer plans from it alone.
+
+The registry is torch-free; dtypes are torch's names ("float32").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING
+
+from gangline.mesh import Mesh
+
+if TYPE_CHECKING:
+    import torch
+
+ITEMSIZE = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element; one byte where the name is not listed (bool, uint8, float8)."""
+    return ITEMSIZE.get(dtype, 1)
+
+
+@dataclass(frozen=True, order=True)
+class Box:
+    """An axis-aligned part of a global array: from `offset`, `shape` long. 0-d: both empty tuples."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(start, start + length) for start, length in zip(self.offset, self.shape, strict=True))
+
+    def overlap(self, other: Box) -> Box | None:
+        """The part both have, in global coordinates."""
+        start = tuple(max(a, b) for a, b in zip(self.offset, other.offset, strict=True))
+        stop = tuple(
+            min(a + n, b + m) for a, n, b, m in zip(self.offset, self.shape, other.offset, other.shape, strict=True)
+        )
+        if any(b <= a for a, b in zip(start, stop, strict=True)):
+            return None
+        return Box(start, tuple(b - a for a, b in zip(start, stop, strict=True)))
+
+    def within(self, outer: Box) -> tuple[slice, ...]:
+        """Where this box lies in a tensor that holds `outer`."""
+        return tuple(
+            slice(start - base, start - base + length)
+            for start, base, length in zip(self.offset, outer.offset, self.shape, strict=True)
+        )
+
+
+@dataclass
+class Shard:
+    """This rank holds the box at `offset` of the global array `name`.
+
+    `local` is a writable view, valid until the next step. `primary` is true on exactly one holder of each
+    box: the one that writes it. Padding never shows.
+    """
+
+    name: str
+    global_shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset: tuple[int, ...]
+    local: torch.Tensor
+    primary: bool = True
+
+    @property
+    def box(self) -> Box:
+        return Box(self.offset, tuple(self.local.shape))
+
+
+@dataclass(frozen=True)
+class Division:
+    """One way an array is cut: parts along `dim` (or over rows), picked by the joint coordinate along `axes`.
+
+    `bounds` has one entry more than there are parts; equal neighbours make an empty part.
+    With `rows`, the bounds count rows of what the earlier divisions left, the leading dims flattened (a row
+    runs along the last dim); such a part of a stacked array is a few boxes. With `rows`, `bounds` may depend on the
+    part that the earlier divisions gave: then there is one tuple for each of those, in joint order.
+    """
+
+    axes: tuple[str, ...]
+    bounds: tuple[tuple[int, ...], ...]
+    dim: int = 0
+    rows: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one global array lies over the mesh.
+
+    `at` fixes coordinates (a pipeline stage: {"pp": 2}); axes that neither `at` nor a division
+    names hold replicas, of which number `turn` (plus the box's number) is primary.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    divisions: tuple[Division, ...] = ()
+    at: tuple[tuple[str, int], ...] = ()
+    turn: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * itemsize(self.dtype)
+
+    @property
+    def cut_axes(self) -> tuple[str, ...]:
+        return tuple(axis for division in self.divisions for axis in division.axes)
+
+    def boundaries(self) -> tuple[tuple[int, ...], ...]:
+        """Every boundary along each dim, both ends included."""
+        found = [{0, length} for length in self.shape]
+        for division in self.divisions:
+            if not division.rows:
+                found[division.dim].update(division.bounds[0])
+        if any(division.rows for division in self.divisions):
+            for _, box in self._parts_without_mesh():
+                for dim, (start, length) in enumerate(zip(box.offset, box.shape, strict=True)):
+                    found[dim].update((start, start + length))
+        return tuple(tuple(sorted(dim)) for dim in found)
+
+    def boxes(self, parts: Mapping[tuple[str, ...], int]) -> list[Box]:
+        """The boxes of the holder whose joint coordinate along each division's axes is `parts[axes]`."""
+        whole = Box((0,) * len(self.shape), self.shape)
+        boxes, earlier = [whole], 0
+        for division in self.divisions:
+            part = parts[division.axes]
+            bounds = division.bounds[earlier] if len(division.bounds) > 1 else division.bounds[0]
+            start, stop = bounds[part], bounds[part + 1]
+            if stop <= start:
+                return []
+            if division.rows:
+                boxes = _rows_of(boxes, start, stop)
+            else:
+                boxes = [cut for box in boxes if (cut := _along(box, division.dim, start, stop)) is not None]
+            earlier = earlier * (len(bounds) - 1) + part
+        return boxes
+
+    def _parts_without_mesh(self) -> Iterator[tuple[dict[tuple[str, ...], int], Box]]:
+        ranges = [range(len(division.bounds[0]) - 1) for division in self.divisions]
+        for point in product(*ranges):
+            parts = {division.axes: index for division, index in zip(self.divisions, point, strict=True)}
+            for box in self.boxes(parts):
+                yield parts, box
+
+
+def _along(box: Box, dim: int, start: int, stop: int) -> Box | None:
+    """The part of `box` between `start` and `stop` (global coordinates) along `dim`."""
+    wanted = Box(
+        box.offset[:dim] + (start,) + box.offset[dim + 1 :], box.shape[:dim] + (stop - start,) + box.shape[dim + 1 :]
+    )
+    return box.overlap(wanted)
+
+
+def _rows_of(boxes: list[Box], start: int, stop: int) -> list[Box]:
+    """Rows `start` to `stop` of `boxes`, counted on from one to the next; what lies past the last is padding."""
+    found: list[Box] = []
+    for box in boxes:
+        rows = prod(box.shape[:-1])
+        if max(start, 0) < min(stop, rows):
+            found += _row_range(box, max(start, 0), min(stop, rows))
+        start, stop = start - rows, stop - rows
+    return found
+
+
+def _row_range(box: Box, start: int, stop: int) -> list[Box]:
+    """Rows `start` to `stop` > `start` of `box`, its leading dims flattened, as the fewest boxes in order."""
+    if len(box.shape) <= 1:
+        return [box]
+    if len(box.shape) == 2:
+        return [Box((box.offset[0] + start, *box.offset[1:]), (stop - start, box.shape[1]))]
+    row = prod(box.shape[1:-1])
+    boxes: list[Box] = []
+    first, last = -(-start // row), stop // row
+    if first > last:  # within one matrix of the stack
+        return [
+            _lead(box, start // row, inner) for inner in _row_range(_inner(box), start % row, stop - start // row * row)
+        ]
+    if start % row:
+        boxes += [_lead(box, start // row, inner) for inner in _row_range(_inner(box), start % row, row)]
+    if last > first:
+        boxes.append(Box((box.offset[0] + first, *box.offset[1:]), (last - first, *box.shape[1:])))
+    if stop % row:
+        boxes += [_lead(box, last, inner) for inner in _row_range(_inner(box), 0, stop % row)]
+    return boxes
+
+
+def _inner(box: Box) -> Box:
+    return Box(box.offset[1:], box.shape[1:])
+
+
+def _lead(box: Box, index: int, inner: Box) -> Box:
+    return Box((box.offset[0] + index, *inner.offset), (1, *inner.shape))
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Every global array of the run, on whatever stage, and who holds which box of it."""
+
+    mesh: Mesh
+    layouts: dict[str, Layout] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, mesh: Mesh, layouts: Mapping[str, Layout]) -> Registry:
+        """A registry whose primaries are spread so that the replicas of an array write equal bytes."""
+        written: dict[tuple, list[int]] = {}
+        spread = {}
+        for name, layout in sorted(layouts.items(), key=lambda item: (-item[1].nbytes, item[0])):
+            free = tuple(axis for axis in mesh.axes if axis not in layout.cut_axes and axis not in dict(layout.at))
+            load = written.setdefault((layout.at, layout.cut_axes, free), [0] * mesh.size(*free))
+            turn = min(range(len(load)), key=load.__getitem__)
+            load[turn] += layout.nbytes
+            spread[name] = replace(layout, turn=turn)
+        return cls(mesh, {name: spread[name] for name in layouts})
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.layouts
+
+    def __getitem__(self, name: str) -> Layout:
+        return self.layouts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layouts)
+
+    def __or__(self, other: Registry) -> Registry:
+        """Both together; an array in both must lie the same in both."""
+        clash = [name for name in other if name in self and self[name] != other[name]]
+        if clash:
+            raise ValueError(f"two layouts for the same arrays: {', '.join(clash)}")
+        return Registry(self.mesh, {**self.layouts, **other.layouts})
+
+    def like(self, prefix: str, names: Iterable[str], dtype: str | None = None) -> Registry:
+        """Arrays `prefix/<rest>` with the boxes of `model/<rest>`, for each of `names` (given as ``model/<rest>``)."""
+        made = {}
+        for name in names:
+            layout = self[name]
+            made[f"{prefix}/{name.split('/', 1)[1]}"] = replace(layout, dtype=dtype or layout.dtype)
+        return Registry(self.mesh, made)
+
+    def boxes(self, name: str) -> list[Box]:
+        """All primary boxes of an array, in order: they tile it."""
+        return [box for _, box in self[name]._parts_without_mesh()]
+
+    def of_rank(self, name: str, rank: int) -> list[tuple[Box, bool]]:
+        """The boxes of `name` that a rank holds, each with whether it is their primary."""
+        layout, coordinate = self[name], self.mesh.coordinate(rank)
+        if any(coordinate[axis] != index for axis, index in layout.at):
+            return []
+        parts = {d.axes: self.mesh.index(coordinate, d.axes) for d in layout.divisions}
+        replica = self.mesh.index(coordinate, self._free(layout))
+        primary = replica == self._primary(layout, parts)
+        return [(box, primary) for box in layout.boxes(parts)]
+
+    def holders(self, name: str, box: Box) -> list[int]:
+        """The global ranks that hold all of a primary box, the primary first."""
+        layout = self[name]
+        parts = next((parts for parts, held in layout._parts_without_mesh() if held == box), None)
+        if parts is None:
+            raise LookupError(f"{name} has no box {box}")
+        base = dict(layout.at)
+        for axes, joint in parts.items():
+            for axis in reversed(axes):
+                joint, base[axis] = divmod(joint, self.mesh.size(axis))
+        ranks = [self.mesh.rank(point) for point in self.mesh.along(base, self._free(layout))]
+        turn = self._primary(layout, parts)
+        return [ranks[turn], *ranks[:turn], *ranks[turn + 1 :]]
+
+    def _free(self, layout: Layout) -> tuple[str, ...]:
+        fixed = {axis for axis, _ in layout.at}
+        return tuple(axis for axis in self.mesh.axes if axis not in layout.cut_axes and axis not in fixed)
+
+    def _primary(self, layout: Layout, parts: Mapping[tuple[str, ...], int]) -> int:
+        return (layout.turn + sum(parts.values())) % self.mesh.size(*self._free(layout))
+
+    @cached_property
+    def nbytes(self) -> int:
+        return sum(layout.nbytes for layout in self.layouts.values())

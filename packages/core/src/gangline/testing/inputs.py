@@ -1,0 +1,61 @@
+"""Batches whose every number is known: a function of (step, sample), whatever the layout."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from gangline.batch import Batch
+
+Kind = str  # "ragged" (masks of every length, also none), "whole", "documents"
+
+
+def sample(number: int, length: int, vocab_size: int, kind: Kind) -> dict[str, np.ndarray]:
+    """Sample `number`: T+1 tokens, a mask of the targets, and where asked documents with positions of their own."""
+    draws = np.random.Generator(np.random.Philox(key=number + 1))
+    made: dict[str, np.ndarray] = {
+        "tokens": draws.integers(0, vocab_size - 1, length + 1)
+    }  # the last token is the suites' own
+    made["loss_mask"] = np.ones(length, dtype=bool)
+    if kind == "ragged":
+        made["loss_mask"] = np.arange(length) < (number * 5) % (length + 3) - 1
+    if kind == "documents":
+        border = 1 + int(draws.integers(0, length - 1))
+        places = np.arange(length)
+        made["document"] = (places >= border).astype(np.int64)
+        made["position"] = np.where(places < border, places, places - border)
+        made["loss_mask"] = places != border - 1
+    return made
+
+
+def micro_batch(numbers: list[int], step: int, length: int, vocab_size: int, kind: Kind) -> Batch:
+    """These samples as one micro-batch."""
+    rows = [sample(number, length, vocab_size, kind) for number in numbers]
+
+    def stacked(name: str) -> torch.Tensor | None:
+        return torch.from_numpy(np.stack([row[name] for row in rows])) if name in rows[0] else None
+
+    tokens, mask, position = stacked("tokens"), stacked("loss_mask"), stacked("position")
+    assert tokens is not None
+    assert mask is not None
+    return Batch(
+        tokens=tokens[:, :-1].contiguous(),
+        targets=tokens[:, 1:].contiguous(),
+        loss_mask=mask,
+        position=torch.arange(length).expand(len(rows), length) if position is None else position,
+        sample=torch.tensor(numbers),
+        document=stacked("document"),
+        step=step,
+    )
+
+
+def share(
+    step: int, index: int, width: int, *, size: int, micro: int, length: int, vocab_size: int, kind: Kind
+) -> list[Batch]:
+    """What the data rank at `index` of `width` reads in a step of `size` samples: a contiguous part of them."""
+    own = size // width
+    first = step * size + index * own
+    return [
+        micro_batch(list(range(start, start + micro)), step, length, vocab_size, kind)
+        for start in range(first, first + own, micro)
+    ]

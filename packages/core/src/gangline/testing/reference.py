@@ -1,0 +1,181 @@
+"""The single process that every layout is judged against: the model as its author wrote it, and nothing of any part.
+
+It shares with the parts under test the model, its plan, the drawing of weights and `gangline.inside`; the step, the
+sums, the norm and the update are its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from gangline import draws, inside
+from gangline.batch import Batch
+from gangline.inside import Collected, Frame
+from gangline.model.build import construct
+from gangline.model.tree import Node
+from gangline.plan import Plan
+
+
+@dataclass
+class Expected:
+    """What a step has to come to, in the global view."""
+
+    loss_sum: float
+    tokens: int
+    finite: bool
+    norm: float
+    gradients: dict[str, Tensor]
+    metrics: dict[str, float | list[float]] = field(default_factory=dict)
+
+
+class Reference:
+    """The whole model in one process. Each group of micro-batches is added up by itself, as a data rank's would be."""
+
+    def __init__(self, tree: Node, plan: Plan, *, seed: int, dtype: torch.dtype) -> None:
+        self.plan, self.seed, self.dtype = plan, seed, dtype
+        self.model = construct(tree)
+        self.weights: dict[str, nn.Parameter] = {}
+        self.buffers: dict[str, Tensor] = {}
+        self._materialise()
+        self.velocity = {name: torch.zeros_like(w, requires_grad=False) for name, w in self.weights.items()}
+        self._emitted: dict[str, dict[str, Tensor]] = {}
+
+    def _materialise(self) -> None:
+        given = dict(self.model.named_parameters(remove_duplicate=False))
+        names = {id(given[name]): name for name in reversed(given)}
+        for alias, parameter in given.items():
+            name = self.plan.owner(names[id(parameter)])
+            if name not in self.weights:
+                self.weights[name] = nn.Parameter(torch.empty(parameter.shape, dtype=self.dtype))
+            _put(self.model, alias, self.weights[name])
+        kept = self.model.state_dict().keys()
+        for name, buffer in list(self.model.named_buffers()):
+            real = torch.empty(buffer.shape, dtype=buffer.dtype)
+            _put(self.model, name, real)
+            if name in kept:
+                self.buffers[name] = real
+        for name, array in self.arrays().items():
+            rule = self.plan.init(name)
+            draws.fill(
+                array.detach(),
+                seed=self.seed,
+                name=name,
+                offset=(0,) * array.dim(),
+                shape=tuple(array.shape),
+                distribution=rule.distribution,
+                scale=rule.scale,
+            )
+
+    def arrays(self) -> dict[str, Tensor]:
+        """Weights and persistent buffers by name, as they are now."""
+        return {**{name: weight.detach() for name, weight in self.weights.items()}, **self.buffers}
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Embed, blocks, head."""
+        hidden = self.model.get_submodule(self.plan.embed)(batch)
+        for index in range(self.plan.layers):
+            path = f"{self.plan.blocks}.{index}"
+            with inside.at(path):
+                hidden = self.model.get_submodule(path)(hidden, batch)
+        return self.model.get_submodule(self.plan.head)(hidden, batch)
+
+    def _frame(self, batch: Batch, number: int, coefficient: float, collected: Collected | None) -> Frame:
+        return Frame(
+            micro_batch=number,
+            seed=self.seed,
+            step=batch.step,
+            sample=batch.sample[:, None].expand(batch.shape),
+            document=batch.document,
+            position=batch.position,
+            coefficient=coefficient,
+            collected=collected,
+        )
+
+    def step(self, groups: Sequence[Sequence[Batch]]) -> Expected:
+        """Forward and backward over all groups; gradients of (loss + emitted terms) / tokens."""
+        tokens = sum(int(batch.loss_mask.sum()) for group in groups for batch in group)
+        collected, loss_sum, number = Collected(), 0.0, 0
+        totals: dict[str, Tensor] = {}
+        for group in groups:
+            for weight in self.weights.values():
+                weight.grad = None
+            share = 0.0
+            for batch in group:
+                with inside.frame(self._frame(batch, number, 1.0 / max(tokens, 1), collected)) as frame:
+                    loss = self.loss(batch)
+                    loss.backward(torch.full_like(loss, frame.coefficient))
+                share += float(loss.detach().double())
+                number += 1
+            loss_sum += share
+            for name, weight in self.weights.items():
+                gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
+                totals[name] = totals[name] + gradient if name in totals else gradient.detach().clone()
+        for name, weight in self.weights.items():
+            weight.grad = totals[name]
+        norm = self.norm()
+        metrics = self._reduce(collected, tokens)
+        finite = math.isfinite(loss_sum) and math.isfinite(norm)
+        return Expected(loss_sum, tokens, finite, norm, {n: g.clone() for n, g in totals.items()}, metrics)
+
+    def norm(self) -> float:
+        """Squares of each row in float64, then by name: the order that the law of layouts fixes."""
+        sums = []
+        for weight in self.weights.values():
+            assert weight.grad is not None
+            rows = weight.grad.reshape(-1, weight.shape[-1]) if weight.dim() > 1 else weight.grad.reshape(1, -1)
+            sums.append(rows.double().square().sum(-1).sum())
+        return float(torch.stack(sums).sum().sqrt())
+
+    def _reduce(self, collected: Collected, tokens: int) -> dict[str, float | list[float]]:
+        self._emitted = {}
+        found: dict[tuple[str, str], tuple[str, list[Tensor]]] = {}
+        for (_, path, name), term in collected.losses.items():
+            found.setdefault((path, name), ("loss", []))[1].append(term.double())
+        for (_, path, name), (value, reduce) in collected.metrics.items():
+            found.setdefault((path, name), (reduce, []))[1].append(value.double())
+        metrics: dict[str, float | list[float]] = {}
+        for (path, name), (how, values) in found.items():
+            stack = torch.stack(values)
+            total = stack.amax(0) if how == "max" else stack.sum(0)
+            total = total / {"mean": len(values), "loss": max(tokens, 1)}.get(how, 1)
+            self._emitted.setdefault(path, {})[name] = total
+            metrics[f"{path}/{name}" if path else name] = total.tolist()
+        return metrics
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """One step of the kit's optimizer, then `after_step` of the modules."""
+        for name, weight in self.weights.items():
+            assert weight.grad is not None
+            descend(weight, weight.grad, self.velocity[name])
+        for path, module in self.model.named_modules():
+            if hasattr(module, "after_step"):
+                block = ".".join(path.split(".")[: self.plan.blocks.count(".") + 2])
+                module.after_step(self._emitted.get(block, {}))
+
+    @torch.no_grad()
+    def evaluate(self, groups: Sequence[Sequence[Batch]]) -> tuple[float, int]:
+        """(loss sum, tokens)."""
+        loss_sum, tokens = 0.0, 0
+        for number, batch in enumerate(batch for group in groups for batch in group):
+            with inside.frame(self._frame(batch, number, 1.0, None)):
+                loss_sum += float(self.loss(batch).double())
+            tokens += int(batch.loss_mask.sum())
+        return loss_sum, tokens
+
+
+def descend(weight: Tensor, gradient: Tensor, velocity: Tensor) -> None:
+    """Momentum, operation by operation, so that a piece of a tensor gets the bits that the whole would."""
+    velocity.mul_(0.9)
+    velocity.add_(gradient)
+    weight.sub_(velocity * 0.25)
+
+
+def _put(model: nn.Module, name: str, tensor: Tensor) -> None:
+    path, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(path), attribute, tensor)

@@ -1,0 +1,131 @@
+"""Suites run by pytest in this process, and what came of them, part by part."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.parts import EditConfig
+from gangline.plugins import Offer
+from gangline.testing.claims import Unclaimed, Waived
+
+SUITES = {
+    "parallel": "StrategySuite",
+    "precision": "PrecisionSuite",
+    "optimizer": "OptimizerSuite",
+    "schedule": "ScheduleSuite",
+    "checkpoint": "CheckpointerSuite",
+    "data": "DataSourceSuite",
+    "track": "TrackerSuite",
+    "health": "HealthCheckSuite",
+}
+
+
+@dataclass
+class Result:
+    """What became of one part."""
+
+    choice: str
+    suite: str
+    claims: set[str] = field(default_factory=set)
+    passed: int = 0
+    failed: dict[str, str] = field(default_factory=dict)  # test -> the first line of what went wrong
+    could_claim: list[str] = field(default_factory=list)
+    waived: list[str] = field(default_factory=list)  # "test: reason"
+
+
+def suite_of(offer: Offer) -> str:
+    """The name of the suite that fits a part."""
+    if issubclass(offer.part.config, EditConfig):
+        return "ModelEditSuite"
+    return SUITES.get(offer.group, "PartSuite")
+
+
+def generated(offers: Iterable[Offer]) -> str:
+    """A test file with a suite for each part and no claims."""
+    lines = ["from gangline.testing import *"]
+    for number, offer in enumerate(offers):
+        choice = f"{offer.group}={offer.part.name}"
+        lines += ["", "", f"class Test{number}({suite_of(offer)}):", f"    choice = {choice!r}"]
+    return "\n".join(lines) + "\n"
+
+
+def run_file(path: Path, tests: Sequence[str] = ()) -> list[Result]:
+    """Run the suites of a test file, or the `tests` in it ("TestMine::test_pure"); a result for each class.
+
+    Raises RuntimeError where the file cannot be collected.
+    """
+    collector = _Collector()
+    options = ["-p", "no:terminal", "-p", "no:cacheprovider", "--import-mode=importlib", "-o", "addopts="]
+    options += ["-c", os.devnull, "--rootdir", str(path.parent)]  # no settings of where one happens to be
+    chosen = [f"{path}::{test}" for test in tests] or [str(path)]
+    code = pytest.main([*options, *chosen], plugins=[collector])
+    for name, module in list(sys.modules.items()):  # another file of this name must not find this one's module
+        if getattr(module, "__file__", None) == str(path):
+            del sys.modules[name]
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise RuntimeError(f"pytest ended with {code!r}: {collector.trouble or 'nothing was said'}")
+    return collector.results()
+
+
+class _Collector:
+    """A pytest plugin that notes what each test of a suite came to."""
+
+    def __init__(self) -> None:
+        self.trouble = ""
+        self._found: dict[type, Result] = {}
+        self._suites: dict[str, type] = {}  # by test id
+        self._probes: Counter[tuple[type, str]] = Counter()
+        self._held: Counter[tuple[type, str]] = Counter()
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        for item in items:
+            if not hasattr(item.cls, "choice"):
+                continue
+            self._suites[item.nodeid] = item.cls
+            if item.cls not in self._found:
+                kit = next(base for base in item.cls.__mro__ if base.__module__.startswith("gangline.testing."))
+                self._found[item.cls] = Result(item.cls.choice, kit.__name__, set(item.cls.can))
+            capability = getattr(item.function, "capability", None)
+            if named := getattr(item.function, "capability_in", None):
+                capability = item.callspec.params[named]
+            if capability is not None and capability not in item.cls.can:
+                self._probes[item.cls, capability] += 1
+
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed:
+            self.trouble = str(report.longrepr)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.nodeid not in self._suites:
+            return
+        result, test = self._found[self._suites[report.nodeid]], report.nodeid.rpartition("::")[2]
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            message = crash.message if crash is not None else str(report.longrepr)
+            result.failed[test] = message.strip().partition("\n")[0]
+        elif report.when == "call":
+            result.passed += 1
+
+    def pytest_warning_recorded(self, warning_message: Any, nodeid: str) -> None:
+        found = warning_message.message
+        if isinstance(found, Unclaimed):
+            self._held[self._suites[nodeid], found.capability] += 1
+        if isinstance(found, Waived):
+            result = self._found[self._suites[nodeid]]
+            result.passed -= 1
+            result.waived.append(f"{nodeid.rpartition('::')[2]}: {found.reason}")
+
+    def results(self) -> list[Result]:
+        """In the order of the file; a capability could be claimed where all its probes passed."""
+        for (suite, capability), count in self._probes.items():
+            if self._held[suite, capability] == count:
+                self._found[suite].could_claim.append(capability)
+        return list(self._found.values())

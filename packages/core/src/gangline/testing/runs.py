@@ -1,0 +1,59 @@
+"""Runs for the suites: a small model, quick parts, and the settings of the suite on top, as a user would type them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+
+from gangline.config.defaults import DEFAULTS
+from gangline.config.schema import Run
+from gangline.config.serial import from_dict
+from gangline.parts import LISTS
+from gangline.plugins import installed
+
+SMALL = (
+    "model=decoder",
+    "model.vocab_size=61",
+    "model.dim=24",
+    "model.layers=2",
+    "model.heads=4",
+    "model.kv_heads=2",
+    "model.hidden=40",
+    "model.qk_norm=true",
+    "checkpoint=off",
+    "batch.global_size=8",
+    "batch.micro_size=1",
+    "batch.sequence_length=12",
+    "run.deterministic=true",
+    "run.steps=20",
+    "run.seed=7",
+    "run.sample=0",
+    "validate.every=null",
+)
+
+
+def small_run(*settings: str) -> Run:
+    """The run that these settings make of a small one; later ones win. Raises UserError as `train` would."""
+    return from_dict(content([*SMALL, *settings]))
+
+
+def content(settings: Iterable[str]) -> dict[str, Any]:
+    """Settings as the plain data of a run."""
+    parts: dict[str, Any] = {**DEFAULTS, "track": []}
+    values: dict[str, Any] = {"parts": parts}
+    groups = installed().groups()
+    for setting in settings:
+        key, _, text = setting.partition("=")
+        if key in LISTS:
+            parts[key] = [name.strip() for name in text.strip("[]").split(",") if name.strip()]
+        elif key in groups:
+            parts[key] = text
+        else:
+            place = values
+            *way, last = key.split(".")
+            for step in way:
+                place = place.setdefault(step, {})
+            place[last] = yaml.safe_load(text)
+    return values

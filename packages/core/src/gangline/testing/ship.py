@@ -1,0 +1,96 @@
+"""Functions and values on their way into a rank, from wherever a test file keeps them.
+
+A test file collected with ``--import-mode=importlib`` has a module name that no other process can import. So a
+parcel says, beside the pickle, which file each module in it came from, and the rank loads those files under the
+same names before it unpickles.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import pickle
+import sys
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from types import ModuleType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A pickle, the files of the modules that it names, and where to look for all others."""
+
+    content: bytes
+    files: dict[str, str]
+    path: list[str]
+
+
+class _Noting(pickle.Pickler):
+    """Remembers the module of every class and function that the pickle names."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.modules: set[str] = set()
+
+    def reducer_override(self, obj: Any) -> Any:
+        module = getattr(obj, "__module__", None)
+        if isinstance(module, str) and hasattr(obj, "__qualname__"):
+            self.modules.add(module)
+        return NotImplemented
+
+
+def pack(value: Any) -> Parcel:
+    """Raises pickle.PicklingError for what no other process could find (a lambda, a function within a function)."""
+    buffer = io.BytesIO()
+    pickler = _Noting(buffer)
+    pickler.dump(value)
+    files = {}
+    for name in pickler.modules:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None and not _importable(name, file):
+            files[name] = file
+    return Parcel(buffer.getvalue(), files, list(sys.path))
+
+
+def unpack(parcel: Parcel) -> Any:
+    """The value, in this process."""
+    for entry in parcel.path:
+        if entry not in sys.path:
+            sys.path.append(entry)
+    for name, file in parcel.files.items():
+        if getattr(sys.modules.get(name), "__file__", None) != file:
+            load_file(name, file)
+    return pickle.loads(parcel.content)
+
+
+def load_file(name: str, file: str) -> ModuleType:
+    """Import `file` as the module `name`, in packages that need not exist."""
+    parent = name.rpartition(".")[0]
+    while parent and parent not in sys.modules:
+        sys.modules[parent] = ModuleType(parent)
+        sys.modules[parent].__path__ = []
+        parent = parent.rpartition(".")[0]
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None, file
+    assert spec.loader is not None, file
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _importable(name: str, file: str) -> bool:
+    """Whether another process with this `sys.path` that imports `name` gets this very file."""
+    where, spec = None, None
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:depth]), where)
+        if spec is None:
+            return False
+        where = spec.submodule_search_locations
+    return spec is not None and spec.origin == file

@@ -1,0 +1,247 @@
+"""What a rank does for `StrategySuite`: build the runtime as core would, run it, and hand out raw numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gangline.batch import Batch
+from gangline.config.schema import Recompute, Run
+from gangline.mesh import Mesh
+from gangline.model.build import construct
+from gangline.model.init import initialise
+from gangline.model.tree import Node
+from gangline.plan import Plan
+from gangline.plugins import load
+from gangline.precision.plain import Plain
+from gangline.runtime import Runtime
+from gangline.shard import Registry
+from gangline.testing import rank
+from gangline.testing.inputs import share
+from gangline.testing.reference import Expected, Reference, descend
+from gangline.testing.whole import Held
+from gangline.train.finish import finisher
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a strategy, as data."""
+
+    build: str
+    run: Run
+    tree: Node
+    plan: Plan
+    mesh: Mesh
+    dtype: torch.dtype
+    batches: str  # a kind of `gangline.testing.inputs`
+    steps: int = 3
+    recompute: bool = False
+
+    def key(self) -> str:
+        """Equal for jobs that do the same."""
+        return repr(self)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.run.model.vocab_size
+
+    def share(self, step: int, index: int, width: int) -> list[Batch]:
+        """The micro-batches of one data rank in one step."""
+        batch = self.run.batch
+        return share(
+            step,
+            index,
+            width,
+            size=batch.global_size,
+            micro=batch.micro_size or batch.global_size // width,
+            length=batch.sequence_length,
+            vocab_size=self.vocab_size,
+            kind=self.batches,
+        )
+
+
+@dataclass
+class Stepped:
+    """One step on one rank. `held` are this rank's pieces of the gradients."""
+
+    loss_sum: float
+    tokens: int
+    finite: bool
+    metrics: dict[str, Any]
+    norm: float
+    held: list[Held]
+
+
+@dataclass
+class Trained:
+    """A whole job on one rank."""
+
+    coordinate: tuple[int, int]
+    registry: Registry
+    names: list[str]  # of parameters(), in order
+    first: list[Held] = field(default_factory=list)  # the initial arrays
+    steps: list[Stepped] = field(default_factory=list)
+    last: list[Held] = field(default_factory=list)  # the arrays at the end
+    evaluated: tuple[float, int] = (0.0, 0)
+
+
+def start(job: Job) -> Runtime:
+    """Cut, then fill: as `gangline.train.build` does."""
+    comms = rank.comms(job.mesh, job.run.deterministic)
+    finish = finisher(Recompute.full if job.recompute else Recompute.none, False)
+    precision = Plain(job.dtype, job.dtype)
+    build = load(job.build)
+    runtime = build(job.run.parallel, job.run, construct(job.tree), job.plan, job.mesh, comms, precision, finish)
+    initialise(runtime.shards(), job.plan, job.run.seed)
+    return runtime
+
+
+def arrays(runtime: Runtime) -> list[Held]:
+    """What this rank holds, under names without "model/"."""
+    return [(s.name.removeprefix("model/"), s.offset, s.local.detach().clone()) for s in runtime.shards()]
+
+
+def gradients(runtime: Runtime) -> list[Held]:
+    """What this rank holds of the gradients."""
+    held = []
+    for named in runtime.parameters():
+        for piece in named.pieces:
+            assert piece.tensor.grad is not None, f"{named.name} has no gradient"
+            assert piece.tensor.grad.shape == piece.tensor.shape
+            held.append((named.name, piece.shard.offset, piece.tensor.grad.detach().clone()))
+    return held
+
+
+def one_step(runtime: Runtime, micro_batches: list[Batch]) -> Stepped:
+    """Forward, backward, norm; nothing is scaled and nothing stepped."""
+    result = runtime.step(micro_batches)
+    norm = runtime.clip(None)
+    return Stepped(result.loss_sum, result.tokens, result.finite, result.metrics, norm, gradients(runtime))
+
+
+def apply(runtime: Runtime, velocities: dict[int, Tensor]) -> None:
+    """One step of the kit's optimizer on the pieces."""
+    with torch.no_grad():
+        for named in runtime.parameters():
+            for piece in named.pieces:
+                velocity = velocities.setdefault(id(piece.tensor), torch.zeros_like(piece.tensor, requires_grad=False))
+                assert piece.tensor.grad is not None
+                descend(piece.tensor, piece.tensor.grad, velocity)
+    runtime.applied()
+
+
+def train(job: Job) -> Trained:
+    """Some steps, then an evaluation of the step after them."""
+    runtime = start(job)
+    index, width = runtime.data_coordinate
+    names = [named.name for named in runtime.parameters()]
+    trained = Trained((index, width), runtime.registry, names, first=arrays(runtime))
+    velocities: dict[int, Tensor] = {}
+    for step in range(job.steps):
+        trained.steps.append(one_step(runtime, job.share(step, index, width)))
+        apply(runtime, velocities)
+    trained.evaluated = runtime.evaluate(job.share(job.steps, index, width))
+    trained.last = arrays(runtime)
+    return trained
+
+
+def expect(job: Job, width: int) -> tuple[dict[str, Tensor], list[Expected], dict[str, Tensor], tuple[float, int]]:
+    """The same on the reference: initial arrays, each step, final arrays, the evaluation."""
+    reference = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype)
+    first = {name: array.clone() for name, array in reference.arrays().items()}
+    steps = []
+    for step in range(job.steps):
+        steps.append(reference.step([job.share(step, index, width) for index in range(width)]))
+        reference.update()
+    evaluated = reference.evaluate([job.share(job.steps, index, width) for index in range(width)])
+    return first, steps, {name: array.clone() for name, array in reference.arrays().items()}, evaluated
+
+
+def held_shards(job: Job) -> list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], str, bool]]:
+    """Every shard: name, global shape, offset, local shape, dtype, primary."""
+    return [
+        (s.name, tuple(s.global_shape), tuple(s.offset), tuple(s.local.shape), str(s.dtype), s.primary)
+        for s in start(job).shards()
+    ]
+
+
+def held_pieces(job: Job) -> list[tuple[str, tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]]]:
+    """Every parameter: name, shape, its pieces' offsets and shapes. The pieces must be leaves."""
+    found = []
+    for named in start(job).parameters():
+        assert all(piece.tensor.is_leaf for piece in named.pieces), f"{named.name} has a piece that is not a leaf"
+        places = [(tuple(piece.shard.offset), tuple(piece.tensor.shape)) for piece in named.pieces]
+        found.append((named.name, tuple(named.shape), places))
+    return found
+
+
+def gather_and_scatter(job: Job) -> list[tuple[str, list[Held], Tensor, bool]]:
+    """For each parameter: its pieces, what `gather` makes of them doubled, and whether `scatter` gives them back."""
+    runtime = start(job)
+    found = []
+    for named in runtime.parameters():
+        doubled = [piece.tensor.detach() * 2 for piece in named.pieces]
+        whole = runtime.gather(named.name, doubled).clone()
+        back = runtime.scatter(named.name, whole)
+        same = len(back) == len(doubled) and all(map(torch.equal, back, doubled))
+        held = [(named.name, piece.shard.offset, tensor) for piece, tensor in zip(named.pieces, doubled, strict=True)]
+        found.append((named.name, held, whole, same))
+    return found
+
+
+def clipped(job: Job, max_norm: float) -> tuple[float, list[Held], list[Held]]:
+    """The norm that `clip` gives, and the gradients before and after it."""
+    runtime = start(job)
+    runtime.step(job.share(0, *runtime.data_coordinate))
+    before = gradients(runtime)
+    norm = runtime.clip(max_norm)
+    return norm, before, gradients(runtime)
+
+
+def write_and_evaluate(job: Job, factor: float) -> tuple[float, int]:
+    """Multiply every array through its shard's view, as a load would fill it; then evaluate."""
+    runtime = start(job)
+    runtime.step(job.share(0, *runtime.data_coordinate))  # what was taken up before must not linger
+    with torch.no_grad():
+        for shard in runtime.shards():
+            shard.local.mul_(factor)
+    return runtime.evaluate(job.share(0, *runtime.data_coordinate))
+
+
+def expect_written(job: Job, factor: float) -> tuple[float, int]:
+    """The same on the reference."""
+    reference = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype)
+    with torch.no_grad():
+        for array in reference.arrays().values():
+            array.mul_(factor)
+    return reference.evaluate([job.share(0, 0, 1)])
+
+
+def one_bad_sample(job: Job, value: float) -> list[Stepped]:
+    """A step whose sample 0 alone meets a weight that is not finite, then the same step with the weight mended."""
+    runtime = start(job)
+    index, width = runtime.data_coordinate
+    batches = job.share(0, index, width)
+    for batch in batches:
+        batch.tokens = torch.where((batch.sample == 0)[:, None], job.vocab_size - 1, batch.tokens)
+    poisoned = f"model/{job.plan.embed}.weight"
+    steps = []
+    for poison in (value, 0.0):
+        with torch.no_grad():
+            for shard in runtime.shards():
+                if shard.name == poisoned and shard.offset[0] <= job.vocab_size - 1 < shard.offset[0] + len(
+                    shard.local
+                ):
+                    shard.local[job.vocab_size - 1 - shard.offset[0]] = poison
+        steps.append(one_step(runtime, batches))
+    return steps
+
+
+def nothing_counts(job: Job) -> Stepped:
+    """A step in which no target counts on any rank."""
+    runtime = start(job)
+    batches = job.share(0, *runtime.data_coordinate)
+    return one_step(runtime, [replace(batch, loss_mask=torch.zeros_like(batch.loss_mask)) for batch in batches])

@@ -1,0 +1,9 @@
+"""Small parts that use every contract: what the kit tests itself with, and what an author may read as examples.
+
+rows      a strategy that cuts every matrix along rows over `dp_shard` and implements folds
+lanes     a model edit whose module lies on a fold of its own, emits a loss and metrics, and learns from `after_step`
+nan       a health check
+files     a checkpointer on plain files
+numbers   a data source of counting words
+lines     a tracker
+"""

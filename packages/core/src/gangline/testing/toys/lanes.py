@@ -1,0 +1,60 @@
+"""A foreign module that lies on a fold: what a plugin's own layer looks like.
+
+N lanes, H their width, D model width, S tokens (of all ranks of the fold).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gangline import inside
+from gangline.comm import Comm
+from gangline.comm.autograd import all_gather, reduce_scatter
+from gangline.testing.toys.plugin import LanesNode
+
+
+class LanesModule(nn.Module):
+    """x (B, T, D) -> the sum over lanes n of (1 + balance_n) · W_out_n silu(W_in_n x), a little jittered.
+
+    On a fold of f ranks each has N/f lanes: the tokens of all f are gathered, each rank adds up its lanes for all of
+    them, and the sums are scattered back to where the tokens came from.
+    """
+
+    balance: Tensor
+
+    def __init__(self, node: LanesNode) -> None:
+        super().__init__()
+        self.w_in = nn.Parameter(torch.empty(node.lanes, node.width, node.dim))
+        self.w_out = nn.Parameter(torch.empty(node.lanes, node.dim, node.width))
+        self.register_buffer("balance", torch.empty(node.lanes, dtype=torch.float64))
+        self.penalty = node.penalty
+        self.axis: Comm | None = None
+
+    def bind(self, axis: Comm) -> None:
+        """Called once, after the cut, with the fold's ranks."""
+        self.axis = axis
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        own = x_BTD.flatten(0, 1)
+        x_SD = own if self.axis is None else all_gather(own, self.axis)
+        here = self.w_in.shape[0]
+        first = 0 if self.axis is None else self.axis.index * here
+        active = F.silu(torch.einsum("sd,nhd->nsh", x_SD, self.w_in.to(x_SD.dtype)))
+        gain = (1 + self.balance[first : first + here]).to(x_SD.dtype)
+        y_SD = torch.einsum("nsh,ndh,n->sd", active, self.w_out.to(x_SD.dtype), gain)
+        y_BTD = (y_SD if self.axis is None else reduce_scatter(y_SD, self.axis)).view_as(x_BTD)
+        y_BTD = y_BTD * (1 + 0.1 * (inside.draw(y_BTD, "jitter").to(y_BTD.dtype) - 0.5))
+        use = torch.zeros(len(self.balance), dtype=torch.float64)
+        use[first : first + here] = (active.detach() > 0).sum((1, 2)).double().cpu()
+        energy = y_BTD.square().mean(-1)
+        inside.emit_metric("use", use.to(x_BTD.device), "sum")  # each rank of the fold counts its own lanes
+        inside.emit_metric("energy", energy.sum(), "mean")
+        inside.emit_metric("peak", energy.max(), "max")
+        return inside.emit_loss(y_BTD, self.penalty * energy.sum(), "penalty")
+
+    def after_step(self, totals: dict[str, Tensor]) -> None:
+        """Lanes used less than the average count more from now on."""
+        use = totals["use"]
+        self.balance += 0.01 * torch.sign(use.mean() - use).to(self.balance)

@@ -1,0 +1,231 @@
+"""A strategy: every matrix cut along rows over `dp_shard` (ZeRO stage 3; Rajbhandari et al., SC 2020)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gangline import inside
+from gangline.batch import Batch
+from gangline.comm import Comms
+from gangline.config.schema import Run
+from gangline.inside import Collected
+from gangline.mesh import DATA_AXES, Mesh
+from gangline.parallel import norm
+from gangline.parallel.metrics import Tally
+from gangline.parallel.micro import Stages, count_tokens, frame_of
+from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
+from gangline.plan import Plan, matches
+from gangline.precision import Precision
+from gangline.runtime import Named, Piece, Runtime, StepResult
+from gangline.shard import Layout, Registry, Shard
+from gangline.testing.toys.plugin import Rows
+from gangline.testing.toys.rows_storage import RowsOf, layout_of, refined
+
+
+class RowsRuntime(Runtime):
+    """Gathers all weights before a step, and hands each rank the sum of its rows' gradients after it."""
+
+    def __init__(
+        self,
+        run: Run,
+        model: nn.Module,
+        plan: Plan,
+        mesh: Mesh,
+        comms: Comms,
+        precision: Precision,
+        finish: Callable[[nn.Module, str], None],
+    ) -> None:
+        self.model, self.plan, self.precision, self.seed = model, plan, precision, run.seed
+        self.rank, self.device, self.comm = comms.rank, comms.device, comms.axis(*DATA_AXES)
+        self.data_coordinate = (self.comm.index, self.comm.size)
+        self.deterministic = run.deterministic
+        folds = {fold.name: fold for fold in plan.folds if mesh.size(*fold.out_of) > 1 and fold.size > 1}
+        shapes = self._describe(model)
+        cuts = {name: plan.cut(name) for name in shapes}
+        on_fold = {name: cut.dim for name, cut in cuts.items() if cut is not None and cut.axis in folds}
+        refined_mesh = refined(mesh, plan.folds)
+        self.registry = Registry.of(
+            refined_mesh,
+            {
+                f"model/{name}": layout_of(shape, dtype, refined_mesh, on_fold.get(name))
+                if name not in self.buffers
+                else Layout(shape, dtype)
+                for name, (shape, dtype) in shapes.items()
+            },
+        )
+        self.parts: dict[str, RowsOf] = {}
+        for name in self.used:
+            comm = comms.fold_rest(folds[cuts[name].axis]) if name in on_fold else self.comm  # type: ignore[union-attr]
+            self.parts[name] = RowsOf(name, self.registry, self.rank, comm, precision.param_dtype)
+        self._materialise(model)
+        set_products(model, plan, precision)
+        bind_folds(model, plan, lambda name: comms.fold(next(fold for fold in plan.folds if fold.name == name)))
+        finish_blocks(model, plan, finish)
+        self.stages, self.tally = Stages(model, plan), Tally(self.comm, self.device)
+        self.emitted: dict[str, dict[str, Tensor]] = {}
+
+    # --- storage -----------------------------------------------------------------------------------------------------
+
+    def _describe(self, model: nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of every array by the name it is kept under; fills `used` (aliases) and `buffers`."""
+        self.used: dict[str, list[str]] = {}  # name -> all its names in the model
+        given = dict(model.named_parameters(remove_duplicate=False))
+        first: dict[int, str] = {}
+        for alias, parameter in given.items():
+            owner = self.plan.owner(alias)
+            name = first.setdefault(id(given.get(owner, parameter)), owner)
+            self.used.setdefault(name, []).append(alias)
+        kept = model.state_dict().keys()
+        self.buffers = {name: torch.empty_like(b, device="cpu") for name, b in model.named_buffers() if name in kept}
+        dtype = str(self.precision.param_dtype).removeprefix("torch.")
+        shapes = {name: (tuple(given[aliases[0]].shape), dtype) for name, aliases in self.used.items()}
+        return shapes | {n: (tuple(b.shape), str(b.dtype).removeprefix("torch.")) for n, b in self.buffers.items()}
+
+    def _materialise(self, model: nn.Module) -> None:
+        self.weights: dict[str, nn.Parameter] = {}
+        for name, aliases in self.used.items():
+            full = any(matches(pattern, name) for pattern in self.plan.full)
+            dtype = self.precision.param_dtype if full else self.precision.compute_dtype
+            weight = nn.Parameter(torch.empty(self.parts[name].place.shape, dtype=dtype))
+            weight.grad_dtype = self.precision.grad_dtype
+            self.weights[name] = weight
+            for alias in aliases:
+                path, _, attribute = alias.rpartition(".")
+                setattr(model.get_submodule(path), attribute, weight)
+        for name, buffer in self.buffers.items():
+            path, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(path), attribute, buffer)
+
+    @torch.no_grad()
+    def _refresh(self) -> None:
+        for name, part in self.parts.items():
+            self.weights[name].copy_(part.whole(part.tensors))
+            self.weights[name].grad = None
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def step(self, micro_batches: Sequence[Batch]) -> StepResult:
+        self._refresh()
+        tokens = int(self.comm.all_reduce(count_tokens(micro_batches, self.device)))  # type: ignore[arg-type]
+        coefficient = self.precision.scale / max(self._divisor(tokens, micro_batches), 1)
+        collected, losses = Collected(), []
+        for index, batch in enumerate(micro_batches):
+            with inside.frame(frame_of(batch, index, self.seed, collected)) as frame:
+                frame.coefficient = coefficient
+                loss = self.stages.loss(batch)
+                losses.append(loss.detach())
+                loss.backward(torch.full_like(loss, frame.coefficient))
+        self.tally.begin(losses, collected)
+        self._reduce()
+        self._norm = self._global_norm()
+        tallied, (value,) = self.tally.finish(tokens, self._norm)
+        self._value, self.emitted = value, tallied.by_path
+        finite = math.isfinite(tallied.loss_sum) and math.isfinite(value)
+        return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics)
+
+    def _divisor(self, tokens: int, micro_batches: Sequence[Batch]) -> int:
+        """What the objective is divided by: the tokens of all ranks."""
+        return tokens
+
+    @torch.no_grad()
+    def _reduce(self) -> None:
+        for name, part in self.parts.items():
+            weight = self.weights[name]
+            gradient = weight.grad
+            if gradient is None:
+                gradient = torch.zeros_like(weight, dtype=self.precision.grad_dtype)
+            pieces = part.reduced(gradient.to(self.precision.reduce_dtype))
+            for tensor, piece in zip(part.tensors, pieces, strict=True):
+                tensor.grad = piece.to(self.precision.grad_dtype) / self.precision.scale
+
+    def _global_norm(self) -> Tensor:
+        """Squares of each row, every row from one rank, added by name: the same for any number of ranks."""
+        every = []
+        for part in self.parts.values():
+            squares = torch.zeros(math.prod(part.shape[:-1]), dtype=torch.float64)
+            numbers = torch.arange(len(squares)).view(part.shape[:-1])
+            for tensor, box, primary in zip(part.tensors, part.boxes, part.primary, strict=True):
+                if primary:
+                    squares[numbers[box.slices[:-1]].reshape(-1)] = norm.row_squares(tensor.grad)  # type: ignore[arg-type]
+            every.append(squares)
+        flat = self.comm.all_reduce(torch.cat(every))
+        return norm.ordered_norm(flat.split([len(squares) for squares in every]))  # type: ignore[union-attr]
+
+    def clip(self, max_norm: float | None) -> float:
+        held = [tensor for part in self.parts.values() for tensor in part.tensors]
+        if max_norm is not None and held:
+            norm.clip(held, max_norm, self._norm, self._value)
+        return self._value
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Sequence[Batch]) -> tuple[float, int]:
+        self._refresh()
+        total = torch.zeros(2, dtype=torch.float64)
+        for index, batch in enumerate(micro_batches):
+            with inside.frame(frame_of(batch, index, self.seed, None)):
+                total[0] += self.stages.loss(batch)
+        total[1] = count_tokens(micro_batches, self.device)[0]
+        loss_sum, tokens = self.comm.all_reduce(total).tolist()  # type: ignore[union-attr]
+        return loss_sum, int(tokens)
+
+    @torch.no_grad()
+    def applied(self) -> None:
+        for path, module in self.model.named_modules():
+            if hasattr(module, "after_step"):
+                module.after_step(self.emitted.get(_block_of(path, self.plan), {}))
+
+    # --- what others see ---------------------------------------------------------------------------------------------
+
+    def parameters(self) -> list[Named]:
+        return [
+            Named(name, part.shape, tuple(map(Piece, part.tensors, self._shards_of(part))))
+            for name, part in self.parts.items()
+        ]
+
+    def gather(self, name: str, pieces: Sequence[Tensor]) -> Tensor:
+        part = self.parts[name]
+        whole = part.whole(pieces)
+        return whole[part.matrices()] if whole.dim() > 2 else whole
+
+    def scatter(self, name: str, whole: Tensor) -> list[Tensor]:
+        part = self.parts[name]
+        if whole.dim() > 2:
+            padded = whole.new_zeros(part.place.shape)
+            padded[part.matrices()] = whole
+            whole = padded
+        return part.mine(whole)
+
+    def shards(self) -> Iterator[Shard]:
+        for part in self.parts.values():
+            yield from self._shards_of(part)
+        for name, buffer in self.buffers.items():
+            ((box, primary),) = self.registry.of_rank(f"model/{name}", self.rank)
+            yield Shard(f"model/{name}", tuple(buffer.shape), buffer.dtype, box.offset, buffer, primary)
+
+    def _shards_of(self, part: RowsOf) -> list[Shard]:
+        return [
+            Shard(f"model/{part.name}", part.shape, tensor.dtype, box.offset, tensor.detach(), primary)
+            for tensor, box, primary in zip(part.tensors, part.boxes, part.primary, strict=True)
+        ]
+
+
+def _block_of(path: str, plan: Plan) -> str:
+    return ".".join(path.split(".")[:2]) if path.startswith(f"{plan.blocks}.") else ""
+
+
+def build(
+    config: Rows,
+    run: Run,
+    model: nn.Module,
+    plan: Plan,
+    mesh: Mesh,
+    comm: Comms,
+    precision: Precision,
+    finish: Callable[[nn.Module, str], None],
+) -> RowsRuntime:
+    """The strategy `rows`."""
+    return RowsRuntime(run, model, plan, mesh, comm, precision, finish)

@@ -1,0 +1,127 @@
+"""How `rows` stores a parameter: this rank's rows as leaf tensors, the whole of it for compute.
+
+The whole is the parameter, or under a fold the part of it that this rank's place on the fold holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from gangline.comm import Comm
+from gangline.comm.ordered import sum_rows
+from gangline.mesh import Mesh
+from gangline.plan import Fold
+from gangline.shard import Box, Division, Layout, Registry
+
+
+def refined(mesh: Mesh, folds: Sequence[Fold]) -> Mesh:
+    """The mesh with `dp_shard` taken apart into what is left beside the fold, and the fold.
+
+    Raises ValueError for folds of two sizes: one mesh cannot show both.
+    """
+    sizes = {fold.name: fold.size for fold in folds if "dp_shard" in fold.out_of and mesh.size("dp_shard") > 1}
+    if len(set(sizes.values()) - {1}) > 1:
+        raise ValueError(f"parallel=rows has room for folds of one size; these have several: {sizes}")
+    size = max(sizes.values(), default=1)
+    axes: list[tuple[str, int]] = []
+    for axis, length in mesh.sizes:
+        axes += [(axis, length // size), ("fold", size)] if axis == "dp_shard" else [(axis, length)]
+    return Mesh(tuple(axes))
+
+
+def even(length: int, parts: int) -> tuple[int, ...]:
+    """Bounds of `parts` parts of a length, as even as can be."""
+    return tuple(i * length // parts for i in range(parts + 1))
+
+
+def layout_of(shape: tuple[int, ...], dtype: str, mesh: Mesh, dim: int | None) -> Layout:
+    """How an array lies: cut along `dim` over the fold (None: not on one), then along rows over what is left."""
+    divisions: tuple[Division, ...] = ()
+    left = list(shape)
+    rest: tuple[str, ...] = ("dp_shard", "fold")
+    if dim is not None:
+        divisions = (Division(("fold",), (even(shape[dim], mesh.size("fold")),), dim),)
+        left[dim], rest = shape[dim] // mesh.size("fold"), ("dp_shard",)
+    if len(shape) > 1:
+        divisions += (Division(rest, (even(prod(left[:-1]), mesh.size(*rest)),), rows=True),)
+    return Layout(shape, dtype, divisions)
+
+
+class RowsOf:
+    """One parameter. `comm` holds the ranks that share its rows: all, or those beside the fold."""
+
+    def __init__(self, name: str, registry: Registry, rank: int, comm: Comm, dtype: torch.dtype) -> None:
+        self.name, self.comm = name, comm
+        layout = registry[f"model/{name}"]
+        self.shape = layout.shape
+        held = registry.of_rank(f"model/{name}", rank)
+        self.boxes = [box for box, _ in held]
+        self.primary = [primary for _, primary in held]
+        self.place = _place_on_fold(layout, registry.mesh, rank)
+        self.cut = len(self.shape) > 1
+        self.bounds = layout.divisions[-1].bounds[0] if self.cut else (0, 1)
+        self.tensors = [torch.empty(box.shape, dtype=dtype).requires_grad_() for box in self.boxes]
+
+    @property
+    def width(self) -> int:
+        return self.place.shape[-1]
+
+    def whole(self, pieces: Sequence[Tensor]) -> Tensor:
+        """All rows, of the pieces that each rank holds."""
+        if not self.cut:
+            return pieces[0].detach().clone()
+        counts = [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
+        mine = torch.zeros(max(counts), self.width, dtype=pieces[0].dtype if pieces else self.dtype)
+        if pieces:
+            rows = torch.cat([piece.detach().reshape(-1, self.width) for piece in pieces])
+            mine[: len(rows)] = rows
+        every = self.comm.all_gather(mine).view(len(counts), max(counts), self.width)  # type: ignore[union-attr]
+        return torch.cat([part[:count] for part, count in zip(every, counts, strict=True)]).view(self.place.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensors[0].dtype if self.tensors else torch.get_default_dtype()
+
+    def reduced(self, gradient: Tensor) -> list[Tensor]:
+        """The sum over the ranks, in rank order, of this rank's pieces of a whole gradient."""
+        if not self.cut:
+            return [self.comm.all_reduce(gradient.clone())]  # type: ignore[list-item]
+        counts = [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
+        mine = counts[self.comm.index]
+        rows = gradient.reshape(-1, self.width).contiguous()
+        parts = self.comm.all_to_all(rows, counts, [mine] * self.comm.size)
+        return self.split(sum_rows(parts.view(self.comm.size, mine, self.width)))  # type: ignore[union-attr]
+
+    def mine(self, whole: Tensor) -> list[Tensor]:
+        """This rank's pieces of a whole."""
+        if not self.cut:
+            return [whole]
+        start, stop = self.bounds[self.comm.index : self.comm.index + 2]
+        return self.split(whole.reshape(-1, self.width)[start:stop])
+
+    def split(self, rows: Tensor) -> list[Tensor]:
+        """This rank's rows as its boxes."""
+        sizes = [box.size // self.width for box in self.boxes]
+        return [part.view(box.shape) for part, box in zip(rows.split(sizes), self.boxes, strict=True)] if sizes else []
+
+    def matrices(self) -> slice:
+        """Which matrices of its place in a stack this rank has a part of (dim 0 of a stack of 3 dims)."""
+        starts = [box.offset[0] - self.place.offset[0] for box in self.boxes]
+        stops = [box.offset[0] - self.place.offset[0] + box.shape[0] for box in self.boxes]
+        return slice(min(starts, default=0), max(stops, default=0))
+
+
+def _place_on_fold(layout: Layout, mesh: Mesh, rank: int) -> Box:
+    """The box of the array that this rank's place on the fold holds."""
+    first = layout.divisions[0] if layout.divisions else None
+    if first is None or first.rows or first.axes != ("fold",):
+        return Box((0,) * len(layout.shape), layout.shape)
+    index = mesh.coordinate(rank)["fold"]
+    start, stop = first.bounds[0][index : index + 2]
+    offset, shape = [0] * len(layout.shape), list(layout.shape)
+    offset[first.dim], shape[first.dim] = start, stop - start
+    return Box(tuple(offset), tuple(shape))

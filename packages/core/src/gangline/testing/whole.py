@@ -1,0 +1,73 @@
+"""From what each rank holds to the global view, and comparisons that say where two of them part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+Held = tuple[str, tuple[int, ...], Tensor]  # array name, offset, what lies there
+
+
+def assemble(per_rank: Sequence[Iterable[Held]], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Every array of `shapes`, from the boxes that the ranks hold.
+
+    Fails where an element is held by nobody, or by two that differ in a bit.
+    """
+    whole: dict[str, Tensor] = {}
+    seen: dict[str, Tensor] = {}
+    for rank, held in enumerate(per_rank):
+        for name, offset, local in held:
+            assert name in shapes, f"rank {rank} holds {name}, which is not in the registry"
+            place = tuple(slice(start, start + length) for start, length in zip(offset, local.shape, strict=True))
+            if name not in whole:
+                whole[name] = torch.zeros(shapes[name], dtype=local.dtype)
+                seen[name] = torch.zeros(shapes[name], dtype=torch.bool)
+            assert all(p.stop <= n for p, n in zip(place, shapes[name], strict=True)), (
+                f"rank {rank} holds {name}{list(place)}, which is outside of its shape {shapes[name]}"
+            )
+            before, known = whole[name][place], seen[name][place]
+            same = (
+                (before == local) | (before.isnan() & local.isnan()) if local.is_floating_point() else before == local
+            )
+            assert bool((same | ~known).all()), f"rank {rank} holds other bits of {name} than the ranks before it"
+            whole[name][place] = local
+            seen[name][place] = True
+    for name in shapes:
+        missing = int((~seen[name]).sum()) if name in seen else "all"
+        assert not missing, f"{missing} elements of {name} are held by no rank"
+    return whole
+
+
+def close(what: str, got: Tensor, want: Tensor, relative: float) -> None:
+    """Every element within `relative` of the largest magnitude of `want`; 0: the same bits."""
+    assert got.shape == want.shape, f"{what}: shape {tuple(got.shape)}, expected {tuple(want.shape)}"
+    if got.numel() == 0:
+        return
+    if relative == 0:
+        assert got.dtype == want.dtype, f"{what} is {got.dtype}, expected {want.dtype}"
+        differ = int((got != want).sum())
+        assert differ == 0, f"{what}: {differ} of {want.numel()} elements differ in their bits"
+        return
+    difference = (got.double() - want.double()).abs()
+    assert not bool(difference.isnan().any()), f"{what} is not finite"
+    allowed = relative * float(want.double().abs().max())
+    place = tuple(int(i) for i in torch.unravel_index(difference.argmax(), difference.shape))
+    assert float(difference.max()) <= allowed, (
+        f"{what}{list(place)} is {float(got[place])!r}, expected {float(want[place])!r}; "
+        f"{float(difference.max()):.3g} apart where {allowed:.3g} is allowed"
+    )
+
+
+def all_close(what: str, got: Mapping[str, Tensor], want: Mapping[str, Tensor], relative: float) -> None:
+    """`close` for every name; the names must be the same."""
+    assert set(got) == set(want), f"{what}: names differ: {sorted(set(got) ^ set(want))}"
+    for name in want:
+        close(f"{what} {name}", got[name], want[name], relative)
+
+
+def number_close(what: str, got: float, want: float, relative: float) -> None:
+    """One number; 0: the same bits."""
+    apart = abs(got - want)
+    assert apart <= relative * abs(want), f"{what} is {got!r}, expected {want!r}"

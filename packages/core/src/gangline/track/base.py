@@ -1,0 +1,41 @@
+"""The tracker contract: where the step records go. On global rank 0 alone."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+from gangline.record import StepRecord
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a tracker is told when the run begins or goes on."""
+
+    name: str
+    directory: str
+    first_step: int  # the step before the first that will be run: 0, or the one resumed from
+    last_step: int
+    attempt: int
+    parameters: int
+    world: int
+    describe: dict[str, str] = field(default_factory=dict)  # lines worth showing: data, model, device, peak
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+class Tracker(ABC):
+    """Writes records somewhere. What it raises ends neither the run nor the other trackers."""
+
+    def begin(self, start: Start) -> None:
+        """Before the first step. After a resume, records past `start.first_step` are of an abandoned branch."""
+
+    @abstractmethod
+    def record(self, record: StepRecord) -> None:
+        """Once a step."""
+
+    def note(self, text: str) -> None:
+        """A line for people: a warning, a sample, a checkpoint."""
+
+    def end(self, summary: dict[str, Any]) -> None:
+        """After the last step, also when the run ends early; `summary` says how."""

@@ -1,0 +1,63 @@
+"""The built-in trackers' configurations. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gangline.errors import Problem
+from gangline.parts import Part, TrackConfig
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+
+@dataclass
+class Console(TrackConfig):
+    """A progress line on a terminal, and a line of text now and then anywhere."""
+
+    every: int | None = None  # steps between lines; null: about 30 lines in a run
+
+    def check(self, run: Run) -> list[Problem]:
+        if self.every is None or self.every > 0:
+            return []
+        return [Problem(f"track.console.every={self.every} is not a number of steps.", "", "track.console.every=10")]
+
+
+@dataclass
+class JsonLines(TrackConfig):
+    """Every record in full, one JSON object a line."""
+
+    path: str | None = None  # null: metrics.jsonl in the run directory
+
+
+@dataclass
+class TensorBoard(TrackConfig):
+    """Curves for TensorBoard: numbers as scalars, vectors as histograms."""
+
+    path: str | None = None  # null: tensorboard/ in the run directory
+
+
+PARTS = (
+    Part(
+        name="console",
+        group="track",
+        config=Console,
+        build="gangline.track.console:build",
+        summary="a progress line with the time left on a terminal, plain lines elsewhere",
+    ),
+    Part(
+        name="jsonl",
+        group="track",
+        config=JsonLines,
+        build="gangline.track.jsonl:build",
+        summary="metrics.jsonl: a record a step, floats in full precision",
+    ),
+    Part(
+        name="tensorboard",
+        group="track",
+        config=TensorBoard,
+        build="gangline.track.tensorboard:build",
+        summary="curves for TensorBoard",
+    ),
+)

@@ -1,0 +1,151 @@
+"""What a person sees of a run: a progress line with the time left on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console as Terminal
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from gangline.record import StepRecord
+from gangline.track.base import Start, Tracker
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+    from gangline.track.config import Console
+
+LINES = 30  # about so many in a run
+REFRESH_SECONDS = 0.25
+
+
+class ConsoleTracker(Tracker):
+    """Prints to standard output."""
+
+    def __init__(self, every: int | None, terminal: Terminal | None = None) -> None:
+        self.every = every
+        self.terminal = terminal or Terminal(soft_wrap=True, highlight=False, markup=False)
+        self.live: Live | None = None
+        self.newest: StepRecord | None = None
+        self.validation: tuple[int, float] | None = None
+        self.drawn = 0.0
+
+    def begin(self, start: Start) -> None:
+        self.first, self.final = start.first_step, start.last_step
+        self.began, self.began_at = time.monotonic(), start.first_step
+        self.between = self.every or max(1, (start.last_step - start.first_step) // LINES)
+        again = f", attempt {start.attempt}" if start.attempt > 1 else ""
+        self._print(f"{start.name}: steps {start.first_step + 1} to {start.last_step}{again}, in {start.directory}")
+        for name, text in start.describe.items():
+            self._print(f"  {name:<8} {text}")
+        if self.terminal.is_terminal:
+            self.live = Live(console=self.terminal, auto_refresh=False, transient=True)
+            self.live.start()
+
+    def record(self, record: StepRecord) -> None:
+        if self.newest is not None and record.step <= self.newest.step:  # the run went back: count from here
+            self.began, self.began_at = time.monotonic(), record.step
+        self.newest = record
+        if record.validation_loss is not None:
+            self.validation = (record.step, record.validation_loss)
+        worth_a_line = record.validation_loss is not None or record.checkpoint or record.skipped
+        if worth_a_line or record.step in (self.first + 1, self.final) or record.step % self.between == 0:
+            self._print(self.line(record))
+        if self.live is not None and time.monotonic() - self.drawn > REFRESH_SECONDS:
+            self.live.update(self._progress(record), refresh=True)
+            self.drawn = time.monotonic()
+
+    def note(self, text: str) -> None:
+        self._print(text)
+
+    def end(self, summary: dict[str, Any]) -> None:
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+        for line in closing(summary, self.newest, self.validation):
+            self._print(line)
+
+    def line(self, record: StepRecord) -> str:
+        """One step as text."""
+        width = len(str(self.final))
+        parts = [
+            f"step {record.step:>{width}}/{self.final}",
+            f"loss {record.loss:.4f}",
+            f"grad {record.grad_norm:.3g}",
+            f"lr {record.learning_rate:.2e}",
+            f"{quantity(record.tokens_per_second)} tok/s",
+            f"{record.step_seconds:.3g} s",
+        ]
+        if record.mfu is not None:
+            parts.append(f"mfu {100 * record.mfu:.1f}%")
+        parts.append(f"mem {quantity(record.memory_bytes)}B")
+        if record.validation_loss is not None:
+            parts.append(f"validation {record.validation_loss:.4f}")
+        if record.checkpoint:
+            parts.append(f"saved {record.checkpoint}")
+        if record.skipped:
+            parts.append(f"skipped: {record.skipped}")
+        left = self.seconds_left(record)
+        return "  ".join(parts if left is None else [*parts, f"left {duration(left)}"])
+
+    def seconds_left(self, record: StepRecord) -> float | None:
+        """By the mean pace since the run began, all pauses included; None before there is one."""
+        done = record.step - self.began_at
+        if done <= 0 or record.step >= self.final:
+            return None
+        return (time.monotonic() - self.began) / done * (self.final - record.step)
+
+    def _progress(self, record: StepRecord) -> Table:
+        left = self.seconds_left(record)
+        parts = [f"step {record.step}/{self.final}", f"loss {record.loss:.4f}"]
+        parts.append(f"{quantity(record.tokens_per_second)} tok/s")
+        parts += [] if left is None else [f"left {duration(left)}"]
+        row = Table.grid(padding=(0, 1))
+        row.add_row(ProgressBar(total=self.final, completed=record.step, width=20), "  ".join(parts))
+        return row
+
+    def _print(self, text: str) -> None:
+        self.terminal.print(text)
+
+
+def closing(summary: dict[str, Any], newest: StepRecord | None, validation: tuple[int, float] | None) -> list[str]:
+    """The last lines: how the run ended, what it reached, what it left behind."""
+    steps, seconds = summary.get("steps", 0), summary.get("seconds", 0.0)
+    why = summary.get("why", "done")
+    evidence = f": {summary['evidence']}" if summary.get("evidence") else ""
+    lines = [f"{why}{evidence}, {steps} steps in {duration(seconds)}, {quantity(summary.get('tokens', 0))} tokens seen"]
+    if newest is not None:
+        entropy = summary.get("unigram_entropy")
+        beside = "" if entropy is None else f"  (unigram entropy of the text {entropy:.4f})"
+        held_out = "" if validation is None else f", held-out loss {validation[1]:.4f} at step {validation[0]}"
+        lines.append(f"  loss {newest.loss:.4f} at step {newest.step}{held_out}{beside}")
+    if summary.get("failed_save"):
+        lines.append(f"  the last checkpoint could not be saved: {summary['failed_save']}")
+    if summary.get("checkpoint"):
+        lines.append(f"  checkpoint {summary['checkpoint']}")
+    if summary.get("directory"):
+        lines.append(f"  {summary['directory']}")
+    return lines
+
+
+def quantity(number: float) -> str:
+    """12345 -> 12.3 k"""
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(number) < 1000 or unit == "T":
+            return f"{number:.3g} {unit}" if unit else f"{number:.3g}"
+        number /= 1000
+    return ""
+
+
+def duration(seconds: float) -> str:
+    """3725 -> 1:02:05"""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def build(config: Console, run: Run) -> ConsoleTracker:
+    """Lines on standard output."""
+    return ConsoleTracker(config.every)

@@ -1,0 +1,1 @@
+"""What each rank does: build, loop, end."""

@@ -1,0 +1,53 @@
+"""What the ranks tell each other at every step boundary: one small all-gather, more only where there is more to say."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import dataclass
+
+import torch
+
+from gangline.comm import Comm
+from gangline.health import Action, Verdict
+
+_SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """The same on every rank."""
+
+    rank_seconds: dict[str, float] | None  # min, median, max; None on one rank
+    signal: str  # the stop signal that some rank got, or ""
+    verdicts: list[Verdict]  # of all ranks, in rank order
+
+
+def agree(world: Comm, device: torch.device, seconds: float, signal: str | None, verdicts: list[Verdict]) -> Agreed:
+    """Gather step seconds, stop signals and verdicts over all ranks."""
+    if world.size == 1:
+        return Agreed(None, signal or "", verdicts)
+    number = _SIGNALS.index(signal) if signal in _SIGNALS else 0
+    mine = torch.tensor([[seconds, float(number), float(len(verdicts))]], dtype=torch.float64, device=device)
+    rows = world.all_gather(mine).tolist()  # type: ignore[union-attr]
+    times = [row[0] for row in rows]
+    spread = {"min": min(times), "median": statistics.median(times), "max": max(times)}
+    told = gather_json(world, device, [v.to_dict() for v in verdicts]) if any(row[2] for row in rows) else []
+    found = [
+        Verdict(**{**v, "suggestion": Action[v["suggestion"].upper()], "overrides": tuple(v["overrides"])})
+        for part in told
+        for v in part
+    ]
+    return Agreed(spread, _SIGNALS[int(max(row[1] for row in rows))], found)
+
+
+def gather_json(world: Comm, device: torch.device, value: object) -> list:
+    """Every rank's JSON value, in rank order."""
+    if world.size == 1:
+        return [value]
+    content = json.dumps(value).encode()
+    lengths = world.all_gather(torch.tensor([len(content)], dtype=torch.int64, device=device)).tolist()  # type: ignore[union-attr]
+    padded = torch.zeros(1, max(lengths), dtype=torch.uint8, device=device)
+    padded[0, : len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
+    rows = world.all_gather(padded).cpu()  # type: ignore[union-attr]
+    return [json.loads(bytes(row[:length].tolist())) for row, length in zip(rows, lengths, strict=True)]

@@ -1,0 +1,95 @@
+"""From a configuration to a session, in one order: model, strategy, weights, optimizer, data, restore."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from gangline import plugins
+from gangline.checkpoint import Checkpointer
+from gangline.comm import Comms
+from gangline.config.schema import Run
+from gangline.data import DataSource
+from gangline.mesh import Mesh
+from gangline.model.build import construct
+from gangline.model.compose import compose_model
+from gangline.model.init import initialise
+from gangline.plan import Plan
+from gangline.precision import Precision
+from gangline.rundir import RunDirectory
+from gangline.runtime import Runtime
+from gangline.train.batches import Batches
+from gangline.train.finish import finisher
+from gangline.train.report import Reporter
+from gangline.train.restore import restore
+from gangline.train.session import Session
+
+
+def device_of(run: Run) -> torch.device:
+    """The device this rank computes on: what the run names, else its GPU, else the CPU."""
+    name = run.run.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index)
+        torch.cuda.set_device(device)
+    return device
+
+
+def micro_size(run: Run, width: int) -> int:
+    """Sequences in one micro-batch; where the run leaves it open, a rank's whole share."""
+    return run.batch.micro_size or run.batch.global_size // width
+
+
+def draw_weights(run: Run, runtime: Runtime, plan: Plan) -> None:
+    """The first weights: by (seed, name), or those of a Hugging Face directory where the model names one."""
+    weights = getattr(run.model, "weights", None)
+    if weights is None:
+        initialise(runtime.shards(), plan, run.seed)
+        return
+    from gangline.interop import load_pretrained
+
+    load_pretrained(weights, runtime.shards(), plan)
+
+
+def build_source(run: Run, split: str) -> DataSource:
+    """The run's data for one split."""
+    return plugins.build(run.data, run, split)
+
+
+def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: torch.device) -> Session:
+    """Build every part and restore the newest checkpoint, if there is one. Called by all ranks."""
+    tree, plan = compose_model(run)
+    precision: Precision = plugins.build(run.precision, run)
+    finish = finisher(run.run.recompute, run.run.compile)
+    runtime: Runtime = plugins.build(run.parallel, run, construct(tree), plan, mesh, comms, precision, finish)
+    checkpointer: Checkpointer = plugins.build(run.checkpoint, run, comms.store)
+    if checkpointer.latest() is None:  # else the weights come from there
+        draw_weights(run, runtime, plan)
+    optimizer = plugins.build(run.optimizer, run, runtime)
+    source = build_source(run, "train")
+    micro = micro_size(run, runtime.data_coordinate[1])
+    batches = Batches(source, run.batch.global_size, micro, runtime.data_coordinate, device)
+    validation = None
+    if run.validate.every:
+        held_out = build_source(run, "validation")
+        validation = Batches(held_out, run.batch.global_size, micro, runtime.data_coordinate, device)
+    session = Session(
+        run=run,
+        directory=directory,
+        mesh=mesh,
+        comms=comms,
+        device=device,
+        precision=precision,
+        runtime=runtime,
+        optimizer=optimizer,
+        schedule=plugins.build(run.schedule, run),
+        source=source,
+        batches=batches,
+        validation=validation,
+        checkpointer=checkpointer,
+        health={name: plugins.build(config, run) for name, config in run.health.items()},
+        reporter=Reporter.build(run, tree, mesh, comms, device, precision),
+    )
+    restore(session)
+    return session

@@ -1,0 +1,109 @@
+"""The reporter: times the phases of a step, makes its record, and hands it to the trackers."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from gangline import plugins
+from gangline.comm import Comms
+from gangline.config.schema import Run
+from gangline.config.serial import to_dict
+from gangline.mesh import Mesh
+from gangline.model.flops import flops_per_token, parameter_count
+from gangline.model.tree import Node
+from gangline.precision import Precision
+from gangline.record import StepRecord
+from gangline.track import Start, Tracker
+from gangline.train.peaks import peak_flops
+
+
+class Clock:
+    """Seconds by phase of the step under way."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+
+class Reporter:
+    """Speaks to the trackers, on global rank 0; elsewhere it only makes records for the health checks.
+
+    MFU = FLOPs per token of the model x tokens per second / (peak of one device x devices).
+    """
+
+    def __init__(
+        self, trackers: dict[str, Tracker], flops: float, parameters: int, peak: float | None, describe: dict[str, str]
+    ) -> None:
+        self.trackers, self.flops, self.parameters, self.peak, self.describe = (
+            trackers,
+            flops,
+            parameters,
+            peak,
+            describe,
+        )
+        self.failed: set[str] = set()
+
+    @classmethod
+    def build(
+        cls, run: Run, tree: Node, mesh: Mesh, comms: Comms, device: torch.device, precision: Precision
+    ) -> Reporter:
+        flops, parameters = flops_per_token(tree, run.batch.sequence_length), parameter_count(tree)
+        if comms.rank != 0:
+            return cls({}, flops, parameters, None, {})
+        peak, source = peak_flops(device, precision.compute_dtype)
+        trackers = {name: plugins.build(config, run) for name, config in run.track.items()}
+        layout = " x ".join(f"{axis} {size}" for axis, size in mesh.sizes if size > 1) or "one process"
+        rate = "unknown" if peak is None else f"{peak / 1e12:.3g} TFLOP/s a device ({source})"
+        describe = {
+            "model": f"{parameters / 1e6:.4g} M parameters, {flops / 1e6:.4g} MFLOP a token (forward and backward)",
+            "layout": f"{layout} on {device.type}",
+            "peak": rate,
+        }
+        return cls(trackers, flops, parameters, None if peak is None else peak * mesh.world, describe)
+
+    def begin(self, run: Run, directory: str, step: int, attempt: int, world: int) -> None:
+        start = Start(
+            run.run.name, directory, step, run.steps, attempt, self.parameters, world, self.describe, to_dict(run)
+        )
+        self._each("begin", start)
+
+    def record(self, record: StepRecord) -> None:
+        self._each("record", record)
+
+    def note(self, text: str) -> None:
+        self._each("note", text)
+
+    def end(self, summary: dict) -> None:
+        self._each("end", summary)
+
+    def mfu(self, tokens_per_second: float) -> float | None:
+        return None if self.peak is None else self.flops * tokens_per_second / self.peak
+
+    def _each(self, call: str, argument: object) -> None:
+        for name, tracker in self.trackers.items():
+            if name in self.failed:
+                continue
+            try:
+                getattr(tracker, call)(argument)
+            except Exception as error:  # a tracker may be anybody's, and must not end a run
+                self.failed.add(name)
+                self._each("note", f"track={name} failed and is left out from here on: {type(error).__name__}: {error}")
+
+
+def peak_memory(device: torch.device) -> int:
+    """Peak bytes of this rank: device memory on a GPU, resident set on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

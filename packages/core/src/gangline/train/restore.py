@@ -1,0 +1,146 @@
+"""The way into and out of a checkpoint: what the training state is, and how a run goes on from it."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import torch
+
+from gangline import attempts
+from gangline.attempts import Attempt
+from gangline.checkpoint import CheckpointId
+from gangline.config.serial import to_dict
+from gangline.errors import BadCheckpoint, UserError
+from gangline.rundir import part_versions
+from gangline.shard import Registry
+from gangline.state import Document
+from gangline.train.session import Session
+
+
+def fingerprint(registry: Registry) -> str:
+    """A short hash of the model's array names and shapes."""
+    lines = sorted(f"{name} {registry[name].shape}" for name in registry if name.startswith("model/"))
+    return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
+
+
+def capture(session: Session) -> Document:
+    """All that a checkpoint says beside its arrays."""
+    states = {
+        "optimizer": session.optimizer.state(),
+        "precision": session.precision.state(),
+        "data": session.source.state(session.cursor),
+        **{f"health.{name}": check.state() for name, check in session.health.items()},
+    }
+    return Document(
+        step=session.step,
+        attempt=session.attempt,
+        cursor=session.cursor,
+        seed=session.run.seed,
+        tokens=session.tokens,
+        parts=part_versions(session.run),
+        states={name: state for name, state in states.items() if state},
+        data=session.source.fingerprint(),
+        model=fingerprint(session.registry),
+        mesh=dict(session.mesh.sizes),
+        config=to_dict(session.run),
+    )
+
+
+def restore(session: Session) -> None:
+    """Go on from the newest good checkpoint of the run, or begin.
+
+    A damaged checkpoint is passed over for the one before it, which starts a new attempt. Raises UserError where what
+    is stored belongs to another model or another data order, and where every checkpoint is damaged.
+    """
+    session.attempt = attempts.current(session.directory.path)
+    session.comms.world.barrier()  # every rank has read the attempts before rank 0 writes a line
+    known = session.checkpointer.list()
+    wanted = session.checkpointer.latest()
+    if wanted is None:
+        _begin(session, Attempt(session.attempt, None, why="start"))
+        return
+    damage: list[str] = []
+    while wanted is not None:
+        bad = load(session, wanted)
+        if bad is None:
+            break
+        damage.append(bad)
+        session.notes.append(f"{bad}; going back to the checkpoint before it")
+        known = [id for id in known if id.step < wanted.step]
+        wanted = attempts.latest(session.directory.path, known)
+    if wanted is None:
+        raise UserError(
+            f"no checkpoint in {session.directory.path} can be read.", *damage, "Start afresh: train from=RUN_DIR"
+        )
+    if damage:
+        session.attempt += 1
+    _begin(session, Attempt(session.attempt, str(wanted), why="; ".join(damage) or "resume"))
+    session.saved = str(wanted)
+
+
+def roll_back(session: Session, why: str) -> bool:
+    """Return to the newest checkpoint and pass over the samples since; False where there is none to return to."""
+    if session.saving is not None:
+        session.saving.wait()
+    wanted = session.checkpointer.latest()
+    if wanted is None:
+        return False
+    cursor = session.cursor
+    kept = Document.of(session.checkpointer.document(wanted)).cursor
+    session.attempt += 1
+    _begin(session, Attempt(session.attempt, str(wanted), skipped=cursor - kept, why=why))
+    bad = load(session, wanted)
+    if bad is not None:
+        raise UserError("the run cannot go back.", bad)
+    session.cursor = cursor
+    return True
+
+
+def _begin(session: Session, line: Attempt) -> None:
+    if session.comms.rank == 0:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        attempts.append(session.directory.path, replace(line, time=now))
+    session.comms.world.barrier()
+
+
+def load(session: Session, id: CheckpointId) -> str | None:
+    """Fill the session from one checkpoint on all ranks; gives what is damaged, or None. Raises UserError."""
+    bad = ""
+    try:
+        document = Document.of(session.checkpointer.document(id))
+        _check(session, id, document)
+        session.checkpointer.load(id, session.shards(), session.registry)
+    except BadCheckpoint as error:
+        bad = f"checkpoint {id}: {error}"
+    flag = torch.tensor([float(bool(bad))], dtype=torch.float64, device=session.device)
+    session.comms.world.all_reduce(flag, op="max")
+    if float(flag):
+        return bad or f"checkpoint {id} is damaged (seen by another rank)"
+    session.step, session.cursor, session.tokens = document.step, document.cursor, document.tokens
+    session.optimizer.load_state(document.states.get("optimizer", {}))
+    session.precision.load_state(document.states.get("precision", {}))
+    for name, check in session.health.items():
+        check.load_state(document.states.get(f"health.{name}", {}))
+    return None
+
+
+def _check(session: Session, id: CheckpointId, document: Document) -> None:
+    stored, ours = session.checkpointer.arrays(id), session.registry
+    afresh = "Start a new run with these settings: train from=RUN_DIR ..."
+    if document.model and document.model != fingerprint(ours):
+        differ = [name for name in ours if name.startswith("model/") and stored.get(name) != ours[name].shape]
+        differ += [name for name in stored if name.startswith("model/") and name not in ours]
+        example = differ[0] if differ else "their names"
+        what = f"{stored.get(example, 'absent')} stored, {ours[example].shape if example in ours else 'absent'} here"
+        raise UserError(f"checkpoint {id} is of another model.", f"{example}: {what}", afresh)
+    left = [name for name in stored if name not in ours and not name.startswith("local/")]
+    if left:
+        raise UserError(f"checkpoint {id} holds state that this run has no place for.", ", ".join(left[:3]), afresh)
+    if document.data and document.data != session.source.fingerprint():
+        raise UserError(
+            f"checkpoint {id} was trained on other data, or on the same in another order.",
+            f"fingerprint {document.data} then, {session.source.fingerprint()} now ({session.source.describe()})",
+            afresh,
+        )

@@ -1,0 +1,60 @@
+"""Everything one rank holds while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from gangline.checkpoint import Checkpointer, Handle
+from gangline.comm import Comms
+from gangline.config.schema import Run
+from gangline.data import DataSource
+from gangline.health import HealthCheck
+from gangline.mesh import Mesh
+from gangline.optimizer import Optimizer
+from gangline.precision import Precision
+from gangline.rundir import RunDirectory
+from gangline.runtime import Runtime
+from gangline.train.batches import Batches
+from gangline.train.report import Reporter
+
+
+@dataclass
+class Session:
+    """The parts of the run, built, and where it stands."""
+
+    run: Run
+    directory: RunDirectory
+    mesh: Mesh
+    comms: Comms
+    device: torch.device
+    precision: Precision
+    runtime: Runtime
+    optimizer: Optimizer
+    schedule: Callable[[int], float]
+    source: DataSource
+    batches: Batches
+    validation: Batches | None
+    checkpointer: Checkpointer
+    health: dict[str, HealthCheck]
+    reporter: Reporter
+
+    step: int = 0  # steps done
+    cursor: int = 0  # the next global sample number
+    tokens: int = 0  # valid tokens seen
+    attempt: int = 1
+    saved: str | None = None  # the newest checkpoint, whole or under way
+    saving: Handle | None = None
+    failed_save: str | None = None  # why the newest save came to nothing
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def registry(self):
+        """Every array of the run's state."""
+        return self.runtime.registry | self.optimizer.registry
+
+    def shards(self) -> list:
+        """Every array of the run's state that this rank holds."""
+        return [*self.runtime.shards(), *self.optimizer.shards()]

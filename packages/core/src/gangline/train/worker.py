@@ -1,0 +1,114 @@
+"""One rank from a run directory to its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from gangline.checkpoint import CheckpointId
+from gangline.comm.transport import connect
+from gangline.determinism import use_deterministic_kernels
+from gangline.errors import UserError
+from gangline.mesh import Mesh
+from gangline.rundir import RunDirectory
+from gangline.sample import sample
+from gangline.train.build import build, device_of
+from gangline.train.loop import Ending, loop, poll, save
+from gangline.train.session import Session
+
+EXIT_STOPPED = 3  # a verdict ended the run; the message says which
+
+
+class RestartWanted(Exception):
+    """A verdict asks for new workers: the launcher starts them again, from the latest checkpoint."""
+
+
+def work(run_dir: str) -> int:
+    """Train the run that lies in `run_dir`; gives the exit code. Called on every rank."""
+    directory = RunDirectory.open(run_dir)
+    run = directory.run()
+    device = device_of(run)
+    if run.deterministic:
+        use_deterministic_kernels(device)
+    mesh = Mesh.of(run.parallel.axes(int(os.environ.get("WORLD_SIZE", "1"))))
+    comms = connect(mesh, device=device, deterministic=run.deterministic)
+    try:
+        session = build(run, directory, mesh, comms, device)
+        code = train(session)
+    finally:
+        comms.close()
+    if comms.rank == 0 and code == 0 and session.saved and run.run.sample:
+        show_sample(run_dir, run.run.sample)
+    return code
+
+
+def train(s: Session) -> int:
+    """Loop, final checkpoint, summary."""
+    began, first = time.time(), s.step
+    if s.comms.rank == 0:
+        s.directory.add_provenance("data", {"fingerprint": s.source.fingerprint(), "is": s.source.describe()})
+    s.reporter.describe["data"] = s.source.describe()
+    s.reporter.begin(s.run, str(s.directory.path), s.step, s.attempt, s.mesh.world)
+    for note in s.notes:
+        s.reporter.note(note)
+    ending = loop(s)
+    if ending.why == "done" and s.run.checkpoint.at_end and s.checkpointer.keeps and s.step > first:
+        save_at_end(s)
+    poll(s, wait=True)
+    s.checkpointer.close()
+    s.reporter.end(summary(s, ending, time.time() - began, s.step - first))
+    return exit_code(s, ending)
+
+
+def save_at_end(s: Session) -> None:
+    """The last checkpoint, unless the last step made it."""
+    poll(s, wait=True)
+    if s.saved != str(CheckpointId(s.step, s.attempt)):
+        save(s)
+
+
+def show_sample(run_dir: str, tokens: int) -> None:
+    """Print what the finished model writes, where its data is text."""
+    try:
+        text = sample(run_dir, tokens=tokens)
+    except UserError:
+        return
+    print(f"\n{text}\n\nmore: gangline sample {run_dir} --prompt 'def '", flush=True)
+
+
+def summary(s: Session, ending: Ending, seconds: float, steps: int) -> dict:
+    """What the trackers are told at the end."""
+    return {
+        "why": ending.why,
+        "evidence": ending.evidence,
+        "step": s.step,
+        "steps": steps,
+        "tokens": s.tokens,
+        "seconds": seconds,
+        "checkpoint": s.saved,
+        "directory": str(s.directory.path),
+        "failed_save": s.failed_save,
+        "unigram_entropy": s.source.unigram_entropy(),
+    }
+
+
+def exit_code(s: Session, ending: Ending) -> int:
+    """0 done, 3 stopped by a verdict, 128 + n by signal n; raises where the last checkpoint could not be kept."""
+    if ending.why == "restart":
+        raise RestartWanted(ending.evidence)
+    if s.failed_save:
+        raise UserError(
+            f"the last checkpoint could not be saved: {s.failed_save}",
+            f"The newest whole one is {s.saved}." if s.saved else "There is no earlier one.",
+            f"Make room, then go on: train resume={s.directory.path}",
+        )
+    if ending.why == "stop":
+        if s.comms.rank == 0:
+            goes_on = f"train resume={s.directory.path}" if s.saved else f"train from={s.directory.path}"
+            print(
+                f"train: the run stopped.\n  {ending.evidence}\n  To try again: {goes_on}", file=sys.stderr, flush=True
+            )
+        return EXIT_STOPPED
+    return 0 if ending.why == "done" else 128 + signal.Signals[ending.why].value

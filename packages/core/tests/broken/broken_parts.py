@@ -1,0 +1,126 @@
+"""Parts that are wrong in one way each: what the conformance kit has to find. The entry module; torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gangline.hooks import hookimpl
+from gangline.optimizer.config import Adamw
+from gangline.parts import HealthConfig, Part, PrecisionConfig, ScheduleConfig, TrackConfig
+from gangline.precision.config import Fp16
+from gangline.testing.toys.plugin import Files, Lanes, Nan, Numbers, Rows
+
+PARTS: dict[str, list[Part]] = {}
+
+
+def broken(group: str, base: type, module: str, *names: str) -> None:
+    """Offer `group=<name>` for each name; the classes in `module` are called as the parts, in camel case."""
+    for name in names:
+        title = "".join(word.title() for word in name.split("-"))
+        config = dataclass(type(f"{title}Config", (base,), {"__module__": __name__}))
+        globals()[config.__name__] = config
+        own = group if group in ("optimizer", "schedule", "track") else None
+        where = name.replace("-", "_") if group == "edit" else group
+        part = Part(
+            name="on" if group == "edit" else name,
+            config=config,
+            build=f"{module}:{title}",
+            summary="a mutant",
+            group=where if group == "edit" else own,
+        )
+        PARTS.setdefault(group, []).append(part)
+
+
+broken(
+    "parallel",
+    Rows,
+    "broken_strategies",
+    "averages",
+    "forgets-vectors",
+    "local-tokens",
+    "counts-twice",
+    "steps-on-nan",
+    "shares-folds",
+    "stale",
+    "never-tells",
+    "misplaces",
+    "arrival-order",
+    "evaluates-alone",
+    "clips-vectors",
+)
+broken(
+    "checkpoint",
+    Files,
+    "broken_checkpointers",
+    "drops-optimizer",
+    "ignores-offsets",
+    "lazy",
+    "commits-early",
+    "overwrites",
+    "unchecked",
+    "newest",
+    "forgets-document",
+    "hides-full-disk",
+    "keeps-damage-to-itself",
+)
+broken(
+    "data",
+    Numbers,
+    "broken_others",
+    "repeats",
+    "leaves-out",
+    "call-order",
+    "ignores-split",
+    "one-fingerprint",
+    "per-process",
+    "too-short",
+)
+broken("health", Nan, "broken_others", "jumpy", "forgetful", "chatty", "blind", "tidy")
+broken("health", HealthConfig, "broken_others", "proud")
+broken(
+    "edit", Lanes, "broken_edits", "in-place", "claims-nothing", "no-init", "dead-pattern", "own-lanes", "dice", "heavy"
+)
+broken("track", TrackConfig, "broken_others", "needs-mfu", "drops", "appends", "littering", "scaling")
+broken(
+    "precision",
+    PrecisionConfig,
+    "broken_precisions",
+    "no-bias",
+    "crooked-gradient",
+    "scribbles",
+    "low-masters",
+    "coarse",
+)
+broken("precision", Fp16, "broken_precisions", "scale-forgets", "scale-grows", "scale-ignored")
+broken("optimizer", Adamw, "broken_others", "late-state", "no-counters", "drifts", "local-norm", "copies")
+broken("schedule", ScheduleConfig, "broken_others", "counts-calls", "too-high", "from-nothing", "with-torch")
+
+
+@hookimpl
+def gangline_parallel_strategies():
+    return PARTS["parallel"]
+
+
+@hookimpl
+def gangline_checkpointers():
+    return PARTS["checkpoint"]
+
+
+@hookimpl
+def gangline_data_sources():
+    return PARTS["data"]
+
+
+@hookimpl
+def gangline_health_checks():
+    return PARTS["health"]
+
+
+@hookimpl
+def gangline_precisions():
+    return PARTS["precision"]
+
+
+@hookimpl
+def gangline_parts():
+    return [*PARTS["edit"], *PARTS["track"], *PARTS["optimizer"], *PARTS["schedule"]]

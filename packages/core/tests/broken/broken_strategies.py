@@ -1,0 +1,141 @@
+"""Strategies that are wrong in one way each. All are the toy `rows` but for that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from gangline.comm.ordered import sum_rows
+from gangline.parallel.micro import count_tokens, frame_of
+from gangline.testing.toys.rows import RowsRuntime
+
+
+class Broken(RowsRuntime):
+    """Built as every strategy is."""
+
+    def __init__(self, config, run, model, plan, mesh, comms, precision, finish):
+        self.mesh = mesh
+        super().__init__(run, model, plan, mesh, comms, precision, finish)
+
+    def gradients(self):
+        for name, part in self.parts.items():
+            for tensor in part.tensors:
+                yield name, part, tensor
+
+
+class Averages(Broken):
+    def _reduce(self):
+        super()._reduce()
+        for _, _, tensor in self.gradients():
+            tensor.grad /= self.comm.size
+
+
+class ForgetsVectors(Broken):
+    """Vectors, held whole, keep the gradient of this rank's own samples."""
+
+    def _reduce(self):
+        own = {name: self.weights[name].grad.clone() for name, part in self.parts.items() if not part.cut}
+        super()._reduce()
+        for name, part, tensor in self.gradients():
+            if not part.cut:
+                tensor.grad = own[name]
+
+
+class LocalTokens(Broken):
+    def _divisor(self, tokens, micro_batches):
+        return int(count_tokens(micro_batches, self.device)) * self.comm.size
+
+
+class CountsTwice(Broken):
+    """Every holder of a vector adds its squares to the norm."""
+
+    def _global_norm(self):
+        squares = sum(tensor.grad.double().square().sum() for _, _, tensor in self.gradients())
+        return self.comm.all_reduce(squares).sqrt()
+
+
+class StepsOnNan(Broken):
+    def step(self, micro_batches):
+        return replace(super().step(micro_batches), finite=True)
+
+
+class SharesFolds(Broken):
+    """What lives on a fold is divided by the fold's size, as if its ranks held copies."""
+
+    def _reduce(self):
+        super()._reduce()
+        for name, part, tensor in self.gradients():
+            if part.comm is not self.comm and self.registry[f"model/{name}"].divisions[0].axes == ("fold",):
+                tensor.grad /= 2
+
+
+class Stale(Broken):
+    """Takes up what the optimizer wrote once, and never again."""
+
+    fresh = False
+
+    def _refresh(self):
+        if not self.fresh:
+            super()._refresh()
+        self.fresh = True
+        for weight in self.weights.values():
+            weight.grad = None
+
+
+class NeverTells(Broken):
+    def applied(self):
+        pass
+
+
+class Misplaces(Broken):
+    """Shards say that they lie one row further down than they do."""
+
+    def _shards_of(self, part):
+        shards = super()._shards_of(part)
+        for shard in shards:
+            if part.cut and shard.offset[0] + shard.local.shape[0] < shard.global_shape[0]:
+                shard.offset = (shard.offset[0] + 1, *shard.offset[1:])
+        return shards
+
+
+class ArrivalOrder(Broken):
+    """Adds the ranks' parts in another order than that of their ranks."""
+
+    def _materialise(self, model):
+        super()._materialise(model)
+        for part in self.parts.values():
+            part.reduced = lambda gradient, part=part: backwards(part, gradient)
+
+
+def backwards(part, gradient):
+    if not part.cut:
+        return [part.comm.all_reduce(gradient.clone())]
+    counts = [stop - start for start, stop in zip(part.bounds, part.bounds[1:], strict=False)]
+    mine = counts[part.comm.index]
+    rows = part.comm.all_to_all(gradient.reshape(-1, part.width).contiguous(), counts, [mine] * part.comm.size)
+    return part.split(sum_rows(rows.view(part.comm.size, mine, part.width).flip(0)))
+
+
+class EvaluatesAlone(Broken):
+    @torch.no_grad()
+    def evaluate(self, micro_batches):
+        from gangline import inside
+
+        self._refresh()
+        loss = 0.0
+        for index, batch in enumerate(micro_batches):
+            with inside.frame(frame_of(batch, index, self.seed, None)):
+                loss += float(self.stages.loss(batch))
+        return loss, int(count_tokens(micro_batches, self.device))
+
+
+class ClipsVectors(Broken):
+    """Scales the vectors only."""
+
+    def clip(self, max_norm):
+        from gangline.parallel import norm
+
+        if max_norm is not None:
+            norm.clip([t for _, part, t in self.gradients() if not part.cut], max_norm, self._norm, self._value)
+        return self._value

@@ -1,0 +1,191 @@
+"""What the ranks do in the tests of the launchers, and a `train` in small that starts them.
+
+python launched.py RUN_DIR WORLD TARGET [ARGS as JSON] [LocalLaunch as JSON]    as `launch=local` would
+torchrun ... launched.py RUN_DIR agent TARGET [ARGS as JSON]                    as a rank of torchrun or Slurm
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from gangline.errors import UserError
+
+
+def join():
+    """Rank and a function that adds a number over all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+
+    def add(number: float) -> float:
+        total = torch.tensor([float(number)])
+        dist.all_reduce(total)
+        return total.item()
+
+    return dist.get_rank(), add
+
+
+def write(run_dir: str, name: str, **content) -> None:
+    """A file of this rank, whole as soon as it is there."""
+    final = Path(run_dir, f"{name}-{os.environ['RANK']}.json")
+    final.with_suffix(".part").write_text(json.dumps({"pid": os.getpid(), **content}))
+    final.with_suffix(".part").rename(final)
+
+
+def reduce(run_dir: str) -> int:
+    import torch
+
+    rank, add = join()
+    print(f"here is rank {rank}", flush=True)
+    told = "OMP_NUM_THREADS" in os.environ
+    write(run_dir, "reduce", sum=add(rank + 1), threads=None if told else torch.get_num_threads())
+    return 0
+
+
+def loaded(run_dir: str, module: str) -> int:
+    write(run_dir, "loaded", found=module in sys.modules)
+    return 0
+
+
+def fail(run_dir: str, culprit: int, how: str) -> int:
+    """Two collectives, then one rank ends in some way, and the others meet it in their third."""
+    rank, add = join()
+    add(1), add(1)
+    if rank == culprit:
+        end(how)
+    add(1)
+    return 0
+
+
+def end(how: str) -> None:
+    if how == "raise":
+        raise ValueError("the answer is not 42")
+    if how == "user":
+        raise UserError("the corpus is empty.", "data.path=... names files to read")
+    if how == "exit":
+        sys.exit(7)
+    print("about to go", flush=True)
+    os.kill(os.getpid(), signal.Signals[how])
+
+
+def refuse(run_dir: str) -> int:
+    write(run_dir, f"started-{os.environ['TORCHELASTIC_RESTART_COUNT']}")
+    raise UserError("global batch 3 does not divide by 2.", "batch.global_size=4")
+
+
+def ended(run_dir: str) -> int:
+    print("a verdict stopped the run")
+    return 3
+
+
+def once(run_dir: str, culprit: int) -> int:
+    """One rank is killed in the first start; the second start works."""
+    rank, add = join()
+    add(1)
+    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if rank == culprit and restart == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(run_dir, "reduce", sum=add(rank + 1), restart=restart)
+    return 0
+
+
+def serverless(run_dir: str) -> int:
+    """The fork server is killed under the ranks."""
+    rank, _ = join()
+    write(run_dir, "started")
+    if rank == 0:
+        while len(list(Path(run_dir).glob("started-*.json"))) < 2:  # the other rank dies with the server, too
+            time.sleep(0.01)
+        os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+    return 0
+
+
+def steps(run_dir: str, saving: float = 0.0) -> int:
+    """A loop in small: it ends at the step boundary when a signal asks for it, all ranks at the same step."""
+    from gangline.launch.signals import stop_requested
+
+    rank, add = join()
+    step = 0
+    while True:
+        time.sleep(0.02)
+        step += 1
+        numbers = {None: 0, "SIGINT": 2, "SIGTERM": 15}
+        if signum := int(add(numbers[stop_requested()] if rank == 0 else 0)):
+            break
+        write(run_dir, "step", step=step)
+    time.sleep(saving)
+    write(run_dir, "saved", step=step, signal=signal.Signals(signum).name)
+    return 128 + signum
+
+
+def deaf(run_dir: str) -> int:
+    """A rank that never comes to a step boundary: its main thread sits in a system call that signals do not end."""
+    import select
+
+    write(run_dir, "step", step=1)
+    read, _ = os.pipe()
+    while True:
+        select.select([read], [], [])
+
+
+def tick(run_dir: str, name: str) -> None:
+    """A sidecar."""
+    while True:
+        Path(run_dir, name).write_text(str(os.getpid()))
+        time.sleep(0.05)
+
+
+def compose(run_dir: str):
+    """What rank 0 does under torchrun and Slurm; "fresh" leaves the choice of a directory to the run."""
+
+    def compose_and_write():
+        from gangline.config.defaults import default_run
+        from gangline.rundir import RunDirectory
+
+        if run_dir == "refused":
+            raise UserError("curves=on is not available here.", "pip install gangline-curves")
+        section = {"dir": None if run_dir == "fresh" else run_dir}
+        return RunDirectory.create(default_run(run=section, parallel="ddp", track=[])).path
+
+    return compose_and_write
+
+
+def task(directory: str, environ: dict[str, str], arguments: list[str]) -> None:
+    """A process as `srun` would start it, with its output in a file."""
+    os.chdir(directory)
+    with Path(f"printed-{environ['SLURM_PROCID']}").open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.environ.update(environ)
+    sys.argv = ["launched.py", *arguments]
+    sys.exit(main())
+
+
+def main() -> int:
+    run_dir, world, target, args, config = [*sys.argv[1:], *["[]", "{}"][len(sys.argv) - 4 :]]
+    try:
+        if world == "agent":
+            from gangline.launch.agents import run_under_agent
+
+            run_under_agent(compose(run_dir), f"launched:{target}", tuple(json.loads(args)))
+        from gangline.launch import forkserver
+        from gangline.launch.config import LocalLaunch
+        from gangline.launch.local import start
+
+        forkserver.PRELOAD = forkserver.PRELOAD[:4]  # these ranks build nothing
+        local = LocalLaunch(**json.loads(config))
+        return start(run_dir, int(world), local, f"launched:{target}", tuple(json.loads(args)))
+    except UserError as error:
+        print(f"train: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

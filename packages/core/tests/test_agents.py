@@ -1,0 +1,223 @@
+"""Ranks that torchrun or Slurm started: one composes, all train, and a restarted job goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gangline.config.defaults import default_run
+from gangline.launch import forkserver, requeue
+from gangline.launch.agents import detect, first_host, tasks_per_node
+from gangline.rundir import RunDirectory
+
+HERE = Path(__file__).parent
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
+
+
+# --- who started us ---------------------------------------------------------------------------------------------------
+
+
+def slurm(rank: int, world: int, **more: str) -> dict[str, str]:
+    """The environment of a task of `srun`, as far as it matters here."""
+    return {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NUM_TASKS": str(world),
+        "SLURM_STEP_NODELIST": "127.0.0.1",
+        "SLURM_STEP_TASKS_PER_NODE": str(world),
+        "SLURM_NODEID": "0",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        **more,
+    }
+
+
+def test_a_task_of_slurm_knows_its_place():
+    environ = slurm(5, 7, SLURM_LOCALID="1", SLURM_NODEID="1", SLURM_RESTART_COUNT="2")
+    environ.update(SLURM_STEP_NODELIST="gpu[003-004]", SLURM_STEP_TASKS_PER_NODE="4,3")
+    job = detect(environ)
+    assert (job.agent, job.rank, job.world, job.local_rank, job.local_world) == ("slurm", 5, 7, 1, 3)
+    assert (job.address, job.restarts) == ("gpu003", 2)
+    assert 20000 <= job.port < 32000
+    assert job.environment()["LOCAL_WORLD_SIZE"] == "3"
+
+
+@pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0"}, slurm(0, 1), {"RANK": "0"}])
+def test_who_starts_processes_itself(environ):
+    assert detect(environ) is None
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [("a", "a"), ("n[1-4]", "n1"), ("gpu[003-007,9],x1", "gpu003"), ("x1,gpu[3-4]", "x1"), ("r[2,5]n[01-03]", "r2n01")],
+)
+def test_the_first_host_of_a_list(hosts, first):
+    assert first_host(hosts) == first
+
+
+def test_tasks_per_node_are_written_out():
+    assert tasks_per_node("4(x2),3,2(x2)") == [4, 4, 3, 2, 2]
+
+
+# --- Slurm ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def srun(tmp_path, monkeypatch):
+    """Runs two tasks and gives their exit codes and what they printed. They are forked from a server that has torch."""
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.setattr(forkserver, "PRELOAD", forkserver.PRELOAD[:4])
+    forkserver.warm()
+    import launched
+
+    def run(*arguments: str, **environ: str) -> tuple[list[int | None], list[str]]:
+        environ = {"SLURM_JOB_ID": str(random.randrange(10**6)), **environ}
+        tasks = [
+            multiprocessing.get_context("forkserver").Process(
+                target=launched.task, args=(str(tmp_path), slurm(rank, 2, **environ), list(arguments))
+            )
+            for rank in range(2)
+        ]
+        for one in tasks:
+            one.start()
+        for one in tasks:
+            one.join(60)
+        codes = [one.exitcode for one in tasks]
+        for one in tasks:
+            one.kill()
+        return codes, [(tmp_path / f"printed-{rank}").read_text() for rank in range(2)]
+
+    return run
+
+
+def test_slurm_tasks_train_together(srun, tmp_path):
+    codes, printed = srun("out", "agent", "reduce")
+    assert codes == [0, 0], printed
+    assert [json.loads((tmp_path / "out" / f"reduce-{rank}.json").read_text())["sum"] for rank in range(2)] == [3, 3]
+    assert printed == ["here is rank 0\n", ""]
+    assert (tmp_path / "out" / "logs" / "rank-00001.log").read_text() == "here is rank 1\n"
+
+
+def test_what_rank_0_refuses_ends_all_and_is_said_once(srun):
+    codes, printed = srun("refused", "agent", "reduce")
+    assert codes == [2, 2]
+    assert printed == ["train: curves=on is not available here.\n  pip install gangline-curves\n", ""]
+
+
+def test_the_rank_that_failed_first_says_so_and_no_other(srun):
+    codes, printed = srun("out", "agent", "fail", '[1, "raise"]')
+    assert codes == [1, 1]
+    assert printed[0] == ""
+    assert printed[1].startswith("train: rank 1 failed first: ValueError: the answer is not 42\nTraceback")
+
+
+def test_a_mistake_found_by_a_rank_is_said_once(srun):
+    codes, printed = srun("out", "agent", "fail", '[1, "user"]')
+    assert codes == [1, 2]
+    assert printed == ["", "train: the corpus is empty.\n  data.path=... names files to read\n"]
+
+
+def test_a_requeued_job_goes_on_in_its_run_directory(srun, tmp_path):
+    for restart in ("0", "1"):
+        codes, printed = srun("fresh", "agent", "reduce", SLURM_JOB_ID="77", SLURM_RESTART_COUNT=restart)
+        assert codes == [0, 0], printed
+    assert len(list((tmp_path / "runs").glob("*/config.yaml"))) == 1
+    assert srun("fresh", "agent", "reduce", SLURM_JOB_ID="78")[0] == [0, 0]
+    assert len(list((tmp_path / "runs").glob("*/config.yaml"))) == 2
+
+
+def test_a_lone_task_that_is_requeued_finds_its_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    environ = {"SLURM_JOB_ID": "5", "SLURM_RESTART_COUNT": "1"}
+    assert requeue.earlier(*requeue.job(environ)) is None
+    begun = RunDirectory.create(default_run(run={"dir": "elsewhere"}, track=[]))
+    requeue.remember(requeue.job(environ)[0], begun.path)
+    assert requeue.earlier(*requeue.job(environ)).path == tmp_path / "elsewhere"
+    assert requeue.earlier(*requeue.job({**environ, "SLURM_RESTART_COUNT": "0"})) is None
+    assert requeue.earlier(*requeue.job({**environ, "SLURM_JOB_ID": "6"})) is None
+    assert requeue.earlier(*requeue.job({})) is None
+    monkeypatch.setattr("sys.argv", ["train", "another=run"])
+    assert requeue.earlier(*requeue.job(environ)) is None
+
+
+# --- torchrun ---------------------------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def torchruns(tmp_path_factory):
+    """Started at once, because they mostly import torch."""
+    root = tmp_path_factory.mktemp("torchrun")
+    script = str(HERE / "launched.py")
+    nodes = ["1", "--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=9"]
+    asked = {
+        "restart": [["2", "--max-restarts=1", script, "fresh", "agent", "once", "[1]"]],
+        "refused": [["2", script, "refused", "agent", "reduce"]],
+        "nodes": [[*nodes, script, "out", "agent", "reduce"]] * 2,
+    }
+    started = {}
+    for name, commands in asked.items():
+        (root / name).mkdir()
+        started[name] = [
+            subprocess.Popen(
+                [*TORCHRUN, *command],
+                cwd=root / name,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+                env={**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+            )
+            for command in commands
+        ]
+    yield root, started
+    for process in (process for processes in started.values() for process in processes):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def finished(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
+    ends = [process.communicate(timeout=120) for process in processes]
+    return [(process.returncode, *end) for process, end in zip(processes, ends, strict=True)]
+
+
+def test_torchrun_starts_ranks_again_in_the_same_run_directory(torchruns):
+    root, started = torchruns
+    [(code, out, err)] = finished(started["restart"])
+    assert code == 0, out + err
+    [run_dir] = [path.parent for path in (root / "restart" / "runs").glob("*/config.yaml")]
+    found = [json.loads((run_dir / f"reduce-{rank}.json").read_text()) for rank in range(2)]
+    assert [(rank["sum"], rank["restart"]) for rank in found] == [(3, 1), (3, 1)]
+
+
+def test_two_agents_of_torchrun_are_one_run(torchruns):
+    root, started = torchruns
+    ends = finished(started["nodes"])
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    found = [json.loads((root / "nodes" / "out" / f"reduce-{rank}.json").read_text()) for rank in range(2)]
+    assert [rank["sum"] for rank in found] == [3, 3]
+    assert sorted(out for _, out, _ in ends) == ["", "here is rank 0\n"]
+
+
+def test_under_torchrun_a_refusal_is_said_once(torchruns):
+    _, started = torchruns
+    [(code, _, err)] = finished(started["refused"])
+    assert code == 1  # torchrun's own; that of the ranks is in its table
+    assert err.count("train: curves=on is not available here.") == 1
+    assert "exitcode  : 2" in err

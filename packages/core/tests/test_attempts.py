@@ -1,0 +1,125 @@
+"""attempts.jsonl: which checkpoints led to where a run stands, and which are of a branch left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline import attempts
+from gangline.attempts import FILE, Attempt
+from gangline.checkpoint import CheckpointId
+
+
+def ids(*texts: str) -> list[CheckpointId]:
+    found = [CheckpointId.parse(text) for text in texts]
+    assert None not in found
+    return found
+
+
+def told(run_dir, *texts: str) -> list[str]:
+    return [str(id) for id in attempts.branch(run_dir, ids(*texts))]
+
+
+def test_lines_come_back_in_order(tmp_path):
+    lines = [Attempt(1, None, time="2027-01-01"), Attempt(1, "step-00000010"), Attempt(2, "step-00000010", 32, "spike")]
+    for line in lines:
+        attempts.append(tmp_path, line)
+    assert attempts.read(tmp_path) == lines
+    assert attempts.current(tmp_path) == 2
+
+
+def test_a_run_without_lines_is_in_its_first_attempt(tmp_path):
+    assert attempts.current(tmp_path) == 1
+    assert attempts.read(tmp_path) == []
+    assert told(tmp_path, "step-00000010", "step-00000020") == ["step-00000020", "step-00000010"]
+    assert attempts.latest(tmp_path, []) is None
+
+
+@given(st.integers(1, 60))
+def test_a_torn_last_line_does_not_count_and_spoils_no_other(tmp_path_factory, cut):
+    run_dir = tmp_path_factory.mktemp("run")
+    attempts.append(run_dir, Attempt(1, None))
+    attempts.append(run_dir, Attempt(2, "step-00000010"))
+    path = run_dir / FILE
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) - cut])
+    survivors = attempts.read(run_dir)
+    assert survivors == [Attempt(1, None)] if cut > 1 else [Attempt(1, None), Attempt(2, "step-00000010")]
+    attempts.append(run_dir, Attempt(3, "step-00000020"))
+    assert attempts.read(run_dir) == [*survivors, Attempt(3, "step-00000020")]
+
+
+def test_what_a_newer_release_adds_to_a_line_is_passed_over(tmp_path):
+    (tmp_path / FILE).write_text('{"attempt": 2, "start": "step-00000010", "mood": "hopeful"}\n')
+    assert attempts.read(tmp_path) == [Attempt(2, "step-00000010")]
+
+
+def test_a_resumed_run_goes_on_from_its_newest(tmp_path):
+    attempts.append(tmp_path, Attempt(1, None))
+    attempts.append(tmp_path, Attempt(1, "step-00000010", why="resume"))
+    assert told(tmp_path, "step-00000010", "step-00000020") == ["step-00000020", "step-00000010"]
+
+
+def test_after_going_back_the_abandoned_branch_is_never_latest(tmp_path):
+    attempts.append(tmp_path, Attempt(1, None))
+    attempts.append(tmp_path, Attempt(2, "step-00000010", why="loss spike"))
+    old = ("step-00000005", "step-00000010", "step-00000020", "step-00000030")
+    assert str(attempts.latest(tmp_path, ids(*old))) == "step-00000010", "nothing of its own yet: where it started"
+    assert told(tmp_path, *old) == ["step-00000010", "step-00000005"]
+    assert told(tmp_path, *old, "step-00000012.2") == ["step-00000012.2", "step-00000010", "step-00000005"]
+
+
+def test_where_the_start_is_gone_the_one_before_it_is_taken_never_a_later_one(tmp_path):
+    attempts.append(tmp_path, Attempt(2, "step-00000010"))
+    assert told(tmp_path, "step-00000005", "step-00000020") == ["step-00000005"]
+    assert attempts.latest(tmp_path, ids("step-00000020")) is None
+
+
+def test_branches_of_branches(tmp_path):
+    attempts.append(tmp_path, Attempt(1, None))
+    attempts.append(tmp_path, Attempt(2, "step-00000020"))
+    attempts.append(tmp_path, Attempt(3, "step-00000030.2"))
+    attempts.append(tmp_path, Attempt(4, "step-00000010"))  # behind both
+    known = ("step-00000010", "step-00000020", "step-00000030.2", "step-00000035.3")
+    assert told(tmp_path, *known) == ["step-00000010"]
+    attempts.append(tmp_path, Attempt(5, "step-00000035.3"))
+    assert told(tmp_path, *known) == ["step-00000035.3", "step-00000030.2", "step-00000020", "step-00000010"]
+
+
+def test_an_attempt_from_the_beginning_has_no_past(tmp_path):
+    attempts.append(tmp_path, Attempt(1, None))
+    attempts.append(tmp_path, Attempt(2, None, why="every checkpoint is damaged"))
+    assert attempts.latest(tmp_path, ids("step-00000010")) is None
+
+
+@pytest.mark.parametrize("text", ["step-0000001", "step-x", "step-00000010.", ".tmp-step-00000010", "step-00000010.2x"])
+def test_other_names_are_no_ids(text):
+    assert CheckpointId.parse(text) is None
+
+
+@given(st.integers(0, 10**10), st.integers(1, 1000))
+def test_ids_spell_themselves_and_sort_by_step(step, attempt):
+    id = CheckpointId(step, attempt)
+    assert CheckpointId.parse(str(id)) == id
+    assert id < CheckpointId(step + 1)
+
+
+def test_a_line_that_cannot_be_written_is_an_error(tmp_path):
+    """The load that a line announces must not happen without it."""
+    code = (
+        "import resource, signal, sys\n"
+        "from gangline import attempts\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"
+        "attempts.append(sys.argv[1], attempts.Attempt(1, None))\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert told.returncode == 1
+    assert "File too large" in told.stderr
+    assert os.path.getsize(tmp_path / FILE) <= 10
+    assert attempts.read(tmp_path) == []

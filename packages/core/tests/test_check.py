@@ -1,0 +1,178 @@
+"""What is refused before anything is started: numbers, layouts, batches, machines; all of it at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from gangline.config import default_run
+from gangline.config.check import check, world_of
+from gangline.errors import Problem, UserError
+from gangline.launch.config import LocalLaunch
+from gangline.parallel.config import Ddp
+from gangline.plugins import installed
+
+pytestmark = pytest.mark.usefixtures("core_alone")
+
+
+def refused(**given) -> str:
+    with pytest.raises(UserError) as caught:
+        check(default_run(**given))
+    return str(caught.value)
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    (tmp_path / "a.txt").write_text("the quick brown fox jumps over the lazy dog. " * 50)
+    (tmp_path / "b.txt").write_text("the quick brown fox jumps over the lazy dog. " * 50)
+    return str(tmp_path)
+
+
+def test_the_default_run_is_fine():
+    check(default_run())
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("run", {"steps": 0}, "run.steps=0 must be at least 1."),
+        ("batch", {"global_size": 0}, "batch.global_size=0 must be at least 1."),
+        ("batch", {"micro_size": -1}, "batch.micro_size=-1 must be at least 1."),
+        ("batch", {"sequence_length": 0}, "batch.sequence_length=0 must be at least 1."),
+        ("validate", {"every": 0}, "validate.every=0 must be at least 1."),
+        ("validate", {"samples": 0}, "validate.samples=0 must be at least 1."),
+    ],
+)
+def test_numbers_that_cannot_be(section, values, message):
+    assert message in refused(**{section: values})
+
+
+def test_a_batch_that_does_not_divide_over_the_ranks_names_the_nearest():
+    message = refused(parallel="ddp", launch=LocalLaunch(processes=3))
+    assert message.startswith("batch.global_size=16 does not divide over 3 data-parallel ranks.")
+    assert "Nearest: batch.global_size=15 or batch.global_size=18" in message
+    assert "a width among 1, 2, 4, 8, 16" in message
+
+
+def test_more_ranks_than_sequences():
+    message = refused(parallel="ddp", launch=LocalLaunch(processes=4), batch={"global_size": 2})
+    assert "Nearest: batch.global_size=4;" in message
+
+
+def test_a_micro_batch_that_does_not_divide_names_the_choices():
+    message = refused(parallel="ddp", launch=LocalLaunch(processes=2), batch={"micro_size": 3})
+    assert "batch.micro_size=3 does not divide 8, one rank's share of batch.global_size=16 over 2." in message
+    assert "Choose batch.micro_size among 1, 2, 4, 8" in message
+
+
+def test_a_world_that_the_layout_does_not_fit():
+    message = refused(parallel="single", launch=LocalLaunch(processes=2))
+    assert "parallel=single is one process, and this job has 2." in message
+
+
+def test_axes_that_do_not_multiply_to_the_world(monkeypatch):
+    monkeypatch.setattr(Ddp, "axes", lambda self, world: {"dp_replicate": 2, "tp": 3})
+    message = refused(parallel="ddp", launch=LocalLaunch(processes=4))
+    assert "parallel=ddp lays out dp_replicate 2 x tp 3 = 6 ranks, but this run has 4 processes." in message
+
+
+def test_a_gpu_that_is_not_there(monkeypatch):
+    monkeypatch.setattr("gangline.config.check.gpus", lambda: 0)
+    assert "run.device=cuda: there is no GPU here." in refused(run={"device": "cuda"})
+
+
+def test_everything_is_told_in_one_message(corpus):
+    message = refused(run={"steps": 0}, batch={"global_size": -1}, launch=LocalLaunch(max_restarts=-1))
+    assert message.startswith("3 things cannot work:")
+    assert "1. run.steps=0" in message
+    assert "3. launch.max_restarts=-1" in message
+
+
+def test_a_missing_corpus_is_found_before_the_start(tmp_path):
+    run = default_run()
+    run.data.path = str(tmp_path / "nothing")
+    with pytest.raises(UserError, match="nothing"):
+        check(run)
+
+
+def test_a_problem_of_a_part_that_another_opens_is_told(strangers, monkeypatch):
+    strangers.add(
+        "gangline-hats",
+        """
+from dataclasses import dataclass, field
+from gangline import Part, hookimpl
+from gangline.errors import Problem
+from gangline.parts import PartConfig
+
+@dataclass
+class Feather(PartConfig):
+    def check(self, run):
+        return [Problem("the feather is missing.")]
+
+@dataclass
+class Hat(PartConfig):
+    feather: PartConfig = field(default_factory=Feather)
+
+@hookimpl
+def gangline_parts():
+    yield Part(group="hat", name="on", config=Hat, build="gangline_hats:hat", summary="A hat", opens={"feather": "red"})
+    yield Part(group="hat/feather", name="red", config=Feather, build="gangline_hats:feather", summary="A feather")
+""",
+    )
+    monkeypatch.syspath_prepend(str(strangers.site))
+    installed.cache_clear()
+    try:
+        assert refused(hat="on") == "the feather is missing."
+    finally:
+        installed.cache_clear()
+
+
+# --- how many processes ----------------------------------------------------------------------------------------------
+
+
+def test_the_world_is_what_the_user_said_else_what_the_strategy_asks_for(monkeypatch):
+    monkeypatch.setattr("gangline.launch.config.gpus", lambda device=None: 0)
+    assert world_of(default_run(parallel="ddp", launch=LocalLaunch(processes=5))) == 5
+    assert world_of(default_run(parallel="ddp")) == 2
+    assert world_of(default_run()) == 1
+
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "x",
+    "RANK": "0",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "4",
+    "MASTER_ADDR": "localhost",
+    "MASTER_PORT": "1",
+}
+
+
+def test_under_an_agent_the_world_is_the_jobs(monkeypatch):
+    for key, value in TORCHRUN.items():
+        monkeypatch.setenv(key, value)
+    assert world_of(default_run(parallel="ddp")) == 4
+    check(default_run(parallel="ddp"))
+    message = refused(parallel="ddp", launch=LocalLaunch(processes=2))
+    assert "launch.processes=2, but torchrun started 4 processes." in message
+
+
+@dataclass(frozen=True)
+class Case:
+    problems: list[Problem]
+    text: str
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case([Problem("a.", "b.", "c.")], "a.\n  b.\n  c."),
+        Case([Problem("a.")], "a."),
+        Case(
+            [Problem("a.", "b."), Problem("c.", "", "d.")], "2 things cannot work:\n  1. a.\n     b.\n  2. c.\n     d."
+        ),
+    ],
+)
+def test_how_problems_are_shown(case):
+    assert str(UserError.of(case.problems)) == case.text

@@ -1,0 +1,242 @@
+"""What the two commands print and do where nothing is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from gangline.cli import complete, help, main, train
+from gangline.config import default_run
+from gangline.config.schema import SECTIONS
+from gangline.config.serial import from_dict
+from gangline.plugins import installed
+from gangline.rundir import RunDirectory
+
+pytestmark = pytest.mark.usefixtures("core_alone")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def said(capsys, command, *words: str) -> str:
+    assert command.main(list(words)) == 0
+    return capsys.readouterr().out
+
+
+# --- help and configuration ------------------------------------------------------------------------------------------
+
+
+def test_help_shows_every_group_choice_section_and_default(capsys):
+    page = said(capsys, train, "--help")
+    for group in installed().groups():
+        for name in installed().choices(group):
+            assert re.search(rf"^  {group}=.*(\n {{6,}}.*)*", page, re.MULTILINE)
+            assert name in page
+    for section, cls in SECTIONS.items():
+        for field in cls.__dataclass_fields__:
+            assert re.search(rf"^  {section}\.{field}=\S+  +\S", page, re.MULTILINE), f"{section}.{field} says nothing"
+    for word in ("tiny*", "adamw*", "(not installed: 3d,", "resume=RUN_DIR", "recipe=NAME", "Examples"):
+        assert word in page
+
+
+def test_help_of_a_part_shows_its_options(capsys):
+    page = said(capsys, train, "optimizer=muon", "--help")
+    assert re.search(r"^Options of optimizer=muon\n(  optimizer\..*\n?)+", page, re.MULTILINE)
+    assert "optimizer.momentum=0.95" in page
+    assert "run.steps" not in page
+    assert "  none" in said(capsys, train, "precision=fp32", "-h")
+
+
+def test_every_example_of_the_help_page_can_be_composed():
+    from gangline.config.compose import compose
+
+    examples = re.findall(r"^  train( .*?)?(?:   +.*)?$", help._EXAMPLES, re.MULTILINE)
+    assert len(examples) >= 6
+    for example in examples:
+        words = [word.strip("'") for word in re.findall(r"'[^']*'|\S+", example)]
+        compose([word for word in words if word != "-m" and not word.startswith("resume=")])
+
+
+def test_the_configuration_is_printed_whole(capsys):
+    page = said(capsys, train, "--cfg", "job", "run.steps=7")
+    assert from_dict(yaml.safe_load(page)) == default_run(run={"steps": 7})
+    assert said(capsys, train, "--cfg=job", "run.steps=7") == page
+    several = said(capsys, train, "-m", "-c", "job", "run.seed=1,2")
+    assert [content["run"]["seed"] for content in yaml.safe_load_all(several)] == [1, 2]
+
+
+def test_the_configuration_of_a_resume_is_printed(capsys):
+    RunDirectory.create(default_run(run={"dir": "out", "steps": 5})).unlock()
+    assert yaml.safe_load(said(capsys, train, "resume=out", "run.steps=9", "--cfg", "job"))["run"]["steps"] == 9
+
+
+def test_versions(capsys):
+    assert said(capsys, train, "--version") == said(capsys, main, "--version") != "\n"
+
+
+# --- gangline --------------------------------------------------------------------------------------------------------
+
+
+def test_the_verbs_are_listed(capsys):
+    page = said(capsys, main)
+    for verb, command in installed().commands().items():
+        assert re.search(rf"^  {verb} +{re.escape(command.summary)}$", page, re.MULTILINE)
+    assert said(capsys, main, "help") == page
+
+
+def test_every_verb_of_core_can_be_imported():
+    from gangline.plugins import load
+
+    for command in installed().commands().values():
+        assert callable(load(command.run))
+
+
+def test_plugins_is_a_table_with_suppliers_and_what_could_be_installed(capsys):
+    page = said(capsys, main, "plugins")
+    for group in installed().groups():
+        for name, offer in installed().offers(group).items():
+            assert re.search(
+                rf"^{group} +{re.escape(name)} +{re.escape(offer.part.summary)} +gangline ", page, re.MULTILINE
+            )
+    assert re.search(r"Known, not installed\n.*parallel=3d +.* +pip install gangline-parallel-megatron-style", page)
+    assert "Cannot be used" not in page
+
+
+def test_plugins_of_one_group_and_for_scripts(capsys):
+    page = said(capsys, main, "plugins", "optimizer")
+    assert "adamw" in page
+    assert "tiny" not in page
+    assert said(capsys, main, "plugins", "--names", "optimizer").split() == ["optimizer=adamw", "optimizer=muon"]
+
+
+def test_what_a_part_does_outside_the_law_is_shown(strangers):
+    strangers.add(
+        "gangline-lossy",
+        """
+from dataclasses import dataclass
+from gangline import Part, hookimpl
+from gangline.parts import OptimizerConfig
+
+@dataclass
+class Lossy(OptimizerConfig): pass
+
+@hookimpl
+def gangline_parts():
+    yield Part(group="optimizer", name="lossy", config=Lossy, build="a:b", summary="Loses", law="rounds on the wire")
+""",
+    )
+    command = [sys.executable, "-m", "gangline.cli.main", "plugins"]
+    done = subprocess.run(
+        command, env={**os.environ, **strangers.environment}, capture_output=True, text=True, check=True
+    )
+    assert "Outside the law of layouts\n  optimizer=lossy: rounds on the wire" in done.stdout
+
+
+# --- completion ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["para"], ["parallel.", "parallel="]),
+        (["parallel="], ["parallel=ddp", "parallel=single"]),
+        (["parallel=d"], ["parallel=ddp"]),
+        (["moe="], ["moe=off"]),
+        (["run.s"], ["run.sample=", "run.save_on_signal=", "run.seed=", "run.steps="]),
+        (["run.recompute="], ["run.recompute=none", "run.recompute=full"]),
+        (["run.deterministic=t"], ["run.deterministic=true"]),
+        (["optimizer.mo"], []),
+        (["optimizer=muon", "optimizer.mo"], ["optimizer.momentum="]),
+        (["track=[j"], ["track=[jsonl"]),
+        (["track=[jsonl,"], ["track=[jsonl,console", "track=[jsonl,tensorboard"]),
+        (["track=[jsonl]", "track."], ["track.jsonl."]),
+        (["recipe="], ["recipe=tiny"]),
+        (["--mul"], ["--multirun"]),
+        (["nothing="], []),
+    ],
+)
+def test_candidates(words, found):
+    assert complete.candidates(words) == found
+
+
+def test_run_directories_are_completed(here):
+    for name in ("one", "two"):
+        RunDirectory.create(default_run(run={"dir": f"runs/{name}"})).unlock()
+    (here / "other").mkdir()
+    assert complete.candidates(["resume="]) == ["resume=other/", "resume=runs/"]
+    assert complete.candidates(["resume=runs/"]) == ["resume=runs/one", "resume=runs/two"]
+    assert complete.candidates(["from=runs/t"]) == ["from=runs/two"]
+
+
+def in_bash(here, line: str) -> list[str]:
+    """What bash offers when Tab is pressed at the end of `line`."""
+    program = here / "bin" / "train"
+    if not program.exists():
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gangline.cli.train "$@"\n')
+        program.chmod(0o755)
+    script = (
+        "source <(train --completion bash); COMP_LINE=$1; COMP_POINT=${#1}; _gangline_train\n"
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", line], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("train optimizer=m", ["muon"]),  # bash itself keeps what lies before the "="
+        ("train optimizer=muon optimizer.mom", ["optimizer.momentum="]),
+        ("train run.steps=3 parallel=", ["ddp", "single"]),
+    ],
+)
+def test_bash_completes(here, line, found):
+    assert in_bash(here, line) == found
+
+
+def test_bash_offers_everything_where_nothing_is_typed(here):
+    assert {"parallel=", "run.", "recipe="} <= set(in_bash(here, "train "))
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_get_a_script_that_asks_train(capsys, shell):
+    assert "train --complete" in said(capsys, train, "--completion", shell)
+
+
+# --- several runs ----------------------------------------------------------------------------------------------------
+
+
+def test_a_multirun_runs_each_and_ends_with_a_table_and_the_first_failure(train):
+    RunDirectory.create(default_run(run={"dir": str(train.directory / "sweep" / "01")})).unlock()
+    words = ["-m", "run.seed=1,2,3", "optimizer.learning_rate=1e-3", "run.dir=sweep", "run.steps=2", "validate.every=2"]
+    printed = train(*words, code=2)
+    assert "sweep/01 already holds a run." in printed
+    assert re.search(r"^sweep/01 +run\.seed=2 +2$", printed, re.MULTILINE), printed
+    for number, seed in (("00", 1), ("02", 3)):
+        directory = RunDirectory.open(train.directory / "sweep" / number)
+        assert directory.run().seed == seed
+        assert f"run.seed={seed}" in directory.read_provenance()["starts"][0]["command"]
+        records = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
+        row = rf"^sweep/{number} +run\.seed={seed} +2 +{records[-1]['loss']:.4f} +\d\.\d+ +0$"
+        assert re.search(row, printed, re.MULTILINE), printed
+    assert "run 1 of 3: run.seed=1" in printed
+
+
+def test_a_mistake_in_any_of_several_runs_is_found_before_the_first(train):
+    printed = train.refused("-m", "batch.global_size=4,0", "run.dir=sweep")
+    assert "batch.global_size=0 must be at least 1." in printed
+    assert not (train.directory / "sweep").exists()

@@ -1,0 +1,213 @@
+"""Every mistake a user can make on a command line: one message, exit code 2, no traceback, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gangline.cli.train import main
+from gangline.rundir import RunDirectory
+
+pytestmark = pytest.mark.usefixtures("core_alone")
+
+ZARR = """
+from dataclasses import dataclass
+from gangline import Part, hookimpl
+from gangline.parts import CheckpointConfig
+
+@dataclass
+class Config(CheckpointConfig): pass
+
+@hookimpl
+def gangline_checkpointers():
+    yield Part(name="zarr", config=Config, build="gangline_ckpt_zarr:build", summary="Keeps things")
+"""
+
+
+def command(module: str, *words: str, cwd: Path, strangers=None) -> subprocess.CompletedProcess:
+    environment = {**os.environ, **(strangers.environment if strangers else {})}
+    return subprocess.run(
+        [sys.executable, "-m", module, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline.cli.train") -> str:
+    done = command(module, *words, cwd=tmp_path, strangers=strangers)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("train: " if module.endswith("train") else "gangline")
+    assert not (tmp_path / "runs").exists()
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "messages"),
+    [
+        (["optimizer=adam"], ["optimizer=adam is not available here.", "Did you mean optimizer=adamw?", "adamw, muon"]),
+        (
+            ["moe=on"],
+            ["moe=on is not available here.", "gangline-moe:  pip install gangline-moe", "choices for moe: off."],
+        ),
+        (["moe=onn"], ["moe=onn is not available here.", "Did you mean moe=on?"]),
+        (["moe=true"], ["moe=on is not available here.", "pip install gangline-moe"]),
+        (["+moe=on"], ["moe=on is not available here.", "pip install gangline-moe"]),
+        (["moe.k=2"], ["there is no option moe.k.", "moe is off in this run", "gangline-moe offers on,"]),
+        (["ckpt=torch"], ["there is no group ckpt, and no option.", "Did you mean checkpoint=torch?"]),
+        (["+ckpt=zarr"], ["there is no group ckpt, and no option.", "Did you mean checkpoint=zarr?"]),
+        (["optimiser=adamw"], ["there is no group optimiser", "Did you mean optimizer=adamw?"]),
+        (["steps=3"], ["there is no group steps, and no option.", "Did you mean run.steps=3?"]),
+        (["optimizer.learning_rat=3"], ["no option optimizer.learning_rat.", "Did you mean optimizer.learning_rate?"]),
+        (["optimizer.momentum=1"], ["optimizer=adamw has none; these have: muon."]),
+        (["+run.speed=3"], ["there is no option run.speed.", "Options: name, dir, seed, steps"]),
+        (["run.steps.more=3"], ["there is no option run.steps.more."]),
+        (["run=3"], ["run is a section; set one of its options."]),
+        (["run.steps=many"], ["run.steps=many: expected a whole number, got 'many'."]),
+        (["optimizer.learning_rate=[1]"], ["optimizer.learning_rate=[1]: expected a number"]),
+        (["run.recompute=half"], ["run.recompute=half: expected none or full"]),
+        (["batch.global_size=null"], ["batch.global_size=null: expected a whole number, got null."]),
+        (["run.steps=x", "run.seed=y"], ["2 things cannot work:", "1. run.seed=y", "2. run.steps=x"]),
+        (["optimizer=a", "track=[b]", "run.c=1"], ["3 things cannot work:", "optimizer=a", "track=b", "run.c"]),
+        (["track=console,jsonl"], ["names several values.", "train -m track=console,jsonl", "track=[console,jsonl]"]),
+        (["track.jsonl.path=x", "track=[console]"], ["track=jsonl is not chosen; add it:  track=[...,jsonl]"]),
+        (["model=[a,b]"], ["a run has one part of model; write model=<name>."]),
+        (["model="], ["model= names no part."]),
+        (["model@x=tiny"], ["'@' has no meaning here"]),
+        (["~run.steps"], ["only a group can be taken away; set a key to null instead."]),
+        (["~optimizer"], ["optimizer=off is not available here."]),
+        (["steps"], ["cannot read 'steps': expected key=value."]),
+        (["data.path=[a"], ["cannot read 'data.path=[a'"]),
+        (["run.name=${nothing}"], ["the configuration cannot be composed.", "nothing"]),
+        (["run.name=${oc.env:NO_SUCH_VARIABLE}"], ["needs the environment variable NO_SUCH_VARIABLE"]),
+        (["hydra.run.dir=x"], ["there is no option hydra.run.dir."]),
+        (["recipe=tniy"], ["there is no recipe 'tniy'.", "Did you mean tiny?"]),
+        (["from=nowhere"], ["there is no run directory nowhere."]),
+        (["resume=nowhere"], ["there is no run directory nowhere."]),
+        (["resume=nowhere", "recipe=tiny"], ["resume= goes on with a run as it is; recipe=tiny would start another."]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_words_that_cannot_be_composed(tmp_path, monkeypatch, capsys, words, messages):
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "--cfg", "job"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("train: ")
+    for message in messages:
+        assert message in said.err
+    assert "use +" not in said.err
+    assert "search path" not in said.err.lower()
+
+
+@pytest.mark.parametrize(
+    ("words", "messages"),
+    [
+        (["-m", "resume=x", "run.seed=1,2"], ["resume= goes on with one run; -m starts several."]),
+        (["-m", "run.steps=1,x"], ["run.steps=x: expected a whole number"]),
+        (["parallel=ddp", "launch.processes=3"], ["batch.global_size=16 does not divide over 3"]),
+        (["launch.processes=2"], ["parallel=single is one process, and this job has 2."]),
+        (["run.dir=/proc/x"], ["cannot write the run directory /proc/x"]),
+        (["data.path=nothing.txt"], ["nothing.txt"]),
+        (["--steps=3"], ["there is no flag --steps=3.", "Values are set without dashes:  steps=3"]),
+        (["--hlep"], ["there is no flag --hlep.", "Did you mean --help?"]),
+        (["--completion", "tcsh"], ["no completion for the shell 'tcsh'.", "Shells: bash, zsh, fish."]),
+        (["optimizer=adam", "--help"], ["optimizer=adam is not available here."]),
+        (["optimizer=adam", "--cfg", "job"], ["optimizer=adam is not available here."]),
+        (["optimizer=adam"], ["optimizer=adam is not available here.", "Did you mean optimizer=adamw?", "adamw, muon"]),
+        (["+ckpt=zarr"], ["there is no group ckpt, and no option.", "Did you mean checkpoint=zarr?"]),
+        (["optimizer.learning_rat=3"], ["no option optimizer.learning_rat.", "Did you mean optimizer.learning_rate?"]),
+        (["run.steps=many"], ["run.steps=many: expected a whole number, got 'many'."]),
+        (["resume=nowhere"], ["there is no run directory nowhere."]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_the_command_says_it_and_exits_with_2(tmp_path, words, messages):
+    said = refused(tmp_path, *words)
+    for message in messages:
+        assert message in said
+
+
+def test_a_part_whose_package_is_broken(tmp_path, strangers):
+    strangers.add(
+        "gangline-ckpt-zarr", "import zarr_that_is_missing\n", version="0.2.1", requires="zarr-that-is-missing>=3.1"
+    )
+    said = refused(tmp_path, "checkpoint=zarr", strangers=strangers)
+    assert "gangline-ckpt-zarr 0.2.1 is installed but failed to import" in said
+    assert "Its own requirement is zarr-that-is-missing>=3.1" in said
+
+
+def test_a_part_whose_package_is_too_old(tmp_path, strangers):
+    strangers.add("gangline-ckpt-zarr", "raise SystemExit\n", version="0.0.4", contract="v0")
+    said = refused(tmp_path, "checkpoint=zarr", strangers=strangers)
+    assert "gangline-ckpt-zarr 0.0.4 speaks plugin contract v0; this gangline speaks v1" in said
+    assert "pip install --upgrade gangline-ckpt-zarr" in said
+
+
+def test_a_part_whose_package_is_present_twice(tmp_path, strangers):
+    strangers.add("gangline-ckpt-zarr", ZARR, plugin="zarr", version="1.0")
+    strangers.add("zarr-fork", ZARR, plugin="zarr", version="2.0")
+    said = refused(tmp_path, "checkpoint=zarr", strangers=strangers)
+    assert "two installed packages claim the plugin name 'zarr': gangline-ckpt-zarr 1.0, zarr-fork 2.0." in said
+
+
+@pytest.fixture
+def run(tmp_path):
+    from gangline.config import default_run
+
+    made = RunDirectory.create(default_run(run={"dir": str(tmp_path / "out")}))
+    made.unlock()
+    return made
+
+
+def test_a_resume_from_a_half_written_directory(tmp_path, run):
+    run.config.write_text(run.config.read_text()[:200])
+    assert "is cut short" in refused(tmp_path, "resume=out")
+    run.config.unlink()
+    assert "was only half-written" in refused(tmp_path, "resume=out")
+
+
+def test_a_resume_of_another_model(tmp_path, run):
+    said = refused(tmp_path, "resume=out", "model=gpt2-124m")
+    assert "a run that is resumed keeps its model (tiny -> gpt2-124m)" in said.replace("model.dim", "")
+    assert "These may change" in said
+
+
+def test_a_directory_that_holds_a_run(tmp_path, run):
+    assert "already holds a run" in refused(tmp_path, "run.dir=out")
+
+
+def test_a_second_train_on_a_directory(tmp_path, run):
+    run.lock()
+    try:
+        said = refused(tmp_path, "resume=out")
+    finally:
+        run.unlock()
+    assert f"is in use: another train, pid {os.getpid()} on " in said
+
+
+@pytest.mark.parametrize(
+    ("words", "messages"),
+    [
+        (["plugin"], ["there is no verb 'plugin'.", "Did you mean plugins?"]),
+        (["train"], ["there is no verb 'train'.", "Training is a command of its own:  train --help"]),
+    ],
+)
+def test_unknown_verbs(tmp_path, words, messages):
+    said = refused(tmp_path, *words, module="gangline.cli.main")
+    for message in messages:
+        assert message in said
+
+
+def test_plugins_shows_a_clash_and_exits_with_2(tmp_path, strangers):
+    strangers.add("gangline-ckpt-zarr", ZARR, plugin="zarr", version="1.0")
+    strangers.add("zarr-fork", ZARR, plugin="zarr", version="2.0")
+    strangers.add("gangline-broken", "import nowhere_to_be_found\n")
+    done = command("gangline.cli.main", "plugins", cwd=tmp_path, strangers=strangers)
+    assert done.returncode == 2
+    assert done.stdout.count("two installed packages claim the plugin name 'zarr'") == 1
+    assert "gangline-broken 0.1.0 is installed but failed to import" in done.stdout
+    assert "adamw" in done.stdout

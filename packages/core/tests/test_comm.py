@@ -1,0 +1,279 @@
+"""Every operation of a Comm, on real ranks over gloo, beside what arithmetic says it must give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gangline.comm import autograd
+from gangline.comm.fake import FakeComms
+from gangline.comm.solo import Solo
+from gangline.comm.transport import connect
+from gangline.mesh import Mesh
+from gangline.plan import Fold
+from gangline.testing import rank
+from gangline.testing.pool import pool
+
+SIZES = [1, 2, 4]
+BOTH = pytest.mark.parametrize("deterministic", [False, True], ids=["plain", "ordered"])
+
+
+def along_dp(deterministic=False):
+    return rank.comms(Mesh.of({"dp_shard": rank.world}), deterministic).axis("dp_shard")
+
+
+def value_of(index, shape, dtype=torch.float64):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(index), dtype=dtype)
+
+
+def operations(deterministic):
+    comm = along_dp(deterministic)
+    n, mine = comm.size, value_of(comm.index, (comm.size * 3, 2))
+    everyone = [value_of(i, (n * 3, 2)) for i in range(n)]
+    total = sum(everyone)
+    share = slice(comm.index * 3, comm.index * 3 + 3)
+    wait = lambda pending: pending.wait()  # noqa: E731
+    for finish, async_ in ((lambda x: x, False), (wait, True)):
+        into = mine.clone()
+        assert finish(comm.all_reduce(into, async_=async_)) is into
+        torch.testing.assert_close(into, total)
+        assert finish(comm.all_reduce(mine.clone(), "max", async_=async_)).equal(torch.stack(everyone).amax(0))
+        assert finish(comm.all_reduce(mine.clone(), "min", async_=async_)).equal(torch.stack(everyone).amin(0))
+        assert finish(comm.all_gather(mine, async_=async_)).equal(torch.cat(everyone))
+        torch.testing.assert_close(finish(comm.reduce_scatter(mine, async_=async_)), total[share])
+        assert finish(comm.all_to_all(mine, async_=async_)).equal(torch.cat([x[share] for x in everyone]))
+        received = [torch.empty(n * 3, 2, dtype=mine.dtype) for _ in range(n)]
+        got = finish(
+            comm.exchange([(mine, p) for p in range(n)], [(x, p) for p, x in enumerate(received)], async_=async_)
+        )
+        assert all(x.equal(theirs) for x, theirs in zip(got, everyone, strict=True))
+        assert got[0] is received[0]
+    comm.barrier()
+    return comm.index, comm.size, comm.ranks
+
+
+@BOTH
+@pytest.mark.parametrize("world", SIZES)
+def test_every_operation(world, deterministic):
+    found = pool(world).run(operations, deterministic)
+    assert found == [(i, world, tuple(range(world))) for i in range(world)]
+
+
+def uneven():
+    """Rank i sends j + i rows to rank j, which may be none."""
+    comm = along_dp()
+    i, n = comm.index, comm.size
+    x = torch.cat([torch.full((i + j, 2), 10.0 * i + j) for j in range(n)])
+    got = comm.all_to_all(x, [i + j for j in range(n)], [j + i for j in range(n)])
+    assert got.equal(torch.cat([torch.full((i + j, 2), 10.0 * j + i) for j in range(n)]))
+
+
+@pytest.mark.parametrize("world", SIZES)
+def test_all_to_all_with_uneven_and_empty_splits(world):
+    pool(world).run(uneven)
+
+
+def float8():
+    comm = along_dp()
+    x = torch.arange(8, dtype=torch.float32).add(comm.index).to(torch.float8_e4m3fn)
+    gathered = comm.all_gather(x)
+    swapped = comm.all_to_all(x)
+    assert gathered.dtype == swapped.dtype == x.dtype
+    return gathered.float(), swapped.float()
+
+
+def test_float8_travels_over_gloo():
+    (gathered, swapped), _ = pool(2).run(float8)
+    assert gathered.tolist() == [*range(8), *range(1, 9)]
+    assert swapped.tolist() == [*range(4), *range(1, 5)]
+
+
+def ordered_sums(dtype, numel):
+    comm = along_dp(deterministic=True)
+    parts = [value_of(i, (numel,), torch.float32).mul(10.0**i).to(dtype) for i in range(comm.size)]
+    expected = parts[0].clone()
+    for part in parts[1:]:
+        expected += part
+    assert comm.all_reduce(parts[comm.index].clone()).equal(expected)
+    assert comm.all_reduce(parts[comm.index].clone(), async_=True).wait().equal(expected)
+    rows = numel // comm.size
+    whole = [part[: rows * comm.size].clone() for part in parts]
+    assert comm.reduce_scatter(whole[comm.index]).equal(expected[comm.index * rows : (comm.index + 1) * rows])
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_ordered_sums_are_the_bits_of_adding_one_after_another(world, dtype):
+    for numel in (1, 7, 1000, 40_001):  # within and beyond what is sent to every peer whole, divisible and not
+        pool(world).run(ordered_sums, dtype, numel)
+
+
+def buckets_and_bits(deterministic):
+    """The sum of a vector, and of the same vector behind another one."""
+    comm = along_dp(deterministic)
+    x = value_of(comm.index, (5001,), torch.float32)
+    alone = comm.all_reduce(x.clone())
+    behind = comm.all_reduce(torch.cat((value_of(9, (3333,), torch.float32), x)))[3333:]
+    return alone.equal(behind)
+
+
+def test_ordered_sums_do_not_depend_on_the_bucket_though_plain_ones_do():
+    assert pool(4).run(buckets_and_bits, True) == [True] * 4
+    assert pool(4).run(buckets_and_bits, False) == [False] * 4
+
+
+def zero_dims():
+    comm = along_dp(deterministic=True)
+    return comm.all_reduce(torch.tensor(float(comm.index))).item()
+
+
+def test_ordered_sum_of_a_number():
+    assert pool(3).run(zero_dims) == [3.0] * 3
+
+
+def mesh_axes():
+    comms = rank.comms(Mesh.of({"dp_replicate": 2, "tp": 2}))
+    groups = [comms.axis(axes).ranks for axes in ("dp_replicate", "tp", "pp")]
+    joint = comms.axis("dp_replicate", "tp")
+    total = comms.axis("tp").all_reduce(torch.tensor([float(rank.index)])).item()
+    assert comms.axis("tp") is comms.axis("tp")
+    assert comms.world.ranks == joint.ranks == (0, 1, 2, 3)
+    return groups, total
+
+
+def test_axes_of_a_mesh():
+    found = pool(4).run(mesh_axes)
+    assert [groups for groups, _ in found] == [
+        [(0, 2), (0, 1), (0,)],
+        [(1, 3), (0, 1), (1,)],
+        [(0, 2), (2, 3), (2,)],
+        [(1, 3), (2, 3), (3,)],
+    ]
+    assert [total for _, total in found] == [1.0, 1.0, 5.0, 5.0]
+
+
+def folds(size, out_of):
+    comms = rank.comms(Mesh.of({"dp_shard": 2, "tp": 2}))
+    fold = Fold("part", size, out_of)
+    inside, beside = comms.fold(fold), comms.fold_rest(fold)
+    sums = [comm.all_reduce(torch.tensor([float(rank.index)])).item() for comm in (inside, beside)]
+    return inside.ranks, beside.ranks, sums
+
+
+@pytest.mark.parametrize(
+    ("size", "out_of", "inside", "beside"),
+    [
+        (4, ("dp_shard", "tp"), [(0, 1, 2, 3)] * 4, [(0,), (1,), (2,), (3,)]),
+        (2, ("dp_shard", "tp"), [(0, 1), (0, 1), (2, 3), (2, 3)], [(0, 2), (1, 3), (0, 2), (1, 3)]),
+        (2, ("tp", "dp_shard"), [(0, 1), (0, 1), (2, 3), (2, 3)], [(0, 2), (1, 3), (0, 2), (1, 3)]),
+        (2, ("dp_shard",), [(0, 2), (1, 3), (0, 2), (1, 3)], [(0,), (1,), (2,), (3,)]),
+        (1, ("dp_shard", "tp"), [(0,), (1,), (2,), (3,)], [(0, 1, 2, 3)] * 4),
+        (8, ("cp",), [(0,), (1,), (2,), (3,)], [(0,), (1,), (2,), (3,)]),  # the mesh has no cp: size 1
+    ],
+)
+def test_folds(size, out_of, inside, beside):
+    found = pool(4).run(folds, size, out_of)
+    assert [ranks for ranks, _, _ in found] == inside
+    assert [ranks for _, ranks, _ in found] == beside
+    assert [sums for _, _, sums in found] == [[sum(a), sum(b)] for a, b in zip(inside, beside, strict=True)]
+
+
+def test_a_fold_that_does_not_divide_its_axes_is_refused():
+    with pytest.raises(ValueError, match="part=3 must divide the 4 ranks along dp_shard x tp"):
+        FakeComms(Mesh.of({"dp_shard": 2, "tp": 2})).fold(Fold("part", 3, ("dp_shard", "tp")))
+
+
+def adjoints(deterministic):
+    """<A x, y> summed over the ranks equals <x, A^T y> summed over the ranks: the definition of an adjoint."""
+    comm = along_dp(deterministic)
+    n, i = comm.size, comm.index
+    splits = [i + j for j in range(n)]
+    cases = {
+        "all_reduce": (lambda x: autograd.all_reduce(x, comm), (n * 2, 3)),
+        "all_gather": (lambda x: autograd.all_gather(x, comm), (2, 3)),
+        "reduce_scatter": (lambda x: autograd.reduce_scatter(x, comm), (n * 2, 3)),
+        "all_to_all": (lambda x: autograd.all_to_all(x, comm), (n * 2, 3)),
+        "uneven": (lambda x: autograd.all_to_all(x, comm, splits, splits), (sum(splits), 3)),
+    }
+    for name, (forward, shape) in cases.items():
+        x = value_of(10 + i, shape).requires_grad_()
+        before = x.detach().clone()
+        image = forward(x)
+        y = value_of(20 + i, tuple(image.shape))
+        (pulled,) = torch.autograd.grad(image, x, y)
+        products = torch.stack(((image.detach() * y).sum(), (x.detach() * pulled).sum()))
+        left, right = comm.all_reduce(products).tolist()
+        assert left == pytest.approx(right, rel=1e-12), name
+        assert x.detach().equal(before), name
+
+
+@BOTH
+@pytest.mark.parametrize("world", SIZES)
+def test_gradients_are_adjoints(world, deterministic):
+    pool(world).run(adjoints, deterministic)
+
+
+def test_an_axis_of_one_is_local():
+    comm = Solo("tp", 5)
+    x = torch.arange(4.0)
+    assert comm.ranks == (5,)
+    assert comm.all_reduce(x) is x
+    assert comm.all_reduce(x, async_=True).wait() is x
+    assert comm.all_gather(x).equal(x)
+    assert comm.reduce_scatter(x).equal(x)
+    assert comm.all_to_all(x, [4], [4]).equal(x)
+    into = [torch.zeros(4), torch.zeros(4)]
+    assert comm.exchange([(x, 0), (x + 1, 0)], [(y, 0) for y in into])[1].tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert into[0].equal(x)
+
+
+def test_a_world_of_one_needs_no_process_group():
+    comms = connect(Mesh.of({}), deterministic=True)
+    assert not torch.distributed.is_initialized()
+    assert comms.world.size == 1
+    comms.store.set("a", b"1")
+    assert comms.store.get("a") == b"1"
+    comms.close()
+
+
+def store():
+    comms = rank.comms(Mesh.of({"dp_shard": rank.world}))
+    comms.store.set(f"key{rank.index}", b"value")
+    comms.world.barrier()
+    return comms.store.check(["key0", "key1"]), comms.store.add("count", 1) in (1, 2)
+
+
+def test_the_store_is_shared():
+    assert pool(2).run(store) == [(True, True)] * 2
+
+
+def test_a_fake_mesh_of_16384_ranks_counts_what_crosses_each_axis():
+    mesh = Mesh.of({"pp": 16, "dp_shard": 128, "tp": 8})
+    comms = FakeComms(mesh, rank=12_345, device="meta")
+    tp, data, pipeline = (comms.axis(axis) for axis in ("tp", "dp_shard", "pp"))
+    assert (tp.size, data.size, pipeline.size, comms.world.size) == (8, 128, 16, 16_384)
+    x = torch.empty(8192, 1024, dtype=torch.bfloat16, device="meta")
+    for _ in range(3):
+        assert tp.all_gather(x).shape == (8 * 8192, 1024)
+    assert data.reduce_scatter(x).shape == (64, 1024)
+    assert tp.all_to_all(x, [1024] * 8, [2000] * 8, async_=True).wait().shape == (16_000, 1024)
+    pipeline.exchange([(x, 1)], [(torch.empty_like(x), 0)])
+    size = 8192 * 1024 * 2
+    assert comms.traffic.calls == {
+        ("tp", "all_gather"): 3,
+        ("dp_shard", "reduce_scatter"): 1,
+        ("tp", "all_to_all"): 1,
+        ("pp", "exchange"): 1,
+    }
+    assert comms.traffic.bytes["tp", "all_gather"] == 3 * size
+    assert comms.traffic.of("tp") == 4 * size
+    assert comms.traffic.of("dp_shard") == comms.traffic.of("pp") == size
+
+
+def test_fake_values_are_those_of_equal_ranks():
+    comm = FakeComms(Mesh.of({"tp": 4}), rank=1).axis("tp")
+    x = torch.arange(8.0)
+    assert comm.reduce_scatter(x).tolist() == [8.0, 12.0]
+    assert comm.all_gather(x[:2]).tolist() == [0.0, 1.0] * 4
+    assert comm.all_reduce(x.clone(), "max").equal(x)
+    assert comm.all_reduce(x.clone()).equal(4 * x)

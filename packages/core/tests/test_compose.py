@@ -1,0 +1,371 @@
+"""From words to typed runs: overrides, lists, recipes, earlier runs, groups that strangers add."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gangline.config import Recompute, default_run
+from gangline.config.compose import compose, compose_one
+from gangline.config.resume import continued
+from gangline.config.serial import from_dict, to_dict
+from gangline.errors import UserError
+from gangline.plugins import installed
+from gangline.rundir import RunDirectory
+
+pytestmark = pytest.mark.usefixtures("core_alone")
+
+
+def names(run, group: str) -> str:
+    return to_dict(run)["parts"][group]
+
+
+def refused(*words: str) -> str:
+    with pytest.raises(UserError) as caught:
+        compose_one(words)
+    return str(caught.value)
+
+
+def test_no_words_give_the_default_run():
+    assert compose([]) == [default_run()]
+
+
+def test_parts_and_values_are_set():
+    run = compose_one(["optimizer=muon", "optimizer.learning_rate=1e-2", "run.steps=1e3", "run.recompute=full"])
+    assert names(run, "optimizer") == "muon"
+    assert (run.optimizer.learning_rate, run.steps, run.run.recompute) == (0.01, 1000, Recompute.full)
+
+
+@pytest.mark.parametrize("word", ["run.deterministic=on", "run.deterministic=true", "run.deterministic=yes"])
+def test_switches_are_words(word):
+    assert compose_one([word]).deterministic is True
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [("run.name=1e5", "1e5"), ("run.name=007", "007"), ("run.name=true", "true"), ("run.name=a=b (c)", "a=b (c)")],
+)
+def test_a_name_that_looks_like_something_else_stays_a_name(word, name):
+    assert compose_one([word]).run.name == name
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [("/a/*.txt", "/a/*.txt"), ("~/texts/x (1).txt", "~/texts/x (1).txt"), ("[a,b]", ["a", "b"]), ("'a,b'", "a,b")],
+)
+def test_paths_need_no_quoting(value, path):
+    assert compose_one([f"data.path={value}"]).data.path == path
+
+
+def test_values_may_refer_to_each_other():
+    assert compose_one(["run.steps=7", "schedule.warmup_steps=${run.steps}"]).schedule.warmup_steps == 7
+
+
+def test_lists_of_parts():
+    assert list(compose_one(["track=[jsonl,console]"]).track) == ["jsonl", "console"]
+    assert list(compose_one(["track=jsonl"]).track) == ["jsonl"]
+    assert compose_one(["track=[]"]).track == compose_one(["~track"]).track == {}
+    run = compose_one(["track=[jsonl]", "track.jsonl.path=elsewhere"])
+    assert run.track["jsonl"].path == "elsewhere"
+
+
+def test_several_values_are_several_runs():
+    runs = compose(["parallel=single,ddp", "run.seed=1,2", "track=[jsonl],[]", "run.steps=5"])
+    assert len(runs) == 8
+    assert {(names(run, "parallel"), run.seed, len(run.track)) for run in runs} == {
+        (name, seed, count) for name in ("single", "ddp") for seed in (1, 2) for count in (0, 1)
+    }
+    assert {run.steps for run in runs} == {5}
+
+
+def test_ranges_spread_too():
+    assert [run.seed for run in compose(["run.seed=range(0,3)"])] == [0, 1, 2]
+
+
+# --- recipes and earlier runs ----------------------------------------------------------------------------------------
+
+
+def test_the_recipe_that_ships_is_the_default_run_with_a_name():
+    run = compose_one(["recipe=tiny"])
+    assert run == default_run(run={"name": "tiny"})
+
+
+def test_words_win_over_a_recipe():
+    run = compose_one(["run.steps=9", "recipe=tiny"])
+    assert (run.run.name, run.steps) == ("tiny", 9)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").mkdir()
+    return tmp_path
+
+
+def test_a_recipe_of_the_working_directory(here):
+    (here / "configs" / "mine.yaml").write_text(
+        "parts: {optimizer: muon, track: [jsonl], moe: off}\noptimizer: {learning_rate: 1e-4}\nrun: {steps: 3}\n"
+    )
+    run = compose_one(["recipe=mine"])
+    assert (names(run, "optimizer"), run.optimizer.learning_rate, run.steps) == ("muon", 1e-4, 3)
+    assert run == compose_one(["recipe=configs/mine.yaml"])
+
+
+def test_what_belongs_to_a_part_that_is_replaced_goes_with_it(here):
+    (here / "configs" / "mine.yaml").write_text(
+        "parts: {optimizer: muon, track: [jsonl, console]}\noptimizer: {momentum: 0.5}\ntrack: {jsonl: {path: x}}\n"
+    )
+    run = compose_one(["recipe=mine", "optimizer=adamw", "track=[console]"])
+    assert run == default_run(track=["console"])
+
+
+def test_bare_on_and_off_in_yaml_are_choices(here, lora):
+    (here / "configs" / "mine.yaml").write_text("parts:\n  checkpoint: off\n  lora: on\n")
+    run = compose_one(["recipe=mine"])
+    assert names(run, "checkpoint") == "off"
+    assert run.edits["lora"].rank == 8
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("defaults: [{model: tiny}]", "has a defaults list"),
+        ("model: tiny", "model must be a mapping of options.\n  To choose a part write  parts: {model: tiny}"),
+        ("optimiser: {}", "there is no 'optimiser'.\n  Did you mean optimizer?"),
+        ("[1, 2]", "must be a mapping"),
+        ("a: [", "cannot be read"),
+        ("parts: {model: tinny}", "model=tinny is not available here.\n  Did you mean model=tiny?"),
+        ("optimizer: {momentum: 1}", "optimizer.momentum: optimizer=adamw has no such option."),
+        ("run: {steps: many}", "run.steps=many: expected a whole number, got 'many'."),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused(here, content, message):
+    (here / "configs" / "bad.yaml").write_text(content)
+    assert message in refused("recipe=bad")
+
+
+def test_an_unknown_recipe_names_those_there_are(here):
+    (here / "configs" / "mine.yaml").write_text("run: {steps: 3}")
+    message = refused("recipe=mne")
+    assert "there is no recipe 'mne'" in message
+    assert "Did you mean mine?" in message
+    assert "Recipes: mine, tiny." in message
+
+
+@pytest.fixture
+def earlier(here) -> RunDirectory:
+    made = RunDirectory.create(
+        compose_one(["optimizer=muon", "optimizer.learning_rate=0.5", "run.dir=out", "run.steps=4"])
+    )
+    made.unlock()
+    return made
+
+
+def test_a_fresh_run_takes_an_earlier_ones_configuration(earlier):
+    run = compose_one(["from=out", "run.steps=6"])
+    assert (names(run, "optimizer"), run.optimizer.learning_rate, run.steps) == ("muon", 0.5, 6)
+    assert run.run.dir is None
+
+
+def test_a_resumed_run_may_change_its_length_and_its_layout(earlier):
+    words = [
+        "run.steps=8",
+        "parallel=ddp",
+        "launch.processes=2",
+        "track=[jsonl]",
+        "checkpoint.every=3",
+        "precision=bf16",
+    ]
+    run, changed = continued("out", earlier.content(), words)
+    assert (run.steps, names(run, "parallel"), run.optimizer.learning_rate) == (8, "ddp", 0.5)
+    assert changed["run.steps"] == [4, 8]
+    assert changed["parallel"] == ["single", "ddp"]
+
+
+def test_a_resumed_run_may_be_told_what_it_is(earlier):
+    assert continued("out", earlier.content(), ["optimizer=muon", "run.seed=0"])[1] == {}
+
+
+@pytest.mark.parametrize(
+    "word", ["model=gpt2-124m", "run.seed=2", "batch.global_size=8", "optimizer=adamw", "data.path=x", "run.dir=other"]
+)
+def test_a_resumed_run_stays_the_run_it_is(earlier, word):
+    with pytest.raises(UserError) as caught:
+        continued("out", earlier.content(), [word])
+    message = str(caught.value)
+    assert message.startswith(f"a run that is resumed keeps its {word.partition('=')[0]}")
+    assert "These may change: run.steps" in message
+    assert f"train from=out {word}" in message
+
+
+# --- what a stranger adds --------------------------------------------------------------------------------------------
+
+LORA = """
+from dataclasses import dataclass, field
+from gangline import Part, hookimpl
+from gangline.errors import Problem
+from gangline.parts import EditConfig, PartConfig
+
+@dataclass
+class Everywhere(PartConfig):
+    skip: int = 0
+
+@dataclass
+class Some(PartConfig):
+    names: list[str] = field(default_factory=list)
+
+    def check(self, run):
+        return [] if self.names else [Problem("lora.site.names is empty.")]
+
+@dataclass
+class Lora(EditConfig):
+    rank: int = 8  # of the added matrices
+    site: PartConfig = field(default_factory=Everywhere)
+    extra: dict[str, float] = field(default_factory=dict)
+
+@dataclass
+class Rain(PartConfig):
+    millimetres: float = 1.0
+
+@hookimpl
+def gangline_parts():
+    yield Part(group="lora", name="on", config=Lora, build="gangline_lora:edit", summary="Low", opens={"site": "all"})
+    yield Part(group="lora/site", name="all", config=Everywhere, build="gangline_lora:site", summary="Everywhere")
+    yield Part(group="lora/site", name="some", config=Some, build="gangline_lora:site", summary="Here and there")
+    yield Part(group="weather", name="rain", config=Rain, build="gangline_lora:rain", summary="A group that is no edit")
+
+def edit(tree, plan, options):
+    return tree, plan, ()
+"""
+
+
+@pytest.fixture
+def lora(strangers, monkeypatch):
+    strangers.add("gangline-lora", LORA)
+    monkeypatch.syspath_prepend(str(strangers.site))
+    installed.cache_clear()
+    yield
+    installed.cache_clear()
+    sys.modules.pop("gangline_lora", None)
+
+
+def test_a_new_group_needs_no_edit_of_core(lora):
+    run = compose_one(["lora=on", "lora.rank=4", "weather=rain"])
+    assert run.edits["lora"].rank == 4
+    assert run.extra["weather"].millimetres == 1.0
+    assert from_dict(to_dict(run)) == run
+
+
+@pytest.mark.parametrize(
+    ("word", "there"), [("lora=true", True), ("lora=off", False), ("lora=false", False), ("~lora", False)]
+)
+def test_a_group_of_edits_is_a_switch(lora, word, there):
+    assert ("lora" in compose_one([word]).edits) is there
+
+
+def test_a_group_that_a_part_opens_has_a_default_and_a_choice(lora):
+    assert type(compose_one(["lora=on"]).edits["lora"].site).__name__ == "Everywhere"
+    run = compose_one(["lora=on", "lora/site=some", "lora.site.names=[a,b]"])
+    assert run.edits["lora"].site.names == ["a", "b"]
+    content = to_dict(run)
+    assert content["parts"]["lora/site"] == "some"
+    assert from_dict(yaml.safe_load(yaml.safe_dump(content))) == run
+
+
+def test_a_group_that_nobody_opened_is_refused(lora):
+    assert refused("lora/site=some").startswith("lora/site=some: lora is off.")
+    assert "there is no option lora.site.names." in refused("lora=on", "lora.site.names=[a]")
+    assert "Did you mean lora/site=some?" in refused("lora=on", "lora/site=som")
+
+
+def test_options_of_a_group_that_is_off_are_refused(lora):
+    message = refused("lora.rank=4")
+    assert "lora is off in this run; choose a part first:  lora=<name>" in message
+    assert "Installed choices for lora: off, on." in message
+
+
+def test_an_option_with_free_keys_takes_any(lora):
+    assert compose_one(["lora=on", "lora.extra.alpha=2"]).edits["lora"].extra == {"alpha": 2.0}
+
+
+def test_a_recipe_of_a_plugin_is_found(lora, strangers):
+    package = strangers.site / "gangline_recipes"
+    (package / "conf" / "recipe").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "conf" / "recipe" / "soft.yaml").write_text("# Soft.\nparts: {lora: on}\n")
+    info = strangers.site / "gangline_recipes-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: gangline-recipes\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[gangline.v1]\nrecipes = gangline_recipes\n")
+    installed.cache_clear()
+    assert "lora" in compose_one(["recipe=soft"]).edits
+
+
+# --- secrets and the environment -------------------------------------------------------------------------------------
+
+SECRETIVE = """
+from dataclasses import dataclass
+from gangline import Part, hookimpl
+from gangline.parts import TrackConfig
+
+@dataclass
+class Cloud(TrackConfig):
+    api_key: str | None = None
+
+@hookimpl
+def gangline_parts():
+    yield Part(group="track", name="cloud", config=Cloud, build="gangline_cloud:build", summary="Away")
+"""
+
+
+@pytest.fixture
+def cloud(strangers, monkeypatch):
+    strangers.add("gangline-cloud", SECRETIVE)
+    monkeypatch.syspath_prepend(str(strangers.site))
+    installed.cache_clear()
+    yield
+    installed.cache_clear()
+    sys.modules.pop("gangline_cloud", None)
+
+
+def test_a_secret_is_refused_wherever_it_comes_from(cloud, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.yaml").write_text("parts: {track: [cloud]}\ntrack: {cloud: {api_key: sh-1234}}\n")
+    for words in (["track=[cloud]", "track.cloud.api_key=sh-1234"], ["recipe=recipe.yaml"]):
+        with pytest.raises(UserError) as caught:
+            RunDirectory.create(compose_one([*words, "run.dir=out"]), ["train"])
+        message = str(caught.value)
+        assert "track.cloud.api_key holds a secret" in message
+        assert "'track.cloud.api_key=${oc.env:API_KEY}'" in message
+        assert "sh-1234" not in message
+        assert not Path("out").exists()
+
+
+def test_a_secret_of_the_environment_is_used_and_never_written(cloud, tmp_path, monkeypatch):
+    monkeypatch.setenv("CLOUD_KEY", "sh-1234")
+    run = compose_one(["track=[cloud]", "track.cloud.api_key=${oc.env:CLOUD_KEY}", f"run.dir={tmp_path}/out"])
+    assert run.track["cloud"].api_key == "sh-1234"
+    made = RunDirectory.create(run, ["train"])
+    made.unlock()
+    assert not [path for path in made.path.rglob("*") if path.is_file() and "sh-1234" in path.read_text()]
+    assert made.run().track["cloud"].api_key == "sh-1234"
+
+
+def test_the_environment_and_other_values_mix(monkeypatch):
+    monkeypatch.setenv("SOMETHING", "there")
+    run = compose_one(["run.steps=7", "run.name=${oc.env:SOMETHING}-${run.steps}", "data.path=/x/${run.name}"])
+    assert (run.run.name, run.data.path) == ("there-7", "/x/there-7")
+    content = to_dict(run)
+    assert (content["run"]["name"], content["data"]["path"]) == ("${oc.env:SOMETHING}-7", "/x/${oc.env:SOMETHING}-7")
+
+
+def test_composing_imports_no_torch():
+    code = (
+        "import sys; from gangline.config.compose import compose\n"
+        "compose(['parallel=ddp']); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,125 @@
+"""Core's own parts pass the suites that every plugin has to pass."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gangline.testing import (
+    CheckpointerSuite,
+    DataSourceSuite,
+    OptimizerSuite,
+    PartSuite,
+    PrecisionSuite,
+    ScheduleSuite,
+    StrategySuite,
+    TrackerSuite,
+)
+
+
+class TestSingle(StrategySuite):
+    choice = "parallel=single"
+    can = {"exact"}
+
+
+class TestDdp(StrategySuite):
+    choice = "parallel=ddp"
+    can = {"exact"}
+
+
+class TestFp32(PrecisionSuite):
+    choice = "precision=fp32"
+    can = {"faithful"}
+
+
+class TestFp64(PrecisionSuite):
+    choice = "precision=fp64"
+    can = {"faithful"}
+
+
+class TestBf16(PrecisionSuite):
+    choice = "precision=bf16"
+    can = {"faithful"}
+
+
+class TestFp16(PrecisionSuite):
+    choice = "precision=fp16"
+    can = {"faithful", "scale"}
+
+
+class TestAdamw(OptimizerSuite):
+    choice = "optimizer=adamw"
+    can = {"exact"}
+
+
+class TestMuon(OptimizerSuite):
+    choice = "optimizer=muon"
+    can = {"exact"}
+
+
+class TestConstant(ScheduleSuite):
+    choice = "schedule=constant"
+
+
+class TestCosine(ScheduleSuite):
+    choice = "schedule=cosine"
+
+
+class TestWsd(ScheduleSuite):
+    choice = "schedule=wsd"
+
+
+class TestTorchCheckpoint(CheckpointerSuite):
+    choice = "checkpoint=torch"
+    can = {"reshard", "atomic", "verify"}
+
+
+class TestNoCheckpoint(PartSuite):
+    choice = "checkpoint=off"
+
+
+class TestText(DataSourceSuite):
+    choice = "data=text"
+    can = {"epochs", "disjoint", "reads"}
+
+
+class TestConsole(TrackerSuite):
+    choice = "track=console"
+
+
+class TestJsonLines(TrackerSuite):
+    choice = "track=jsonl"
+    can = {"keeps", "resumes"}
+
+    def recorded(self, directory: Path) -> list[tuple[int, float]]:
+        records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+        return [(record["step"], record["loss"]) for record in records]
+
+
+class TestTensorboard(TrackerSuite):
+    choice = "track=tensorboard"
+    can = {"keeps", "resumes"}
+
+    def recorded(self, directory: Path) -> list[tuple[int, float]]:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(directory / "tensorboard"), {"scalars": 0})
+        events.Reload()
+        return [(event.step, event.value) for event in events.Scalars("loss")]
+
+
+class TestLocalLaunch(PartSuite):
+    choice = "launch=local"
+
+
+class TestTinyModel(PartSuite):
+    choice = "model=tiny"
+
+
+@pytest.mark.nightly
+class TestTorchCheckpointKilledEverywhere(CheckpointerSuite):
+    choice = "checkpoint=torch"
+    can = {"reshard", "atomic", "verify"}
+    kills = None

@@ -1,0 +1,65 @@
+"""The kit's toy parts pass the kit's suites."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gangline.testing import (
+    CheckpointerSuite,
+    DataSourceSuite,
+    HealthCheckSuite,
+    ModelEditSuite,
+    StrategySuite,
+    TrackerSuite,
+    as_installed,
+)
+from gangline.testing.strategy import Layout
+
+
+@pytest.fixture(scope="module", autouse=True)
+def toys():
+    with as_installed("gangline-toys", "gangline.testing.toys.plugin"):
+        yield
+
+
+class TestRows(StrategySuite):
+    choice = "parallel=rows"
+    layouts = (Layout(1), Layout(2), Layout(4))
+    can = {"exact"}
+
+
+class TestFiles(CheckpointerSuite):
+    choice = "checkpoint=files"
+    can = {"reshard", "atomic", "verify"}
+
+
+class TestNumbers(DataSourceSuite):
+    choice = "data=numbers"
+    can = {"epochs", "disjoint", "reads"}
+
+
+class TestNan(HealthCheckSuite):
+    choice = "health=nan"
+    can = {"not-finite"}
+
+
+class TestLanes(ModelEditSuite):
+    choice = "lanes=on"
+    can = {"law"}
+
+
+class TestLanesOnAFold(ModelEditSuite):
+    choice = "lanes=on"
+    settings = ("lanes.fold=2", "model.tied=true")
+    can = {"law"}
+
+
+class TestLines(TrackerSuite):
+    choice = "track=lines"
+    can = {"keeps", "resumes"}
+
+    def recorded(self, directory: Path) -> list[tuple[int, float]]:
+        lines = (directory / "lines.txt").read_text().splitlines()
+        return [(int(step), float(loss)) for step, loss in map(str.split, lines)]

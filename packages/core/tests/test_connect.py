@@ -1,0 +1,87 @@
+"""Joining a job from the environment, in processes of their own as torchrun would start them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from gangline.comm.transport import connect
+from gangline.determinism import use_deterministic_kernels
+from gangline.mesh import Mesh
+
+
+def ranks(world: int, body: str) -> list[tuple[int, str]]:
+    """Run `body` in `world` fresh processes; (exit code, output) of each."""
+    with socket.socket() as one, socket.socket() as other:
+        one.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        ports = [str(free.getsockname()[1]) for free in (one, other)]
+    script = "from gangline.comm.transport import connect\nfrom gangline.mesh import Mesh\nimport os, torch, time\n"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script + textwrap.dedent(body)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": ports[0],
+                "ANOTHER_PORT": ports[1],
+                "OMP_NUM_THREADS": "1",
+            },
+        )
+        for rank in range(world)
+    ]
+    printed = [process.communicate(timeout=120)[0] for process in processes]
+    return [(process.returncode, text) for process, text in zip(processes, printed, strict=True)]
+
+
+def test_ranks_of_a_job_find_each_other_and_notice_who_stays_away():
+    body = """
+    comms = connect(Mesh.of({"dp_replicate": 2}), deterministic=True, timeout=10)
+    comms.store.set(f"rank{comms.rank}", b"here")
+    total = comms.axis("dp_replicate").all_reduce(torch.tensor([1.0 + comms.rank]))
+    comms.world.barrier()
+    print(total.item(), comms.store.get("rank0"), comms.store.get("rank1"), type(comms.world).__name__)
+    comms.close()
+    assert not torch.distributed.is_initialized()
+
+    os.environ["MASTER_PORT"] = os.environ["ANOTHER_PORT"]
+    comms = connect(Mesh.of({"dp_replicate": 2}), timeout=2)
+    comms.world.barrier()
+    if comms.rank == 0:
+        began = time.time()
+        try:
+            comms.axis("dp_replicate").all_reduce(torch.ones(3))
+        except RuntimeError:
+            assert 1 < time.time() - began < 20
+            print("noticed")
+    else:
+        time.sleep(4)
+    comms.close()
+    """
+    (code, printed), (other_code, other_printed) = ranks(2, body)
+    assert (code, other_code) == (0, 0), printed + other_printed
+    assert "3.0 b'here' b'here' Ordered" in printed
+    assert "3.0 b'here' b'here' Ordered" in other_printed
+    assert "noticed" in printed
+
+
+def test_a_mesh_of_another_size_than_the_job_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ValueError, match="the mesh has 2 ranks, the job 3"):
+        connect(Mesh.of({"dp_replicate": 2}))
+
+
+def test_a_cpu_needs_no_switch_to_be_deterministic():
+    use_deterministic_kernels(torch.device("cpu"))
+    assert not torch.are_deterministic_algorithms_enabled()

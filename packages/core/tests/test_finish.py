@@ -1,0 +1,77 @@
+"""Recomputation and compilation change nothing but time and memory."""
+
+import pytest
+import torch
+from torch import nn
+
+from gangline import inside
+from gangline.config.schema import Recompute
+from gangline.train.finish import finisher
+
+
+class Block(nn.Module):
+    """Counts its calls, emits a loss and a metric, and drops features at random by the law."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(8, 8, dtype=torch.float64))
+        self.calls = 0
+
+    def forward(self, hidden, batch):
+        self.calls += 1
+        kept = inside.draw(hidden, "dropout") > 0.5
+        hidden = torch.tanh(hidden @ self.weight) * kept
+        inside.emit_metric("kept", kept.sum())
+        return inside.emit_loss(hidden, hidden.pow(2).sum())
+
+
+def run(recompute, compile=False):
+    block = Block()
+    finisher(recompute, compile)(block, "blocks.0")
+    collected = inside.Collected()
+    hidden = torch.ones(2, 3, 8, dtype=torch.float64, requires_grad=True)
+    with inside.frame(inside.Frame(micro_batch=4, seed=1, step=2, coefficient=0.5, collected=collected)):
+        loss = block(hidden, None).sum()
+        loss.backward()
+    return block, loss.detach(), hidden.grad, collected
+
+
+def test_recomputed_blocks_give_the_same_and_count_once():
+    plain, loss, grad, kept = run(Recompute.none)
+    again, loss2, grad2, kept2 = run(Recompute.full)
+    assert (plain.calls, again.calls) == (1, 2)
+    assert torch.equal(loss, loss2)
+    assert torch.equal(grad, grad2)
+    assert torch.equal(plain.weight.grad, again.weight.grad)
+    assert list(kept.metrics) == list(kept2.metrics) == [(4, "blocks.0", "kept")]
+    assert list(kept2.losses) == [(4, "blocks.0", "loss")]
+
+
+def test_names_of_parameters_stay():
+    block, *_ = run(Recompute.full)
+    assert [name for name, _ in block.named_parameters()] == ["weight"]
+
+
+@pytest.mark.nightly
+def test_compiled_blocks_give_the_same():
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.weight = nn.Parameter(torch.randn(8, 8, dtype=torch.float64))
+
+        def forward(self, hidden, batch):
+            return torch.tanh(hidden @ self.weight)
+
+    results = []
+    for recompute in Recompute:
+        for compile in (False, True):
+            block = Plain()
+            finisher(recompute, compile)(block, "blocks.0")
+            hidden = torch.ones(2, 3, 8, dtype=torch.float64, requires_grad=True)
+            block(hidden, None).sum().backward()
+            results.append((hidden.grad, block.weight.grad))
+    for grad, weight_grad in results[1:]:
+        torch.testing.assert_close(grad, results[0][0], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(weight_grad, results[0][1], rtol=1e-12, atol=1e-12)

@@ -1,0 +1,127 @@
+"""Every hook's docstring holds a whole plugin; here they are installed together, shown, composed and run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from gangline import hooks
+
+pytestmark = pytest.mark.usefixtures("core_alone")
+
+HOOKS = [name for name in vars(hooks) if name.startswith("gangline_")]
+
+
+def example(hook: str) -> tuple[str, str]:
+    """(module name, source) of the plugin in a hook's docstring."""
+    block = re.search(r"::\n\n((?: {8}.*\n|\n)+)", getattr(hooks, hook).__doc__ + "\n")
+    assert block, f"{hook} has no example"
+    source = textwrap.dedent(block[1])
+    name = re.match(r"# (\w+)\.py: ", source)
+    assert name, f"the example of {hook} does not say what its file is called"
+    return name[1], source
+
+
+@pytest.fixture
+def documented(strangers):
+    """All examples, installed at once."""
+    for hook in HOOKS:
+        module, source = example(hook)
+        strangers.add(module.replace("_", "-"), source, module=module)
+    return strangers
+
+
+def gangline(documented, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "gangline.cli.main", *words],
+        env={**os.environ, **documented.environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_has_a_short_example_that_implements_it_and_no_other(hook):
+    module, source = example(hook)
+    assert re.findall(r"^def (gangline_\w+)\(\):", source, re.MULTILINE) == [hook]
+    assert module.startswith("gangline_")
+    lines = [line for line in source.splitlines() if line.strip()]
+    assert len(lines) <= 30
+
+
+def test_the_examples_are_listed_with_their_supplier(documented):
+    table = gangline(documented, "plugins")
+    for group, name, supplier in [
+        ("parallel", "watched", "gangline-watched"),
+        ("precision", "coarse", "gangline-coarse"),
+        ("checkpoint", "elsewhere", "gangline-elsewhere"),
+        ("data", "counting", "gangline-counting"),
+        ("health", "ceiling", "gangline-ceiling"),
+        ("narrow", "on", "gangline-narrow"),
+    ]:
+        assert re.search(rf"^{group} +{name} .*{supplier} +0\.1\.0", table, re.MULTILINE), table
+    assert "Cannot be used" not in table
+
+
+def test_the_command_of_the_example_runs(documented, tmp_path):
+    run = tmp_path / "runs" / "one"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("")
+    assert gangline(documented, "runs", str(tmp_path / "runs")).split() == [str(run)]
+
+
+def test_one_run_made_of_all_examples_trains(train, documented):
+    kept = train.directory / "kept"
+    printed = train(
+        "parallel=watched",
+        "precision=coarse",
+        "checkpoint=elsewhere",
+        f"checkpoint.folder={kept}",
+        "data=counting",
+        "data.path=null",
+        "data.stride=3",
+        "health=[ceiling]",
+        "health.ceiling.above=0.5",
+        "narrow=on",
+        "narrow.by=4",
+        "run.dir=out",
+        "run.steps=3",
+        **documented.environment,
+    )
+    records = train.metrics("out")
+    assert [record["step"] for record in records] == [1, 2, 3], printed
+    assert all("zero_gradients" in record["metrics"] for record in records)  # parallel=watched
+    assert [path.name for path in (kept / "out").iterdir()] == ["step-00000003"]  # checkpoint=elsewhere
+    assert all(verdict["kind"] == "high-loss" for record in records for verdict in record["verdicts"])
+    assert any(record["verdicts"] for record in records)  # health=[ceiling]
+    facts = json.loads((train.directory / "out" / "provenance.json").read_text())
+    assert facts["data"]["fingerprint"] == "counting-3-16-256-0"
+    document = json.loads((kept / "out" / "step-00000003" / "document.json").read_text())
+    assert document["parts"]["narrow"] == {"part": "on", "distribution": "gangline-narrow", "version": "0.1.0"}
+    assert document["parts"]["precision"]["part"] == "coarse"
+
+
+def test_the_edit_of_the_example_changes_the_model(documented, monkeypatch):
+    monkeypatch.syspath_prepend(str(documented.site))
+    from gangline.config import default_run
+    from gangline.model.compose import compose_model
+    from gangline.model.tree import parameter_shapes
+    from gangline.plugins import installed
+
+    installed.cache_clear()
+    try:
+        wide, _ = compose_model(default_run())
+        narrow, _ = compose_model(default_run(narrow="on"))
+    finally:
+        installed.cache_clear()
+    name = "blocks.0.feed_forward.w_up.weight"
+    assert parameter_shapes(wide)[name][0] == 2 * parameter_shapes(narrow)[name][0]

@@ -1,0 +1,153 @@
+"""What module code may call: terms, metrics and draws, in a bare module and in a frame, however often recomputed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from gangline.inside import Collected, Frame, at, draw, emit_loss, emit_metric, frame, over_sequence
+
+
+class Noisy(nn.Module):
+    """Drops features by `draw`, emits a term of its weight and tokens, and counts its tokens."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, dim, dtype=torch.float64))
+
+    def forward(self, hidden):
+        kept = draw(hidden, "drop") < 0.7
+        hidden = hidden * self.weight * kept
+        hidden = emit_loss(hidden, (hidden**2).sum() * 0.1, "size")
+        emit_metric("tokens", torch.tensor(float(hidden.shape[0] * hidden.shape[1])))
+        return hidden
+
+
+@pytest.fixture
+def hidden():
+    return torch.randn(2, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def test_in_a_bare_module_they_change_nothing(hidden):
+    term = torch.tensor(3.0)
+    assert emit_loss(hidden, term) is hidden
+    assert emit_metric("x", term) is None
+    assert over_sequence(hidden) is hidden
+
+
+def step(module, hidden, *, recompute: bool, micro_batches: int = 1):
+    """Gradients and what was collected over a step whose objective is sum(out) + terms, times 1/8."""
+    collected = Collected()
+    module.weight.grad = None
+    for number in range(micro_batches):
+        surroundings = Frame(micro_batch=number, seed=1, step=2, coefficient=1 / 8, collected=collected)
+        with frame(surroundings), at("blocks.3"):
+            out = checkpoint(module, hidden, use_reentrant=False) if recompute else module(hidden)
+            (out.sum() / 8).backward()
+    return module.weight.grad, collected
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_term_reaches_the_objective_with_its_coefficient(hidden, recompute):
+    module = Noisy(4)
+    gradient, collected = step(module, hidden, recompute=recompute)
+    weight = module.weight.detach().clone().requires_grad_()
+    with frame(Frame(seed=1, step=2)), at("blocks.3"):
+        out = hidden * weight * (draw(hidden, "drop") < 0.7)
+    expected = (out.sum() + (out**2).sum() * 0.1) / 8
+    expected.backward()
+    torch.testing.assert_close(gradient, weight.grad, rtol=1e-13, atol=0)
+    assert collected.losses.keys() == {(0, "blocks.3", "size")}
+    torch.testing.assert_close(collected.losses[0, "blocks.3", "size"], (out.detach() ** 2).sum() * 0.1)
+    assert not collected.losses[0, "blocks.3", "size"].requires_grad
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_each_token_counts_once_however_often_it_is_computed(hidden, recompute):
+    _, collected = step(Noisy(4), hidden, recompute=recompute, micro_batches=3)
+    values = {key: (value.item(), reduce) for key, (value, reduce) in collected.metrics.items()}
+    assert values == {(n, "blocks.3", "tokens"): (10.0, "sum") for n in range(3)}
+
+
+def test_recomputation_draws_the_same(hidden):
+    module = Noisy(4)
+    plain, _ = step(module, hidden, recompute=False)
+    again, _ = step(module, hidden, recompute=True)
+    assert torch.equal(plain, again)
+
+
+def test_a_coefficient_that_is_known_only_later_is_the_one_that_counts(hidden):
+    weight = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    surroundings = Frame(coefficient=1.0)
+    with frame(surroundings):
+        out = emit_loss(hidden * 0 + weight * 0, weight.sum())
+    surroundings.coefficient = 0.25
+    out.sum().backward()
+    assert weight.grad.tolist() == [0.25] * 4
+
+
+def test_frames_and_paths_end_where_they_end(hidden):
+    collected = Collected()
+    with frame(Frame(collected=collected)):
+        with at("blocks.0"), at("blocks.0.router"):
+            emit_metric("x", torch.tensor(1.0), "max")
+        emit_metric("y", torch.tensor(2.0))
+    emit_metric("z", torch.tensor(3.0))
+    assert set(collected.metrics) == {(0, "blocks.0.router", "x"), (0, "", "y")}
+
+
+class TestDraw:
+    def keyed(self, like, *, site="drop", seed=0, step=0, sample=None, position=None, first_feature=0):
+        B, T, _ = like.shape
+        sample = torch.arange(B)[:, None].expand(B, T) if sample is None else sample
+        with frame(Frame(seed=seed, step=step, sample=sample, position=position)):
+            return draw(like, site, first_feature)
+
+    def test_is_uniform(self):
+        drawn = draw(torch.empty(8, 64, 128), "x").double()
+        assert drawn.min() >= 0
+        assert drawn.max() < 1
+        assert drawn.mean().item() == pytest.approx(0.5, abs=4 / (12 * 65536) ** 0.5)
+        assert drawn.var().item() == pytest.approx(1 / 12, rel=0.02)
+        for neighbours in ((drawn[1:], drawn[:-1]), (drawn[:, 1:], drawn[:, :-1]), (drawn[..., 1:], drawn[..., :-1])):
+            pair = torch.stack([x.flatten() for x in neighbours])
+            assert abs(torch.corrcoef(pair)[0, 1]) < 0.02
+
+    def test_any_cut_sees_the_same(self):
+        whole = self.keyed(torch.empty(4, 6, 8))
+        sample = torch.arange(4)[:, None].expand(4, 6)
+        position = torch.arange(6).expand(4, 6)
+        assert torch.equal(self.keyed(torch.empty(2, 6, 8), sample=sample[2:]), whole[2:])
+        part = self.keyed(torch.empty(4, 3, 8), sample=sample[:, 3:], position=position[:, 3:])
+        assert torch.equal(part, whole[:, 3:])
+        assert torch.equal(self.keyed(torch.empty(4, 6, 3), first_feature=5), whole[..., 5:])
+
+    def test_every_part_of_the_key_counts(self):
+        like = torch.empty(2, 3, 4)
+        drawn = [
+            self.keyed(like),
+            self.keyed(like, site="jitter"),
+            self.keyed(like, seed=1),
+            self.keyed(like, step=1),
+            self.keyed(like, sample=torch.full((2, 3), 7)),
+            self.keyed(like, position=torch.full((2, 3), 9)),
+            self.keyed(like, first_feature=4),
+        ]
+        with at("blocks.1"):
+            drawn.append(self.keyed(like))
+        for i, one in enumerate(drawn):
+            assert not any(torch.equal(one, other) for other in drawn[:i])
+
+    def test_documents_are_told_apart(self):
+        like = torch.empty(1, 4, 3)
+        surroundings = Frame(document=torch.tensor([[0, 0, 1, 1]]), position=torch.tensor([[0, 1, 0, 1]]))
+        with frame(surroundings):
+            drawn = draw(like, "x")
+        assert not torch.equal(drawn[:, :2], drawn[:, 2:])
+
+
+def test_over_sequence_is_what_the_frame_gives(hidden):
+    with frame(Frame(over_sequence=lambda x: x * 2)):
+        assert torch.equal(over_sequence(hidden), hidden * 2)

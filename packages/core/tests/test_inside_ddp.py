@@ -1,0 +1,268 @@
+"""What modules emit, draw and keep, under `ddp` beside one process: losses, metrics, buffers, folds, unused weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gangline.batch import Batch
+from gangline.config.schema import Recompute
+from gangline.inside import draw, emit_loss, emit_metric
+from gangline.mesh import Mesh
+from gangline.model.linear import Linear
+from gangline.parallel.config import Ddp, Single
+from gangline.parallel.ddp import build as build_ddp
+from gangline.parallel.single import build as build_single
+from gangline.plan import Cut, Fold, Init, Plan
+from gangline.precision.plain import Plain
+from gangline.testing import rank
+from gangline.testing.pool import pool
+from gangline.train.finish import finisher
+
+D, T, GLOBAL, VOCABULARY = 8, 5, 8, 16
+
+
+class Embed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(VOCABULARY, D))
+
+    def forward(self, batch):
+        return self.weight[batch.tokens]
+
+
+class Part(nn.Module):
+    """Lives on a fold, and must be told which."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(3, D, D))
+        self.bound = []
+
+    def bind(self, comm):
+        self.bound.append(comm)
+
+
+class Block(nn.Module):
+    """Emits, draws, counts tokens in a buffer, and uses a weight for every other pair of samples only."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = Linear(D, D)
+        self.gate = Linear(D, D)
+        self.part = Part()
+        self.sometimes = nn.Parameter(torch.empty(D))
+        self.never = nn.Parameter(torch.empty(D))
+        self.register_buffer("seen", torch.empty(D))
+        self.told = []
+
+    def forward(self, hidden: Tensor, batch: Batch) -> Tensor:
+        out = self.linear(hidden) * (draw(hidden, "drop") > 0.3).to(hidden.dtype)
+        out = out + sum(torch.matmul(hidden, matrix) for matrix in self.part.weight)
+        gate = self.gate(hidden)
+        assert gate.dtype == self.gate.weight.dtype
+        rows = (batch.sample // 2 + batch.step) % 2 == 1
+        if rows.any():
+            out = out + self.sometimes * rows[:, None, None]
+        out = emit_loss(hidden + out, gate.square().sum().to(hidden.dtype), "gate")
+        emit_metric("load", gate.detach().sum((0, 1)))
+        emit_metric("tokens", torch.tensor(float(hidden.shape[0] * hidden.shape[1])))
+        emit_metric("highest", gate.detach().max(), "max")
+        emit_metric("typical", gate.detach().mean(), "mean")
+        if (batch.sample == GLOBAL - 1).any():
+            emit_metric("rare", torch.ones(()))  # one micro-batch of one rank says this
+        return out
+
+    def after_step(self, totals):
+        self.told.append({name: value.clone() for name, value in totals.items()})
+        self.seen += totals["load"].to(self.seen.dtype)
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(VOCABULARY, D))
+
+    def forward(self, hidden, batch):
+        logits = (hidden @ self.weight.T).to(torch.promote_types(hidden.dtype, torch.float32))
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="none")
+        return (loss * batch.loss_mask.flatten()).sum()
+
+
+class Toy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = Embed(), Head()
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+
+PLAN = Plan(
+    embed="embed",
+    blocks="blocks",
+    head="head",
+    layers=2,
+    cuts=(Cut("blocks.*.part.weight", 0, "parts"),),
+    inits=(Init("*", "normal", 0.3),),
+    folds=(Fold("parts", 2, ("dp_replicate", "tp")),),
+    full=("blocks.*.gate",),
+)
+
+
+def batch_of(samples: range, step: int) -> Batch:
+    tokens = torch.stack(
+        [torch.randint(0, VOCABULARY, (T + 1,), generator=torch.Generator().manual_seed(i)) for i in samples]
+    )
+    mask = torch.stack([torch.arange(T) <= i % T for i in samples])
+    position = torch.arange(T).expand(len(samples), T)
+    return Batch(tokens[:, :-1], tokens[:, 1:], mask, position, torch.tensor(list(samples)), step=step)
+
+
+@dataclass(frozen=True)
+class Case:
+    parallel: Single | Ddp
+    micro: int = 2
+    recompute: Recompute = Recompute.none
+    compute: torch.dtype = torch.float64
+    kept: torch.dtype = torch.float64
+
+
+def runtime_of(case: Case):
+    mesh = Mesh.of(case.parallel.axes(rank.world))
+    run = SimpleNamespace(seed=1, deterministic=True)
+    with torch.device("meta"):
+        model = Toy()
+    build = build_single if isinstance(case.parallel, Single) else build_ddp
+    precision = Plain(case.compute, case.kept)
+    finish = finisher(case.recompute, False)
+    runtime = build(case.parallel, run, model, PLAN, mesh, rank.comms(mesh), precision, finish)
+    for shard in runtime.shards():
+        generator = torch.Generator().manual_seed(len(shard.name))
+        shard.local.copy_(torch.randn(shard.global_shape, generator=generator, dtype=torch.float64) * 0.3)
+    return runtime, model
+
+
+def train(case: Case) -> dict:
+    runtime, model = runtime_of(case)
+    index, width = runtime.data_coordinate
+    share = GLOBAL // width
+    metrics = []
+    for step in range(3):
+        first = index * share
+        result = runtime.step(
+            [batch_of(range(i, i + case.micro), step) for i in range(first, first + share, case.micro)]
+        )
+        metrics.append(result.metrics)
+        gradients = {named.name: named.pieces[0].tensor.grad.clone() for named in runtime.parameters()}
+        runtime.applied()
+    told = [block.told for block in model.blocks]
+    buffers = {shard.name: shard.local.clone() for shard in runtime.shards() if "seen" in shard.name}
+    bound = [(comm.size, comm.axis) for block in model.blocks for comm in block.part.bound]
+    return {
+        "metrics": metrics,
+        "told": told,
+        "buffers": buffers,
+        "weights": {shard.name: shard.local.clone() for shard in runtime.shards()},
+        "gradients": gradients,
+        "loss": result.loss_sum,
+        "bound": bound,
+    }
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("recompute", list(Recompute))
+def test_emitted_terms_and_metrics_are_those_of_one_process(world, recompute):
+    (reference,) = pool(1).run(train, Case(Single(groups=world)))
+    for found in pool(world).run(train, Case(Ddp(bucket_mb=0.001), recompute=recompute)):
+        assert found["metrics"] == reference["metrics"]
+        assert found["loss"] == reference["loss"]
+        for ours, theirs in zip(found["told"], reference["told"], strict=True):
+            assert len(ours) == 3
+            for mine, other in zip(ours, theirs, strict=True):
+                assert mine.keys() == other.keys()
+                assert all(mine[name].equal(other[name]) for name in mine)
+        for part in ("buffers", "gradients"):
+            assert found[part].keys() == reference[part].keys()
+            assert all(found[part][name].equal(reference[part][name]) for name in found[part])
+
+
+def test_metrics_are_reduced_over_micro_batches_as_they_ask():
+    (found,) = pool(1).run(train, Case(Single()))
+    (whole,) = pool(1).run(train, Case(Single(), micro=8))
+    first, other = found["metrics"][0], whole["metrics"][0]
+    tokens = sum(i % T + 1 for i in range(GLOBAL))
+    assert first["blocks.0/tokens"] == GLOBAL * T
+    assert first["blocks.0/rare"] == 1.0
+    assert len(first["blocks.1/load"]) == D
+    for name in first:
+        assert first[name] == pytest.approx(other[name], rel=1e-12), name
+    told = found["told"][0][0]
+    assert told["gate"].item() == first["blocks.0/gate"] > 0
+    assert first["blocks.0/gate"] * tokens > 1  # a sum over tokens, divided by their number once
+
+
+def test_an_emitted_term_is_part_of_the_objective_divided_by_the_global_count_of_tokens():
+    """The gate reaches the loss through its term alone, so its gradient is that of sum((x Wᵀ)²) / tokens."""
+    (found,) = pool(1).run(train, Case(Single()))
+    batch = batch_of(range(GLOBAL), 0)
+    x = found["weights"]["model/embed.weight"][batch.tokens].flatten(0, 1)
+    gate = x @ found["weights"]["model/blocks.0.gate.weight"].T
+    expected = 2 * gate.T @ x / batch.loss_mask.sum()
+    torch.testing.assert_close(found["gradients"]["blocks.0.gate.weight"], expected)
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_a_weight_that_took_no_part_has_a_gradient_of_zero(world):
+    """`sometimes` takes part in some micro-batches, and of four ranks on two; `never` nowhere."""
+    for found in pool(world).run(train, Case(Ddp(), micro=1)):
+        assert found["gradients"]["blocks.0.never"].equal(torch.zeros(D, dtype=torch.float64))
+        assert found["gradients"]["blocks.0.sometimes"].abs().max() > 0
+
+
+def test_modules_on_a_fold_are_told_once_and_stand_alone():
+    for found in pool(2).run(train, Case(Ddp())):
+        assert found["bound"] == [(1, "parts"), (1, "parts")]
+
+
+def test_a_fold_without_a_module_that_binds_is_a_mistake():
+    plan_without = Plan(**{**PLAN.__dict__, "cuts": (Cut("embed.weight", 0, "parts"),)})
+    mesh, run = Mesh.of({}), SimpleNamespace(seed=1, deterministic=True)
+    finish = finisher(Recompute.none, False)
+    with torch.device("meta"):
+        model = Toy()
+    precision = Plain(torch.float32, torch.float32)
+    with pytest.raises(TypeError, match=r"embed\.weight is cut along the fold 'parts', but no module"):
+        build_single(Single(), run, model, plan_without, mesh, rank.comms(mesh), precision, finish)
+
+
+def test_full_modules_compute_in_the_master_dtype():
+    """The block itself asserts it: the gate's output has the dtype of its weight, while all else is bfloat16."""
+    case = Case(Single(), compute=torch.bfloat16, kept=torch.float32)
+    (found,) = pool(1).run(train, case)
+    assert {gradient.dtype for gradient in found["gradients"].values()} == {torch.float32}
+    (dtypes,) = pool(1).run(dtypes_of, case)
+    assert dtypes["blocks.0.gate.weight"] == torch.float32
+    assert dtypes["blocks.0.linear.weight"] == torch.bfloat16
+
+
+def dtypes_of(case: Case) -> dict:
+    _, model = runtime_of(case)
+    return {name: parameter.dtype for name, parameter in model.named_parameters()}
+
+
+class Lost(Toy):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.empty(3), persistent=False)
+
+
+def test_a_buffer_that_nothing_would_fill_is_refused():
+    mesh, run = Mesh.of({}), SimpleNamespace(seed=1, deterministic=True)
+    with torch.device("meta"):
+        model = Lost()
+    precision = Plain(torch.float32, torch.float32)
+    with pytest.raises(ValueError, match="the buffer table is not persistent, so nothing fills it"):
+        build_single(Single(), run, model, PLAN, mesh, rank.comms(mesh), precision, finisher(Recompute.none, False))

@@ -1,0 +1,358 @@
+"""Weights to and from Hugging Face, and the same logits as transformers computes from them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from gangline.errors import UserError
+from gangline.interop import config_json, export, load_pretrained, model_config_from
+from gangline.interop.commands import export_run, import_model
+from gangline.interop.names import theirs_of
+from gangline.model.build import construct, materialise
+from gangline.model.init import shards_of, whole_model
+from gangline.model.plan import decoder
+from gangline.model.shapes import DecoderConfig, Llama3_1B, Llama3_8B, Qwen3_8B, Qwen3_600M
+from gangline.model.tree import parameter_shapes
+from gangline.plan import Name, Plan
+from gangline.shard import Shard
+
+LLAMA = DecoderConfig(vocab_size=97, dim=32, layers=3, heads=4, kv_heads=2, hidden=48)
+CASES = {
+    "llama": LLAMA,
+    "llama-mha": replace(LLAMA, kv_heads=None),
+    "llama-tied": replace(LLAMA, tied=True),
+    "llama3-rope": replace(
+        LLAMA, rope_theta=500_000.0, rope_scaling_factor=8.0, rope_original_max_position=64, head_dim=16
+    ),
+    "qwen3": replace(LLAMA, qk_norm=True, head_dim=16, norm_eps=1e-6, rope_theta=1_000_000.0),
+    "qwen3-tied": replace(LLAMA, qk_norm=True, head_dim=16, tied=True),
+}
+
+
+def randomised(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """Our model with random weights everywhere, the norms too, large enough that every part of it counts."""
+    tree, plan = decoder(replace(config, init_std=0.15))
+    model = whole_model(tree, plan, seed=0, dtype=dtype)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("norm.weight"):
+                parameter.copy_(torch.rand(parameter.shape, generator=generator) + 0.5)
+    return model
+
+
+def write(directory: Path, config: DecoderConfig, model: torch.nn.Module, **options) -> Path:
+    tree, plan = decoder(config)
+    shapes = parameter_shapes(tree)
+    export(
+        directory,
+        ((name, p.detach()) for name, p in model.named_parameters()),
+        plan=plan,
+        shapes=shapes,
+        config=config_json(config, dtype=options.get("dtype", "float32")),
+        **options,
+    )
+    return directory
+
+
+def read(directory: Path, config: DecoderConfig, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    tree, plan = decoder(config)
+    model = materialise(construct(tree), plan, dtype=dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+    load_pretrained(directory, shards_of(model, plan), plan)
+    return model
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_transformers_computes_the_same_logits_from_what_we_write(name, tmp_path, random_batch):
+    config, batch = CASES[name], random_batch(2, 96, 97)
+    ours = randomised(config)
+    theirs = AutoModelForCausalLM.from_pretrained(write(tmp_path / "out", config, ours), dtype=torch.float32)
+    assert type(theirs).__name__ == ("Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLM")
+    with torch.no_grad():
+        expected, logits = theirs(batch.tokens).logits, ours.logits(batch)
+    assert logits.std() > 0.1
+    assert (logits - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_we_compute_the_same_logits_from_what_transformers_writes(name, tmp_path, random_batch):
+    config, batch = CASES[name], random_batch(2, 96, 97)
+    torch.manual_seed(0)
+    values = config_json(config)
+    cls, hf = (Qwen3ForCausalLM, Qwen3Config) if config.qk_norm else (LlamaForCausalLM, LlamaConfig)
+    theirs = cls(hf(**{key: value for key, value in values.items() if key not in ("architectures", "model_type")}))
+    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
+    found = model_config_from(tmp_path)
+    filled = replace(config, kv_heads=config.key_heads, head_dim=config.head_width, weights=str(tmp_path))
+    assert found == filled
+    assert found.check(None) == []
+    with torch.no_grad():
+        assert (read(tmp_path, found).logits(batch) - theirs(batch.tokens).logits).abs().max() < 1e-5
+
+
+def test_documents_are_those_of_a_mask_in_transformers(tmp_path, random_batch):
+    config, batch = CASES["qwen3"], random_batch(2, 40, 97, documents=3)
+    ours = randomised(config)
+    theirs = AutoModelForCausalLM.from_pretrained(write(tmp_path / "out", config, ours), dtype=torch.float32)
+    same = batch.document[:, None, :, None] == batch.document[:, None, None, :]
+    mask = torch.zeros(same.shape).masked_fill(~same.tril(), torch.finfo(torch.float32).min)
+    with torch.no_grad():
+        expected = theirs(batch.tokens, position_ids=batch.position, attention_mask=mask).logits
+        assert (ours.logits(batch) - expected).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("max_shard_bytes", [5_000_000_000, 20_000, 1])
+def test_there_and_back_is_bit_exact(dtype, max_shard_bytes, tmp_path):
+    config, torch_dtype = CASES["qwen3"], getattr(torch, dtype)
+    model = randomised(config, torch_dtype)
+    first = write(tmp_path / "one", config, model, dtype=dtype, max_shard_bytes=max_shard_bytes)
+    again = read(first, config, torch_dtype)
+    for (name, p), (_, q) in zip(model.named_parameters(), again.named_parameters(), strict=True):
+        assert torch.equal(p, q), name
+    second = write(tmp_path / "two", config, again, dtype=dtype, max_shard_bytes=max_shard_bytes)
+    files = sorted(path.name for path in first.iterdir())
+    assert files == sorted(path.name for path in second.iterdir())
+    assert all((first / name).read_bytes() == (second / name).read_bytes() for name in files)
+    assert len(files) == {5_000_000_000: 2, 1: 36 + 2}.get(max_shard_bytes, len(files))
+
+
+def test_the_files_are_what_safetensors_writes(tmp_path):
+    config = CASES["llama"]
+    model = randomised(config)
+    out = write(tmp_path / "out", config, model)
+    tensors = load_file(out / "model.safetensors")
+    assert torch.equal(tensors["model.layers.2.self_attn.q_proj.weight"], model.blocks[2].attention.wq.weight)
+    save_file(tensors, tmp_path / "theirs.safetensors", metadata={"format": "pt"})
+    assert load_file(tmp_path / "theirs.safetensors").keys() == tensors.keys()
+    with safe_open(out / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+
+
+def test_the_index_says_where_everything_is(tmp_path):
+    out = write(tmp_path / "out", CASES["llama"], randomised(CASES["llama"]), max_shard_bytes=20_000)
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    files = sorted(path.name for path in out.glob("*.safetensors"))
+    assert files == [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)]
+    assert sorted(set(index["weight_map"].values())) == files
+    for name in files:
+        tensors = load_file(out / name)
+        assert {key for key, file in index["weight_map"].items() if file == name} == set(tensors)
+        assert len(tensors) == 1 or sum(x.nbytes for x in tensors.values()) <= 20_000
+    total = sum(x.nbytes for name in files for x in load_file(out / name).values())
+    assert index["metadata"]["total_size"] == total
+
+
+def test_a_rank_reads_only_its_part(tmp_path, monkeypatch):
+    config = CASES["llama"]
+    model = randomised(config)
+    write(tmp_path / "out", config, model)
+    _, plan = decoder(config)
+    weight = model.blocks[1].attention.wq.weight
+    local = torch.empty(8, 16)
+    read_boxes = []
+    from gangline.interop.tensors import Tensors
+
+    monkeypatch.setattr(
+        Tensors, "read", lambda self, name, box, read=Tensors.read: read_boxes.append(box) or read(self, name, box)
+    )
+    load_pretrained(
+        tmp_path / "out",
+        [Shard("model/blocks.1.attention.wq.weight", (32, 32), torch.float32, (16, 16), local)],
+        plan,
+    )
+    assert torch.equal(local, weight[16:24, 16:32])
+    assert read_boxes == [(slice(16, 24), slice(16, 32))]
+
+
+class TestNamesThatLieOtherwise:
+    """Theirs transposed, or stacked in ours: what a plan may say and the decoder does not need."""
+
+    PLAN = Plan(
+        "e",
+        "b",
+        "h",
+        1,
+        names=(Name("up", "up.{n}.w", "stack"), Name("down", "down.w", "transpose"), Name("one", "one")),
+    )
+    SHAPES = {"up": (3, 4, 5), "down": (6, 7), "one": (2,)}
+
+    def test_there_and_back(self, tmp_path):
+        arrays = {name: torch.randn(shape) for name, shape in self.SHAPES.items()}
+        export(tmp_path / "out", arrays.items(), plan=self.PLAN, shapes=self.SHAPES, config={})
+        theirs = load_file(tmp_path / "out" / "model.safetensors")
+        assert theirs.keys() == {"up.0.w", "up.1.w", "up.2.w", "down.w", "one"}
+        assert torch.equal(theirs["up.1.w"], arrays["up"][1])
+        assert torch.equal(theirs["down.w"], arrays["down"].T)
+        boxes = [
+            ("up", (1, 0, 2), (2, 4, 3)),
+            ("up", (0, 1, 0), (2, 3, 5)),
+            ("down", (2, 1), (4, 5)),
+            ("one", (1,), (1,)),
+        ]
+        shards = [
+            Shard(f"model/{name}", self.SHAPES[name], torch.float32, offset, torch.empty(local))
+            for name, offset, local in boxes
+        ]
+        load_pretrained(tmp_path / "out", shards, self.PLAN)
+        for shard in shards:
+            name = shard.name.removeprefix("model/")
+            assert torch.equal(shard.local, arrays[name][shard.box.slices]), name
+
+    def test_a_parameter_without_a_name_is_named(self):
+        with pytest.raises(UserError, match="no Hugging Face name for parameter 'x'"):
+            theirs_of(self.PLAN, "x", (1,))
+
+
+@pytest.mark.parametrize("part", [Llama3_1B, Llama3_8B, Qwen3_600M, Qwen3_8B])
+def test_configurations_survive_the_way_there_and_back(part, tmp_path):
+    config = part()
+    (tmp_path / "config.json").write_text(json.dumps(config_json(config)))
+    found = model_config_from(tmp_path)
+    assert replace(config, kv_heads=config.key_heads, head_dim=config.head_width, weights=str(tmp_path)).__dict__ == {
+        **found.__dict__
+    }
+
+
+class TestRefusals:
+    @pytest.fixture
+    def directory(self, tmp_path):
+        return write(tmp_path / "hf", CASES["llama"], randomised(CASES["llama"]), max_shard_bytes=20_000)
+
+    def change(self, directory: Path, **values) -> None:
+        path = directory / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    def error(self, function, *arguments) -> str:
+        with pytest.raises(UserError) as caught:
+            function(*arguments)
+        return str(caught.value)
+
+    @pytest.mark.parametrize(
+        ("values", "words"),
+        [
+            ({"architectures": ["MambaForCausalLM"]}, ["MambaForCausalLM", "LlamaForCausalLM, Qwen3ForCausalLM"]),
+            ({"architectures": None}, ["architecture None"]),
+            ({"attention_bias": True}, ["attention_bias=True"]),
+            ({"hidden_act": "gelu"}, ["hidden_act=gelu"]),
+            ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["yarn", "default, llama3"]),
+            ({"layer_types": ["full_attention", "sliding_attention"]}, ["sliding-window"]),
+            ({"hidden_size": None, "num_key_value_heads": None}, ["does not give hidden_size, num_key_value_heads"]),
+        ],
+    )
+    def test_a_model_we_cannot_compute(self, directory, values, words):
+        self.change(directory, **values)
+        text = self.error(model_config_from, directory)
+        assert all(word in text for word in words), text
+
+    def test_no_directory_and_no_json(self, directory, tmp_path):
+        assert "config.json" in self.error(model_config_from, tmp_path / "nowhere")
+        (directory / "config.json").write_text("{")
+        assert "cannot be read" in self.error(model_config_from, directory)
+
+    def test_another_model_than_the_configuration_says(self, directory):
+        problems = replace(CASES["llama"], layers=4, kv_heads=4, weights=str(directory)).check(None)
+        text = str(UserError.of(problems))
+        assert "layers is 3 there and 4 here" in text
+        assert "kv_heads is 2 there and 4 here" in text
+        assert f"gangline import {directory}" in text
+
+    def test_a_missing_tensor(self, directory):
+        index = directory / "model.safetensors.index.json"
+        content = json.loads(index.read_text())
+        del content["weight_map"]["model.layers.1.mlp.up_proj.weight"]
+        index.write_text(json.dumps(content))
+        assert "no tensor model.layers.1.mlp.up_proj.weight" in self.error(read, directory, CASES["llama"])
+
+    def test_a_missing_file(self, directory):
+        (directory / "model-00002-of-00007.safetensors").unlink(missing_ok=True)
+        first = min(directory.glob("*.safetensors"))
+        first.unlink()
+        assert f"{first.name} is missing" in self.error(read, directory, CASES["llama"])
+
+    def test_a_damaged_file(self, directory):
+        for path in directory.glob("*.safetensors"):
+            path.write_bytes(path.read_bytes()[:-5])
+        assert "cannot be read" in self.error(read, directory, CASES["llama"])
+        (directory / "model.safetensors.index.json").write_text("[]")
+        assert "damaged" in self.error(read, directory, CASES["llama"])
+
+    def test_no_weights(self, directory):
+        for path in directory.glob("model*"):
+            path.unlink()
+        assert "has no weights" in self.error(read, directory, CASES["llama"])
+
+    def test_another_shape(self, directory):
+        text = self.error(read, directory, replace(CASES["llama"], hidden=40))
+        assert "(48, 32)" in text
+        assert "(40, 32)" in text
+
+    def test_weights_that_have_no_place(self, tmp_path):
+        write(tmp_path / "hf", CASES["qwen3"], randomised(CASES["qwen3"]))
+        text = self.error(read, tmp_path / "hf", replace(CASES["qwen3"], qk_norm=False))
+        assert "no place for" in text
+        assert "self_attn.q_norm.weight" in text
+
+    def test_what_a_file_holds_beside_weights_is_passed_over(self, tmp_path):
+        out = write(tmp_path / "hf", CASES["llama"], randomised(CASES["llama"]))
+        tensors = load_file(out / "model.safetensors")
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+        save_file(tensors, out / "model.safetensors")
+        read(out, CASES["llama"])
+
+    def test_an_export_overwrites_nothing(self, directory):
+        before = {path.name: path.read_bytes() for path in directory.iterdir()}
+        assert "exists" in self.error(write, directory, CASES["llama"], randomised(CASES["llama"]))
+        assert before == {path.name: path.read_bytes() for path in directory.iterdir()}
+
+    @pytest.mark.parametrize("fault", ["missing", "twice", "unknown", "shape"])
+    def test_an_export_that_fails_leaves_nothing(self, fault, tmp_path):
+        tree, plan = decoder(CASES["llama"])
+        arrays = [(name, torch.zeros(shape)) for name, shape in parameter_shapes(tree).items()]
+        broken = {
+            "missing": arrays[:-1],
+            "twice": [*arrays, arrays[0]],
+            "unknown": [*arrays, ("mystery", torch.zeros(1))],
+            "shape": [(arrays[0][0], torch.zeros(2, 2)), *arrays[1:]],
+        }[fault]
+        with pytest.raises(ValueError, match=r"array"):
+            export(tmp_path / "out", broken, plan=plan, shapes=parameter_shapes(tree), config={})
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_goes_out_and_comes_back_in(train, capsys):
+    """train -> export -> transformers reads it -> import -> train on from it."""
+    train("run.dir=first", "model.tied=true")
+    out = train.directory / "hf"
+    assert export_run([str(train.directory / "first"), str(out)]) == 0
+    theirs = AutoModelForCausalLM.from_pretrained(out)
+    assert theirs.config.num_hidden_layers == 2
+    assert import_model([str(out)]) == 0
+    words = capsys.readouterr().out.replace("\\\n", " ").split()
+    command = words[words.index("train") + 1 :]
+    assert f"model.weights={out}" in command
+    train(*command, "run.dir=second", "run.steps=1", "optimizer.learning_rate=0", "schedule=constant")
+    first, second = (
+        export_run([str(train.directory / name), str(train.directory / f"{name}-out"), "--dtype", "bfloat16"])
+        or load_file(train.directory / f"{name}-out" / "model.safetensors")
+        for name in ("first", "second")
+    )
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    capsys.readouterr()
+    shutil.rmtree(out)
+    assert "model.weights" in train.refused(*command, "run.dir=third")
+    with pytest.raises(UserError, match="no checkpoint step-00000099"):
+        export_run([str(train.directory / "first"), str(out), "--checkpoint", "step-00000099"])

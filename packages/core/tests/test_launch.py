@@ -1,0 +1,284 @@
+"""Ranks on this machine: started, watched, stopped, and none left behind."""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing.forkserver
+import multiprocessing.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gangline.config.defaults import default_run
+from gangline.config.schema import Recompute
+from gangline.errors import UserError
+from gangline.launch import Sidecar, forkserver, guard, sidecars
+from gangline.launch.config import LocalLaunch, gpus, processes
+from gangline.launch.failures import lost_peer
+from gangline.launch.local import start
+from gangline.launch.output import Copied
+from gangline.testing.pool import close_all
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch) -> Path:
+    """A directory to run in, with a temp folder of its own and the ranks' functions importable."""
+    (tmp_path / "temp").mkdir()
+    multiprocessing.util.get_temp_dir()  # multiprocessing keeps the one that it first made, to the end of this process
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.setattr(forkserver, "PRELOAD", forkserver.PRELOAD[:4])
+    return tmp_path
+
+
+def ranks(run_dir: Path, name: str, world: int) -> list[dict]:
+    return [json.loads((run_dir / f"{name}-{rank}.json").read_text()) for rank in range(world)]
+
+
+def log(run_dir: Path, rank: int) -> str:
+    return (run_dir / "logs" / f"rank-{rank:05d}.log").read_text()
+
+
+# --- starting ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_ranks_start_and_find_each_other(run_dir, world):
+    assert start(run_dir, world, target="launched:reduce") == 0
+    found = ranks(run_dir, "reduce", world)
+    assert [rank["sum"] for rank in found] == [world * (world + 1) / 2] * world
+    assert len({rank["pid"] for rank in found}) == world
+    cores = len(os.sched_getaffinity(0))
+    assert {rank["threads"] for rank in found} <= {max(1, cores // world), None}
+    for rank in range(world):
+        assert log(run_dir, rank) == f"here is rank {rank}\n"
+    assert sorted(path.name for path in (run_dir / "logs").iterdir()) == [f"rank-{r:05d}.log" for r in range(world)]
+    assert list((run_dir / "temp").iterdir()) == []
+
+
+def test_what_the_server_preloads_can_be_imported_and_is_no_more_than_every_run_needs():
+    """The server passes over a name that does not import, and torch._dynamo would double its time."""
+    code = (
+        "import importlib, signal, sys; [importlib.import_module(name) for name in sys.argv[1:]]; print(*sys.modules)"
+    )
+    code += "; signal.setitimer(signal.ITIMER_REAL, 0)"  # the server's alarm, which would meet an interpreter that ends
+    done = subprocess.run([sys.executable, "-c", code, *forkserver.PRELOAD], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.split()
+    assert "gangline.parallel.ddp" in loaded
+    assert "torch._dynamo" not in loaded
+    assert "hydra" not in loaded
+
+
+def test_the_server_knows_no_gpu_and_no_thread(run_dir):
+    """A fork after a parallel region hangs; so the server must have no second thread, and no OpenMP team."""
+    forkserver.warm()
+    assert start(run_dir, 1, target="launched:reduce") == 0  # by now it has imported everything
+    pid = multiprocessing.forkserver._forkserver._forkserver_pid
+    assert len(list(Path(f"/proc/{pid}/task").iterdir())) == 1
+    handles = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    assert not [handle for handle in handles if "nvidia" in handle]
+
+
+@dataclass
+class Heavy(LocalLaunch):
+    """A part that needs a module in every rank."""
+
+    def preload(self, run):
+        return ["xmlrpc.client"]
+
+
+def test_what_a_run_needs_is_loaded_once_for_all_its_ranks(run_dir):
+    assert forkserver.needs(default_run()) == set()
+    assert forkserver.needs(default_run(run={"recompute": Recompute.full})) == {"torch._dynamo"}
+    assert forkserver.needs(default_run(run={"compile": True})) == {"torch._dynamo"}
+    run = default_run(run={"device": "cpu"})
+    run.launch = Heavy()
+    close_all()
+    forkserver.warm(forkserver.needs(run))
+    assert start(run_dir, 2, target="launched:loaded", args=("xmlrpc.client",)) == 0
+    assert [rank["found"] for rank in ranks(run_dir, "loaded", 2)] == [True, True]
+    server = multiprocessing.forkserver._forkserver
+    pid = server._forkserver_pid
+    forkserver.warm()
+    assert server._forkserver_pid == pid  # it has all that is asked for, and more
+
+
+def test_starting_ranks_imports_torch_only_then():
+    code = (
+        "import sys; from gangline.launch import local, config, agents, worker, signals, sidecars;"
+        "assert 'torch' not in sys.modules and 'hydra' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_log_holds_what_a_reader_saw_and_the_terminal_all():
+    terminal, kept = io.StringIO(), io.StringIO()
+    stream = Copied(terminal, kept)
+    for text in ("plain\n", "\x1b[32mgreen\x1b[0m", " line\n", "10 %\r20 %\r", "\x1b[2K30 %", "\rdone\n", "unfinished"):
+        stream.write(text)
+    assert kept.getvalue() == "plain\ngreen line\ndone\n"
+    assert terminal.getvalue().endswith("\x1b[2K30 %\rdone\nunfinished")
+    assert stream.isatty() is False
+
+
+# --- failing ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("culprit", [0, 2, 3])
+def test_the_rank_that_raised_is_named_not_those_that_lost_it(run_dir, capsys, culprit):
+    assert start(run_dir, 4, target="launched:fail", args=(culprit, "raise")) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"train: rank {culprit} failed first: ValueError: the answer is not 42\n")
+    assert "in end\n" in said
+    assert "peer" not in said
+    assert "ValueError" in log(run_dir, culprit)
+    assert str(run_dir / "logs" / f"rank-{culprit:05d}.log") in said
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 3])
+def test_the_rank_that_was_killed_is_named(run_dir, capsys, culprit):
+    assert start(run_dir, 4, target="launched:fail", args=(culprit, "SIGKILL")) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"train: rank {culprit} failed first: it was killed by SIGKILL")
+    assert "| about to go\n" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["raise", "SIGKILL", "SIGSEGV"])
+@pytest.mark.parametrize("culprit", range(8))
+def test_of_eight_ranks_the_first_to_fail_is_named(run_dir, capsys, culprit, how):
+    assert start(run_dir, 8, target="launched:fail", args=(culprit, how)) == 1
+    assert capsys.readouterr().err.startswith(f"train: rank {culprit} failed first: ")
+
+
+def test_a_users_mistake_in_a_rank_is_a_message_and_is_not_tried_again(run_dir, capsys):
+    with pytest.raises(UserError) as caught:
+        start(run_dir, 2, LocalLaunch(max_restarts=2), target="launched:refuse")
+    assert str(caught.value) == "global batch 3 does not divide by 2.\n  batch.global_size=4"
+    assert caught.value.exit_code == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert {path.name for path in run_dir.glob("started-*")} <= {"started-0-0.json", "started-0-1.json"}
+
+
+def test_a_mistake_of_one_rank_ends_the_others(run_dir):
+    with pytest.raises(UserError, match="the corpus is empty"):
+        start(run_dir, 4, target="launched:fail", args=(2, "user"))
+
+
+def test_an_exit_code_of_the_ranks_is_that_of_the_run(run_dir, capsys):
+    assert start(run_dir, 2, LocalLaunch(max_restarts=1), target="launched:ended") == 3
+    assert log(run_dir, 1).count("a verdict stopped the run") == 1
+    assert "failed" not in capsys.readouterr().err
+
+
+def test_ranks_are_started_again(run_dir, capsys):
+    assert start(run_dir, 4, LocalLaunch(max_restarts=1), target="launched:once", args=(2,)) == 0
+    assert [(rank["sum"], rank["restart"]) for rank in ranks(run_dir, "reduce", 4)] == [(10, 1)] * 4
+    assert "restart 1 of 1" in capsys.readouterr().err
+
+
+def test_ranks_do_not_outlive_the_server_that_forked_them(run_dir):
+    close_all()  # a pool of other tests may have its ranks from this server
+    assert start(run_dir, 2, target="launched:serverless") == 1
+    for rank in ranks(run_dir, "started", 2):
+        wait_until(lambda rank=rank: not guard.alive(rank["pid"]))
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        (RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:80"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("Connection reset by peer"), False),
+    ],
+)
+def test_what_counts_as_a_lost_peer(error, lost):
+    assert lost_peer(error) is lost
+    outer = KeyError("later")
+    outer.__context__ = error
+    assert lost_peer(outer) is lost
+
+
+def test_the_end_of_a_process_is_seen_also_where_the_kernel_does_not_tell(monkeypatch):
+    for forbidden in (False, True):
+        if forbidden:
+            monkeypatch.delattr(os, "pidfd_open")
+        child = subprocess.Popen(["sleep", "100"])
+        assert guard.wait_for_end(child.pid, 0.1) is False
+        child.kill()
+        child.wait()
+        assert guard.wait_for_end(child.pid, 5) is True
+
+
+# --- beside the ranks -------------------------------------------------------------------------------------------------
+
+
+def test_sidecars_live_from_before_the_ranks_to_the_end(run_dir):
+    (run_dir / "logs").mkdir()
+    asked = [Sidecar(name="memory", target="launched:tick", args=("ticked",))]
+    owner = subprocess.Popen(["sleep", "100"])
+    first = sidecars.start(asked, run_dir, owner.pid)
+    again = sidecars.start(asked, run_dir, owner.pid)  # as after a restart
+    assert [one.pid for one in again] == [one.pid for one in first]
+    wait_until(lambda: (run_dir / "ticked").exists())
+    sidecars.stop(again)
+    assert first[0].process.wait(timeout=5) == -signal.SIGTERM
+    anew = sidecars.start(asked, run_dir, owner.pid)
+    assert anew[0].pid != first[0].pid
+    owner.kill()
+    owner.wait()
+    assert anew[0].process.wait(timeout=10) == -signal.SIGKILL  # nobody is left to end it
+
+
+def wait_until(true, timeout: float = 20) -> None:
+    deadline = time.monotonic() + timeout
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+
+def test_gpus_are_counted_without_a_driver(tmp_path):
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    dev = str(tmp_path)
+    assert gpus(None, {}, dev) == 3
+    assert gpus("cpu", {}, dev) == 0
+    assert gpus("cuda", {"CUDA_VISIBLE_DEVICES": "2,0"}, dev) == 2
+    assert gpus(None, {"CUDA_VISIBLE_DEVICES": ""}, dev) == 0
+    assert gpus(None, {"CUDA_VISIBLE_DEVICES": "0"}, str(tmp_path / "none")) == 0
+
+
+def test_how_many_processes_a_run_starts():
+    assert processes(default_run(run={"device": "cpu"})) == 1
+    assert processes(default_run(run={"device": "cpu"}, parallel="ddp")) == 2
+    assert processes(default_run(run={"device": "cpu"}, launch=LocalLaunch(processes=5))) == 5
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"processes": 0}, "launch.processes=0"),
+        ({"max_restarts": -1}, "launch.max_restarts=-1"),
+        ({"monitor_interval": 0.0}, "launch.monitor_interval=0"),
+        ({"grace_seconds": -1.0}, "launch.grace_seconds=-1"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(setting, says):
+    config = LocalLaunch(**setting)
+    problems = config.check(default_run(run={"device": "cpu"}, launch=config))
+    assert [problem.what.split(" ")[0].rstrip(":") for problem in problems] == [says]

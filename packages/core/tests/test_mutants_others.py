@@ -1,0 +1,96 @@
+"""Other parts that are wrong in one way each: their suites find each of them by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gangline.testing import as_installed
+from gangline.testing.mutants import Mutant, assert_found, assert_only_its_behaviour
+
+EPOCH = "test_an_epoch_repeats_nothing_and_leaves_nothing_out"
+LINES = """
+def recorded(self, directory):
+    rows = (directory / "lines.txt").read_text().splitlines()
+    return [(int(step), float(loss)) for step, loss in map(str.split, rows)]
+"""
+TWO = "layouts = (2,)"
+WORLD = "worlds = (2,)"
+
+SUITES = {
+    "DataSourceSuite": [
+        Mutant("data=repeats", EPOCH, "come twice", "epochs"),
+        Mutant("data=leaves-out", EPOCH, "never shown", "epochs"),
+        Mutant("data=call-order", "test_a_sample_depends_on_its_number_alone", "assert"),
+        Mutant("data=ignores-split", "test_validation_is_never_trained_on", "trained on", "disjoint"),
+        Mutant("data=one-fingerprint", "test_fingerprint_changes_with_the_samples", "same fingerprint"),
+        Mutant("data=per-process", "test_every_process_sees_the_same_samples", "assert"),
+        Mutant("data=too-short", "test_samples_have_the_shapes_and_types_of_the_contract", "T[+]1 = 33"),
+    ],
+    "HealthCheckSuite": [
+        Mutant("health=jumpy", "test_quiet_where_nothing_is_wrong", "on a healthy run"),
+        Mutant("health=forgetful", "test_state_goes_through_a_checkpoint", "speaks differently|assert"),
+        Mutant("health=chatty", "test_no_collectives_outside_of_collective", "all_reduce outside"),
+        Mutant("health=blind", "test_catches_the_fault", "not-finite at step 100 is not caught", "not-finite"),
+        Mutant("health=tidy", "test_records_are_left_as_they_are", "assert"),
+        Mutant("health=proud", "test_strange_records_raise_nothing", "NoneType"),
+    ],
+    "ModelEditSuite": [
+        Mutant("in_place=on", "test_pure", "changed what it was given"),
+        Mutant("claims_nothing=on", "test_claims_what_it_changed", "changed and not claimed"),
+        Mutant("no_init=on", "test_every_array_has_an_init", "no Init for parameter"),
+        Mutant("dead_pattern=on", "test_every_pattern_of_the_plan_matches", "w_inn"),
+        Mutant("own_lanes=on", "test_layouts_agree", "expected", "law", "own_lanes.fold=2", TWO),
+        Mutant("dice=on", "test_pure", "something else the second time"),
+        Mutant("heavy=on", "test_torch_free_and_the_same_in_every_process", "torch is imported"),
+    ],
+    "TrackerSuite": [
+        Mutant("track=needs-mfu", "test_strange_records_raise_nothing", "NoneType"),
+        Mutant("track=drops", "test_every_record_is_kept", "assert", "keeps", more=LINES),
+        Mutant("track=appends", "test_an_abandoned_branch_is_gone", "assert", "resumes", more=LINES),
+        Mutant("track=littering", "test_writes_only_into_the_run_directory", "assert"),
+        Mutant("track=scaling", "test_records_are_left_as_they_are", "changed a record"),
+    ],
+    "PrecisionSuite": [
+        Mutant("precision=no-bias", "test_linear_is_the_product", "of its norm away"),
+        Mutant("precision=crooked-gradient", "test_linear_has_the_gradients_of_the_product", "gradient of w"),
+        Mutant("precision=scribbles", "test_linear_leaves_its_inputs_alone", "assert"),
+        Mutant("precision=low-masters", "test_masters_have_at_least_float32", "assert"),
+        Mutant("precision=coarse", "test_linear_is_as_exact_as_its_dtype", "of its norm away", "faithful"),
+        Mutant("precision=scale-forgets", "test_state_goes_through_a_checkpoint", "another scale", "scale"),
+        Mutant("precision=scale-grows", "test_the_scale_falls_where_steps_are_not_finite", "assert", "scale"),
+        Mutant("precision=scale-ignored", "test_the_scale_falls_where_steps_are_not_finite", "assert", "scale"),
+    ],
+    "OptimizerSuite": [
+        Mutant("optimizer=late-state", "test_state_is_there_before_the_first_step", "held by no rank", more=WORLD),
+        Mutant("optimizer=no-counters", "test_a_checkpoint_in_the_middle_changes_no_bit", "assert", more=WORLD),
+        Mutant("optimizer=copies", "test_a_checkpoint_in_the_middle_changes_no_bit", "assert", more=WORLD),
+        Mutant("optimizer=drifts", "test_a_rate_of_nothing_changes_no_weight", "differ in their bits"),
+        Mutant("optimizer=local-norm", "test_layouts_agree", "other bits|expected", more=WORLD),
+    ],
+    "ScheduleSuite": [
+        Mutant("schedule=counts-calls", "test_pure", "assert"),
+        Mutant("schedule=too-high", "test_factors_lie_between_nothing_and_one", "1.5 at step"),
+        Mutant("schedule=from-nothing", "test_warm_up", "assert"),
+        Mutant("schedule=with-torch", "test_builds_without_torch", "torch is imported"),
+    ],
+}
+ALL = [(suite, mutant) for suite, mutants in SUITES.items() for mutant in mutants]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def broken():
+    with as_installed("gangline-broken", "broken_parts", path=Path(__file__).parent / "broken"):
+        yield
+
+
+@pytest.mark.parametrize(("suite", "mutant"), ALL, ids=str)
+def test_is_found(suite: str, mutant: Mutant, tmp_path: Path) -> None:
+    assert_found(mutant, suite, tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("suite", "mutant"), ALL, ids=str)
+def test_over_the_whole_suite(suite: str, mutant: Mutant, tmp_path: Path) -> None:
+    assert_only_its_behaviour(mutant, suite, tmp_path)

@@ -1,0 +1,45 @@
+"""Strategies that are wrong in one way each: the suite finds each of them by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gangline.testing import as_installed
+from gangline.testing.mutants import Mutant, assert_found, assert_only_its_behaviour
+
+TWO = "layouts = (Layout(2),)"
+FOUR = "layouts = (Layout(4),)"
+
+MUTANTS = [
+    Mutant("parallel=averages", "test_gradients", "gradient .* expected", more=TWO),
+    Mutant("parallel=forgets-vectors", "test_gradients", "holds other bits of .*norm.weight", more=TWO),
+    Mutant("parallel=local-tokens", "test_gradients", "gradient .* expected", more=TWO),
+    Mutant("parallel=counts-twice", "test_gradient_norm", "norm is .* expected", more=TWO),
+    Mutant("parallel=steps-on-nan", "test_not_finite_on_one_rank_is_known_to_all", "counts as finite", more=TWO),
+    Mutant("parallel=shares-folds", "test_a_module_on_a_fold", "gradient .*feed_forward.w_", more=TWO),
+    Mutant("parallel=stale", "test_weights_after_several_steps", "weights .* expected", more=TWO),
+    Mutant("parallel=never-tells", "test_modules_are_told_after_the_step", "balance", more=TWO),
+    Mutant("parallel=misplaces", "test_shards_are_the_boxes_of_the_registry", r"rank \d: model/.* at", more=TWO),
+    Mutant("parallel=arrival-order", "test_bit_identical_to_one_process", "differ in their bits", "exact", more=FOUR),
+    Mutant("parallel=evaluates-alone", "test_evaluate", "evaluated loss is", more=TWO),
+    Mutant("parallel=clips-vectors", "test_clip_scales_all_gradients_alike", "clipped gradient", more=TWO),
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def broken():
+    with as_installed("gangline-broken", "broken_parts", path=Path(__file__).parent / "broken"):
+        yield
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_is_found(mutant: Mutant, tmp_path: Path) -> None:
+    assert_found(mutant, "StrategySuite", tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_over_the_whole_suite(mutant: Mutant, tmp_path: Path) -> None:
+    assert_only_its_behaviour(mutant, "StrategySuite", tmp_path)

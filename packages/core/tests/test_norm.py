@@ -1,0 +1,72 @@
+"""The gradient norm: the same bits however rows are spread, and torch's where nobody asks for that."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.parallel.norm import clip, global_norm, ordered_norm, row_squares
+
+
+def gradients(seed=0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(33, 17), (5,), (3, 4, 129), (), (1, 1)]
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+@given(st.integers(0, 33), st.integers(0, 12), st.integers(0, 1000))
+def test_rows_may_lie_anywhere(cut, cut_stack, seed):
+    whole = gradients(seed)
+    pieces = [
+        torch.cat((row_squares(whole[0][:cut]), row_squares(whole[0][cut:]))),
+        row_squares(whole[1]),
+        torch.cat([row_squares(part) for part in whole[2].reshape(12, 129).split([cut_stack, 12 - cut_stack])]),
+        row_squares(whole[3]),
+        row_squares(whole[4]),
+    ]
+    assert ordered_norm(pieces).equal(global_norm(whole, deterministic=True))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_it_is_the_norm(deterministic, dtype):
+    whole = gradients(dtype=dtype)
+    expected = math.sqrt(sum(float(x.double().square().sum()) for x in whole))
+    assert float(global_norm(whole, deterministic)) == pytest.approx(
+        expected, rel=1e-2 if dtype == torch.bfloat16 else 1e-6
+    )
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_shows(deterministic, bad):
+    whole = gradients()
+    whole[2][1, 2, 3] = bad
+    assert not math.isfinite(global_norm(whole, deterministic))
+
+
+@pytest.mark.parametrize("max_norm", [0.1, 1.0, 1e9])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_clipping_is_torchs_to_the_bit(max_norm, deterministic):
+    ours, theirs = ([torch.zeros_like(x).requires_grad_() for x in gradients()] for _ in range(2))
+    for one, other, gradient in zip(ours, theirs, gradients(), strict=True):
+        one.grad, other.grad = gradient.clone(), gradient.clone()
+    norm = global_norm([x.grad for x in ours], deterministic)
+    clip(ours, max_norm, norm, float(norm))
+    torch.nn.utils.clip_grad_norm_(theirs, max_norm)
+    close = 1e-6 if deterministic else 0.0
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=close, atol=0)
+
+
+def test_clipping_leaves_what_is_small_enough():
+    x = torch.zeros(2).requires_grad_()
+    x.grad = torch.tensor([0.3, 0.4])
+    clip([x], 1.0, torch.tensor(0.5), 0.5)
+    assert x.grad.tolist() == pytest.approx([0.3, 0.4])
+    clip([x], 0.25, torch.tensor(0.5), 0.5)
+    assert x.grad.tolist() == pytest.approx([0.15, 0.2], rel=1e-4)

@@ -1,0 +1,215 @@
+"""AdamW beside torch's, Muon beside torch's, and their state as shards."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gangline.mesh import Mesh
+from gangline.optimizer.adamw import AdamwOptimizer
+from gangline.optimizer.config import Adamw, Muon
+from gangline.optimizer.muon import MuonOptimizer, orthogonalise, orthogonalise_stack
+from gangline.runtime import Named, Piece
+from gangline.shard import Box, Division, Layout, Registry, Shard
+
+SHAPES = {"a.weight": (64, 32), "b.weight": (3, 17), "b.bias": (17,), "stack": (3, 8, 16), "gain": (1,)}
+MESH = Mesh.of({"dp_shard": 2})
+
+
+def values(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+
+
+def rows_cut(shape):
+    """Boxes of two ranks: over rows, unevenly; a vector is one row and stays whole."""
+    rows = torch.Size(shape[:-1]).numel()
+    layout = Layout(tuple(shape), divisions=(Division(("dp_shard",), ((0, rows // 3 + 1, rows),), rows=True),))
+    if len(shape) == 1:
+        layout = Layout(tuple(shape))
+    return layout
+
+
+class Pieces:
+    """A runtime's weights, cut over rows as the first rank of two would hold them with the other's pieces beside."""
+
+    def __init__(self, weights, cut):
+        layouts = {f"model/{name}": rows_cut(x.shape) if cut else Layout(tuple(x.shape)) for name, x in weights.items()}
+        self.registry = Registry.of(MESH, layouts)
+        self.boxes = {name: self.registry.boxes(f"model/{name}") for name in weights}
+        self.tensors = {
+            name: [weights[name][box.slices].clone().requires_grad_() for box in boxes]
+            for name, boxes in self.boxes.items()
+        }
+
+    def parameters(self):
+        return [
+            Named(
+                name,
+                SHAPES[name],
+                tuple(self._piece(name, box, x) for box, x in zip(boxes, self.tensors[name], strict=True)),
+            )
+            for name, boxes in self.boxes.items()
+        ]
+
+    @staticmethod
+    def _piece(name, box, tensor):
+        return Piece(tensor, Shard(f"model/{name}", SHAPES[name], tensor.dtype, box.offset, tensor.detach(), True))
+
+    def set_gradients(self, gradients):
+        for name, boxes in self.boxes.items():
+            for box, x in zip(boxes, self.tensors[name], strict=True):
+                x.grad = gradients[name][box.slices].clone()
+
+    def whole(self):
+        return {name: self.gather(name, [x.detach() for x in pieces]) for name, pieces in self.tensors.items()}
+
+    def gather(self, name, pieces):
+        whole = torch.empty(SHAPES[name])
+        for box, piece in zip(self.boxes[name], pieces, strict=True):
+            whole[box.slices] = piece
+        return whole
+
+    def scatter(self, name, whole):
+        return [whole[box.slices] for box in self.boxes[name]]
+
+
+def trained(optimizer, pieces, steps=10):
+    for step in range(steps):
+        pieces.set_gradients(values(100 + step))
+        optimizer.step(1e-2 / (step + 1))
+    return pieces.whole()
+
+
+def adamw_of(pieces, deterministic=True, **settings):
+    return AdamwOptimizer(Adamw(**settings), pieces, pieces.parameters(), deterministic)
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fused", "foreach"])
+@pytest.mark.parametrize("settings", [{}, {"decay_vectors": True}, {"weight_decay": 0.0, "betas": [0.8, 0.9]}])
+def test_adamw_is_torchs(deterministic, settings):
+    config = Adamw(**settings)
+    pieces = Pieces(values(0), cut=False)
+    found = trained(AdamwOptimizer(config, pieces, pieces.parameters(), deterministic), pieces)
+    weights = {name: x.requires_grad_() for name, x in values(0).items()}
+    decayed = [x for x in weights.values() if x.dim() >= 2 or config.decay_vectors]
+    plain = [x for x in weights.values() if x.dim() < 2 and not config.decay_vectors]
+    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+    groups = [group for group in groups if group["params"]]
+    theirs = torch.optim.AdamW(groups, betas=tuple(config.betas), eps=config.eps, fused=not deterministic)
+    for step in range(10):
+        for name, gradient in values(100 + step).items():
+            weights[name].grad = gradient
+        for group in theirs.param_groups:
+            group["lr"] = 1e-2 / (step + 1)
+        theirs.step()
+    for name, x in weights.items():
+        assert found[name].equal(x.detach()), name
+
+
+def test_adamw_of_pieces_is_adamw_of_the_whole_to_the_bit_where_it_is_deterministic():
+    whole, cut = (Pieces(values(0), cut=cut) for cut in (False, True))
+    one, other = (trained(adamw_of(pieces), pieces) for pieces in (whole, cut))
+    assert any(len(boxes) > 1 for boxes in cut.boxes.values())
+    assert all(one[name].equal(other[name]) for name in SHAPES)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
+def test_state_that_was_saved_goes_on_where_it_was(kind, cut):
+    """Through the shards and `state()` alone, into an optimizer that has never stepped."""
+
+    def optimizer_of(pieces):
+        return adamw_of(pieces) if kind == "adamw" else muon_of(pieces)
+
+    straight = Pieces(values(0), cut)
+    first = optimizer_of(straight)
+    trained(first, straight, steps=4)
+    stored = {(shard.name, shard.offset): shard.local.clone() for shard in first.shards()}
+    again = Pieces(straight.whole(), cut)
+    second = optimizer_of(again)
+    for shard in second.shards():
+        shard.local.copy_(stored.pop((shard.name, shard.offset)))
+    assert not stored
+    second.load_state(first.state())
+    one, other = trained(first, straight), trained(second, again)
+    assert all(one[name].equal(other[name]) for name in SHAPES)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_state_lies_as_the_registry_says(kind):
+    pieces = Pieces(values(0), cut=True)
+    optimizer = adamw_of(pieces) if kind == "adamw" else muon_of(pieces)
+    held = {}
+    for shard in optimizer.shards():
+        assert shard.global_shape == optimizer.registry[shard.name].shape
+        assert str(shard.dtype) == f"torch.{optimizer.registry[shard.name].dtype}"
+        held.setdefault(shard.name, []).append(Box(shard.offset, tuple(shard.local.shape)))
+    assert {name: optimizer.registry.boxes(name) for name in optimizer.registry} == held
+    names = {name.split("/")[1] for name in held}
+    assert names == ({"exp_avg", "exp_avg_sq"} if kind == "adamw" else {"exp_avg", "exp_avg_sq", "momentum"})
+
+
+def muon_of(pieces, **settings):
+    named = pieces.parameters()
+    matrices = [p for p in named if len(p.shape) >= 2 and p.name != "b.weight"]
+    rest = [p for p in named if p not in matrices]
+    return MuonOptimizer(Muon(**settings), pieces, matrices, rest, True)
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_muon_is_torchs_within_what_bfloat16_rounds(nesterov):
+    """torch's iterates in bfloat16; the whole update is compared, weight decay and size included."""
+    pieces = Pieces(values(0), cut=False)
+    before = pieces.whole()["a.weight"]
+    found = trained(muon_of(pieces, nesterov=nesterov), pieces, steps=3)["a.weight"]
+    weight = values(0)["a.weight"].requires_grad_()
+    theirs = torch.optim.Muon([weight], nesterov=nesterov, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for step in range(3):
+        weight.grad = values(100 + step)["a.weight"]
+        theirs.param_groups[0]["lr"] = 1e-2 / (step + 1)
+        theirs.step()
+    moved, expected = found - before, weight.detach() - before
+    assert (moved - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize("shape", [(16, 64), (64, 16), (24, 48)])
+def test_newton_schulz_makes_singular_values_about_one_and_keeps_directions(shape):
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    made = orthogonalise(matrix)
+    singular = torch.linalg.svdvals(made)
+    assert singular.min() > 0.6
+    assert singular.max() < 1.3
+    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
+    inner = u.T @ made @ vh.T
+    off = inner - torch.diag(inner.diagonal())
+    assert off.abs().max() < 1e-10
+    assert made.dtype == torch.float64
+
+
+def test_each_matrix_of_a_stack_is_orthogonalised_by_itself():
+    stack = values(3)["stack"]
+    made = orthogonalise_stack(stack, 5)
+    assert all(made[i].equal(orthogonalise(stack[i])) for i in range(len(stack)))
+
+
+def test_muon_of_pieces_is_muon_of_the_whole_to_the_bit():
+    one, other = (trained(muon_of(pieces), pieces) for pieces in (Pieces(values(0), cut) for cut in (False, True)))
+    assert all(one[name].equal(other[name]) for name in SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("config", "word"),
+    [
+        (Adamw(betas=[0.9]), "betas"),
+        (Adamw(betas=[0.9, 1.0]), "betas"),
+        (Muon(momentum=1.0), "momentum"),
+        (Muon(iterations=0), "iterations"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(config, word):
+    (problem,) = config.check(SimpleNamespace())
+    assert word in problem.what
+    assert Muon().check(SimpleNamespace()) == []

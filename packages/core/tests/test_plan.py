@@ -1,0 +1,223 @@
+"""The plan of every shape that ships, and the published sizes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+
+import pytest
+
+from gangline import plugins
+from gangline.errors import UserError
+from gangline.model.build import construct
+from gangline.model.compose import compose_model
+from gangline.model.flops import parameter_count
+from gangline.model.plan import decoder
+from gangline.model.shapes import PARTS, DecoderConfig
+from gangline.model.tree import FeedForwardNode, parameter_shapes, replaced
+from gangline.parts import EditConfig, Part
+from gangline.plan import Cut, Init, Name, Plan, Seam, matches
+
+# What the models' own pages and config.json files come to, in parameters.
+PUBLISHED = {
+    "gpt2-124m": 123_551_232,  # GPT-2 small has 124,439,808, with learned positions and biases
+    "llama3-1b": 1_235_814_400,
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3-405b": 405_853_388_800,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
+}
+BY_NAME = {part.name: part for part in PARTS}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_shapes_have_their_published_number_of_parameters(name):
+    tree, _ = decoder(BY_NAME[name].config())
+    assert parameter_count(tree) == PUBLISHED[name]
+
+
+def test_tiny_is_tiny():
+    assert parameter_count(decoder(BY_NAME["tiny"].config())[0]) < 3_000_000
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
+class TestEveryPart:
+    def test_its_plan_says_all_and_nothing_too_much(self, part):
+        tree, plan = decoder(part.config())
+        names = parameter_shapes(tree)
+        assert plan.unmatched(names) == []
+        for name in names:
+            assert plan.init(name)
+            assert [rule for rule in plan.names if rule.translate(name)], name
+        for rule in plan.names:
+            assert any(rule.translate(name) for name in [*names, *dict(plan.tied)]), rule
+        theirs = [rule.translate(name) for name in names for rule in plan.names if rule.translate(name)]
+        assert len(set(theirs)) == len(names)
+
+    def test_every_matrix_may_be_cut_and_divides_into_units(self, part):
+        tree, plan = decoder(part.config())
+        for name, shape in parameter_shapes(tree).items():
+            cut = plan.cut(name)
+            if len(shape) == 1:
+                assert cut is None, name
+            else:
+                assert cut is not None, name
+                assert shape[cut.dim] % cut.unit == 0
+
+    def test_the_meta_model_has_the_shapes_of_the_tree(self, part):
+        config = replace(part.config(), layers=2)
+        tree, plan = decoder(config)
+        model = construct(tree)
+        assert {name: tuple(p.shape) for name, p in model.named_parameters()} == parameter_shapes(tree)
+        modules = dict(model.named_modules())
+        assert {plan.embed, plan.blocks, plan.head} <= set(modules)
+        assert len(modules[plan.blocks]) == plan.layers == plan.facts["layers"] == 2
+        for seam in plan.seams:
+            found = [module for path, module in modules.items() if path and matches(seam.pattern, path)]
+            assert any(callable(getattr(module, seam.name, None)) for module in found)
+
+    def test_its_configuration_has_no_problems(self, part):
+        assert part.config().check(None) == []
+
+    def test_it_is_offered(self, part):
+        offer = plugins.installed().part_of(part.config())
+        assert (offer.group, offer.part.name) == ("model", part.name)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"dim": 100, "heads": 12}, ["model.dim=100", "model.heads=12", "1, 2, 4, 5, 10, 20, 25, 50, 100"]),
+        ({"heads": 12, "kv_heads": 5}, ["model.kv_heads=5", "1, 2, 3, 4, 6, 12"]),
+        ({"head_dim": 15}, ["model.head_dim=15 is odd", "model.head_dim=16"]),
+        ({"dim": 36, "heads": 12}, ["model.head_dim=3 is odd"]),
+        ({"layers": 0, "vocab_size": -1}, ["model.layers=0", "model.vocab_size=-1"]),
+        ({"weights": "/nowhere"}, ["model.weights", "/nowhere", "config.json"]),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(values, words):
+    text = "\n".join(
+        line for problem in DecoderConfig(**values).check(None) for line in (problem.what, *problem.details())
+    )
+    for word in words:
+        assert word in text
+
+
+def test_all_of_it_is_there_without_torch():
+    code = (
+        "import sys\n"
+        "from gangline.model.shapes import PARTS\n"
+        "from gangline.model.plan import decoder\n"
+        "from gangline.model.compose import compose_model\n"
+        "from gangline.model.flops import flops_per_token, parameter_count\n"
+        "import gangline.interop, gangline.interop.commands\n"
+        "tree, plan = decoder(PARTS[0].config())\n"
+        "flops_per_token(tree, 128), parameter_count(tree)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class TestRules:
+    def test_a_star_is_one_component(self):
+        assert matches("blocks.*.wq", "blocks.3.wq")
+        assert matches("blocks.*.wq", "blocks.3.wq.weight")
+        assert not matches("blocks.*.wq", "blocks.3.x.wq")
+        assert not matches("blocks.*.wq", "blocks.3.wqs")
+
+    def test_the_first_rule_counts_and_an_edit_comes_first(self):
+        plan = Plan("e", "b", "h", 1, inits=(Init("b.*.w", "normal", 1.0), Init("b", "constant")))
+        assert plan.init("b.0.w.weight").distribution == "normal"
+        assert plan.init("b.0.x.weight").distribution == "constant"
+        assert plan.extended(inits=(Init("b.0.w", "uniform"),)).init("b.0.w.weight").distribution == "uniform"
+        with pytest.raises(LookupError, match=r"c\.weight"):
+            plan.init("c.weight")
+
+    def test_cuts(self):
+        plan = Plan("e", "b", "h", 1, cuts=(Cut.colwise("b.*.up", 4), Cut.rowwise("b.*.down")))
+        assert plan.cut("b.0.up.weight") == Cut("b.*.up", 0, "tp", 4)
+        assert plan.cut("b.0.down.weight").dim == 1
+        assert plan.cut("b.0.norm.weight") is None
+
+    def test_names_carry_what_the_stars_matched(self):
+        assert Name("b.*.e.*.w", "layers.{0}.experts.{1}.w").translate("b.3.e.7.w") == "layers.3.experts.7.w"
+        assert Name("b.*.w", "layers.{0}.{n}.w", "stack").translate("b.3.w") == "layers.3.{n}.w"
+        assert Name("b.*.w", "layers.{0}.w").translate("b.3.w.bias") is None
+
+    def test_patterns_that_match_nothing_are_found(self):
+        plan = Plan("e", "b", "h", 1, cuts=(Cut("b.*.q", 0),), inits=(Init("b", "normal"), Init("x", "normal")))
+        assert plan.unmatched(["b.0.k.weight"]) == ["b.*.q", "x"]
+
+    def test_ties(self):
+        plan = decoder(DecoderConfig(tied=True))[1]
+        assert plan.owner("head.weight") == "embed.weight"
+        assert plan.owner("embed.weight") == "embed.weight"
+        assert Seam("loss", "head") in plan.seams
+
+
+@dataclass
+class Widen(EditConfig):
+    """Makes the feed-forward of the chosen blocks wider."""
+
+    at: tuple[str, ...] = ()
+    hidden: int = 8
+
+
+@dataclass
+class Other(Widen):
+    """Another edit, of another group."""
+
+
+def widen(tree, plan, options):
+    for path in options.at:
+        if path.endswith("feed_forward"):
+            tree = replaced(tree, path, FeedForwardNode(dim=plan.facts["dim"], hidden=options.hidden))
+    return tree, plan.extended(full=(type(options).__name__,)), list(options.at)
+
+
+class TestEdits:
+    @pytest.fixture
+    def run(self, monkeypatch):
+        """A run whose two edits are offered as if plugins did."""
+        from gangline.config.defaults import default_run
+
+        parts = {cls: Part(name="on", config=cls, build=f"{__name__}:widen", summary="wider") for cls in (Widen, Other)}
+        known = plugins.installed()
+
+        class Installed:
+            def part_of(self, config):
+                part = parts.get(type(config))
+                return known.part_of(config) if part is None else type("Offer", (), {"part": part})
+
+        monkeypatch.setattr("gangline.model.compose.installed", Installed)
+        return default_run()
+
+    def test_they_change_the_tree(self, run):
+        run.edits = {
+            "wide": Widen(at=("blocks.0.feed_forward",)),
+            "other": Other(at=("blocks.1.feed_forward",), hidden=9),
+        }
+        tree, plan = compose_model(run)
+        assert [block.feed_forward.hidden for block in tree.blocks][:3] == [8, 9, run.model.hidden]
+        assert plan.full == ("Widen", "Other")  # `other` came first: in order of the groups' names
+
+    def test_an_edit_may_claim_what_lies_in_its_own(self, run):
+        run.edits = {"wide": Widen(at=("blocks.0.feed_forward", "blocks.0"))}
+        compose_model(run)
+
+    @pytest.mark.parametrize("inside", ["blocks.0.feed_forward", "blocks.0"])
+    def test_two_that_want_one_node_are_refused(self, run, inside):
+        run.edits = {"wide": Widen(at=("blocks.0.feed_forward",)), "other": Other(at=(inside,))}
+        with pytest.raises(UserError) as caught:
+            compose_model(run)
+        assert "other" in caught.value.what
+        assert "wide" in caught.value.what
+        assert inside in caught.value.what
+        assert "wide=off" in str(caught.value)
+
+    @pytest.mark.parametrize("paths", [("blocks.1", "blocks.10"), ("blocks.10", "blocks.1")])
+    def test_names_that_only_begin_alike_do_not_clash(self, run, paths):
+        run.edits = {"wide": Widen(at=paths[:1]), "other": Other(at=paths[1:])}
+        compose_model(run)

@@ -1,0 +1,337 @@
+"""Discovery: what is found, what is refused, and what a user is told. Each environment is a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from gangline import catalogue
+from gangline.errors import UserError
+from gangline.hooks import GROUP_OF
+from gangline.parts import GROUPS
+from gangline.plugins import OFF, build, installed
+
+pytestmark = pytest.mark.usefixtures("core_alone")
+
+CHECKPOINT = """
+from dataclasses import dataclass
+from gangline import Part, hookimpl
+from gangline.parts import CheckpointConfig
+
+@dataclass
+class Config(CheckpointConfig):
+    depth: int = 3
+
+@hookimpl
+def gangline_checkpointers():
+    return [Part(name="{name}", config=Config, build="{module}:build", summary="Keeps things")]
+
+def build(config, run, store):
+    return ("built", config.depth)
+"""
+
+ASK = """
+import json, sys
+from gangline.errors import UserError
+from gangline.plugins import installed
+found = installed()
+said = {}
+for choice in sys.argv[1:]:
+    try:
+        found.refuse_clashes()
+        said[choice] = found.find(*choice.split("=")).supplier
+    except UserError as error:
+        said[choice] = str(error)
+print(json.dumps({
+    "said": said,
+    "failures": [[f.supplier, f.why, f.mend] for f in found.failures],
+    "clashes": found.clashes,
+    "offers": {group: sorted(found.offers(group)) for group in found.groups()},
+    "edits": sorted(found.edit_groups()),
+    "torch": "torch" in sys.modules,
+}))
+"""
+
+
+def checkpointer(name: str, module: str) -> str:
+    return CHECKPOINT.format(name=name, module=module)
+
+
+def ask(strangers, *choices: str, plugins: str | None = None) -> dict:
+    """What a process with these distributions on its path finds."""
+    environment = {key: value for key, value in os.environ.items() if key != "GANGLINE_PLUGINS"} | strangers.environment
+    if plugins is not None:
+        environment["GANGLINE_PLUGINS"] = plugins
+    command = [sys.executable, "-c", ASK, *choices]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    return json.loads(done.stdout)
+
+
+def test_a_stranger_is_found_with_its_supplier_and_without_torch(strangers):
+    strangers.add("gangline-deep", checkpointer("deep", "gangline_deep"), version="2.5.1")
+    found = ask(strangers, "checkpoint=deep")
+    assert found["said"] == {"checkpoint=deep": "gangline-deep 2.5.1"}
+    assert "deep" in found["offers"]["checkpoint"]
+    assert found["failures"] == []
+    assert found["torch"] is False
+
+
+def test_two_plugins_of_one_name_are_refused_with_both_named(strangers):
+    strangers.add("gangline-one", checkpointer("one", "gangline_one"), plugin="deep", version="1.0")
+    strangers.add("gangline-two", checkpointer("two", "gangline_two"), plugin="deep", version="2.0")
+    found = ask(strangers, "checkpoint=torch")
+    said = found["said"]["checkpoint=torch"]
+    assert "two installed packages claim the plugin name 'deep': gangline-one 1.0, gangline-two 2.0." in said
+    assert "GANGLINE_PLUGINS=gangline-one" in said
+    assert not {"one", "two"} & set(found["offers"]["checkpoint"])
+
+
+def test_naming_one_of_the_two_settles_it(strangers):
+    strangers.add("gangline-one", checkpointer("one", "gangline_one"), plugin="deep")
+    strangers.add("gangline-two", checkpointer("two", "gangline_two"), plugin="deep")
+    found = ask(strangers, "checkpoint=two", plugins="gangline-two")
+    assert found["said"] == {"checkpoint=two": "gangline-two 0.1.0"}
+    assert found["clashes"] == []
+
+
+def test_nobody_else_may_be_called_gangline(strangers):
+    strangers.add("gangline-impostor", checkpointer("deep", "gangline_impostor"), plugin="gangline")
+    found = ask(strangers, "checkpoint=torch")
+    assert "gangline itself" in found["said"]["checkpoint=torch"]
+    assert "gangline-impostor 0.1.0" in found["said"]["checkpoint=torch"]
+
+
+def test_two_parts_of_one_name_are_refused_with_both_named(strangers):
+    strangers.add("gangline-one", checkpointer("deep", "gangline_one"), version="1.0")
+    strangers.add("gangline-two", checkpointer("deep", "gangline_two"), version="2.0")
+    said = ask(strangers, "checkpoint=deep")["said"]["checkpoint=deep"]
+    assert "two installed packages offer checkpoint=deep: gangline-one 1.0, gangline-two 2.0." in said
+    assert "Uninstall one" in said
+
+
+def test_a_part_that_core_has_is_refused_too(strangers):
+    strangers.add("gangline-one", checkpointer("torch", "gangline_one"))
+    said = ask(strangers, "checkpoint=torch")["said"]["checkpoint=torch"]
+    assert "offer checkpoint=torch: gangline 0" in said
+    assert "gangline-one 0.1.0" in said
+
+
+def test_a_broken_plugin_harms_nobody_until_it_is_chosen(strangers):
+    strangers.add("gangline-ckpt-zarr", "import no_such_module\n", requires="no-such-module>=3.1 ; extra == 'x'")
+    found = ask(strangers, "checkpoint=torch", "checkpoint=zarr")
+    assert found["said"]["checkpoint=torch"].startswith("gangline ")
+    said = found["said"]["checkpoint=zarr"]
+    assert said.splitlines()[0] == "checkpoint=zarr is not available here."
+    assert "gangline-ckpt-zarr 0.1.0 is installed but failed to import: ModuleNotFoundError" in said
+    assert "Its own requirement is no-such-module>=3.1; try  pip install --upgrade gangline-ckpt-zarr" in said
+
+
+def test_a_broken_plugin_that_nobody_knows_is_named_as_a_possible_supplier(strangers):
+    strangers.add("acme-things", "raise RuntimeError('out of coffee')\n")
+    said = ask(strangers, "checkpoint=vault")["said"]["checkpoint=vault"]
+    assert "acme-things 0.1.0 may be what offers it" in said
+    assert "RuntimeError: out of coffee" in said
+
+
+@pytest.mark.parametrize(("contract", "mend"), [("v0", "--upgrade gangline-ckpt-zarr"), ("v2", "--upgrade gangline")])
+def test_a_plugin_of_another_contract_is_named_without_being_imported(strangers, contract, mend):
+    strangers.add("gangline-ckpt-zarr", "raise SystemExit('imported')\n", contract=contract, version="0.4.0")
+    found = ask(strangers, "checkpoint=zarr")
+    said = found["said"]["checkpoint=zarr"]
+    assert f"gangline-ckpt-zarr 0.4.0 speaks plugin contract {contract}; this gangline speaks v1" in said
+    assert f"pip install {mend}" in said.splitlines()[2]
+
+
+def test_a_part_that_is_not_installed_is_explained_by_the_catalogue(strangers):
+    said = ask(strangers, "checkpoint=zarr", "moe=on", "parallel=3d")["said"]
+    assert "It is supplied by gangline-ckpt-zarr:  pip install gangline-ckpt-zarr" in said["checkpoint=zarr"]
+    assert "Installed choices for moe: off." in said["moe=on"]
+    assert "pip install gangline-parallel-megatron-style" in said["parallel=3d"]
+
+
+def test_a_known_supplier_without_the_part_should_be_upgraded(strangers):
+    strangers.add("gangline-ckpt-zarr", checkpointer("zarr_old", "gangline_ckpt_zarr"))
+    said = ask(strangers, "checkpoint=zarr")["said"]["checkpoint=zarr"]
+    assert "0.1.0 is installed but does not offer it:  pip install --upgrade gangline-ckpt-zarr" in said
+
+
+def test_slips_are_guessed(strangers):
+    said = ask(strangers, "checkpoint=trch", "checkpiont=torch")["said"]
+    assert "Did you mean checkpoint=torch?" in said["checkpoint=trch"]
+    assert "there is no group 'checkpiont'" in said["checkpiont=torch"]
+    assert "Did you mean checkpoint=torch?" in said["checkpiont=torch"]
+
+
+def test_the_variable_limits_what_is_loaded(strangers):
+    strangers.add("gangline-ckpt-zarr", checkpointer("zarr", "gangline_ckpt_zarr"), plugin="zarr")
+    strangers.add("gangline-broken", "raise RuntimeError\n")
+    core_alone = ask(strangers, "checkpoint=zarr", plugins="")
+    assert "which GANGLINE_PLUGINS leaves out; add zarr" in core_alone["said"]["checkpoint=zarr"]
+    assert core_alone["failures"] == []
+    assert ask(strangers, "checkpoint=zarr", plugins="zarr, ")["said"]["checkpoint=zarr"] == "gangline-ckpt-zarr 0.1.0"
+    assert ask(strangers, plugins="zrr")["failures"][0][1] == "is named by GANGLINE_PLUGINS, but is not installed"
+
+
+PREAMBLE = """
+from dataclasses import dataclass
+from gangline import Command, Part, hookimpl
+from gangline.parts import CheckpointConfig, EditConfig, PartConfig
+
+class NoDataclass: pass
+@dataclass
+class Config(CheckpointConfig): pass
+@dataclass
+class Bare: pass
+"""
+
+BREACHES = {
+    "an unknown hook": ("@hookimpl\ndef gangline_speeds(): return []", "unknown hook 'gangline_speeds'"),
+    "a hook with an argument": (
+        "@hookimpl\ndef gangline_checkpointers(run): return []",
+        "Argument(s) {'run'} are declared in the hookimpl but can not be found in the hookspec",
+    ),
+    "something that is no part": (
+        "@hookimpl\ndef gangline_checkpointers(): return ['deep']",
+        "'deep', which is no Part",
+    ),
+    "a configuration that is no dataclass": (
+        "@hookimpl\ndef gangline_checkpointers(): yield Part(name='a', config=NoDataclass, build='m:b', summary='s')",
+        "config must be a dataclass",
+    ),
+    "a configuration of another group": (
+        "@hookimpl\ndef gangline_checkpointers():\n    yield Part(name='a', config=Bare, build='m:b', summary='s')",
+        "Bare must derive from gangline.parts.CheckpointConfig",
+    ),
+    "a part without a group": (
+        "@hookimpl\ndef gangline_parts():\n    yield Part(name='a', config=Config, build='m:b', summary='s')",
+        "names no group",
+    ),
+    "a group that is a section": (
+        "@hookimpl\ndef gangline_parts(): yield Part(group='batch', name='a', config=Config, build='m:b', summary='s')",
+        "'batch' cannot be the name of a group",
+    ),
+    "one class for two parts": (
+        "@hookimpl\ndef gangline_checkpointers():\n"
+        "    for name in ('a', 'b'):\n        yield Part(name=name, config=Config, build='m:b', summary='s')",
+        "checkpoint=a and checkpoint=b share the class Config",
+    ),
+    "a class of core's own": (
+        "from gangline.checkpoint.config import TorchCheckpoint\n@hookimpl\ndef gangline_checkpointers():\n"
+        "    yield Part(name='a', config=TorchCheckpoint, build='m:b', summary='s')",
+        "checkpoint=torch and checkpoint=a share the class TorchCheckpoint",
+    ),
+    "a name with capitals": (
+        "@hookimpl\ndef gangline_checkpointers(): yield Part(name='Deep', config=Config, build='m:b', summary='s')",
+        "must be lower-case",
+    ),
+    "a hook that raises": ("@hookimpl\ndef gangline_checkpointers(): raise OSError('no disk')", "OSError: no disk"),
+}
+
+
+@pytest.mark.parametrize("breach", BREACHES)
+def test_a_breach_of_the_contract_is_a_failure_that_says_what(strangers, breach):
+    source, message = BREACHES[breach]
+    strangers.add("gangline-breach", PREAMBLE + source)
+    strangers.add("gangline-deep", checkpointer("deep", "gangline_deep"))
+    found = ask(strangers, "checkpoint=deep", "checkpoint=torch")
+    [(supplier, why, mend)] = found["failures"]
+    assert supplier == "gangline-breach 0.1.0"
+    assert "breaks the plugin contract" in why
+    assert message in why
+    assert mend == "Try  pip install --upgrade gangline-breach"
+    assert found["said"]["checkpoint=deep"] == "gangline-deep 0.1.0"  # the others go on
+    assert "a" not in found["offers"]["checkpoint"]
+
+
+def test_a_group_of_edits_is_told_by_its_class(strangers):
+    source = PREAMBLE + textwrap.dedent("""
+        @dataclass
+        class Edit(EditConfig): pass
+        @dataclass
+        class Plain(PartConfig): pass
+        @hookimpl
+        def gangline_parts():
+            yield Part(group="lora", name="on", config=Edit, build="m:b", summary="An edit")
+            yield Part(group="weather", name="rain", config=Plain, build="m:b", summary="None")
+    """)
+    strangers.add("gangline-lora", source)
+    found = ask(strangers)
+    assert found["edits"] == ["lora", "moe"]
+    assert found["offers"]["weather"] == ["rain"]
+
+
+# --- what core brings itself -----------------------------------------------------------------------------------------
+
+
+def test_core_has_a_default_for_every_group():
+    from gangline.config.defaults import DEFAULTS
+
+    assert set(DEFAULTS) == set(GROUPS)
+    for group, choice in DEFAULTS.items():
+        for name in choice if isinstance(choice, list) else [choice]:
+            assert installed().find(group, name).distribution == "gangline"
+
+
+def test_every_hook_of_core_is_filled_and_every_part_says_what_it_does():
+    assert installed().failures == []
+    for group in GROUPS:
+        if group != "health":
+            assert installed().offers(group)
+    assert set(GROUP_OF.values()) < set(GROUPS)
+
+
+def test_every_configuration_tells_its_part():
+    for group in installed().groups():
+        for name, offer in installed().offers(group).items():
+            assert installed().part_of(offer.part.config()).part.name == name
+
+
+def test_a_foreign_class_tells_no_part():
+    from gangline.parts import CheckpointConfig
+
+    with pytest.raises(
+        UserError, match=r"no installed part has the configuration class gangline\.parts\.CheckpointConfig"
+    ):
+        installed().part_of(CheckpointConfig())
+
+
+def test_off_is_a_choice_of_every_group_beside_cores():
+    assert installed().choices("moe")[0] == OFF
+    assert OFF not in installed().choices("parallel")
+
+
+def test_build_calls_the_parts_function_with_its_configuration_first():
+    from gangline.checkpoint.config import Off
+    from gangline.config import default_run
+
+    run = default_run(checkpoint="off", run={"dir": "somewhere"})
+    assert build(Off(), run, None).run_dir == "somewhere"
+
+
+def test_a_build_whose_requirement_is_missing_is_the_users_to_mend(strangers, monkeypatch):
+    source = checkpointer("deep", "gangline_deep_work")
+    strangers.add("gangline-deep", source)
+    (strangers.site / "gangline_deep_work.py").write_text("import no_such_module\n")
+    monkeypatch.syspath_prepend(str(strangers.site))
+    installed.cache_clear()
+    try:
+        offer = installed().find("checkpoint", "deep")
+        with pytest.raises(UserError) as caught:
+            build(offer.part.config())
+    finally:
+        installed.cache_clear()
+    assert "checkpoint=deep needs the Python package 'no_such_module', which is not installed." in str(caught.value)
+    assert "pip install --upgrade gangline-deep" in str(caught.value)
+
+
+def test_the_catalogue_names_parts_by_group():
+    assert catalogue.supplier("moe", "mixtral_8x7b") == "gangline-moe"
+    assert catalogue.supplier("moe", "nothing") is None
+    assert {"on", "deepseek_v3"} <= set(catalogue.names("moe"))
+    assert catalogue.suppliers("health") == {"gangline-health": "more"}
+    assert catalogue.edit_groups() == {"moe"}

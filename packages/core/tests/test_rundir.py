@@ -1,0 +1,269 @@
+"""Run directories: whole or not there, one `train` at a time, and nothing secret in them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gangline import provenance
+from gangline.config import default_run
+from gangline.config.serial import to_dict
+from gangline.errors import UserError
+from gangline.rundir import RunDirectory, fresh, write_whole
+
+
+@pytest.fixture
+def directory(tmp_path):
+    made = RunDirectory.create(default_run(run={"dir": str(tmp_path / "out"), "steps": 5}), ["train", "run.steps=5"])
+    yield made
+    made.unlock()
+
+
+def test_what_is_written_describes_the_run(directory):
+    assert yaml.safe_load(directory.config.read_text())["run"]["steps"] == 5
+    parts = json.loads(directory.parts.read_text())
+    assert parts["model"] == {"part": "tiny", "distribution": "gangline", "version": parts["model"]["version"]}
+    assert [part["part"] for part in parts["track"]] == ["console", "jsonl", "tensorboard"]
+    [start] = directory.read_provenance()["starts"]
+    assert start["command"] == ["train", "run.steps=5"]
+    assert start["versions"]["torch"].startswith("2.")
+    assert directory.logs.is_dir()
+    assert directory.checkpoints.is_dir()
+
+
+def test_the_run_is_read_back_with_the_directory_where_it_lies_now(directory, tmp_path):
+    moved = tmp_path / "moved"
+    directory.path.rename(moved)
+    run = RunDirectory.open(moved).run()
+    assert run.run.dir == str(moved)
+    run.run.dir = str(tmp_path / "out")
+    assert to_dict(run) == yaml.safe_load((moved / "config.yaml").read_text())
+
+
+def test_an_open_choice_stays_open_in_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = RunDirectory.create(default_run(run={"name": "a b/c"}))
+    assert made.path.parent.name == "runs"
+    assert made.path.name.endswith("-a-b-c")
+    assert made.content()["run"]["dir"] is None
+    made.unlock()
+    other = RunDirectory.create(default_run(run={"name": "a b/c"}))
+    assert other.path != made.path
+    other.unlock()
+
+
+def test_two_runs_of_one_second_do_not_meet(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = fresh("x")
+    first.mkdir(parents=True)
+    assert fresh("x") != first
+
+
+@pytest.mark.parametrize("content", ["", "run: {steps: 5}\n", "parts: {model"])
+def test_a_half_written_configuration_is_refused(directory, content):
+    directory.config.write_text(content)
+    with pytest.raises(UserError, match=r"is cut short: its last line must be '\.\.\.'"):
+        RunDirectory.open(directory.path)
+
+
+def test_every_cut_of_the_file_is_noticed(directory):
+    text = directory.config.read_text()
+    for length in range(0, len(text) - 1, 37):
+        directory.config.write_text(text[:length])
+        with pytest.raises(UserError):
+            RunDirectory.open(directory.path)
+
+
+def test_a_directory_without_a_configuration_is_refused(directory):
+    directory.config.unlink()
+    with pytest.raises(UserError, match="was only half-written: it has no config"):
+        RunDirectory.open(directory.path)
+
+
+def test_a_missing_directory_is_refused_and_its_neighbours_are_named(directory):
+    with pytest.raises(UserError, match=f"Runs there: {directory.path}"):
+        RunDirectory.open(directory.path.with_name("outt"))
+
+
+def test_a_directory_that_holds_a_run_is_not_taken_again(directory):
+    directory.unlock()
+    with pytest.raises(UserError, match="already holds a run") as caught:
+        RunDirectory.create(default_run(run={"dir": str(directory.path)}))
+    assert f"train resume={directory.path}" in str(caught.value)
+    assert f"train from={directory.path}" in str(caught.value)
+
+
+def test_a_directory_that_may_not_be_written_is_refused():
+    code = (
+        "import os, sys\n"
+        "from gangline.rundir import RunDirectory\nfrom gangline.config import default_run\n"
+        "run = default_run(run={'dir': sys.argv[1]})\n"
+        "if os.geteuid() == 0: os.setegid(65534); os.seteuid(65534)\n"  # nothing is read-only to root
+        "RunDirectory.create(run)"
+    )
+    with tempfile.TemporaryDirectory() as name:
+        closed = Path(name)
+        closed.chmod(0o555)
+        for target in (closed, closed / "deeper"):
+            done = subprocess.run([sys.executable, "-c", code, str(target)], capture_output=True, text=True, timeout=60)
+            assert f"cannot write the run directory {target}: Permission denied." in done.stderr
+
+
+def test_a_file_in_the_way_is_refused(tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(UserError, match="cannot write the run directory"):
+        RunDirectory.create(default_run(run={"dir": str(tmp_path / "out")}))
+
+
+HOLD = """
+import sys, time
+from gangline.rundir import RunDirectory
+directory = RunDirectory.open(sys.argv[1])
+directory.lock()
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_second_process_is_refused_while_the_first_lives(directory):
+    directory.unlock()
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(directory.path)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match=f"is in use: another train, pid {holder.pid} on "):
+            RunDirectory.open(directory.path).lock()
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        again = RunDirectory.open(directory.path)
+        again.lock()  # a killed holder leaves no lock behind
+        again.unlock()
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def test_the_first_of_two_creators_wins(directory):
+    with pytest.raises(UserError, match="is in use"):
+        RunDirectory.create(default_run(run={"dir": str(directory.path)}))
+
+
+def test_a_kill_while_writing_leaves_the_old_file_or_the_new_one(tmp_path):
+    target = tmp_path / "config.yaml"
+    old, new = "old\n" * 20000, "new\n" * 20000
+    code = (
+        "import sys; from pathlib import Path; from gangline.rundir import write_whole\n"
+        "print('go', flush=True)\nfor _ in range(100000): write_whole(Path(sys.argv[1]), 'new\\n' * 20000)"
+    )
+    for number in range(6):
+        target.write_text(old)
+        writer = subprocess.Popen([sys.executable, "-c", code, str(target)], stdout=subprocess.PIPE, text=True)
+        assert writer.stdout.readline() == "go\n"
+        time.sleep(0.002 * number)
+        writer.kill()
+        writer.wait()
+        assert target.read_text() in (old, new)
+
+
+def test_nothing_is_left_beside_a_file_that_could_not_be_written(tmp_path):
+    with pytest.raises(TypeError):
+        write_whole(tmp_path / "a", b"bytes")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_facts_are_added(directory):
+    directory.add_provenance("data", {"fingerprint": "abc"})
+    facts = RunDirectory.open(directory.path).read_provenance()
+    assert facts["data"] == {"fingerprint": "abc"}
+    assert len(facts["starts"]) == 1
+
+
+def test_a_resumed_run_notes_its_start_and_keeps_where_it_was_to_lie(directory):
+    run = directory.run()
+    run.run.steps = 9
+    directory.rewrite(run, ["train", "resume=out"], {"run.steps": [5, 9]})
+    assert directory.content()["run"]["steps"] == 9
+    starts = directory.read_provenance()["starts"]
+    assert [start["changed"] for start in starts] == [{}, {"run.steps": [5, 9]}]
+
+
+def test_other_versions_of_parts_are_told(directory):
+    parts = json.loads(directory.parts.read_text())
+    version = parts["optimizer"]["version"]
+    parts["optimizer"]["version"] = "0.0.1"
+    directory.parts.write_text(json.dumps(parts))
+    assert directory.changed_parts() == [f"optimizer=adamw: gangline 0.0.1 when the run began, gangline {version} now"]
+
+
+# --- provenance ------------------------------------------------------------------------------------------------------
+
+
+def git(folder, *words):
+    subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@example.org", *words], cwd=folder, check=True)
+
+
+def test_the_commit_and_whether_it_is_dirty_are_told(tmp_path):
+    assert provenance.git(tmp_path) is None
+    git(tmp_path, "init", "-q")
+    (tmp_path / "file").write_text("one")
+    git(tmp_path, "add", "file")
+    git(tmp_path, "commit", "-qm", "first")
+    clean = provenance.git(tmp_path)
+    assert len(clean["commit"]) == 40
+    assert clean["dirty"] is False
+    (tmp_path / "file").write_text("two")
+    assert provenance.git(tmp_path) == {**clean, "dirty": True}
+
+
+def test_secrets_on_the_command_line_are_hidden():
+    words = [
+        "track.x.api_key=abc",
+        "data.path=s3://me:hunter2@bucket/x",
+        "data.tokenizer=t.json",
+        "x.token=${oc.env:T}",
+    ]
+    assert [provenance.redact(word) for word in words] == [
+        "track.x.api_key=***",
+        "data.path=s3://me:***@bucket/x",
+        "data.tokenizer=t.json",
+        "x.token=${oc.env:T}",
+    ]
+
+
+@pytest.mark.parametrize("key", ["api_key", "track.wandb.api-key", "auth_token", "password", "s3.secret_key", "TOKEN"])
+def test_names_of_secrets(key):
+    assert provenance.looks_secret(key)
+
+
+@pytest.mark.parametrize("key", ["data.tokenizer", "tokens", "key", "run.seed", "keys", "max_tokens", "secretary"])
+def test_names_that_are_no_secrets(key):
+    assert not provenance.looks_secret(key)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"track": {"x": {"api_key": "abc"}}}, {"data": {"path": ["a", "s3://me:hunter2@bucket/x"]}}, {"token": "t"}],
+)
+def test_no_secret_is_written(content):
+    with pytest.raises(UserError, match="holds a secret"):
+        provenance.refuse_secrets(content)
+
+
+def test_what_is_no_secret_or_a_reference_is_written():
+    provenance.refuse_secrets({"token": "${oc.env:T}", "data": {"path": "s3://bucket/x"}, "api_key": None, "n": 3})
+
+
+def test_the_environment_is_not_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOME_TOKEN", "sh-very-secret")
+    made = RunDirectory.create(default_run(run={"dir": str(tmp_path / "out")}), ["train"])
+    made.unlock()
+    for path in made.path.rglob("*"):
+        if path.is_file():
+            assert "sh-very-secret" not in path.read_text()

@@ -1,0 +1,243 @@
+"""A run as plain data and back, with every mistake in it named."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline.config import Recompute, default_run
+from gangline.config.schema import SECTIONS
+from gangline.config.serial import from_dict, to_dict
+from gangline.config.values import Misfit, describe, plain, typed
+from gangline.errors import UserError
+from gangline.optimizer.config import Adamw
+from gangline.parts import LISTS
+from gangline.plugins import installed
+
+pytestmark = pytest.mark.usefixtures("core_alone")
+
+
+def through_yaml(content: dict) -> dict:
+    return yaml.safe_load(yaml.safe_dump(content, sort_keys=False))
+
+
+def test_a_run_goes_through_yaml_and_back():
+    run = default_run(optimizer=Adamw(learning_rate=1e-5), run={"name": "on", "steps": 7}, model="llama3-8b")
+    assert from_dict(through_yaml(to_dict(run))) == run
+
+
+def parts_of_core() -> list[tuple[str, str]]:
+    every = [
+        offer for group in installed().groups() if group not in LISTS for offer in installed().offers(group).values()
+    ]
+    return [(offer.group, offer.part.name) for offer in every if offer.distribution == "gangline"]
+
+
+@pytest.mark.parametrize(("group", "name"), parts_of_core())
+def test_every_part_of_core_goes_through_yaml_and_back(group, name):
+    run = default_run(**{group: name})
+    content = through_yaml(to_dict(run))
+    assert content["parts"][group] == name
+    assert from_dict(content) == run
+
+
+@given(
+    steps=st.integers(1, 10**9),
+    rate=st.floats(1e-12, 1e3),
+    name=st.text(max_size=20),
+    micro=st.none() | st.integers(1, 64),
+    path=st.none() | st.text() | st.lists(st.text(), max_size=3),
+    recompute=st.sampled_from(Recompute),
+)
+@settings(max_examples=100, deadline=None)
+def test_values_survive_whatever_they_are(steps, rate, name, micro, path, recompute):
+    run = default_run(
+        run={"steps": steps, "name": name, "recompute": recompute},
+        batch={"micro_size": micro},
+        optimizer=Adamw(learning_rate=rate),
+    )
+    run.data.path = path
+    assert from_dict(through_yaml(to_dict(run))) == run
+
+
+def test_the_document_says_what_was_chosen_and_is_complete():
+    content = to_dict(default_run(track=["jsonl"]))
+    assert content["parts"]["track"] == ["jsonl"]
+    assert set(content["track"]) == {"jsonl"}
+    assert set(SECTIONS) < set(content)
+    assert content["parts"]["health"] == []
+    assert content["run"]["dir"] is None  # what was left open stays open
+
+
+def test_every_mistake_is_told_at_once():
+    content = to_dict(default_run())
+    content["run"]["stepz"] = 3
+    content["optimizer"]["learning_rate"] = "fast"
+    content["batch"]["global_size"] = None
+    content["surprise"] = {}
+    with pytest.raises(UserError) as caught:
+        from_dict(content)
+    message = str(caught.value)
+    assert message.startswith("4 things cannot work:")
+    assert "run.stepz: run has no such option." in message
+    assert "Did you mean steps?" in message
+    assert "optimizer.learning_rate=fast: expected a number, got 'fast'." in message
+    assert "batch.global_size=null: expected a whole number, got null." in message
+    assert "surprise: there is no such section." in message
+
+
+def test_options_of_another_part_are_refused():
+    content = to_dict(default_run(optimizer="muon"))
+    content["parts"]["optimizer"] = "adamw"
+    with pytest.raises(UserError, match="optimizer=adamw has no such option"):
+        from_dict(content)
+
+
+def test_a_group_without_a_part_is_refused():
+    content = to_dict(default_run())
+    del content["parts"]["model"]
+    with pytest.raises(UserError, match="names no part for model"):
+        from_dict(content)
+
+
+def test_options_of_a_tracker_that_is_not_chosen_are_refused():
+    content = to_dict(default_run(track=["jsonl"]))
+    content["track"]["console"] = {}
+    with pytest.raises(UserError, match=r"track\.console is set, but console is not chosen"):
+        from_dict(content)
+
+
+def test_what_comes_from_the_environment_is_looked_up_and_never_written(monkeypatch):
+    monkeypatch.setenv("PLACE", "sh-secret")
+    monkeypatch.setenv("STEPS", "12")
+    content = to_dict(default_run())
+    content["run"]["name"] = "${oc.env:PLACE}"
+    content["run"]["steps"] = "${oc.env:STEPS}"
+    content["data"]["path"] = "/data/${oc.env:NOWHERE, fallback}"
+    run = from_dict(content)
+    assert (run.run.name, run.run.steps, run.data.path) == ("sh-secret", 12, "/data/fallback")
+    assert to_dict(run) == content
+    assert "sh-secret" not in yaml.safe_dump(to_dict(run))
+
+
+def test_a_variable_that_is_not_set_is_named(monkeypatch):
+    monkeypatch.delenv("NOWHERE", raising=False)
+    content = to_dict(default_run())
+    content["run"]["name"] = "${oc.env:NOWHERE}"
+    with pytest.raises(UserError, match="needs the environment variable NOWHERE"):
+        from_dict(content)
+
+
+# --- a run in plain Python -------------------------------------------------------------------------------------------
+
+
+def test_a_run_in_plain_python_takes_names_configurations_and_dicts():
+    run = default_run(model="gpt2-124m", optimizer=Adamw(learning_rate=1.0), run={"steps": 3}, track=["jsonl"])
+    assert installed().part_of(run.model).part.name == "gpt2-124m"
+    assert (run.optimizer.learning_rate, run.steps, list(run.track)) == (1.0, 3, ["jsonl"])
+
+
+def test_a_configuration_in_the_wrong_group_is_refused():
+    with pytest.raises(UserError, match="Adamw configures optimizer=adamw; it is no schedule"):
+        default_run(schedule=Adamw())
+
+
+def test_an_unknown_group_is_refused():
+    with pytest.raises(UserError, match="there is no group 'optimiser'"):
+        default_run(optimiser="adamw")
+
+
+def test_off_needs_no_plugin():
+    assert default_run(moe="off") == default_run() == default_run(moe=False)
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+class Shade(enum.Enum):
+    dark = "dark"
+    on = "on"
+
+
+@dataclass
+class Nested:
+    size: int = 1
+    names: list[str] = field(default_factory=list)
+
+
+FITS: list[tuple[Any, Any, Any]] = [
+    (int, 3, 3),
+    (int, 1e3, 1000),
+    (int, "12", 12),
+    (float, 3, 3.0),
+    (float, "1e-4", 1e-4),
+    (float, "inf", math.inf),
+    (bool, "on", True),
+    (bool, "no", False),
+    (bool, False, False),
+    (str, 7, "7"),
+    (str | None, None, None),
+    (str | None, "null", "null"),
+    (int | None, "3", 3),
+    (str | int | None, 10, 10),
+    (str | int | None, "auto", "auto"),
+    (str | list[str] | None, ["a", "b"], ["a", "b"]),
+    (list[int], ["1", 2], [1, 2]),
+    (tuple[float, float], [1, 2], (1.0, 2.0)),
+    (tuple[int, ...], [1, 2, 3], (1, 2, 3)),
+    (dict[str, float], {"a": 1}, {"a": 1.0}),
+    (Literal["a", "b"], "b", "b"),
+    (Literal["on", "off"], True, "on"),
+    (Shade, "dark", Shade.dark),
+    (Shade, True, Shade.on),
+    (Path, "a/b", Path("a/b")),
+    (Any, [1, {}], [1, {}]),
+]
+MISFITS: list[tuple[Any, Any, str]] = [
+    (int, 1.5, "expected a whole number, got 1.5"),
+    (int, True, "expected a whole number, got true"),
+    (int, "many", "expected a whole number, got 'many'"),
+    (int, None, "expected a whole number, got null"),
+    (float, [1], r"expected a number, got \[1\]"),
+    (bool, "maybe", "expected true or false, got 'maybe'"),
+    (bool, 1, "expected true or false, got 1"),
+    (str, ["a"], r"expected text, got \['a'\]"),
+    (int | None, "x", "expected a whole number or null, got 'x'"),
+    (list[int], 3, "expected a list of a whole number, got 3"),
+    (tuple[float, float], [1], "expected 2 values, got 1"),
+    (Literal["a", "b"], "c", "expected a or b, got 'c'"),
+    (Shade, "light", "expected dark or on, got 'light'"),
+    (dict[str, int], [1], r"expected a mapping, got \[1\]"),
+]
+
+
+@pytest.mark.parametrize(("hint", "value", "wanted"), FITS, ids=str)
+def test_a_value_that_fits(hint, value, wanted):
+    found = typed(hint, value)
+    assert found == wanted
+    assert type(found) is type(wanted)
+
+
+@pytest.mark.parametrize(("hint", "value", "message"), MISFITS, ids=str)
+def test_a_value_that_does_not_fit(hint, value, message):
+    with pytest.raises(Misfit, match=message):
+        typed(hint, value)
+
+
+def test_plain_opens_up_what_yaml_cannot_hold():
+    assert plain({"a": (Shade.dark, Path("x")), "b": Nested(2, ["n"])}) == {
+        "a": ["dark", "x"],
+        "b": {"size": 2, "names": ["n"]},
+    }
+
+
+def test_types_are_described_in_words():
+    assert describe(str | list[str] | None) == "text or a list of text or null"

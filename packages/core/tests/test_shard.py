@@ -1,0 +1,185 @@
+"""The registry, checked against brute force: every element of every array has its holders and one primary."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline.mesh import AXES, Mesh
+from gangline.shard import Box, Division, Layout, Registry
+
+meshes = st.fixed_dictionaries({axis: st.integers(1, 3) for axis in AXES}).map(Mesh.of)
+
+
+def bounds_of(draw, length, parts):
+    """Any boundaries, parts of length 0 among them."""
+    inner = sorted(draw(st.lists(st.integers(0, length), min_size=parts - 1, max_size=parts - 1)))
+    return (0, *inner, length)
+
+
+@st.composite
+def layouts(draw, mesh, shape=None):
+    """Cut along some dims by some axes, then perhaps over rows by another, perhaps on one stage."""
+    shape = tuple(draw(st.lists(st.integers(1, 6), min_size=0, max_size=4))) if shape is None else shape
+    axes = draw(st.permutations(AXES))
+    divisions = []
+    at = ()
+    if draw(st.booleans()):
+        axis = axes.pop()
+        at = ((axis, draw(st.integers(0, mesh.size(axis) - 1))),)
+    for dim in range(len(shape)):
+        if axes and draw(st.booleans()):
+            axis = axes.pop()
+            divisions.append(Division((axis,), (bounds_of(draw, shape[dim], mesh.size(axis)),), dim=dim))
+    if len(shape) > 1 and axes and draw(st.booleans()):
+        cut_by = tuple(axes.pop() for _ in range(draw(st.integers(1, len(axes)))))
+        earlier = 1
+        for division in divisions:
+            earlier *= len(division.bounds[0]) - 1
+        layout = Layout(shape, divisions=tuple(divisions))
+        every = []
+        for index in range(earlier):
+            parts, rest = {}, index
+            for division in reversed(divisions):
+                rest, parts[division.axes] = divmod(rest, len(division.bounds[0]) - 1)
+            rows = sum(prod(box.shape[:-1]) for box in layout.boxes(parts))
+            every.append(bounds_of(draw, rows, mesh.size(*cut_by)))
+        divisions.append(Division(cut_by, tuple(every), rows=True))
+    return Layout(shape, "float32", tuple(divisions), at)
+
+
+registries = meshes.flatmap(
+    lambda mesh: st.lists(layouts(mesh), min_size=1, max_size=4).map(
+        lambda made: Registry.of(mesh, {f"model/{i}": layout for i, layout in enumerate(made)})
+    )
+)
+
+
+@settings(deadline=None)
+@given(registries)
+def test_primary_boxes_tile_and_each_has_one_primary(registry):
+    for name in registry:
+        written = np.zeros(registry[name].shape, dtype=int)
+        for rank in range(registry.mesh.world):
+            for box, primary in registry.of_rank(name, rank):
+                assert all(length > 0 for length in box.shape)
+                written[box.slices] += primary
+        assert (written == 1).all()
+        tiles = np.zeros(registry[name].shape, dtype=int)
+        for box in registry.boxes(name):
+            tiles[box.slices] += 1
+        assert (tiles == 1).all()
+
+
+@settings(deadline=None)
+@given(registries)
+def test_holders_are_who_of_rank_says(registry):
+    for name in registry:
+        held = {}
+        for rank in range(registry.mesh.world):
+            for box, primary in registry.of_rank(name, rank):
+                ranks = held.setdefault(box, [])
+                ranks.insert(0, rank) if primary else ranks.append(rank)
+        assert {box: registry.holders(name, box) for box in registry.boxes(name)} == held
+
+
+@settings(deadline=None)
+@given(registries)
+def test_boundaries_are_those_of_the_boxes(registry):
+    for name in registry:
+        boundaries = registry[name].boundaries()
+        for box in registry.boxes(name):
+            for dim, (start, length) in enumerate(zip(box.offset, box.shape, strict=True)):
+                assert {start, start + length} <= set(boundaries[dim])
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_what_one_layout_writes_any_other_reads(data):
+    writer_mesh, reader_mesh = data.draw(meshes), data.draw(meshes)
+    writer = Registry.of(writer_mesh, {"a": data.draw(layouts(writer_mesh))})
+    shape = writer["a"].shape
+    array = np.arange(prod(shape)).reshape(shape)
+    stored = {}
+    for rank in range(writer_mesh.world):
+        stored |= {box: array[box.slices] for box, primary in writer.of_rank("a", rank) if primary}
+    reader = Registry.of(reader_mesh, {"a": data.draw(layouts(reader_mesh, shape))})
+    for rank in range(reader_mesh.world):
+        for box, _ in reader.of_rank("a", rank):
+            local = np.full(box.shape, -1)
+            for have, values in stored.items():
+                if (both := box.overlap(have)) is not None:
+                    local[both.within(box)] = values[both.within(have)]
+            assert (local == array[box.slices]).all()
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.integers(1, 8))
+def test_replicas_share_the_writing(sizes, width):
+    registry = Registry.of(
+        Mesh.of({"dp_replicate": width}), {f"model/{i}": Layout((size,)) for i, size in enumerate(sizes)}
+    )
+    load = [
+        sum(registry[name].nbytes for name in registry for _, primary in registry.of_rank(name, rank) if primary)
+        for rank in range(width)
+    ]
+    assert sum(load) == registry.nbytes
+    assert max(load) - min(load) <= 4 * max(sizes)
+
+
+def test_the_registry_does_not_depend_on_the_order_of_arrays():
+    mesh = Mesh.of({"dp_replicate": 3})
+    arrays = {f"model/{i}": Layout((i % 5 + 1, 7)) for i in range(20)}
+    again = Registry.of(mesh, dict(reversed(arrays.items())))
+    assert Registry.of(mesh, arrays).layouts == again.layouts
+
+
+def test_rows_of_a_stack_are_a_few_boxes():
+    """A stack of 3 matrices of 4 rows, rows 2 to 9 of 12: the end of one, a whole one, the start of one."""
+    layout = Layout((3, 4, 5), divisions=(Division(("dp_shard",), ((0, 2, 9, 12),), rows=True),))
+    assert layout.boxes({("dp_shard",): 1}) == [
+        Box((0, 2, 0), (1, 2, 5)),
+        Box((1, 0, 0), (1, 4, 5)),
+        Box((2, 0, 0), (1, 1, 5)),
+    ]
+
+
+def test_padding_never_shows():
+    """Ranges that go on past the last row, as a padded bucket has them."""
+    for shape in ((10, 3), (2, 5, 3), (2, 5, 1, 3)):
+        layout = Layout(shape, divisions=(Division(("dp_shard",), ((0, 4, 8, 12, 16),), rows=True),))
+        rows = [sum(prod(box.shape[:-1]) for box in layout.boxes({("dp_shard",): part})) for part in range(4)]
+        assert rows == [4, 4, 2, 0]
+
+
+def test_like_and_or():
+    registry = Registry.of(Mesh.of({"dp_replicate": 2}), {"model/a": Layout((2, 3)), "model/b": Layout((4,))})
+    state = registry.like("optimizer/m", ["model/a"], "bfloat16")
+    assert list(state) == ["optimizer/m/a"]
+    assert state["optimizer/m/a"].turn == registry["model/a"].turn
+    assert (registry | state).nbytes == 24 + 16 + 12
+    with pytest.raises(ValueError, match="two layouts for the same arrays: model/a"):
+        registry | Registry.of(registry.mesh, {"model/a": Layout((2, 4))})
+
+
+def test_a_box_nobody_holds_is_a_lookup_error():
+    registry = Registry.of(Mesh.of({}), {"model/a": Layout((2, 3))})
+    with pytest.raises(LookupError, match="model/a has no box"):
+        registry.holders("model/a", Box((0, 0), (1, 3)))
+
+
+def test_a_registry_of_16384_ranks_answers_at_once():
+    """It grows with arrays and boundaries: 1,000 arrays, cut over 8 and over 128 ranks."""
+    mesh = Mesh.of({"pp": 16, "dp_shard": 128, "tp": 8})
+    columns = Division(("tp",), (tuple(range(0, 16_385, 2048)),), dim=0)
+    rows = Division(("dp_shard",), (tuple(range(0, 2049, 16)),), rows=True)
+    registry = Registry.of(
+        mesh, {f"model/{i}": Layout((16_384, 128), "float32", (columns, rows), (("pp", i % 16),)) for i in range(1000)}
+    )
+    (box, primary), *more = registry.of_rank("model/17", mesh.rank({"pp": 1, "dp_shard": 3, "tp": 5}))
+    assert (box, primary, more) == (Box((5 * 2048 + 48, 0), (16, 128)), True, [])
+    assert registry.holders("model/17", box) == [mesh.rank({"pp": 1, "dp_shard": 3, "tp": 5})]
+    assert registry.of_rank("model/17", 0) == []

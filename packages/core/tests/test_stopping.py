@@ -1,0 +1,153 @@
+"""Ctrl-C, SIGTERM and kill -9: the ranks end at a step boundary where they can, and none is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+class Started:
+    """`launched.py` in a session of its own."""
+
+    def __init__(self, run_dir: Path, world: int, target: str, args=(), **config) -> None:
+        self.run_dir, self.world = run_dir, world
+        run_dir.mkdir(exist_ok=True)
+        command = [str(HERE / "launched.py"), str(run_dir), str(world), target, json.dumps(args), json.dumps(config)]
+        self.process = subprocess.Popen(
+            [sys.executable, *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def wait_for(self, name: str, timeout: float = 60) -> None:
+        deadline = time.monotonic() + timeout
+        while len(list(self.run_dir.glob(f"{name}-*.json"))) < self.world:
+            assert time.monotonic() < deadline, f"no {name} in {timeout} s"
+            assert self.process.poll() is None, self.process.stdout.read()
+            time.sleep(0.01)
+
+    def end(self, living, timeout: float = 30) -> tuple[int, str]:
+        """Exit code and output, once no process of the session is left."""
+        printed, _ = self.process.communicate(timeout=timeout)
+        deadline = time.monotonic() + 30  # a signal waits for the library that is being loaded
+        while (left := living(self.process.pid)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert left == []
+        return self.process.returncode, printed
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    """All that the tests below send signals to, started at once: importing torch takes most of their time."""
+    asked = {
+        "ctrl-c": ("steps", (0.2,), {}),
+        "sigterm": ("steps", (0.2,), {}),
+        "all-sigterm": ("steps", (0.2,), {}),
+        "impatient": ("steps", (100.0,), {}),
+        "deaf": ("deaf", (), {"grace_seconds": 1.0}),
+        "agent": ("steps", (), {}),
+    }
+    root = tmp_path_factory.mktemp("running")
+    started = {name: Started(root / name, 2, target, args, **more) for name, (target, args, more) in asked.items()}
+    yield started
+    for one in started.values():
+        if one.process.poll() is None:
+            os.killpg(one.process.pid, signal.SIGKILL)
+            one.process.wait()
+
+
+def saved(run_dir: Path) -> tuple[str, int]:
+    """By which signal and with how many different last steps the ranks ended."""
+    found = [json.loads((run_dir / f"saved-{rank}.json").read_text()) for rank in range(2)]
+    return found[0]["signal"], len({rank["step"] for rank in found})
+
+
+def test_ctrl_c_ends_the_ranks_at_a_step_boundary(running, living):
+    one = running["ctrl-c"]
+    one.wait_for("step")
+    os.killpg(one.process.pid, signal.SIGINT)
+    code, printed = one.end(living)
+    assert (code, saved(one.run_dir)) == (130, ("SIGINT", 1)), printed
+    assert "Traceback" not in printed
+
+
+def test_sigterm_to_train_alone_does_so_too(running, living):
+    one = running["sigterm"]
+    one.wait_for("step")
+    one.process.terminate()
+    code, printed = one.end(living)
+    assert (code, saved(one.run_dir)) == (143, ("SIGTERM", 1)), printed
+    assert "Traceback" not in printed
+
+
+def test_sigterm_to_every_process_does_so_too(running, living):
+    one = running["all-sigterm"]
+    one.wait_for("step")
+    os.killpg(one.process.pid, signal.SIGTERM)
+    code, printed = one.end(living)
+    assert (code, saved(one.run_dir)) == (143, ("SIGTERM", 1)), printed
+    assert "Traceback" not in printed
+
+
+def test_a_second_ctrl_c_ends_them_now(running, living):
+    one = running["impatient"]
+    one.wait_for("step")
+    os.killpg(one.process.pid, signal.SIGINT)
+    time.sleep(1.3)
+    os.killpg(one.process.pid, signal.SIGINT)
+    began = time.monotonic()
+    code, printed = one.end(living)
+    assert code == 130, printed
+    assert time.monotonic() - began < 10
+    assert not list(one.run_dir.glob("saved-*"))
+
+
+def test_ranks_that_do_not_hear_are_killed_when_their_grace_is_over(running, living):
+    one = running["deaf"]
+    one.wait_for("step")
+    one.process.terminate()
+    began = time.monotonic()
+    code, printed = one.end(living)
+    assert code == 143, printed
+    assert 0.9 < time.monotonic() - began < 10
+
+
+def test_no_rank_outlives_a_train_that_was_killed(running, living):
+    one = running["agent"]
+    one.wait_for("step")
+    one.process.kill()
+    code, _ = one.end(living)
+    assert code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+def test_a_server_that_still_loads_torch_goes_with_its_parent(living, name):
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # in the background it is ignored
+    code += "; from gangline.launch import forkserver; forkserver.warm(); print('warm', flush=True); input()"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert parent.stdout.readline() == "warm\n"
+    time.sleep(0.5)
+    os.killpg(parent.pid, signal.Signals[name]) if name == "SIGINT" else parent.send_signal(signal.Signals[name])
+    deadline = time.monotonic() + 30
+    while living(parent.pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert living(parent.pid) == []
+    assert "multiprocessing" not in parent.stdout.read()

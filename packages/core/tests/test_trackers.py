@@ -1,0 +1,351 @@
+"""The built-in trackers: where the records of a run go, and what is left of them after kills and ways back."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console as Terminal
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from gangline.record import StepRecord
+from gangline.track import Start, Tracker
+from gangline.track.config import Console
+from gangline.track.console import ConsoleTracker, duration, quantity
+from gangline.track.jsonl import JsonLinesTracker
+from gangline.track.tensorboard import TensorBoardTracker
+
+
+def record(step: int, attempt: int = 1, **more) -> StepRecord:
+    fields = {
+        "loss": 1 / 3 + step,
+        "grad_norm": 0.5,
+        "learning_rate": 3e-3,
+        "tokens": 2048,
+        "tokens_per_second": 12345.6,
+        "mfu": 0.321,
+        "step_seconds": 0.2,
+        "seconds": {"data": 0.001, "forward_backward": 0.15},
+        "memory_bytes": 512 << 20,
+    }
+    return StepRecord(step=step, attempt=attempt, **(fields | more))
+
+
+def start(directory: Path, first: int = 0, last: int = 100, attempt: int = 1) -> Start:
+    describe = {"model": "6.1 M parameters", "data": "734 files"}
+    return Start("tiny", str(directory), first, last, attempt, 6_100_000, 1, describe)
+
+
+# --- metrics.jsonl ---------------------------------------------------------------------------------------------------
+
+
+def lines(directory: Path) -> list[dict]:
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def track(directory: Path, *records: StepRecord, first: int = 0) -> None:
+    tracker = JsonLinesTracker(None)
+    tracker.begin(start(directory, first))
+    for one in records:
+        tracker.record(one)
+    tracker.end({})
+
+
+def test_a_record_is_one_line_with_floats_in_full(tmp_path):
+    track(tmp_path, record(1), record(2, loss=math.nan, finite=False, metrics={"blocks.0/load": [1.0, math.inf]}))
+    first, second = lines(tmp_path)
+    assert first["loss"] == 1 / 3 + 1
+    assert first["seconds"] == {"data": 0.001, "forward_backward": 0.15}
+    assert second["loss"] == "nan"
+    assert second["metrics"] == {"blocks.0/load": [1.0, "inf"]}
+
+
+def test_a_record_is_on_disk_when_it_was_given(tmp_path):
+    """A kill loses nothing that was said: no buffer holds it back."""
+    tracker = JsonLinesTracker(None)
+    tracker.begin(start(tmp_path))
+    tracker.record(record(1))
+    assert [line["step"] for line in lines(tmp_path)] == [1]
+    tracker.end({})
+
+
+def test_after_a_resume_no_step_appears_twice(tmp_path):
+    track(tmp_path, *map(record, range(1, 16)))
+    track(tmp_path, *(record(step, loss=-step) for step in range(11, 14)), first=10)
+    assert [(line["step"], line["loss"] < 0) for line in lines(tmp_path)] == [
+        *((step, False) for step in range(1, 11)),
+        *((step, True) for step in range(11, 14)),
+    ]
+
+
+def test_a_run_that_starts_over_forgets_all(tmp_path):
+    track(tmp_path, *map(record, range(1, 6)))
+    track(tmp_path, record(1, loss=7.0))
+    assert [(line["step"], line["loss"]) for line in lines(tmp_path)] == [(1, 7.0)]
+
+
+def test_a_way_back_within_a_run_forgets_what_came_after(tmp_path):
+    track(tmp_path, *map(record, range(1, 9)), *(record(step, attempt=2) for step in range(6, 10)))
+    assert [(line["step"], line["attempt"]) for line in lines(tmp_path)] == [
+        *((step, 1) for step in range(1, 6)),
+        *((step, 2) for step in range(6, 10)),
+    ]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 400), st.integers(0, 10))
+def test_wherever_a_kill_tore_the_file_it_goes_on_whole(tmp_path_factory, cut, resumed):
+    directory = tmp_path_factory.mktemp("run")
+    track(directory, *map(record, range(1, 11)))
+    path = directory / "metrics.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: max(0, len(whole) - cut)])
+    left = path.read_bytes().count(b"\n")
+    track(directory, *(record(step) for step in range(resumed + 1, 13)), first=resumed)
+    expected = [*range(1, min(left, resumed) + 1), *range(resumed + 1, 13)]
+    assert [line["step"] for line in lines(directory)] == expected
+
+
+def test_what_is_no_record_at_the_end_is_dropped(tmp_path):
+    track(tmp_path, record(1))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write("not json\n[1]\n{}\n")
+    track(tmp_path, record(2), first=1)
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+
+
+def test_another_path_is_taken(tmp_path):
+    tracker = JsonLinesTracker(str(tmp_path / "elsewhere" / "records.jsonl"))
+    tracker.begin(start(tmp_path))
+    tracker.record(record(1))
+    tracker.end({})
+    assert json.loads((tmp_path / "elsewhere" / "records.jsonl").read_text())["step"] == 1
+
+
+def test_kill_9_loses_at_most_the_line_under_way(tmp_path):
+    code = (
+        "import sys; sys.path[:0] = [sys.argv[1]]\n"
+        "from test_trackers import *\n"
+        "tracker = JsonLinesTracker(None)\n"
+        "tracker.begin(start(Path(sys.argv[2])))\n"
+        "for step in range(1, 10**6):\n"
+        "    tracker.record(record(step))\n"
+        "    print(step, flush=True)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(Path(__file__).parent), str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "1\n"
+    time.sleep(0.1)
+    child.send_signal(signal.SIGKILL)
+    said = int(child.stdout.read().rsplit("\n", 2)[-2])
+    child.wait()
+    steps = [line["step"] for line in lines(tmp_path)]
+    assert steps in (list(range(1, said + 1)), list(range(1, said + 2)))
+
+
+# --- TensorBoard -----------------------------------------------------------------------------------------------------
+
+
+def curves(directory: Path) -> EventAccumulator:
+    found = EventAccumulator(str(directory / "tensorboard"), size_guidance={"histograms": 0, "scalars": 0})
+    found.Reload()
+    return found
+
+
+def test_tensorboard_reads_the_curves(tmp_path):
+    tracker = TensorBoardTracker(None)
+    tracker.begin(start(tmp_path))
+    for step in range(1, 6):
+        more = {"validation_loss": 9.0} if step == 5 else {}
+        tracker.record(record(step, metrics={"blocks.0/load": [1.0, 2.0, 4.0], "blocks.0/share": 0.25}, **more))
+    tracker.end({})
+    found = curves(tmp_path)
+    losses = found.Scalars("loss")
+    assert [(point.step, pytest.approx(point.value)) for point in losses] == [(s, 1 / 3 + s) for s in range(1, 6)]
+    assert {"grad_norm", "learning_rate", "mfu", "seconds/data", "blocks.0/share"} <= set(found.Tags()["scalars"])
+    assert [point.step for point in found.Scalars("validation_loss")] == [5]
+    histogram = found.Histograms("blocks.0/load")[0].histogram_value
+    assert (histogram.min, histogram.max, histogram.num, histogram.sum) == (1, 4, 3, 7)
+    assert sum(histogram.bucket) == 3
+
+
+def test_tensorboard_drops_the_points_of_a_branch_left_behind(tmp_path):
+    tracker = TensorBoardTracker(None)
+    tracker.begin(start(tmp_path))
+    for step in range(1, 9):
+        tracker.record(record(step))
+    for step in range(6, 8):  # rolled back
+        tracker.record(record(step, attempt=2, loss=-1.0))
+    tracker.end({})
+    tracker = TensorBoardTracker(None)
+    tracker.begin(start(tmp_path, first=6))  # and resumed, in another process
+    tracker.record(record(7, loss=-2.0))
+    tracker.end({})
+    points = [(point.step, round(point.value, 2)) for point in curves(tmp_path).Scalars("loss")]
+    assert points == [*((s, round(1 / 3 + s, 2)) for s in range(1, 6)), (6, -1.0), (7, -2.0)]
+
+
+def test_tensorboard_shows_a_running_run(tmp_path):
+    tracker = TensorBoardTracker(None)
+    tracker.begin(start(tmp_path))
+    tracker.record(record(1))
+    tracker.flushed -= 2  # more than a second later
+    tracker.record(record(2))
+    assert len(curves(tmp_path).Scalars("loss")) == 2
+    tracker.end({})
+
+
+def test_tensorboard_takes_numbers_that_are_none(tmp_path):
+    tracker = TensorBoardTracker(str(tmp_path / "tensorboard"))
+    tracker.begin(start(tmp_path))
+    tracker.record(record(1, loss=math.nan, metrics={"a": [math.nan, math.inf], "b": [], "c": [2.0, math.nan]}))
+    tracker.end({})
+    assert math.isnan(curves(tmp_path).Scalars("loss")[0].value)
+    assert curves(tmp_path).Histograms("c")[0].histogram_value.num == 1
+
+
+def test_writing_curves_asks_neither_torch_nor_tensorflow():
+    code = "import sys, gangline.track.tensorboard; sys.exit(bool({'torch', 'tensorflow'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+# --- the console -----------------------------------------------------------------------------------------------------
+
+
+def printed(*records: StepRecord, every: int | None = None, last: int = 100, terminal=False, **summary) -> str:
+    out = io.StringIO()
+    tracker = ConsoleTracker(every, Terminal(file=out, force_terminal=terminal, width=200, markup=False))
+    tracker.begin(start(Path("runs/a"), last=last))
+    for one in records:
+        tracker.record(one)
+    tracker.note("[a] note")
+    tracker.end({"why": "done", "steps": len(records), "seconds": 65.0, "tokens": 204800, **summary})
+    return out.getvalue()
+
+
+def test_plain_lines_say_what_matters():
+    text = printed(record(1), record(2, validation_loss=4.25, checkpoint="step-00000002"), last=2)
+    assert "\x1b" not in text, "no control characters off a terminal"
+    header, model, data, first, second, note, *_ = text.splitlines()
+    assert header == "tiny: steps 1 to 2, in runs/a"
+    assert model == "  model    6.1 M parameters"
+    assert data == "  data     734 files"
+    for part in (
+        "step 1/2",
+        "loss 1.3333",
+        "grad 0.5",
+        "lr 3.00e-03",
+        "12.3 k tok/s",
+        "mfu 32.1%",
+        "mem 537 MB",
+        "left",
+    ):
+        assert part in first
+    assert "validation 4.2500" in second
+    assert "saved step-00000002" in second
+    assert "left" not in second, "nothing is left after the last step"
+    assert note == "[a] note"
+
+
+def test_the_end_says_how_it_went():
+    text = printed(
+        record(1, validation_loss=4.25),
+        record(2),
+        checkpoint="step-00000002",
+        directory="runs/a",
+        unigram_entropy=3.2361,
+        failed_save="No space left on device",
+        evidence="loss is nan",
+    )
+    ending = text[text.index("[a] note") :]
+    assert "done: loss is nan, 2 steps in 1:05, 205 k tokens seen" in ending
+    assert "loss 2.3333 at step 2, held-out loss 4.2500 at step 1  (unigram entropy of the text 3.2361)" in ending
+    assert "No space left on device" in ending
+    assert "checkpoint step-00000002" in ending
+
+
+def steps_with_a_line(text: str) -> list[int]:
+    return [int(line.split()[1].split("/")[0]) for line in text.splitlines() if line.startswith("step")]
+
+
+def test_lines_come_every_so_many_steps():
+    assert steps_with_a_line(printed(*map(record, range(1, 101)), every=25)) == [1, 25, 50, 75, 100]
+    assert 25 <= len(steps_with_a_line(printed(*map(record, range(1, 1001)), last=1000))) <= 35
+    assert steps_with_a_line(printed(*map(record, range(1, 4)), last=3)) == [1, 2, 3]
+
+
+def test_what_is_worth_a_line_gets_one():
+    odd = [record(7, validation_loss=1.0), record(8, checkpoint="step-00000008"), record(9, skipped="not finite")]
+    text = printed(*map(record, range(1, 7)), *odd, record(10), every=50)
+    assert steps_with_a_line(text) == [1, 7, 8, 9]
+    assert "skipped: not finite" in text
+
+
+def test_on_a_terminal_there_is_a_progress_line():
+    text = printed(*map(record, range(1, 11)), every=50, terminal=True)
+    assert "\x1b[" in text, "it writes over itself"
+    assert "━" in text
+    assert "step   2/100" not in printed(*map(record, range(1, 11)), every=50)
+
+
+def test_the_time_left_follows_the_pace(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    tracker = ConsoleTracker(1, Terminal(file=(out := io.StringIO()), width=200))
+    tracker.begin(start(Path("a"), first=10, last=110))
+    now[0] += 20
+    tracker.record(record(20))
+    assert "left 3:00" in out.getvalue()  # 10 steps in 20 s, 90 to go
+
+
+def test_an_ending_without_a_step_is_told_too():
+    assert "SIGTERM, 0 steps" in printed(why="SIGTERM")
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0"), (999, "999"), (12345, "12.3 k"), (5.3e8, "530 M"), (7e15, "7e+03 T")]
+)
+def test_quantities_are_short(number, text):
+    assert quantity(number) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (65, "1:05"), (3725, "1:02:05"), (59.7, "1:00")])
+def test_durations_read_as_a_clock(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_an_interval_without_sense_is_refused():
+    assert Console(every=0).check(None)[0].what == "track.console.every=0 is not a number of steps."
+    assert Console().check(None) == Console(every=5).check(None) == []
+
+
+# --- cost ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "most"),
+    [(lambda: JsonLinesTracker(None), 300e-6), (lambda: TensorBoardTracker(None), 1000e-6)],
+    ids=["jsonl", "tensorboard"],
+)
+def test_a_record_costs_microseconds(tmp_path, make, most):
+    """36 and 140 µs on a quiet machine; the bound leaves room for a busy one."""
+    tracker: Tracker = make()
+    tracker.begin(start(tmp_path))
+    records = [record(step, metrics={"blocks.0/load": [1.0, 2.0]}) for step in range(1, 501)]
+    began = time.process_time()
+    for one in records:
+        tracker.record(one)
+    spent = (time.process_time() - began) / len(records)
+    tracker.end({})
+    assert spent < most

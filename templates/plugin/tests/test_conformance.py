@@ -1,0 +1,6 @@
+from gangline.testing import TrackerSuite
+
+
+class TestMine(TrackerSuite):
+    choice = "track=mine"
+    can = set()  # what the part claims; the suite warns of what it could claim besides

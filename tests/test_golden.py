@@ -1,0 +1,51 @@
+"""What each recipe comes to, with every default filled in: a review sees what a change really did."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from gangline.config.check import check
+from gangline.config.compose import compose_one
+
+ROOT = Path(__file__).parent.parent
+COMMAND = "python configs/regenerate.py"
+
+
+def _regenerate():
+    spec = importlib.util.spec_from_file_location("regenerate", ROOT / "configs" / "regenerate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+regenerate = _regenerate()
+EXPANDED = regenerate.expanded()
+RECIPES = sorted(set(EXPANDED) - {regenerate.DEFAULT})
+
+
+def test_every_recipe_has_its_golden_file_and_no_other_lies_there():
+    kept = {path.stem for path in regenerate.GOLDEN.glob("*.yaml")}
+    assert kept == set(EXPANDED), f"regenerate with:  {COMMAND}"
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_a_run_expands_to_its_golden_file(name):
+    golden = (regenerate.GOLDEN / f"{name}.yaml").read_text()
+    assert EXPANDED[name] == golden, f"if the change is meant, regenerate with:  {COMMAND}"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_can_be_started(name, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    check(compose_one([f"recipe={name}", "run.device=cpu"]))  # however many GPUs are here
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_recipe_fits_on_a_screen_and_says_first_what_it_is(path):
+    lines = path.read_text().splitlines()
+    assert lines[0].startswith("# ")
+    assert lines[0].endswith(".")
+    assert len(lines) <= 40
