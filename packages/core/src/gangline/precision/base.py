@@ -27,6 +27,18 @@ class Precision(ABC):
     def linear(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
         """x (..., in) times w (out, in) transposed, plus b (out,): plain and tensor-parallel layers both use it."""
 
+    def grad_x(self, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """The derivative of `linear` by x: dy (..., out) times w (out, in), in the dtype of `w`.
+
+        For a strategy that runs the two halves of a backward pass at different times. A precision whose `linear` is
+        more than a product in `compute_dtype` overrides both halves.
+        """
+        return dy.to(w.dtype) @ w
+
+    def grad_w(self, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """The derivative of `linear` by w: (out, in), summed over the leading dims of dy (..., out) and x (..., in)."""
+        return dy.flatten(0, -2).to(self.compute_dtype).t() @ x.flatten(0, -2).to(self.compute_dtype)
+
     @property
     def scale(self) -> float:
         """What the loss is multiplied by before the backward pass; 1 where there is no loss scale."""
