@@ -5,7 +5,11 @@ import torch
 from torch import nn
 
 from gangline import inside
+from gangline.config.defaults import default_run
 from gangline.config.schema import Recompute
+from gangline.model.compose import compose_model
+from gangline.model.init import whole_model
+from gangline.testing.inputs import micro_batch
 from gangline.train.finish import finisher
 
 
@@ -46,6 +50,41 @@ def test_recomputed_blocks_give_the_same_and_count_once():
     assert torch.equal(plain.weight.grad, again.weight.grad)
     assert list(kept.metrics) == list(kept2.metrics) == [(4, "blocks.0", "kept")]
     assert list(kept2.losses) == [(4, "blocks.0", "loss")]
+
+
+def test_every_second_block_is_recomputed():
+    calls = []
+    for index in range(4):
+        block = Block()
+        finisher(Recompute.full, False, every=2)(block, f"blocks.{index}")
+        block(torch.ones(1, 2, 8, dtype=torch.float64, requires_grad=True), None).sum().backward()
+        calls.append(block.calls)
+    assert calls == [2, 1, 2, 1]
+
+
+def test_selective_recomputes_the_attention_alone():
+    run = default_run(model="tiny")
+    tree, plan = compose_model(run)
+    batch = micro_batch([0, 1], 0, 16, 256, "documents")
+    losses, gradients, calls = [], [], []
+
+    def counted(attention, under):
+        return lambda *inputs: calls.append(under) or attention(*inputs)
+
+    for recompute in (Recompute.none, Recompute.selective):
+        model = whole_model(tree, plan, seed=0)
+        for block in model.blocks:
+            block.attention.attention = counted(block.attention.attention, recompute)
+        for index, block in enumerate(model.blocks):
+            finisher(recompute, False, seams=plan.seams)(block, f"blocks.{index}")
+        loss = model(batch)
+        loss.backward()
+        losses.append(loss.detach())
+        gradients.append({name: weight.grad for name, weight in model.named_parameters()})
+    layers = len(model.blocks)
+    assert (calls.count(Recompute.none), calls.count(Recompute.selective)) == (layers, 2 * layers)
+    assert torch.equal(*losses)
+    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
 
 
 def test_names_of_parameters_stay():

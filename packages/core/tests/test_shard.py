@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from math import prod
 
 import numpy as np
@@ -21,34 +22,42 @@ def bounds_of(draw, length, parts):
     return (0, *inner, length)
 
 
+def digits(draw, size):
+    """(every, parts) of divisions that read a number below `size`: none, one, or two of its digits."""
+    found, base = [], 1
+    for _ in range(draw(st.integers(0, 2))):
+        every = base * draw(st.sampled_from([n for n in range(1, size // base + 1) if size // base % n == 0]))
+        parts = draw(st.sampled_from([n for n in range(1, size // every + 1) if size // every % n == 0]))
+        found.append((every, parts))
+        base = every * parts
+    return draw(st.permutations(found))
+
+
 @st.composite
 def layouts(draw, mesh, shape=None):
-    """Cut along some dims by some axes, then perhaps over rows by another, perhaps on one stage."""
+    """Perhaps on one stage; cut along some dims by digits of some axes, then perhaps over rows."""
     shape = tuple(draw(st.lists(st.integers(1, 6), min_size=0, max_size=4))) if shape is None else shape
     axes = draw(st.permutations(AXES))
-    divisions = []
     at = ()
     if draw(st.booleans()):
         axis = axes.pop()
         at = ((axis, draw(st.integers(0, mesh.size(axis) - 1))),)
-    for dim in range(len(shape)):
-        if axes and draw(st.booleans()):
-            axis = axes.pop()
-            divisions.append(Division((axis,), (bounds_of(draw, shape[dim], mesh.size(axis)),), dim=dim))
-    if len(shape) > 1 and axes and draw(st.booleans()):
-        cut_by = tuple(axes.pop() for _ in range(draw(st.integers(1, len(axes)))))
-        earlier = 1
-        for division in divisions:
-            earlier *= len(division.bounds[0]) - 1
+    divisions = []
+    while axes and shape:
+        along = tuple(axes.pop() for _ in range(draw(st.integers(1, min(3, len(axes))))))
+        for every, parts in digits(draw, mesh.size(*along)):
+            dim = draw(st.integers(0, len(shape) - 1))
+            if any(division.dim == dim for division in divisions):
+                continue
+            divisions.append(Division(along, (bounds_of(draw, shape[dim], parts),), dim=dim, every=every))
+    if len(shape) > 1 and divisions and draw(st.booleans()):
+        last = divisions.pop()
         layout = Layout(shape, divisions=tuple(divisions))
-        every = []
-        for index in range(earlier):
-            parts, rest = {}, index
-            for division in reversed(divisions):
-                rest, parts[division.axes] = divmod(rest, len(division.bounds[0]) - 1)
+        by_part = []
+        for parts in product(*(range(division.parts) for division in divisions)):
             rows = sum(prod(box.shape[:-1]) for box in layout.boxes(parts))
-            every.append(bounds_of(draw, rows, mesh.size(*cut_by)))
-        divisions.append(Division(cut_by, tuple(every), rows=True))
+            by_part.append(bounds_of(draw, rows, last.parts))
+        divisions.append(Division(last.axes, tuple(by_part), rows=True, every=last.every))
     return Layout(shape, "float32", tuple(divisions), at)
 
 
@@ -137,10 +146,21 @@ def test_the_registry_does_not_depend_on_the_order_of_arrays():
     assert Registry.of(mesh, arrays).layouts == again.layouts
 
 
+def test_a_fold_and_what_is_beside_it_are_two_digits_of_one_axis():
+    mesh = Mesh.of({"dp_shard": 8})
+    on_fold, beside = Division(("dp_shard",), ((0, 3, 6),)), Division(("dp_shard",), ((0, 1, 2, 3, 4),), 1, every=2)
+    registry = Registry.of(mesh, {"x": Layout((6, 4), divisions=(on_fold, beside))})
+    assert [registry.of_rank("x", rank)[0][0].offset for rank in range(8)] == [
+        (3 * (rank % 2), rank // 2) for rank in range(8)
+    ]
+    shared = Registry.of(mesh, {"x": Layout((6, 4), divisions=(Division(("dp_shard",), ((0, 3, 6),), every=4),))})
+    assert sorted(shared.holders("x", Box((3, 0), (3, 4)))) == [4, 5, 6, 7]
+
+
 def test_rows_of_a_stack_are_a_few_boxes():
     """A stack of 3 matrices of 4 rows, rows 2 to 9 of 12: the end of one, a whole one, the start of one."""
     layout = Layout((3, 4, 5), divisions=(Division(("dp_shard",), ((0, 2, 9, 12),), rows=True),))
-    assert layout.boxes({("dp_shard",): 1}) == [
+    assert layout.boxes([1]) == [
         Box((0, 2, 0), (1, 2, 5)),
         Box((1, 0, 0), (1, 4, 5)),
         Box((2, 0, 0), (1, 1, 5)),
@@ -151,7 +171,7 @@ def test_padding_never_shows():
     """Ranges that go on past the last row, as a padded bucket has them."""
     for shape in ((10, 3), (2, 5, 3), (2, 5, 1, 3)):
         layout = Layout(shape, divisions=(Division(("dp_shard",), ((0, 4, 8, 12, 16),), rows=True),))
-        rows = [sum(prod(box.shape[:-1]) for box in layout.boxes({("dp_shard",): part})) for part in range(4)]
+        rows = [sum(prod(box.shape[:-1]) for box in layout.boxes([part])) for part in range(4)]
         assert rows == [4, 4, 2, 0]
 
 

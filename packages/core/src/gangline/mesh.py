@@ -62,6 +62,13 @@ class Mesh:
             joint = joint * self.size(axis) + coordinate.get(axis, 0)
         return joint
 
+    def coordinate_along(self, axes: Sequence[str], joint: int) -> dict[str, int]:
+        """The coordinates along `axes` whose joint index is `joint`."""
+        found = {}
+        for axis in reversed(axes):
+            joint, found[axis] = divmod(joint, self.size(axis))
+        return found
+
     def along(self, coordinate: Coordinate, axes: Sequence[str]) -> Iterator[dict[str, int]]:
         """The coordinates that agree with `coordinate` off `axes`, in order of their joint index."""
         for point in product(*(range(self.size(axis)) for axis in axes)):

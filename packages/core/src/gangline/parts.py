@@ -85,6 +85,10 @@ class ParallelConfig(PartConfig):
         """Axis sizes, slowest tier first, with product `world`; raises UserError where there is no such layout."""
         return {"dp_replicate": world}
 
+    def accumulation(self, share: int) -> int:
+        """How many micro-batches a rank's `share` of a batch makes where the user gave no size: a divisor of it."""
+        return 1
+
 
 @dataclass
 class PrecisionConfig(PartConfig):

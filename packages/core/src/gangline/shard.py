@@ -10,14 +10,14 @@ The registry is torch-free; dtypes are torch's names ("float32").
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING
 
-from gangline.mesh import Mesh
+from gangline.mesh import Coordinate, Mesh
 
 if TYPE_CHECKING:
     import torch
@@ -87,7 +87,11 @@ class Shard:
 class Division:
     """One way an array is cut: parts along `dim` (or over rows), picked by the joint coordinate along `axes`.
 
-    `bounds` has one entry more than there are parts; equal neighbours make an empty part.
+    `bounds` has one entry more than there are parts; equal neighbours make an empty part. The holder of a part is
+    told by (joint coordinate // every) % parts, so that a division may use some of the ranks along its axes: what
+    lies on a fold is cut with every = 1 over the axes of the fold, and over the ranks beside it with every = the fold's
+    size; key heads that several neighbours share are cut with every = that number. What is left are replicas.
+    Two divisions of an array have the same axes, or none in common.
     With `rows`, the bounds count rows of what the earlier divisions left, the leading dims flattened (a row
     runs along the last dim); such a part of a stacked array is a few boxes. With `rows`, `bounds` may depend on the
     part that the earlier divisions gave: then there is one tuple for each of those, in joint order.
@@ -97,6 +101,11 @@ class Division:
     bounds: tuple[tuple[int, ...], ...]
     dim: int = 0
     rows: bool = False
+    every: int = 1
+
+    @property
+    def parts(self) -> int:
+        return len(self.bounds[0]) - 1
 
 
 @dataclass(frozen=True)
@@ -128,17 +137,15 @@ class Layout:
             if not division.rows:
                 found[division.dim].update(division.bounds[0])
         if any(division.rows for division in self.divisions):
-            for _, box in self._parts_without_mesh():
+            for _, box in self.all_boxes():
                 for dim, (start, length) in enumerate(zip(box.offset, box.shape, strict=True)):
                     found[dim].update((start, start + length))
         return tuple(tuple(sorted(dim)) for dim in found)
 
-    def boxes(self, parts: Mapping[tuple[str, ...], int]) -> list[Box]:
-        """The boxes of the holder whose joint coordinate along each division's axes is `parts[axes]`."""
-        whole = Box((0,) * len(self.shape), self.shape)
-        boxes, earlier = [whole], 0
-        for division in self.divisions:
-            part = parts[division.axes]
+    def boxes(self, parts: Sequence[int]) -> list[Box]:
+        """The boxes of the holder of these parts, one part for each division."""
+        boxes, earlier = [Box((0,) * len(self.shape), self.shape)], 0
+        for division, part in zip(self.divisions, parts, strict=True):
             bounds = division.bounds[earlier] if len(division.bounds) > 1 else division.bounds[0]
             start, stop = bounds[part], bounds[part + 1]
             if stop <= start:
@@ -147,13 +154,12 @@ class Layout:
                 boxes = _rows_of(boxes, start, stop)
             else:
                 boxes = [cut for box in boxes if (cut := _along(box, division.dim, start, stop)) is not None]
-            earlier = earlier * (len(bounds) - 1) + part
+            earlier = earlier * division.parts + part
         return boxes
 
-    def _parts_without_mesh(self) -> Iterator[tuple[dict[tuple[str, ...], int], Box]]:
-        ranges = [range(len(division.bounds[0]) - 1) for division in self.divisions]
-        for point in product(*ranges):
-            parts = {division.axes: index for division, index in zip(self.divisions, point, strict=True)}
+    def all_boxes(self) -> Iterator[tuple[tuple[int, ...], Box]]:
+        """Every box of the array with the parts of its holders, in order."""
+        for parts in product(*(range(division.parts) for division in self.divisions)):
             for box in self.boxes(parts):
                 yield parts, box
 
@@ -207,6 +213,67 @@ def _lead(box: Box, index: int, inner: Box) -> Box:
     return Box((box.offset[0] + index, *inner.offset), (1, *inner.shape))
 
 
+class Places:
+    """Which part of an array, and which replica of it, a place on the mesh holds.
+
+    Along each tuple of axes that divisions use the joint coordinate is a number with mixed digits; a division reads
+    one of them, and the digits that none reads count replicas, as do the axes that no division names.
+    """
+
+    def __init__(self, mesh: Mesh, layout: Layout) -> None:
+        self.mesh, self.layout = mesh, layout
+        fixed = dict(layout.at)
+        self.free = tuple(axis for axis in mesh.axes if axis not in layout.cut_axes and axis not in fixed)
+        self.digits: dict[tuple[str, ...], list[tuple[int, int, int]]] = {}  # axes -> (every, parts, division)
+        for number, division in enumerate(layout.divisions):
+            self.digits.setdefault(division.axes, []).append((division.every, division.parts, number))
+        self.replicas = mesh.size(*self.free)
+        for axes, digits in self.digits.items():
+            digits.sort()
+            self.replicas *= mesh.size(*axes) // prod(parts for _, parts, _ in digits)
+
+    @property
+    def key(self) -> tuple:
+        """Equal for arrays whose replicas lie on the same ranks."""
+        return self.layout.at, self.free, tuple((axes, tuple(digits)) for axes, digits in self.digits.items())
+
+    def of(self, coordinate: Coordinate) -> tuple[tuple[int, ...], int]:
+        """(the part for each division, the number of the replica)."""
+        parts = [0] * len(self.layout.divisions)
+        replica = self.mesh.index(coordinate, self.free)
+        for axes, digits in self.digits.items():
+            joint = self.mesh.index(coordinate, axes)
+            left, worth, base = 0, 1, 1
+            for every, count, number in digits:
+                left += joint // base % (every // base) * worth
+                worth *= every // base
+                parts[number] = joint // every % count
+                base = every * count
+            left += joint // base * worth
+            replica = replica * (worth * (self.mesh.size(*axes) // base)) + left
+        return tuple(parts), replica
+
+    def coordinate(self, parts: Sequence[int], replica: int) -> dict[str, int]:
+        """The way back."""
+        found = dict(self.layout.at)
+        for axes, digits in reversed(self.digits.items()):
+            size = self.mesh.size(*axes)
+            replica, left = divmod(replica, size // prod(count for _, count, _ in digits))
+            joint, base = 0, 1
+            for every, count, number in digits:
+                left, low = divmod(left, every // base)
+                joint += low * base + parts[number] * every
+                base = every * count
+            joint += left * base
+            found |= self.mesh.coordinate_along(axes, joint)
+        return found | self.mesh.coordinate_along(self.free, replica)
+
+
+def _primary(layout: Layout, parts: Sequence[int], replicas: int) -> int:
+    """The replica that writes: spread over them."""
+    return (layout.turn + sum(parts)) % replicas
+
+
 @dataclass(frozen=True)
 class Registry:
     """Every global array of the run, on whatever stage, and who holds which box of it."""
@@ -220,8 +287,8 @@ class Registry:
         written: dict[tuple, list[int]] = {}
         spread = {}
         for name, layout in sorted(layouts.items(), key=lambda item: (-item[1].nbytes, item[0])):
-            free = tuple(axis for axis in mesh.axes if axis not in layout.cut_axes and axis not in dict(layout.at))
-            load = written.setdefault((layout.at, layout.cut_axes, free), [0] * mesh.size(*free))
+            places = Places(mesh, layout)
+            load = written.setdefault(places.key, [0] * places.replicas)
             turn = min(range(len(load)), key=load.__getitem__)
             load[turn] += layout.nbytes
             spread[name] = replace(layout, turn=turn)
@@ -253,38 +320,28 @@ class Registry:
 
     def boxes(self, name: str) -> list[Box]:
         """All primary boxes of an array, in order: they tile it."""
-        return [box for _, box in self[name]._parts_without_mesh()]
+        return [box for _, box in self[name].all_boxes()]
 
     def of_rank(self, name: str, rank: int) -> list[tuple[Box, bool]]:
         """The boxes of `name` that a rank holds, each with whether it is their primary."""
         layout, coordinate = self[name], self.mesh.coordinate(rank)
         if any(coordinate[axis] != index for axis, index in layout.at):
             return []
-        parts = {d.axes: self.mesh.index(coordinate, d.axes) for d in layout.divisions}
-        replica = self.mesh.index(coordinate, self._free(layout))
-        primary = replica == self._primary(layout, parts)
+        places = Places(self.mesh, layout)
+        parts, replica = places.of(coordinate)
+        primary = replica == _primary(layout, parts, places.replicas)
         return [(box, primary) for box in layout.boxes(parts)]
 
     def holders(self, name: str, box: Box) -> list[int]:
         """The global ranks that hold all of a primary box, the primary first."""
         layout = self[name]
-        parts = next((parts for parts, held in layout._parts_without_mesh() if held == box), None)
+        parts = next((parts for parts, held in layout.all_boxes() if held == box), None)
         if parts is None:
             raise LookupError(f"{name} has no box {box}")
-        base = dict(layout.at)
-        for axes, joint in parts.items():
-            for axis in reversed(axes):
-                joint, base[axis] = divmod(joint, self.mesh.size(axis))
-        ranks = [self.mesh.rank(point) for point in self.mesh.along(base, self._free(layout))]
-        turn = self._primary(layout, parts)
-        return [ranks[turn], *ranks[:turn], *ranks[turn + 1 :]]
-
-    def _free(self, layout: Layout) -> tuple[str, ...]:
-        fixed = {axis for axis, _ in layout.at}
-        return tuple(axis for axis in self.mesh.axes if axis not in layout.cut_axes and axis not in fixed)
-
-    def _primary(self, layout: Layout, parts: Mapping[tuple[str, ...], int]) -> int:
-        return (layout.turn + sum(parts.values())) % self.mesh.size(*self._free(layout))
+        places = Places(self.mesh, layout)
+        ranks = [self.mesh.rank(places.coordinate(parts, replica)) for replica in range(places.replicas)]
+        primary = ranks.pop(_primary(layout, parts, places.replicas))
+        return [primary, *sorted(ranks)]
 
     @cached_property
     def nbytes(self) -> int:

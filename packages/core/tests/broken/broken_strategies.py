@@ -66,7 +66,7 @@ class SharesFolds(Broken):
     def _reduce(self):
         super()._reduce()
         for name, part, tensor in self.gradients():
-            if part.comm is not self.comm and self.registry[f"model/{name}"].divisions[0].axes == ("fold",):
+            if part.comm is not self.comm and not self.registry[f"model/{name}"].divisions[0].rows:
                 tensor.grad /= 2
 
 

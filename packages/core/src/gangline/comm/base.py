@@ -45,8 +45,10 @@ class Comm(ABC):
         """Reduce over the axis, in place; gives `x`."""
 
     @abstractmethod
-    def all_gather(self, x: torch.Tensor, async_: bool = False) -> torch.Tensor | Pending:
-        """(s, ...) on each rank -> (n·s, ...) on all, in order of index."""
+    def all_gather(
+        self, x: torch.Tensor, async_: bool = False, into: torch.Tensor | None = None
+    ) -> torch.Tensor | Pending:
+        """(s, ...) on each rank -> (n·s, ...) on all, in order of index; `into`: memory for it, which may hold `x`."""
 
     @abstractmethod
     def reduce_scatter(self, x: torch.Tensor, async_: bool = False) -> torch.Tensor | Pending:

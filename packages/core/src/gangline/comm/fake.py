@@ -47,9 +47,12 @@ class FakeComm(Comm):
             x.mul_(self.size)
         return Done(x) if async_ else x
 
-    def all_gather(self, x: torch.Tensor, async_: bool = False) -> torch.Tensor | Pending:
+    def all_gather(
+        self, x: torch.Tensor, async_: bool = False, into: torch.Tensor | None = None
+    ) -> torch.Tensor | Pending:
         self.traffic.add(self.axis, "all_gather", x)
         out = x.repeat(self.size, *(1 for _ in x.shape[1:]))
+        out = out if into is None else into.copy_(out)
         return Done(out) if async_ else out
 
     def reduce_scatter(self, x: torch.Tensor, async_: bool = False) -> torch.Tensor | Pending:

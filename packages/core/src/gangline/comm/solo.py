@@ -32,8 +32,11 @@ class Solo(Comm):
     def all_reduce(self, x: torch.Tensor, op: Reduction = "sum", async_: bool = False) -> torch.Tensor | Pending:
         return Done(x) if async_ else x
 
-    def all_gather(self, x: torch.Tensor, async_: bool = False) -> torch.Tensor | Pending:
-        return Done(x) if async_ else x
+    def all_gather(
+        self, x: torch.Tensor, async_: bool = False, into: torch.Tensor | None = None
+    ) -> torch.Tensor | Pending:
+        out = x if into is None else into.copy_(x)
+        return Done(out) if async_ else out
 
     def reduce_scatter(self, x: torch.Tensor, async_: bool = False) -> torch.Tensor | Pending:
         return Done(x) if async_ else x

@@ -56,8 +56,10 @@ class TorchComm(Comm):
         work = dist.all_reduce(x, op=_OPS[op], group=self.group, async_op=async_)
         return Works([work], lambda: x) if async_ else x
 
-    def all_gather(self, x: torch.Tensor, async_: bool = False) -> torch.Tensor | Pending:
-        out = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+    def all_gather(
+        self, x: torch.Tensor, async_: bool = False, into: torch.Tensor | None = None
+    ) -> torch.Tensor | Pending:
+        out = x.new_empty((self.size * x.shape[0], *x.shape[1:])) if into is None else into
         work = _all_gather(_wire(out), _wire(x), group=self.group, async_op=async_)
         return Works([work], lambda: out) if async_ else out
 

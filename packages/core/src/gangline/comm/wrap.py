@@ -20,8 +20,10 @@ class Wrapped(Comm):
     def all_reduce(self, x: torch.Tensor, op: Reduction = "sum", async_: bool = False) -> torch.Tensor | Pending:
         return self.inner.all_reduce(x, op, async_)
 
-    def all_gather(self, x: torch.Tensor, async_: bool = False) -> torch.Tensor | Pending:
-        return self.inner.all_gather(x, async_)
+    def all_gather(
+        self, x: torch.Tensor, async_: bool = False, into: torch.Tensor | None = None
+    ) -> torch.Tensor | Pending:
+        return self.inner.all_gather(x, async_, into)
 
     def reduce_scatter(self, x: torch.Tensor, async_: bool = False) -> torch.Tensor | Pending:
         return self.inner.reduce_scatter(x, async_)

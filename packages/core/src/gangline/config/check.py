@@ -36,6 +36,7 @@ def _numbers(run: Run) -> Iterator[Problem]:
     least = {
         "run.steps": (run.run.steps, 1),
         "run.sample": (run.run.sample, 0),
+        "run.recompute_every": (run.run.recompute_every, 1),
         "batch.global_size": (run.batch.global_size, 1),
         "batch.micro_size": (run.batch.micro_size, 1),
         "batch.sequence_length": (run.batch.sequence_length, 1),

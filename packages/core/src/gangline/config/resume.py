@@ -17,6 +17,7 @@ MAY_CHANGE = (
     "run.device",
     "run.deterministic",
     "run.recompute",
+    "run.recompute_every",
     "run.compile",
     "run.sample",
     "run.save_on_signal",

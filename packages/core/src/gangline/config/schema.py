@@ -31,6 +31,7 @@ class Recompute(Enum):
     """Which activations are computed again in the backward pass instead of kept."""
 
     none = "none"
+    selective = "selective"
     full = "full"
 
 
@@ -44,7 +45,8 @@ class RunSection:
     steps: int = 300  # optimizer steps
     deterministic: bool = False  # sums over ranks in rank order, deterministic kernels: slower, reproducible to the bit
     device: str | None = None  # null: a GPU where there is one
-    recompute: Recompute = Recompute.none  # activations computed again in the backward pass: none or full
+    recompute: Recompute = Recompute.none  # what the backward pass computes again: none, selective (attention), full
+    recompute_every: int = 1  # of every n blocks one is recomputed
     compile: bool = False  # torch.compile, block by block
     sample: int = 200  # tokens to write from the finished model; 0: none
     save_on_signal: bool = True  # SIGTERM or Ctrl-C: save a checkpoint at the step boundary, then end

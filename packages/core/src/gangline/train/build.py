@@ -37,8 +37,9 @@ def device_of(run: Run) -> torch.device:
 
 
 def micro_size(run: Run, width: int) -> int:
-    """Sequences in one micro-batch; where the run leaves it open, a rank's whole share."""
-    return run.batch.micro_size or run.batch.global_size // width
+    """Sequences in one micro-batch; where the run leaves it open, as the strategy likes it."""
+    share = run.batch.global_size // width
+    return run.batch.micro_size or share // run.parallel.accumulation(share)
 
 
 def draw_weights(run: Run, runtime: Runtime, plan: Plan) -> None:
@@ -61,7 +62,7 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
     """Build every part and restore the newest checkpoint, if there is one. Called by all ranks."""
     tree, plan = compose_model(run)
     precision: Precision = plugins.build(run.precision, run)
-    finish = finisher(run.run.recompute, run.run.compile)
+    finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
     runtime: Runtime = plugins.build(run.parallel, run, construct(tree), plan, mesh, comms, precision, finish)
     checkpointer: Checkpointer = plugins.build(run.checkpoint, run, comms.store)
     if checkpointer.latest() is None:  # else the weights come from there

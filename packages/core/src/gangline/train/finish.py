@@ -6,7 +6,7 @@ call (a hook that resizes storage inside it breaks the graph).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -14,28 +14,45 @@ from torch.utils.checkpoint import checkpoint
 
 from gangline import inside
 from gangline.config.schema import Recompute
+from gangline.plan import Seam, matches
 
 Finish = Callable[[nn.Module, str], None]
 
 
-def finisher(recompute: Recompute, compile: bool) -> Finish:
-    """A function (block, path) that finishes a block in place; what the block emits goes under `path`."""
+def finisher(recompute: Recompute, compile: bool, every: int = 1, seams: Sequence[Seam] = ()) -> Finish:
+    """A function (block, path) that finishes a block in place; what the block emits goes under `path`.
+
+    Of the blocks, those whose number divides by `every` are recomputed: in full, or (selective) what their attention
+    seams, named by `seams`, keep between queries, keys and values and the output (Korthikanti et al., arXiv 2205.05198,
+    section 5).
+    """
 
     def finish(block: nn.Module, path: str) -> None:
+        chosen = int(path.rpartition(".")[2]) % every == 0
+        if chosen and recompute is Recompute.selective:
+            _recompute_attention(block, path, seams)
         # The path must be known while the forward is recomputed, so it is set innermost; outside what is compiled.
         forward = block.forward if compile else _at(block.forward, path)
-        if recompute is Recompute.full:
+        if chosen and recompute is Recompute.full:
             forward = _recomputed(forward)
         block.forward = _at(torch.compile(forward), path) if compile else forward
 
     return finish
 
 
+def _recompute_attention(block: nn.Module, path: str, seams: Sequence[Seam]) -> None:
+    for name, module in block.named_modules(prefix=path):
+        if any(seam.name == "attention" and matches(seam.pattern, name) for seam in seams) and hasattr(
+            module, "attention"
+        ):
+            module.attention = _recomputed(module.attention)
+
+
 def _recomputed(forward: Callable) -> Callable:
-    def recomputed(hidden, batch):
+    def recomputed(*inputs):
         if not torch.is_grad_enabled():
-            return forward(hidden, batch)
-        return checkpoint(forward, hidden, batch, use_reentrant=False, preserve_rng_state=False)
+            return forward(*inputs)
+        return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False)
 
     return recomputed
 

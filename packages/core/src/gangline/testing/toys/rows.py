@@ -23,7 +23,7 @@ from gangline.precision import Precision
 from gangline.runtime import Named, Piece, Runtime, StepResult
 from gangline.shard import Layout, Registry, Shard
 from gangline.testing.toys.plugin import Rows
-from gangline.testing.toys.rows_storage import RowsOf, layout_of, refined
+from gangline.testing.toys.rows_storage import RowsOf, layout_of
 
 
 class RowsRuntime(Runtime):
@@ -46,12 +46,13 @@ class RowsRuntime(Runtime):
         folds = {fold.name: fold for fold in plan.folds if mesh.size(*fold.out_of) > 1 and fold.size > 1}
         shapes = self._describe(model)
         cuts = {name: plan.cut(name) for name in shapes}
-        on_fold = {name: cut.dim for name, cut in cuts.items() if cut is not None and cut.axis in folds}
-        refined_mesh = refined(mesh, plan.folds)
+        on_fold = {
+            name: (cut.dim, folds[cut.axis].size) for name, cut in cuts.items() if cut is not None and cut.axis in folds
+        }
         self.registry = Registry.of(
-            refined_mesh,
+            mesh,
             {
-                f"model/{name}": layout_of(shape, dtype, refined_mesh, on_fold.get(name))
+                f"model/{name}": layout_of(shape, dtype, mesh, on_fold.get(name))
                 if name not in self.buffers
                 else Layout(shape, dtype)
                 for name, (shape, dtype) in shapes.items()

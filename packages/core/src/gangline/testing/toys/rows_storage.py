@@ -14,23 +14,7 @@ from torch import Tensor
 from gangline.comm import Comm
 from gangline.comm.ordered import sum_rows
 from gangline.mesh import Mesh
-from gangline.plan import Fold
 from gangline.shard import Box, Division, Layout, Registry
-
-
-def refined(mesh: Mesh, folds: Sequence[Fold]) -> Mesh:
-    """The mesh with `dp_shard` taken apart into what is left beside the fold, and the fold.
-
-    Raises ValueError for folds of two sizes: one mesh cannot show both.
-    """
-    sizes = {fold.name: fold.size for fold in folds if "dp_shard" in fold.out_of and mesh.size("dp_shard") > 1}
-    if len(set(sizes.values()) - {1}) > 1:
-        raise ValueError(f"parallel=rows has room for folds of one size; these have several: {sizes}")
-    size = max(sizes.values(), default=1)
-    axes: list[tuple[str, int]] = []
-    for axis, length in mesh.sizes:
-        axes += [(axis, length // size), ("fold", size)] if axis == "dp_shard" else [(axis, length)]
-    return Mesh(tuple(axes))
 
 
 def even(length: int, parts: int) -> tuple[int, ...]:
@@ -38,16 +22,20 @@ def even(length: int, parts: int) -> tuple[int, ...]:
     return tuple(i * length // parts for i in range(parts + 1))
 
 
-def layout_of(shape: tuple[int, ...], dtype: str, mesh: Mesh, dim: int | None) -> Layout:
-    """How an array lies: cut along `dim` over the fold (None: not on one), then along rows over what is left."""
+def layout_of(shape: tuple[int, ...], dtype: str, mesh: Mesh, cut: tuple[int, int] | None) -> Layout:
+    """How an array lies: cut along rows over `dp_shard`.
+
+    cut: (dim, size) of what lies on a fold: along that dim over the fold first, then along rows over what is left.
+    """
     divisions: tuple[Division, ...] = ()
-    left = list(shape)
-    rest: tuple[str, ...] = ("dp_shard", "fold")
-    if dim is not None:
-        divisions = (Division(("fold",), (even(shape[dim], mesh.size("fold")),), dim),)
-        left[dim], rest = shape[dim] // mesh.size("fold"), ("dp_shard",)
+    left, size = list(shape), 1
+    if cut is not None:
+        dim, size = cut
+        divisions = (Division(("dp_shard",), (even(shape[dim], size),), dim),)
+        left[dim] //= size
     if len(shape) > 1:
-        divisions += (Division(rest, (even(prod(left[:-1]), mesh.size(*rest)),), rows=True),)
+        rest = even(prod(left[:-1]), mesh.size("dp_shard") // size)
+        divisions += (Division(("dp_shard",), (rest,), rows=True, every=size),)
     return Layout(shape, dtype, divisions)
 
 
@@ -118,9 +106,9 @@ class RowsOf:
 def _place_on_fold(layout: Layout, mesh: Mesh, rank: int) -> Box:
     """The box of the array that this rank's place on the fold holds."""
     first = layout.divisions[0] if layout.divisions else None
-    if first is None or first.rows or first.axes != ("fold",):
+    if first is None or first.rows:
         return Box((0,) * len(layout.shape), layout.shape)
-    index = mesh.coordinate(rank)["fold"]
+    index = mesh.coordinate(rank)["dp_shard"] % first.parts
     start, stop = first.bounds[0][index : index + 2]
     offset, shape = [0] * len(layout.shape), list(layout.shape)
     offset[first.dim], shape[first.dim] = start, stop - start
