@@ -1,0 +1,132 @@
+"""Options of the strategies `3d`, `fsdp`, `hsdp`, `tp` and `pp`: one set, other defaults. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, ClassVar
+
+from gangline.errors import Problem
+from gangline.mesh import AXES
+from gangline.parts import ParallelConfig
+from gangline_parallel_megatron_style.layout import check as layout_check
+from gangline_parallel_megatron_style.layout.factor import divisors, factor, nearest
+from gangline_parallel_megatron_style.layout.topology import Topology
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+
+@dataclass
+class Composed(ParallelConfig):
+    """All five axes, each of which may be left open (null) and is then derived from the number of processes."""
+
+    tp: int | None = None  # tensor parallelism: ranks that share every matrix; null: derived
+    pp: int | None = None  # pipeline parallelism: groups of ranks that share the blocks; null: derived
+    cp: int | None = None  # context parallelism: ranks that share every sequence; null: 1
+    dp_replicate: int | None = None  # data parallelism, whole copies: ranks that share the batch; null: derived
+    dp_shard: int | None = None  # data parallelism, sharded: ranks that share batch and state; null: derived
+    zero: int = 1  # what dp_shard and cp cut: 1 the optimizer state, 2 gradients too, 3 weights too; 0 nothing
+    schedule: str = "1f1b"  # order of the pipeline: gpipe, 1f1b, interleaved_1f1b, zb_h1, zb_v or dualpipe_v
+    chunks: int | None = None  # model chunks a pipeline rank has; null: as the schedule needs (1 or 2)
+    stages: list[int] | None = None  # blocks of each model chunk, first to last; null: balanced by what they cost
+    sequence_parallel: bool = True  # with tp: between the matrices each rank keeps its part of the sequence only
+    context: str = "ring"  # with cp: ring (keys and values go round) or ulysses (heads for tokens, all-to-all)
+    bucket_mb: float = 4.0  # gradients travel in buckets of about this many MiB
+    prefetch: int = 1  # with zero=3: how many blocks' weights are gathered ahead of the one being computed
+    compress: str = "none"  # gradients on the wire between data ranks: none, bf16 or onebit (with error feedback)
+    offload: bool = False  # keep the optimizer state in host memory
+    force: bool = False  # allow what is refused because it is slow: tp wider than a node
+    topology: Topology = field(default_factory=Topology)  # the network
+
+    DEFAULT_WORLD: ClassVar[int] = 2  # processes without a GPU, where no axis says otherwise
+    WISHES: ClassVar[Mapping[str, int]] = {}  # what open axes take where it divides
+    TAKERS: ClassVar[Sequence[str]] = ("dp_shard", "dp_replicate")  # the first open one takes what is left
+
+    def named(self) -> dict[str, int]:
+        """The axes that the user gave a size, in mesh order."""
+        return {axis: size for axis in AXES if (size := getattr(self, axis)) is not None}
+
+    def world(self, gpus: int) -> int:
+        """All GPUs; without one the part's default, or the product of the named axes where that does not fit it."""
+        product = prod(self.named().values())
+        if all(axis in self.named() for axis in self.TAKERS):
+            return max(1, product)
+        if gpus:
+            return gpus
+        return self.DEFAULT_WORLD if product > 0 and self.DEFAULT_WORLD % product == 0 else max(1, product)
+
+    def axes(self, world: int) -> dict[str, int]:
+        """Sizes of all five axes; raises UserError, with the nearest layouts that fit, where there is none."""
+        layout_check.refuse_sizes(self)
+        return factor(world, self.named(), self._wishes(world), self.TAKERS)
+
+    def _wishes(self, world: int) -> Mapping[str, int]:
+        return self.WISHES
+
+    def check(self, run: Run) -> list[Problem]:
+        return layout_check.check(self, run)
+
+    def accumulation(self, share: int, world: int | None = None) -> int:
+        """Micro-batches that a rank's `share` of the batch is cut into where the run leaves batch.micro_size open.
+
+        Without a pipeline one. With p stages the divisor of `share` nearest to 4p, multiples of p preferred (an
+        interleaved schedule runs p micro-batches at a time): at 4p a 1F1B pipeline idles (p - 1) / (5p - 1) < 1/5 of
+        the time, and smaller micro-batches would make smaller products for less and less of it.
+        """
+        stages = self.axes(world)["pp"] if world is not None else self.pp or self.WISHES.get("pp", 1)
+        if stages == 1:
+            return 1
+        whole_rounds = [number for number in divisors(share) if number % stages == 0]
+        return nearest(4 * stages, whole_rounds or divisors(share), 1)[0]
+
+    @property
+    def model_chunks(self) -> int:
+        """`chunks` with its default filled in."""
+        return self.chunks or (2 if self.schedule in layout_check.CHUNKED else 1)
+
+
+@dataclass
+class ThreeD(Composed):
+    """Tensor, pipeline, context and sharded data parallelism together; open axes: tp 2, pp 2, the rest dp_shard."""
+
+    DEFAULT_WORLD = 8
+    WISHES = {"tp": 2, "pp": 2}
+    TAKERS = ("dp_shard", "dp_replicate", "pp", "tp")
+
+
+@dataclass
+class Fsdp(Composed):
+    """Weights, gradients and optimizer state cut over all ranks; each block's weights are gathered when needed."""
+
+    zero: int = 3
+
+
+@dataclass
+class Hsdp(Composed):
+    """As fsdp inside a group of ranks (a node, or half of what there is), with copies over the groups."""
+
+    zero: int = 3
+
+    DEFAULT_WORLD = 4
+    TAKERS = ("dp_replicate", "dp_shard")
+
+    def _wishes(self, world: int) -> Mapping[str, int]:
+        left = max(1, world // max(1, prod(self.named().values())))
+        inside = [d for d in divisors(left) if d <= self.topology.gpus_per_node and d < left]
+        return {"dp_shard": inside[-1] if inside and inside[-1] > 1 else left}
+
+
+@dataclass
+class Tp(Composed):
+    """Every matrix cut over all ranks."""
+
+    TAKERS = ("tp", "dp_shard", "dp_replicate")
+
+
+@dataclass
+class Pp(Composed):
+    """The blocks cut over all ranks, in order."""
+
+    TAKERS = ("pp", "dp_shard", "dp_replicate")

@@ -1,0 +1,1 @@
+"""Which rank does what, and what that costs: arithmetic alone, no torch."""

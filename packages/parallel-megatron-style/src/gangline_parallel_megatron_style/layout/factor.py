@@ -1,0 +1,72 @@
+"""From a number of ranks to axis sizes: what the user named stays, the rest is derived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import log, prod
+
+from gangline.errors import UserError
+from gangline.mesh import AXES
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a positive number, ascending."""
+    low = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*low, *(number // d for d in low)})
+
+
+def nearest(wanted: int, choices: Sequence[int], count: int = 2) -> list[int]:
+    """Up to `count` of `choices`, the closest in proportion to `wanted`, ascending."""
+    return sorted(sorted(choices, key=lambda value: (abs(log(value / max(wanted, 1))), value))[:count])
+
+
+def factor(
+    world: int, named: Mapping[str, int | None], wishes: Mapping[str, int], takers: Sequence[str]
+) -> dict[str, int]:
+    """Sizes of core's axes, in their order, whose product is `world`.
+
+    named   axis -> its size, or None where it is open
+    wishes  axis -> the size an open axis takes where what is left divides by it; in this order
+    takers  the first open axis among these takes all that is left
+
+    Raises UserError, with the nearest layouts, where the named sizes do not fit.
+    """
+    sizes = {axis: size for axis in AXES if (size := named.get(axis)) is not None}
+    left, remainder = divmod(world, prod(sizes.values()))
+    taker = next((axis for axis in takers if axis not in sizes), None)
+    if remainder or (taker is None and left != 1):
+        raise _unfit(world, sizes, taker is not None)
+    for axis, size in wishes.items():
+        if axis not in sizes and axis != taker and left % size == 0:
+            sizes[axis], left = size, left // size
+    if taker is not None:
+        sizes[taker] = left
+    return {axis: sizes.get(axis, 1) for axis in AXES}
+
+
+def _unfit(world: int, sizes: Mapping[str, int], some_open: bool) -> UserError:
+    used = {axis: size for axis, size in sizes.items() if size > 1} or {"every axis": 1}
+    product = prod(sizes.values())
+    named = " x ".join(f"{axis} {size}" for axis, size in used.items())
+    total = f" = {product}" if len(used) > 1 else ""
+    why = "A rank has one place on every axis: the sizes that are named have to divide the number of processes."
+    if not some_open:
+        why = "Every axis is named, so their product is the number of processes."
+    elif product < world:
+        why = f"{world} is no multiple of {product}. " + why
+    words = [f"{axis}={size}" for axis, size in _one_changed(world, sizes, some_open)]
+    near = [f"parallel.{word}" for word in words[:3]]
+    worlds = {product} if not some_open else {max(1, world // product) * product, -(-world // product) * product}
+    near += [f"launch.processes={size}" for size in sorted(worlds)]
+    return UserError(f"{named}{total} does not fit {world} processes.", why, f"Nearest: {'; or '.join(near)}.")
+
+
+def _one_changed(world: int, sizes: Mapping[str, int], some_open: bool) -> Iterator[tuple[str, int]]:
+    """Axes with the size that would make the layout fit if nothing else changed, the smallest change first."""
+    found = []
+    for axis, size in sizes.items():
+        others = prod(sizes.values()) // size
+        if world % others == 0:
+            fitting = divisors(world // others) if some_open else [world // others]
+            found += [(abs(log(other / size)), axis, other) for other in fitting if other != size]
+    return ((axis, size) for _, axis, size in sorted(found))

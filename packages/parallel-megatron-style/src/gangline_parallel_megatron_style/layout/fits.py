@@ -1,0 +1,224 @@
+"""Whether a model fits a mesh: heads and features over tp, tokens over cp and tp, blocks over pp, folds.
+
+Sizes come from the plan and from the shapes that the tree's nodes state; `plan.facts` gives them names, and a model
+without facts is checked by its shapes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import lcm
+from typing import TYPE_CHECKING
+
+from gangline.errors import Problem
+from gangline.mesh import Mesh
+from gangline.model.tree import Node, parameter_shapes
+from gangline.plan import Fold, Plan, matches
+from gangline_parallel_megatron_style.layout.factor import divisors, nearest
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+    from gangline_parallel_megatron_style.config import Composed
+
+
+def problems(config: Composed, run: Run, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
+    """All that does not fit, each with the nearest values that do."""
+    shapes = parameter_shapes(tree)
+    yield from _unmatched(plan, shapes)
+    if mesh.size("tp") > 1:
+        yield from tensor(config, mesh, plan, shapes)
+    if mesh.size("cp") > 1:
+        yield from context(config, mesh, plan)
+    yield from sequence(config, run.batch.sequence_length, mesh)
+    if mesh.size("pp") > 1:
+        yield from pipeline(config, mesh, plan)
+    for fold in plan.folds:
+        yield from folded(config, mesh, fold)
+
+
+def _unmatched(plan: Plan, shapes: Mapping[str, object]) -> Iterator[Problem]:
+    names = [*shapes, *(alias for alias, _ in plan.tied)]
+    for cut in plan.cuts:
+        if not any(matches(cut.pattern, name) for name in names):
+            yield Problem(
+                f"the plan of this model cuts {cut.pattern}, and the model has no such parameter.",
+                "A rule that says nothing is a mistake: what it was meant for would stay whole.",
+                "Correct the pattern in the model's plan, or in the edit that added it.",
+            )
+
+
+# --- tensor parallelism ----------------------------------------------------------------------------------------------
+
+
+def tensor(config: Composed, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
+    """Heads and features divide over tp; tp stays within a node."""
+    tp, node = mesh.size("tp"), config.topology.gpus_per_node
+    if tp > node and not config.force:
+        yield Problem(
+            f"parallel.tp={tp} is wider than a node of {node}.",
+            "Every block waits for tensor parallelism's messages four times; between nodes they are many times slower.",
+            f"parallel.tp={max(d for d in divisors(tp) if d <= node)} and another axis for the rest; "
+            "parallel.force=true to do it all the same; parallel.topology.gpus_per_node if a node is larger.",
+        )
+    if not any(cut.axis == "tp" for cut in plan.cuts):
+        yield Problem(
+            f"parallel.tp={tp}: the plan of this model says of no parameter how to cut it for tensor parallelism.",
+            'It needs rules such as Cut.colwise("blocks.*.feed_forward.w_up").',
+            "Add them to the model's plan, or use parallel.tp=1.",
+        )
+        return
+    units = _units(plan, shapes)
+    wrong = {name: count for name, count in units.items() if not _over_tp(count, tp, name == "kv_heads")}
+    if wrong:
+        fitting = [
+            size
+            for size in range(1, min(max(node, tp), max(units.values())) + 1)
+            if all(_over_tp(count, size, name == "kv_heads") for name, count in units.items())
+        ]
+        sizes = ", ".join(f"{_called(name)}={count}" for name, count in wrong.items())
+        yield Problem(
+            f"parallel.tp={tp} does not divide {sizes}.",
+            "Each tensor-parallel rank has the same number of heads and features (a key head may serve several ranks).",
+            f"Choose parallel.tp among {', '.join(map(str, fitting))}.",
+        )
+    if not any(seam.name == "loss" for seam in plan.seams) and plan.cut(f"{plan.head}.weight") is not None:
+        yield Problem(
+            f"parallel.tp={tp}: the plan cuts {plan.head}.weight, and has no loss seam.",
+            "Each rank would see a part of the vocabulary and take it for the whole.",
+            f'Add Seam("loss", "{plan.head}") to the model\'s plan, or take its Cut away.',
+        )
+
+
+def _over_tp(count: int, tp: int, shared: bool) -> bool:
+    """Whether `count` heads or features divide over tp ranks; `shared`: or several ranks may hold the same one."""
+    return count % tp == 0 or (shared and tp % count == 0)
+
+
+def _units(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """What tp has to divide: by the fact's name, else by the pattern. Vocabulary rows need not divide."""
+    facts = {name: size for name in ("heads", "kv_heads", "hidden") if (size := plan.facts.get(name))}
+    found: dict[str, int] = {}
+    for name, shape in shapes.items():
+        cut = plan.cut(name)
+        if cut is None or cut.axis != "tp" or len(shape) <= cut.dim or _of_vocabulary(plan, name):
+            continue
+        count = shape[cut.dim] // cut.unit
+        fact = next((fact for fact, size in facts.items() if size == count), None)
+        found[fact or cut.pattern] = count
+    return found
+
+
+def _of_vocabulary(plan: Plan, name: str) -> bool:
+    return any(matches(part, name) for part in (plan.embed, plan.head))
+
+
+def _called(name: str) -> str:
+    return f"model.{name}" if name in ("heads", "kv_heads", "hidden") else name
+
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+
+
+def context(config: Composed, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
+    """Context parallelism steps in at the attention seam; Ulysses exchanges heads for tokens."""
+    cp, tp = mesh.size("cp"), mesh.size("tp")
+    if not any(seam.name == "attention" for seam in plan.seams):
+        yield Problem(
+            f"parallel.cp={cp}: the plan of this model has no attention seam.",
+            "Tokens of one sequence lie on several ranks, and only there a strategy can bring them together.",
+            'Add Seam("attention", "blocks.*.attention") to the model\'s plan, or use parallel.cp=1.',
+        )
+    heads = plan.facts.get("heads")
+    if config.context == "ulysses" and heads and heads % tp == 0 and (heads // tp) % cp:
+        own = f"the {heads // tp} heads that a rank of tp={tp} has" if tp > 1 else f"model.heads={heads}"
+        yield Problem(
+            f"parallel.cp={cp} does not divide {own}.",
+            "Ulysses gives each context-parallel rank all tokens of some of the heads (arXiv 2309.14509).",
+            f"Choose parallel.cp among {', '.join(map(str, divisors(heads // tp)))}; or parallel.context=ring",
+        )
+
+
+def sequence_unit(config: Composed, mesh: Mesh) -> int:
+    """What the sequence length has to be a multiple of."""
+    cp, tp = mesh.size("cp"), mesh.size("tp")
+    zigzag = 2 if cp > 1 and config.context == "ring" else 1
+    return cp * lcm(zigzag, tp if config.sequence_parallel else 1)
+
+
+def sequence(config: Composed, length: int, mesh: Mesh) -> Iterator[Problem]:
+    """Every rank has an equal part of each sequence."""
+    unit = sequence_unit(config, mesh)
+    if length % unit == 0:
+        return
+    cp, tp = mesh.size("cp"), mesh.size("tp") if config.sequence_parallel else 1
+    parts = [f"cp {cp}"] * (cp > 1) + [f"tp {tp} (sequence parallelism)"] * (tp > 1)
+    halves = " Ring attention gives each rank an early and a late piece, so that all work alike." if cp > 1 else ""
+    near = sorted({max(unit, length // unit * unit), -(-length // unit) * unit})
+    also = "; or parallel.sequence_parallel=false" if tp > 1 and length % (unit // tp) == 0 else ""
+    yield Problem(
+        f"batch.sequence_length={length} does not divide over {' x '.join(parts)}.",
+        f"It has to be a multiple of {unit}." + (halves if config.context == "ring" else ""),
+        f"Nearest: {' or '.join(f'batch.sequence_length={size}' for size in near)}{also}",
+    )
+
+
+# --- blocks ----------------------------------------------------------------------------------------------------------
+
+
+def pipeline(config: Composed, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
+    """Every stage has a block; a list of stages says so for each of them."""
+    pp, chunks = mesh.size("pp"), config.model_chunks
+    stages, each = pp * chunks, f" of {chunks} chunks each" if chunks > 1 else ""
+    if stages > plan.layers:
+        most = max(plan.layers // chunks, 1)
+        one = f"; or parallel.schedule=1f1b, which needs {pp}" if chunks > 1 and pp <= plan.layers else ""
+        yield Problem(
+            f"parallel.pp={pp}{each} is {stages} stages, and the model has {plan.layers} blocks.",
+            "Every stage needs a block.",
+            f"Nearest: parallel.pp={nearest(pp, range(1, most + 1), 1)[0]}{one}",
+        )
+    elif config.stages is not None and (len(config.stages) != stages or sum(config.stages) != plan.layers):
+        from gangline_parallel_megatron_style.layout.stages import balanced
+
+        even = balanced([1.0] * plan.layers, stages)
+        yield Problem(
+            f"parallel.stages={config.stages} has {len(config.stages)} stages and {sum(config.stages)} blocks.",
+            f"parallel.pp={pp}{each} is {stages} stages, and the model has {plan.layers} blocks.",
+            f"parallel.stages={even}, or null to have them balanced.".replace(" ", "", stages - 1),
+        )
+
+
+# --- folds -----------------------------------------------------------------------------------------------------------
+
+
+def fold_fits(mesh: Mesh, fold: Fold, size: int) -> bool:
+    """Whether `size` ranks can be taken out of the fold's axes, the fastest first, each used up before the next."""
+    for axis in reversed([axis for axis in mesh.axes if axis in fold.out_of]):
+        have = mesh.size(axis)
+        if have % size == 0:
+            return True
+        if size % have:
+            return False
+        size //= have
+    return size == 1
+
+
+def folded(config: Composed, mesh: Mesh, fold: Fold) -> Iterator[Problem]:
+    """A fold takes its ranks out of other axes; where those have one rank each, the module has all of it."""
+    have = mesh.size(*fold.out_of)
+    if have == 1:
+        return
+    axes = " x ".join(f"{axis} {mesh.size(axis)}" for axis in mesh.axes if axis in fold.out_of)
+    if not fold_fits(mesh, fold, fold.size):
+        fitting = [size for size in divisors(have) if fold_fits(mesh, fold, size)]
+        yield Problem(
+            f"the model wants {fold.size} ranks for {fold.name} out of {axes}.",
+            "They are taken from the fastest of these axes first, and each has to divide.",
+            f"Sizes of {fold.name} that fit: {', '.join(map(str, fitting))}.",
+        )
+    elif mesh.size("tp") > 1 and "tp" in fold.out_of and not config.sequence_parallel:
+        yield Problem(
+            f"{fold.name} takes ranks of tp, and parallel.sequence_parallel is off.",
+            "Then all ranks of tp have the same tokens, and each token would go through the module several times.",
+            "parallel.sequence_parallel=true",
+        )

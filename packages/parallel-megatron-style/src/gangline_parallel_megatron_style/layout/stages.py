@@ -1,0 +1,56 @@
+"""How many blocks each stage of a pipeline has, so that the slowest stage is as fast as can be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+
+def balanced(blocks: Sequence[float], stages: int, first: float = 0, last: float = 0) -> list[int]:
+    """Blocks of each stage, in order, at least one each: exactly the least possible time of the slowest stage.
+
+    blocks  what each block costs, in any one unit: computed (`layout.cost`) or measured
+    first   what the first stage does besides (the embedding)
+    last    what the last stage does besides (the head and the loss)
+
+    Two dynamic programs over (stages, blocks before): the first finds the least possible maximum, the second the
+    flattest division (least sum of squares) that keeps to it. Where several are as flat, earlier stages get fewer
+    blocks, because they keep the activations of more micro-batches. Raises ValueError for more stages than blocks.
+    """
+    count = len(blocks)
+    if not 1 <= stages <= count:
+        raise ValueError(f"{count} blocks cannot make {stages} stages")
+    until = [0, *accumulate(blocks)]
+
+    def cost(stage: int, start: int, stop: int) -> float:
+        return until[stop] - until[start] + (first if stage == 0 else 0) + (last if stage == stages - 1 else 0)
+
+    most = _best(count, stages, lambda so_far, stage, start, stop: max(so_far, cost(stage, start, stop)))[0]
+
+    def squares(so_far: float, stage: int, start: int, stop: int) -> float:
+        own = cost(stage, start, stop)
+        return so_far + own * own if own <= most else float("inf")
+
+    return _best(count, stages, squares)[1]
+
+
+def _best(count: int, stages: int, extend) -> tuple[float, list[int]]:
+    """The least value over all divisions of `count` blocks, and the division; `extend` adds a stage to a value."""
+    values: list[float] = [0] + [float("inf")] * count
+    cuts: list[list[int]] = []
+    for stage in range(stages):
+        left = stages - stage - 1  # stages to come, each of which needs a block
+        reached, chosen = [float("inf")] * (count + 1), [0] * (count + 1)
+        for stop in range(stage + 1, count - left + 1):
+            for start in range(stage, stop):
+                if values[start] < reached[stop]:
+                    value = extend(values[start], stage, start, stop)
+                    if value < reached[stop]:
+                        reached[stop], chosen[stop] = value, start
+        values = reached
+        cuts.append(chosen)
+    sizes, stop = [], count
+    for chosen in reversed(cuts):
+        sizes.append(stop - chosen[stop])
+        stop = chosen[stop]
+    return values[count], sizes[::-1]

@@ -1,0 +1,62 @@
+"""The network as tiers: links inside a node, inside a rack, and beyond."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gangline.errors import Problem
+from gangline.mesh import Mesh
+
+Tier = Literal["self", "node", "rack", "cluster"]
+
+
+@dataclass
+class Topology:
+    """How ranks are connected; neighbouring ranks share a node. The defaults are 8 H100s with NVLink and one 400 Gb/s
+    link each.
+    """
+
+    gpus_per_node: int = 8  # ranks that share a node
+    nodes_per_rack: int = 4  # nodes behind one switch
+    node_bandwidth: float = 450.0  # GB/s that a rank sends inside its node
+    rack_bandwidth: float = 50.0  # GB/s that a rank sends to another node of its rack
+    cluster_bandwidth: float = 50.0  # GB/s that a rank sends beyond its rack
+
+    def tier_of(self, ranks: Sequence[int]) -> Tier:
+        """The slowest links between any two of `ranks`."""
+        rack = self.gpus_per_node * self.nodes_per_rack
+        if len(set(ranks)) < 2:
+            return "self"
+        if len({rank // self.gpus_per_node for rank in ranks}) == 1:
+            return "node"
+        return "rack" if len({rank // rack for rank in ranks}) == 1 else "cluster"
+
+    def tier(self, mesh: Mesh, *axes: str) -> Tier:
+        """The slowest links that any group along `axes` uses: groups that straddle two nodes count as such."""
+        if mesh.size(*axes) == 1:
+            return "self"
+        order: list[Tier] = ["self", "node", "rack", "cluster"]
+        slowest = 0
+        others = [axis for axis in mesh.axes if axis not in axes]
+        for point in mesh.along({}, others):
+            start = mesh.rank(point)
+            end = mesh.rank({**point, **{axis: mesh.size(axis) - 1 for axis in axes}})
+            slowest = max(slowest, order.index(self.tier_of((start, end))))
+            if order[slowest] == "cluster":
+                break
+        return order[slowest]
+
+    def bandwidth(self, tier: Tier) -> float:
+        """Bytes a second that a rank sends over a tier."""
+        found = {"node": self.node_bandwidth, "rack": self.rack_bandwidth, "cluster": self.cluster_bandwidth}
+        return found[tier] * 1e9 if tier in found else float("inf")
+
+    def problems(self) -> list[Problem]:
+        """Sizes that cannot be."""
+        return [
+            Problem(f"parallel.topology.{name}={value:g} must be more than 0.")
+            for name, value in vars(self).items()
+            if value <= 0
+        ]
