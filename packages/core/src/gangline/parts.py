@@ -15,6 +15,7 @@ from gangline.errors import Problem
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
+    from gangline.mesh import Mesh
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 _BUILD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -85,7 +86,7 @@ class ParallelConfig(PartConfig):
         """Axis sizes, slowest tier first, with product `world`; raises UserError where there is no such layout."""
         return {"dp_replicate": world}
 
-    def accumulation(self, share: int) -> int:
+    def accumulation(self, share: int, mesh: Mesh) -> int:
         """How many micro-batches a rank's `share` of a batch makes where the user gave no size: a divisor of it."""
         return 1
 

@@ -8,7 +8,7 @@ from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from gangline.errors import Problem
-from gangline.mesh import AXES
+from gangline.mesh import AXES, Mesh
 from gangline.parts import ParallelConfig
 from gangline_parallel_megatron_style.layout import check as layout_check
 from gangline_parallel_megatron_style.layout.factor import divisors, factor, nearest
@@ -68,14 +68,14 @@ class Composed(ParallelConfig):
     def check(self, run: Run) -> list[Problem]:
         return layout_check.check(self, run)
 
-    def accumulation(self, share: int, world: int | None = None) -> int:
+    def accumulation(self, share: int, mesh: Mesh) -> int:
         """Micro-batches that a rank's `share` of the batch is cut into where the run leaves batch.micro_size open.
 
         Without a pipeline one. With p stages the divisor of `share` nearest to 4p, multiples of p preferred (an
         interleaved schedule runs p micro-batches at a time): at 4p a 1F1B pipeline idles (p - 1) / (5p - 1) < 1/5 of
         the time, and smaller micro-batches would make smaller products for less and less of it.
         """
-        stages = self.axes(world)["pp"] if world is not None else self.pp or self.WISHES.get("pp", 1)
+        stages = mesh.size("pp")
         if stages == 1:
             return 1
         whole_rounds = [number for number in divisors(share) if number % stages == 0]

@@ -36,10 +36,10 @@ def device_of(run: Run) -> torch.device:
     return device
 
 
-def micro_size(run: Run, width: int) -> int:
+def micro_size(run: Run, width: int, mesh: Mesh) -> int:
     """Sequences in one micro-batch; where the run leaves it open, as the strategy likes it."""
     share = run.batch.global_size // width
-    return run.batch.micro_size or share // run.parallel.accumulation(share)
+    return run.batch.micro_size or share // run.parallel.accumulation(share, mesh)
 
 
 def draw_weights(run: Run, runtime: Runtime, plan: Plan) -> None:
@@ -69,7 +69,7 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
         draw_weights(run, runtime, plan)
     optimizer = plugins.build(run.optimizer, run, runtime)
     source = build_source(run, "train")
-    micro = micro_size(run, runtime.data_coordinate[1])
+    micro = micro_size(run, runtime.data_coordinate[1], mesh)
     batches = Batches(source, run.batch.global_size, micro, runtime.data_coordinate, device)
     validation = None
     if run.validate.every:
