@@ -21,7 +21,7 @@ def check(run: Run) -> None:
         problems += config.check(run)
     if not problems:
         problems += _refused(lambda: compose_model(run))
-        problems += _layout(run)
+        problems += layout_problems(run)
     if problems:
         raise UserError.of(problems)
 
@@ -62,7 +62,7 @@ def _configs(run: Run) -> Iterator[PartConfig]:
             yield getattr(config, name)
 
 
-def _layout(run: Run) -> list[Problem]:
+def layout_problems(run: Run) -> list[Problem]:
     """Axes that multiply to the world, a batch that divides over the data ranks."""
     world = world_of(run)
     name = installed().part_of(run.parallel).part.name
