@@ -1,0 +1,90 @@
+"""What a pipeline schedule is made of: actions, where the model's stages lie, and one list of actions for each rank.
+
+stage   a run of consecutive blocks; stage 0 embeds, the last one has the head. There are ranks * chunks of them
+chunk   the number of a stage among those that one rank holds (Megatron-LM: virtual stage, model chunk)
+micro   the number of a micro-batch in the step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Kind = Literal["F", "B", "I", "W"]
+Placement = Literal["loop", "v"]
+KINDS: dict[Kind, str] = {
+    "F": "forward",
+    "B": "whole backward",
+    "I": "backward, gradient of the input",
+    "W": "backward, gradient of the weights",
+}
+
+
+class Action(NamedTuple):
+    """One piece of computation on one rank. B is I and W at once."""
+
+    kind: Kind
+    chunk: int
+    micro: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.micro} of chunk {self.chunk}"
+
+
+Orders = tuple[tuple[Action, ...], ...]  # one for each rank
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The order in which each rank carries out its actions; the times follow from it (`simulate`).
+
+    placement "loop": stage s lies on rank s % ranks (Megatron-LM's interleaving; with one chunk the plain pipeline).
+    placement "v": with two chunks, down the ranks and back up, so that the first rank has the first and the last stage.
+    """
+
+    ranks: int
+    chunks: int
+    micros: int
+    placement: Placement
+    actions: Orders
+
+    @property
+    def stages(self) -> int:
+        return self.ranks * self.chunks
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether any backward is cut into I and W."""
+        return any(action.kind == "W" for order in self.actions for action in order)
+
+    def stage(self, rank: int, chunk: int) -> int:
+        """The stage that a rank holds as its chunk."""
+        return stage_of(self.ranks, self.placement, rank, chunk)
+
+    def place(self, stage: int) -> tuple[int, int]:
+        """(rank, chunk) of a stage."""
+        return place_of(self.ranks, self.placement, stage)
+
+
+def stage_of(ranks: int, placement: Placement, rank: int, chunk: int) -> int:
+    """The stage that `rank` holds as `chunk`."""
+    within = rank if placement == "loop" or chunk % 2 == 0 else ranks - 1 - rank
+    return chunk * ranks + within
+
+
+def place_of(ranks: int, placement: Placement, stage: int) -> tuple[int, int]:
+    """(rank, chunk) of a stage."""
+    chunk, within = divmod(stage, ranks)
+    return (within if placement == "loop" or chunk % 2 == 0 else ranks - 1 - within), chunk
+
+
+def padded(ranks: int, micros: int, chunks: int, placement: Placement, of: Callable[[int], list[Action]]) -> Schedule:
+    """A schedule for `micros` micro-batches, out of one for a number that suits its author.
+
+    `of(rank)` lists the actions for that many or more. Those of micro-batches that do not exist are left out. What
+    remains has all its dependencies, in an order that the whole schedule had too: it cannot deadlock, and it takes
+    neither more time nor more memory.
+    """
+    actions = tuple(tuple(action for action in of(rank) if action.micro < micros) for rank in range(ranks))
+    return Schedule(ranks, chunks, micros, placement, actions)

@@ -1,0 +1,74 @@
+"""DualPipeV: forwards and backwards of two directions side by side, so that each hides the other's communication."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from gangline_parallel_megatron_style.pipeline.actions import Action, Schedule, padded
+
+
+class _Order:
+    """One rank's list, written with the next micro-batch of each chunk."""
+
+    def __init__(self) -> None:
+        self.actions: list[Action] = []
+        self.forwards, self.backwards = [0, 0], [0, 0]
+        self.put_off: deque[Action] = deque()
+
+    def forward(self, chunk: int) -> None:
+        self.actions.append(Action("F", chunk, self.forwards[chunk]))
+        self.forwards[chunk] += 1
+
+    def backward(self, chunk: int, split: bool = False) -> None:
+        micro = self.backwards[chunk]
+        self.backwards[chunk] += 1
+        self.actions.append(Action("I" if split else "B", chunk, micro))
+        if split:
+            self.put_off.append(Action("W", chunk, micro))
+
+    def weights(self) -> None:
+        self.actions.append(self.put_off.popleft())
+
+
+def dualpipe_v(ranks: int, micros: int) -> Schedule:
+    """Two chunks a rank, laid out as a V; a forward of one chunk beside a whole backward of the other.
+
+    DeepSeek-V3, arXiv 2412.19437, section 3.2.1, and its half that keeps each weight once (DualPipeV, "cut in half").
+    Idle time of each rank, by the paper's table: (p - 1)(F&B + B - 3W) of one chunk, where m >= 2p, B = I + W and F&B
+    is a forward and a backward that overlap. Here they run one after the other and the backward does not wait for the
+    forward beside it, which leaves (p - 1)(F + I - W).
+    Activations (of one chunk): at most 2p + 1.
+    """
+    full = max(micros, 2 * ranks)
+
+    def order(rank: int) -> list[Action]:
+        above, o = ranks - 1 - rank, _Order()
+        for _ in range(2 * above):
+            o.forward(0)
+        for _ in range(rank + 1):
+            o.forward(0)
+            o.forward(1)
+        for _ in range(above):
+            o.backward(1, split=True)
+            o.weights()
+            o.forward(1)
+        for _ in range(full - 2 * ranks + rank + 1):
+            o.forward(0)
+            o.backward(1)
+            o.forward(1)
+            o.backward(0)
+        for _ in range(above):
+            o.backward(1)
+            o.forward(1)
+            o.backward(0)
+        # From the middle of what is left on, backwards are cut in two: what is put off fills the waits at the end.
+        for number in range(2 * (rank + 1)):
+            o.backward(1 - number % 2, split=number > rank)
+        for _ in range(above):
+            o.weights()
+            o.backward(0, split=True)
+        while o.put_off:
+            o.weights()
+        return o.actions
+
+    return padded(ranks, micros, 2, "v", order)

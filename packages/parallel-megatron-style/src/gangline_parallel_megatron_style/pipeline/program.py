@@ -1,0 +1,111 @@
+"""From a schedule to what each rank does: actions, and the transfers between them, in an order that cannot deadlock.
+
+All transfers and actions of all ranks are put into one sequence: actions by their simulated end, and each transfer
+right after the action that made what it carries. A rank's program is its part of that one sequence. So whoever is
+first in the sequence among all that is left can always go on, even where each rank carries out its transfers strictly
+one after another and a sender waits for its receiver (NCCL with one communicator, no buffers). A receive comes before
+the action that runs while its sender computes, so it is under way while the rank is busy.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from gangline_parallel_megatron_style.pipeline.actions import Action, Kind, Schedule
+from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
+from gangline_parallel_megatron_style.pipeline.simulate import Timeline, simulate
+
+
+class Message(NamedTuple):
+    """What travels between two neighbouring stages."""
+
+    what: Kind  # "F": a hidden state goes to the next stage; "B": its gradient goes to the one before
+    micro: int
+    source: int  # stages
+    target: int
+
+
+class Run(NamedTuple):
+    action: Action
+
+
+class Send(NamedTuple):
+    message: Message
+    peer: int  # rank
+
+
+class Recv(NamedTuple):
+    """Begin to receive; what it brings is needed by a later `Run`.
+
+    `frees` counts the messages to `peer`, from the first one on, that must have arrived there before this one could
+    be made: once this has come they need no memory here.
+    """
+
+    message: Message
+    peer: int
+    frees: int
+
+
+Step = Run | Send | Recv
+Program = tuple[Step, ...]
+
+
+def message_of(schedule: Schedule, rank: int, action: Action) -> Message | None:
+    """What an action gives to another stage, on whatever rank; None where it gives nothing."""
+    stage = schedule.stage(rank, action.chunk)
+    target = stage + 1 if action.kind == "F" else stage - 1
+    if action.kind == "W" or not 0 <= target < schedule.stages:
+        return None
+    return Message("F" if action.kind == "F" else "B", action.micro, stage, target)
+
+
+def input_of(schedule: Schedule, rank: int, action: Action) -> Message | None:
+    """What an action uses that another stage made, on whatever rank."""
+    stage = schedule.stage(rank, action.chunk)
+    source = stage - 1 if action.kind == "F" else stage + 1
+    if action.kind == "W" or not 0 <= source < schedule.stages:
+        return None
+    return Message("F" if action.kind == "F" else "B", action.micro, source, stage)
+
+
+def programs(schedule: Schedule, costs: Costs | Sequence[Costs] = UNIFORM, latency: float = 0.0) -> tuple[Program, ...]:
+    """The program of each rank. Stages on one rank hand over to each other without a message.
+
+    Costs and latency only choose among the orders that are right; they must be the same on all ranks.
+    """
+    steps: list[list[Step]] = [[] for _ in range(schedule.ranks)]
+    sent: dict[tuple[int, int], list[Message]] = defaultdict(list)  # by (from, to)
+    freed: dict[tuple[int, int], int] = defaultdict(int)
+    used: set[Message] = set()
+    for ending_together in _by_end(simulate(schedule, costs, latency)):
+        made: list[tuple[Message, int, int, int]] = []
+        for rank, action in ending_together:
+            steps[rank].append(Run(action))
+            if (taken := input_of(schedule, rank, action)) is not None:
+                used.add(taken)
+            message = message_of(schedule, rank, action)
+            if message is None or (peer := schedule.place(message.target)[0]) == rank:
+                continue
+            back = (peer, rank)
+            while freed[back] < len(sent[back]) and sent[back][freed[back]] in used:
+                freed[back] += 1
+            made.append((message, rank, peer, freed[back]))
+        for message, rank, peer, frees in made:
+            steps[rank].append(Send(message, peer))
+            steps[peer].append(Recv(message, rank, frees))
+            sent[rank, peer].append(message)
+    return tuple(map(tuple, steps))
+
+
+def _by_end(timeline: Timeline) -> Iterator[list[tuple[int, Action]]]:
+    """(rank, action) of all ranks in the order of their ends; those that end at one time together."""
+    events = sorted(
+        (span[1], rank, action)
+        for rank, (order, spans) in enumerate(zip(timeline.schedule.actions, timeline.spans, strict=True))
+        for action, span in zip(order, spans, strict=True)
+    )
+    for _, together in groupby(events, key=lambda event: event[0]):
+        yield [(rank, action) for _, rank, action in together]

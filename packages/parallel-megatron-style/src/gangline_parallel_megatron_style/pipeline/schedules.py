@@ -1,0 +1,129 @@
+"""The schedules by name, with what is known of each in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gangline_parallel_megatron_style.pipeline.actions import Action, Placement, Schedule
+from gangline_parallel_megatron_style.pipeline.classic import gpipe, one_f_one_b, zb_h1
+from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
+from gangline_parallel_megatron_style.pipeline.dualpipe_v import dualpipe_v
+from gangline_parallel_megatron_style.pipeline.interleaved import interleaved_1f1b
+from gangline_parallel_megatron_style.pipeline.zb_v import zb_v
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleType:
+    """One way to order a pipeline. Below: p ranks, m micro-batches, v chunks a rank, costs of one chunk, k of them."""
+
+    summary: str
+    chunks: int  # unless the user asks for another number
+    free_chunks: bool = False  # whether the user may
+    placement: Placement = "loop"
+    splits_backward: bool = False  # into I and W
+    generate: Callable[[int, int, int, Costs | Sequence[Costs]], Schedule]  # p, m, v, k
+    idle: Callable[[int, Costs], float]  # p, k: the time that each rank waits, where `exact` and F = I = W
+    exact: Callable[[int, int], bool]  # p, m: whether `idle` is the whole truth; elsewhere `simulate` knows
+    activations: Callable[[int, int, int, int], int]  # p, m, v, rank: the most that it holds at once, of one chunk
+
+    def bubble(self, ranks: int, micros: int, chunks: int, costs: Costs = UNIFORM) -> float:
+        """The share of the time that a rank waits, 0 to 1, by the closed form."""
+        idle = self.idle(ranks, costs)
+        return idle / (idle + micros * chunks * (costs.F + costs.of("B")))
+
+
+SCHEDULES: dict[str, ScheduleType] = {
+    "gpipe": ScheduleType(
+        summary="all forwards, then all backwards; holds every micro-batch",
+        chunks=1,
+        generate=lambda p, m, v, k: gpipe(p, m),
+        idle=lambda p, k: (p - 1) * (k.F + k.of("B")),
+        exact=lambda p, m: True,
+        activations=lambda p, m, v, rank: m,
+    ),
+    "1f1b": ScheduleType(
+        summary="a backward after each forward; least memory of one chunk a rank",
+        chunks=1,
+        generate=lambda p, m, v, k: one_f_one_b(p, m),
+        idle=lambda p, k: (p - 1) * (k.F + k.of("B")),
+        exact=lambda p, m: True,
+        activations=lambda p, m, v, rank: min(m, p - rank),
+    ),
+    "interleaved_1f1b": ScheduleType(
+        summary="1F1B over several chunks a rank; the bubble shrinks by their number, traffic grows by it",
+        chunks=2,
+        free_chunks=True,
+        generate=lambda p, m, v, k: interleaved_1f1b(p, m, v),
+        idle=lambda p, k: (p - 1) * (k.F + k.of("B")),
+        exact=lambda p, m: m % p == 0,
+        activations=lambda p, m, v, rank: min(m * v, 2 * (p - rank - 1) + (v - 1) * p + 1),
+    ),
+    "zb_h1": ScheduleType(
+        summary="1F1B that computes weight gradients while it would wait; a third of the bubble",
+        chunks=1,
+        splits_backward=True,
+        generate=lambda p, m, v, k: zb_h1(p, m),
+        idle=lambda p, k: (p - 1) * (k.F + k.I - k.W),
+        exact=lambda p, m: m >= p,
+        activations=lambda p, m, v, rank: min(m, p),
+    ),
+    "zb_v": ScheduleType(
+        summary="two chunks as a V, backward split: no bubble but the way to the last rank",
+        chunks=2,
+        placement="v",
+        splits_backward=True,
+        generate=lambda p, m, v, k: zb_v(p, m, k),
+        idle=lambda p, k: (p - 1) * k.F,
+        exact=lambda p, m: m >= 2 * p,
+        activations=lambda p, m, v, rank: min(2 * m, 2 * p),
+    ),
+    "dualpipe_v": ScheduleType(
+        summary="two chunks as a V, forwards beside backwards; backward split only at the ends",
+        chunks=2,
+        placement="v",
+        splits_backward=True,
+        generate=lambda p, m, v, k: dualpipe_v(p, m),
+        idle=lambda p, k: (p - 1) * (k.F + k.I - k.W),
+        exact=lambda p, m: m >= 2 * p,
+        activations=lambda p, m, v, rank: min(2 * m, 2 * p + 1),
+    ),
+}
+
+
+def make_schedule(
+    name: str, *, ranks: int, micros: int, chunks: int | None = None, costs: Costs | Sequence[Costs] = UNIFORM
+) -> Schedule:
+    """The schedule of that name. `costs` (of each stage or of all; the same on all ranks) guide zb_v alone.
+
+    Raises ValueError for a name that does not exist and for numbers that the schedule cannot have.
+    """
+    if name not in SCHEDULES:
+        raise ValueError(f"no such pipeline schedule: {name}; there are {', '.join(SCHEDULES)}")
+    chosen = SCHEDULES[name]
+    chunks = chosen.chunks if chunks is None else chunks
+    if ranks < 1 or micros < 1 or chunks < 1:
+        raise ValueError(f"a pipeline of {ranks} ranks, {micros} micro-batches and {chunks} chunks a rank")
+    if chunks != chosen.chunks and not chosen.free_chunks:
+        raise ValueError(f"the pipeline schedule {name} has {chosen.chunks} chunks a rank, not {chunks}")
+    return chosen.generate(ranks, micros, chunks, costs)
+
+
+def forward_only(ranks: int, micros: int, chunks: int, placement: Placement) -> Schedule:
+    """Forwards alone, for evaluation.
+
+    Idle time of each rank: (p - 1)F in a loop (of several chunks: where p divides m), 2(p - 1)F on a V, whose last rank
+    can neither begin earlier nor end later.
+    """
+
+    def loop(rank: int) -> list[Action]:
+        groups = [range(first, min(first + ranks, micros)) for first in range(0, micros, ranks)]
+        return [Action("F", chunk, micro) for group in groups for chunk in range(chunks) for micro in group]
+
+    def v(rank: int) -> list[Action]:
+        ahead = 2 * (ranks - 1 - rank) + 1  # micro-batches that go down before the first comes back up
+        turns = [(micro + chunk * ahead, -chunk, micro) for chunk in (0, 1) for micro in range(micros)]
+        return [Action("F", -chunk, micro) for _, chunk, micro in sorted(turns)]
+
+    of = loop if placement == "loop" else v
+    return Schedule(ranks, chunks, micros, placement, tuple(tuple(of(rank)) for rank in range(ranks)))

@@ -1,0 +1,77 @@
+"""When each action of a schedule runs, given what it costs: makespan, bubble, live activations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gangline_parallel_megatron_style.pipeline.actions import Schedule
+from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs, per_stage
+from gangline_parallel_megatron_style.pipeline.depend import Done, needs, result, walk
+
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A schedule with the (start, end) of each action, simulated or recorded: `spans[rank]` beside `actions[rank]`."""
+
+    schedule: Schedule
+    spans: tuple[tuple[Span, ...], ...]
+
+    @property
+    def start(self) -> float:
+        return min(spans[0][0] for spans in self.spans)
+
+    @property
+    def makespan(self) -> float:
+        """From the first start to the last end."""
+        return max(end for spans in self.spans for _, end in spans) - self.start
+
+    def busy(self, rank: int) -> float:
+        """Time in which a rank computes."""
+        return sum(end - start for start, end in self.spans[rank])
+
+    @property
+    def bubble(self) -> float:
+        """The share of all ranks' time in which they wait, 0 to 1."""
+        ranks = self.schedule.ranks
+        return 1 - sum(map(self.busy, range(ranks))) / (self.makespan * ranks)
+
+
+def simulate(schedule: Schedule, costs: Costs | Sequence[Costs] = UNIFORM, latency: float = 0.0) -> Timeline:
+    """Every action as early as its rank, its place in the rank's order and what it needs allow.
+
+    costs: of every stage, or of each stage in turn. latency: from the end of an action until its result is at
+    another rank. Raises ValueError where the schedule deadlocks.
+    """
+    each = per_stage(costs, schedule.stages)
+    free = [0.0] * schedule.ranks
+    done: dict[Done, tuple[float, int]] = {}
+    spans: list[list[Span]] = [[] for _ in free]
+    for rank, _, action in walk(schedule):
+        start = free[rank]
+        for need in needs(schedule, rank, action):
+            end, where = done[need]
+            start = max(start, end if where == rank else end + latency)
+        free[rank] = start + each[schedule.stage(rank, action.chunk)].of(action.kind)
+        spans[rank].append((start, free[rank]))
+        given = result(schedule, rank, action)
+        if given is not None:
+            done[given] = (free[rank], rank)
+    return Timeline(schedule, tuple(map(tuple, spans)))
+
+
+def peak_activations(schedule: Schedule) -> tuple[int, ...]:
+    """The most activations (of one micro-batch on one stage) that each rank holds at once.
+
+    One is held from its F to its B or W. After I a part of it is free already, so this is an upper bound.
+    """
+    peaks = []
+    for order in schedule.actions:
+        live = peak = 0
+        for action in order:
+            live += {"F": 1, "I": 0, "B": -1, "W": -1}[action.kind]
+            peak = max(peak, live)
+        peaks.append(peak)
+    return tuple(peaks)

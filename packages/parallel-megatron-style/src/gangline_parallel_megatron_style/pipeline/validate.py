@@ -1,0 +1,56 @@
+"""Whether a schedule can be carried out, and gives the gradients of one process."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gangline_parallel_megatron_style.pipeline.actions import Action, Schedule
+from gangline_parallel_megatron_style.pipeline.depend import walk
+
+
+def validate(schedule: Schedule) -> None:
+    """Raise ValueError that names the first fault, if there is one.
+
+    Each rank has every F once, and either B or both I and W; the gradients of each chunk come in the order of the
+    micro-batches (the order of a sum decides its bits); nothing waits for ever.
+    """
+    if len(schedule.actions) != schedule.ranks:
+        raise ValueError(f"{len(schedule.actions)} lists of actions for {schedule.ranks} ranks")
+    for rank, order in enumerate(schedule.actions):
+        _complete(schedule, rank, order)
+        _ordered(rank, order)
+    for _ in walk(schedule):
+        pass
+
+
+def _complete(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
+    count = Counter(order)
+    for chunk in range(schedule.chunks):
+        for micro in range(schedule.micros):
+            forward, whole, inputs, weights = (
+                count.pop(Action(kind, chunk, micro), 0) for kind in ("F", "B", "I", "W")
+            )
+            if forward != 1:
+                raise ValueError(f"rank {rank} has {Action('F', chunk, micro)} {forward} times")
+            if (whole, inputs, weights) not in ((1, 0, 0), (0, 1, 1)):
+                raise ValueError(
+                    f"rank {rank} has B {whole}, I {inputs} and W {weights} times for micro-batch {micro} "
+                    f"of chunk {chunk}: it needs B once, or I and W once each"
+                )
+    if count:
+        raise ValueError(f"rank {rank} has {next(iter(count))}, which does not exist")
+
+
+def _ordered(rank: int, order: tuple[Action, ...]) -> None:
+    for kinds in ("BI", "BW"):  # what is not put off accumulates with I
+        last: dict[int, int] = {}
+        for action in order:
+            if action.kind not in kinds:
+                continue
+            before = last.get(action.chunk, -1)
+            if action.micro != before + 1:
+                raise ValueError(
+                    f"rank {rank} has {action} after micro-batch {before}: "
+                    "gradients of a chunk are added up in the order of the micro-batches"
+                )
+            last[action.chunk] = action.micro

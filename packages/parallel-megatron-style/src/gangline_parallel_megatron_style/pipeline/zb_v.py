@@ -1,0 +1,95 @@
+"""ZB-V: no bubble beyond the time that it takes to reach the last rank, in the memory of 1F1B."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+
+from gangline_parallel_megatron_style.pipeline.actions import Action, Kind, Schedule, place_of, stage_of
+from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs, per_stage
+
+# What a rank that is free does first. Of all orders this one leaves no bubble where F = I = W, for any number of ranks.
+PREFERENCE: tuple[tuple[Kind, int], ...] = (("F", 1), ("F", 0), ("I", 0), ("I", 1))
+SAME_TIME = 1e-9  # of the longest action: sums of floats in another order
+
+Ends = dict[tuple[Kind, int, int], float]  # when F or I of a stage and a micro-batch ends
+
+
+class _Rank:
+    """What one rank has done so far."""
+
+    def __init__(self, ranks: int, micros: int, rank: int) -> None:
+        self.stages = [stage_of(ranks, "v", rank, chunk) for chunk in (0, 1)]
+        self.last, self.micros = 2 * ranks - 1, micros
+        self.room, self.held = 2 * ranks, [0, 0]  # activations: how many more it may hold, and holds of each chunk
+        self.next = dict.fromkeys(PREFERENCE, 0)  # the micro-batch that comes next
+        self.put_off: deque[Action] = deque()
+        self.actions: list[Action] = []
+        self.free = 0.0
+
+    def _ready(self, kind: Kind, chunk: int, micro: int, ends: Ends, until: float) -> bool:
+        stage = self.stages[chunk]
+        if kind == "F":
+            # The last place waits for a forward of chunk 1: only that leads to a backward, which makes room.
+            room = self.room > (1 if chunk == 0 and not self.held[1] else 0)
+            return room and (stage == 0 or ends.get(("F", stage - 1, micro), until + 1) <= until)
+        if stage == self.last:
+            return ("F", stage, micro) in ends
+        return ("F", stage, micro) in ends and ends.get(("I", stage + 1, micro), until + 1) <= until
+
+    def choose(self, ends: Ends, until: float) -> Action | None:
+        """The first of `PREFERENCE` whose input is here by `until`, else the oldest W, else nothing."""
+        for kind, chunk in PREFERENCE:
+            micro = self.next[kind, chunk]
+            if micro < self.micros and self._ready(kind, chunk, micro, ends, until):
+                return Action(kind, chunk, micro)
+        return self.put_off[0] if self.put_off else None
+
+    def begin(self, action: Action) -> None:
+        self.actions.append(action)
+        if action.kind == "W":
+            self.put_off.popleft()
+            self.room += 1
+            self.held[action.chunk] -= 1
+            return
+        self.next[action.kind, action.chunk] += 1
+        if action.kind == "F":
+            self.room -= 1
+            self.held[action.chunk] += 1
+        else:
+            self.put_off.append(action._replace(kind="W"))
+
+
+def zb_v(ranks: int, micros: int, costs: Costs | Sequence[Costs] = UNIFORM) -> Schedule:
+    """Two chunks a rank, laid out as a V: of what can begin, each rank takes the most urgent, within bounded memory.
+
+    Qi et al. 2023, arXiv 2401.10241, section 6; Pipeline Parallelism with Controllable Memory, arXiv 2405.15362 (V-ZB).
+    Idle time of each rank: (p - 1)F, F of one chunk, where F = I = W and m >= 2p (rank p - 1 cannot begin earlier);
+    more where they differ, least if `costs`, of each stage or of all, says how they do.
+    Activations (of one chunk): at most 2p, as much as 1F1B's p of two chunks each.
+    """
+    each = per_stage(costs, 2 * ranks)
+    slack = SAME_TIME * max(cost.of(kind) for cost in each for kind, _ in PREFERENCE)
+    states = [_Rank(ranks, micros, rank) for rank in range(ranks)]
+    ends: Ends = {}
+    events = [(0.0, rank) for rank in range(ranks)]  # when a rank has a reason to choose again
+    while events:
+        now = events[0][0] + slack
+        woken = set()
+        while events and events[0][0] <= now:
+            woken.add(heapq.heappop(events)[1])
+        for rank in sorted(woken):
+            state = states[rank]
+            if state.free > now or (action := state.choose(ends, now)) is None:
+                continue
+            stage = state.stages[action.chunk]
+            state.begin(action)
+            state.free = now - slack + each[stage].of(action.kind)
+            heapq.heappush(events, (state.free, rank))
+            if action.kind != "W":
+                ends[action.kind, stage, action.micro] = state.free
+                to = stage + 1 if action.kind == "F" else stage - 1
+                if 0 <= to <= state.last:
+                    heapq.heappush(events, (state.free, place_of(ranks, "v", to)[0]))
+    return Schedule(ranks, 2, micros, "v", tuple(tuple(state.actions) for state in states))

@@ -1,0 +1,136 @@
+"""The programs of all ranks, carried out where nothing is buffered: whoever sends waits for its receiver, in order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline_parallel_megatron_style.pipeline.actions import Action
+from gangline_parallel_megatron_style.pipeline.costs import Costs
+from gangline_parallel_megatron_style.pipeline.program import Message, Recv, Run, Send, input_of, message_of, programs
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, forward_only, make_schedule
+
+
+@st.composite
+def schedules(draw):
+    name = draw(st.sampled_from([*sorted(SCHEDULES), "forward_only"]))
+    ranks, micros = draw(st.integers(1, 6)), draw(st.integers(1, 16))
+    if name == "forward_only":
+        return forward_only(ranks, micros, *draw(st.sampled_from([(1, "loop"), (3, "loop"), (2, "v")])))
+    chunks = draw(st.integers(1, 3)) if SCHEDULES[name].free_chunks else None
+    return make_schedule(name, ranks=ranks, micros=micros, chunks=chunks)
+
+
+class Rendezvous:
+    """Ranks that carry out their steps strictly in order; a transfer happens when both its ends are at it."""
+
+    def __init__(self, schedule, steps):
+        self.schedule, self.steps = schedule, steps
+        self.at = [0] * schedule.ranks
+        self.here: list[set[Message]] = [set() for _ in steps]  # what each rank has made or received
+        self.received: dict[tuple[int, int], int] = defaultdict(int)
+        self.used: list[list[Message]] = [[] for _ in steps]
+        self.order: dict[tuple[int, int], list[Message]] = defaultdict(list)
+
+    def now(self, rank):
+        return self.steps[rank][self.at[rank]] if self.at[rank] < len(self.steps[rank]) else None
+
+    def run(self, rank, action):
+        needed = input_of(self.schedule, rank, action)
+        if needed is not None:
+            assert needed in self.here[rank], f"rank {rank} runs {action} before it has {needed}"
+            self.used[rank].append(needed)
+        made = message_of(self.schedule, rank, action)
+        if made is not None:
+            self.here[rank].add(made)
+
+    def transfer(self, rank, step):
+        peer, other = step.peer, self.now(step.peer)
+        if not (isinstance(other, Recv) and other.peer == rank):
+            return False
+        assert other.message == step.message, f"rank {rank} sends {step.message}, rank {peer} expects {other.message}"
+        assert step.message in self.here[rank], f"rank {rank} sends {step.message} before it is made"
+        self.here[peer].add(step.message)
+        self.order[rank, peer].append(step.message)
+        earlier = self.order[peer, rank]
+        assert other.frees <= len(earlier)
+        assert set(earlier[: other.frees]) <= set(self.used[rank]), "freed before the peer had used it"
+        self.at[rank] += 1
+        self.at[peer] += 1
+        return True
+
+    def carry_out(self):
+        moved = True
+        while moved:
+            moved = False
+            for rank in range(self.schedule.ranks):
+                step = self.now(rank)
+                if isinstance(step, Run):
+                    self.run(rank, step.action)
+                    self.at[rank] += 1
+                    moved = True
+                elif isinstance(step, Send):
+                    moved = self.transfer(rank, step) or moved
+        stuck = {rank: self.now(rank) for rank in range(self.schedule.ranks) if self.now(rank) is not None}
+        assert not stuck, f"deadlock: {stuck}"
+
+
+@given(schedules(), st.tuples(*[st.floats(0.1, 3)] * 3), st.floats(0, 4))
+@settings(max_examples=200, deadline=None)
+def test_no_deadlock_without_buffers(schedule, times, latency):
+    steps = programs(schedule, Costs(*times), latency)
+    assert [tuple(step.action for step in order if isinstance(step, Run)) for order in steps] == list(schedule.actions)
+    Rendezvous(schedule, steps).carry_out()
+
+
+def test_stages_on_one_rank_send_nothing():
+    alone = programs(make_schedule("interleaved_1f1b", ranks=1, micros=3))
+    assert all(isinstance(step, Run) for step in alone[0])
+    turn = programs(make_schedule("zb_v", ranks=2, micros=1))[1]  # the V turns on rank 1
+    assert sum(isinstance(step, Send) for step in turn) == 2
+
+
+def test_a_send_follows_its_action_and_a_receive_comes_before_the_action_that_hides_it():
+    first, second = programs(make_schedule("1f1b", ranks=2, micros=2))
+    forward, back = Message("F", 1, 0, 1), Message("B", 0, 1, 0)
+    assert first[:4] == (
+        Run(Action("F", 0, 0)),
+        Send(Message("F", 0, 0, 1), 1),
+        Run(Action("F", 0, 1)),
+        Send(forward, 1),
+    )
+    hidden = second.index(Recv(forward, 0, 0))
+    assert second[hidden + 1 :][:2] == (Run(Action("B", 0, 0)), Send(back, 0))
+
+
+def test_a_program_that_waits_crosswise_is_caught():
+    """The test's own model: two ranks that both send first."""
+    schedule = make_schedule("1f1b", ranks=2, micros=2)
+    first, second = (list(order) for order in programs(schedule))
+    i = next(i for i, step in enumerate(first) if isinstance(step, Recv))
+    first.insert(0, first.pop(i))
+    with pytest.raises(AssertionError, match="deadlock"):
+        Rendezvous(schedule, [first, second]).carry_out()
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_memory_of_sent_tensors_is_bounded(name):
+    """What is sent and not known to have arrived does not grow with the number of micro-batches."""
+
+    def most(micros):
+        found = 0
+        for order in programs(make_schedule(name, ranks=4, micros=micros)):
+            sent, freed = defaultdict(int), defaultdict(int)
+            for step in order:
+                if isinstance(step, Send):
+                    sent[step.peer] += 1
+                elif isinstance(step, Recv):
+                    freed[step.peer] = step.frees
+                found = max(found, sum(sent.values()) - sum(freed.values()))
+        return found
+
+    if name != "gpipe":
+        assert most(48) == most(24) < 24

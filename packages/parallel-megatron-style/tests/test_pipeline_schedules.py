@@ -1,0 +1,200 @@
+"""Every schedule, for any size: complete, in order, free of deadlock, as quick and as small as its paper says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline_parallel_megatron_style.pipeline.actions import Action, Schedule
+from gangline_parallel_megatron_style.pipeline.costs import Costs
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, forward_only, make_schedule
+from gangline_parallel_megatron_style.pipeline.simulate import peak_activations, simulate
+from gangline_parallel_megatron_style.pipeline.validate import validate
+
+names = st.sampled_from(sorted(SCHEDULES))
+
+
+@st.composite
+def sizes(draw):
+    """(name, ranks, micros, chunks)."""
+    name = draw(names)
+    chunks = draw(st.integers(1, 4)) if SCHEDULES[name].free_chunks else SCHEDULES[name].chunks
+    return name, draw(st.integers(1, 9)), draw(st.integers(1, 30)), chunks
+
+
+def make(size, **more) -> Schedule:
+    name, ranks, micros, chunks = size
+    return make_schedule(name, ranks=ranks, micros=micros, chunks=chunks, **more)
+
+
+@given(sizes())
+@settings(max_examples=150, deadline=None)
+def test_valid_and_within_its_memory(size):
+    name, ranks, micros, chunks = size
+    schedule = make(size)
+    validate(schedule)
+    assert schedule.placement == SCHEDULES[name].placement
+    assert schedule.splits_backward == SCHEDULES[name].splits_backward or (name == "dualpipe_v" and micros == 1)
+    for rank, peak in enumerate(peak_activations(schedule)):
+        assert peak <= SCHEDULES[name].activations(ranks, micros, chunks, rank)
+
+
+@given(sizes())
+@settings(max_examples=150, deadline=None)
+def test_bubble_is_the_formula_where_f_i_and_w_take_the_same_time(size):
+    name, ranks, micros, chunks = size
+    found = simulate(make(size)).bubble
+    if SCHEDULES[name].exact(ranks, micros):
+        assert found == pytest.approx(SCHEDULES[name].bubble(ranks, micros, chunks), abs=1e-12)
+    else:
+        assert found >= SCHEDULES[name].bubble(ranks, micros, chunks) - 1e-12
+
+
+# Idle time of each of p ranks by hand, for F = I = W = 1 and B = 2 of one chunk.
+IDLE = {
+    "gpipe": lambda p: 3 * (p - 1),
+    "1f1b": lambda p: 3 * (p - 1),
+    "interleaved_1f1b": lambda p: 3 * (p - 1),
+    "zb_h1": lambda p: p - 1,
+    "zb_v": lambda p: p - 1,
+    "dualpipe_v": lambda p: p - 1,
+}
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 16])
+def test_makespan(name, ranks):
+    schedule = make_schedule(name, ranks=ranks, micros=3 * ranks)
+    assert simulate(schedule).makespan == 3 * 3 * ranks * schedule.chunks + IDLE[name](ranks)
+
+
+@given(st.integers(1, 6), st.integers(1, 20), st.tuples(*[st.floats(0.5, 3)] * 3))
+@settings(max_examples=60, deadline=None)
+def test_formulas_of_whole_backwards_hold_for_any_costs(ranks, micros, times):
+    costs = Costs(F=times[0], I=times[1], W=times[2])
+    for name, chunks, m in (("gpipe", 1, micros), ("1f1b", 1, micros), ("interleaved_1f1b", 3, micros * ranks)):
+        bubble = simulate(make_schedule(name, ranks=ranks, micros=m, chunks=chunks), costs).bubble
+        assert bubble == pytest.approx(SCHEDULES[name].bubble(ranks, m, chunks, costs), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_zero_bubble_papers(ranks):
+    """ZB-H1's formula where W < F < I, as its paper measures; DualPipe's table bounds DualPipeV from above."""
+    costs = Costs(F=1.0, I=1.1, W=0.8)
+    micros = 3 * ranks
+    h1 = simulate(make_schedule("zb_h1", ranks=ranks, micros=micros), costs)
+    assert h1.bubble == pytest.approx(SCHEDULES["zb_h1"].bubble(ranks, micros, 1, costs))
+    dual = simulate(make_schedule("dualpipe_v", ranks=ranks, micros=micros), costs)
+    pair = costs.F + costs.of("B")
+    assert dual.makespan - dual.busy(0) <= (ranks - 1) * (pair + costs.of("B") - 3 * costs.W) + 1e-9
+
+
+@given(st.integers(1, 6), st.integers(1, 14), st.data())
+@settings(max_examples=60, deadline=None)
+def test_zb_v_made_for_other_costs(ranks, micros, data):
+    """Any costs of any stage: valid, within the same memory."""
+    time = st.floats(0.01, 3)
+    costs = [Costs(*data.draw(st.tuples(time, time, time))) for _ in range(2 * ranks)]
+    schedule = make_schedule("zb_v", ranks=ranks, micros=micros, costs=costs)
+    validate(schedule)
+    assert max(peak_activations(schedule)) <= 2 * ranks
+
+
+def test_zb_v_made_for_its_costs_waits_less():
+    costs = Costs(F=1.0, I=1.2, W=0.8)
+    blind, told = (simulate(make_schedule("zb_v", ranks=4, micros=16, **k), costs) for k in ({}, {"costs": costs}))
+    assert told.bubble < 0.5 * blind.bubble
+
+
+def test_order_of_bubbles():
+    """What the papers are about: at the same memory or with more chunks, ever less waiting."""
+    bubble = {name: simulate(make_schedule(name, ranks=4, micros=8)).bubble for name in SCHEDULES}
+    assert bubble["zb_v"] == bubble["dualpipe_v"] < bubble["zb_h1"] < bubble["interleaved_1f1b"] < bubble["1f1b"]
+    assert bubble["1f1b"] == bubble["gpipe"] == pytest.approx(3 / 11)
+
+
+def test_fewer_micro_batches_take_neither_more_time_nor_more_memory():
+    for name in SCHEDULES:
+        for ranks in (2, 3, 4):
+            made = [make_schedule(name, ranks=ranks, micros=micros) for micros in range(1, 4 * ranks)]
+            spans = [simulate(schedule).makespan for schedule in made]
+            assert spans == sorted(spans), name
+
+
+@given(st.integers(1, 6), st.integers(1, 12), st.sampled_from([("loop", 1), ("loop", 3), ("v", 2)]))
+@settings(max_examples=40, deadline=None)
+def test_forward_only(ranks, micros, placed):
+    placement, chunks = placed
+    schedule = forward_only(ranks, micros, chunks, placement)
+    expected = {Action("F", chunk, micro) for chunk in range(chunks) for micro in range(micros)}
+    assert all(set(order) == expected and len(order) == len(expected) for order in schedule.actions)
+    waits = simulate(schedule).makespan - micros * chunks
+    if placement == "v":
+        assert waits == 2 * (ranks - 1)
+    elif micros % ranks == 0 or chunks == 1:
+        assert waits == ranks - 1
+
+
+@pytest.mark.parametrize("placement", ["loop", "v"])
+def test_every_stage_has_one_place(placement):
+    schedule = forward_only(4, 1, 2, placement)
+    assert sorted(schedule.stage(rank, chunk) for rank in range(4) for chunk in range(2)) == list(range(8))
+    for stage in range(8):
+        assert schedule.stage(*schedule.place(stage)) == stage
+    assert [schedule.place(stage)[0] for stage in (0, 3, 4, 7)] == (
+        [0, 3, 0, 3] if placement == "loop" else [0, 3, 3, 0]
+    )
+
+
+def broken(change) -> Schedule:
+    schedule = make_schedule("zb_h1", ranks=2, micros=3)
+    return replace(schedule, actions=(tuple(change(list(schedule.actions[0]))), *schedule.actions[1:]))
+
+
+def swapped(order, one, two):
+    i, j = order.index(one), order.index(two)
+    order[i], order[j] = order[j], order[i]
+    return order
+
+
+FAULTS = {
+    "has F1 of chunk 0 0 times": lambda order: [a for a in order if a != Action("F", 0, 1)],
+    "has F1 of chunk 0 2 times": lambda order: [*order, Action("F", 0, 1)],
+    "B 0, I 1 and W 0 times for micro-batch 2": lambda order: order[:-1],
+    "B 1, I 1 and W 1 times for micro-batch 0": lambda order: [*order, Action("B", 0, 0)],
+    "F7 of chunk 0, which does not exist": lambda order: [*order, Action("F", 0, 7)],
+    "W1 of chunk 0 after micro-batch -1": lambda order: swapped(order, Action("W", 0, 0), Action("W", 0, 1)),
+    "I1 of chunk 0 after micro-batch -1": lambda order: swapped(order, Action("I", 0, 0), Action("I", 0, 1)),
+    "rank 0 waits for ever before I0": lambda order: swapped(order, Action("I", 0, 0), Action("F", 0, 0)),
+    "rank 0 waits for ever before W0": lambda order: swapped(order, Action("W", 0, 0), Action("I", 0, 0)),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named(fault):
+    with pytest.raises(ValueError, match=fault):
+        validate(broken(FAULTS[fault]))
+
+
+def test_a_deadlock_between_ranks_is_named():
+    """Rank 0 wants the gradient of micro-batch 0 before it gives out what rank 1 asks for first."""
+    first = [Action(*a) for a in (("F", 0, 0), ("B", 0, 0), ("F", 0, 1), ("B", 0, 1))]
+    second = [Action(*a) for a in (("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1))]
+    with pytest.raises(ValueError, match=r"rank 0 waits for ever before B0 of chunk 0: B of micro-batch 0 on stage 1"):
+        validate(Schedule(2, 1, 2, "loop", (tuple(first), tuple(second))))
+
+
+def test_numbers_that_cannot_be():
+    with pytest.raises(ValueError, match="no such pipeline schedule: 2f2b; there are gpipe, 1f1b"):
+        make_schedule("2f2b", ranks=2, micros=2)
+    with pytest.raises(ValueError, match="1f1b has 1 chunks a rank, not 2"):
+        make_schedule("1f1b", ranks=2, micros=2, chunks=2)
+    with pytest.raises(ValueError, match="0 micro-batches"):
+        make_schedule("1f1b", ranks=2, micros=0)
+    with pytest.raises(ValueError, match="costs of 2 stages for a schedule of 4"):
+        simulate(make_schedule("1f1b", ranks=4, micros=2), [Costs(), Costs()])
+    with pytest.raises(ValueError, match="takes some time"):
+        simulate(make_schedule("1f1b", ranks=4, micros=2), Costs(F=0))
