@@ -1,0 +1,122 @@
+"""From a plan's cuts along `tp` to modules that compute with their parts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+
+from torch import nn
+
+from gangline.comm import Comm
+from gangline.model.linear import Embedding, Linear
+from gangline.parallel.prepare import full_product
+from gangline.plan import Plan, matches
+from gangline.precision import Precision
+from gangline_parallel_megatron_style.tensor.embedding import Lookup
+from gangline_parallel_megatron_style.tensor.loss import VocabularyLoss
+from gangline_parallel_megatron_style.tensor.region import Region
+from gangline_parallel_megatron_style.tensor.sequence import own_lookup, own_loss
+from gangline_parallel_megatron_style.tensor.setting import Setting
+
+AXIS = "tp"
+
+
+def cut_modules(
+    model: nn.Module,
+    plan: Plan,
+    comm: Comm,
+    precision: Precision,
+    *,
+    sequence_parallel: bool,
+    first_rows: Mapping[str, int],
+) -> None:
+    """Let the modules of `model` compute with the parts of their parameters that this rank of `comm` holds.
+
+    Sets the `product` of every `Linear`, the `lookup` of every `Embedding` and the `loss` seam, and calls `bind(comm)`
+    once on the nearest module with a `bind` around every other cut parameter. Parameters stay as they are: the caller
+    puts the parts in their places, before or after. A stage of a pipeline may lack modules that the plan names.
+
+    first_rows: the first row here of every embedding and head that is cut, by the name its weight is kept under.
+    Raises TypeError where a cut is not one that its module can compute with.
+    """
+    _Cutter(model, plan, Setting(comm, precision, sequence_parallel), first_rows).run()
+
+
+class _Cutter:
+    def __init__(self, model: nn.Module, plan: Plan, setting: Setting, first_rows: Mapping[str, int]) -> None:
+        self.model, self.plan, self.setting, self.first_rows = model, plan, setting, first_rows
+        self.cuts: dict[str, dict[str, int]] = {}  # module path -> own parameter's name -> the dim that is cut
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            cut = plan.cut(plan.owner(name))
+            if cut is not None and cut.axis == AXIS and parameter.dim() > cut.dim:
+                path, _, own = name.rpartition(".")
+                self.cuts.setdefault(path, {})[own] = cut.dim
+        self.regions: dict[str, Region] = {}  # path of the module around the products -> its region
+        self.bound: set[str] = set()
+
+    def run(self) -> None:
+        modules = dict(self.model.named_modules())
+        linears = [path for path, module in modules.items() if isinstance(module, Linear)]
+        columns = Counter(_parent(path) for path in linears if self.cuts.get(path, {}).get("weight") == 0)
+        self.regions = {parent: Region(self.setting, columns[parent]) for parent in map(_parent, linears)}
+        losses = [seam.pattern for seam in self.plan.seams if seam.name == "loss"]
+        for path, module in modules.items():
+            if isinstance(module, Linear):
+                self._product(path, module)
+            elif isinstance(module, Embedding):
+                self._lookup(path, module)
+            elif any(matches(pattern, path) and hasattr(module, "loss") for pattern in losses):
+                self._loss(path, module)
+            elif path in self.cuts:
+                self._bind(path)
+
+    def _product(self, path: str, linear: Linear) -> None:
+        dim = self.cuts.get(path, {}).get("weight")
+        full = any(matches(pattern, path) for pattern in self.plan.full)
+        if dim is None:
+            linear.product = full_product if full else self.setting.precision.linear
+        elif full:
+            raise TypeError(
+                f"{path} is cut along {AXIS} and computed in the master dtype: a plan may ask one of the two"
+            )
+        else:
+            region = self.regions[_parent(path)]
+            linear.product = region.row if dim else region.column
+
+    def _lookup(self, path: str, embedding: Embedding) -> None:
+        first = self._first_row(path)
+        if first is not None:
+            embedding.lookup = Lookup(self.setting, first)
+        elif self.setting.sequence_parallel:
+            embedding.lookup = partial(own_lookup, comm=self.setting.comm)
+
+    def _loss(self, path: str, head: nn.Module) -> None:
+        first = self._first_row(path)
+        if first is not None:
+            head.loss = VocabularyLoss(self.setting, first)  # type: ignore[assignment]
+        elif self.setting.sequence_parallel:
+            head.loss = partial(own_loss, loss=head.loss, comm=self.setting.comm)  # type: ignore[assignment,arg-type]
+
+    def _first_row(self, path: str) -> int | None:
+        cuts = self.cuts.get(path)
+        if not cuts:
+            return None
+        if cuts != {"weight": 0}:
+            raise TypeError(f"{path} can be cut along {AXIS} by the rows of its weight only; its plan cuts {cuts}")
+        return self.first_rows[self.plan.owner(f"{path}.weight")]
+
+    def _bind(self, path: str) -> None:
+        around = path
+        while not hasattr(self.model.get_submodule(around), "bind"):
+            if not around:
+                names = ", ".join(f"{path}.{name}" for name in self.cuts[path])
+                raise TypeError(f"{names} is cut along {AXIS}, but no module around it has `bind(axis)`")
+            around = _parent(around)
+        if around not in self.bound:
+            self.bound.add(around)
+            self.model.get_submodule(around).bind(self.setting.comm)  # type: ignore[operator]
+
+
+def _parent(path: str) -> str:
+    return path.rpartition(".")[0]

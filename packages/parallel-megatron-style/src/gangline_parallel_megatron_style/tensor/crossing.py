@@ -1,0 +1,76 @@
+"""Entering and leaving a region: all of its communication. The algebra is in `region`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gangline.comm import Pending
+from gangline_parallel_megatron_style.pipeline.weight_gradients import later
+from gangline_parallel_megatron_style.tensor.setting import Setting, hand_over, wants
+from gangline_parallel_megatron_style.tensor.visit import Visit, input_gradient
+
+
+class Enter(torch.autograd.Function):
+    """x (B·t, D) -> X (N, D): the rows that the products of the region multiply."""
+
+    @staticmethod
+    def forward(ctx, x_ND: Tensor, visit: Visit) -> Tensor:
+        ctx.visit = visit
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x_ND)
+        if visit.setting.sequence_parallel:
+            return visit.setting.comm.all_gather(x_ND)  # type: ignore[return-value]
+        return x_ND.view_as(x_ND)
+
+    @staticmethod
+    def backward(ctx, _: None):
+        """Products give no gradient but leave dY with the visit, so that each dW is computed while dx travels."""
+        setting: Setting = ctx.visit.setting
+        comm, sequence_parallel = setting.comm, setting.sequence_parallel
+        waiting = ctx.visit.take()
+        if not waiting:
+            return None, None
+        (own_ND,) = ctx.saved_tensors
+        dx_ND = input_gradient(setting, waiting)
+        begin = comm.reduce_scatter if sequence_parallel else comm.all_reduce
+        travelling: Pending = begin(dx_ND, async_=True)  # type: ignore[assignment]
+
+        def weights() -> None:
+            gathers = sequence_parallel and any(wants(left.w) for left in waiting)
+            x_ND: Tensor = comm.all_gather(own_ND) if gathers else own_ND  # type: ignore[assignment]
+            for left in waiting:
+                left.deposit(setting, x_ND)
+
+        if any(left.wanted for left in waiting):
+            later(weights)
+        return travelling.wait(), None
+
+
+class Leave(torch.autograd.Function):
+    """P (N, D), a part of each row's sum, -> y (B·t, D), bias b (D,) added once. Keeps nothing.
+
+    A function of its own behind the product: what the product keeps is then complete before the ranks meet, so a
+    recomputed block ends without its last collective (torch.utils.checkpoint stops when it has all that was kept).
+    """
+
+    @staticmethod
+    def forward(ctx, partial_ND: Tensor, _: Tensor | None, hidden: tuple[Tensor | None], setting: Setting) -> Tensor:
+        ctx.setting, (ctx.b,) = setting, hidden
+        if setting.sequence_parallel:
+            y_ND: Tensor = setting.comm.reduce_scatter(partial_ND)  # type: ignore[assignment]
+        else:  # in place, for nobody else reads the product
+            y_ND = setting.comm.all_reduce(partial_ND)  # type: ignore[assignment]
+            ctx.mark_dirty(partial_ND)
+        if ctx.b is not None:
+            y_ND += ctx.b
+        return y_ND
+
+    @staticmethod
+    def backward(ctx, dy_ND: Tensor):
+        setting, b = ctx.setting, ctx.b
+        if wants(b):
+            later(lambda: hand_over(b, dy_ND.sum(0)))
+        if not ctx.needs_input_grad[0]:
+            return None, None, None, None
+        return (setting.comm.all_gather(dy_ND.contiguous()) if setting.sequence_parallel else dy_ND), None, None, None

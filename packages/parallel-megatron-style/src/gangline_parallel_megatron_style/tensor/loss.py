@@ -1,0 +1,111 @@
+"""Cross-entropy over a vocabulary cut over tp (arXiv 1909.08053, section 3): logits are never gathered.
+
+Each rank reduces its part of a row of logits to two numbers, its log-sum-exp and the target's logit (0 where the target
+is elsewhere), in float32 at least; these are gathered, and every rank merges them alike:
+
+    lse = log Σ_i exp(lse_i)        loss = lse - Σ_i target_i        d loss / d logits_i = exp(logits_i - lse) - onehot
+
+As careful of memory as core's own loss: kept are the logits of this rank and a few numbers a row; exponentials are in
+float32 a few rows at a time. Under sequence parallelism hidden is kept as this rank's part and gathered again.
+
+N rows (tokens), V this rank's vocabulary, D model width
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gangline.comm import Pending
+from gangline_parallel_megatron_style.pipeline.weight_gradients import later
+from gangline_parallel_megatron_style.tensor.rows import to_rows
+from gangline_parallel_megatron_style.tensor.setting import Setting, anchor, hand_over, wants
+
+CHUNK = 1 << 25  # elements that are in float32 at a time: 128 MiB, however large the vocabulary
+
+
+@dataclass(frozen=True)
+class VocabularyLoss:
+    """The rows of the vocabulary from `first` on are here, as many as the weight has, perhaps none."""
+
+    setting: Setting
+    first: int
+
+    def __call__(self, hidden_BTD: Tensor, w_VD: Tensor, targets_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
+        """hidden (B, t, D), w (V, D), targets and loss_mask (B, T) -> the sum over all T, 0-d, equal on all ranks."""
+        tokens_first = self.setting.sequence_parallel
+        targets_N, counts_N = ((x.t() if tokens_first else x).reshape(-1) for x in (targets_BT, loss_mask_BT))
+        h_ND = to_rows(hidden_BTD, tokens_first)
+        wanted = None if h_ND.requires_grad else anchor(w_VD)
+        return _Loss.apply(h_ND, wanted, (w_VD,), targets_N - self.first, counts_N, self.setting)
+
+
+class _Loss(torch.autograd.Function):
+    """Rows of hidden (N, D) or this rank's part of them, targets (N,) counted from this rank's first row -> 0-d."""
+
+    @staticmethod
+    def forward(ctx, h_ND, anchor, hidden: tuple[Tensor], targets_N: Tensor, counts_N: Tensor, setting: Setting):
+        comm, (w,) = setting.comm, hidden
+        all_ND: Tensor = comm.all_gather(h_ND) if setting.sequence_parallel else h_ND  # type: ignore[assignment]
+        logits_NV = F.linear(all_ND, w.to(h_ND.dtype))
+        here_N = counts_N & (targets_N >= 0) & (targets_N < w.shape[0])
+        targets_N = targets_N.masked_fill(~here_N, 0)
+        part_2N = _parts(logits_NV, targets_N, here_N)
+        lse_nN, target_nN = comm.all_gather(part_2N).view(comm.size, 2, -1).unbind(1)  # type: ignore[union-attr]
+        lse_N = lse_nN.logsumexp(0)
+        ctx.setting, ctx.w = setting, w
+        ctx.save_for_backward(h_ND, logits_NV, targets_N, here_N, counts_N, lse_N)
+        return (lse_N - target_nN.sum(0)).masked_fill(~counts_N, 0).sum()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        h_ND, logits_NV, targets_N, here_N, counts_N, lse_N = ctx.saved_tensors
+        setting: Setting = ctx.setting
+        w, comm = ctx.w, setting.comm
+        gathers = setting.sequence_parallel and wants(w)
+        gathering: Pending | None = comm.all_gather(h_ND, async_=True) if gathers else None  # type: ignore[assignment]
+        dlogits_NV = _gradient(logits_NV, targets_N, here_N, counts_N.to(grad.dtype) * grad, lse_N)
+        travelling = None
+        if ctx.needs_input_grad[0]:
+            begin = comm.reduce_scatter if setting.sequence_parallel else comm.all_reduce
+            travelling = begin(dlogits_NV @ w.to(h_ND.dtype), async_=True)
+        all_ND = h_ND if gathering is None else gathering.wait()
+        if wants(w):
+            later(lambda: hand_over(w, dlogits_NV.t() @ all_ND))
+        return None if travelling is None else travelling.wait(), None, None, None, None, None  # type: ignore[union-attr]
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In float32; float64 stays."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _rows(logits_NV: Tensor) -> int:
+    return max(1, CHUNK // max(1, logits_NV.shape[1]))
+
+
+def _parts(logits_NV: Tensor, targets_N: Tensor, here_N: Tensor) -> Tensor:
+    """(2, N): of each row the log-sum-exp, and the target's logit where it is here. Of no logits: -inf, and 0."""
+    if not logits_NV.shape[1]:
+        empty_N = _wide(logits_NV.new_zeros(logits_NV.shape[0]))
+        return torch.stack((empty_N - torch.inf, empty_N))
+    lse_N = torch.cat([_wide(rows).logsumexp(-1) for rows in logits_NV.split(_rows(logits_NV))])
+    target_N = _wide(logits_NV.gather(1, targets_N[:, None]).squeeze(1)).masked_fill(~here_N, 0)
+    return torch.stack((lse_N, target_N))
+
+
+def _gradient(logits_NV: Tensor, targets_N: Tensor, here_N: Tensor, each_N: Tensor, lse_N: Tensor) -> Tensor:
+    """(softmax - onehot) · each row's factor, in the dtype of the logits."""
+    out_NV = torch.empty_like(logits_NV)
+    if not out_NV.shape[1]:
+        return out_NV
+    columns = (x[:, None] for x in (targets_N, here_N.to(lse_N.dtype), each_N, lse_N))
+    pieces = (x.split(_rows(logits_NV)) for x in (logits_NV, out_NV, *columns))
+    for logits, out, target, here, each, lse in zip(*pieces, strict=True):
+        p = (_wide(logits) - lse).exp_()
+        p.scatter_add_(1, target, -here)
+        out.copy_(p.mul_(each))
+    return out_NV

@@ -1,0 +1,67 @@
+"""The products inside a region: arithmetic on local tensors, no communication. The algebra is in `region`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gangline_parallel_megatron_style.pipeline.weight_gradients import later
+from gangline_parallel_megatron_style.tensor.rows import from_rows, to_rows
+from gangline_parallel_megatron_style.tensor.setting import Setting, hand_over, wants
+from gangline_parallel_megatron_style.tensor.visit import Visit, Waiting
+
+Weights = tuple[Tensor, Tensor | None]  # and bias; a tuple, so that autograd does not see them
+
+
+class Column(torch.autograd.Function):
+    """X (N, D), W (F, D) -> Y (N, F). Its backward pass leaves dY with the visit, and `Enter`'s does the work."""
+
+    @staticmethod
+    def forward(ctx, x_ND: Tensor, anchor: Tensor | None, weights: Weights, visit: Visit) -> Tensor:
+        ctx.visit, ctx.order, ctx.weights = visit, visit.products, weights
+        ctx.set_materialize_grads(False)
+        if anchor is not None:  # x wants no gradient, so `Enter` will have no backward pass
+            ctx.save_for_backward(x_ND)
+        return visit.setting.precision.linear(x_ND, *weights)
+
+    @staticmethod
+    def backward(ctx, dy_NF: Tensor | None):
+        if dy_NF is not None:
+            visit: Visit = ctx.visit
+            left = Waiting(ctx.order, dy_NF, *ctx.weights)
+            if ctx.needs_input_grad[0]:
+                visit.waiting.append(left)
+            else:
+                (x_ND,) = ctx.saved_tensors
+                later(lambda: left.deposit(visit.setting, x_ND))
+        return None, None, None, None
+
+
+class Row(torch.autograd.Function):
+    """X (B, T, F), A (D, F) -> P (N, D), this rank's part of the sum.
+
+    X is kept as it comes, for whoever made it keeps it too; rows of it that memory does not hold are made again.
+    """
+
+    @staticmethod
+    def forward(ctx, x: Tensor, anchor: Tensor | None, weights: Weights, setting: Setting) -> Tensor:
+        ctx.setting, (ctx.w, _), ctx.dtype, ctx.shape = setting, weights, x.dtype, x.shape
+        ctx.set_materialize_grads(False)
+        x = x.to(setting.precision.compute_dtype)
+        if wants(ctx.w):
+            ctx.save_for_backward(x)
+        return setting.precision.linear(to_rows(x, setting.sequence_parallel), ctx.w)
+
+    @staticmethod
+    def backward(ctx, dy_ND: Tensor | None):
+        if dy_ND is None:
+            return None, None, None, None
+        setting: Setting = ctx.setting
+        w, precision, tokens_first = ctx.w, setting.precision, setting.sequence_parallel
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = from_rows(precision.grad_x(dy_ND, w), ctx.shape, tokens_first).to(ctx.dtype)
+        if wants(w):
+            (x,) = ctx.saved_tensors
+            later(lambda: hand_over(w, precision.grad_w(dy_ND, to_rows(x, tokens_first))))
+        return dx, None, None, None

@@ -1,0 +1,70 @@
+"""A region: one module whose first products are cut along their outputs and whose last along its inputs.
+
+Attention with its heads, or a feed-forward layer with its hidden features (arXiv 1909.08053, section 3). W_i, A_i are
+the rows or columns on tp rank i of n; x, y, dx, dy: this rank's tokens; X, dY: all tokens.
+
+                    plain                             sequence parallel (arXiv 2205.05198, section 4.2.2)
+    enter           X = x                             X = all-gather(x)                x alone is kept
+      backward      dx = all-reduce(Σ dY_i W_i)       dx = reduce-scatter(Σ dY_i W_i)
+    column          Y_i = X W_iᵀ                      the same; Σ runs over all products of one x, in order of call
+      backward      dW_i = dY_iᵀ X                    X is gathered again, once for all products of one x
+    row             P_i = X_i A_iᵀ                    the same
+      backward      dX_i = dY A_i, dA_i = dYᵀ X_i     the same
+    leave           y = all-reduce(P_i)               y = reduce-scatter(P_i)
+      backward      dY = dy                           dY = all-gather(dy)
+
+What crosses is in `crossing`, what multiplies in `products`. Weights are hidden from autograd in tuples: their
+gradients are handed over by `deposit`, computed while dx travels, or much later in a zero-bubble schedule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gangline_parallel_megatron_style.tensor.crossing import Enter, Leave
+from gangline_parallel_megatron_style.tensor.products import Column, Row
+from gangline_parallel_megatron_style.tensor.rows import from_rows, to_rows
+from gangline_parallel_megatron_style.tensor.setting import Setting, anchor
+from gangline_parallel_megatron_style.tensor.visit import Visit
+
+
+@dataclass
+class Region:
+    """The products of one module. `columns`: how many of them are called on the same x.
+
+    The first product on an x enters the region; the others find what it entered with by the identity of x. That is
+    forgotten once `columns` products have been called on it, or another x comes, or the region is left. To forget
+    early costs one collective more, and no correctness.
+    """
+
+    setting: Setting
+    columns: int = 1
+    _open: tuple[Tensor, tuple[int, bool], Visit, Tensor] | None = field(default=None, repr=False)
+
+    def column(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        """x (B, t, in), w (out / n, in), b (out / n,) -> (B, T, out / n); T = n·t if sequence parallel, else t."""
+        visit, x_ND = self._enter(x)
+        y_NF = Column.apply(x_ND, None if x_ND.requires_grad else anchor(w, b), (w, b), visit)
+        return from_rows(y_NF, x.shape, self.setting.sequence_parallel)
+
+    def row(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        """x (B, T, in / n), w (out, in / n), b (out,) -> (B, t, out): the sum over the ranks, b added to it once."""
+        self._open = None
+        partial_ND = Row.apply(x, None if x.requires_grad else anchor(w), (w, None), self.setting)
+        y_ND = Leave.apply(partial_ND, None if partial_ND.requires_grad else anchor(b), (b,), self.setting)
+        return from_rows(y_ND, x.shape, self.setting.sequence_parallel)
+
+    def _enter(self, x: Tensor) -> tuple[Visit, Tensor]:
+        key = (0 if x.is_inference() else x._version, torch.is_grad_enabled())
+        if self._open is not None and self._open[0] is x and self._open[1] == key:
+            _, _, visit, x_ND = self._open
+        else:
+            visit = Visit(self.setting)
+            narrow = x.to(self.setting.precision.compute_dtype)
+            x_ND = Enter.apply(to_rows(narrow, self.setting.sequence_parallel), visit)
+        visit.products += 1
+        self._open = None if visit.products == self.columns else (x, key, visit, x_ND)
+        return visit, x_ND

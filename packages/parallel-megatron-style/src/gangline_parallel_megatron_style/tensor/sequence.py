@@ -1,0 +1,63 @@
+"""Along the sequence: cutting and gathering dim 1, and sums over the ranks that hold the rest of a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gangline.comm import Comm
+from gangline.comm.autograd import all_gather, all_reduce
+from gangline_parallel_megatron_style.tensor.rows import from_rows, to_rows
+
+
+def cut_sequence(x: Tensor, comm: Comm) -> Tensor:
+    """(B, T, ...) -> this rank's run of T / n, a view. Raises ValueError where n does not divide T."""
+    if x.shape[1] % comm.size:
+        raise ValueError(f"{x.shape[1]} tokens do not divide over the {comm.size} ranks of {comm.axis}")
+    size = x.shape[1] // comm.size
+    return x.narrow(1, comm.index * size, size)
+
+
+def gather_sequence(x: Tensor, comm: Comm) -> Tensor:
+    """(B, t, F) on each rank -> (B, n·t, F) on all; each rank's gradients for all tokens are added up."""
+    return from_rows(all_gather(to_rows(x, True), comm), x.shape, True)
+
+
+def over_sequence(comm: Comm) -> Callable[[Tensor], Tensor]:
+    """What `gangline.inside.Frame.over_sequence` takes: x -> Σ x over the axis, differentiable; itself for one rank."""
+    return partial(all_reduce, comm=comm)
+
+
+class _Everyones(torch.autograd.Function):
+    """A sum over the ranks whose result is one objective for all: its gradient reaches each part once."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, comm: Comm) -> Tensor:
+        return comm.all_reduce(x.clone())  # type: ignore[return-value]
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return grad, None
+
+
+def own_lookup(tokens_BT: Tensor, w_VD: Tensor, *, comm: Comm) -> Tensor:
+    """The lookup of a whole embedding under sequence parallelism: (B, T) -> (B, t, D), of this rank's run of tokens."""
+    return F.embedding(cut_sequence(tokens_BT, comm), w_VD)
+
+
+def own_loss(
+    hidden_BTD: Tensor,
+    w_VD: Tensor,
+    targets_BT: Tensor,
+    loss_mask_BT: Tensor,
+    *,
+    loss: Callable[..., Tensor],
+    comm: Comm,
+) -> Tensor:
+    """`loss` of a whole head under sequence parallelism: of this rank's run of tokens, then the sum over the ranks."""
+    own = loss(hidden_BTD, w_VD, cut_sequence(targets_BT, comm), cut_sequence(loss_mask_BT, comm))
+    return _Everyones.apply(own, comm)

@@ -1,0 +1,39 @@
+"""What all cut modules of a model share, and how they hand weight gradients over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gangline.comm import Comm
+from gangline.precision import Precision
+from gangline_parallel_megatron_style.deposit import deposit
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The ranks of the axis `tp`, how to multiply, and whether a rank holds its own run of tokens between regions."""
+
+    comm: Comm
+    precision: Precision
+    sequence_parallel: bool
+
+
+def anchor(*weights: Tensor | None) -> Tensor | None:
+    """What makes autograd call a backward where only weights, which it does not see, want gradients."""
+    if torch.is_grad_enabled() and any(wants(w) for w in weights):
+        return torch.empty(0, requires_grad=True)
+    return None
+
+
+def wants(weight: Tensor | None) -> bool:
+    """Whether there is such a weight, and it is trained."""
+    return weight is not None and weight.requires_grad
+
+
+def hand_over(weight: Tensor, gradient: Tensor) -> None:
+    """`deposit` for a weight that came as the argument of a product."""
+    assert isinstance(weight, nn.Parameter)
+    deposit(weight, gradient)

@@ -1,0 +1,56 @@
+"""One x in a region, and the backward passes of the products that were called on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gangline_parallel_megatron_style.tensor.setting import Setting, hand_over, wants
+
+
+@dataclass
+class Waiting:
+    """What the backward pass of one product left: its order of call, dY (N, F), and the weights."""
+
+    order: int
+    dy_NF: Tensor
+    w: Tensor
+    b: Tensor | None
+
+    @property
+    def wanted(self) -> bool:
+        return wants(self.w) or wants(self.b)
+
+    def deposit(self, setting: Setting, x_ND: Tensor) -> None:
+        """Compute and hand over what weight and bias get, where they want any."""
+        if wants(self.w):
+            hand_over(self.w, setting.precision.grad_w(self.dy_NF, x_ND))
+        if self.b is not None and wants(self.b):
+            hand_over(self.b, self.dy_NF.sum(0))
+
+
+class Visit:
+    """Counts the products called on one x, and collects what their backward passes leave.
+
+    Holds no activation: what a backward pass needs is saved with autograd, so that recomputation can drop it.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.products = 0
+        self.waiting: list[Waiting] = []
+
+    def take(self) -> list[Waiting]:
+        """All that has been left, in order of call; forgotten here, for a graph may be run backward again."""
+        taken, self.waiting = self.waiting, []
+        return sorted(taken, key=lambda left: left.order)
+
+
+def input_gradient(setting: Setting, waiting: list[Waiting]) -> Tensor:
+    """Σ dY_i W_i over the products of one x, (N, D): this rank's part of the sum over the ranks."""
+    first, *others = waiting
+    dx_ND = setting.precision.grad_x(first.dy_NF, first.w)
+    for left in others:
+        dx_ND += setting.precision.grad_x(left.dy_NF, left.w)
+    return dx_ND

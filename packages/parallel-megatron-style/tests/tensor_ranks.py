@@ -1,0 +1,177 @@
+"""A small decoder cut over tp by hand, for the tests: what one rank does, and how parts make the whole again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from gangline.batch import Batch
+from gangline.comm import Comm
+from gangline.config.schema import Recompute
+from gangline.mesh import Mesh
+from gangline.model.init import whole_model
+from gangline.model.linear import Linear
+from gangline.model.plan import decoder
+from gangline.model.shapes import DecoderConfig
+from gangline.plan import Plan
+from gangline.precision.plain import Plain
+from gangline.testing import rank
+from gangline.train.finish import finisher
+from gangline_parallel_megatron_style.tensor.apply import cut_modules
+
+ROWS, LENGTH = 2, 8
+
+
+@dataclass(frozen=True)
+class Case:
+    dtype: torch.dtype = torch.float64
+    sequence_parallel: bool = False
+    vocab_size: int = 37
+    kv_heads: int = 4
+    tied: bool = False
+    qk_norm: bool = False
+    bias: bool = False
+    recompute: Recompute = Recompute.none
+    whole: tuple[str, ...] = ()  # patterns whose cuts the plan loses
+    layers: int = 2
+    micro_batches: int = 1
+    compile: bool = False
+
+    def config(self) -> DecoderConfig:
+        return DecoderConfig(
+            vocab_size=self.vocab_size,
+            dim=32,
+            layers=self.layers,
+            heads=4,
+            kv_heads=self.kv_heads,
+            hidden=48,
+            tied=self.tied,
+            qk_norm=self.qk_norm,
+            init_std=0.1,
+        )
+
+    def built(self):
+        tree, plan = decoder(self.config())
+        return tree, replace(plan, cuts=tuple(cut for cut in plan.cuts if cut.pattern not in self.whole))
+
+
+@dataclass
+class Found:
+    losses: list[torch.Tensor] = field(default_factory=list)
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def batch_of(case: Case, number: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(number)
+    tokens = torch.randint(0, case.vocab_size, (ROWS, LENGTH + 1), generator=generator)
+    mask = torch.rand(ROWS, LENGTH, generator=generator) < 0.8
+    position = torch.arange(LENGTH).expand(ROWS, LENGTH)
+    return Batch(tokens[:, :-1], tokens[:, 1:], mask, position, torch.arange(ROWS))
+
+
+def whole_of(case: Case, dtype: torch.dtype | None = None) -> tuple[torch.nn.Module, Plan]:
+    """The model in one piece; biases, which decoders have not, are drawn here."""
+    tree, plan = case.built()
+    model = whole_model(tree, plan, seed=1, dtype=torch.float64)
+    if case.bias:
+        generator = torch.Generator().manual_seed(5)
+        for module in model.modules():
+            if isinstance(module, Linear):
+                values = torch.randn(module.weight.shape[0], generator=generator, dtype=torch.float64)
+                module.bias = torch.nn.Parameter(values * 0.1)
+    return model.to(dtype or case.dtype), plan
+
+
+def extent(case: Case, plan: Plan, name: str, rows: int, index: int, n: int) -> tuple[int, int, int] | None:
+    """(dim, first, end) of what rank `index` of `n` holds of a parameter with `rows` rows; None: it is whole."""
+    cut = plan.cut(name)
+    if cut is None:
+        return None
+    if name.split(".")[-2] in ("wk", "wv") and case.kv_heads < n:
+        each = rows // case.kv_heads
+        head = index * case.kv_heads // n
+        return cut.dim, head * each, (head + 1) * each
+    each = -(-rows // n)
+    return cut.dim, min(rows, index * each), min(rows, (index + 1) * each)
+
+
+def cut_model(case: Case, comm: Comm, dtype: torch.dtype | None = None):
+    """This rank's part of the model: parameters replaced by slices, products and seams set."""
+    model, plan = whole_of(case, dtype)
+    made: dict[int, torch.nn.Parameter] = {}
+    first_rows = {}
+    for name, parameter in list(model.named_parameters(remove_duplicate=False)):
+        owner = plan.owner(name)
+        cut = plan.cut(owner)
+        if id(parameter) not in made:
+            part = parameter.detach()
+            if cut is not None and part.dim() > cut.dim:
+                dim, first, end = extent(case, plan, owner, part.shape[cut.dim], comm.index, comm.size)
+                part = part.narrow(dim, first, end - first).clone()
+                first_rows[owner] = first
+            made[id(parameter)] = torch.nn.Parameter(part)
+            if part.dtype == torch.bfloat16:
+                made[id(parameter)].grad_dtype = torch.float32
+        path, _, own = name.rpartition(".")
+        setattr(model.get_submodule(path), own, made[id(parameter)])
+    wide = torch.float32 if (dtype or case.dtype) == torch.bfloat16 else dtype or case.dtype
+    precision = Plain(dtype or case.dtype, wide)
+    cut_modules(model, plan, comm, precision, sequence_parallel=case.sequence_parallel, first_rows=first_rows)
+    finish = finisher(case.recompute, case.compile)
+    for index, block in enumerate(model.blocks):
+        finish(block, f"blocks.{index}")
+    return model, plan
+
+
+def tp() -> Comm:
+    return rank.comms(Mesh.of({"tp": rank.world})).axis("tp")
+
+
+def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def one_rank(case: Case) -> Found:
+    """Losses and gradients of one rank: all micro-batches forward, then all backward, first to last."""
+    model, _ = cut_model(case, tp())
+    losses = [model(batch_of(case, number)) for number in range(case.micro_batches)]
+    for loss in losses:
+        (loss * 0.125).backward()
+    return Found([loss.detach() for loss in losses], gradients_of(model))
+
+
+def one_process(case: Case, dtype: torch.dtype | None = None) -> Found:
+    """The same by core's model in one piece."""
+    model, _ = whole_of(case, dtype)
+    for parameter in model.parameters():
+        if parameter.dtype == torch.bfloat16:
+            parameter.grad_dtype = torch.float32
+    losses = [model(batch_of(case, number)) for number in range(case.micro_batches)]
+    for loss in losses:
+        (loss * 0.125).backward()
+    return Found([loss.detach() for loss in losses], gradients_of(model))
+
+
+def assembled(case: Case, ranks: list[Found], reference: Found) -> dict[str, torch.Tensor]:
+    """The gradients of all ranks in the global view: parts added into their places, whole ones as their rules say."""
+    _, plan = case.built()
+    found = {}
+    for name, whole in reference.gradients.items():
+        total = torch.zeros_like(whole)
+        cut = plan.cut(name)
+        if cut is not None and whole.dim() > cut.dim:
+            for index, one in enumerate(ranks):
+                dim, first, end = extent(case, plan, name, whole.shape[cut.dim], index, len(ranks))
+                total.narrow(dim, first, end - first).add_(one.gradients[name])
+        elif case.sequence_parallel or any(name.startswith("blocks") and part in name for part in ("q_norm", "k_norm")):
+            total = sum((one.gradients[name] for one in ranks), total)
+        else:
+            assert all(one.gradients[name].equal(ranks[0].gradients[name]) for one in ranks), name
+            total = ranks[0].gradients[name]
+        found[name] = total
+    return found
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    return ((one.double() - other.double()).norm() / other.double().norm()).item()

@@ -1,0 +1,93 @@
+"""Tensor and sequence parallelism give the loss and the gradients of one process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tensor_ranks import Case, assembled, batch_of, cut_model, difference, one_process, one_rank, tp
+
+from gangline.config.schema import Recompute
+from gangline.testing.pool import pool
+
+SHAPES = {
+    "plain": {},
+    "tied": {"tied": True},
+    "grouped": {"kv_heads": 2, "qk_norm": True},
+    "one key head": {"kv_heads": 1},
+    "bias": {"bias": True, "kv_heads": 2},
+    "an empty part of the vocabulary": {"vocab_size": 5, "tied": True},
+    "whole embedding": {"whole": ("embed.weight",)},
+    "whole head": {"whole": ("head.weight",)},
+    "whole vocabulary, tied": {"whole": ("embed.weight", "head.weight"), "tied": True},
+}
+
+
+def agree(case: Case, world: int, bound: float) -> None:
+    reference = one_process(case)
+    ranks = pool(world).run(one_rank, case)
+    for one in ranks:
+        for loss, first, wanted in zip(one.losses, ranks[0].losses, reference.losses, strict=True):
+            assert loss.equal(first)
+            assert abs(loss.item() - wanted.item()) <= bound * abs(wanted.item())
+    for name, gradient in assembled(case, ranks, reference).items():
+        assert difference(gradient, reference.gradients[name]) < bound, name
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_float64(world, sequence_parallel, shape):
+    agree(Case(sequence_parallel=sequence_parallel, **SHAPES[shape]), world, 1e-12)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
+def test_float32(world, sequence_parallel):
+    agree(Case(torch.float32, sequence_parallel, kv_heads=2), world, 1e-5)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
+def test_bfloat16_rounds_as_one_process_does(world, sequence_parallel):
+    """Against float64: the error of one process in bfloat16 bounds it, and a rounding for each rank in a sum."""
+    case = Case(torch.bfloat16, sequence_parallel, kv_heads=2)
+    exact, rounded = one_process(replace(case, dtype=torch.float64)), one_process(case)
+    found = assembled(case, ranks := pool(world).run(one_rank, case), rounded)
+    for name, gradient in found.items():
+        own = difference(rounded.gradients[name], exact.gradients[name])
+        assert difference(gradient, exact.gradients[name]) < 2 * own + world * 2**-8, name
+    assert abs(ranks[0].losses[0].item() / exact.losses[0].item() - 1) < 2**-7
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
+@pytest.mark.parametrize("recompute", [Recompute.full], ids=lambda r: r.value)
+def test_recomputation_changes_no_bit(sequence_parallel, recompute):
+    case = Case(sequence_parallel=sequence_parallel, kv_heads=2)
+    kept, again = (pool(2).run(one_rank, replace(case, recompute=r)) for r in (Recompute.none, recompute))
+    for one, other in zip(kept, again, strict=True):
+        assert one.losses[0].equal(other.losses[0])
+        assert all(one.gradients[name].equal(other.gradients[name]) for name in one.gradients)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
+@pytest.mark.parametrize("recompute", [Recompute.none, Recompute.full], ids=lambda r: r.value)
+def test_several_micro_batches_alive(sequence_parallel, recompute):
+    """As in a pipeline: three forward passes, then three backward passes."""
+    case = Case(sequence_parallel=sequence_parallel, recompute=recompute, micro_batches=3, tied=True)
+    agree(case, 2, 1e-12)
+
+
+def evaluated(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    model, _ = cut_model(case, tp())
+    with torch.no_grad():
+        silent = model(batch_of(case))
+    return silent, model(batch_of(case)).detach()
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
+def test_without_gradients_the_loss_is_the_same(sequence_parallel):
+    for silent, loss in pool(2).run(evaluated, Case(sequence_parallel=sequence_parallel)):
+        assert silent.equal(loss)
+        assert not silent.requires_grad

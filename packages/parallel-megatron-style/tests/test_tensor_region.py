@@ -1,0 +1,336 @@
+"""Regions, lookups and losses one by one: what is computed, in which order, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tensor_ranks import Case, tp, whole_of
+
+from gangline.comm.solo import Solo
+from gangline.comm.wrap import Wrapped
+from gangline.model.loss import loss as core_loss
+from gangline.plan import Cut
+from gangline.precision.plain import Plain
+from gangline.testing import rank
+from gangline.testing.pool import pool
+from gangline_parallel_megatron_style.tensor import loss as loss_module
+from gangline_parallel_megatron_style.tensor.apply import cut_modules
+from gangline_parallel_megatron_style.tensor.embedding import Lookup
+from gangline_parallel_megatron_style.tensor.loss import VocabularyLoss
+from gangline_parallel_megatron_style.tensor.region import Region
+from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, gather_sequence, over_sequence
+from gangline_parallel_megatron_style.tensor.setting import Setting
+
+MODES = pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
+WIDE = torch.float64
+
+
+class Noting(Plain):
+    """Writes down every product."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__(WIDE, WIDE)
+        self.events = events
+
+    def linear(self, x, w, b=None):
+        self.events.append("linear")
+        return super().linear(x, w, b)
+
+    def grad_x(self, dy, w):
+        self.events.append("dx")
+        return super().grad_x(dy, w)
+
+    def grad_w(self, dy, x):
+        self.events.append("dw")
+        return super().grad_w(dy, x)
+
+
+class NotingComm(Wrapped):
+    """Writes down when a collective is launched, and when waited for."""
+
+    def __init__(self, inner, events: list[str]) -> None:
+        super().__init__(inner)
+        self.events = events
+
+    def _noted(self, name, call, x, async_):
+        self.events.append(name)
+        if not async_:
+            return call(x)
+        pending, events = call(x, async_=True), self.events
+
+        class Noted:
+            def wait(self):
+                events.append("wait")
+                return pending.wait()
+
+        return Noted()
+
+    def all_reduce(self, x, op="sum", async_=False):
+        return self._noted("all_reduce", super().all_reduce, x, async_)
+
+    def reduce_scatter(self, x, async_=False):
+        return self._noted("reduce_scatter", super().reduce_scatter, x, async_)
+
+    def all_gather(self, x, async_=False):
+        return self._noted("all_gather", super().all_gather, x, async_)
+
+
+def parameter(*shape: int, grad: bool = True) -> torch.nn.Parameter:
+    generator = torch.Generator().manual_seed(sum(shape) + rank.index)
+    return torch.nn.Parameter(torch.randn(shape, dtype=WIDE, generator=generator), requires_grad=grad)
+
+
+def events_of(sequence_parallel: bool, x_grad: bool, w_grad: bool) -> tuple[list[str], list[str]]:
+    """Of a region with two columns and a row: what happened forward, and backward."""
+    events: list[str] = []
+    region = Region(Setting(NotingComm(tp(), events), Noting(events), sequence_parallel), columns=2)
+    x = torch.ones(1, 4, 3, dtype=WIDE).requires_grad_(x_grad)
+    first, second, last = (parameter(*shape, grad=w_grad) for shape in ((5, 3), (5, 3), (3, 5)))
+    y = region.row(region.column(x, first) * region.column(x, second), last)
+    forward, events[:] = list(events), []
+    if y.requires_grad:
+        y.sum().backward()
+    return forward, events
+
+
+def test_weights_get_theirs_while_the_input_gradient_travels():
+    for forward, backward in pool(2).run(events_of, False, True, True):
+        assert forward == ["linear", "linear", "linear", "all_reduce"]
+        assert backward == ["dx", "dw", "dx", "dx", "all_reduce", "dw", "dw", "wait"]
+    for forward, backward in pool(2).run(events_of, True, True, True):
+        assert forward == ["all_gather", "linear", "linear", "linear", "reduce_scatter"]
+        around = ["dx", "dx", "reduce_scatter", "all_gather", "dw", "dw", "wait"]
+        assert backward == ["all_gather", "dx", "dw", *around]
+
+
+@MODES
+def test_nothing_is_computed_for_what_wants_no_gradient(sequence_parallel):
+    for _, backward in pool(2).run(events_of, sequence_parallel, False, False):
+        assert backward == []
+    for _, backward in pool(2).run(events_of, sequence_parallel, True, False):
+        assert "dw" not in backward
+        assert backward.count("dx") == 3
+    for _, backward in pool(2).run(events_of, sequence_parallel, False, True):
+        assert backward.count("dw") == 3
+        assert backward.count("dx") == 1
+        assert "all_reduce" not in backward
+
+
+def frozen_biases(sequence_parallel: bool) -> list[torch.Tensor]:
+    """Gradients where only biases are trained, and x is not."""
+    region = Region(Setting(tp(), Plain(WIDE, WIDE), sequence_parallel))
+    w, a = parameter(5, 3, grad=False), parameter(3, 5, grad=False)
+    b, c = parameter(5), parameter(3)
+    region.row(region.column(torch.ones(1, 4, 3, dtype=WIDE), w, b), a, c).sum().backward()
+    assert w.grad is None
+    assert a.grad is None
+    return [b.grad - (8 if sequence_parallel else 4) * a.sum(0), c.grad]
+
+
+@MODES
+def test_biases_alone(sequence_parallel):
+    for column, row in pool(2).run(frozen_biases, sequence_parallel):
+        assert column.abs().max() < 1e-12
+        assert row.tolist() == [4.0] * 3
+
+
+def twice_backward(sequence_parallel: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    region = Region(Setting(tp(), Plain(WIDE, WIDE), sequence_parallel), columns=2)
+    x = torch.ones(1, 4, 3, dtype=WIDE).requires_grad_()
+    first, second, last = parameter(5, 3), parameter(5, 3), parameter(3, 5)
+    y = region.row(region.column(x, first) * region.column(x, second), last).square().sum()
+    y.backward(retain_graph=True)
+    once = first.grad.clone()
+    y.backward()
+    return once * 2, first.grad
+
+
+@MODES
+def test_a_graph_may_run_backward_again(sequence_parallel):
+    for twice, found in pool(2).run(twice_backward, sequence_parallel):
+        torch.testing.assert_close(found, twice, rtol=1e-13, atol=0)
+
+
+def written_in_place() -> bool:
+    """Whether a product of x written in place after the first product is that of the new x."""
+    region = Region(Setting(tp(), Plain(WIDE, WIDE), True), columns=2)
+    x, w = torch.ones(1, 4, 3, dtype=WIDE), parameter(5, 3)
+    with torch.no_grad():
+        before = region.column(x, w)
+        return (x.mul_(2), region.column(x, w))[1].equal(2 * before)
+
+
+def test_an_input_written_in_place_counts_as_another():
+    assert all(pool(2).run(written_in_place))
+
+
+# --- vocabulary -------------------------------------------------------------------------------------------------------
+
+
+def part(rows: int, comm) -> slice:
+    each = -(-rows // comm.size)
+    return slice(min(rows, comm.index * each), min(rows, (comm.index + 1) * each))
+
+
+def looked_up(vocabulary: int, sequence_parallel: bool):
+    comm = tp()
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.randn(vocabulary, 6, generator=generator, dtype=WIDE)
+    tokens = torch.randint(0, vocabulary, (3, 8), generator=generator)
+    dy = torch.randn(3, 8, 6, generator=generator, dtype=WIDE)
+    own = part(vocabulary, comm)
+    weight = torch.nn.Parameter(whole[own].clone())
+    h = Lookup(Setting(comm, Plain(WIDE, WIDE), sequence_parallel), own.start)(tokens, weight)
+    wanted = whole[tokens]
+    h.backward(cut_sequence(dy, comm) if sequence_parallel else dy)
+    gradient = torch.zeros_like(whole).index_put_((tokens,), dy, accumulate=True)
+    same = h.equal(cut_sequence(wanted, comm) if sequence_parallel else wanted)
+    return same, (weight.grad - gradient[own]).abs().sum().item()
+
+
+@MODES
+@pytest.mark.parametrize("vocabulary", [5, 8, 11])
+def test_lookup_is_exact(vocabulary, sequence_parallel):
+    """One rank has the row and the others add zeros. With 5 rows over 4 ranks the last has none."""
+    for same, off in pool(4).run(looked_up, vocabulary, sequence_parallel):
+        assert same
+        assert off < 1e-13
+
+
+def lost(vocabulary: int, sequence_parallel: bool, chunk: int, dtype: torch.dtype):
+    comm = tp()
+    loss_module.CHUNK, before = chunk, loss_module.CHUNK
+    generator = torch.Generator().manual_seed(0)
+    whole = torch.randn(vocabulary, 6, generator=generator, dtype=WIDE).to(dtype)
+    hidden = (torch.randn(3, 8, 6, generator=generator, dtype=WIDE) * 5).to(dtype)
+    targets = torch.randint(0, vocabulary, (3, 8), generator=generator)
+    targets[0, 0] = -100  # where nothing counts any number may stand
+    mask = torch.rand(3, 8, generator=generator) < 0.8
+    mask[0, 0] = False
+    own = part(vocabulary, comm)
+    w, h = torch.nn.Parameter(whole[own].clone()), hidden.clone()
+    if sequence_parallel:
+        h = cut_sequence(h, comm)
+    h.requires_grad_()
+    loss = VocabularyLoss(Setting(comm, Plain(dtype, dtype), sequence_parallel), own.start)(h, w, targets, mask)
+    (loss * 3).backward()
+    loss_module.CHUNK = before
+    exact_w, exact_h = whole.double().requires_grad_(), hidden.double().requires_grad_()
+    exact = core_loss(exact_h, exact_w, targets, mask)
+    (exact * 3).backward()
+    wanted_h = cut_sequence(exact_h.grad, comm) if sequence_parallel else exact_h.grad
+    off = [(loss - exact).abs() / exact.abs(), (h.grad - wanted_h).norm() / exact_h.grad.norm()]
+    off.append((w.grad - exact_w.grad[own]).norm() / exact_w.grad.norm())
+    return loss.detach(), [x.item() for x in off]
+
+
+@MODES
+@pytest.mark.parametrize("chunk", [1, 7, 1 << 25])
+@pytest.mark.parametrize("vocabulary", [5, 8, 11])
+def test_the_loss_over_parts_of_the_vocabulary(vocabulary, sequence_parallel, chunk):
+    found = pool(4).run(lost, vocabulary, sequence_parallel, chunk, WIDE)
+    for loss, off in found:
+        assert loss.equal(found[0][0])
+        assert max(off) < 1e-12
+
+
+@MODES
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-7)], ids=["float32", "bf16"])
+def test_the_loss_in_narrow_types(sequence_parallel, dtype, bound):
+    found = pool(4).run(lost, 11, sequence_parallel, 1 << 25, dtype)
+    for loss, off in found:
+        assert loss.dtype == torch.float32
+        assert max(off) < bound
+
+
+# --- the sequence -----------------------------------------------------------------------------------------------------
+
+
+def along_the_sequence():
+    comm = tp()
+    x = torch.arange(2 * 8 * 3, dtype=WIDE).view(2, 8, 3)
+    own = cut_sequence(x, comm).clone().requires_grad_()
+    whole = gather_sequence(own, comm)
+    total = over_sequence(comm)(own.sum())
+    (whole * (comm.index + 1)).sum().backward(retain_graph=True)
+    gathered, own.grad = own.grad, None
+    (total * (comm.index + 1)).backward()
+    return whole.equal(x), total.item() == x.sum().item(), gathered.unique().tolist(), own.grad.unique().tolist()
+
+
+def test_cutting_gathering_and_adding_along_the_sequence():
+    for same, total, gathered, added in pool(4).run(along_the_sequence):
+        assert same
+        assert total
+        assert gathered == added == [1 + 2 + 3 + 4]
+
+
+def test_tokens_that_do_not_divide_are_refused():
+    comm = Solo("tp")
+    comm.size = 3
+    with pytest.raises(ValueError, match="8 tokens do not divide over the 3 ranks of tp"):
+        cut_sequence(torch.zeros(1, 8), comm)
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+class Bound(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (torch.nn.Parameter(torch.zeros(4, 4)) for _ in range(2))
+        self.comms: list = []
+
+    def bind(self, comm) -> None:
+        self.comms.append(comm)
+
+
+def applied(case: Case, **changes):
+    """The model of a case after `cut_modules` with a changed plan; whole on its only rank."""
+    model, plan = whole_of(case)
+    model.foreign = changes.pop("foreign", None)
+    comm = Solo("tp")
+    first_rows = {"embed.weight": 0, "head.weight": 0}
+    cut_modules(
+        model, replace(plan, **changes), comm, Plain(WIDE, WIDE), sequence_parallel=False, first_rows=first_rows
+    )
+    return model, comm
+
+
+def test_a_foreign_module_with_cut_parameters_is_bound_once():
+    foreign = torch.nn.ModuleList([Bound(), Bound()])
+    _, comm = applied(Case(), foreign=foreign, cuts=(Cut("foreign.0.*", 0), Cut("foreign.1.a", 1, "ep")))
+    assert foreign[0].comms == [comm]
+    assert foreign[1].comms == []  # what lies on a fold is bound to the fold
+
+
+def test_a_product_that_is_not_cut_stays_whole():
+    model, _ = applied(Case(), cuts=(Cut.colwise("blocks.*.attention.wq"),), full=("blocks.*.attention.wk",))
+    attention = model.blocks[0].attention
+    assert isinstance(attention.wq.product.__self__, Region)
+    assert isinstance(attention.wv.product.__self__, Plain)
+    assert attention.wk.product(torch.ones(1, 32), attention.wk.weight).dtype == WIDE
+
+
+def test_products_of_one_module_share_a_region():
+    model, _ = applied(Case())
+    regions = {id(x.product.__self__) for x in (model.blocks[0].attention.wq, model.blocks[0].attention.wo)}
+    assert len(regions) == 1
+    assert model.blocks[0].attention.wq.product.__self__.columns == 3
+    assert model.blocks[0].feed_forward.w_up.product.__self__.columns == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cuts": (Cut.colwise("blocks.*.attention.wq"),), "full": ("blocks.*.attention.wq",)}, "master dtype"),
+        ({"cuts": (Cut("embed.weight", 1),)}, "rows of its weight"),
+        ({"cuts": (Cut("head.norm.weight", 0),)}, "no module around it has `bind"),
+        ({"cuts": (Cut("head.weight", 0),), "seams": ()}, "no module around it has `bind"),
+    ],
+)
+def test_a_cut_that_nothing_can_compute_with_is_refused(changes, message):
+    with pytest.raises(TypeError, match=message):
+        applied(Case(), **changes)
