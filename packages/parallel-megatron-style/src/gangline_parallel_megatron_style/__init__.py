@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gangline import Part, hookimpl
+from gangline import Command, Part, hookimpl
 from gangline_parallel_megatron_style.config import Fsdp, Hsdp, Pp, ThreeD, Tp
 
 _BUILD = "gangline_parallel_megatron_style.build:build"
@@ -21,3 +21,9 @@ def gangline_parallel_strategies() -> Iterable[Part]:
         ("pp", Pp, "Pipeline parallelism alone"),
     )
     return [Part(name=name, config=config, build=_BUILD, summary=text, law=_LAW) for name, config, text in found]
+
+
+@hookimpl
+def gangline_commands() -> Iterable[Command]:
+    main = "gangline_parallel_megatron_style.commands:main"
+    return [Command(name="parallel", run=main, summary="Explain a layout, draw a pipeline's schedule")]

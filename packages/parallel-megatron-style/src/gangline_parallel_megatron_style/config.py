@@ -13,6 +13,7 @@ from gangline.parts import ParallelConfig
 from gangline_parallel_megatron_style.layout import check as layout_check
 from gangline_parallel_megatron_style.layout.factor import divisors, factor, nearest
 from gangline_parallel_megatron_style.layout.topology import Topology
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -68,6 +69,14 @@ class Composed(ParallelConfig):
     def check(self, run: Run) -> list[Problem]:
         return layout_check.check(self, run)
 
+    def notices(self, run: Run) -> list[str]:
+        """What works but is not what one would choose, for a run that `check` found nothing wrong with."""
+        from gangline.config.check import world_of
+        from gangline_parallel_megatron_style.layout.case import Case
+        from gangline_parallel_megatron_style.layout.notices import notices
+
+        return notices(Case.of(run, Mesh.of(self.axes(world_of(run)))))
+
     def accumulation(self, share: int, mesh: Mesh) -> int:
         """Micro-batches that a rank's `share` of the batch is cut into where the run leaves batch.micro_size open.
 
@@ -84,7 +93,7 @@ class Composed(ParallelConfig):
     @property
     def model_chunks(self) -> int:
         """`chunks` with its default filled in."""
-        return self.chunks or (2 if self.schedule in layout_check.CHUNKED else 1)
+        return self.chunks or (SCHEDULES[self.schedule].chunks if self.schedule in SCHEDULES else 1)
 
 
 @dataclass

@@ -9,14 +9,12 @@ from gangline.config.suggest import near
 from gangline.errors import Problem, UserError
 from gangline.mesh import AXES, Mesh
 from gangline_parallel_megatron_style.layout import fits
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
     from gangline_parallel_megatron_style.config import Composed
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "dualpipe_v")
-V_SHAPED = ("zb_v", "dualpipe_v")  # down the ranks and up again: two chunks a rank
-CHUNKED = ("interleaved_1f1b", *V_SHAPED)
 CONTEXTS = ("ring", "ulysses")
 COMPRESSIONS = ("none", "bf16", "onebit")
 
@@ -54,7 +52,7 @@ def model_problems(config: Composed, run: Run, mesh: Mesh) -> list[Problem]:
 
 
 def _values(config: Composed) -> Iterator[Problem]:
-    words = {"schedule": SCHEDULES, "context": CONTEXTS, "compress": COMPRESSIONS}
+    words: dict[str, Sequence[str]] = {"schedule": list(SCHEDULES), "context": CONTEXTS, "compress": COMPRESSIONS}
     for name, known in words.items():
         yield from _word(name, getattr(config, name), known)
     if config.zero not in (0, 1, 2, 3):
@@ -80,23 +78,17 @@ def _word(name: str, value: str, known: Sequence[str]) -> Iterator[Problem]:
 
 
 def _chunks(config: Composed) -> Iterator[Problem]:
-    chunks, schedule = config.chunks, config.schedule
-    if chunks is None:
+    chunks, kind = config.chunks, SCHEDULES[config.schedule]
+    if chunks is None or chunks == kind.chunks:
         return
-    if schedule in V_SHAPED and chunks != 2:
-        why = "A rank has one chunk on the way down and one on the way up."
-        yield Problem(f"parallel.chunks={chunks}: schedule {schedule} has exactly 2.", why, "parallel.chunks=null")
-    elif schedule == "interleaved_1f1b" and chunks < 2:
+    what = f"parallel.chunks={chunks}: schedule {config.schedule}"
+    if not kind.free_chunks:
+        each = f"has exactly {kind.chunks} chunk{'s' * (kind.chunks > 1)} a rank."
+        other = next(name for name, other in SCHEDULES.items() if other.free_chunks)
+        yield Problem(f"{what} {each}", "", f"parallel.chunks=null; or parallel.schedule={other}, which may have more.")
+    elif chunks < 2:
         why = "With one chunk a rank there is nothing to interleave."
-        yield Problem(
-            f"parallel.chunks={chunks}: schedule {schedule} needs at least 2.", why, "parallel.schedule=1f1b, or chunks"
-        )
-    elif schedule not in CHUNKED and chunks != 1:
-        yield Problem(
-            f"parallel.chunks={chunks}: schedule {schedule} has one chunk a rank.",
-            "",
-            "parallel.schedule=interleaved_1f1b runs several; or parallel.chunks=null",
-        )
+        yield Problem(f"{what} needs at least 2.", why, "parallel.chunks=null; or parallel.schedule=1f1b")
 
 
 def shown(mesh: Mesh) -> str:

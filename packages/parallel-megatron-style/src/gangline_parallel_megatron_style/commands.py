@@ -1,0 +1,140 @@
+"""`gangline parallel explain | draw`: look at a layout or a schedule before paying for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from gangline.config.suggest import near
+from gangline.errors import UserError
+from gangline_parallel_megatron_style.pipeline.actions import Schedule
+from gangline_parallel_megatron_style.pipeline.costs import Costs
+
+USAGE = """\
+usage: gangline parallel explain [--gpu-memory GB] [WORDS OF train ...]
+       gangline parallel draw [--schedule NAME --stages N --micros N [--chunks N]] [--svg FILE] [--width N]
+       gangline parallel draw [--svg FILE] [--width N] WORDS OF train ...
+
+  explain   what a layout sends, keeps and waits for; nothing is started, and no GPU is needed
+  draw      a pipeline's schedule as a picture, of the numbers given or of a run
+
+  gangline parallel explain parallel=3d model=llama3-8b launch.processes=64 batch.global_size=512 precision=bf16
+  gangline parallel draw --schedule zb_h1 --stages 4 --micros 8"""
+
+NUMBERS = {"stages", "micros", "chunks"}  # flags of `draw` that make a schedule
+
+
+def main(argv: Sequence[str]) -> int:
+    """The verb `gangline parallel`."""
+    verbs = {"explain": _explain, "draw": _draw}
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0
+    verb, *rest = argv
+    if verb not in verbs:
+        raise UserError(f"there is no gangline parallel {verb}.", near(verb, verbs), f"Choices: {', '.join(verbs)}.")
+    return verbs[verb](rest)
+
+
+def _explain(argv: Sequence[str]) -> int:
+    from gangline.config.compose import compose_one
+    from gangline_parallel_megatron_style.explain import explained
+    from gangline_parallel_megatron_style.show import text
+
+    flags, words = flags_of(argv, ("gpu-memory",))
+    print(text(explained(compose_one(words)), number("gpu-memory", flags.get("gpu-memory", "80"))))
+    return 0
+
+
+def _draw(argv: Sequence[str]) -> int:
+    from gangline_parallel_megatron_style.pipeline.draw import as_svg, as_text
+    from gangline_parallel_megatron_style.pipeline.simulate import simulate
+
+    flags, words = flags_of(argv, ("schedule", *sorted(NUMBERS), "svg", "width"))
+    if words and flags.keys() & {"schedule", *NUMBERS}:
+        raise UserError("a schedule is drawn of the numbers given, or of a run.", "Leave out the flags, or the words.")
+    schedule, costs = _of_run(words) if words else _of_flags(flags)
+    timeline = simulate(schedule, costs)
+    width = whole("width", flags["width"]) if "width" in flags else None
+    if "svg" in flags:
+        _write(flags["svg"], as_svg(timeline, width or 960))
+    else:
+        print(as_text(timeline, width or 100))
+    return 0
+
+
+def _of_flags(flags: dict[str, str]) -> tuple[Schedule, Costs]:
+    """The schedule that the flags name; its stages cost the same, a backward pass twice a forward pass."""
+    from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_schedule
+
+    name = flags.get("schedule", "1f1b")
+    if name not in SCHEDULES:
+        raise UserError(
+            f"--schedule {name} does not exist.", near(name, SCHEDULES), f"Choices: {', '.join(SCHEDULES)}."
+        )
+    sizes = {flag: int(number(flag, flags[flag])) for flag in ("stages", "micros", "chunks") if flag in flags}
+    try:
+        return make_schedule(
+            name, ranks=sizes.get("stages", 4), micros=sizes.get("micros", 8), chunks=sizes.get("chunks")
+        )
+    except ValueError as error:
+        raise UserError(f"{error}.") from error
+
+
+def _of_run(words: Sequence[str]) -> tuple[Schedule, list[Costs]]:
+    """The schedule of a run, and what its stages compute."""
+    from gangline.config.compose import compose_one
+    from gangline_parallel_megatron_style.explain import case_of
+    from gangline_parallel_megatron_style.layout.timing import costs, schedule_of
+
+    case = case_of(compose_one(words))
+    schedule = schedule_of(case)
+    if schedule is None:
+        raise UserError("this run has no pipeline: pp is 1.", "", "parallel.pp=2, or more")
+    most = max(cost.F for cost in costs(case))
+    return schedule, [Costs(cost.F / most, cost.I / most, cost.W / most) for cost in costs(case)]
+
+
+def _write(path: str, picture: str) -> None:
+    try:
+        Path(path).write_text(picture)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}.") from error
+    print(path)
+
+
+def flags_of(argv: Sequence[str], known: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Flags with a value, `--name value` or `--name=value`, and the other words. Raises UserError."""
+    flags, words, rest = {}, [], list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            words.append(word)
+            continue
+        name, sign, value = word.removeprefix("--").partition("=")
+        if name not in known:
+            listed = ", ".join(f"--{flag}" for flag in known)
+            raise UserError(f"there is no flag {word}.", near(name, known), f"Flags: {listed}.")
+        if not sign and not rest:
+            raise UserError(f"{word} needs a value.")
+        flags[name] = value if sign else rest.pop(0)
+    return flags, words
+
+
+def number(name: str, value: str) -> float:
+    """A positive number. Raises UserError."""
+    try:
+        found = float(value)
+    except ValueError:
+        found = 0.0
+    if found <= 0:
+        raise UserError(f"--{name} {value}: expected a number above 0.")
+    return found
+
+
+def whole(name: str, value: str) -> int:
+    """A positive whole number. Raises UserError."""
+    found = number(name, value)
+    if found != int(found):
+        raise UserError(f"--{name} {value}: expected a whole number.")
+    return int(found)

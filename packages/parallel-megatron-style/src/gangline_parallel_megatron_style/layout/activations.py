@@ -1,0 +1,116 @@
+"""What the forward pass of one micro-batch keeps for the backward pass, in bytes on one rank.
+
+After Korthikanti et al. (arXiv 2205.05198, section 4), adapted to this decoder: RMSNorm keeps its input and one number
+a row; a product keeps its input; fused attention keeps queries, keys, values, output and one number a row and head,
+never the scores; SwiGLU keeps both products, the gate's activation and what the last product reads. Under sequence
+parallelism the residual stream, the norms and the inputs of the first products are cut by tp, what lies between by its
+heads and features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gangline.config.schema import Recompute
+from gangline.model.tree import AttentionNode, FeedForwardNode, Node, NormNode, children
+from gangline_parallel_megatron_style.layout.case import Case
+
+CHUNK = 1 << 25  # elements of logits that the loss has in float32 at a time (gangline.model.loss)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a rank's modules compute with.
+
+    fused_norm: one kernel normalises, as on a GPU; without, as on a CPU, the input and what it becomes are kept in
+    float32.
+    """
+
+    stream: int  # tokens in the residual stream
+    inner: int  # tokens in attention and between the products of a feed-forward layer
+    tp: int
+    nbytes: int  # of an activation
+    fused_norm: bool = True
+
+    @classmethod
+    def of(cls, case: Case, fused_norm: bool = True) -> Rates:
+        return cls(case.stream_tokens, case.tokens, case.tp, case.bytes.compute, fused_norm)
+
+    @property
+    def wide(self) -> int:
+        """Bytes of what is computed in float32 at least."""
+        return max(4, self.nbytes)
+
+
+def norm(rates: Rates, rows: int, width: int) -> int:
+    """Kept by a norm over `rows` rows, its output not counted: that is kept by whoever reads it."""
+    kept = rates.nbytes if rates.fused_norm else 2 * rates.wide
+    return rows * (width * kept + rates.wide)
+
+
+def attention(node: AttentionNode, rates: Rates) -> int:
+    """x, then q, k, v after rotation, the output and its log-sum-exp; with q_norm and k_norm what these keep."""
+    heads, key_heads = node.heads // rates.tp, max(1, node.kv_heads // rates.tp)
+    kept = rates.stream * node.dim * rates.nbytes
+    kept += rates.inner * (2 * heads + 2 * key_heads) * node.head_dim * rates.nbytes
+    kept += rates.inner * heads * rates.wide
+    for normed, own in ((node.q_norm, heads), (node.k_norm, key_heads)):
+        if normed is not None:
+            kept += norm(rates, rates.inner * own, node.head_dim)
+    return kept
+
+
+def feed_forward(node: FeedForwardNode, rates: Rates) -> int:
+    """x, then gate, up, the activated gate and their product."""
+    return (rates.stream * node.dim + 4 * rates.inner * (node.hidden // rates.tp)) * rates.nbytes
+
+
+def of_node(node: Node, rates: Rates) -> int:
+    """Kept by a node and all in it. One of an unknown kind is taken to keep what goes in and out of each matrix."""
+    if isinstance(node, NormNode):
+        return norm(rates, rates.stream, node.dim)
+    if isinstance(node, AttentionNode):
+        return attention(node, rates)
+    if isinstance(node, FeedForwardNode):
+        return feed_forward(node, rates)
+    kept = sum(of_node(child, rates) for _, child in children(node))
+    for shape in node.shapes().values():
+        if len(shape) > 1:
+            kept += rates.inner * sum(shape[-2:]) * rates.nbytes
+    return kept
+
+
+def of_block(case: Case, index: int, rates: Rates) -> int:
+    """Kept by a block until its backward pass, as the run recomputes it."""
+    node = case.blocks[index]
+    whole = of_node(node, rates)
+    if not case.recomputed(index):
+        return whole
+    if case.recompute is Recompute.full:
+        return min(whole, rates.stream * case.width * rates.nbytes)
+    return whole - recomputed_attention(node, rates)
+
+
+def recomputed_attention(node: Node, rates: Rates) -> int:
+    """What recomputing attention saves: the log-sum-exp alone, for fused attention keeps no scores, and the output is
+    kept by the product that reads it.
+    """
+    own = node.heads // rates.tp * rates.inner * rates.wide if isinstance(node, AttentionNode) else 0
+    return own + sum(recomputed_attention(child, rates) for _, child in children(node))
+
+
+def angles(case: Case, rates: Rates) -> int:
+    """cos and sin of every position, which all blocks of a stage share."""
+    width = case.plan.facts.get("head_dim", 0)
+    return rates.inner * width * rates.wide
+
+
+def head(case: Case, rates: Rates) -> dict[str, int]:
+    """The last norm's input and output; logits with their log-sum-exp; and what the loss's backward pass takes."""
+    vocabulary = -(-case.plan.facts.get("vocab_size", 0) // rates.tp)
+    stream = norm(rates, rates.stream, case.width) + rates.stream * case.width * rates.nbytes
+    logits = rates.inner * vocabulary * rates.nbytes
+    return {
+        "activations": stream,
+        "logits": 2 * logits + rates.inner * (rates.wide + 9) + 2 * min(rates.inner * vocabulary, CHUNK) * rates.wide,
+    }

@@ -1,0 +1,182 @@
+"""A run on a mesh as numbers: what every closed form of a layout's cost starts from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from gangline.config.schema import Recompute
+from gangline.mesh import DATA_AXES, Mesh
+from gangline.model.compose import compose_model
+from gangline.model.tree import Node, nodes, parameter_shapes
+from gangline.optimizer.config import Muon
+from gangline.plan import Plan
+from gangline.precision.config import Fp32, Fp64
+from gangline_parallel_megatron_style.layout.parameters import Array, arrays_of
+from gangline_parallel_megatron_style.layout.stages import balanced
+from gangline_parallel_megatron_style.pipeline.actions import stage_of
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+    from gangline.parts import PrecisionConfig
+    from gangline_parallel_megatron_style.config import Composed
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Bytes of one number: activations and the weights they meet; master weights and optimizer state; gradients as
+    they accumulate; gradients between ranks.
+    """
+
+    compute: int
+    master: int
+    gradient: int
+    wire: int
+
+    @classmethod
+    def of(cls, precision: PrecisionConfig) -> Bytes:
+        """Of core's precisions; any other is taken to compute in 16 bits and to keep 32."""
+        if isinstance(precision, Fp64):
+            return cls(8, 8, 8, 8)
+        return cls(4 if isinstance(precision, Fp32) else 2, 4, 4, 4)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes are those of one rank where their name does not say otherwise; every rank of a stage has the same."""
+
+    config: Composed
+    mesh: Mesh
+    tree: Node
+    plan: Plan
+    sequence_length: int
+    micro_size: int  # sequences of a micro-batch
+    micros: int  # micro-batches of a step
+    bytes: Bytes
+    recompute: Recompute
+    recompute_every: int
+    matrix_states: int  # numbers that the optimizer keeps of each weight of a block's matrix
+    other_states: int  # and of every other weight
+
+    @classmethod
+    def of(cls, run: Run, mesh: Mesh) -> Case:
+        """The numbers of a run whose parallel part is one of this package's."""
+        config: Composed = run.parallel  # type: ignore[assignment]
+        tree, plan = compose_model(run)
+        share = run.batch.global_size // mesh.size(*DATA_AXES)
+        micro_size = run.batch.micro_size or share // config.accumulation(share, mesh)
+        return cls(
+            config=config,
+            mesh=mesh,
+            tree=tree,
+            plan=plan,
+            sequence_length=run.batch.sequence_length,
+            micro_size=micro_size,
+            micros=share // micro_size,
+            bytes=Bytes.of(run.precision),
+            recompute=run.run.recompute,
+            recompute_every=run.run.recompute_every,
+            matrix_states=1 if isinstance(run.optimizer, Muon) else 2,
+            other_states=2,
+        )
+
+    @property
+    def tp(self) -> int:
+        return self.mesh.size("tp")
+
+    @property
+    def cp(self) -> int:
+        return self.mesh.size("cp")
+
+    @property
+    def pp(self) -> int:
+        return self.mesh.size("pp")
+
+    @property
+    def sequence_parallel(self) -> bool:
+        return self.config.sequence_parallel and self.tp > 1
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which ZeRO cuts: dp_shard and cp, which hold the same weights."""
+        return self.mesh.size("dp_shard", "cp")
+
+    @property
+    def tokens(self) -> int:
+        """Of a micro-batch, in attention and between the two products of a feed-forward layer."""
+        return self.micro_size * self.sequence_length // self.cp
+
+    @property
+    def stream_tokens(self) -> int:
+        """Of a micro-batch, in the residual stream and the norms: sequence parallelism cuts them once more."""
+        return self.tokens // (self.tp if self.sequence_parallel else 1)
+
+    @cached_property
+    def by_path(self) -> dict[str, Node]:
+        return dict(nodes(self.tree))
+
+    @cached_property
+    def blocks(self) -> list[Node]:
+        """The nodes of the blocks, in order."""
+        return [self.by_path[f"{self.plan.blocks}.{index}"] for index in range(self.plan.layers)]
+
+    @cached_property
+    def width(self) -> int:
+        """D, the width of the residual stream."""
+        return self.plan.facts.get("dim") or self.by_path[self.plan.embed].shapes()["weight"][-1]
+
+    @cached_property
+    def stages(self) -> list[range]:
+        """Which blocks each model stage (chunk of a pipeline rank) has, first to last."""
+        return partition(self.config, self.mesh, self.tree, self.plan, self.sequence_length)
+
+    @cached_property
+    def arrays(self) -> list[Array]:
+        """Every parameter of the model."""
+        return arrays_of(parameter_shapes(self.tree), self.plan, self.mesh, self.stages)
+
+    def stages_of(self, rank: int) -> list[int]:
+        """The model stages of pipeline rank `rank`, in the order of its chunks."""
+        placement = SCHEDULES[self.config.schedule].placement
+        return [stage_of(self.pp, placement, rank, chunk) for chunk in range(len(self.stages) // self.pp)]
+
+    def held(self, rank: int) -> list[Array]:
+        """The parameters of pipeline rank `rank`, each once."""
+        mine = set(self.stages_of(rank))
+        return [array for array in self.arrays if not mine.isdisjoint(array.stages)]
+
+    def blocks_of(self, rank: int) -> list[int]:
+        """The blocks of pipeline rank `rank`."""
+        return [block for stage in self.stages_of(rank) for block in self.stages[stage]]
+
+    @property
+    def last_stage(self) -> int:
+        return len(self.stages) - 1
+
+    def recomputed(self, block: int) -> bool:
+        """Whether a block is computed again in the backward pass, wholly or its attention."""
+        return self.recompute is not Recompute.none and block % self.recompute_every == 0
+
+
+def forward_flops(node: Node, sequence_length: int) -> int:
+    """Operations of one token going forward through a node and all in it (counted as `gangline.model.flops` does)."""
+    return sum(inner.flops(sequence_length) for _, inner in nodes(node))
+
+
+def partition(config: Composed, mesh: Mesh, tree: Node, plan: Plan, sequence_length: int) -> list[range]:
+    """Which blocks each model stage has: `parallel.stages`, else balanced by what blocks, embedding and head compute.
+
+    With one pipeline rank there is one stage. The same on every rank.
+    """
+    if mesh.size("pp") == 1:
+        return [range(plan.layers)]
+    sizes = config.stages
+    if sizes is None:
+        by_path = dict(nodes(tree))
+        blocks = [forward_flops(by_path[f"{plan.blocks}.{index}"], sequence_length) for index in range(plan.layers)]
+        first, last = (forward_flops(by_path[part], sequence_length) for part in (plan.embed, plan.head))
+        sizes = balanced(blocks, mesh.size("pp") * config.model_chunks, first, last)
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]

@@ -1,0 +1,39 @@
+"""What works but is not what one would choose: told, never refused."""
+
+from __future__ import annotations
+
+from gangline_parallel_megatron_style.layout import timing
+from gangline_parallel_megatron_style.layout.case import Case
+
+
+def notices(case: Case) -> list[str]:
+    """One sentence or two for each."""
+    return [*_pipeline(case), *_data(case), *_nodes(case)]
+
+
+def _pipeline(case: Case) -> list[str]:
+    if case.pp == 1 or case.micros >= case.pp:
+        return []
+    waits = timing.bubble(case, timing.schedule_of(case))
+    return [
+        f"{case.micros} micro-batches fill a pipeline of {case.pp} ranks badly: they wait {waits:.0%} of the time. "
+        f"A smaller batch.micro_size or fewer data ranks give more of them; {4 * case.pp} are good."
+    ]
+
+
+def _data(case: Case) -> list[str]:
+    if case.config.zero == 3 and case.shards == 1:
+        return ["parallel.zero=3 cuts the weights over dp_shard and cp, which have one rank: nothing is cut."]
+    if case.config.zero == 3 and case.pp > 1:
+        return [
+            f"parallel.zero=3 in a pipeline gathers every block for each of {case.micros} micro-batches, there and "
+            "back. parallel.zero=1 sends less and needs more memory."
+        ]
+    return []
+
+
+def _nodes(case: Case) -> list[str]:
+    network, node = case.config.topology, case.config.topology.gpus_per_node
+    if case.tp <= node and network.tier(case.mesh, "tp") in ("rack", "cluster"):
+        return [f"tp={case.tp} does not divide a node of {node}: some of its groups straddle two nodes."]
+    return []

@@ -1,0 +1,53 @@
+"""What a step computes, and how long a pipeline waits."""
+
+from __future__ import annotations
+
+from gangline.config.schema import Recompute
+from gangline.model.flops import BACKWARD_AND_FORWARD
+from gangline_parallel_megatron_style.layout.case import Case, forward_flops
+from gangline_parallel_megatron_style.pipeline.actions import Schedule
+from gangline_parallel_megatron_style.pipeline.costs import Costs
+from gangline_parallel_megatron_style.pipeline.schedules import make_schedule
+from gangline_parallel_megatron_style.pipeline.simulate import simulate
+
+
+def stage_flops(case: Case) -> list[tuple[int, int]]:
+    """(forward, forward again where blocks are recomputed) of one token in each model stage, before tp cuts."""
+    found = []
+    for stage, blocks in enumerate(case.stages):
+        each = [forward_flops(case.blocks[index], case.sequence_length) for index in blocks]
+        again = [
+            flops
+            for index, flops in zip(blocks, each, strict=True)
+            if case.recomputed(index) and case.recompute is Recompute.full
+        ]
+        ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
+        around = sum(forward_flops(case.by_path[part], case.sequence_length) for part in ends)
+        found.append((sum(each) + around, sum(again)))
+    return found
+
+
+def flops(case: Case, rank: int) -> int:
+    """Operations of a rank of pipeline rank `rank` in a step, recomputation included (counted as core counts them)."""
+    each = stage_flops(case)
+    per_token = sum(BACKWARD_AND_FORWARD * each[stage][0] + each[stage][1] for stage in case.stages_of(rank))
+    return per_token * case.tokens * case.micros // case.tp
+
+
+def schedule_of(case: Case) -> Schedule | None:
+    """The pipeline's schedule; None without a pipeline."""
+    if case.pp == 1:
+        return None
+    chunks = len(case.stages) // case.pp
+    name = case.config.schedule
+    return make_schedule(name, ranks=case.pp, micros=case.micros, chunks=chunks, costs=costs(case))
+
+
+def costs(case: Case) -> list[Costs]:
+    """Of each model stage, by what it computes: the input's gradient and the weights' one forward pass each."""
+    return [Costs(float(there), float(there + again), float(there)) for there, again in stage_flops(case)]
+
+
+def bubble(case: Case, schedule: Schedule | None) -> float:
+    """The share of the ranks' time in which they wait for each other, simulated with each stage's own costs."""
+    return simulate(schedule, costs(case)).bubble if schedule is not None else 0.0

@@ -1,0 +1,182 @@
+"""What a rank sends in a step, by axis: messages and bytes.
+
+A gather of X bytes in all over n ranks makes each send X (n - 1) / n, and so does the sum that scatters them; a sum
+that all ranks get is both (rings; Thakur, Rabenseifner and Gropp 2005, sections 4.1 to 4.4). `calls` counts
+collectives, or for a pipeline messages.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from gangline.config.schema import Recompute
+from gangline.model.tree import AttentionNode, Node, nodes
+from gangline_parallel_megatron_style.layout.case import Case
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What one rank does along one axis (or several together) in a step, for one purpose."""
+
+    axes: tuple[str, ...]
+    purpose: str
+    calls: int
+    bytes: int
+
+    def __add__(self, other: Sent) -> Sent:
+        return Sent(self.axes, self.purpose, self.calls + other.calls, self.bytes + other.bytes)
+
+
+def of_rank(case: Case, rank: int) -> list[Sent]:
+    """Everything that a rank of pipeline rank `rank` sends in a step, one entry for each (axes, purpose)."""
+    found: dict[tuple[tuple[str, ...], str], Sent] = {}
+    for sent in [*tensor(case, rank), *context(case, rank), *pipeline(case, rank), *data(case, rank)]:
+        key = (sent.axes, sent.purpose)
+        found[key] = found[key] + sent if key in found else sent
+    return [sent for sent in found.values() if sent.calls]
+
+
+def _gather(axes: tuple[str, ...], purpose: str, ranks: int, calls: int, nbytes: int) -> Sent:
+    """`calls` gathers (or scattering sums) that come to `nbytes` in all each time."""
+    return Sent(axes, purpose, calls, calls * nbytes * (ranks - 1) // ranks)
+
+
+def _reduce(axes: tuple[str, ...], purpose: str, ranks: int, calls: int, nbytes: int) -> Sent:
+    return Sent(axes, purpose, calls, 2 * calls * nbytes * (ranks - 1) // ranks)
+
+
+# --- tp --------------------------------------------------------------------------------------------------------------
+
+
+def regions(case: Case, block: Node) -> int:
+    """Modules of a block whose products tp cuts: each is entered and left once."""
+    cut = [cut.pattern.removeprefix(f"{case.plan.blocks}.*.") for cut in case.plan.cuts if cut.axis == "tp"]
+    paths = {path for path, _ in nodes(block) if path and any(pattern.startswith(f"{path}.") for pattern in cut)}
+    return len({path for path in paths if not any(other.startswith(f"{path}.") for other in paths)})
+
+
+def tensor(case: Case, rank: int) -> list[Sent]:
+    """arXiv 1909.08053, section 3, and with sequence parallelism arXiv 2205.05198, section 4.2.2.
+
+    A region with sequence parallelism: gathered when entered, summed and scattered when left; on the way back its
+    gradient is gathered, its input gathered once more for the weights, the input's gradient summed and scattered.
+    Without: one sum on the way there and one back. A recomputed block goes there twice, without its last sum.
+    """
+    if case.tp == 1:
+        return []
+    axes, n, cut = ("tp",), case.tp, case.sequence_parallel
+    hidden = case.tokens * case.width * case.bytes.compute
+    found = []
+    for stage in case.stages_of(rank):
+        enters = leaves = 0
+        for index in case.stages[stage]:
+            own = regions(case, case.blocks[index])
+            again = own if case.recomputed(index) and case.recompute is Recompute.full else 0
+            enters += own + again
+            leaves += own + max(0, again - 1)
+            back = own
+            if cut:
+                found.append(_gather(axes, "gradients of blocks", n, case.micros * 3 * back, hidden))
+            else:
+                found.append(_reduce(axes, "gradients of blocks", n, case.micros * back, hidden))
+        if cut:
+            found.append(_gather(axes, "hidden in blocks", n, case.micros * (enters + leaves), hidden))
+        else:
+            found.append(_reduce(axes, "hidden in blocks", n, case.micros * leaves, hidden))
+        found += _ends(case, stage, hidden)
+    whole = sum(array.size for array in case.held(rank) if not array.cut)
+    if cut and whole:
+        found.append(_reduce(axes, "gradients of norms", n, 1, whole * case.bytes.gradient))
+    return found
+
+
+def _ends(case: Case, stage: int, hidden: int) -> list[Sent]:
+    """The embedding and the loss, whose vocabulary is cut."""
+    axes, n, cut, found = ("tp",), case.tp, case.sequence_parallel, []
+    if stage == 0 and case.plan.cut(f"{case.plan.embed}.weight") is not None:
+        made = _gather(axes, "embedding", n, 2 * case.micros, hidden)
+        found.append(made if cut else _reduce(axes, "embedding", n, case.micros, hidden))
+    if stage == case.last_stage and case.plan.cut(f"{case.plan.head}.weight") is not None:
+        found.append(_gather(axes, "loss", n, case.micros, 2 * n * case.tokens * max(4, case.bytes.compute)))
+        made = _gather(axes, "loss", n, 3 * case.micros, hidden)
+        found.append(made if cut else _reduce(axes, "loss", n, case.micros, hidden))
+    return found
+
+
+# --- cp --------------------------------------------------------------------------------------------------------------
+
+
+def context(case: Case, rank: int) -> list[Sent]:
+    """Ring (arXiv 2310.01889, section 3): keys and values go round, on the way back their gradients with them.
+
+    Ulysses (arXiv 2309.14509, section 3): queries, keys, values and the output change hands, and their gradients.
+    """
+    if case.cp == 1:
+        return []
+    axes, n, found = ("cp",), case.cp, []
+    for stage in case.stages_of(rank):
+        for index in case.stages[stage]:
+            for _, node in nodes(case.blocks[index]):
+                if isinstance(node, AttentionNode):
+                    again = 1 if case.recomputed(index) else 0
+                    found.append(_attention(case, node, axes, n, again))
+    return found
+
+
+def _attention(case: Case, node: AttentionNode, axes: tuple[str, ...], n: int, again: int) -> Sent:
+    heads, key_heads = node.heads // case.tp, max(1, node.kv_heads // case.tp)
+    per_head = case.tokens * node.head_dim * case.bytes.compute
+    if case.config.context == "ulysses":
+        each = (2 * heads + 2 * key_heads) * per_head
+        passes = 2 + again
+        return Sent(axes, "attention", case.micros * 4 * passes, case.micros * passes * each * (n - 1) // n)
+    pair = 2 * key_heads * per_head
+    there, back = (1 + again) * (n - 1), (n - 1) + n
+    return Sent(axes, "attention", case.micros * (there + back), case.micros * (there + back) * pair)
+
+
+# --- pp --------------------------------------------------------------------------------------------------------------
+
+
+def pipeline(case: Case, rank: int) -> list[Sent]:
+    """Hidden to the next stage, its gradient to the one before, where that lies on another rank."""
+    if case.pp == 1:
+        return []
+    mine, last = case.stages_of(rank), case.last_stage
+    on = sum(stage < last and stage + 1 not in mine for stage in mine)
+    back = sum(stage > 0 and stage - 1 not in mine for stage in mine)
+    hidden = case.stream_tokens * case.width * case.bytes.compute
+    calls = case.micros * (on + back)
+    return [Sent(("pp",), "hidden and gradients", calls, calls * hidden)]
+
+
+# --- data ------------------------------------------------------------------------------------------------------------
+
+
+def data(case: Case, rank: int) -> list[Sent]:
+    """ZeRO (arXiv 1910.02054, section 7): 0 sums gradients; 1 and 2 scatter the sums and gather the new weights; 3
+    gathers the weights of every block for each pass over it and scatters its gradients after each micro-batch.
+    """
+    numbers, shards, copies = sum(array.size for array in case.held(rank)), case.shards, case.mesh.size("dp_replicate")
+    zero = case.config.zero
+    axes = tuple(axis for axis in ("dp_shard", "cp") if case.mesh.size(axis) > 1)
+    wire = {"bf16": 2.0, "onebit": 0.125}.get(case.config.compress, float(case.bytes.wire))
+    gradients, weights = int(numbers * wire), numbers * case.bytes.compute
+    found: list[Sent] = []
+    per_step = defaultdict(int)
+    per_step[""] = max(1, round(numbers * case.bytes.gradient / (case.config.bucket_mb * 2**20)))
+    if shards > 1 and zero == 0:
+        found.append(Sent(axes, "gradients", per_step[""], 2 * gradients * (shards - 1) // shards))
+    elif shards > 1:
+        blocks = len(case.blocks_of(rank))
+        rounds = case.micros if zero >= 2 else 1
+        calls = blocks * rounds if zero == 3 else per_step[""] * rounds
+        found.append(Sent(axes, "gradients", calls, rounds * gradients * (shards - 1) // shards))
+        times = 2 * case.micros if zero == 3 else 1
+        calls = blocks * times if zero == 3 else per_step[""]
+        found.append(Sent(axes, "weights", calls, times * weights * (shards - 1) // shards))
+    if copies > 1:
+        own = gradients // (shards if zero else 1)
+        found.append(Sent(("dp_replicate",), "gradients", per_step[""], 2 * own * (copies - 1) // copies))
+    return found

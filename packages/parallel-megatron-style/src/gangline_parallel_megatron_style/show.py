@@ -1,0 +1,134 @@
+"""An explained layout as text: one table for the axes, one for what is sent, one for memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from gangline.mesh import AXES, DATA_AXES
+from gangline_parallel_megatron_style.explain import Explained, Stage
+from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.layout.notices import notices
+
+GB = 1e9
+KINDS = ("weights", "gradients", "master weights", "optimizer state", "activations", "logits", "buffers")
+
+
+def text(found: Explained, gpu_gb: float) -> str:
+    """The whole page. `gpu_gb`: memory of one GPU in units of 10⁹ bytes."""
+    case = found.case
+    sections = [
+        *_axes(case),
+        "",
+        *_work(found),
+        "",
+        "sent in a step by a rank" + f" of pipeline rank {found.busiest}, which sends most" * (case.pp > 1),
+        *_sent(case, found.stages[found.busiest]),
+        "",
+        *_memory(found, gpu_gb),
+        *(f"note: {notice}" for notice in notices(case)),
+    ]
+    return "\n".join(sections)
+
+
+def _axes(case: Case) -> Iterable[str]:
+    mesh, network = case.mesh, case.config.topology
+    yield f"{mesh.world} ranks, {network.gpus_per_node} a node, {network.nodes_per_rack} nodes a rack"
+    rows = [("axis", "ranks", "groups", "links", "rank 0 is with")]
+    for axis in AXES:
+        size = mesh.size(axis)
+        if size > 1:
+            group = mesh.group(0, [axis])
+            rows.append((axis, str(size), str(mesh.world // size), network.tier(mesh, axis), _listed(group)))
+    yield from _table(rows) if len(rows) > 1 else ["  one rank"]
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    stride = ranks[1] - ranks[0]
+    if len(ranks) <= 4:
+        return ", ".join(map(str, ranks))
+    return f"{ranks[0]} to {ranks[-1]}" if stride == 1 else f"{ranks[0]}, {ranks[1]}, {ranks[2]} ... {ranks[-1]}"
+
+
+def _work(found: Explained) -> Iterable[str]:
+    case, most = found.case, max(stage.flops for stage in found.stages)
+    tokens = case.tokens * case.cp * case.micros * case.mesh.size(*DATA_AXES)
+    sequences = f"{case.micro_size} sequence{'s' * (case.micro_size > 1)}"
+    batches = f"{case.micros} micro-batch{'es' * (case.micros > 1)} of {sequences}"
+    yield f"a step is {_number(tokens)} tokens: on each data rank {batches}"
+    if case.pp > 1:
+        blocks = [len(stage) for stage in case.stages]
+        runs = " + ".join(_times(len(list(same)), size) for size, same in groupby(blocks))
+        order = f"{case.config.schedule}, {len(blocks)} stages of {runs} blocks"
+        yield f"pipeline: {order}; a rank waits {found.bubble:.1%} of the time"
+    yield f"a rank computes {_number(most)} operations in a step, on {_number(_widest(found))} parameters at most"
+
+
+def _widest(found: Explained) -> int:
+    return max(stage.parameters for stage in found.stages)
+
+
+def _times(count: int, size: int) -> str:
+    return f"{count} x {size}" if count > 1 else str(size)
+
+
+def _sent(case: Case, stage: Stage) -> Iterable[str]:
+    network = case.config.topology
+    rows = [("axis", "what", "links", "messages", "bytes", "seconds at full speed")]
+    for sent in stage.sent:
+        tier = network.tier(case.mesh, *sent.axes)
+        seconds = f"{sent.bytes / network.bandwidth(tier):.3g}"
+        rows.append((" x ".join(sent.axes), sent.purpose, tier, str(sent.calls), _bytes(sent.bytes), seconds))
+    return _table(rows) if len(rows) > 1 else ["  nothing"]
+
+
+def _memory(found: Explained, gpu_gb: float) -> Iterable[str]:
+    ranks = sorted({0, found.fullest, len(found.stages) - 1})
+    yield "memory of a rank at its fullest" + f", on {len(ranks)} of the pipeline's ranks" * (len(ranks) > 1)
+    rows = [("", *(_short(found, rank) for rank in ranks))]
+    for kind in KINDS:
+        numbers = [found.stages[rank].memory[kind] for rank in ranks]
+        if any(numbers):
+            rows.append((kind, *(_bytes(number) for number in numbers)))
+    rows.append(("together", *(_bytes(found.stages[rank].memory.total()) for rank in ranks)))
+    yield from _table(rows)
+    over = [stage.memory.total() / GB for stage in found.stages if stage.memory.total() / GB > gpu_gb]
+    if not over:
+        yield f"fits a GPU of {gpu_gb:g} GB"
+        return
+    which = f"{len(over)} of {len(found.stages)} pipeline ranks need" if found.case.pp > 1 else "a rank needs"
+    yield f"does not fit a GPU of {gpu_gb:g} GB: {which} up to {max(over):.3g} GB"
+    yield f"  {_mend(found)}"
+
+
+def _mend(found: Explained) -> str:
+    """Which option takes most off the largest kind."""
+    case, needs = found.case, found.stages[found.fullest].memory
+    kind = max(KINDS, key=lambda name: needs[name])
+    if kind in ("activations", "logits"):
+        smaller = "batch.micro_size=1, " if case.micro_size > 1 else ""
+        again = "run.recompute=full, " if case.recompute.value != "full" else ""
+        return f"Most of it is {kind}: {smaller}{again}more parallel.tp or parallel.cp."
+    more = "" if case.config.zero == 3 else f"parallel.zero={max(2, case.config.zero + 1)}, "
+    return f"Most of it is {kind}: {more}more parallel.dp_shard, parallel.tp or parallel.pp."
+
+
+def _short(found: Explained, rank: int) -> str:
+    return f"pp {rank}" + " (fullest)" * (rank == found.fullest) if found.case.pp > 1 else "each"
+
+
+def _number(value: float) -> str:
+    for size, name in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {name}"
+    return f"{value:g}"
+
+
+def _bytes(value: int) -> str:
+    return f"{_number(value)}B" if value >= 1000 else f"{value} B"
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> Iterable[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield ("  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))).rstrip()
