@@ -8,7 +8,7 @@ from pathlib import Path
 from gangline.config.suggest import near
 from gangline.errors import UserError
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
-from gangline_parallel_megatron_style.pipeline.costs import Costs
+from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
 
 USAGE = """\
 usage: gangline parallel explain [--gpu-memory GB] [WORDS OF train ...]
@@ -72,13 +72,12 @@ def _of_flags(flags: dict[str, str]) -> tuple[Schedule, Costs]:
         raise UserError(
             f"--schedule {name} does not exist.", near(name, SCHEDULES), f"Choices: {', '.join(SCHEDULES)}."
         )
-    sizes = {flag: int(number(flag, flags[flag])) for flag in ("stages", "micros", "chunks") if flag in flags}
+    sizes = {"stages": 4, "micros": 8} | {flag: whole(flag, flags[flag]) for flag in flags.keys() & NUMBERS}
     try:
-        return make_schedule(
-            name, ranks=sizes.get("stages", 4), micros=sizes.get("micros", 8), chunks=sizes.get("chunks")
-        )
+        made = make_schedule(name, ranks=sizes["stages"], micros=sizes["micros"], chunks=sizes.get("chunks"))
     except ValueError as error:
         raise UserError(f"{error}.") from error
+    return made, UNIFORM
 
 
 def _of_run(words: Sequence[str]) -> tuple[Schedule, list[Costs]]:

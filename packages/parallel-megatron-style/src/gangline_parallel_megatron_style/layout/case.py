@@ -55,6 +55,7 @@ class Case:
     micro_size: int  # sequences of a micro-batch
     micros: int  # micro-batches of a step
     bytes: Bytes
+    deterministic: bool
     recompute: Recompute
     recompute_every: int
     matrix_states: int  # numbers that the optimizer keeps of each weight of a block's matrix
@@ -76,6 +77,7 @@ class Case:
             micro_size=micro_size,
             micros=share // micro_size,
             bytes=Bytes.of(run.precision),
+            deterministic=run.deterministic,
             recompute=run.run.recompute,
             recompute_every=run.run.recompute_every,
             matrix_states=1 if isinstance(run.optimizer, Muon) else 2,
@@ -135,7 +137,7 @@ class Case:
     @cached_property
     def arrays(self) -> list[Array]:
         """Every parameter of the model."""
-        return arrays_of(parameter_shapes(self.tree), self.plan, self.mesh, self.stages)
+        return arrays_of(parameter_shapes(self.tree), self.plan, self.mesh, self.stages, self.sequence_parallel)
 
     def stages_of(self, rank: int) -> list[int]:
         """The model stages of pipeline rank `rank`, in the order of its chunks."""

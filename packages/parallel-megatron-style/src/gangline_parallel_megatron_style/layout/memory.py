@@ -9,47 +9,53 @@ from collections import Counter
 from gangline_parallel_megatron_style.layout import activations
 from gangline_parallel_megatron_style.layout.activations import Rates
 from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.layout.parameters import Array
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 
 
 def state(case: Case, rank: int) -> Counter[str]:
     """Weights, gradients, master weights and optimizer state of a rank.
 
-    zero 0: all whole. 1: master weights and optimizer state cut over the shard ranks. 2: gradients too. 3: the weights
-    that the forward pass reads too, of which the units in use are gathered. Where the forward pass computes in the
-    master's own dtype, whole weights are the masters.
+    zero 0: all whole. 1: master weights and optimizer state cut over the shard ranks. 2: gradients too, but for those
+    of the blocks whose backward pass is under way. 3: weights too, but for those of the modules in use. Where the
+    forward pass computes in the masters' own dtype, whole weights are the masters.
     """
-    held, width = case.held(rank), case.bytes
+    held, width, zero = case.held(rank), case.bytes, case.config.zero
     numbers = sum(array.size for array in held)
-    states = sum(array.size * (case.matrix_states if array.matrix else case.other_states) for array in held)
-    shards = case.shards
-    zero = case.config.zero if shards > 1 else 0
-    part = -(-numbers // shards)
+    parts = sum(_part(case, array) for array in held)
+    states = sum(_part(case, array) * (case.matrix_states if array.matrix else case.other_states) for array in held)
+    released = zero == 3 and case.shards > 1
     found: Counter[str] = Counter()
-    copied = width.compute != width.master
-    if zero == 3:
-        found["weights"] = part * width.compute * copied + gathered(case, rank) * width.compute
+    found["weights"] = (gathered(case, rank) if released else numbers) * width.compute
+    if width.compute != width.master or released:
+        found["master weights"] = parts * width.master
+    if zero >= 2 and case.shards > 1:
+        found["gradients"] = (parts + 2 * max(units(case, rank).values())) * width.gradient
     else:
-        found["weights"] = numbers * width.compute
-    found["gradients"] = (part if zero >= 2 else numbers) * width.gradient
-    if copied or zero == 3:
-        found["master weights"] = (part if zero else numbers) * width.master
+        found["gradients"] = (numbers + (parts if parts < numbers else 0)) * width.gradient
     if not case.config.offload:
-        found["optimizer state"] = -(-states // (shards if zero else 1)) * width.master
+        found["optimizer state"] = states * width.master
     return found
 
 
-def units(case: Case, rank: int) -> list[int]:
-    """Numbers of each unit that zero=3 gathers at once on a rank: a block, the embedding, the head."""
+def _part(case: Case, array: Array) -> int:
+    """Numbers of a parameter whose state is on one rank."""
+    return -(-array.size // array.shards) if case.config.zero else array.size
+
+
+def units(case: Case, rank: int) -> Counter[int | str]:
+    """Numbers of each unit that is gathered and reduced in one piece: a block, the embedding, the head."""
     found: Counter[int | str] = Counter()
     for array in case.held(rank):
         found[array.kind if array.block is None else array.block] += array.size
-    return list(found.values())
+    return found
 
 
 def gathered(case: Case, rank: int) -> int:
-    """Numbers of the weights that are whole at a time under zero=3: the unit in use and those gathered ahead."""
-    return sum(sorted(units(case, rank))[-1 - case.config.prefetch :])
+    """Numbers of the weights that are whole at a time under zero=3: of the module in use and those gathered ahead."""
+    sizes = list(units(case, rank).values())
+    window = 1 + case.config.prefetch
+    return max(sum(sizes[start : start + window]) for start in range(len(sizes)))
 
 
 def under_way(case: Case, rank: int, schedule: Schedule | None, rates: Rates) -> int:
@@ -78,14 +84,15 @@ def recomputing(case: Case, rank: int, rates: Rates) -> int:
 
 
 def buffers(case: Case, rank: int) -> int:
-    """What crosses the ranks at a time: a gathered hidden state of tp, two buckets of gradients."""
+    """What crosses the ranks at a time: the hidden states of all tokens that tp gathers and scatters, and a unit of
+    gradients where the wire has another dtype.
+    """
     found = 0
     if case.tp > 1:
         found += 2 * case.tokens * case.width * case.bytes.compute
     if case.mesh.size("dp_replicate", "dp_shard", "cp") > 1:
-        sizes = units(case, rank)
-        bucket = min(int(case.config.bucket_mb * 2**20), sum(sizes) * case.bytes.wire)
-        found += 2 * max(bucket, max(sizes) * case.bytes.wire if case.config.zero == 3 else 0)
+        largest = max(units(case, rank).values())
+        found += largest * case.bytes.wire if case.bytes.wire != case.bytes.gradient else 0
     return found
 
 

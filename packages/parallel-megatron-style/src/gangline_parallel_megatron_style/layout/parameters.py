@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 
 from gangline.mesh import Mesh
-from gangline.plan import Plan, matches
+from gangline.plan import Cut, Fold, Plan, matches
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Array:
     block: int | None  # the number of its block
     stages: tuple[int, ...]  # the model stages that hold it: one, or for a tied one where each of its modules is
     size: int
-    cut: bool  # whether tp or a fold cuts it
+    shards: int  # ranks that would share its optimizer state
+    sums: int  # neighbouring tp ranks over which its gradient is added; 1: none
 
     @property
     def matrix(self) -> bool:
@@ -28,7 +29,9 @@ class Array:
         return self.block is not None and len(self.shape) > 1
 
 
-def arrays_of(shapes: Mapping[str, tuple[int, ...]], plan: Plan, mesh: Mesh, stages: Sequence[range]) -> list[Array]:
+def arrays_of(
+    shapes: Mapping[str, tuple[int, ...]], plan: Plan, mesh: Mesh, stages: Sequence[range], sequence_parallel: bool
+) -> list[Array]:
     """Every parameter; `stages` says which blocks each model stage has."""
     found = []
     stage_of_block = {block: stage for stage, blocks in enumerate(stages) for block in blocks}
@@ -43,9 +46,9 @@ def arrays_of(shapes: Mapping[str, tuple[int, ...]], plan: Plan, mesh: Mesh, sta
         else:
             modules = {name, *(alias for alias, owner in plan.tied if owner == name)}
             on = tuple(sorted({len(stages) - 1 if matches(plan.head, module) else 0 for module in modules}))
-        size = own_size(plan, mesh, name, shape)
-        cut = plan.cut(name)
-        found.append(Array(name, shape, kind, block, on, size, cut is not None and len(shape) > cut.dim))
+        size, shards = own_size(plan, mesh, name, shape), shards_of(plan, mesh, name, shape)
+        sums = summed_over(plan, mesh, name, shape, sequence_parallel)
+        found.append(Array(name, shape, kind, block, on, size, shards, sums))
     return found
 
 
@@ -55,17 +58,48 @@ def own_size(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...]) -> int:
     Rows come in units (a head) of which each rank has an equal number, rounded up for a vocabulary that does not
     divide. Where there are fewer units than ranks each is held by several (key heads; arXiv 2305.13245, section 2.2).
     """
-    cut = plan.cut(name)
-    if cut is None or len(shape) <= cut.dim:
+    cut = cut_of(plan, name, shape)
+    if cut is None:
         return prod(shape)
     length = shape[cut.dim]
     units = -(-length // cut.unit)
     return prod(shape) // length * min(length, -(-units // ranks_on(plan, mesh, cut.axis)) * cut.unit)
 
 
+def cut_of(plan: Plan, name: str, shape: tuple[int, ...]) -> Cut | None:
+    """The plan's rule for a parameter; None for one with too few dims (the bias of a rowwise layer)."""
+    cut = plan.cut(name)
+    return cut if cut is not None and len(shape) > cut.dim else None
+
+
+def fold_of(plan: Plan, mesh: Mesh, axis: str) -> Fold | None:
+    """The fold of that name, where this mesh has ranks for it."""
+    return next((fold for fold in plan.folds if fold.name == axis and mesh.size(*fold.out_of) > 1), None)
+
+
 def ranks_on(plan: Plan, mesh: Mesh, axis: str) -> int:
     """The size of a mesh axis, or of a fold: 1 where the mesh has only one rank on the axes it is made of."""
-    for fold in plan.folds:
-        if fold.name == axis:
-            return fold.size if mesh.size(*fold.out_of) > 1 else 1
+    if any(fold.name == axis for fold in plan.folds):
+        fold = fold_of(plan, mesh, axis)
+        return fold.size if fold else 1
     return mesh.size(axis)
+
+
+def shards_of(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...]) -> int:
+    """Ranks that hold the same part of a parameter and so share its state: (dp_shard, cp), or those beside its fold."""
+    cut = cut_of(plan, name, shape)
+    fold = fold_of(plan, mesh, cut.axis) if cut else None
+    return mesh.size(*fold.out_of) // fold.size if fold else mesh.size("dp_shard", "cp")
+
+
+def summed_over(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...], sequence_parallel: bool) -> int:
+    """Ranks of tp that hold the same rows of a parameter but compute its gradient from other tokens or heads."""
+    tp, cut = mesh.size("tp"), cut_of(plan, name, shape)
+    fold = fold_of(plan, mesh, cut.axis) if cut else None
+    if fold is not None and "tp" in fold.out_of:
+        return 1
+    if cut is not None and cut.axis == "tp":
+        units = -(-shape[cut.dim] // cut.unit)
+        return tp // units if units < tp and tp % units == 0 else 1
+    partial = any(matches(pattern, name) for pattern in plan.partial)
+    return tp if sequence_parallel or partial else 1

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from gangline.config.schema import Recompute
 from gangline.model.tree import AttentionNode, Node, nodes
+from gangline_parallel_megatron_style.layout import memory
 from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.layout.parameters import Array
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,18 @@ def tensor(case: Case, rank: int) -> list[Sent]:
         else:
             found.append(_reduce(axes, "hidden in blocks", n, case.micros * leaves, hidden))
         found += _ends(case, stage, hidden)
-    whole = sum(array.size for array in case.held(rank) if not array.cut)
-    if cut and whole:
-        found.append(_reduce(axes, "gradients of norms", n, 1, whole * case.bytes.gradient))
+    shared: dict[int, int] = defaultdict(int)
+    for array in case.held(rank):
+        if array.sums > 1 and rank == home(case, array):
+            shared[array.sums] += -(-array.size // array.shards) if case.config.zero else array.size
+    for ranks, numbers in shared.items():
+        found.append(_reduce(axes, "gradients of what is whole", ranks, 1, numbers * case.bytes.gradient))
     return found
+
+
+def home(case: Case, array: Array) -> int:
+    """The pipeline rank that owns a parameter: of a tied one the first that has it."""
+    return next(rank for rank in range(case.pp) if array.stages[0] in case.stages_of(rank))
 
 
 def _ends(case: Case, stage: int, hidden: int) -> list[Sent]:
@@ -148,35 +158,35 @@ def pipeline(case: Case, rank: int) -> list[Sent]:
     back = sum(stage > 0 and stage - 1 not in mine for stage in mine)
     hidden = case.stream_tokens * case.width * case.bytes.compute
     calls = case.micros * (on + back)
-    return [Sent(("pp",), "hidden and gradients", calls, calls * hidden)]
+    found = [Sent(("pp",), "hidden and gradients", calls, calls * hidden)]
+    for array in case.held(rank):
+        if not all(stage in mine for stage in array.stages):  # tied: the owner tells the weights, the other gradients
+            numbers = -(-array.size // array.shards) if case.config.zero else array.size
+            nbytes = case.bytes.master if rank == home(case, array) else case.bytes.gradient
+            found.append(Sent(("pp",), "tied embedding", 1, numbers * nbytes))
+    return found
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
 
 
 def data(case: Case, rank: int) -> list[Sent]:
-    """ZeRO (arXiv 1910.02054, section 7): 0 sums gradients; 1 and 2 scatter the sums and gather the new weights; 3
-    gathers the weights of every block for each pass over it and scatters its gradients after each micro-batch.
+    """ZeRO (arXiv 1910.02054, section 7), unit by unit: 0 sums the gradients; from 1 on a rank gets the sum of its part
+    (from 2 on after every micro-batch) and gathers the new weights; 3 gathers them for each pass over a module instead.
     """
-    numbers, shards, copies = sum(array.size for array in case.held(rank)), case.shards, case.mesh.size("dp_replicate")
-    zero = case.config.zero
+    shards, copies, zero = case.shards, case.mesh.size("dp_replicate"), case.config.zero
     axes = tuple(axis for axis in ("dp_shard", "cp") if case.mesh.size(axis) > 1)
     wire = {"bf16": 2.0, "onebit": 0.125}.get(case.config.compress, float(case.bytes.wire))
-    gradients, weights = int(numbers * wire), numbers * case.bytes.compute
+    rounds = case.micros if zero >= 2 and not case.deterministic else 1
     found: list[Sent] = []
-    per_step = defaultdict(int)
-    per_step[""] = max(1, round(numbers * case.bytes.gradient / (case.config.bucket_mb * 2**20)))
-    if shards > 1 and zero == 0:
-        found.append(Sent(axes, "gradients", per_step[""], 2 * gradients * (shards - 1) // shards))
-    elif shards > 1:
-        blocks = len(case.blocks_of(rank))
-        rounds = case.micros if zero >= 2 else 1
-        calls = blocks * rounds if zero == 3 else per_step[""] * rounds
-        found.append(Sent(axes, "gradients", calls, rounds * gradients * (shards - 1) // shards))
-        times = 2 * case.micros if zero == 3 else 1
-        calls = blocks * times if zero == 3 else per_step[""]
-        found.append(Sent(axes, "weights", calls, times * weights * (shards - 1) // shards))
-    if copies > 1:
-        own = gradients // (shards if zero else 1)
-        found.append(Sent(("dp_replicate",), "gradients", per_step[""], 2 * own * (copies - 1) // copies))
+    for unit, size in memory.units(case, rank).items():
+        gradients, weights = int(size * wire), size * case.bytes.compute
+        if shards > 1 and zero == 0:
+            found.append(_reduce(axes, "gradients", shards, 1, gradients))
+        elif shards > 1:
+            found.append(_gather(axes, "gradients", shards, rounds, gradients))
+            passes = (2 if isinstance(unit, int) else 1) * case.micros if zero == 3 else 1
+            found.append(_gather(axes, "weights", shards, passes, weights))
+        if copies > 1:
+            found.append(_reduce(("dp_replicate",), "gradients", copies, rounds, gradients // (shards if zero else 1)))
     return found
