@@ -15,9 +15,9 @@ Kind = Literal["F", "B", "I", "W"]
 Placement = Literal["loop", "v"]
 KINDS: dict[Kind, str] = {
     "F": "forward",
-    "B": "whole backward",
-    "I": "backward, gradient of the input",
-    "W": "backward, gradient of the weights",
+    "B": "backward",
+    "I": "input gradient",
+    "W": "weight gradient",
 }
 
 

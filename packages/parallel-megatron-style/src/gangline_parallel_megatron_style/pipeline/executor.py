@@ -1,0 +1,175 @@
+"""One rank's part of a pipelined step: its program, carried out with torch."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from gangline.comm import Comm, Pending
+from gangline_parallel_megatron_style.pipeline.actions import Action, Schedule
+from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
+from gangline_parallel_megatron_style.pipeline.program import (
+    Message,
+    Program,
+    Recv,
+    Run,
+    Send,
+    input_of,
+    message_of,
+    programs,
+)
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, forward_only, make_schedule
+from gangline_parallel_megatron_style.pipeline.simulate import Span
+from gangline_parallel_megatron_style.pipeline.stage import Stage
+
+
+class Executor:
+    """Steps of a pipeline on the rank `comm.index` of the axis pp.
+
+    name, chunks, costs: as `make_schedule` takes them; the same on all ranks.
+    clock: read before and after each action, for `spans`. A host's clock sees a GPU's work only if it waits for it.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        comm: Comm,
+        name: str,
+        *,
+        chunks: int | None = None,
+        costs: Costs | Sequence[Costs] = UNIFORM,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.stage, self.comm, self.clock = stage, comm, clock
+        self.name, self.costs = name, costs
+        self.chunks = SCHEDULES[name].chunks if chunks is None else chunks
+        self.spans: tuple[Span, ...] = ()  # of the actions of the latest step or evaluation, where there is a clock
+        self._made: dict[tuple[int, bool], tuple[Schedule, Program]] = {}
+
+    def step(self, micros: int) -> list[Tensor]:
+        """Forward and backward of micro-batches 0 to micros - 1; gradients add up in the weights.
+
+        Gives their losses (0-d, detached, in order) on the rank that has the last stage, and nothing elsewhere.
+        """
+        self.stage.put_off.clear()
+        return self._carry_out(micros, True)
+
+    def evaluate(self, micros: int) -> list[Tensor]:
+        """Forward alone, without a graph; the losses as `step` gives them."""
+        with torch.no_grad():
+            return self._carry_out(micros, False)
+
+    def schedule(self, micros: int, train: bool = True) -> Schedule:
+        """The schedule that a step (or an evaluation) of so many micro-batches follows."""
+        return self._planned(micros, train)[0]
+
+    def _carry_out(self, micros: int, train: bool) -> list[Tensor]:
+        schedule, program = self._planned(micros, train)
+        one = _Pass(self.stage, self.comm, schedule, train, self.clock)
+        for step in program:
+            match step:
+                case Run(action):
+                    one.run(action)
+                case Send(message, peer):
+                    one.send(message, peer)
+                case Recv(message, peer, frees):
+                    one.receive(message, peer, frees)
+        one.finish()
+        self.spans = tuple(one.spans)
+        return [one.losses[micro] for micro in sorted(one.losses)]
+
+    def _planned(self, micros: int, train: bool) -> tuple[Schedule, Program]:
+        if (micros, train) not in self._made:
+            ranks, chunks = self.comm.size, self.chunks
+            if train:
+                schedule = make_schedule(self.name, ranks=ranks, micros=micros, chunks=chunks, costs=self.costs)
+            else:
+                schedule = forward_only(ranks, micros, chunks, SCHEDULES[self.name].placement)
+            self._made[micros, train] = schedule, programs(schedule, self.costs)[self.comm.index]
+        return self._made[micros, train]
+
+
+class _Pass:
+    """What is under way in one step."""
+
+    def __init__(
+        self, stage: Stage, comm: Comm, schedule: Schedule, train: bool, clock: Callable[[], float] | None
+    ) -> None:
+        self.stage, self.comm, self.schedule, self.train, self.clock = stage, comm, schedule, train, clock
+        self.losses: dict[int, Tensor] = {}
+        self.spans: list[Span] = []
+        self.live: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}  # by chunk and micro: the leaf, the output
+        self.made: dict[Message, Tensor] = {}  # to be sent, or for a stage on this rank
+        self.coming: dict[Message, tuple[Tensor, Pending, int, int]] = {}  # memory, transfer, peer, `Recv.frees`
+        self.sent: dict[int, deque[tuple[Tensor, Pending]]] = defaultdict(deque)  # a tensor lives until it has arrived
+        self.freed: dict[int, int] = defaultdict(int)
+
+    def run(self, action: Action) -> None:
+        needed = input_of(self.schedule, self.comm.index, action)
+        given = None if needed is None else self._take(needed)
+        start = self.clock() if self.clock else 0.0
+        if action.kind == "F":
+            out = self._forward(action, given)
+        elif action.kind == "W":
+            self.stage.weights(action.chunk, action.micro)
+            out = None
+        else:
+            out = self._backward(action, given)
+        if self.clock:
+            self.spans.append((start, self.clock()))
+        message = message_of(self.schedule, self.comm.index, action)
+        if message is not None and out is not None:
+            self.made[message] = out
+
+    def send(self, message: Message, peer: int) -> None:
+        tensor = self.made.pop(message).contiguous()
+        pending: Pending = self.comm.exchange([(tensor, peer)], [], async_=True)  # type: ignore[assignment]
+        self.sent[peer].append((tensor, pending))
+
+    def receive(self, message: Message, peer: int, frees: int) -> None:
+        into = self.stage.empty(message.micro)
+        pending: Pending = self.comm.exchange([], [(into, peer)], async_=True)  # type: ignore[assignment]
+        self.coming[message] = into, pending, peer, frees
+
+    def finish(self) -> None:
+        """Wait for what was sent last."""
+        for queue in self.sent.values():
+            for _, pending in queue:
+                pending.wait()
+        self.sent.clear()
+
+    def _take(self, message: Message) -> Tensor:
+        if message in self.made:  # the stage before lies on this rank
+            return self.made.pop(message)
+        into, pending, peer, frees = self.coming.pop(message)
+        pending.wait()
+        while self.freed[peer] < frees:
+            self.sent[peer].popleft()[1].wait()  # it has arrived, so this takes no time
+            self.freed[peer] += 1
+        return into
+
+    def _forward(self, action: Action, hidden: Tensor | None) -> Tensor:
+        if hidden is not None:
+            hidden = hidden.detach().requires_grad_(self.train)
+        output = self.stage.forward(action.chunk, action.micro, hidden)
+        if self.train:
+            self.live[action.chunk, action.micro] = hidden, output
+        if self.schedule.stage(self.comm.index, action.chunk) == self.schedule.stages - 1:
+            self.losses[action.micro] = output.detach()
+        return output.detach()
+
+    def _backward(self, action: Action, grad: Tensor | None) -> Tensor | None:
+        chunk, micro = action.chunk, action.micro
+        leaf, output = self.live.pop((chunk, micro))
+        with self.stage.put_off.open(chunk, micro) if action.kind == "I" else nullcontext():
+            self.stage.backward(chunk, micro, output, grad)
+        if leaf is None:
+            return None
+        if leaf.grad is None:
+            stage = self.schedule.stage(self.comm.index, chunk)
+            raise RuntimeError(f"stage {stage} gave its hidden state no gradient in micro-batch {micro}")
+        return leaf.grad

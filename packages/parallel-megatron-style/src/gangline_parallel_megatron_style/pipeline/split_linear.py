@@ -1,0 +1,56 @@
+"""A linear product whose backward pass has two halves that may run at different times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gangline.precision.base import Precision
+from gangline_parallel_megatron_style.deposit import deposit
+from gangline_parallel_megatron_style.pipeline.weight_gradients import later
+
+
+class SplitProduct(torch.autograd.Function):
+    """y = x Wᵀ + b by a precision, x (..., in), W (out, in) and b (out,) being leaves.
+
+        I:  dx = dy W                          returned to autograd
+        W:  dW = dyᵀ x,  db = sum of dy        deposited now, or when the store that is open says so
+
+    Saves x and W. The same bits as autograd's own backward of `F.linear`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, precision: Precision) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.b, ctx.precision = b, precision
+        return precision.linear(x, w, b)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
+        x, w = ctx.saved_tensors
+        b, precision = ctx.b, ctx.precision
+        need_x, need_w, need_b, _ = ctx.needs_input_grad
+
+        def weights() -> None:
+            if need_w:
+                deposit(w, precision.grad_w(dy, x))
+            if need_b:
+                deposit(b, dy.flatten(0, -2).sum(0))
+
+        if need_w or need_b:
+            later(weights)
+        return precision.grad_x(dy, w).to(x.dtype) if need_x else None, None, None, None
+
+
+def split_linear(precision: Precision) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """What to put in place of a `Linear`'s `product`: (x, W, b) -> y."""
+
+    def product(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        return SplitProduct.apply(x, w, b, precision)
+
+    return product

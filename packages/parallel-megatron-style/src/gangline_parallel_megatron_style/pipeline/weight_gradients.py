@@ -1,0 +1,60 @@
+"""Putting off the gradients of weights: a zero-bubble schedule computes them while its rank would wait.
+
+    with store.open(chunk, micro):          # I: the layers call `later(closure)`, and the closures are kept
+        output.backward(gradient)
+    store.run(chunk, micro)                 # W: they run, in the order in which they came
+
+Which store is open is one value of the module, no context variable: autograd runs the backward pass of a GPU in a
+thread of its own, to which a context variable does not travel.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Closure = Callable[[], None]
+
+_kept: deque[Closure] | None = None  # where `later` puts closures
+
+
+def later(closure: Closure) -> None:
+    """Run `closure` now, or keep it where a store is open."""
+    if _kept is None:
+        closure()
+    else:
+        _kept.append(closure)
+
+
+class WeightGradients:
+    """What was put off, by chunk and micro-batch."""
+
+    def __init__(self) -> None:
+        self._put_off: dict[tuple[int, int], deque[Closure]] = defaultdict(deque)
+
+    @contextmanager
+    def open(self, chunk: int, micro: int) -> Iterator[None]:
+        """Keep what comes meanwhile under this chunk and micro-batch. Raises RuntimeError where a store is open."""
+        global _kept
+        if _kept is not None:
+            raise RuntimeError("a store of weight gradients is open already")
+        _kept = self._put_off[chunk, micro]
+        try:
+            yield
+        finally:
+            _kept = None
+
+    def run(self, chunk: int, micro: int) -> None:
+        """Run what was kept, in the order in which it came, and let go of each closure once it has run."""
+        closures = self._put_off.pop((chunk, micro), deque[Closure]())
+        while closures:
+            closures.popleft()()
+
+    def clear(self) -> None:
+        """Forget what a step that failed has left."""
+        self._put_off.clear()
+
+    def __len__(self) -> int:
+        """How many closures are kept."""
+        return sum(map(len, self._put_off.values()))

@@ -1,0 +1,237 @@
+"""Every schedule on real ranks: losses and gradients have the bits of one process."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from gangline.mesh import Mesh
+from gangline.model.linear import Linear
+from gangline.precision.plain import Plain
+from gangline.testing import rank
+from gangline.testing.pool import pool
+from gangline_parallel_megatron_style.pipeline.executor import Executor
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
+from gangline_parallel_megatron_style.pipeline.simulate import Timeline, peak_activations
+from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
+from gangline_parallel_megatron_style.pipeline.stage import Stage
+
+DIM = 8
+EACH = pytest.mark.parametrize("name", sorted(SCHEDULES))
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    micros: int
+    chunks: int
+    dtype: torch.dtype = torch.float32
+    split: bool = True  # SplitProduct in place of autograd's own backward
+
+
+class Part(nn.Module):
+    """A stage of one to three layers, the first of them of core's own backward."""
+
+    def __init__(self, stage: int, case: Case) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(DIM))
+        self.layers = nn.ModuleList(Linear(DIM, DIM, bias=i == 0) for i in range(1 + stage % 3))
+        generator = torch.Generator().manual_seed(stage)
+        self.to(case.dtype)
+        for parameter in self.parameters():
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 3)
+        if case.split:
+            for layer in self.layers:
+                layer.product = split_linear(Plain(case.dtype, case.dtype))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x * self.scale))
+        return x
+
+
+def data(micro: int, case: Case):
+    """(input, target), of another size in each micro-batch."""
+    generator = torch.Generator().manual_seed(100 + micro)
+    x, y = torch.randn(2, 2 + micro % 3, 3, DIM, generator=generator, dtype=torch.float64).to(case.dtype)
+    return x, y
+
+
+class Chain(Stage):
+    def __init__(self, parts: dict[int, Part], stages: dict[int, int], last: int, case: Case) -> None:
+        super().__init__()
+        self.parts, self.stages, self.last, self.case = parts, stages, last, case
+
+    def forward(self, chunk, micro, hidden):
+        x, target = data(micro, self.case)
+        out = self.parts[chunk](x if hidden is None else hidden)
+        return (out - target).square().sum() if self.stages[chunk] == self.last else out
+
+    def backward(self, chunk, micro, output, grad):
+        output.backward(torch.tensor(0.25, dtype=output.dtype) if grad is None else grad)
+
+    def empty(self, micro):
+        return torch.empty_like(data(micro, self.case)[0])
+
+
+def gradients(part):
+    return {name: parameter.grad for name, parameter in part.named_parameters()}
+
+
+def reference(case: Case, stages: int):
+    """One process: (losses, gradients of each stage)."""
+    parts, losses = [Part(stage, case) for stage in range(stages)], []
+    for micro in range(case.micros):
+        x, target = data(micro, case)
+        for part in parts:
+            x = part(x)
+        loss = (x - target).square().sum()
+        (loss * 0.25).backward()
+        losses.append(loss.detach())
+    return losses, [gradients(part) for part in parts]
+
+
+def executor(case: Case, clock=None):
+    comm = rank.comms(Mesh.of({"pp": rank.world})).axis("pp")
+    stages = {}
+    made = Executor(Chain({}, stages, rank.world * case.chunks - 1, case), comm, case.name, chunks=case.chunks)
+    made.clock = clock
+    schedule = made.schedule(case.micros)
+    for chunk in range(case.chunks):
+        stages[chunk] = schedule.stage(comm.index, chunk)
+        made.stage.parts[chunk] = Part(stages[chunk], case)
+    return made
+
+
+def check(case: Case):
+    """Compared on the ranks, so that no gradients travel."""
+    made = executor(case)
+    want_losses, want = reference(
+        Case(case.name, case.micros, case.chunks, case.dtype, False), rank.world * case.chunks
+    )
+    before = made.evaluate(case.micros)
+    for _ in range(2):
+        for part in made.stage.parts.values():
+            part.zero_grad()
+        losses = made.step(case.micros)
+        holds_last = rank.world * case.chunks - 1 in made.stage.stages.values()
+        assert len(losses) == len(before) == (case.micros if holds_last else 0)
+        for got in (losses, before):
+            assert all(a.equal(b) and not a.requires_grad for a, b in zip(got, want_losses if got else [], strict=True))
+        for chunk, stage in made.stage.stages.items():
+            for name, got in gradients(made.stage.parts[chunk]).items():
+                assert got.equal(want[stage][name]), f"stage {stage}, {name}"
+        assert len(made.stage.put_off) == 0
+    return len(losses)
+
+
+@EACH
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_bits_of_one_process(name, world, dtype):
+    for micros in (1, 3, 9):
+        chunks = 3 if name == "interleaved_1f1b" and micros == 3 else SCHEDULES[name].chunks
+        found = pool(world).run(check, Case(name, micros, chunks, dtype))
+        assert sorted(found) == [0] * (world - 1) + [micros]
+
+
+def test_layers_that_put_nothing_off_are_right_too():
+    pool(2).run(check, Case("zb_v", 5, 2, split=False))
+
+
+def changing(case: Case):
+    made = executor(case)
+    return [len(made.step(micros)) for micros in (1, 4, 2)] + [len(made.evaluate(micros)) for micros in (3, 1)]
+
+
+def test_the_number_of_micro_batches_may_change_from_step_to_step():
+    assert pool(2).run(changing, Case("1f1b", 4, 1)) == [[0] * 5, [1, 4, 2, 3, 1]]
+
+
+def held(case: Case):
+    """The most outputs, with their graphs, that are alive at once, beside what the schedule allows this rank."""
+    made, outputs, most = executor(case), [], 0
+    forward = made.stage.forward
+
+    def counted(chunk, micro, hidden):
+        nonlocal most
+        out = forward(chunk, micro, hidden)
+        outputs.append(weakref.ref(out))
+        most = max(most, sum(ref() is not None for ref in outputs))
+        return out
+
+    made.stage.forward = counted
+    made.step(case.micros)
+    assert not any(ref() is not None for ref in outputs), "activations outlive the step"
+    return most, peak_activations(made.schedule(case.micros))[rank.index]
+
+
+@EACH
+def test_activations_are_freed_as_soon_as_their_backward_is_done(name):
+    case = Case(name, 8, SCHEDULES[name].chunks)
+    for most, allowed in pool(4).run(held, case):
+        assert 1 <= most <= allowed
+        assert most == allowed or SCHEDULES[name].splits_backward  # after I its graph is gone, W keeps its inputs only
+
+
+def ticking(case: Case):
+    ticks = iter(range(10**6))
+    made = executor(case, lambda: float(next(ticks)))
+    made.step(case.micros)
+    return made.spans
+
+
+def test_times_are_recorded_beside_the_actions():
+    case = Case("zb_h1", 3, 1)
+    spans = pool(2).run(ticking, case)
+    found = Timeline(pool(2).run(scheduled, case)[0], tuple(spans))
+    assert [len(each) for each in spans] == [9, 9]
+    assert found.busy(0) == 9
+    assert spans[0][:2] == ((0.0, 1.0), (2.0, 3.0))
+
+
+def scheduled(case: Case):
+    return executor(case).schedule(case.micros)
+
+
+def unused(case: Case):
+    made = executor(case)
+    made.stage.forward = lambda chunk, micro, hidden: (
+        torch.ones(2, 3, DIM, requires_grad=True).sum() if hidden is not None else data(micro, case)[0] * 1.0
+    )
+    made.stage.empty = lambda micro: torch.empty_like(data(micro, case)[0])
+    made.step(1)
+
+
+def test_a_stage_that_ignores_its_input_is_named():
+    with pytest.raises(RuntimeError, match="stage 1 gave its hidden state no gradient in micro-batch 0"):
+        pool(2).run(unused, Case("1f1b", 1, 1))
+
+
+def failing(case: Case):
+    """A step that fails between I and W, on every rank; the next one must not find what it put off."""
+    made = executor(case)
+    weights = made.stage.weights
+
+    def fail(chunk, micro):
+        raise ArithmeticError
+
+    made.stage.weights = fail
+    with pytest.raises(ArithmeticError):
+        made.step(1)
+    left = len(made.stage.put_off)
+    made.stage.weights = weights
+    for part in made.stage.parts.values():
+        part.zero_grad()
+    made.step(1)
+    want = reference(case, 1)[1][0]
+    return left, all(got.equal(want[name]) for name, got in gradients(made.stage.parts[0]).items())
+
+
+def test_a_failed_step_leaves_nothing_to_the_next():
+    (found,) = pool(1).run(failing, Case("zb_h1", 1, 1))
+    assert found == (1, True)

@@ -1,0 +1,128 @@
+"""The product in two halves: bit for bit autograd's own, and put off for as long as a store says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gangline.model.linear import Linear
+from gangline.precision.plain import Plain
+from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
+from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradients, later
+
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
+
+
+def layer(dtype, bias):
+    made = Linear(24, 40, bias=bias).to(dtype)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return made
+
+
+def gradients(made, micros, shape, dtype):
+    """(outputs, gradients of inputs, of weights) after a few micro-batches."""
+    found = []
+    for micro in range(micros):
+        generator = torch.Generator().manual_seed(micro)
+        x = torch.randn((*shape, 24), generator=generator).to(dtype).requires_grad_()
+        y = made(x)
+        y.backward(torch.randn(y.shape, generator=generator).to(dtype))
+        found += [y.detach(), x.grad]
+    return [*found, *(parameter.grad for parameter in made.parameters())]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("shape", [(5,), (3, 7)])
+def test_same_bits_as_autograd(dtype, bias, shape):
+    plain, split = layer(dtype, bias), layer(dtype, bias)
+    split.product = split_linear(Plain(dtype, dtype))
+    for one, other in zip(gradients(split, 3, shape, dtype), gradients(plain, 3, shape, dtype), strict=True):
+        assert one.dtype == other.dtype
+        assert one.equal(other)
+
+
+def test_compute_dtype_below_that_of_the_input():
+    """float32 comes in, the product is in bfloat16: as F.linear of the casts does."""
+    precision, w = Plain(torch.bfloat16, torch.float32), layer(torch.bfloat16, False)
+    generator = torch.Generator().manual_seed(0)
+    x, other = (torch.randn(6, 24, generator=generator.manual_seed(0)).requires_grad_() for _ in range(2))
+    split_linear(precision)(x, w.weight).float().square().sum().backward()
+    mine, w.weight.grad = w.weight.grad, None
+    F.linear(other.to(torch.bfloat16), w.weight).float().square().sum().backward()
+    assert x.grad.equal(other.grad)
+    assert mine.equal(w.weight.grad)
+
+
+def test_weights_wait_for_the_store():
+    made, store = layer(torch.float64, True), WeightGradients()
+    made.product = split_linear(Plain(torch.float64, torch.float64))
+    x = torch.ones(2, 24, dtype=torch.float64, requires_grad=True)
+    y = made(x)
+    with store.open(0, 4):
+        y.sum().backward()
+    assert x.grad is not None
+    assert made.weight.grad is None
+    assert len(store) == 1
+    store.run(0, 3)
+    assert made.weight.grad is None
+    store.run(0, 4)
+    assert made.weight.grad.equal(torch.full((40, 24), 2.0, dtype=torch.float64))
+    assert made.bias.grad.equal(torch.full((40,), 2.0, dtype=torch.float64))
+    assert len(store) == 0
+
+
+def test_what_needs_no_gradient_gets_none():
+    made = layer(torch.float32, True)
+    made.product = split_linear(Plain(torch.float32, torch.float32))
+    made.weight.requires_grad_(False)
+    made(torch.ones(2, 24)).sum().backward()
+    assert made.weight.grad is None
+    assert made.bias.grad.equal(torch.full((40,), 2.0))
+
+
+def test_who_waits_for_a_weight_is_told_when_it_is_there():
+    made, store, told = layer(torch.float32, False), WeightGradients(), []
+    made.product = split_linear(Plain(torch.float32, torch.float32))
+    made.weight.deposited = lambda: told.append(made.weight.grad is not None)
+    y = made(torch.ones(2, 24))
+    with store.open(0, 0):
+        y.sum().backward()
+    assert told == []
+    store.run(0, 0)
+    assert told == [True]
+
+
+def test_store_keeps_order_and_runs_at_once_where_none_is_open():
+    store, ran = WeightGradients(), []
+    later(lambda: ran.append("now"))
+    for key in ((0, 1), (1, 0)):
+        with store.open(*key):
+            later(lambda key=key: ran.append((key, "a")))
+            later(lambda key=key: ran.append((key, "b")))
+    store.run(1, 0)
+    store.run(0, 1)
+    assert ran == ["now", ((1, 0), "a"), ((1, 0), "b"), ((0, 1), "a"), ((0, 1), "b")]
+
+
+def test_store_is_closed_after_an_error_and_forgets_on_demand():
+    store = WeightGradients()
+
+    def fail():
+        with store.open(0, 0):
+            later(lambda: None)
+            with store.open(0, 1):
+                pass
+
+    with pytest.raises(RuntimeError, match="open already"):
+        fail()
+    ran = []
+    later(lambda: ran.append(1))
+    assert ran == [1]
+    assert len(store) == 1
+    store.clear()
+    assert len(store) == 0
