@@ -7,6 +7,7 @@ without facts is checked by its shapes alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from math import lcm
 from typing import TYPE_CHECKING
 
@@ -68,12 +69,12 @@ def tensor(config: Composed, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[
         )
         return
     units = _units(plan, shapes)
-    wrong = {name: count for name, count in units.items() if not _over_tp(count, tp, name == "kv_heads")}
+    wrong = {name: count for name, count in units.items() if not _over_tp(name, count, tp)}
     if wrong:
         fitting = [
             size
             for size in range(1, min(max(node, tp), max(units.values())) + 1)
-            if all(_over_tp(count, size, name == "kv_heads") for name, count in units.items())
+            if all(_over_tp(name, count, size) for name, count in units.items())
         ]
         sizes = ", ".join(f"{_called(name)}={count}" for name, count in wrong.items())
         yield Problem(
@@ -89,20 +90,28 @@ def tensor(config: Composed, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[
         )
 
 
-def _over_tp(count: int, tp: int, shared: bool) -> bool:
-    """Whether `count` heads or features divide over tp ranks; `shared`: or several ranks may hold the same one."""
-    return count % tp == 0 or (shared and tp % count == 0)
+def _over_tp(name: str, count: int, tp: int) -> bool:
+    """Whether `count` heads, features or rows divide over tp ranks.
+
+    Several ranks may hold the same key head; of a vocabulary the last ranks may have fewer rows.
+    """
+    if name == "vocab_size":
+        return count >= tp
+    return count % tp == 0 or (name == "kv_heads" and tp % count == 0)
 
 
 def _units(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """What tp has to divide: by the fact's name, else by the pattern. Vocabulary rows need not divide."""
+    """What tp has to divide: by the fact's name, else by the pattern."""
     facts = {name: size for name in ("heads", "kv_heads", "hidden") if (size := plan.facts.get(name))}
     found: dict[str, int] = {}
     for name, shape in shapes.items():
         cut = plan.cut(name)
-        if cut is None or cut.axis != "tp" or len(shape) <= cut.dim or _of_vocabulary(plan, name):
+        if cut is None or cut.axis != "tp" or len(shape) <= cut.dim:
             continue
         count = shape[cut.dim] // cut.unit
+        if _of_vocabulary(plan, name):
+            found["vocab_size"] = count
+            continue
         fact = next((fact for fact, size in facts.items() if size == count), None)
         found[fact or cut.pattern] = count
     return found
@@ -113,7 +122,7 @@ def _of_vocabulary(plan: Plan, name: str) -> bool:
 
 
 def _called(name: str) -> str:
-    return f"model.{name}" if name in ("heads", "kv_heads", "hidden") else name
+    return f"model.{name}" if name in ("heads", "kv_heads", "hidden", "vocab_size") else name
 
 
 # --- tokens ----------------------------------------------------------------------------------------------------------
@@ -154,7 +163,8 @@ def sequence(config: Composed, length: int, mesh: Mesh) -> Iterator[Problem]:
     parts = [f"cp {cp}"] * (cp > 1) + [f"tp {tp} (sequence parallelism)"] * (tp > 1)
     halves = " Ring attention gives each rank an early and a late piece, so that all work alike." if cp > 1 else ""
     near = sorted({max(unit, length // unit * unit), -(-length // unit) * unit})
-    also = "; or parallel.sequence_parallel=false" if tp > 1 and length % (unit // tp) == 0 else ""
+    without = replace(config, sequence_parallel=False)
+    also = "; or parallel.sequence_parallel=false" if length % sequence_unit(without, mesh) == 0 else ""
     yield Problem(
         f"batch.sequence_length={length} does not divide over {' x '.join(parts)}.",
         f"It has to be a multiple of {unit}." + (halves if config.context == "ring" else ""),
@@ -191,30 +201,17 @@ def pipeline(config: Composed, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
 # --- folds -----------------------------------------------------------------------------------------------------------
 
 
-def fold_fits(mesh: Mesh, fold: Fold, size: int) -> bool:
-    """Whether `size` ranks can be taken out of the fold's axes, the fastest first, each used up before the next."""
-    for axis in reversed([axis for axis in mesh.axes if axis in fold.out_of]):
-        have = mesh.size(axis)
-        if have % size == 0:
-            return True
-        if size % have:
-            return False
-        size //= have
-    return size == 1
-
-
 def folded(config: Composed, mesh: Mesh, fold: Fold) -> Iterator[Problem]:
     """A fold takes its ranks out of other axes; where those have one rank each, the module has all of it."""
     have = mesh.size(*fold.out_of)
     if have == 1:
         return
     axes = " x ".join(f"{axis} {mesh.size(axis)}" for axis in mesh.axes if axis in fold.out_of)
-    if not fold_fits(mesh, fold, fold.size):
-        fitting = [size for size in divisors(have) if fold_fits(mesh, fold, size)]
+    if have % fold.size:
         yield Problem(
             f"the model wants {fold.size} ranks for {fold.name} out of {axes}.",
-            "They are taken from the fastest of these axes first, and each has to divide.",
-            f"Sizes of {fold.name} that fit: {', '.join(map(str, fitting))}.",
+            f"The {have} ranks of a group are dealt out in runs of equal length.",
+            f"Sizes of {fold.name} that fit: {', '.join(map(str, divisors(have)))}.",
         )
     elif mesh.size("tp") > 1 and "tp" in fold.out_of and not config.sequence_parallel:
         yield Problem(

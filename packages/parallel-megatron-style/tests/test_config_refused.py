@@ -1,0 +1,267 @@
+"""Layouts that cannot be: one message through `train`, with the nearest that can, exit code 2, nothing started."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.cli.train import main
+from gangline.config import default_run
+from gangline.errors import Problem
+from gangline.launch import forkserver
+from gangline.launch.config import LocalLaunch
+from gangline.mesh import Mesh
+from gangline.model.compose import compose_model
+from gangline.plan import Cut, Fold, Plan
+from gangline_parallel_megatron_style.config import Fsdp, Hsdp, Pp, ThreeD, Tp
+from gangline_parallel_megatron_style.layout import fits
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, capsys):
+    """What `train` says of the words, in a directory of its own; the server that it would fork from stays out."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(forkserver, "warm", lambda more=(): None)
+
+    def refused(words: str) -> str:
+        assert main(words.split()) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert not list(tmp_path.iterdir())
+        assert said.err.startswith("train: ")
+        return said.err.removeprefix("train: ").rstrip()
+
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (
+            "parallel=tp launch.processes=4",
+            ["parallel.tp=4 does not divide model.heads=6.", "Choose parallel.tp among 1, 2."],
+        ),
+        (
+            "parallel=tp launch.processes=5 model.heads=5 model.kv_heads=5 model.dim=160 model.hidden=512",
+            ["parallel.tp=5 does not divide model.hidden=512.", "Choose parallel.tp among 1."],
+        ),
+        (
+            "parallel=tp launch.processes=3 model.heads=6 model.kv_heads=2 model.hidden=96 batch.sequence_length=96",
+            ["parallel.tp=3 does not divide model.kv_heads=2.", "Choose parallel.tp among 1, 2, 6."],
+        ),
+        (
+            "parallel=tp launch.processes=16 model.heads=16 model.kv_heads=16 model.dim=256",
+            ["parallel.tp=16 is wider than a node of 8.", "parallel.tp=8 and another axis", "parallel.force=true"],
+        ),
+        (
+            "parallel=3d launch.processes=4 parallel.pp=1 batch.sequence_length=127",
+            ["batch.sequence_length=127 does not divide over tp 2 (sequence parallelism).",
+             "Nearest: batch.sequence_length=126 or batch.sequence_length=128; or parallel.sequence_parallel=false"],
+        ),
+        (
+            "parallel=3d launch.processes=4 parallel.cp=2 parallel.tp=1 batch.sequence_length=126",
+            ["batch.sequence_length=126 does not divide over cp 2.", "multiple of 4", "an early and a late piece",
+             "Nearest: batch.sequence_length=124 or batch.sequence_length=128"],
+        ),
+        (
+            "parallel=3d launch.processes=4 parallel.cp=2 batch.sequence_length=2",
+            ["does not divide over cp 2 x tp 2", "Nearest: batch.sequence_length=4"],
+        ),
+        (
+            "parallel=3d launch.processes=8 parallel.cp=4 parallel.pp=1 parallel.tp=2 parallel.context=ulysses",
+            ["parallel.cp=4 does not divide the 3 heads that a rank of tp=2 has.", "Choose parallel.cp among 1, 3",
+             "or parallel.context=ring"],
+        ),
+        (
+            "parallel=pp launch.processes=8",
+            ["parallel.pp=8 is 8 stages, and the model has 4 blocks.", "Nearest: parallel.pp=4"],
+        ),
+        (
+            "parallel=pp launch.processes=4 parallel.schedule=zb_v",
+            ["parallel.pp=4 of 2 chunks each is 8 stages, and the model has 4 blocks.",
+             "Nearest: parallel.pp=2; or parallel.schedule=1f1b, which needs 4"],
+        ),
+        (
+            "parallel=pp parallel.stages=[3,2]",
+            ["parallel.stages=[3, 2] has 2 stages and 5 blocks.", "parallel.pp=2 is 2 stages", "parallel.stages=[2,2]"],
+        ),
+        ("parallel=pp parallel.stages=[4,0]", ["parallel.stages=[4, 0]: every stage has at least one block."]),
+        ("parallel=pp parallel.stages=[]", ["parallel.stages=[]: every stage has at least one block."]),
+        (
+            "parallel=pp parallel.chunks=3",
+            ["parallel.chunks=3: schedule 1f1b has exactly 1 chunk a rank.", "parallel.schedule=interleaved_1f1b"],
+        ),
+        (
+            "parallel=pp parallel.schedule=dualpipe_v parallel.chunks=3",
+            ["parallel.chunks=3: schedule dualpipe_v has exactly 2 chunks a rank."],
+        ),
+        (
+            "parallel=pp parallel.schedule=interleaved_1f1b parallel.chunks=1",
+            ["parallel.chunks=1: schedule interleaved_1f1b needs at least 2.", "parallel.schedule=1f1b"],
+        ),
+        (
+            "parallel=3d parallel.schedule=1f2b",
+            ["parallel.schedule=1f2b does not exist.", "Did you mean 1f1b?", "Choices: gpipe, 1f1b,"],
+        ),
+        ("parallel=3d parallel.context=rng", ["parallel.context=rng does not exist.", "Did you mean ring?"]),
+        ("parallel=3d parallel.compress=bf15", ["parallel.compress=bf15 does not exist.", "Did you mean bf16?"]),
+        ("parallel=fsdp parallel.zero=4", ["parallel.zero=4 must be 0, 1, 2 or 3.", "1 cuts the optimizer state"]),
+        ("parallel=fsdp parallel.bucket_mb=0", ["parallel.bucket_mb=0 must be positive."]),
+        ("parallel=fsdp parallel.prefetch=-1", ["parallel.prefetch=-1 must not be negative."]),
+        ("parallel=3d parallel.tp=0", ["parallel.tp=0 must be at least 1."]),
+        (
+            "parallel=3d parallel.topology.gpus_per_node=0",
+            ["parallel.topology.gpus_per_node=0 must be more than 0."],
+        ),
+        ("parallel=3d parallel.tp=2 launch.processes=5", ["tp 2 does not fit 5 processes.", "launch.processes=4"]),
+        ("parallel=3d launch.processes=12", ["batch.global_size=16 does not divide over 3 data-parallel ranks."]),
+        ("parallel=3d parallel.tpp=2", ["there is no option parallel.tpp.", "Did you mean parallel.tp?"]),
+        (
+            "parallel=tp launch.processes=4 parallel.zero=9 parallel.context=x parallel.tp=4",
+            ["2 things cannot work:", "1. parallel.context=x", "2. parallel.zero=9"],
+        ),
+        (
+            "parallel=3d launch.processes=16 parallel.tp=4 parallel.pp=4 batch.sequence_length=126 "
+            "parallel.schedule=zb_v",
+            ["3 things cannot work:", "parallel.tp=4 does not divide", "sequence_length=126", "parallel.pp=4 of 2"],
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_what_is_refused(train, words, lines):
+    message = train(words)
+    for line in lines:
+        assert line in message
+
+
+def test_one_whole_message(train):
+    assert train("parallel=3d parallel.pp=1 parallel.cp=2 batch.sequence_length=126") == (
+        "batch.sequence_length=126 does not divide over cp 2 x tp 2 (sequence parallelism).\n"
+        "  It has to be a multiple of 4. "
+        "Ring attention gives each rank an early and a late piece, so that all work alike.\n"
+        "  Nearest: batch.sequence_length=124 or batch.sequence_length=128"
+    )
+
+
+def test_a_broken_model_is_told_once_and_the_layout_does_not_stumble_over_it(train):
+    message = train("parallel=3d model.heads=7")
+    assert message.startswith("2 things cannot work:")  # heads by dim, and by key heads
+    assert "parallel" not in message
+
+
+# --- what is allowed --------------------------------------------------------------------------------------------------
+
+
+def problems(config, processes: int, **given) -> list[Problem]:
+    return config.check(default_run(parallel=config, launch=LocalLaunch(processes=processes), **given))
+
+
+@pytest.mark.parametrize("config", [ThreeD(), Fsdp(), Hsdp(), Tp(), Pp()], ids=lambda config: type(config).__name__)
+def test_the_defaults_fit_the_default_model(config):
+    assert problems(config, config.world(0)) == []
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_can_be_had(schedule):
+    assert problems(Pp(schedule=schedule), 2) == []
+
+
+def test_a_key_head_may_serve_several_ranks():
+    sizes = {"heads": 8, "kv_heads": 2, "dim": 256, "hidden": 512, "layers": 4, "vocab_size": 250}
+    assert problems(Tp(), 8, model=decoder(**sizes)) == []
+
+
+def decoder(**sizes):
+    from gangline.model.shapes import DecoderConfig
+
+    return DecoderConfig(**sizes)
+
+
+def test_a_wide_tp_may_be_forced_or_a_node_be_wider():
+    model = decoder(heads=16, kv_heads=16, dim=256, hidden=512, layers=4)
+    assert problems(Tp(), 16, model=model)
+    assert problems(Tp(force=True), 16, model=model) == []
+    wide = Tp()
+    wide.topology.gpus_per_node = 16
+    assert problems(wide, 16, model=model) == []
+
+
+def test_a_vocabulary_smaller_than_tp():
+    (found,) = problems(Tp(), 4, model=decoder(heads=4, dim=128, hidden=512, layers=4, vocab_size=3))
+    assert found.what == "parallel.tp=4 does not divide model.vocab_size=3."
+    assert found.mend == "Choose parallel.tp among 1, 2."
+
+
+def test_any_other_vocabulary_can_be_cut_and_any_length_without_sequence_parallelism():
+    model = decoder(heads=4, dim=128, hidden=512, layers=4, vocab_size=257)
+    assert problems(Tp(sequence_parallel=False), 4, model=model, batch={"sequence_length": 127}) == []
+
+
+# --- plans ------------------------------------------------------------------------------------------------------------
+
+
+def of_plan(change, config=None, **axes) -> list[str]:
+    """What is wrong once the plan of the default model is changed."""
+    run = default_run(parallel=config or ThreeD())
+    tree, plan = compose_model(run)
+    return [problem.what for problem in fits.problems(run.parallel, run, Mesh.of(axes), tree, change(plan))]
+
+
+def replaced(**changes):
+    from dataclasses import replace
+
+    return lambda plan: replace(plan, **changes)
+
+
+def test_a_rule_that_cuts_nothing_is_a_mistake_of_the_plan():
+    more = lambda plan: plan.extended(cuts=(Cut.colwise("blocks.*.attention.wx"),))  # noqa: E731
+    assert of_plan(more) == ["the plan of this model cuts blocks.*.attention.wx, and the model has no such parameter."]
+
+
+def test_a_model_that_nobody_said_how_to_cut():
+    uncut = replaced(cuts=())
+    assert of_plan(uncut, tp=2) == [
+        "parallel.tp=2: the plan of this model says of no parameter how to cut it for tensor parallelism."
+    ]
+    assert of_plan(uncut, pp=2, dp_shard=2) == []
+
+
+def test_seams_that_are_not_there():
+    (one,) = of_plan(replaced(seams=()), cp=2)
+    assert one == "parallel.cp=2: the plan of this model has no attention seam."
+    (other,) = of_plan(replaced(seams=()), tp=2)
+    assert other == "parallel.tp=2: the plan cuts head.weight, and has no loss seam."
+
+
+def test_a_model_without_facts_is_checked_by_its_shapes():
+    (found,) = of_plan(replaced(facts={}), tp=4)
+    assert found.startswith("parallel.tp=4 does not divide blocks.*.attention.wq=6")
+
+
+@pytest.mark.parametrize(
+    ("fold", "axes", "fits_it"),
+    [
+        (Fold("x", 2, ("dp_shard",)), {"dp_shard": 4}, True),
+        (Fold("x", 3, ("dp_shard",)), {"dp_shard": 4}, False),
+        (Fold("x", 8, ("dp_shard",)), {"dp_shard": 4}, False),
+        (Fold("x", 8, ("dp_shard",)), {"tp": 2}, True),  # no ranks to take: the module has all of it
+        (Fold("x", 4, ("dp_shard", "tp")), {"dp_shard": 4, "tp": 2}, True),
+        (Fold("x", 6, ("dp_replicate", "dp_shard")), {"dp_replicate": 3, "dp_shard": 4}, True),
+        (Fold("x", 8, ("dp_replicate", "dp_shard")), {"dp_replicate": 3, "dp_shard": 4}, False),
+    ],
+    ids=str,
+)
+def test_folds(fold, axes, fits_it):
+    found = of_plan(lambda plan: with_fold(plan, fold), **axes)
+    assert found == [] if fits_it else found[0].startswith(f"the model wants {fold.size} ranks for x out of")
+
+
+def with_fold(plan: Plan, fold: Fold) -> Plan:
+    return plan.extended(folds=(fold,))
+
+
+def test_a_fold_out_of_tp_needs_sequence_parallelism():
+    fold = Fold("x", 2, ("tp",))
+    assert of_plan(lambda plan: with_fold(plan, fold), tp=2) == []
+    (found,) = of_plan(lambda plan: with_fold(plan, fold), ThreeD(sequence_parallel=False), tp=2)
+    assert found == "x takes ranks of tp, and parallel.sequence_parallel is off."

@@ -1,0 +1,143 @@
+"""From a number of ranks to axis sizes: products are right, what is named stays, what cannot be is told."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.errors import UserError
+from gangline.mesh import AXES
+from gangline_parallel_megatron_style.config import Composed, Fsdp, Hsdp, Pp, ThreeD, Tp
+from gangline_parallel_megatron_style.layout.factor import divisors, factor, nearest
+
+PARTS = (ThreeD, Fsdp, Hsdp, Tp, Pp)
+small = st.integers(1, 12)
+named = st.fixed_dictionaries({}, optional={axis: st.integers(1, 6) for axis in AXES})
+
+
+@given(st.integers(1, 5000))
+def test_divisors(number):
+    assert divisors(number) == [d for d in range(1, number + 1) if number % d == 0]
+
+
+def test_nearest_is_in_proportion():
+    assert nearest(8, [1, 2, 6, 100]) == [2, 6]
+    assert nearest(10, [1, 5, 40], 1) == [5]
+
+
+@given(st.sampled_from(PARTS), st.integers(1, 4096))
+def test_open_axes_fill_any_world(part, world):
+    sizes = part().axes(world)
+    assert prod(sizes.values()) == world
+    assert tuple(sizes) == AXES
+
+
+@given(st.sampled_from(PARTS), named, st.integers(1, 64))
+def test_named_axes_stay_where_there_is_a_layout_and_are_refused_where_there_is_none(part, sizes, world):
+    config = part(**sizes)
+    left, remainder = divmod(world, prod(sizes.values()))
+    possible = not remainder and (left == 1 or any(axis not in sizes for axis in part.TAKERS))
+    if possible:
+        found = config.axes(world)
+        assert prod(found.values()) == world
+        assert {axis: found[axis] for axis in sizes} == sizes
+    else:
+        with pytest.raises(UserError, match=f"does not fit {world} processes"):
+            config.axes(world)
+
+
+@given(st.sampled_from(PARTS), named, st.integers(1, 64))
+def test_every_near_layout_that_is_offered_fits(part, sizes, world):
+    try:
+        part(**sizes).axes(world)
+    except UserError as error:
+        offered = error.details[-1].removeprefix("Nearest: ").rstrip(".").split("; or ")
+        assert offered
+        for word in offered:
+            path, _, value = word.partition("=")
+            if path == "launch.processes":
+                part(**sizes).axes(int(value))
+            else:
+                part(**{**sizes, path.removeprefix("parallel."): int(value)}).axes(world)
+
+
+@given(named, st.integers(0, 16))
+def test_the_world_that_a_part_asks_for_can_be_laid_out(sizes, gpus):
+    for part in PARTS:
+        config = part(**sizes)
+        world = config.world(gpus)
+        if not gpus or all(axis in sizes for axis in part.TAKERS):
+            assert prod(config.axes(world).values()) == world
+        else:
+            assert world == gpus
+
+
+@pytest.mark.parametrize(
+    ("config", "world", "sizes"),
+    [
+        (ThreeD(), 8, {"tp": 2, "pp": 2, "dp_shard": 2}),
+        (ThreeD(), 16, {"tp": 2, "pp": 2, "dp_shard": 4}),
+        (ThreeD(), 2, {"tp": 2}),
+        (ThreeD(), 3, {"dp_shard": 3}),
+        (ThreeD(dp_shard=1, dp_replicate=1), 8, {"pp": 4, "tp": 2}),
+        (ThreeD(dp_shard=2), 16, {"tp": 2, "pp": 2, "dp_shard": 2, "dp_replicate": 2}),
+        (ThreeD(tp=8, pp=16), 16384, {"tp": 8, "pp": 16, "dp_shard": 128}),
+        (Fsdp(), 8, {"dp_shard": 8}),
+        (Fsdp(dp_shard=4), 8, {"dp_shard": 4, "dp_replicate": 2}),
+        (Hsdp(), 8, {"dp_shard": 4, "dp_replicate": 2}),
+        (Hsdp(), 32, {"dp_shard": 8, "dp_replicate": 4}),
+        (Hsdp(), 7, {"dp_shard": 7}),
+        (Hsdp(dp_replicate=2), 32, {"dp_shard": 16, "dp_replicate": 2}),
+        (Tp(), 4, {"tp": 4}),
+        (Tp(tp=2), 8, {"tp": 2, "dp_shard": 4}),
+        (Pp(cp=2), 8, {"pp": 4, "cp": 2}),
+    ],
+    ids=str,
+)
+def test_what_open_axes_take(config: Composed, world, sizes):
+    assert config.axes(world) == {axis: sizes.get(axis, 1) for axis in AXES}
+
+
+@pytest.mark.parametrize(
+    ("config", "gpus", "world"),
+    [
+        (ThreeD(), 0, 8),
+        (ThreeD(tp=4), 0, 8),
+        (ThreeD(tp=3), 0, 3),
+        (ThreeD(tp=4, pp=4), 0, 16),
+        (ThreeD(tp=1, pp=2, dp_shard=1, dp_replicate=1), 8, 2),
+        (ThreeD(), 4, 4),
+        (Fsdp(), 0, 2),
+        (Hsdp(), 0, 4),
+        (Tp(), 0, 2),
+        (Tp(tp=4), 0, 4),
+        (Pp(), 8, 8),
+    ],
+    ids=str,
+)
+def test_how_many_processes_a_part_asks_for(config: Composed, gpus, world):
+    assert config.world(gpus) == world
+
+
+def test_the_message_of_a_layout_that_does_not_fit():
+    with pytest.raises(UserError) as caught:
+        ThreeD(tp=3, pp=2).axes(8)
+    assert str(caught.value) == (
+        "pp 2 x tp 3 = 6 does not fit 8 processes.\n"
+        "  8 is no multiple of 6. "
+        "A rank has one place on every axis: the sizes that are named have to divide the number of processes.\n"
+        "  Nearest: parallel.tp=4; or parallel.tp=2; or parallel.tp=1; or launch.processes=6; or launch.processes=12."
+    )
+
+
+def test_an_axis_without_a_rank():
+    with pytest.raises(UserError, match=r"parallel\.cp=-1, parallel\.tp=0 must be at least 1"):
+        ThreeD(tp=0, cp=-1).axes(8)
+
+
+@given(st.integers(1, 64))
+def test_nothing_is_left_open_when_all_is_named(world):
+    assert factor(world, {axis: world if axis == "cp" else 1 for axis in AXES}, {}, ())["cp"] == world
