@@ -6,10 +6,21 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tensor_ranks import Case, assembled, batch_of, cut_model, difference, one_process, one_rank, tp
+from tensor_ranks import (
+    Case,
+    assembled,
+    batch_of,
+    cut_model,
+    difference,
+    gradients_of,
+    one_process,
+    one_rank,
+    tp,
+)
 
 from gangline.config.schema import Recompute
 from gangline.testing.pool import pool
+from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradients
 
 SHAPES = {
     "plain": {},
@@ -91,3 +102,25 @@ def test_without_gradients_the_loss_is_the_same(sequence_parallel):
     for silent, loss in pool(2).run(evaluated, Case(sequence_parallel=sequence_parallel)):
         assert silent.equal(loss)
         assert not silent.requires_grad
+
+
+def put_off(case: Case) -> tuple[list[str], int, dict[str, torch.Tensor]]:
+    """Gradients there after a backward pass under an open store, closures kept, and gradients once they have run."""
+    model, _ = cut_model(case, tp())
+    store = WeightGradients()
+    with store.open(0, 0):
+        (model(batch_of(case)) * 0.125).backward()
+    early, kept = [name for name, p in model.named_parameters() if p.grad is not None], len(store)
+    store.run(0, 0)
+    return early, kept, gradients_of(model)
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
+def test_weight_gradients_may_be_put_off(sequence_parallel):
+    """All cut weights wait, two columns and two rows a layer, the lookup and the head; no bit differs."""
+    case = Case(sequence_parallel=sequence_parallel)
+    at_once = pool(2).run(one_rank, case)
+    for (early, kept, gradients), one in zip(pool(2).run(put_off, case), at_once, strict=True):
+        assert all("norm" in name for name in early)
+        assert kept == 4 * case.layers + 2
+        assert all(gradients[name].equal(one.gradients[name]) for name in one.gradients)

@@ -101,7 +101,7 @@ def test_weights_get_theirs_while_the_input_gradient_travels():
         assert backward == ["dx", "dw", "dx", "dx", "all_reduce", "dw", "dw", "wait"]
     for forward, backward in pool(2).run(events_of, True, True, True):
         assert forward == ["all_gather", "linear", "linear", "linear", "reduce_scatter"]
-        around = ["dx", "dx", "reduce_scatter", "all_gather", "dw", "dw", "wait"]
+        around = ["all_gather", "dx", "dx", "reduce_scatter", "wait", "dw", "dw", "wait"]
         assert backward == ["all_gather", "dx", "dw", *around]
 
 

@@ -25,20 +25,24 @@ class Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, _: None):
-        """Products give no gradient but leave dY with the visit, so that each dW is computed while dx travels."""
+        """Products give no gradient but leave dY with the visit, so that each dW is computed while dx travels.
+
+        And X while Σ dY_i W_i is computed: what is put off for a zero-bubble schedule waits for no other rank.
+        """
         setting: Setting = ctx.visit.setting
         comm, sequence_parallel = setting.comm, setting.sequence_parallel
         waiting = ctx.visit.take()
         if not waiting:
             return None, None
         (own_ND,) = ctx.saved_tensors
-        dx_ND = input_gradient(setting, waiting)
+        gathering: Pending | None = None
+        if sequence_parallel and any(wants(left.w) for left in waiting):
+            gathering = comm.all_gather(own_ND, async_=True)  # type: ignore[assignment]
         begin = comm.reduce_scatter if sequence_parallel else comm.all_reduce
-        travelling: Pending = begin(dx_ND, async_=True)  # type: ignore[assignment]
+        travelling: Pending = begin(input_gradient(setting, waiting), async_=True)  # type: ignore[assignment]
 
         def weights() -> None:
-            gathers = sequence_parallel and any(wants(left.w) for left in waiting)
-            x_ND: Tensor = comm.all_gather(own_ND) if gathers else own_ND  # type: ignore[assignment]
+            x_ND = own_ND if gathering is None else gathering.wait()
             for left in waiting:
                 left.deposit(setting, x_ND)
 

@@ -1,0 +1,232 @@
+"""Tensor parallelism beside torch's `parallelize_module` (DTensor, with loss parallel), step by step in turn.
+
+    python benchmarks/tensor.py --processes 2 --steps 30
+
+One decoder, the same weights and batches, forward and backward, with and without sequence parallelism. Prints medians
+over the steps of wall seconds (of the slowest rank) and of CPU seconds (all ranks together), their ratios, and the bytes
+that a forward pass keeps for the backward pass. Losses and gradients are compared before anything is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
+
+from gangline.batch import Batch
+from gangline.mesh import Mesh
+from gangline.model.init import whole_model
+from gangline.model.linear import Embedding, Linear
+from gangline.model.plan import decoder
+from gangline.model.shapes import DecoderConfig
+from gangline.precision.plain import Plain
+from gangline.testing import rank
+from gangline.testing.pool import close_all, pool
+from gangline_parallel_megatron_style.tensor.apply import cut_modules
+
+VOCABULARY, WARM = 256, 3
+SIZES = {
+    "128": DecoderConfig(vocab_size=VOCABULARY, dim=128, layers=4, heads=8, hidden=384),
+    "256": DecoderConfig(vocab_size=VOCABULARY, dim=256, layers=4, heads=8, hidden=688),
+}
+
+
+def batch_of(step: int, rows: int, length: int) -> Batch:
+    """The batch of a step, the same on all ranks."""
+    tokens = torch.randint(0, VOCABULARY, (rows, length + 1), generator=torch.Generator().manual_seed(step))
+    position, mask = torch.arange(length).expand(rows, length), torch.ones(rows, length, dtype=torch.bool)
+    return Batch(tokens[:, :-1], tokens[:, 1:].contiguous(), mask, position, torch.arange(rows), step=step)
+
+
+def ours(config: DecoderConfig, sequence_parallel: bool) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
+    """The model with its parts, and (batch) -> loss sum after its backward pass."""
+    tree, plan = decoder(config)
+    model = whole_model(tree, plan, seed=0)
+    comm = rank.comms(Mesh.of({"tp": rank.world}), False).axis("tp")
+    first_rows = {}
+    for name, parameter in list(model.named_parameters()):
+        cut = plan.cut(name)
+        if cut is not None:
+            path, _, own = name.rpartition(".")
+            part = parameter.detach().chunk(comm.size, cut.dim)[comm.index].clone()
+            setattr(model.get_submodule(path), own, nn.Parameter(part))
+            first_rows[name] = comm.index * part.shape[0]
+    precision = Plain(torch.float32, torch.float32)
+    cut_modules(model, plan, comm, precision, sequence_parallel=sequence_parallel, first_rows=first_rows)
+
+    def step(batch: Batch) -> Tensor:
+        loss = model(batch)
+        loss.backward()
+        return loss.detach()
+
+    return model, step
+
+
+class TorchEmbedding(nn.Module):
+    """torch's own embedding behind the call that the decoder makes."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.table = nn.Embedding(*weight.shape, _weight=weight)
+
+    def forward(self, batch: Batch) -> Tensor:
+        return self.table(batch.tokens)
+
+
+class TorchHead(nn.Module):
+    """torch's own product with the vocabulary and cross-entropy behind the call that the decoder makes."""
+
+    def __init__(self, norm: nn.Module, weight: Tensor) -> None:
+        super().__init__()
+        self.norm = norm
+        self.output = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        self.output.weight = nn.Parameter(weight)
+
+    def forward(self, hidden: Tensor, batch: Batch) -> Tensor:
+        logits = self.output(self.norm(hidden))
+        return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum")
+
+
+def theirs(config: DecoderConfig, sequence_parallel: bool) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
+    """The same decoder with `torch.nn` layers, cut as torch's tutorial on tensor parallelism cuts its own."""
+    tree, plan = decoder(config)
+    model = whole_model(tree, plan, seed=0)
+    for path, module in list(model.named_modules()):
+        if isinstance(module, Linear):
+            linear = nn.Linear(module.weight.shape[1], module.weight.shape[0], bias=False)
+            linear.weight = module.weight
+            model.set_submodule(path, linear)
+        elif isinstance(module, Embedding):
+            model.set_submodule(path, TorchEmbedding(module.weight.detach()))
+    model.head = TorchHead(model.head.norm, model.head.weight.detach())
+    mesh = DeviceMesh.from_group(torch.distributed.group.WORLD, "cpu")
+    between = Shard(1) if sequence_parallel else Replicate()
+    layers: dict = {
+        "embed.table": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "head.output": ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False),
+    }
+    for block in (f"blocks.{index}" for index in range(config.layers)):
+        for name in ("attention.wq", "attention.wk", "attention.wv", "feed_forward.w_gate", "feed_forward.w_up"):
+            layers[f"{block}.{name}"] = ColwiseParallel()
+        for name in ("attention.wo", "feed_forward.w_down"):
+            layers[f"{block}.{name}"] = RowwiseParallel(output_layouts=between)
+        if sequence_parallel:
+            enter = {"input_layouts": (between, None), "desired_input_layouts": (Replicate(), None)}
+            layers[f"{block}.attention"] = PrepareModuleInput(**enter)
+            layers[f"{block}.feed_forward"] = PrepareModuleInput(
+                input_layouts=(between,), desired_input_layouts=(Replicate(),)
+            )
+            layers[f"{block}.attention_norm"] = layers[f"{block}.feed_forward_norm"] = SequenceParallel()
+    if sequence_parallel:
+        layers["head.norm"] = SequenceParallel()
+    parallelize_module(model, mesh, layers)
+
+    def step(batch: Batch) -> Tensor:
+        with loss_parallel():
+            loss = model(batch)
+            loss.backward()
+        return loss.full_tensor().detach() if isinstance(loss, DTensor) else loss.detach()
+
+    return model, step
+
+
+def clear(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def kept_bytes(model: nn.Module, batch: Batch) -> int:
+    """Bytes of the distinct storages that a forward pass keeps, parameters left out."""
+    own = {local(p).untyped_storage().data_ptr() for p in model.parameters()}
+    found: dict[int, Tensor] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        part = local(x)
+        if part.untyped_storage().data_ptr() not in own:
+            found[part.untyped_storage().data_ptr()] = part
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x), loss_parallel():
+        model(batch)
+    return sum(x.untyped_storage().nbytes() for x in found.values())
+
+
+def local(x: Tensor) -> Tensor:
+    """The plain tensor inside a DTensor, and inside the result of a collective that nobody has waited for."""
+    while hasattr(x, "__tensor_flatten__"):
+        x = getattr(x, x.__tensor_flatten__()[0][0])
+    return x
+
+
+def measure(size: str, sequence_parallel: bool, steps: int, rows: int, length: int):
+    """(wall, CPU) seconds of each step of each, on this rank, the order changing with every step; and kept bytes."""
+    built = {"ours": ours(SIZES[size], sequence_parallel), "torch": theirs(SIZES[size], sequence_parallel)}
+    world = rank.comms(Mesh.of({"tp": rank.world}), False).world
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in built}
+    for index in range(steps + WARM):
+        batch = batch_of(index, rows, length)
+        losses = {}
+        for name in sorted(built, reverse=bool(index % 2)):
+            model, step = built[name]
+            clear(model)
+            world.barrier()
+            wall, cpu = time.perf_counter(), time.process_time()
+            losses[name] = step(batch)
+            if index >= WARM:
+                found[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+        torch.testing.assert_close(losses["ours"], losses["torch"], rtol=1e-5, atol=0)
+    gradients = [built[name][0].blocks[0].attention.wq.weight.grad for name in built]
+    torch.testing.assert_close(gradients[0], local(gradients[1]), rtol=1e-3, atol=1e-4)
+    return found, {name: kept_bytes(model, batch) for name, (model, _) in built.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, nargs="+", default=[2])
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--rows", type=int, default=2, help="sequences a step")
+    parser.add_argument("--length", type=int, default=128)
+    chosen = parser.parse_args()
+    print(
+        f"{'width':>5} {'ranks':>5} {'cut':>8} {'ours':>9} {'torch':>9} {'wall':>6} {'CPU':>6}   kept bytes, theirs = 1"
+    )
+    for size in chosen.sizes:
+        for processes in chosen.processes:
+            for sequence_parallel in (False, True):
+                ranks = pool(processes).run(
+                    measure, size, sequence_parallel, chosen.steps, chosen.rows, chosen.length, timeout=1800
+                )
+                wall, cpu = {}, {}
+                for name in ("ours", "torch"):
+                    by_step = list(zip(*(found[name] for found, _ in ranks), strict=True))
+                    wall[name] = statistics.median(max(w for w, _ in step) for step in by_step)
+                    cpu[name] = statistics.median(sum(c for _, c in step) for step in by_step)
+                kept = ranks[0][1]
+                ratios = f"{wall['ours'] / wall['torch']:>6.3f} {cpu['ours'] / cpu['torch']:>6.3f}"
+                times = f"{wall['ours'] * 1e3:>6.1f} ms {wall['torch'] * 1e3:>6.1f} ms"
+                cut = "tp, seq" if sequence_parallel else "tp"
+                print(
+                    f"{size:>5} {processes:>5} {cut:>8} {times} {ratios}   {kept['ours'] / kept['torch']:.3f}",
+                    flush=True,
+                )
+        close_all()
+
+
+if __name__ == "__main__":
+    main()
