@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from gangline.mesh import Mesh
-from gangline.plan import Cut, Fold, Plan, matches
+from gangline.plan import Fold, Plan, matches
+from gangline_parallel_megatron_style.arrays import active_fold, cuts_of
 
 
 @dataclass(frozen=True)
@@ -58,47 +59,34 @@ def own_size(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...]) -> int:
     Rows come in units (a head) of which each rank has an equal number, rounded up for a vocabulary that does not
     divide. Where there are fewer units than ranks each is held by several (key heads; arXiv 2305.13245, section 2.2).
     """
-    cut = cut_of(plan, name, shape)
-    if cut is None:
-        return prod(shape)
-    length = shape[cut.dim]
-    units = -(-length // cut.unit)
-    return prod(shape) // length * min(length, -(-units // ranks_on(plan, mesh, cut.axis)) * cut.unit)
+    left = list(shape)
+    for axis, cut in cuts_of(name, plan, len(shape)).items():
+        fold = active_fold(plan, mesh, axis)
+        ranks = fold.size if fold else mesh.size(axis) if axis in mesh.axes else 1
+        units = -(-left[cut.dim] // cut.unit)
+        left[cut.dim] = min(left[cut.dim], -(-units // ranks) * cut.unit)
+    return prod(left)
 
 
-def cut_of(plan: Plan, name: str, shape: tuple[int, ...]) -> Cut | None:
-    """The plan's rule for a parameter; None for one with too few dims (the bias of a rowwise layer)."""
-    cut = plan.cut(name)
-    return cut if cut is not None and len(shape) > cut.dim else None
-
-
-def fold_of(plan: Plan, mesh: Mesh, axis: str) -> Fold | None:
-    """The fold of that name, where this mesh has ranks for it."""
-    return next((fold for fold in plan.folds if fold.name == axis and mesh.size(*fold.out_of) > 1), None)
-
-
-def ranks_on(plan: Plan, mesh: Mesh, axis: str) -> int:
-    """The size of a mesh axis, or of a fold: 1 where the mesh has only one rank on the axes it is made of."""
-    if any(fold.name == axis for fold in plan.folds):
-        fold = fold_of(plan, mesh, axis)
-        return fold.size if fold else 1
-    return mesh.size(axis)
+def fold_of(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...]) -> Fold | None:
+    """The fold that a parameter lies on, where this mesh has ranks for it."""
+    folds = (active_fold(plan, mesh, axis) for axis in cuts_of(name, plan, len(shape)))
+    return next((fold for fold in folds if fold is not None), None)
 
 
 def shards_of(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...]) -> int:
     """Ranks that hold the same part of a parameter and so share its state: (dp_shard, cp), or those beside its fold."""
-    cut = cut_of(plan, name, shape)
-    fold = fold_of(plan, mesh, cut.axis) if cut else None
+    fold = fold_of(plan, mesh, name, shape)
     return mesh.size(*fold.out_of) // fold.size if fold else mesh.size("dp_shard", "cp")
 
 
 def summed_over(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...], sequence_parallel: bool) -> int:
     """Ranks of tp that hold the same rows of a parameter but compute its gradient from other tokens or heads."""
-    tp, cut = mesh.size("tp"), cut_of(plan, name, shape)
-    fold = fold_of(plan, mesh, cut.axis) if cut else None
+    tp, fold = mesh.size("tp"), fold_of(plan, mesh, name, shape)
     if fold is not None and "tp" in fold.out_of:
         return 1
-    if cut is not None and cut.axis == "tp":
+    cut = cuts_of(name, plan, len(shape)).get("tp")
+    if cut is not None:
         units = -(-shape[cut.dim] // cut.unit)
         return tp // units if units < tp and tp % units == 0 else 1
     partial = any(matches(pattern, name) for pattern in plan.partial)

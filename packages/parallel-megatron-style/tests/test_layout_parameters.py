@@ -1,0 +1,110 @@
+"""Counts of parameters, against models on the meta device and against the registry."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from math import prod
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline.config import default_run
+from gangline.mesh import Mesh
+from gangline.model.build import construct
+from gangline.model.compose import compose_model
+from gangline.model.shapes import DecoderConfig
+from gangline.plan import Cut, Fold
+from gangline_parallel_megatron_style.arrays import Given, lay_out
+from gangline_parallel_megatron_style.config import ThreeD
+from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.layout.memory import state
+from gangline_parallel_megatron_style.layout.parameters import arrays_of
+from gangline_parallel_megatron_style.pipeline.actions import place_of
+
+MODEL = DecoderConfig(vocab_size=37, dim=32, layers=5, heads=4, kv_heads=2, hidden=48)
+
+
+def case_of(config: ThreeD | None = None, model: DecoderConfig = MODEL, **axes) -> Case:
+    config = config or ThreeD()
+    return Case.of(default_run(parallel=config, model=model, batch={"global_size": 8}), Mesh.of(axes))
+
+
+def numels(model: DecoderConfig) -> Counter[str]:
+    """Kind -> numbers, of the modules themselves."""
+    tree, plan = compose_model(default_run(model=model))
+    found: Counter[str] = Counter()
+    for name, parameter in construct(tree).named_parameters():
+        inside = name.startswith(f"{plan.blocks}.")
+        found[name.split(".")[2 if inside else 0]] += parameter.numel()
+    return found
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_one_rank_has_what_the_model_has(tied, qk_norm):
+    model = replace(MODEL, tied=tied, qk_norm=qk_norm)
+    held: Counter[str] = Counter()
+    for array in case_of(model=model).held(0):
+        held[array.kind] += array.size
+    assert held == numels(model)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved_1f1b", "zb_v"])
+def test_stages_have_all_of_it_and_a_tied_one_twice(schedule):
+    case = case_of(ThreeD(schedule=schedule), replace(MODEL, tied=True), pp=2)
+    names = [array.name for rank in range(2) for array in case.held(rank)]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    assert twice == ([] if schedule == "zb_v" else ["embed.weight"])  # the V brings first and last to one rank
+    assert set(names) == {array.name for array in case.arrays}
+
+
+meshes = st.fixed_dictionaries(
+    {"pp": st.sampled_from([1, 2]), "dp_shard": st.sampled_from([1, 2, 4]), "tp": st.sampled_from([1, 2, 4])}
+)
+
+
+@settings(max_examples=30)
+@given(meshes, st.booleans(), st.sampled_from([None, ("dp_shard",), ("dp_shard", "tp")]))
+def test_sizes_are_those_of_the_registry(axes, sequence_parallel, fold):
+    mesh, run = Mesh.of(axes), default_run(parallel=ThreeD(), model=MODEL)
+    tree, plan = compose_model(run)
+    if fold:
+        rule = Cut("blocks.*.feed_forward.w_up", 1, "lane")
+        cuts = tuple(cut for cut in plan.cuts if "w_up" not in cut.pattern)
+        plan = replace(plan, cuts=(rule, *cuts), folds=(Fold("lane", 2, fold),))
+    shapes = {name: tuple(parameter.shape) for name, parameter in construct(tree).named_parameters()}
+    pp = mesh.size("pp")
+    stages = [range(0, 5)] if pp == 1 else [range(0, 3), range(3, 5)]
+    homes = [place_of(pp, "loop", stage)[0] for stage, blocks in enumerate(stages) for _ in blocks]
+    given_ = Given(shapes, {}, {name: (name,) for name in shapes})
+    arrays = lay_out(
+        plan, mesh, given_, (0, *homes, pp - 1), zero=0, sequence_parallel=sequence_parallel, dtype="float32"
+    )
+    sums = {name: count for units in arrays.units.values() for unit in units for name, count in unit.sums.items()}
+    for array in arrays_of(shapes, plan, mesh, stages, sequence_parallel and mesh.size("tp") > 1):
+        boxes = [arrays.registry.of_rank(f"model/{array.name}", rank) for rank in range(mesh.world)]
+        sizes = [sum(box.size for box, _ in held) for held in boxes]
+        assert max(sizes) == array.size, array.name
+        on = {mesh.coordinate(rank)["pp"] for rank, size in enumerate(sizes) if size}
+        assert on == {stage % pp for stage in array.stages}, array.name
+        assert max(sums[array.name], 1) == array.sums, array.name
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_what_zero_cuts(zero):
+    """Rajbhandari et al., arXiv 1910.02054, figure 1, for float32: 4 + 4 + 8 bytes each, whole or a fourth of it."""
+    case = case_of(ThreeD(zero=zero, prefetch=0), dp_shard=4)
+    numbers = sum(prod(array.shape) for array in case.arrays)
+    parts = sum(-(-array.size // 4) for array in case.arrays)
+    block = sum(array.size for array in case.arrays if array.block == 0)
+    found = state(case, 0)
+    assert found["optimizer state"] == 8 * (parts if zero else numbers)
+    assert found["gradients"] == 4 * {0: numbers, 1: numbers + parts}.get(zero, parts + 2 * block)
+    assert found["weights"] == 4 * (numbers if zero < 3 else block)
+    assert found["master weights"] == (4 * parts if zero == 3 else 0)
+
+
+def test_offload_takes_the_optimizer_state_away():
+    assert not state(case_of(ThreeD(offload=True)), 0)["optimizer state"]

@@ -1,0 +1,88 @@
+"""Blocks over stages: the slowest stage is as fast as any division makes it."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.config import default_run
+from gangline.launch.config import LocalLaunch
+from gangline.mesh import Mesh
+from gangline.model.compose import compose_model
+from gangline_parallel_megatron_style.config import Pp
+from gangline_parallel_megatron_style.layout.case import forward_flops, partition
+from gangline_parallel_megatron_style.layout.stages import balanced
+
+
+def slowest(sizes, blocks, first, last) -> list[float]:
+    bounds = [0]
+    for size in sizes:
+        bounds.append(bounds[-1] + size)
+    times = [sum(blocks[a:b]) for a, b in pairwise(bounds)]
+    times[0] += first
+    times[-1] += last
+    return times
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9), st.data())
+def test_no_division_is_better(blocks, data):
+    stages = data.draw(st.integers(1, len(blocks)))
+    first, last = data.draw(st.integers(0, 9)), data.draw(st.integers(0, 9))
+    found = balanced(blocks, stages, first, last)
+    assert (len(found), sum(found)) == (stages, len(blocks))
+    assert min(found) >= 1
+
+    def rank(sizes):
+        times = slowest(sizes, blocks, first, last)
+        return max(times), sum(time * time for time in times)
+
+    divisions = ((0, *cuts, len(blocks)) for cuts in combinations(range(1, len(blocks)), stages - 1))
+    assert rank(found) == min(rank([b - a for a, b in pairwise(cuts)]) for cuts in divisions)
+
+
+@pytest.mark.parametrize(
+    ("count", "stages", "first", "last", "sizes"),
+    [
+        (4, 2, 0, 0, [2, 2]),
+        (5, 2, 0, 0, [2, 3]),  # the first stage keeps most activations
+        (4, 2, 0, 2, [3, 1]),
+        (126, 16, 1, 1, [7, *[8] * 14, 7]),  # as Llama 3 405B was trained (arXiv 2407.21783, section 3.3.2)
+    ],
+)
+def test_known_divisions(count, stages, first, last, sizes):
+    assert balanced([1] * count, stages, first, last) == sizes
+
+
+def test_measured_costs_may_be_given():
+    assert balanced([0.5, 0.5, 0.5, 2.0], 2) == [3, 1]
+
+
+@pytest.mark.parametrize("stages", [0, 4])
+def test_every_stage_needs_a_block(stages):
+    with pytest.raises(ValueError, match=f"3 blocks cannot make {stages} stages"):
+        balanced([1, 1, 1], stages)
+
+
+def of(config: Pp, pp: int, **model) -> list[range]:
+    run = default_run(parallel=config, launch=LocalLaunch(processes=pp))
+    for name, value in model.items():
+        setattr(run.model, name, value)
+    tree, plan = compose_model(run)
+    return partition(config, Mesh.of({"pp": pp}), tree, plan, run.batch.sequence_length)
+
+
+def test_a_large_vocabulary_takes_blocks_off_the_last_stage():
+    sizes = [len(blocks) for blocks in of(Pp(), 2, layers=8, vocab_size=20_000)]
+    tree, _ = compose_model(default_run())
+    assert forward_flops(tree.head, 128) < forward_flops(tree.blocks[0], 128)
+    assert [len(blocks) for blocks in of(Pp(), 2, layers=8)] == [4, 4]
+    assert sizes == [7, 1]
+
+
+def test_stages_that_the_user_names_and_chunks():
+    assert of(Pp(stages=[1, 3]), 2) == [range(0, 1), range(1, 4)]
+    assert of(Pp(schedule="interleaved_1f1b"), 2) == [range(i, i + 1) for i in range(4)]
+    assert of(Pp(schedule="zb_v"), 1) == [range(4)]
