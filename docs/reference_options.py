@@ -37,7 +37,7 @@ def page() -> str:
         found += [f"### {name}", "", inspect.getdoc(section) or "", "", *_table(options(section, name)), ""]
     for group, offers in ours().items():
         found += [f"## {group}", "", _about(group), ""]
-        for offer in sorted(offers, key=lambda offer: len(offer.part.config.__mro__)):  # what others build on first
+        for offer in offers:
             found += [*_part(offer, offers), ""]
     return "\n".join(found)
 
@@ -49,6 +49,7 @@ def ours() -> dict[str, list[Offer]]:
     missing = OURS - {offer.distribution for offer in offers}
     if missing:
         raise SystemExit(f"not installed: {', '.join(sorted(missing))}; the page is of all packages together")
+    offers.sort(key=lambda offer: len(offer.part.config.__mro__))  # what others build on first
     return {group: mine for group in found.groups() if (mine := [offer for offer in offers if offer.group == group])}
 
 
@@ -80,9 +81,21 @@ def _part(offer: Offer, others: Iterable[Offer]) -> Iterator[str]:
 
 
 def base_of(offer: Offer, others: Iterable[Offer]) -> Offer | None:
-    """The nearest part of the same group whose configuration this one derives from."""
+    """The nearest part that this one's configuration derives from, else the first with the same options.
+
+    `others` are all parts of the group, in the order of the page.
+    """
     by_class = {other.part.config: other for other in others if other is not offer}
-    return next((by_class[cls] for cls in offer.part.config.__mro__[1:] if cls in by_class), None)
+    derived = next((by_class[cls] for cls in offer.part.config.__mro__[1:] if cls in by_class), None)
+    if derived is not None:
+        return derived
+    described = _described(offer)
+    alike = next(other for other in others if _described(other) == described)
+    return alike if described and alike is not offer else None
+
+
+def _described(offer: Offer) -> list[tuple[str, object, str]]:
+    return [(option.path, option.hint, option.comment) for option in options(offer.part.config, offer.group)]
 
 
 def _table(found: Iterable[Option]) -> Iterator[str]:

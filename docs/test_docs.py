@@ -180,12 +180,14 @@ def test_every_option_of_every_part_is_documented():
             place = f"{group}.{offer.part.name}" if group in LISTS else group
             for option in options(offer.part.config, place):
                 assert f"| `{option.path}` | " in text, f"{group}={offer.part.name}: {option.path}"
+                assert option.comment, f"{group}={offer.part.name}: no comment behind {option.path} says what it is"
 
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_option_of_every_run_is_documented(section):
     for option in options(SECTIONS[section], section):
         assert f"| `{option.path}` | " in under("options.md", section)
+        assert option.comment, f"{option.path}: no comment behind it says what it is"
 
 
 def test_every_verb_is_on_some_page():

@@ -8,6 +8,9 @@ import pytest
 
 from gangline.config import default_run
 from gangline.config.check import check, world_of
+from gangline.config.fields import defaults, hints
+from gangline.config.schema import SECTIONS
+from gangline.config.values import Misfit, typed
 from gangline.errors import Problem, UserError
 from gangline.launch.config import LocalLaunch
 from gangline.parallel.config import Ddp
@@ -42,6 +45,7 @@ def test_the_default_run_is_fine():
         ("batch", {"sequence_length": 0}, "batch.sequence_length=0 must be at least 1."),
         ("validate", {"every": 0}, "validate.every=0 must be at least 1."),
         ("validate", {"samples": 0}, "validate.samples=0 must be at least 1."),
+        ("launch", LocalLaunch(processes=0), "launch.processes=0 must be at least 1."),
     ],
 )
 def test_numbers_that_cannot_be(section, values, message):
@@ -87,6 +91,39 @@ def test_everything_is_told_in_one_message(corpus):
     assert message.startswith("3 things cannot work:")
     assert "1. run.steps=0" in message
     assert "3. launch.max_restarts=-1" in message
+
+
+def said(run) -> str:
+    try:
+        check(run)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def takes_numbers(hint) -> bool:
+    try:
+        return isinstance(typed(hint, -1), int | float)
+    except Misfit:
+        return False
+
+
+@pytest.mark.parametrize(
+    "parts", [{}, {"optimizer": "muon", "schedule": "wsd", "precision": "fp16", "parallel": "ddp"}]
+)
+def test_no_number_is_refused_twice(parts):
+    """Every option that takes a number, one after the other, with one that most of them cannot take."""
+    refused = 0
+    places = [*default_run(**parts).parts(), *((name, cls()) for name, cls in SECTIONS.items())]
+    for place, name in ((place, name) for place, config in places for name in defaults(type(config))):
+        run = default_run(**parts)
+        config = dict([*run.parts(), *((section, getattr(run, section)) for section in SECTIONS)])[place]
+        if takes_numbers(hints(type(config))[name]):
+            setattr(config, name, -1)
+            times = said(run).count(f"{place}.{name}=-1")
+            assert times <= 1, said(run)
+            refused += times
+    assert refused >= 20
 
 
 def test_a_missing_corpus_is_found_before_the_start(tmp_path):

@@ -152,7 +152,7 @@ def gangline_parts():
         (["parallel=d"], ["parallel=ddp"]),
         (["moe="], ["moe=off"]),
         (["run.s"], ["run.sample=", "run.save_on_signal=", "run.seed=", "run.steps="]),
-        (["run.recompute="], ["run.recompute=none", "run.recompute=full"]),
+        (["run.recompute="], ["run.recompute=none", "run.recompute=selective", "run.recompute=full"]),
         (["run.deterministic=t"], ["run.deterministic=true"]),
         (["optimizer.mo"], []),
         (["optimizer=muon", "optimizer.mo"], ["optimizer.momentum="]),

@@ -10,6 +10,11 @@ from pathlib import Path
 import pytest
 
 from gangline.cli.train import main
+from gangline.config.fields import defaults
+from gangline.config.schema import SECTIONS
+from gangline.config.suggest import SYNONYMS
+from gangline.parts import GROUPS
+from gangline.plugins import installed
 from gangline.rundir import RunDirectory
 
 pytestmark = pytest.mark.usefixtures("core_alone")
@@ -62,13 +67,19 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
         (["optimiser=adamw"], ["there is no group optimiser", "Did you mean optimizer=adamw?"]),
         (["steps=3"], ["there is no group steps, and no option.", "Did you mean run.steps=3?"]),
         (["optimizer.learning_rat=3"], ["no option optimizer.learning_rat.", "Did you mean optimizer.learning_rate?"]),
+        (["optimizer.lr=1"], ["there is no option optimizer.lr.", "Did you mean optimizer.learning_rate?"]),
+        (["lr=1"], ["there is no group lr, and no option.", "Did you mean optimizer.learning_rate?"]),
+        (["train.epochs=1"], ["there is no option train.epochs.", "Did you mean run.steps?"]),
+        (["batch.size=1"], ["there is no option batch.size.", "Did you mean batch.global_size?"]),
+        (["batch_size=1"], ["Did you mean batch.global_size?"]),
+        (["model.seq-len=1"], ["there is no option model.seq-len.", "Did you mean batch.sequence_length?"]),
         (["optimizer.momentum=1"], ["optimizer=adamw has none; these have: muon."]),
         (["+run.speed=3"], ["there is no option run.speed.", "Options: name, dir, seed, steps"]),
         (["run.steps.more=3"], ["there is no option run.steps.more."]),
         (["run=3"], ["run is a section; set one of its options."]),
         (["run.steps=many"], ["run.steps=many: expected a whole number, got 'many'."]),
         (["optimizer.learning_rate=[1]"], ["optimizer.learning_rate=[1]: expected a number"]),
-        (["run.recompute=half"], ["run.recompute=half: expected none or full"]),
+        (["run.recompute=half"], ["run.recompute=half: expected none or selective or full"]),
         (["batch.global_size=null"], ["batch.global_size=null: expected a whole number, got null."]),
         (["run.steps=x", "run.seed=y"], ["2 things cannot work:", "1. run.seed=y", "2. run.steps=x"]),
         (["optimizer=a", "track=[b]", "run.c=1"], ["3 things cannot work:", "optimizer=a", "track=b", "run.c"]),
@@ -129,6 +140,49 @@ def test_the_command_says_it_and_exits_with_2(tmp_path, words, messages):
     said = refused(tmp_path, *words)
     for message in messages:
         assert message in said
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["schedule=cosin", "schedule.final=0.2"], "schedule=cosin"),
+        (["track=[jsonll]", "track.jsonll.path=x"], "track=jsonll"),
+        (["moe=on", "moe.k=2", "moe.router.top=1"], "moe=on"),
+    ],
+)
+def test_a_part_that_cannot_be_had_and_its_options_are_one_mistake(capsys, words, part):
+    assert main([*words, "--cfg", "job"]) == 2
+    assert capsys.readouterr().err.startswith(f"train: {part} is not available here.\n")
+
+
+def test_options_of_parts_that_can_be_had_are_still_read_beside_one_that_cannot(capsys):
+    assert main(["schedule=cosin", "optimizer.learning_rat=1", "--cfg", "job"]) == 2
+    said = capsys.readouterr().err
+    assert "1. schedule=cosin is not available here." in said
+    assert "2. there is no option optimizer.learning_rat." in said
+
+
+def test_a_recipe_with_the_name_that_others_use(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("optimizer: {lr: 1}\n")
+    assert main(["recipe=mine.yaml", "--cfg", "job"]) == 2
+    assert "Did you mean optimizer.learning_rate?" in capsys.readouterr().err
+
+
+def test_every_synonym_is_of_an_option_that_some_run_has_and_is_none_itself():
+    known = {
+        f"{place}.{name}"
+        for place, classes in {
+            **{section: [cls] for section, cls in SECTIONS.items()},
+            **{group: [offer.part.config for offer in installed().offers(group).values()] for group in GROUPS},
+        }.items()
+        for cls in classes
+        for name in defaults(cls)
+    }
+    assert set(SYNONYMS) <= known
+    theirs = [word for words in SYNONYMS.values() for word in words.split()]
+    assert len(theirs) == len(set(theirs))
+    assert not {path.rpartition(".")[2] for path in known} & set(theirs)
 
 
 def test_a_part_whose_package_is_broken(tmp_path, strangers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -186,12 +187,19 @@ def test_a_resumed_run_may_change_its_length_and_its_layout(earlier):
     assert changed["parallel"] == ["single", "ddp"]
 
 
+def test_a_resumed_run_finds_its_data_where_it_lies_now(earlier):
+    run, changed = continued("out", earlier.content(), ["data.path=[texts,/more]"])
+    assert changed == {"data.path": [None, [os.path.abspath("texts"), "/more"]]}
+    assert run.data.path == ["texts", "/more"]
+
+
 def test_a_resumed_run_may_be_told_what_it_is(earlier):
     assert continued("out", earlier.content(), ["optimizer=muon", "run.seed=0"])[1] == {}
 
 
 @pytest.mark.parametrize(
-    "word", ["model=gpt2-124m", "run.seed=2", "batch.global_size=8", "optimizer=adamw", "data.path=x", "run.dir=other"]
+    "word",
+    ["model=gpt2-124m", "run.seed=2", "batch.global_size=8", "optimizer=adamw", "data.documents=on", "run.dir=x"],
 )
 def test_a_resumed_run_stays_the_run_it_is(earlier, word):
     with pytest.raises(UserError) as caught:

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from gangline.config import default_run
 from gangline.errors import UserError
 from gangline.interop import config_json, export, load_pretrained, model_config_from
 from gangline.interop.commands import export_run, import_model
@@ -97,7 +98,7 @@ def test_we_compute_the_same_logits_from_what_transformers_writes(name, tmp_path
     found = model_config_from(tmp_path)
     filled = replace(config, kv_heads=config.key_heads, head_dim=config.head_width, weights=str(tmp_path))
     assert found == filled
-    assert found.check(None) == []
+    assert found.check(default_run()) == []
     with torch.no_grad():
         assert (read(tmp_path, found).logits(batch) - theirs(batch.tokens).logits).abs().max() < 1e-5
 
@@ -263,7 +264,7 @@ class TestRefusals:
         assert "cannot be read" in self.error(model_config_from, directory)
 
     def test_another_model_than_the_configuration_says(self, directory):
-        problems = replace(CASES["llama"], layers=4, kv_heads=4, weights=str(directory)).check(None)
+        problems = replace(CASES["llama"], layers=4, kv_heads=4, weights=str(directory)).check(default_run())
         text = str(UserError.of(problems))
         assert "layers is 3 there and 4 here" in text
         assert "kv_heads is 2 there and 4 here" in text
@@ -354,5 +355,7 @@ def test_a_run_goes_out_and_comes_back_in(train, capsys):
     capsys.readouterr()
     shutil.rmtree(out)
     assert "model.weights" in train.refused(*command, "run.dir=third")
+    printed = train("resume=second", "run.steps=2", tiny=False)  # its checkpoint has them
+    assert len(train.metrics("second")) == 2, printed
     with pytest.raises(UserError, match="no checkpoint step-00000099"):
         export_run([str(train.directory / "first"), str(out), "--checkpoint", "step-00000099"])

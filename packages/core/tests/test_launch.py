@@ -274,7 +274,6 @@ def test_how_many_processes_a_run_starts():
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ({"processes": 0}, "launch.processes=0"),
         ({"max_restarts": -1}, "launch.max_restarts=-1"),
         ({"monitor_interval": 0.0}, "launch.monitor_interval=0"),
         ({"grace_seconds": -1.0}, "launch.grace_seconds=-1"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from gangline import plugins
+from gangline.config import default_run
 from gangline.errors import UserError
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
@@ -99,7 +100,7 @@ class TestEveryPart:
 )
 def test_sizes_that_cannot_be_are_refused(values, words):
     text = "\n".join(
-        line for problem in DecoderConfig(**values).check(None) for line in (problem.what, *problem.details())
+        line for problem in DecoderConfig(**values).check(default_run()) for line in (problem.what, *problem.details())
     )
     for word in words:
         assert word in text

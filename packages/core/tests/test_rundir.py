@@ -48,6 +48,27 @@ def test_the_run_is_read_back_with_the_directory_where_it_lies_now(directory, tm
     assert to_dict(run) == yaml.safe_load((moved / "config.yaml").read_text())
 
 
+def test_paths_of_files_are_written_in_full_and_read_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CURVES", "curves")
+    run = default_run(run={"dir": "out"})
+    run.data.path = ["texts", "more/*.md", "~/notes", "s3://bucket/x", "/abs/../text"]
+    run.data.tokenizer = "tokenizer.json"
+    run.track["jsonl"].path = "metrics/all.jsonl"
+    run.track["tensorboard"].path = "curves"
+    run.references["track.tensorboard.path"] = "${oc.env:CURVES}"
+    RunDirectory.create(run).unlock()
+    assert run.data.tokenizer == "tokenizer.json"
+    content = RunDirectory.open("out").content()
+    here = str(tmp_path)
+    assert content["data"]["path"] == [f"{here}/texts", f"{here}/more/*.md", "~/notes", "s3://bucket/x", "/text"]
+    assert content["data"]["tokenizer"] == f"{here}/tokenizer.json"
+    assert content["track"]["jsonl"]["path"] == f"{here}/metrics/all.jsonl"
+    assert content["track"]["tensorboard"]["path"] == "${oc.env:CURVES}"
+    assert content["run"]["dir"] == "out"
+    assert content["model"]["weights"] is None
+
+
 def test_an_open_choice_stays_open_in_the_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     made = RunDirectory.create(default_run(run={"name": "a b/c"}))
@@ -148,6 +169,25 @@ def test_a_second_process_is_refused_while_the_first_lives(directory):
     finally:
         holder.kill()
         holder.wait()
+
+
+UNLOCKED = """
+import errno, fcntl, sys
+from gangline.rundir import RunDirectory
+
+def flock(handle, how):  # as on a file system that has none
+    raise OSError(errno.ENOLCK, "No locks available")
+
+fcntl.flock = flock
+for _ in range(2):
+    RunDirectory.open(sys.argv[1]).lock()
+"""
+
+
+def test_a_file_system_without_locks_is_used_and_told_once(directory):
+    done = subprocess.run([sys.executable, "-c", UNLOCKED, str(directory.path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("knows no locks") == 1
 
 
 def test_the_first_of_two_creators_wins(directory):

@@ -211,7 +211,7 @@ MISFITS: list[tuple[Any, Any, str]] = [
     (bool, 1, "expected true or false, got 1"),
     (str, ["a"], r"expected text, got \['a'\]"),
     (int | None, "x", "expected a whole number or null, got 'x'"),
-    (list[int], 3, "expected a list of a whole number, got 3"),
+    (list[int], 3, "expected a list of whole numbers, got 3"),
     (tuple[float, float], [1], "expected 2 values, got 1"),
     (Literal["a", "b"], "c", "expected a or b, got 'c'"),
     (Shade, "light", "expected dark or on, got 'light'"),
@@ -241,3 +241,7 @@ def test_plain_opens_up_what_yaml_cannot_hold():
 
 def test_types_are_described_in_words():
     assert describe(str | list[str] | None) == "text or a list of text or null"
+    assert describe(list[float]) == "a list of numbers"
+    assert describe(tuple[int, int]) == "a list of 2 whole numbers"
+    assert describe(tuple[int, ...]) == "a list of whole numbers"
+    assert describe(list[int | None]) == "a list of a whole number or null"

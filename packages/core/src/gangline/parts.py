@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gangline.errors import Problem
 
@@ -50,7 +50,13 @@ class Part:
 
 @dataclass
 class PartConfig:
-    """The base of every part's configuration."""
+    """The base of every part's configuration.
+
+    `file_options` names the options that hold paths of files: a relative one is meant from where the run was started,
+    and is written down in full, so that the run goes on from anywhere. What has a scheme (s3://...) stays as it is.
+    """
+
+    file_options: ClassVar[tuple[str, ...]] = ()
 
     def check(self, run: Run) -> list[Problem]:
         """All that can be refused before torch is imported."""
@@ -61,7 +67,7 @@ class PartConfig:
 class ModelConfig(PartConfig):
     """`build(config, run) -> (tree, plan)`: the tree of config nodes and its `gangline.plan.Plan`. Torch-free."""
 
-    vocab_size: int = 256
+    vocab_size: int = 256  # different tokens that the data may have
 
 
 @dataclass
@@ -100,7 +106,7 @@ class PrecisionConfig(PartConfig):
 class OptimizerConfig(PartConfig):
     """`build(config, run, runtime) -> gangline.optimizer.Optimizer`."""
 
-    learning_rate: float = 3e-3
+    learning_rate: float = 3e-3  # at its highest; the schedule multiplies it with a factor up to 1
     clip_norm: float | None = 1.0  # global gradient norm; null for none
 
 
@@ -120,14 +126,16 @@ class CheckpointConfig(PartConfig):
     """`build(config, run, store) -> gangline.checkpoint.Checkpointer`."""
 
     every: str | int | None = None  # steps, or "auto" where the part can; null: only at the end
-    at_end: bool = True
+    at_end: bool = True  # save after the last step
 
 
 @dataclass
 class DataConfig(PartConfig):
     """`build(config, run, split) -> gangline.data.DataSource`; split is "train" or "validation"."""
 
-    path: str | list[str] | None = None
+    file_options: ClassVar[tuple[str, ...]] = ("path",)
+
+    path: str | list[str] | None = None  # where the data lies; null: what the source brings itself
 
 
 @dataclass

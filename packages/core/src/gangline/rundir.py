@@ -11,14 +11,18 @@ import fcntl
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from gangline import provenance
+from gangline.checkpoint.base import CheckpointId
+from gangline.config.paths import rooted
 from gangline.config.schema import Run
 from gangline.config.serial import from_dict, to_dict
 from gangline.errors import UserError
@@ -122,7 +126,7 @@ class RunDirectory:
                 "Wait for it or end it; a second run needs a directory of its own (run.dir=...).",
             ) from None
         except OSError:
-            pass  # a file system without locks: go on, as there is nothing to hold
+            _say_unlocked(os.fstat(handle).st_dev)
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
         self._lock = handle
@@ -180,7 +184,7 @@ class RunDirectory:
     def _write(
         self, run: Run, argv: Sequence[str], job: str | None, changed: dict[str, Any], run_dir: str | None = None
     ) -> None:
-        content = to_dict(run)
+        content = rooted(run)
         content["run"]["dir"] = run_dir if run_dir is not None else content["run"]["dir"]
         start = provenance.describe(argv, changed)
         facts = self.read_provenance()
@@ -218,6 +222,14 @@ def part_versions(run: Run) -> dict[str, Any]:
     return found
 
 
+def holds_checkpoint(run: Run) -> bool:
+    """Whether the run's directory has a checkpoint to go on from. One that is kept elsewhere is not seen."""
+    if run.run.dir is None:
+        return False
+    folder = RunDirectory(run.run.dir).checkpoints
+    return folder.is_dir() and any(CheckpointId.parse(entry.name) for entry in folder.iterdir())
+
+
 def write_whole(path: Path, text: str) -> None:
     """Replace a file by one atomic act after its bytes are durable: a reader sees the old text or the new, whole."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -245,6 +257,13 @@ def fresh(name: str) -> Path:
         count += 1
         path = stem.with_name(f"{stem.name}-{count}")
     return path
+
+
+@cache
+def _say_unlocked(file_system: int) -> None:
+    """Once for each file system: the run goes on, as there is nothing to hold."""
+    note = "train: note: the file system of the run directory knows no locks; see to it that one train alone uses it."
+    print(note, file=sys.stderr, flush=True)
 
 
 def _flat(parts: dict[str, Any]) -> dict[str, str]:

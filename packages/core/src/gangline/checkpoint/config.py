@@ -43,7 +43,7 @@ class TorchCheckpoint(CheckpointConfig):
 class Off(CheckpointConfig):
     """Nothing is kept; an interrupted run starts again."""
 
-    at_end: bool = False
+    at_end: bool = False  # nothing is kept at the end either
 
 
 PARTS = (

@@ -167,6 +167,7 @@ def _prepare(line: Line, argv: Sequence[str], job: str | None = None) -> RunDire
     from gangline.config.check import check
 
     directory, run, changed = _resumed(line)
+    run.run.dir = str(directory.path)
     check(run)
     directory.lock()
     for note in directory.changed_parts():

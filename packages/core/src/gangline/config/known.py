@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 from gangline import catalogue
 from gangline.config.fields import Option, options
 from gangline.config.schema import SECTIONS
-from gangline.config.suggest import near
+from gangline.config.suggest import near, synonym
 from gangline.errors import UserError
 from gangline.parts import LISTS
 from gangline.plugins import OFF, Offer, installed
@@ -87,10 +87,12 @@ class Known:
             return UserError(what, hint, *installed().elsewhere(head), installed().listed(head))
         listed = f"Groups: {', '.join(groups)}. Sections: {', '.join(SECTIONS)}."
         if rest:
-            return UserError(what, near(path, self.options) or near(head, [*groups, *SECTIONS]), listed)
+            guess = synonym(path, self.options) or near(path, self.options) or near(head, [*groups, *SECTIONS])
+            return UserError(what, guess, listed)
         meant = [f"{known}={text}" for known in self.options if known.rpartition(".")[2] == path]
         meant = meant or [f"{group}={text}" for group in groups if text in catalogue.names(group) + _names(group)]
-        guess = f"Did you mean {' or '.join(meant)}?" if meant else near(path, [*groups, *LAYERS])
+        guess = f"Did you mean {' or '.join(meant)}?" if meant else synonym(path, self.options)
+        guess = guess or near(path, [*groups, *LAYERS])
         return UserError(f"there is no group {path}, and no option.", guess, listed)
 
     def _within(self, place: str, path: str) -> list[str]:
@@ -99,7 +101,7 @@ class Known:
         offer = self._offers.get(place)
         last = path.removeprefix(place + ".")
         close = near(last, (name.removeprefix(place + ".") for name in own), 0.7)
-        lines = [close.replace("mean ", f"mean {place}.")]
+        lines = [synonym(path, self.options) or close.replace("mean ", f"mean {place}.")]
         if offer is not None:
             others = [
                 other.part.name

@@ -74,12 +74,13 @@ def preflight(words: Sequence[str], layers: Sequence[Mapping[str, Any]] = ()) ->
     groups = set(installed().groups())
     picks = [override for override in overrides if override.key_or_group in groups]
     choices, layers = _choose(picks, layers)
-    errors: list[UserError] = []
-    offers = _offers(choices, errors)
+    missing: dict[str, UserError] = {}
+    offers = _offers(choices, missing)
+    errors = list(missing.values())
     known = Known(offers)
     values = []
     for override in overrides:
-        if override.key_or_group in groups:
+        if override.key_or_group in groups or _inside(override.key_or_group, missing):
             continue
         try:
             values.append(known.value(override))
@@ -88,6 +89,11 @@ def preflight(words: Sequence[str], layers: Sequence[Mapping[str, Any]] = ()) ->
     if errors:
         raise UserError.of(error.problem() for error in errors)
     return Asked(choices, offers, layers, values)
+
+
+def _inside(path: str, missing: Iterable[str]) -> bool:
+    """Whether an option belongs to a part that cannot be had: nothing more can be said of it."""
+    return any(path.startswith(f"{place}.") for place in missing)
 
 
 def _refuse_grammar(override: Override) -> None:
@@ -164,22 +170,27 @@ def _kept(layer: Mapping[str, Any], own: Mapping[str, Choice], final: Mapping[st
     return kept
 
 
-def _offers(choices: dict[str, Choice], errors: list[UserError]) -> dict[str, Offer]:
-    """The part behind every choice, by the place of its options; fills in the groups that chosen parts open."""
+def _offers(choices: dict[str, Choice], missing: dict[str, UserError]) -> dict[str, Offer]:
+    """The part behind every choice, by the place of its options; fills in the groups that chosen parts open.
+
+    Why a choice cannot be had goes into `missing`, by the same places.
+    """
     found: dict[str, Offer] = {}
     opened: set[str] = set()
     for group, choice in [(group, choice) for group, choice in choices.items() if "/" not in group]:
         for name in choice if isinstance(choice, list) else [choice]:
+            place = f"{group}.{name}" if group in LISTS else group
             try:
                 offer = installed().find(group, name)
             except UserError as error:
-                errors.append(error)
+                missing[place] = error
                 continue
-            found[f"{group}.{name}" if group in LISTS else group] = offer
+            found[place] = offer
             for inner, default in offer.part.opens.items():
                 opened.add(f"{group}/{inner}")
                 choices.setdefault(f"{group}/{inner}", default)
     for group in [group for group in choices if "/" in group]:
+        place = group.replace("/", ".")
         try:
             if group not in opened:
                 parent, _, inner = group.partition("/")
@@ -187,7 +198,7 @@ def _offers(choices: dict[str, Choice], errors: list[UserError]) -> dict[str, Of
                     f"{parent}={choices[parent]} has no choice of {inner}" if parent in choices else f"{parent} is off"
                 )
                 raise UserError(f"{group}={choices[group]}: {why}.", installed().listed(parent))
-            found[group.replace("/", ".")] = installed().find(group, str(choices[group]))
+            found[place] = installed().find(group, str(choices[group]))
         except UserError as error:
-            errors.append(error)
+            missing[place] = error
     return found

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gangline.config.compose import compose_over
+from gangline.config.paths import rooted
 from gangline.config.schema import Run
-from gangline.config.serial import from_dict, to_dict
+from gangline.config.serial import from_dict
 from gangline.errors import UserError
 
 # A run is its seed, data, model, optimizer and global batch. How many ranks carry it, along which axes, in which
-# precision, who watches it and how long it goes on are not part of that.
+# precision, who watches it and how long it goes on are not part of that. Nor is where the data lies: every checkpoint
+# holds its fingerprint.
 MAY_CHANGE = (
     "run.steps",
     "run.device",
@@ -22,6 +24,8 @@ MAY_CHANGE = (
     "run.sample",
     "run.save_on_signal",
     "batch.micro_size",
+    "data.path",
+    "data.tokenizer",
     "parallel",
     "precision",
     "launch",
@@ -40,7 +44,7 @@ def continued(path: str, content: Mapping[str, Any], words: Sequence[str]) -> tu
     Raises UserError where they would make it another run.
     """
     run = compose_over(content, words)
-    before, now = _leaves(to_dict(from_dict(content))), _leaves(to_dict(run))
+    before, now = _leaves(rooted(from_dict(content))), _leaves(rooted(run))
     changed = {
         key: [before.get(key), now.get(key)] for key in {**before, **now} if before.get(key, ...) != now.get(key, ...)
     }

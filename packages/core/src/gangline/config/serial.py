@@ -20,7 +20,7 @@ from typing import Any
 
 from gangline.config.fields import REQUIRED, defaults, hints
 from gangline.config.schema import SECTIONS, SINGLE, Run
-from gangline.config.suggest import near
+from gangline.config.suggest import near, synonym
 from gangline.config.values import Misfit, describe, plain, typed
 from gangline.errors import Problem, UserError
 from gangline.parts import GROUPS, LISTS, EditConfig, PartConfig
@@ -125,7 +125,8 @@ def _fill(
     known = list(defaults(cls))
     for key in [key for key in values if key not in known]:
         listed = f"Options: {', '.join(known)}." if known else "It has no options."
-        problems.append(Problem(f"{path}.{key}: {owner} has no such option.", near(str(key), known), listed))
+        guess = synonym(f"{path}.{key}", [f"{path}.{name}" for name in known]) or near(str(key), known)
+        problems.append(Problem(f"{path}.{key}: {owner} has no such option.", guess, listed))
         del values[key]
     arguments = {}
     for key in known:

@@ -3,10 +3,45 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+
+# What others call an option: ours -> their words, in the part of the path behind the last dot.
+SYNONYMS = {
+    "run.steps": "epochs num_epochs max_steps num_steps train_steps total_steps max_iters iters",
+    "run.seed": "random_seed rng_seed",
+    "run.dir": "output_dir out_dir save_dir log_dir logdir",
+    "batch.global_size": "bs batch_size global_batch_size gbs train_batch_size size",
+    "batch.micro_size": "micro_batch_size mbs device_batch_size per_device_batch_size per_device_train_batch_size",
+    "batch.sequence_length": "seq_len seqlen seq_length sequence_len context_length context ctx block_size max_length",
+    "validate.every": "eval_every eval_interval eval_steps val_interval",
+    "optimizer.learning_rate": "lr max_lr peak_lr rate",
+    "optimizer.clip_norm": "grad_clip clip clip_grad clip_grad_norm gradient_clipping max_norm max_grad_norm",
+    "optimizer.weight_decay": "wd decay",
+    "optimizer.betas": "beta1 beta2 adam_beta1 adam_beta2",
+    "optimizer.eps": "epsilon adam_epsilon",
+    "schedule.warmup_steps": "warmup warmup_iters num_warmup_steps",
+    "schedule.final": "min_lr final_lr end_lr min_lr_ratio",
+    "model.dim": "width d_model hidden_size n_embd embed_dim model_dim hidden_dim",
+    "model.layers": "depth n_layer n_layers num_layers num_hidden_layers",
+    "model.heads": "n_head n_heads num_heads num_attention_heads",
+    "model.kv_heads": "n_kv_head n_kv_heads num_kv_heads num_key_value_heads",
+    "model.hidden": "d_ff ffn_dim ffn_hidden_size intermediate_size",
+    "model.tied": "tie_embeddings tie_word_embeddings tie_weights tied_embeddings",
+    "model.vocab_size": "vocab n_vocab vocabulary_size",
+    "checkpoint.every": "save_every save_interval save_steps checkpoint_interval ckpt_every",
+    "data.path": "dataset data_path data_dir corpus files",
+    "launch.processes": "nproc nproc_per_node num_processes world_size gpus ngpus num_gpus ranks",
+}
+_OURS = {theirs: ours for ours, words in SYNONYMS.items() for theirs in words.split()}
 
 
 def near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """A question that names what comes closest to `word`, or "" where nothing is near."""
     close = difflib.get_close_matches(word, list(known), 1, cutoff)
     return f"Did you mean {close[0]}?" if close else ""
+
+
+def synonym(path: str, known: Collection[str]) -> str:
+    """A question that names the option among `known` that others call by the last word of `path`, or ""."""
+    ours = _OURS.get(path.rpartition(".")[2].lower().replace("-", "_"))
+    return f"Did you mean {ours}?" if ours in known else ""

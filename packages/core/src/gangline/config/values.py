@@ -14,6 +14,15 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 _WORDS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 
+_NOUNS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    dict: "a mapping",
+    Any: "anything",
+}
+
 
 class Misfit(ValueError):
     """A value that its option cannot take; the message says what it can take."""
@@ -47,16 +56,15 @@ def describe(hint: Any) -> str:
         return " or ".join(str(member.value) for member in hint)
     if origin in (list, tuple, set, frozenset):
         inner = [arg for arg in args if arg is not Ellipsis]
-        return "a list" + (f" of {describe(inner[0])}" if len(set(inner)) == 1 else "")
-    words = {
-        bool: "true or false",
-        int: "a whole number",
-        float: "a number",
-        str: "text",
-        dict: "a mapping",
-        Any: "anything",
-    }
-    return words.get(origin or hint, getattr(hint, "__name__", str(hint)))
+        count = f"{len(args)} " if origin is tuple and inner == list(args) else ""
+        return "a list" + (f" of {count}{_several(inner[0])}" if len(set(inner)) == 1 else "")
+    return _NOUNS.get(origin or hint, getattr(hint, "__name__", str(hint)))
+
+
+def _several(hint: Any) -> str:
+    """A type in a user's words where there are many of it."""
+    one = describe(hint)
+    return f"{one.removeprefix('a ')}s" if (get_origin(hint) or hint) in (int, float, dict) else one
 
 
 def typed(hint: Any, value: Any) -> Any:

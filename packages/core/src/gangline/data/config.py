@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gangline.errors import Problem, UserError
 from gangline.parts import DataConfig, Part
@@ -23,6 +23,9 @@ class Text(DataConfig):
     every machine with Python has.
     """
 
+    file_options: ClassVar[tuple[str, ...]] = ("path", "tokenizer")
+
+    path: str | list[str] | None = None  # a file, a directory, a glob or a list of these; null: Python's own source
     tokenizer: str | None = None  # a tokenizer.json; null: one token for each byte, vocabulary 256
     separator: str | None = None  # the token between files; null: the tokenizer's own end of text, or byte 0
     documents: bool = False  # each file stands alone: no attention across files, positions start anew
@@ -83,7 +86,7 @@ class Text(DataConfig):
             needed = self.codec().vocab_size
         except UserError as error:
             return [error.problem()]
-        if needed <= run.model.vocab_size:
+        if needed <= run.model.vocab_size or run.model.vocab_size < 1:  # the model refuses that itself
             return []
         whose = "bytes" if self.tokenizer is None else f"data.tokenizer={self.tokenizer}"
         return [

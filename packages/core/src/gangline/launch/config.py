@@ -22,15 +22,11 @@ class LocalLaunch(LaunchConfig):
 
     max_restarts: int = 0  # how often the ranks are started again, from the latest checkpoint, after one failed
     monitor_interval: float = 0.1  # seconds between two looks at the ranks
-    grace_seconds: float = (
-        60.0  # after Ctrl-C or SIGTERM, for the step under way and its checkpoint; then comes SIGKILL
-    )
+    grace_seconds: float = 60.0  # from Ctrl-C or SIGTERM to SIGKILL: for the step under way and its checkpoint
 
     def check(self, run: Run) -> list[Problem]:
         """Numbers that cannot be; more ranks than GPUs."""
         problems = []
-        if self.processes is not None and self.processes < 1:
-            problems.append(Problem(f"launch.processes={self.processes}: a run needs at least one process."))
         if self.max_restarts < 0:
             problems.append(Problem(f"launch.max_restarts={self.max_restarts} is negative."))
         if self.monitor_interval <= 0:

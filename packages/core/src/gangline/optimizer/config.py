@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 class Adamw(OptimizerConfig):
     """AdamW (Loshchilov and Hutter, arXiv 1711.05101)."""
 
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
-    eps: float = 1e-8
-    weight_decay: float = 0.1
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])  # decay of the means of gradient and square
+    eps: float = 1e-8  # added to the root of the mean square
+    weight_decay: float = 0.1  # each step shrinks a matrix by this times the learning rate
     decay_vectors: bool = False  # decay biases and norm gains too, not matrices alone
 
     def check(self, run: Run) -> list[Problem]:
@@ -31,8 +31,8 @@ class Adamw(OptimizerConfig):
 class Muon(Adamw):
     """Muon for the matrices of the blocks, AdamW for embeddings, head and vectors, under one learning rate."""
 
-    momentum: float = 0.95
-    nesterov: bool = True
+    momentum: float = 0.95  # decay of the mean gradient of a matrix
+    nesterov: bool = True  # look one step ahead along the momentum
     iterations: int = 5  # of Newton-Schulz
 
     def check(self, run: Run) -> list[Problem]:

@@ -17,8 +17,8 @@ class Constant(ScheduleConfig):
     """Warm up, then stay."""
 
     def check(self, run: Run) -> list[Problem]:
-        if not 0 <= self.warmup(run) <= run.steps:
-            return [Problem(f"schedule.warmup_steps={self.warmup_steps} must lie between 0 and run.steps={run.steps}.")]
+        if self.warmup(run) > run.steps:
+            return [Problem(f"schedule.warmup_steps={self.warmup_steps} is more than run.steps={run.steps}.")]
         return []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gangline.errors import Problem
 from gangline.parts import Part, TrackConfig
@@ -28,12 +28,16 @@ class Console(TrackConfig):
 class JsonLines(TrackConfig):
     """Every record in full, one JSON object a line."""
 
+    file_options: ClassVar[tuple[str, ...]] = ("path",)
+
     path: str | None = None  # null: metrics.jsonl in the run directory
 
 
 @dataclass
 class TensorBoard(TrackConfig):
     """Curves for TensorBoard: numbers as scalars, vectors as histograms."""
+
+    file_options: ClassVar[tuple[str, ...]] = ("path",)
 
     path: str | None = None  # null: tensorboard/ in the run directory
 

@@ -30,14 +30,28 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float | None, 
                 rate = half if dtype in (torch.bfloat16, torch.float16) else single
                 return rate * 1e12, f"{name}, published dense {str(dtype).removeprefix('torch.')} rate"
         return None, f"{name}: no published rate known"
-    # Slow dtypes on a CPU are emulated; the peak stays what the machine can do in float32.
-    return _measured(
-        torch.float64 if dtype is torch.float64 else torch.float32
-    ), "measured: the best of many matmuls of 512³"
+    # Slow dtypes on a CPU are emulated: the peak is then what the machine can do in float32.
+    dtypes = {dtype} if dtype is torch.float64 else {dtype, torch.float32}
+    return max(map(_measured, dtypes)), "measured: the best matmul of one thread, times threads"
 
 
-def _measured(dtype: torch.dtype, size: int = 512, seconds: float = 0.15) -> float:
-    """The fastest of all matmuls that fit in `seconds`: on a busy machine the others measure its other work."""
+def _measured(dtype: torch.dtype, sizes: tuple[int, ...] = (256, 512), seconds: float = 0.06) -> float:
+    """The fastest of all matmuls of one thread that fit in `seconds` a size, times the threads of this process.
+
+    On a busy machine the slower ones measure its other work. A small one needs one core for a third of a millisecond,
+    which it gets almost anywhere; all threads at once may not get theirs in the whole time, and then the model would
+    seem to do more than the machine can.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return threads * max(_best(dtype, size, seconds) for size in sizes)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _best(dtype: torch.dtype, size: int, seconds: float) -> float:
+    """FLOP/s of the fastest."""
     a = b = torch.ones(size, size, dtype=dtype)
     best, end = float("inf"), time.perf_counter() + seconds
     while (start := time.perf_counter()) < end:

@@ -1,0 +1,42 @@
+"""Paths of files in a configuration: relative ones are meant from where the run was started. Torch-free."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container
+from typing import Any
+
+from gangline.config.schema import Run
+from gangline.config.serial import to_dict
+from gangline.parts import PartConfig
+from gangline.plugins import installed
+
+
+def rooted(run: Run) -> dict[str, Any]:
+    """The run as plain data, every relative path of a file (`PartConfig.file_options`) written in full, patterns too.
+
+    References to the environment stay as they are written: each start looks them up anew.
+    """
+    content = to_dict(run)
+    for place, config in run.parts():
+        options = content
+        for step in place.split("."):
+            options = options[step]
+        _root_options(config, options, place, run.references)
+        for name in installed().part_of(config).part.opens:
+            _root_options(getattr(config, name), options[name], f"{place}.{name}", run.references)
+    return content
+
+
+def _root_options(config: PartConfig, options: dict[str, Any], place: str, references: Container[str]) -> None:
+    for name in config.file_options:
+        if f"{place}.{name}" not in references:
+            options[name] = _rooted(options[name])
+
+
+def _rooted(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rooted(item) for item in value]
+    if not isinstance(value, str) or not value or value.startswith("~") or "://" in value:
+        return value
+    return os.path.abspath(value)

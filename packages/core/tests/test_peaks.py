@@ -1,0 +1,59 @@
+"""The peak of a CPU: what no matrix product of this process can exceed, also where the machine has other work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from gangline.train.peaks import peak_flops
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """Each core has two other processes at work."""
+    code = "import time\nend = time.monotonic() + 60\nprint(flush=True)\nwhile time.monotonic() < end: pass"
+    command = [sys.executable, "-c", code]
+    others = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2 * len(os.sched_getaffinity(0)))]
+    try:
+        for other in others:
+            other.stdout.readline()
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.communicate()
+
+
+def achieved(dtype: torch.dtype, size: int = 512) -> float:
+    """FLOP/s of the best of a few products by all threads."""
+    a, best = torch.ones(size, size, dtype=dtype), float("inf")
+    for _ in range(20):
+        start = time.perf_counter()
+        torch.mm(a, a)
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
+@pytest.fixture
+def two_threads():
+    """At once they hardly ever get two cores of a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_peak_that_was_measured_on_a_busy_machine_is_not_exceeded_on_a_free_one(dtype, two_threads):
+    with busy():
+        peak, source = peak_flops(torch.device("cpu"), dtype)
+    assert torch.get_num_threads() == 2
+    assert source.startswith("measured")
+    assert achieved(dtype) < 1.2 * peak
