@@ -22,7 +22,7 @@ def drawn(name, ranks, micros):
 def test_text_of_1f1b():
     assert as_text(drawn("1f1b", 2, 3), width=44).splitlines() == [
         "rank 0  F0 F1 ......B0    F2 B1    ...B2    ",
-        "rank 1  ...F0 B0    F1 B1    F2 B2    ...",
+        "rank 1  ...F0 B0    F1 B1    F2 B2    ......",
         "",
         "F forward   B backward   . waits",
         "12 from first to last, 25.0 % of it waiting",

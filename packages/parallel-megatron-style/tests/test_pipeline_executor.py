@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from gangline.model.linear import Linear
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import pool
+from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
 from gangline_parallel_megatron_style.pipeline.executor import Executor
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline, peak_activations
@@ -30,6 +31,7 @@ class Case:
     micros: int
     chunks: int
     dtype: torch.dtype = torch.float32
+    costs: tuple[Costs, ...] | Costs = UNIFORM
     split: bool = True  # SplitProduct in place of autograd's own backward
 
 
@@ -98,7 +100,8 @@ def reference(case: Case, stages: int):
 def executor(case: Case, clock=None):
     comm = rank.comms(Mesh.of({"pp": rank.world})).axis("pp")
     stages = {}
-    made = Executor(Chain({}, stages, rank.world * case.chunks - 1, case), comm, case.name, chunks=case.chunks)
+    stage = Chain({}, stages, rank.world * case.chunks - 1, case)
+    made = Executor(stage, comm, case.name, chunks=case.chunks, costs=case.costs)
     made.clock = clock
     schedule = made.schedule(case.micros)
     for chunk in range(case.chunks):
@@ -110,9 +113,7 @@ def executor(case: Case, clock=None):
 def check(case: Case):
     """Compared on the ranks, so that no gradients travel."""
     made = executor(case)
-    want_losses, want = reference(
-        Case(case.name, case.micros, case.chunks, case.dtype, False), rank.world * case.chunks
-    )
+    want_losses, want = reference(replace(case, split=False), rank.world * case.chunks)
     before = made.evaluate(case.micros)
     for _ in range(2):
         for part in made.stage.parts.values():
@@ -141,6 +142,11 @@ def test_bits_of_one_process(name, world, dtype):
 
 def test_layers_that_put_nothing_off_are_right_too():
     pool(2).run(check, Case("zb_v", 5, 2, split=False))
+
+
+def test_costs_change_the_order_and_not_the_bits():
+    costs = tuple(Costs(F=1 + stage % 2, I=1.5 + stage, W=0.7) for stage in range(4))
+    pool(2).run(check, Case("zb_v", 6, 2, costs=costs))
 
 
 def changing(case: Case):

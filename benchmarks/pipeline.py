@@ -1,0 +1,246 @@
+"""Pipelines: the bubble beside its formula, an action beside torch's, a backward in two halves beside a whole one.
+
+    python benchmarks/pipeline.py --processes 2 4
+
+bubble   stages that sleep, so that few cores do not matter; each rank's work is the same under every schedule
+action   small real stages: milliseconds of a step for each action of a rank, ours and torch.distributed.pipelining's
+split    milliseconds of forward and backward of a stack of linear layers on one process
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from gangline.mesh import Mesh
+from gangline.model.linear import Linear
+from gangline.precision.plain import Plain
+from gangline.testing import rank
+from gangline.testing.pool import close_all, pool
+from gangline_parallel_megatron_style.pipeline.executor import Executor
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
+from gangline_parallel_megatron_style.pipeline.simulate import Timeline
+from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
+from gangline_parallel_megatron_style.pipeline.stage import Stage
+from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradients, later
+
+NAPS = ["1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "dualpipe_v"]
+PEERS = {"1f1b": "Schedule1F1B", "interleaved_1f1b": "ScheduleInterleaved1F1B", "zb_v": "ScheduleZBVZeroBubble"}
+DIM, ROWS, LAYERS = 64, 16, 2
+FP32 = Plain(torch.float32, torch.float32)
+
+
+class Nap(torch.autograd.Function):
+    """F, I and W each sleep as long."""
+
+    @staticmethod
+    def forward(ctx, x, seconds):
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(ctx.seconds)
+        later(lambda: time.sleep(ctx.seconds))
+        return gradient, None
+
+
+class Parts(Stage):
+    """The modules of this rank's chunks; the loss is the sum of squares."""
+
+    def __init__(self, parts: list[Callable], first: int | None, last: int | None, x: torch.Tensor) -> None:
+        super().__init__()
+        self.parts, self.first, self.last, self.x = parts, first, last, x
+
+    def forward(self, chunk, micro, hidden):
+        out = self.parts[chunk](self.x if hidden is None else hidden)
+        return out.square().sum() if chunk == self.last else out
+
+    def backward(self, chunk, micro, output, grad):
+        output.backward(grad)
+
+    def empty(self, micro):
+        return torch.empty_like(self.x)
+
+
+def chunk_of(executor: Executor, micros: int, stage: int) -> int | None:
+    """The chunk of a stage, where it lies on this rank."""
+    where, chunk = executor.schedule(micros).place(stage % executor.schedule(micros).stages)
+    return chunk if where == rank.index else None
+
+
+def pipeline(name: str, micros: int, parts: list[Callable]) -> Executor:
+    comm = rank.comms(Mesh.of({"pp": rank.world}), False).axis("pp")
+    executor = Executor(Parts(parts, None, None, torch.ones(ROWS, DIM)), comm, name, clock=time.perf_counter)
+    executor.stage.last = chunk_of(executor, micros, -1)
+    return executor
+
+
+def nap(name: str, micros: int, seconds: float):
+    """This rank's recorded spans of one step, and its schedule."""
+    chunks = SCHEDULES[name].chunks
+    x = torch.ones(ROWS, DIM, requires_grad=True)
+    naps = [0.0] * chunks
+
+    def part(chunk: int) -> Callable:
+        return lambda hidden: Nap.apply(hidden if hidden.requires_grad else x, naps[chunk])
+
+    executor = pipeline(name, micros, [part(chunk) for chunk in range(chunks)])
+    executor.step(micros)  # connects the ranks
+    naps[:] = [seconds / chunks] * chunks
+    rank.comms(Mesh.of({"pp": rank.world}), False).world.barrier()
+    executor.step(micros)
+    return executor.schedule(micros), executor.spans
+
+
+def bubble(processes: list[int], micros: int, seconds: float) -> None:
+    print(f"bubble, F = I = W = {seconds * 1e3:g} ms of a whole rank, {micros} micro-batches")
+    print(f"{'ranks':>5} {'schedule':<18} {'measured':>9} {'formula':>9} {'step':>9} {'1F1B / it':>9}")
+    for world in processes:
+        base = None
+        for name in NAPS:
+            found = pool(world).run(nap, name, micros, seconds)
+            timeline = Timeline(found[0][0], tuple(spans for _, spans in found))
+            measured = 1 - 3 * micros * seconds / timeline.makespan
+            formula = SCHEDULES[name].bubble(world, micros, SCHEDULES[name].chunks)
+            base = base or timeline.makespan
+            print(
+                f"{world:>5} {name:<18} {measured:>9.3f} {formula:>9.3f} {timeline.makespan:>7.2f} s "
+                f"{base / timeline.makespan:>9.3f}",
+                flush=True,
+            )
+
+
+def layers(split: bool) -> nn.Module:
+    made = nn.Sequential(*(Linear(DIM, DIM) for _ in range(LAYERS)))
+    for layer in made:
+        nn.init.normal_(layer.weight, std=DIM**-0.5)
+        if split:
+            layer.product = split_linear(FP32)
+    return made
+
+
+def actions(name: str, micros: int, steps: int):
+    """(wall, CPU) seconds of each step, ours and torch's in turn, and how many actions this rank carries out."""
+    from torch.distributed import pipelining
+
+    world = rank.comms(Mesh.of({"pp": rank.world}), False).world
+    chunks = SCHEDULES[name].chunks
+    ours = pipeline(name, micros, [layers(SCHEDULES[name].splits_backward) for _ in range(chunks)])
+    schedule = ours.schedule(micros)
+    stages = [schedule.stage(rank.index, chunk) for chunk in range(chunks)]
+    parts = [pipelining.PipelineStage(layers(False), stage, schedule.stages, torch.device("cpu")) for stage in stages]
+    peer = getattr(pipelining.schedules, PEERS[name])(
+        parts if chunks > 1 else parts[0], micros, loss_fn=lambda out, target: out.square().sum(), scale_grads=False
+    )
+    x = torch.ones(ROWS * micros, DIM)
+
+    def theirs() -> None:
+        last = schedule.stages - 1 in stages
+        peer.step(*([x] if 0 in stages else []), **({"target": x, "losses": []} if last else {}))
+
+    found: dict[str, list[tuple[float, float]]] = {"ours": [], "torch": []}
+    for index in range(steps + 2):
+        runs = [("ours", lambda: ours.step(micros)), ("torch", theirs)]
+        for key, run in reversed(runs) if index % 2 else runs:
+            world.barrier()
+            start, cpu = time.perf_counter(), time.process_time()
+            run()
+            if index >= 2:
+                found[key].append((time.perf_counter() - start, time.process_time() - cpu))
+    return found, len(schedule.actions[rank.index])
+
+
+def action(processes: list[int], micros: int, steps: int) -> None:
+    print(f"\naction, {LAYERS} layers of {DIM} a stage, {micros} micro-batches, ms of the median of {steps} steps")
+    print(f"{'':>24} {'wall of the slowest rank':^26}  {'CPU of all ranks':^26}  {'of ours, for each action':^16}")
+    print(f"{'ranks':>5} {'schedule':<18} {'ours':>9} {'torch':>9} {'':>6}  {'ours':>9} {'torch':>9} {'':>6}")
+    for world in processes:
+        for name in PEERS:
+            ranks = pool(world).run(actions, name, micros, steps, timeout=600)
+            wall, cpu = {}, {}
+            for key in ("ours", "torch"):
+                by_step = list(zip(*(found[key] for found, _ in ranks), strict=True))
+                wall[key] = 1e3 * statistics.median(max(w for w, _ in step) for step in by_step)
+                cpu[key] = 1e3 * statistics.median(sum(c for _, c in step) for step in by_step)
+            columns = [
+                f"{of['ours']:>9.1f} {of['torch']:>9.1f} {of['ours'] / of['torch']:>6.2f} " for of in (wall, cpu)
+            ]
+            count = ranks[0][1]
+            each = f"{wall['ours'] / count:>7.3f} {cpu['ours'] / count / world:>7.3f}"
+            print(f"{world:>5} {name:<18} {' '.join(columns)} {each}", flush=True)
+
+
+def halves(dim: int, rows: int, depth: int) -> dict[str, Callable[[], None]]:
+    """Forward and backward of a stack in four ways."""
+    from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+    plain, split = (nn.Sequential(*(Linear(dim, dim) for _ in range(depth))) for _ in range(2))
+    for one, other in zip(plain, split, strict=True):
+        nn.init.normal_(one.weight, std=dim**-0.5)
+        other.weight.data.copy_(one.weight.data)
+        other.product = split_linear(FP32)
+    x = torch.randn(rows, dim)
+    gradient, store = torch.randn(rows, dim), WeightGradients()
+
+    def whole(module: nn.Module) -> None:
+        module(x.clone().requires_grad_()).backward(gradient)
+
+    def put_off() -> None:
+        out = split(x.clone().requires_grad_())
+        with store.open(0, 0):
+            out.backward(gradient)
+        store.run(0, 0)
+
+    def peer() -> None:
+        leaf = x.clone().requires_grad_()
+        out = plain(leaf)
+        _, groups = stage_backward_input([out], [gradient], [leaf], plain.parameters())
+        stage_backward_weight(plain.parameters(), groups)
+
+    ways = {"whole": lambda: whole(plain), "ours, at once": lambda: whole(split), "ours, I then W": put_off}
+    return {**ways, "torch, I then W": peer}
+
+
+def split(repeats: int) -> None:
+    print("\nsplit, 8 layers, 256 rows, float32, one thread, medians (of the whole backward)")
+    torch.set_num_threads(1)
+    for dim in (128, 256, 512):
+        ways = halves(dim, 256, 8)
+        found: dict[str, list[float]] = {way: [] for way in ways}
+        for index in range(repeats + 3):
+            for way, run in ways.items():
+                start = time.perf_counter()
+                run()
+                if index >= 3:
+                    found[way].append(time.perf_counter() - start)
+        base = statistics.median(found["whole"])
+        words = [
+            f"{way} {1e3 * statistics.median(times):.2f} ms ({statistics.median(times) / base:.2f})"
+            for way, times in found.items()
+        ]
+        print(f"dim {dim}: " + ", ".join(words), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--micros", type=int, default=8)
+    parser.add_argument("--nap", type=float, default=0.1, help="seconds of F, I and W of a rank's whole part")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=30)
+    chosen = parser.parse_args()
+    bubble(chosen.processes, chosen.micros, chosen.nap)
+    action(chosen.processes, chosen.micros, chosen.steps)
+    close_all()
+    split(chosen.repeats)
+
+
+if __name__ == "__main__":
+    main()
