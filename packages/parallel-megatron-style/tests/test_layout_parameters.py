@@ -97,7 +97,7 @@ def test_what_zero_cuts(zero):
     """Rajbhandari et al., arXiv 1910.02054, figure 1, for float32: 4 + 4 + 8 bytes each, whole or a fourth of it."""
     case = case_of(ThreeD(zero=zero, prefetch=0), dp_shard=4)
     numbers = sum(prod(array.shape) for array in case.arrays)
-    parts = sum(-(-array.size // 4) for array in case.arrays)
+    parts = sum(array.part for array in case.arrays)
     block = sum(array.size for array in case.arrays if array.block == 0)
     found = state(case, 0)
     assert found["optimizer state"] == 8 * (parts if zero else numbers)

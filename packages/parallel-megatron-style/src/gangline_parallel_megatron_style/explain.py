@@ -53,7 +53,7 @@ class Explained:
 
 def explained(run: Run) -> Explained:
     """The numbers of a run. Raises UserError for what does not fit, but not for what this machine lacks."""
-    return of_case(case_of(run), fused_norm=run.run.device != "cpu")
+    return of_case(case_of(run), gpu=run.run.device != "cpu")
 
 
 def case_of(run: Run) -> Case:
@@ -72,12 +72,12 @@ def case_of(run: Run) -> Case:
     return Case.of(run, Mesh.of(run.parallel.axes(world_of(run))))
 
 
-def of_case(case: Case, fused_norm: bool = True) -> Explained:
-    """The numbers of a case; `fused_norm` as in `layout.activations.Rates`."""
+def of_case(case: Case, gpu: bool = True) -> Explained:
+    """The numbers of a case; `gpu` as in `layout.activations.Rates`."""
     schedule, stages = timing.schedule_of(case), []
     for rank in range(case.pp):
         numbers = sum(array.size for array in case.held(rank))
-        needs, sent = memory.of_rank(case, rank, schedule, fused_norm), traffic.of_rank(case, rank)
+        needs, sent = memory.of_rank(case, rank, schedule, gpu), traffic.of_rank(case, rank)
         stages.append(Stage(len(case.blocks_of(rank)), numbers, timing.flops(case, rank), needs, sent))
     return Explained(case, stages, timing.bubble(case, schedule))
 

@@ -22,19 +22,19 @@ CHUNK = 1 << 25  # elements of logits that the loss has in float32 at a time (ga
 class Rates:
     """What a rank's modules compute with.
 
-    fused_norm: one kernel normalises, as on a GPU; without, as on a CPU, the input and what it becomes are kept in
-    float32.
+    gpu: the kernels of a GPU. On a CPU a norm keeps its input and what it becomes in float32, and attention gives its
+    output in another order than the product behind it reads, which keeps a copy.
     """
 
     stream: int  # tokens in the residual stream
     inner: int  # tokens in attention and between the products of a feed-forward layer
     tp: int
     nbytes: int  # of an activation
-    fused_norm: bool = True
+    gpu: bool = True
 
     @classmethod
-    def of(cls, case: Case, fused_norm: bool = True) -> Rates:
-        return cls(case.stream_tokens, case.tokens, case.tp, case.bytes.compute, fused_norm)
+    def of(cls, case: Case, gpu: bool = True) -> Rates:
+        return cls(case.stream_tokens, case.tokens, case.tp, case.bytes.compute, gpu)
 
     @property
     def wide(self) -> int:
@@ -44,7 +44,7 @@ class Rates:
 
 def norm(rates: Rates, rows: int, width: int) -> int:
     """Kept by a norm over `rows` rows, its output not counted: that is kept by whoever reads it."""
-    kept = rates.nbytes if rates.fused_norm else 2 * rates.wide
+    kept = rates.nbytes if rates.gpu else 2 * rates.wide
     return rows * (width * kept + rates.wide)
 
 
@@ -52,7 +52,8 @@ def attention(node: AttentionNode, rates: Rates) -> int:
     """x, then q, k, v after rotation, the output and its log-sum-exp; with q_norm and k_norm what these keep."""
     heads, key_heads = node.heads // rates.tp, max(1, node.kv_heads // rates.tp)
     kept = rates.stream * node.dim * rates.nbytes
-    kept += rates.inner * (2 * heads + 2 * key_heads) * node.head_dim * rates.nbytes
+    outputs = 2 if copies_output(rates, heads) else 1
+    kept += rates.inner * ((1 + outputs) * heads + 2 * key_heads) * node.head_dim * rates.nbytes
     kept += rates.inner * heads * rates.wide
     for normed, own in ((node.q_norm, heads), (node.k_norm, key_heads)):
         if normed is not None:
@@ -92,11 +93,20 @@ def of_block(case: Case, index: int, rates: Rates) -> int:
 
 
 def recomputed_attention(node: Node, rates: Rates) -> int:
-    """What recomputing attention saves: the log-sum-exp alone, for fused attention keeps no scores, and the output is
-    kept by the product that reads it.
+    """What recomputing attention saves: the log-sum-exp, and where it is not the one that the next product keeps, the
+    output. Fused attention keeps no scores.
     """
-    own = node.heads // rates.tp * rates.inner * rates.wide if isinstance(node, AttentionNode) else 0
-    return own + sum(recomputed_attention(child, rates) for _, child in children(node))
+    saved = 0
+    if isinstance(node, AttentionNode):
+        heads = node.heads // rates.tp
+        output = heads * node.head_dim * rates.nbytes if copies_output(rates, heads) else 0
+        saved = rates.inner * (heads * rates.wide + output)
+    return saved + sum(recomputed_attention(child, rates) for _, child in children(node))
+
+
+def copies_output(rates: Rates, heads: int) -> bool:
+    """Whether the product behind attention keeps a copy of its output, in an order of its own."""
+    return not rates.gpu and heads > 1
 
 
 def angles(case: Case, rates: Rates) -> int:

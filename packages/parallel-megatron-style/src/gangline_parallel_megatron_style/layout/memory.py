@@ -22,8 +22,8 @@ def state(case: Case, rank: int) -> Counter[str]:
     """
     held, width, zero = case.held(rank), case.bytes, case.config.zero
     numbers = sum(array.size for array in held)
-    parts = sum(_part(case, array) for array in held)
-    states = sum(_part(case, array) * (case.matrix_states if array.matrix else case.other_states) for array in held)
+    parts = sum(part_of(case, array) for array in held)
+    states = sum(part_of(case, array) * (case.matrix_states if array.matrix else case.other_states) for array in held)
     released = zero == 3 and case.shards > 1
     found: Counter[str] = Counter()
     found["weights"] = (gathered(case, rank) if released else numbers) * width.compute
@@ -38,9 +38,9 @@ def state(case: Case, rank: int) -> Counter[str]:
     return found
 
 
-def _part(case: Case, array: Array) -> int:
+def part_of(case: Case, array: Array) -> int:
     """Numbers of a parameter whose state is on one rank."""
-    return -(-array.size // array.shards) if case.config.zero else array.size
+    return array.part if case.config.zero else array.size
 
 
 def units(case: Case, rank: int) -> Counter[int | str]:
@@ -96,9 +96,9 @@ def buffers(case: Case, rank: int) -> int:
     return found
 
 
-def of_rank(case: Case, rank: int, schedule: Schedule | None, fused_norm: bool = True) -> Counter[str]:
+def of_rank(case: Case, rank: int, schedule: Schedule | None, gpu: bool = True) -> Counter[str]:
     """Kind -> bytes for a rank of pipeline rank `rank`, at the moment when most is needed."""
-    rates = Rates.of(case, fused_norm)
+    rates = Rates.of(case, gpu)
     found = state(case, rank)
     found["activations"] = under_way(case, rank, schedule, rates) + recomputing(case, rank, rates)
     if case.last_stage in case.stages_of(rank):

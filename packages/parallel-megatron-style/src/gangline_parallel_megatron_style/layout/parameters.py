@@ -13,16 +13,27 @@ from gangline_parallel_megatron_style.arrays import active_fold, cuts_of
 
 @dataclass(frozen=True)
 class Array:
-    """One parameter. `size`: numbers of it on a rank that holds it, before data sharding."""
+    """One parameter."""
 
     name: str
     shape: tuple[int, ...]
     kind: str  # "embed", "head", or the part of a block that it lies in ("attention")
     block: int | None  # the number of its block
     stages: tuple[int, ...]  # the model stages that hold it: one, or for a tied one where each of its modules is
-    size: int
+    own: tuple[int, ...]  # its shape on a rank that holds it, before data sharding
     shards: int  # ranks that would share its optimizer state
     sums: int  # neighbouring tp ranks over which its gradient is added; 1: none
+
+    @property
+    def size(self) -> int:
+        """Numbers of it on a rank that holds it, before data sharding."""
+        return prod(self.own)
+
+    @property
+    def part(self) -> int:
+        """Numbers of it whose state one rank keeps when it is sharded: whole rows, equal shares of them."""
+        rows = prod(self.own[:-1])
+        return self.size // rows * -(-rows // self.shards) if rows > 1 else -(-self.size // self.shards)
 
     @property
     def matrix(self) -> bool:
@@ -47,14 +58,14 @@ def arrays_of(
         else:
             modules = {name, *(alias for alias, owner in plan.tied if owner == name)}
             on = tuple(sorted({len(stages) - 1 if matches(plan.head, module) else 0 for module in modules}))
-        size, shards = own_size(plan, mesh, name, shape), shards_of(plan, mesh, name, shape)
+        own, shards = own_shape(plan, mesh, name, shape), shards_of(plan, mesh, name, shape)
         sums = summed_over(plan, mesh, name, shape, sequence_parallel)
-        found.append(Array(name, shape, kind, block, on, size, shards, sums))
+        found.append(Array(name, shape, kind, block, on, own, shards, sums))
     return found
 
 
-def own_size(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...]) -> int:
-    """Numbers of parameter `name`, globally of `shape`, on the rank that has most of it.
+def own_shape(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of parameter `name`, globally of `shape`, on the rank that has most of it.
 
     Rows come in units (a head) of which each rank has an equal number, rounded up for a vocabulary that does not
     divide. Where there are fewer units than ranks each is held by several (key heads; arXiv 2305.13245, section 2.2).
@@ -65,7 +76,7 @@ def own_size(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...]) -> int:
         ranks = fold.size if fold else mesh.size(axis) if axis in mesh.axes else 1
         units = -(-left[cut.dim] // cut.unit)
         left[cut.dim] = min(left[cut.dim], -(-units // ranks) * cut.unit)
-    return prod(left)
+    return tuple(left)
 
 
 def fold_of(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...]) -> Fold | None:

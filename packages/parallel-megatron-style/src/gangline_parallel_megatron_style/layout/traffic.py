@@ -90,7 +90,7 @@ def tensor(case: Case, rank: int) -> list[Sent]:
     shared: dict[int, int] = defaultdict(int)
     for array in case.held(rank):
         if array.sums > 1 and rank == home(case, array):
-            shared[array.sums] += -(-array.size // array.shards) if case.config.zero else array.size
+            shared[array.sums] += memory.part_of(case, array)
     for ranks, numbers in shared.items():
         found.append(_reduce(axes, "gradients of what is whole", ranks, 1, numbers * case.bytes.gradient))
     return found
@@ -161,13 +161,18 @@ def pipeline(case: Case, rank: int) -> list[Sent]:
     found = [Sent(("pp",), "hidden and gradients", calls, calls * hidden)]
     for array in case.held(rank):
         if not all(stage in mine for stage in array.stages):  # tied: the owner tells the weights, the other gradients
-            numbers = -(-array.size // array.shards) if case.config.zero else array.size
+            numbers = memory.part_of(case, array)
             nbytes = case.bytes.master if rank == home(case, array) else case.bytes.gradient
             found.append(Sent(("pp",), "tied embedding", 1, numbers * nbytes))
     return found
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
+
+
+def _whole_on(case: Case, array: Array, rank: int) -> bool:
+    """Whether a tied parameter has all its modules on one rank."""
+    return any(owner == array.name for _, owner in case.plan.tied) and set(array.stages) <= set(case.stages_of(rank))
 
 
 def data(case: Case, rank: int) -> list[Sent]:
@@ -178,6 +183,10 @@ def data(case: Case, rank: int) -> list[Sent]:
     axes = tuple(axis for axis in ("dp_shard", "cp") if case.mesh.size(axis) > 1)
     wire = {"bf16": 2.0, "onebit": 0.125}.get(case.config.compress, float(case.bytes.wire))
     rounds = case.micros if zero >= 2 and not case.deterministic else 1
+    # a block is passed there and back; a tied embedding that is all on one rank is read by the head too
+    held = case.held(rank)
+    twice: set[int | str] = {array.block for array in held if array.block is not None}
+    twice |= {array.kind for array in held if array.block is None and _whole_on(case, array, rank)}
     found: list[Sent] = []
     for unit, size in memory.units(case, rank).items():
         gradients, weights = int(size * wire), size * case.bytes.compute
@@ -185,8 +194,8 @@ def data(case: Case, rank: int) -> list[Sent]:
             found.append(_reduce(axes, "gradients", shards, 1, gradients))
         elif shards > 1:
             found.append(_gather(axes, "gradients", shards, rounds, gradients))
-            passes = (2 if isinstance(unit, int) else 1) * case.micros if zero == 3 else 1
+            passes = case.micros * (2 if unit in twice else 1) if zero == 3 else 1
             found.append(_gather(axes, "weights", shards, passes, weights))
         if copies > 1:
-            found.append(_reduce(("dp_replicate",), "gradients", copies, rounds, gradients // (shards if zero else 1)))
+            found.append(_reduce(("dp_replicate",), "gradients", copies, rounds, gradients // shards))
     return found

@@ -1,0 +1,156 @@
+"""What is kept for the backward pass, against what autograd keeps of the modules themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+import torch
+from test_layout_traffic import micro_batch
+from torch import Tensor, nn
+
+from gangline import plugins
+from gangline.comm.fake import FakeComms
+from gangline.config import RunSection, default_run
+from gangline.config.schema import Recompute
+from gangline.mesh import Mesh
+from gangline.model.build import construct
+from gangline.model.shapes import DecoderConfig
+from gangline.train.finish import finisher
+from gangline_parallel_megatron_style.config import Pp, Tp
+from gangline_parallel_megatron_style.layout import activations, memory, timing
+from gangline_parallel_megatron_style.layout.activations import Rates
+from gangline_parallel_megatron_style.layout.case import Case
+
+MODEL = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, hidden=48)
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def case_of(
+    model: DecoderConfig = MODEL, precision: str = "fp32", config=None, recompute: str = "none", **axes: int
+) -> Case:
+    run = default_run(
+        parallel=config or Tp(),
+        model=model,
+        precision=precision,
+        run=RunSection(recompute=Recompute(recompute)),
+        batch={"global_size": 8, "micro_size": 2, "sequence_length": 16},
+    )
+    return Case.of(run, Mesh.of(axes))
+
+
+def kept(weights: Iterable[Tensor], forward: Callable[[], object]) -> int:
+    """Bytes that autograd holds on to, weights not counted; each piece of memory once."""
+    own = {weight.untyped_storage().data_ptr() for weight in weights}
+    found: dict[int, int] = {}
+    alive: list[Tensor] = []
+
+    def pack(x: Tensor) -> Tensor:
+        if x.untyped_storage().data_ptr() not in own:
+            found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            alive.append(x)
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        alive.append(forward())  # type: ignore[arg-type]
+    return sum(found.values())
+
+
+def built(case: Case, precision: str) -> nn.Module:
+    model = construct(case.tree).to(DTYPES[precision]).to_empty(device="cpu")
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.02)
+    finish = finisher(case.recompute, False, 1, case.plan.seams)
+    for index, block in enumerate(model.blocks):
+        finish(block, f"blocks.{index}")
+    return model
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("model", [MODEL, replace(MODEL, qk_norm=True)], ids=["plain", "qk_norm"])
+def test_a_block_keeps_what_the_closed_form_says(model, precision):
+    case = case_of(model, precision)
+    module, batch = built(case, precision), micro_batch(case)
+    hidden = module.embed(batch)
+    rates = Rates.of(case, gpu=False)
+    found = kept(module.parameters(), lambda: module.blocks[1](hidden, batch))
+    assert found == activations.of_block(case, 1, rates) + activations.angles(case, rates)
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_a_recomputed_block_keeps_its_input(precision):
+    case = case_of(precision=precision, recompute="full")
+    module, batch = built(case, precision), micro_batch(case)
+    hidden = module.embed(batch).detach().requires_grad_()
+    tokens = [batch.tokens, batch.position, batch.targets, batch.loss_mask, batch.sample]
+    found = kept([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
+    assert found == activations.of_block(case, 1, Rates.of(case, gpu=False))
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_recomputed_attention_forgets_little(precision):
+    """Fused attention has no scores to forget: only one number a row and head."""
+    whole, case = case_of(precision=precision), case_of(precision=precision, recompute="selective")
+    saved = [activations.of_block(whole, 0, rates) - activations.of_block(case, 0, rates) for rates in both(case)]
+    assert saved == [2 * 16 * 4 * 4, 2 * 16 * 4 * (4 + 8 * case.bytes.compute)]
+    module, batch = built(case, precision), micro_batch(case)
+    hidden = module.embed(batch)
+    tokens = [batch.tokens, batch.position]
+    found = kept([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
+    rates = Rates.of(case, gpu=False)
+    assert found == activations.of_block(case, 1, rates) + activations.angles(case, rates)
+
+
+def both(case: Case) -> tuple[Rates, Rates]:
+    return Rates.of(case), Rates.of(case, gpu=False)
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+def test_the_head_keeps_what_the_closed_form_says(precision):
+    case = case_of(precision=precision)
+    module, batch = built(case, precision), micro_batch(case)
+    hidden = module.embed(batch)
+    rates = Rates.of(case, gpu=False)
+    found = kept(module.parameters(), lambda: module.head(hidden, batch))
+    closed = activations.head(case, rates)
+    logits = 2 * 16 * 64 * case.bytes.compute
+    backward = logits + 2 * 2 * 16 * 64 * 4  # their gradient, and a piece of them in float32 and its exponentials
+    assert found == closed["activations"] + closed["logits"] - backward
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("tp", [2, 4])
+def test_a_block_cut_by_tp(tp, sequence_parallel):
+    """arXiv 2205.05198, equations 2 and 4, on the runtime's own modules."""
+    run = default_run(
+        parallel=Tp(sequence_parallel=sequence_parallel),
+        model=replace(MODEL, kv_heads=4),
+        batch={"global_size": 2, "sequence_length": 16},
+    )
+    mesh = Mesh.of({"tp": tp})
+    case, comms = Case.of(run, mesh), FakeComms(mesh)
+    made = construct(case.tree)
+    finish, precision = finisher(Recompute.none, False), plugins.build(run.precision, run)
+    runtime = plugins.build(run.parallel, run, made, case.plan, mesh, comms, precision, finish)
+    for shard in runtime.shards():
+        nn.init.normal_(shard.local, std=0.02)
+    batch = micro_batch(case)
+    hidden = torch.randn(16 // (tp if sequence_parallel else 1), 2, 32).transpose(0, 1).requires_grad_()
+    if not sequence_parallel:
+        hidden = hidden.detach().contiguous().requires_grad_()
+    rates = Rates.of(case, gpu=False)
+    found = kept(made.parameters(), lambda: made.get_submodule("blocks.1")(hidden, batch))
+    assert found == activations.of_block(case, 1, rates) + activations.angles(case, rates)
+
+
+def test_a_pipeline_keeps_as_many_as_its_schedule_says():
+    """1F1B: p - r micro-batches on rank r (arXiv 2104.04473, section 2.2.1); GPipe all of them."""
+    model = replace(MODEL, layers=4)
+    for schedule, counts in (("1f1b", (4, 3, 2, 1)), ("gpipe", (4, 4, 4, 4))):
+        case = case_of(model, config=Pp(schedule=schedule, stages=[1, 1, 1, 1]), pp=4)
+        rates, order = Rates.of(case), timing.schedule_of(case)
+        each = activations.of_block(case, 0, rates) + activations.angles(case, rates)
+        head = activations.head(case, rates)["activations"]
+        for rank, count in enumerate(counts):
+            assert memory.under_way(case, rank, order, rates) == count * (each + (head if rank == 3 else 0))

@@ -1,0 +1,128 @@
+"""Closed forms of what a rank sends, against the runtime itself on a transport that counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+import torch
+
+from gangline import plugins
+from gangline.batch import Batch
+from gangline.comm.fake import FakeComms
+from gangline.config.compose import compose_one
+from gangline.mesh import Mesh
+from gangline.model.build import construct
+from gangline.model.compose import compose_model
+from gangline.train.finish import finisher
+from gangline_parallel_megatron_style.layout import traffic
+from gangline_parallel_megatron_style.layout.case import Case
+
+TINY = (
+    "model.layers=2 model.dim=32 model.heads=4 model.hidden=48 model.vocab_size=37 "
+    "batch.global_size=8 batch.sequence_length=16"
+)
+
+
+def micro_batch(case: Case) -> Batch:
+    shape = (case.micro_size, case.sequence_length)
+    tokens = torch.zeros(shape, dtype=torch.int64)
+    position = torch.arange(shape[1]).expand(shape)
+    return Batch(tokens, tokens, torch.ones(shape, dtype=torch.bool), position, torch.arange(shape[0]))
+
+
+def counted(words: str, stage: int, every: int = 1) -> tuple[Case, Mesh, list[FakeComms]]:
+    """One step of a stage's data ranks, or every so many of them, each alone."""
+    run = compose_one([*TINY.split(), *words.split()])
+    mesh = Mesh.of(run.parallel.axes(run.launch.processes or run.parallel.world(0)))
+    case, found = Case.of(run, mesh), []
+    tree, plan = compose_model(run)
+    points = list(mesh.along({"pp": stage}, ("dp_replicate", "dp_shard", "cp")))
+    for point in points[::every]:
+        comms = FakeComms(mesh, mesh.rank(point))
+        finish = finisher(run.run.recompute, False, run.run.recompute_every, plan.seams)
+        precision = plugins.build(run.precision, run)
+        runtime = plugins.build(run.parallel, run, construct(tree), plan, mesh, comms, precision, finish)
+        runtime.step([micro_batch(case)] * case.micros)
+        found.append(comms)
+    return case, mesh, found
+
+
+def sent(comms: FakeComms, mesh: Mesh) -> Counter[str]:
+    """Axis -> bytes sent, from what the rank handed in: a ring's share of it. "world" is all axes together."""
+    found: Counter[str] = Counter()
+    for (axis, operation), handed in comms.traffic.bytes.items():
+        n = mesh.world if axis == "world" else mesh.size(*axis.split("+"))
+        share = {
+            "all_gather": Fraction(n - 1),
+            "reduce_scatter": Fraction(n - 1, n),
+            "all_reduce": Fraction(2 * (n - 1), n),
+            "exchange": Fraction(1),
+        }[operation]
+        found[axis] += int(handed * share)
+    return found
+
+
+def closed(case: Case, stage: int, *axes: str, but: str = "") -> int:
+    """Bytes of the closed form along groups of some of `axes`."""
+    return sum(sent.bytes for sent in traffic.of_rank(case, stage) if set(sent.axes) <= {*axes} and sent.purpose != but)
+
+
+LAYOUTS = [
+    "parallel=3d",
+    "parallel=3d parallel.sequence_parallel=false",
+    "parallel=3d run.recompute=full",
+    "parallel=3d run.recompute=full run.recompute_every=2 model.tied=false",
+    "parallel=3d parallel.sequence_parallel=false run.recompute=full precision=bf16",
+    "parallel=3d parallel.schedule=interleaved_1f1b model.qk_norm=true model.layers=4",
+    "parallel=3d parallel.zero=3 precision=bf16",
+    "parallel=3d parallel.zero=2 parallel.dp_shard=1 parallel.dp_replicate=2",
+    "parallel=tp launch.processes=4 model.kv_heads=1",
+    "parallel=fsdp launch.processes=4 precision=bf16",
+    "parallel=fsdp launch.processes=4 parallel.zero=2 batch.micro_size=1",
+    "parallel=fsdp launch.processes=4 parallel.zero=0",
+    "parallel=hsdp launch.processes=8",
+    "parallel=hsdp launch.processes=8 parallel.zero=0",
+]
+
+
+@pytest.mark.parametrize("words", LAYOUTS)
+def test_what_the_runtime_sends(words):
+    whole = "gradients of what is whole"  # rows of them lie on some data ranks and not on others
+    for stage in (0, 1):
+        case, mesh, ranks = counted(words, stage, every=3)
+        for comms in ranks:
+            found = sent(comms, mesh)
+            assert found["pp"] == closed(case, stage, "pp")
+            summed = comms.traffic.bytes["tp", "all_reduce"] if case.sequence_parallel else 0
+            assert found["tp"] - int(summed * Fraction(2 * (mesh.size("tp") - 1), mesh.size("tp"))) == closed(
+                case, stage, "tp", but=whole
+            )
+            data = closed(case, stage, "dp_shard", "cp", "dp_replicate")
+            moved = found["dp_shard+cp"] + found["dp_replicate"] + found["world"]
+            assert data <= moved <= 1.1 * data + 100  # what fills up the last range of a buffer; norm and loss
+        if mesh.size("pp") == 1:
+            break
+
+
+@pytest.mark.parametrize("words", ["parallel=3d", "parallel=tp launch.processes=4 model.kv_heads=1"])
+def test_gradients_of_what_tp_does_not_cut(words):
+    case, mesh, ranks = counted(words, 0)
+    summed = sum(comms.traffic.bytes["tp", "all_reduce"] for comms in ranks)
+    n = mesh.size("tp")
+    (one,) = [sent for sent in traffic.of_rank(case, 0) if sent.purpose == "gradients of what is whole"]
+    assert one.bytes * len(ranks) == summed * 2 * (n - 1) // n
+
+
+@pytest.mark.parametrize("words", LAYOUTS[:6])
+def test_how_often(words):
+    case, _, (comms, *_) = counted(words, 0)
+    of = {(*sent.axes, sent.purpose): sent.calls for sent in traffic.of_rank(case, 0)}
+    calls = comms.traffic.calls
+    assert calls["dp_shard+cp", "reduce_scatter"] == of["dp_shard", "gradients"]
+    assert calls["dp_shard+cp", "all_gather"] == of["dp_shard", "weights"]
+    in_tp = sum(count for (axis, _), count in calls.items() if axis == "tp")
+    whole = calls["tp", "all_reduce"] if case.sequence_parallel else 0
+    purposes = ("hidden in blocks", "gradients of blocks", "embedding", "loss")
+    assert in_tp - whole == sum(of.get(("tp", purpose), 0) for purpose in purposes)
