@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -80,13 +81,16 @@ class Train:
     def losses(self, run_dir: str) -> list[tuple[int, float, float]]:
         return [(record["step"], record["loss"], record["grad_norm"]) for record in self.metrics(run_dir)]
 
-    def wait_for_step(self, process: subprocess.Popen, run_dir: str, step: int, timeout: float = 120) -> None:
+    def wait_for_step(self, process: subprocess.Popen, run_dir: str, step: int, timeout: float = 240) -> None:
         """Return as soon as the record of `step` is on disk."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if any(record["step"] >= step for record in self._whole_lines(run_dir)):
                 return
-            assert process.poll() is None, f"ended early:\n{process.stdout.read()}"
+            if process.poll() is not None:  # between the two looks, perhaps, and with all its steps done
+                done = any(record["step"] >= step for record in self._whole_lines(run_dir))
+                assert done, f"ended early:\n{process.stdout.read()}"
+                return
             time.sleep(0.01)
         raise AssertionError(f"step {step} was not reached in {timeout} s")
 
@@ -95,11 +99,16 @@ class Train:
         text = path.read_text() if path.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
+    def kill(self, process: subprocess.Popen) -> None:
+        """SIGKILL to all of a `train`, also where it has just ended by itself."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
     def end_all(self) -> None:
         for process in self.started:
             if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+                self.kill(process)
 
 
 @pytest.fixture

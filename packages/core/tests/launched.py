@@ -120,6 +120,7 @@ def steps(run_dir: str, saving: float = 0.0) -> int:
         if signum := int(add(numbers[stop_requested()] if rank == 0 else 0)):
             break
         write(run_dir, "step", step=step)
+    write(run_dir, "heard", step=step)
     time.sleep(saving)
     write(run_dir, "saved", step=step, signal=signal.Signals(signum).name)
     return 128 + signum

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -68,6 +69,15 @@ def test_tasks_per_node_are_written_out():
     assert tasks_per_node("4(x2),3,2(x2)") == [4, 4, 3, 2, 2]
 
 
+def free_port() -> int:
+    """A port that nobody listens on, below those that the system hands out to whoever asks for any."""
+    while True:
+        port = random.randrange(20000, 32000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
 # --- Slurm ------------------------------------------------------------------------------------------------------------
 
 
@@ -81,7 +91,7 @@ def srun(tmp_path, monkeypatch):
     import launched
 
     def run(*arguments: str, **environ: str) -> tuple[list[int | None], list[str]]:
-        environ = {"SLURM_JOB_ID": str(random.randrange(10**6)), **environ}
+        environ = {"SLURM_JOB_ID": str(random.randrange(10**6)), "MASTER_PORT": str(free_port()), **environ}
         tasks = [
             multiprocessing.get_context("forkserver").Process(
                 target=launched.task, args=(str(tmp_path), slurm(rank, 2, **environ), list(arguments))
@@ -91,7 +101,7 @@ def srun(tmp_path, monkeypatch):
         for one in tasks:
             one.start()
         for one in tasks:
-            one.join(60)
+            one.join(180)
         codes = [one.exitcode for one in tasks]
         for one in tasks:
             one.kill()
@@ -153,12 +163,6 @@ def test_a_lone_task_that_is_requeued_finds_its_run(tmp_path, monkeypatch):
 # --- torchrun ---------------------------------------------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def torchruns(tmp_path_factory):
     """Started at once, because they mostly import torch."""
@@ -193,7 +197,7 @@ def torchruns(tmp_path_factory):
 
 
 def finished(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
-    ends = [process.communicate(timeout=120) for process in processes]
+    ends = [process.communicate(timeout=240) for process in processes]
     return [(process.returncode, *end) for process, end in zip(processes, ends, strict=True)]
 
 

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from gangline.launch.signals import SAME_REQUEST_SECONDS
+
 HERE = Path(__file__).parent
+SAVING = 300.0  # seconds that nobody wants to wait for
 
 
 class Started:
@@ -30,17 +33,17 @@ class Started:
             start_new_session=True,
         )
 
-    def wait_for(self, name: str, timeout: float = 60) -> None:
+    def wait_for(self, name: str, timeout: float = 240) -> None:
         deadline = time.monotonic() + timeout
         while len(list(self.run_dir.glob(f"{name}-*.json"))) < self.world:
             assert time.monotonic() < deadline, f"no {name} in {timeout} s"
             assert self.process.poll() is None, self.process.stdout.read()
             time.sleep(0.01)
 
-    def end(self, living, timeout: float = 30) -> tuple[int, str]:
+    def end(self, living, timeout: float = 120) -> tuple[int, str]:
         """Exit code and output, once no process of the session is left."""
         printed, _ = self.process.communicate(timeout=timeout)
-        deadline = time.monotonic() + 30  # a signal waits for the library that is being loaded
+        deadline = time.monotonic() + 60  # a signal waits for the library that is being loaded
         while (left := living(self.process.pid)) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert left == []
@@ -54,7 +57,7 @@ def running(tmp_path_factory):
         "ctrl-c": ("steps", (0.2,), {}),
         "sigterm": ("steps", (0.2,), {}),
         "all-sigterm": ("steps", (0.2,), {}),
-        "impatient": ("steps", (100.0,), {}),
+        "impatient": ("steps", (SAVING,), {}),
         "deaf": ("deaf", (), {"grace_seconds": 1.0}),
         "agent": ("steps", (), {}),
     }
@@ -104,12 +107,11 @@ def test_a_second_ctrl_c_ends_them_now(running, living):
     one = running["impatient"]
     one.wait_for("step")
     os.killpg(one.process.pid, signal.SIGINT)
-    time.sleep(1.3)
+    one.wait_for("heard")
+    time.sleep(SAME_REQUEST_SECONDS + 0.1)
     os.killpg(one.process.pid, signal.SIGINT)
-    began = time.monotonic()
-    code, printed = one.end(living)
+    code, printed = one.end(living, timeout=SAVING / 2)
     assert code == 130, printed
-    assert time.monotonic() - began < 10
     assert not list(one.run_dir.glob("saved-*"))
 
 
@@ -120,7 +122,7 @@ def test_ranks_that_do_not_hear_are_killed_when_their_grace_is_over(running, liv
     began = time.monotonic()
     code, printed = one.end(living)
     assert code == 143, printed
-    assert 0.9 < time.monotonic() - began < 10
+    assert 0.9 < time.monotonic() - began < 25  # torch's own grace is 30 s
 
 
 def test_no_rank_outlives_a_train_that_was_killed(running, living):
@@ -129,6 +131,26 @@ def test_no_rank_outlives_a_train_that_was_killed(running, living):
     one.process.kill()
     code, _ = one.end(living)
     assert code == -signal.SIGKILL
+
+
+def wait_for_the_server(living, parent: int) -> None:
+    """Return once the server looks after its parent: its alarm is the first thing that it sets, before it loads torch.
+
+    Before that it is a Python that starts, and says of Ctrl-C what any Python says then.
+    """
+    deadline = time.monotonic() + 60
+    while not any(catches(pid, signal.SIGALRM) for pid in living(parent) if pid != parent):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def catches(pid: int, signum: signal.Signals) -> bool:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
@@ -144,9 +166,9 @@ def test_a_server_that_still_loads_torch_goes_with_its_parent(living, name):
         start_new_session=True,
     )
     assert parent.stdout.readline() == "warm\n"
-    time.sleep(0.5)
+    wait_for_the_server(living, parent.pid)
     os.killpg(parent.pid, signal.Signals[name]) if name == "SIGINT" else parent.send_signal(signal.Signals[name])
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while living(parent.pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert living(parent.pid) == []
