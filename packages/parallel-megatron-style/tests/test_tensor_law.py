@@ -8,6 +8,7 @@ import pytest
 import torch
 from tensor_ranks import (
     Case,
+    Found,
     assembled,
     batch_of,
     cut_model,
@@ -19,7 +20,11 @@ from tensor_ranks import (
 )
 
 from gangline.config.schema import Recompute
+from gangline.mesh import Mesh
+from gangline.testing import rank
 from gangline.testing.pool import pool
+from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
+from gangline_parallel_megatron_style.context.cut import cut_batch
 from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradients
 
 SHAPES = {
@@ -124,3 +129,28 @@ def test_weight_gradients_may_be_put_off(sequence_parallel):
         assert all("norm" in name for name in early)
         assert kept == 4 * case.layers + 2
         assert all(gradients[name].equal(one.gradients[name]) for name in one.gradients)
+
+
+def with_context(case: Case, method: str) -> Found:
+    """One rank of 2 x 2, tp within cp; the loss of its part of the sequences."""
+    comms = rank.comms(Mesh.of({"cp": 2, "tp": 2}))
+    cp = comms.axis("cp")
+    model, plan = cut_model(case, comms.axis("tp"))
+    set_attention(model, plan, cp, method)
+    loss = model(cut_batch(batch_of(case), cp.index, cp.size, ORDERS[method]))
+    (loss * 0.125).backward()
+    return Found([loss.detach()], gradients_of(model))
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_with_sequences_cut_over_cp(sequence_parallel, method):
+    """Each tp group has the gradients of its own tokens, which add up."""
+    case = Case(sequence_parallel=sequence_parallel, kv_heads=2)
+    reference = one_process(case)
+    ranks = pool(4).run(with_context, case, method)
+    total = ranks[0].losses[0] + ranks[2].losses[0]
+    assert total.item() == pytest.approx(reference.losses[0].item(), rel=1e-12)
+    halves = [assembled(case, ranks[first : first + 2], reference) for first in (0, 2)]
+    for name, wanted in reference.gradients.items():
+        assert difference(halves[0][name] + halves[1][name], wanted) < 1e-12, name

@@ -1,0 +1,2 @@
+"""Context parallelism: attention over sequences of which each rank holds a part. Ring attention (Liu et al., arXiv
+2310.01889) passes keys and values round; Ulysses (Jacobs et al., arXiv 2309.14509) trades tokens for heads."""

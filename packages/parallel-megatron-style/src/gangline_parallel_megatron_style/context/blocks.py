@@ -1,0 +1,113 @@
+"""Attention of some queries over some keys, with the log-sum-exp of each row, so that blocks can be merged.
+
+    S = q kᵀ / sqrt(E)      lse = log Σ exp(S)      out = exp(S - lse) v
+
+The backward pass of a block takes `out` and `lse` of the *whole* row: then P = exp(S - lse) is the block's share of the
+row's softmax, and the gradients of all blocks add up (Dao et al., FlashAttention, arXiv 2205.14135, section 3.1).
+
+B batch, H query heads, K key and value heads, T queries, S keys, E width of a head
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_cpu_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_cuda_forward = torch.ops.aten._scaled_dot_product_flash_attention
+_cuda_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
+
+Forward = Callable[[Tensor, Tensor, Tensor, bool, Tensor | None], tuple[Tensor, Tensor]]
+Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+class Kernel(NamedTuple):
+    """How to compute a block.
+
+    forward(q, k, v, causal, visible) -> out (B, H, T, E), lse (B, H, T) in float32 at least. A row that sees none of
+    the keys has lse -inf, and any finite out.
+    backward(dout, q, k, v, out, lse, causal, visible) -> dq, dk, dv
+    q (B, H, T, E), k and v (B, K, S, E); causal: T = S and query i sees keys 0 to i; visible (B, 1, T, S) bool, or None
+    where all are. Not both.
+    """
+
+    forward: Forward
+    backward: Backward
+
+
+def kernel_for(q: Tensor, masked: bool) -> Kernel:
+    """The fastest kernel for queries like `q`, with a mask or without."""
+    if q.device.type == "cpu":
+        return CPU
+    flash = q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
+    return CUDA if q.device.type == "cuda" and flash and not masked else MATH
+
+
+def _additive(q: Tensor, visible: Tensor | None) -> Tensor | None:
+    """0 where a key is seen and -inf where not, as the CPU's kernel takes masks."""
+    return None if visible is None else q.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf)
+
+
+def _forward_cpu(q, k, v, causal, visible):
+    out, lse = _cpu_forward(q, k, v, 0.0, causal, attn_mask=_additive(q, visible))
+    if visible is not None:  # the kernel says 0
+        lse = lse.masked_fill(~visible.any(-1), -torch.inf)
+    return out, lse
+
+
+def _backward_cpu(dout, q, k, v, out, lse, causal, visible):
+    return _cpu_backward(dout, q, k, v, out, lse, 0.0, causal, attn_mask=_additive(q, visible))
+
+
+def _forward_cuda(q, k, v, causal, visible):
+    out, lse, *_ = _cuda_forward(q, k, v, 0.0, causal, False)
+    return out, lse
+
+
+def _backward_cuda(dout, q, k, v, out, lse, causal, visible):
+    unused = torch.empty(0, dtype=torch.int64, device=q.device)  # the state of a dropout that is not there
+    queries, keys = q.shape[2], k.shape[2]
+    return _cuda_backward(dout, q, k, v, out, lse, None, None, queries, keys, 0.0, causal, unused, unused)
+
+
+def _scores(q: Tensor, k: Tensor, causal: bool, visible: Tensor | None) -> Tensor:
+    """(B, K, G, T, S) in float32 at least, G = H / K queries to each key head; -inf where a key is not seen."""
+    grouped = _wide(q).unflatten(1, (k.shape[1], -1))
+    scores = grouped @ _wide(k).mT.unsqueeze(2) * q.shape[-1] ** -0.5
+    if causal:
+        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    elif visible is not None:
+        visible = visible.unsqueeze(1)
+    return scores if visible is None else scores.masked_fill(~visible, -torch.inf)
+
+
+def _forward_math(q, k, v, causal, visible):
+    scores = _scores(q, k, causal, visible)
+    lse = scores.logsumexp(-1)
+    p = (scores - lse.masked_fill(lse.isneginf(), 0).unsqueeze(-1)).exp()
+    return (p @ _wide(v).unsqueeze(2)).flatten(1, 2).to(q.dtype), lse.flatten(1, 2)
+
+
+def _backward_math(dout, q, k, v, out, lse, causal, visible):
+    dout, heads = _wide(dout), (k.shape[1], -1)
+    p = (_scores(q, k, causal, visible) - lse.unflatten(1, heads).unsqueeze(-1)).exp()
+    each = (dout * _wide(out)).sum(-1, keepdim=True).unflatten(1, heads)
+    dout = dout.unflatten(1, heads)
+    ds = p * (dout @ _wide(v).mT.unsqueeze(2) - each) * q.shape[-1] ** -0.5
+    dq = (ds @ _wide(k).unsqueeze(2)).flatten(1, 2)
+    dk = (ds.mT @ _wide(q).unflatten(1, heads)).sum(2)
+    dv = (p.mT @ dout).sum(2)
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+CPU = Kernel(_forward_cpu, _backward_cpu)
+CUDA = Kernel(_forward_cuda, _backward_cuda)
+MATH = Kernel(_forward_math, _backward_math)  # no kernel of a GPU takes a mask and gives the log-sum-exp

@@ -1,0 +1,116 @@
+"""Ring attention (Liu et al., arXiv 2310.01889): keys and values go round the ranks while blocks are computed.
+
+Each rank keeps its queries. In step s it has the keys and values of rank i - s, and passes them on to i + 1 while it
+computes with them. Outputs of blocks are merged by their log-sum-exp:
+
+    lse' = log(exp(lse) + exp(lse_b))       out' = out + sigmoid(lse_b - lse) (out_b - out)
+
+Backward the keys and values go round again, and behind them the sum of their gradients, which comes home in the end.
+Sequences are cut zig-zag (`gangline_parallel_megatron_style.context.cut`), so that all ranks work the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gangline.comm import Comm, Pending
+from gangline.model.recall import Recall
+from gangline_parallel_megatron_style.context.blocks import kernel_for
+from gangline_parallel_megatron_style.context.sight import Block, Documents, block_of
+
+
+@dataclass(frozen=True)
+class RingAttention:
+    """The `attention` seam over the ranks of `comm`. One for all layers, which share what is known of documents."""
+
+    comm: Comm
+    _recall: Recall = field(default_factory=Recall, repr=False)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor) -> Tensor:
+        """q (B, H, T, E), k and v (B, K, T, E), document (B, T) or None, of this rank's tokens -> (B, H, T, E)."""
+        documents = None
+        if document is not None:
+            documents = self._recall(None, document, lambda: Documents(document, self.comm))
+        return _Ring.apply(q, k, v, documents, self.comm)
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, comm: Comm) -> Tensor:
+        out = lse = q.new_empty(0)
+        for source, block, kv in _round(k, v, comm):
+            if documents is not None and documents.hides_all(source):
+                continue
+            visible = None if documents is None else documents.visible(source, block)
+            arguments = q[:, :, block.first :], kv[0][:, :, : block.end], kv[1][:, :, : block.end]
+            part, part_lse = kernel_for(q, visible is not None).forward(
+                *arguments, block.causal and visible is None, visible
+            )
+            if source == comm.index:  # the first, over all queries
+                out, lse = part.to(part_lse.dtype), part_lse
+            else:
+                _merge(out[:, :, block.first :], lse[:, :, block.first :], part, part_lse)
+        out = out.to(q.dtype)
+        ctx.documents, ctx.comm = documents, comm
+        ctx.save_for_backward(q, k, v, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout: Tensor):
+        q, k, v, out, lse = ctx.saved_tensors
+        documents: Documents | None = ctx.documents
+        comm: Comm = ctx.comm
+        dq = torch.zeros_like(q, dtype=lse.dtype)
+        dkv = lse.new_zeros(2, *k.shape)
+        coming: Pending | None = None
+        for source, block, kv in _round(k, v, comm):
+            gradients = None
+            if documents is None or not documents.hides_all(source):
+                visible = None if documents is None else documents.visible(source, block)
+                rows, keys = (slice(None), slice(None), slice(block.first, None)), slice(block.end)
+                gradients = kernel_for(q, visible is not None).backward(
+                    dout[rows],
+                    q[rows],
+                    kv[0][:, :, keys],
+                    kv[1][:, :, keys],
+                    out[rows],
+                    lse[rows],
+                    block.causal and visible is None,
+                    visible,
+                )
+            if coming is not None:
+                (dkv,) = coming.wait()
+            if gradients is not None:
+                dq[:, :, block.first :] += gradients[0]
+                dkv[0][:, :, : block.end] += gradients[1]
+                dkv[1][:, :, : block.end] += gradients[2]
+            coming = _pass_on(dkv, comm)
+        (dkv,) = coming.wait()  # type: ignore[union-attr]
+        return dq.to(q.dtype), dkv[0].to(k.dtype), dkv[1].to(v.dtype), None, None
+
+
+def _round(k: Tensor, v: Tensor, comm: Comm) -> Iterator[tuple[int, Block, Tensor]]:
+    """(source, block, keys and values (2, B, K, T, E)) of each step; the next ones travel while the caller computes."""
+    kv = torch.stack((k, v))
+    for step in range(comm.size):
+        coming = _pass_on(kv, comm) if step < comm.size - 1 else None
+        source = (comm.index - step) % comm.size
+        yield source, block_of(comm.index, source, k.shape[2]), kv
+        if coming is not None:
+            (kv,) = coming.wait()
+
+
+def _pass_on(x: Tensor, comm: Comm) -> Pending:
+    """Send to the next rank, and receive as much from the one before."""
+    after, before = (comm.index + 1) % comm.size, (comm.index - 1) % comm.size
+    return comm.exchange([(x, after)], [(torch.empty_like(x), before)], async_=True)  # type: ignore[return-value]
+
+
+def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
+    """Add a block to what has been merged so far, in place."""
+    out.lerp_(part.to(out.dtype), (part_lse - lse).sigmoid_().unsqueeze(-1))
+    torch.logaddexp(lse, part_lse, out=lse)

@@ -1,0 +1,75 @@
+"""Ulysses (Jacobs et al., arXiv 2309.14509): trade a part of the sequence for a part of the heads, and back.
+
+An all-to-all before attention gives each rank all tokens of some heads, so attention itself is the plain one; another
+after it gives each rank all heads of its tokens. Sequences are cut into runs. Query heads must divide over the ranks.
+Where key heads do not, each is repeated as often as it takes, and the gradients of its copies add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import gcd
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gangline.comm import Comm
+from gangline.comm.autograd import all_to_all
+from gangline.model.recall import Recall
+
+Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class UlyssesAttention:
+    """The `attention` seam over the ranks of `comm`, around the seam's own `inner`. Layers share one `recall`."""
+
+    comm: Comm
+    inner: Attention
+    recall: Recall = field(default_factory=Recall, repr=False)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor) -> Tensor:
+        """q (B, H, t, E), k and v (B, K, t, E), document (B, t) or None, position (B, t) -> (B, H, t, E).
+
+        Raises ValueError where the ranks do not divide H.
+        """
+        if q.shape[1] % self.comm.size:
+            raise ValueError(f"{q.shape[1]} query heads do not divide over the {self.comm.size} ranks along cp")
+        copies = self.comm.size // gcd(self.comm.size, k.shape[1])
+        if copies > 1:
+            k, v = (x.repeat_interleave(copies, dim=1) for x in (k, v))
+        known = self.recall(document is None, position, lambda: _whole(position, document, self.comm))
+        q, k, v = _heads((q, k, v), self.comm)
+        return _tokens(self.inner(q, k, v, known.document, known.position), self.comm)
+
+
+def _heads(parts: tuple[Tensor, ...], comm: Comm) -> list[Tensor]:
+    """Each (B, n·h, t, E) -> (B, h, n·t, E), in one all-to-all."""
+    n = comm.size
+    flat = torch.cat([x.unflatten(1, (n, -1)).transpose(0, 1).flatten(1) for x in parts], dim=1)
+    came = all_to_all(flat, comm).split([x.numel() // n for x in parts], dim=1)
+    shapes = ((n, x.shape[0], x.shape[1] // n, *x.shape[2:]) for x in parts)
+    return [x.view(shape).permute(1, 2, 0, 3, 4).flatten(2, 3) for x, shape in zip(came, shapes, strict=True)]
+
+
+def _tokens(x_BhTE: Tensor, comm: Comm) -> Tensor:
+    """(B, h, n·t, E) -> (B, n·h, t, E), in memory with heads behind tokens, as attention kernels give it."""
+    rows = x_BhTE.unflatten(2, (comm.size, -1)).permute(2, 0, 3, 1, 4).contiguous()  # (n, B, t, h, E)
+    return all_to_all(rows, comm).permute(1, 2, 0, 3, 4).flatten(2, 3).transpose(1, 2)
+
+
+class _Whole(NamedTuple):
+    """Positions and documents of whole sequences, (B, T)."""
+
+    position: Tensor
+    document: Tensor | None
+
+
+def _whole(position_Bt: Tensor, document_Bt: Tensor | None, comm: Comm) -> _Whole:
+    """Gathered once for all layers."""
+    both = torch.stack([x for x in (position_Bt, document_Bt) if x is not None], dim=1)
+    all_nBct: Tensor = comm.all_gather(both[None].contiguous())  # type: ignore[assignment]
+    position, *document = all_nBct.permute(2, 1, 0, 3).flatten(2)
+    return _Whole(position, document[0] if document else None)

@@ -1,0 +1,277 @@
+"""Ring attention and Ulysses give what core's attention gives over whole sequences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gangline.comm.wrap import Wrapped
+from gangline.mesh import Mesh
+from gangline.model.attention import attention, same_document
+from gangline.testing import rank
+from gangline.testing.pool import pool
+from gangline_parallel_megatron_style.context import ring as ring_module
+from gangline_parallel_megatron_style.context.blocks import CPU, MATH
+from gangline_parallel_megatron_style.context.cut import cut_tokens
+from gangline_parallel_megatron_style.context.ring import RingAttention
+from gangline_parallel_megatron_style.context.ulysses import UlyssesAttention
+
+B, T, E = 2, 16, 8
+NAMES = ("out", "dq", "dk", "dv")
+
+
+@dataclass(frozen=True)
+class Case:
+    method: str
+    dtype: torch.dtype = torch.float64
+    heads: int = 4
+    kv_heads: int = 4
+    documents: tuple[tuple[int, ...], ...] | None = None  # where each begins, a tuple a sequence
+    math: bool = False
+
+
+def cp():
+    return rank.comms(Mesh.of({"cp": rank.world}), False).axis("cp")
+
+
+def inputs(case: Case):
+    """q, k, v, d out of whole sequences, document and position."""
+    generator = torch.Generator().manual_seed(3)
+    heads = (case.heads, case.kv_heads, case.kv_heads, case.heads)
+    tensors = [torch.randn(B, h, T, E, generator=generator, dtype=torch.float64).to(case.dtype) for h in heads]
+    position, document = torch.arange(T).expand(B, T), None
+    if case.documents is not None:
+        document = torch.stack([(torch.arange(T)[:, None] >= torch.tensor(starts)).sum(1) for starts in case.documents])
+    return tensors, document, position
+
+
+def whole(case: Case) -> list[torch.Tensor]:
+    (q, k, v, dout), document, position = inputs(case)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = attention(*leaves, document, position)
+    out.backward(dout)
+    return [out.detach(), *(x.grad for x in leaves)]
+
+
+def parts(case: Case):
+    """out, dq, dk and dv of this rank's tokens, in order of NAMES; which tokens; and calls of the comm."""
+    comm = cp()
+    order = "zigzag" if case.method == "ring" else "contiguous"
+    tensors, document, position = inputs(case)
+
+    def cut(x):
+        return cut_tokens(x, comm.index, comm.size, order)
+
+    q, k, v, dout = (cut(x.transpose(1, 2)).transpose(1, 2) for x in tensors)
+    leaves = [x.contiguous().requires_grad_() for x in (q, k, v)]
+    document = None if document is None else cut(document)
+    if case.math:
+        ring_module.kernel_for = lambda q, masked: MATH
+    try:
+        here = RingAttention(comm) if case.method == "ring" else UlyssesAttention(comm, attention)
+        out = here(*leaves, document, cut(position))
+        out.backward(dout)
+    finally:
+        ring_module.kernel_for = lambda q, masked: CPU
+    return [out.detach(), *(x.grad for x in leaves)], cut(torch.arange(T)[None])[0]
+
+
+def together(found) -> list[torch.Tensor]:
+    tokens = torch.cat([tokens for _, tokens in found])
+    assert tokens.sort().values.tolist() == list(range(T))
+    return [torch.cat(x, dim=2)[:, :, tokens.argsort()] for x in zip(*(tensors for tensors, _ in found), strict=True)]
+
+
+DOCUMENTS = {
+    "no documents": None,
+    "one document": ((0,), (0,)),
+    "documents": ((0, 3, 9), (0, 7, 8)),
+    "blocks that nobody sees": ((0, 8), (0, 8, 12)),
+    "short documents": (tuple(range(0, T, 2)), tuple(range(T))),
+}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("documents", DOCUMENTS)
+def test_float64(world, method, kv_heads, documents):
+    case = Case(method, kv_heads=kv_heads, documents=DOCUMENTS[documents])
+    for name, found, wanted in zip(NAMES, together(pool(world).run(parts, case)), whole(case), strict=True):
+        assert (found - wanted).norm() <= 1e-12 * wanted.norm(), name
+
+
+@pytest.mark.parametrize("documents", ["no documents", "documents", "short documents"])
+def test_ring_without_a_kernel_that_takes_masks(documents):
+    """The path of a GPU where documents hide something, or in float32."""
+    case = Case("ring", kv_heads=2, documents=DOCUMENTS[documents], math=True)
+    for name, found, wanted in zip(NAMES, together(pool(4).run(parts, case)), whole(case), strict=True):
+        assert (found - wanted).norm() <= 1e-12 * wanted.norm(), name
+
+
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+@pytest.mark.parametrize("documents", ["no documents", "documents"])
+def test_float32(method, documents):
+    case = Case(method, torch.float32, kv_heads=2, documents=DOCUMENTS[documents])
+    for name, found, wanted in zip(NAMES, together(pool(4).run(parts, case)), whole(case), strict=True):
+        assert (found - wanted).norm() <= 2e-6 * wanted.norm(), name
+
+
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+@pytest.mark.parametrize("documents", ["no documents", "documents"])
+def test_bfloat16_rounds_as_one_process_does(method, documents):
+    """Each of up to four blocks rounds its own part once, so twice the error of one process and a rounding bound it."""
+    case = Case(method, torch.bfloat16, kv_heads=2, documents=DOCUMENTS[documents])
+    (q, k, v, dout), document, position = inputs(case)
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    exact = attention(*leaves, document, position)
+    exact.backward(dout.double())
+    ours, plain = together(pool(4).run(parts, case)), whole(case)
+    for name, found, rounded, wanted in zip(NAMES, ours, plain, [exact, *(x.grad for x in leaves)], strict=True):
+        off, own = ((x.double() - wanted).norm() / wanted.norm() for x in (found, rounded))
+        assert off < 2 * own + 2**-8, name
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("documents", ["no documents", "documents"])
+def test_ulysses_changes_no_bit(world, dtype, documents):
+    """It moves numbers and computes nothing, as long as no key head is repeated."""
+    case = Case("ulysses", dtype, documents=DOCUMENTS[documents])
+    for name, found, wanted in zip(NAMES, together(pool(world).run(parts, case)), whole(case), strict=True):
+        assert found.equal(wanted), name
+
+
+class Counting(Wrapped):
+    """Bytes that this rank sends, and batches of transfers."""
+
+    def __init__(self, inner) -> None:
+        super().__init__(inner)
+        self.calls: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()
+
+    def _count(self, name: str, nbytes: int) -> None:
+        self.calls[name] += 1
+        self.sent[name] += nbytes
+
+    def exchange(self, sends, recvs, async_=False):
+        assert async_
+        self._count("exchange", sum(x.nbytes for x, _ in sends))
+        return super().exchange(sends, recvs, async_)
+
+    def all_to_all(self, x, in_splits=None, out_splits=None, async_=False):
+        self._count("all_to_all", x.nbytes * (self.size - 1) // self.size)
+        return super().all_to_all(x, in_splits, out_splits, async_)
+
+    def all_gather(self, x, async_=False):
+        self._count("all_gather", x.nbytes * (self.size - 1))
+        return super().all_gather(x, async_)
+
+
+def counted(method: str, documents: bool):
+    """Traffic of the forward passes of two layers, and of the backward pass of one."""
+    comm = Counting(cp())
+    case = Case(method, kv_heads=2, documents=DOCUMENTS["documents"] if documents else None)
+    tensors, document, position = inputs(case)
+    q, k, v, _ = (x[:, :, : T // comm.size].contiguous().requires_grad_() for x in tensors)
+    order = "zigzag" if method == "ring" else "contiguous"
+    document = None if document is None else cut_tokens(document, comm.index, comm.size, order)
+    position = cut_tokens(position, comm.index, comm.size, order)
+    here = RingAttention(comm) if method == "ring" else UlyssesAttention(comm, attention)
+    out = here(q, k, v, document, position)
+    here(q, k, v, document, position)
+    forward = dict(comm.calls), dict(comm.sent)
+    comm.calls.clear()
+    comm.sent.clear()
+    out.sum().backward()
+    return forward, (dict(comm.calls), dict(comm.sent))
+
+
+def test_ring_sends_keys_and_values_to_every_other_rank_and_gradients_home():
+    """n - 1 transfers forward; backward as many, and n of the gradients, which come home. Documents travel once."""
+    kv, numbers = 2 * B * 2 * (T // 4) * E * 8, B * (T // 4) * 8
+    for documents in (False, True):
+        for (calls, sent), backward in pool(4).run(counted, "ring", documents):
+            assert calls == {"exchange": 2 * 3} | ({"all_gather": 1} if documents else {})
+            assert sent == {"exchange": 2 * 3 * kv} | ({"all_gather": 3 * numbers} if documents else {})
+            assert backward == ({"exchange": 3 + 4}, {"exchange": 7 * kv})
+
+
+def test_ulysses_is_two_transfers_each_way():
+    """Queries, keys and values together, then the output; (n - 1) / n of each. Positions and documents travel once."""
+    t = T // 2
+    packed, out, numbers = (B * (4 + 2 + 2) * t * E * 8) // 2, (B * 4 * t * E * 8) // 2, B * t * 8
+    for documents in (False, True):
+        for (calls, sent), backward in pool(2).run(counted, "ulysses", documents):
+            assert calls == {"all_to_all": 4, "all_gather": 1}
+            assert sent == {"all_to_all": 2 * (packed + out), "all_gather": numbers * (2 if documents else 1)}
+            assert backward == ({"all_to_all": 2}, {"all_to_all": packed + out})
+
+
+def blocks_computed(documents) -> tuple[int, int]:
+    """How many blocks this rank computes, of which one is its own, and how many with a mask."""
+    seen = []
+
+    def noting(q, masked):
+        seen.append(masked)
+        return CPU
+
+    ring_module.kernel_for = noting
+    case = Case("ring", documents=documents)
+    tensors, document, _ = inputs(case)
+    comm = cp()
+    q, k, v, _ = (x[:, :, : T // comm.size].contiguous() for x in tensors)
+    with torch.no_grad():
+        RingAttention(comm)(q, k, v, cut_tokens(document, comm.index, comm.size, "zigzag"), None)
+    ring_module.kernel_for = lambda q, masked: CPU
+    return len(seen), sum(seen)
+
+
+def test_blocks_that_nobody_sees_are_skipped_and_masks_made_where_needed():
+    """Of eight chunks, documents change after the fourth: fronts see fronts alone, backs see backs."""
+    assert pool(4).run(blocks_computed, ((0,), (0,))) == [(4, 0)] * 4
+    for computed, masked in pool(4).run(blocks_computed, ((0, 8), (0, 8))):
+        assert computed == 4  # each other rank has a front and a back, and the two documents meet there
+        assert masked >= 1
+    lonely = pool(4).run(blocks_computed, ((0, 2, 4, 6, 8, 10, 12, 14),) * 2)
+    assert lonely == [(1, 1)] * 4
+
+
+# --- one block --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("mask", ["none", "causal", "some", "a row that sees nothing"])
+@pytest.mark.parametrize("kernel", [CPU, MATH], ids=["CPU", "math"])
+def test_a_block(kernel, mask, kv_heads):
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, dout = (
+        torch.randn(B, h, 6, E, dtype=torch.float64, generator=generator) for h in (4, kv_heads, kv_heads, 4)
+    )
+    visible = None
+    if mask in ("some", "a row that sees nothing"):
+        visible = same_document(torch.tensor([[0, 0, 1, 1, 1, 2]] * B))
+        if mask == "a row that sees nothing":
+            visible = visible.clone()
+            visible[:, :, 2] = False
+    causal = mask == "causal"
+    out, lse = kernel.forward(q, k, v, causal, visible)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    wide = (leaves[0], *(x.repeat_interleave(4 // kv_heads, 1) for x in leaves[1:]))
+    wanted = F.scaled_dot_product_attention(*wide, attn_mask=visible, is_causal=causal)
+    scores = wide[0] @ wide[1].mT / E**0.5
+    hidden = torch.ones(6, 6, dtype=torch.bool).tril().logical_not() if causal else None
+    hidden = ~visible if visible is not None else hidden
+    whole_lse = (scores if hidden is None else scores.masked_fill(hidden, -torch.inf)).logsumexp(-1)
+    torch.testing.assert_close(lse, whole_lse.detach(), rtol=1e-13, atol=1e-13)
+    sees = lse.isfinite()[..., None]
+    torch.testing.assert_close(out * sees, wanted.detach() * sees, rtol=1e-13, atol=1e-13)
+    assert out.isfinite().all()
+    (wanted * sees).backward(dout)
+    gradients = kernel.backward(dout, q, k, v, out, lse.masked_fill(~lse.isfinite(), 0), causal, visible)
+    for found, leaf in zip(gradients, leaves, strict=True):
+        torch.testing.assert_close(found, leaf.grad, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,118 @@
+"""Which tokens a rank holds, and whole models whose sequences are cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gangline.batch import Batch
+from gangline.mesh import Mesh
+from gangline.model.init import whole_model
+from gangline.model.plan import decoder
+from gangline.model.shapes import DecoderConfig
+from gangline.testing import rank
+from gangline.testing.pool import pool
+from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
+from gangline_parallel_megatron_style.context.cut import cut_batch, cut_tokens
+from gangline_parallel_megatron_style.context.ring import RingAttention
+from gangline_parallel_megatron_style.context.ulysses import UlyssesAttention
+
+B, T = 2, 16
+
+
+def batch_of(documents: bool) -> Batch:
+    tokens = torch.randint(0, 29, (B, T + 1), generator=torch.Generator().manual_seed(0))
+    position, document = torch.arange(T).expand(B, T), None
+    if documents:
+        document = torch.stack([(torch.arange(T) >= 5).long(), (torch.arange(T) >= 11).long()])
+        position = torch.stack([torch.arange(T) - 5 * document[0], torch.arange(T) - 11 * document[1]])
+    return Batch(tokens[:, :-1], tokens[:, 1:], tokens[:, 1:] % 5 > 0, position, torch.arange(B), document, step=3)
+
+
+def test_zigzag_gives_each_rank_a_chunk_from_the_front_and_one_from_the_back():
+    tokens = torch.arange(16)[None]
+    assert [cut_tokens(tokens, index, 4, "zigzag")[0].tolist() for index in range(4)] == [
+        [0, 1, 14, 15],
+        [2, 3, 12, 13],
+        [4, 5, 10, 11],
+        [6, 7, 8, 9],
+    ]
+    assert [cut_tokens(tokens, index, 2, "contiguous")[0].tolist() for index in range(2)] == [
+        list(range(8)),
+        list(range(8, 16)),
+    ]
+
+
+def test_all_that_belongs_to_a_token_travels_with_it():
+    batch = batch_of(True)
+    part = cut_batch(batch, 1, 2, "zigzag")
+    for name in ("tokens", "targets", "loss_mask", "position", "document"):
+        assert getattr(part, name).equal(getattr(batch, name)[:, 4:12]), name
+    assert part.sample.equal(batch.sample)
+    assert part.step == 3
+    assert cut_batch(batch_of(False), 1, 2, "zigzag").document is None
+    assert cut_batch(batch, 0, 1, "zigzag") is batch
+
+
+def test_a_square_batch_keeps_its_samples():
+    """As many sequences as tokens: what has one number a sequence has no tokens."""
+    batch = batch_of(False)
+    square = replace(batch, **{name: getattr(batch, name)[:, :2] for name in ("tokens", "targets", "position")})
+    assert cut_batch(square, 0, 2, "contiguous").sample.equal(batch.sample)
+
+
+@pytest.mark.parametrize(("order", "tokens", "chunks"), [("zigzag", 12, 8), ("contiguous", 10, 4)])
+def test_sequences_that_do_not_divide_are_refused(order, tokens, chunks):
+    with pytest.raises(ValueError, match=f"{tokens} tokens do not divide into the {chunks} chunks"):
+        cut_tokens(torch.zeros(1, tokens), 0, 4, order)
+
+
+def model_of(method: str | None, comm=None):
+    tree, plan = decoder(DecoderConfig(vocab_size=29, dim=32, layers=2, heads=4, kv_heads=2, hidden=48, init_std=0.1))
+    model = whole_model(tree, plan, seed=1, dtype=torch.float64)
+    if method is not None:
+        set_attention(model, plan, comm, method)
+    return model
+
+
+def trained(method: str, documents: bool):
+    """This rank's loss and gradients."""
+    comm = rank.comms(Mesh.of({"cp": rank.world}), False).axis("cp")
+    model = model_of(method, comm)
+    loss = model(cut_batch(batch_of(documents), comm.index, comm.size, ORDERS[method]))
+    loss.backward()
+    return loss.item(), {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+@pytest.mark.parametrize("documents", [False, True], ids=["plain", "documents"])
+def test_a_model_over_cut_sequences(world, method, documents):
+    """Losses and gradients of the ranks add up to those of one process."""
+    whole = model_of(None)
+    wanted = whole(batch_of(documents))
+    wanted.backward()
+    ranks = pool(world).run(trained, method, documents)
+    assert sum(loss for loss, _ in ranks) == pytest.approx(wanted.item(), rel=1e-12)
+    for name, parameter in whole.named_parameters():
+        total = sum(gradients[name] for _, gradients in ranks)
+        assert (total - parameter.grad).norm() <= 1e-12 * parameter.grad.norm(), name
+
+
+def seams(method: str) -> tuple[list[str], bool]:
+    model = model_of(method, rank.comms(Mesh.of({"cp": rank.world}), False).axis("cp"))
+    seams = [block.attention.attention for block in model.blocks]
+    shared = seams[0] is seams[1] if method == "ring" else seams[0].recall is seams[1].recall
+    return [type(seam).__name__ for seam in seams], shared
+
+
+def test_layers_share_what_is_known_of_a_batch():
+    assert pool(2).run(seams, "ring")[0] == ([RingAttention.__name__] * 2, True)
+    assert pool(2).run(seams, "ulysses")[0] == ([UlyssesAttention.__name__] * 2, True)
+
+
+def test_one_rank_changes_nothing():
+    model = model_of("ring", rank.comms(Mesh.of({})).axis("cp"))
+    assert model.blocks[0].attention.attention is model_of(None).blocks[0].attention.attention
