@@ -57,6 +57,7 @@ def sent(comms: FakeComms, mesh: Mesh) -> Counter[str]:
         share = {
             "all_gather": Fraction(n - 1),
             "reduce_scatter": Fraction(n - 1, n),
+            "all_to_all": Fraction(n - 1, n),
             "all_reduce": Fraction(2 * (n - 1), n),
             "exchange": Fraction(1),
         }[operation]
@@ -64,9 +65,16 @@ def sent(comms: FakeComms, mesh: Mesh) -> Counter[str]:
     return found
 
 
-def closed(case: Case, stage: int, *axes: str, but: str = "") -> int:
-    """Bytes of the closed form along groups of some of `axes`."""
-    return sum(sent.bytes for sent in traffic.of_rank(case, stage) if set(sent.axes) <= {*axes} and sent.purpose != but)
+TENSOR = ("hidden in blocks", "gradients of blocks", "embedding", "loss")
+WHOLE = ("gradients of what is whole",)  # rows of them lie on some data ranks and not on others
+CONTEXT = ("attention", "positions")
+PIPELINE = ("hidden and gradients", "tied embedding")
+DATA = ("gradients", "weights")
+
+
+def closed(case: Case, stage: int, purposes: tuple[str, ...]) -> int:
+    """Bytes of the closed form for some purposes."""
+    return sum(sent.bytes for sent in traffic.of_rank(case, stage) if sent.purpose in purposes)
 
 
 LAYOUTS = [
@@ -84,22 +92,25 @@ LAYOUTS = [
     "parallel=fsdp launch.processes=4 parallel.zero=0",
     "parallel=hsdp launch.processes=8",
     "parallel=hsdp launch.processes=8 parallel.zero=0",
+    "parallel=3d launch.processes=8 parallel.pp=1 parallel.cp=2",
+    "parallel=3d launch.processes=8 parallel.pp=1 parallel.cp=2 parallel.context=ulysses precision=bf16",
+    "parallel=3d launch.processes=8 parallel.pp=1 parallel.tp=1 parallel.cp=4 run.recompute=full model.kv_heads=1",
+    "parallel=fsdp launch.processes=8 parallel.cp=4 parallel.context=ulysses run.recompute=selective",
 ]
 
 
 @pytest.mark.parametrize("words", LAYOUTS)
 def test_what_the_runtime_sends(words):
-    whole = "gradients of what is whole"  # rows of them lie on some data ranks and not on others
     for stage in (0, 1):
         case, mesh, ranks = counted(words, stage, every=3)
         for comms in ranks:
             found = sent(comms, mesh)
-            assert found["pp"] == closed(case, stage, "pp")
+            assert found["pp"] == closed(case, stage, PIPELINE)
+            assert found["cp"] == closed(case, stage, CONTEXT)
             summed = comms.traffic.bytes["tp", "all_reduce"] if case.sequence_parallel else 0
-            assert found["tp"] - int(summed * Fraction(2 * (mesh.size("tp") - 1), mesh.size("tp"))) == closed(
-                case, stage, "tp", but=whole
-            )
-            data = closed(case, stage, "dp_shard", "cp", "dp_replicate")
+            whole = summed * 2 * (case.tp - 1) // case.tp
+            assert found["tp"] - whole == closed(case, stage, TENSOR)
+            data = closed(case, stage, DATA)
             moved = found["dp_shard+cp"] + found["dp_replicate"] + found["world"]
             assert data <= moved <= 1.1 * data + 100  # what fills up the last range of a buffer; norm and loss
         if mesh.size("pp") == 1:
@@ -111,8 +122,7 @@ def test_gradients_of_what_tp_does_not_cut(words):
     case, mesh, ranks = counted(words, 0)
     summed = sum(comms.traffic.bytes["tp", "all_reduce"] for comms in ranks)
     n = mesh.size("tp")
-    (one,) = [sent for sent in traffic.of_rank(case, 0) if sent.purpose == "gradients of what is whole"]
-    assert one.bytes * len(ranks) == summed * 2 * (n - 1) // n
+    assert closed(case, 0, WHOLE) * len(ranks) == summed * 2 * (n - 1) // n
 
 
 @pytest.mark.parametrize("words", LAYOUTS[:6])
@@ -124,5 +134,4 @@ def test_how_often(words):
     assert calls["dp_shard+cp", "all_gather"] == of["dp_shard", "weights"]
     in_tp = sum(count for (axis, _), count in calls.items() if axis == "tp")
     whole = calls["tp", "all_reduce"] if case.sequence_parallel else 0
-    purposes = ("hidden in blocks", "gradients of blocks", "embedding", "loss")
-    assert in_tp - whole == sum(of.get(("tp", purpose), 0) for purpose in purposes)
+    assert in_tp - whole == sum(of.get(("tp", purpose), 0) for purpose in TENSOR)

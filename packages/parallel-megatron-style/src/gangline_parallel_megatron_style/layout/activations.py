@@ -10,6 +10,7 @@ heads and features.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from gangline.config.schema import Recompute
 from gangline.model.tree import AttentionNode, FeedForwardNode, Node, NormNode, children
@@ -31,10 +32,12 @@ class Rates:
     tp: int
     nbytes: int  # of an activation
     gpu: bool = True
+    ulysses: int = 1  # ranks among which Ulysses trades tokens for heads
 
     @classmethod
     def of(cls, case: Case, gpu: bool = True) -> Rates:
-        return cls(case.stream_tokens, case.tokens, case.tp, case.bytes.compute, gpu)
+        ulysses = case.cp if case.config.context == "ulysses" else 1
+        return cls(case.stream_tokens, case.tokens, case.tp, case.bytes.compute, gpu, ulysses)
 
     @property
     def wide(self) -> int:
@@ -53,7 +56,8 @@ def attention(node: AttentionNode, rates: Rates) -> int:
     heads, key_heads = node.heads // rates.tp, max(1, node.kv_heads // rates.tp)
     kept = rates.stream * node.dim * rates.nbytes
     outputs = 2 if copies_output(rates, heads) else 1
-    kept += rates.inner * ((1 + outputs) * heads + 2 * key_heads) * node.head_dim * rates.nbytes
+    copies = rates.ulysses // gcd(rates.ulysses, key_heads)  # of key heads that its ranks do not divide
+    kept += rates.inner * ((1 + outputs) * heads + 2 * copies * key_heads) * node.head_dim * rates.nbytes
     kept += rates.inner * heads * rates.wide
     for normed, own in ((node.q_norm, heads), (node.k_norm, key_heads)):
         if normed is not None:
@@ -105,8 +109,8 @@ def recomputed_attention(node: Node, rates: Rates) -> int:
 
 
 def copies_output(rates: Rates, heads: int) -> bool:
-    """Whether the product behind attention keeps a copy of its output, in an order of its own."""
-    return not rates.gpu and heads > 1
+    """Whether the product behind attention keeps a copy of its output: in another order, or of other tokens."""
+    return rates.ulysses > 1 or (not rates.gpu and heads > 1)
 
 
 def angles(case: Case, rates: Rates) -> int:

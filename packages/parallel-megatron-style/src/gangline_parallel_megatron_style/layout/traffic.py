@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from math import gcd
 
 from gangline.config.schema import Recompute
 from gangline.model.tree import AttentionNode, Node, nodes
@@ -118,32 +119,40 @@ def _ends(case: Case, stage: int, hidden: int) -> list[Sent]:
 
 
 def context(case: Case, rank: int) -> list[Sent]:
-    """Ring (arXiv 2310.01889, section 3): keys and values go round, on the way back their gradients with them.
+    """Ring (arXiv 2310.01889, section 3): keys and values go round, on the way back their gradients behind them.
 
-    Ulysses (arXiv 2309.14509, section 3): queries, keys, values and the output change hands, and their gradients.
+    Ulysses (arXiv 2309.14509, section 3): queries, keys and values change hands, then the output, and their gradients.
     """
     if case.cp == 1:
         return []
-    axes, n, found = ("cp",), case.cp, []
-    for stage in case.stages_of(rank):
-        for index in case.stages[stage]:
-            for _, node in nodes(case.blocks[index]):
-                if isinstance(node, AttentionNode):
-                    again = 1 if case.recomputed(index) else 0
-                    found.append(_attention(case, node, axes, n, again))
+    found = []
+    for index in case.blocks_of(rank):
+        again = 1 if case.recomputed(index) else 0
+        for _, node in nodes(case.blocks[index]):
+            if isinstance(node, AttentionNode):
+                sent = _ulysses if case.config.context == "ulysses" else _ring
+                calls, nbytes = sent(case, node, again)
+                found.append(Sent(("cp",), "attention", case.micros * calls, case.micros * nbytes))
+    if case.config.context == "ulysses":  # positions, once for all layers of a stage
+        stages = len(case.stages_of(rank))
+        found.append(_gather(("cp",), "positions", case.cp, case.micros * stages, 8 * case.tokens * case.cp))
     return found
 
 
-def _attention(case: Case, node: AttentionNode, axes: tuple[str, ...], n: int, again: int) -> Sent:
+def _ring(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
+    """(messages, bytes) of one micro-batch: gradients travel in float32 at least, and one step further, home."""
+    numbers = 2 * case.tokens * max(1, node.kv_heads // case.tp) * node.head_dim
+    rounds = (2 + again) * (case.cp - 1)
+    return rounds + case.cp, numbers * (rounds * case.bytes.compute + case.cp * max(4, case.bytes.compute))
+
+
+def _ulysses(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
+    """(all-to-alls, bytes) of one micro-batch; key heads that do not divide are repeated."""
     heads, key_heads = node.heads // case.tp, max(1, node.kv_heads // case.tp)
-    per_head = case.tokens * node.head_dim * case.bytes.compute
-    if case.config.context == "ulysses":
-        each = (2 * heads + 2 * key_heads) * per_head
-        passes = 2 + again
-        return Sent(axes, "attention", case.micros * 4 * passes, case.micros * passes * each * (n - 1) // n)
-    pair = 2 * key_heads * per_head
-    there, back = (1 + again) * (n - 1), (n - 1) + n
-    return Sent(axes, "attention", case.micros * (there + back), case.micros * (there + back) * pair)
+    key_heads *= case.cp // gcd(case.cp, key_heads)
+    numbers = case.tokens * node.head_dim * (2 * heads + 2 * key_heads)
+    passes = 2 + again
+    return 2 * passes, passes * numbers * case.bytes.compute * (case.cp - 1) // case.cp
 
 
 # --- pp --------------------------------------------------------------------------------------------------------------
