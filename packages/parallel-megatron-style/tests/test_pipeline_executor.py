@@ -9,13 +9,15 @@ import pytest
 import torch
 from torch import nn
 
+from gangline.comm.solo import Done
+from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
 from gangline.model.linear import Linear
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
-from gangline_parallel_megatron_style.pipeline.executor import Executor
+from gangline_parallel_megatron_style.pipeline.executor import AHEAD, Executor
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline, peak_activations
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
@@ -182,6 +184,40 @@ def test_activations_are_freed_as_soon_as_their_backward_is_done(name):
     for most, allowed in pool(4).run(held, case):
         assert 1 <= most <= allowed
         assert most == allowed or SCHEDULES[name].splits_backward  # after I its graph is gone, W keeps its inputs only
+
+
+class InOrder(Wrapped):
+    """Each transfer ends before the next one begins, as on one NCCL stream; remembers what was sent."""
+
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.sent, self.most = [], 0
+
+    def exchange(self, sends, recvs, async_=False):
+        self.inner.exchange(sends, recvs, async_=False)
+        self.sent += [weakref.ref(tensor) for tensor, _ in sends]
+        self.most = max(self.most, sum(ref() is not None for ref in self.sent))
+        return Done([into for into, _ in recvs])
+
+
+def in_order(case: Case):
+    made = executor(case)
+    made.comm = InOrder(made.comm)
+    made.step(case.micros)
+    most = made.comm.most
+    made.evaluate(case.micros)
+    assert not any(ref() is not None for ref in made.comm.sent), "a sent tensor outlives the step"
+    assert made.comm.most <= max(most, 2 * (AHEAD + 1)), "an evaluation piles up what it sends to its two neighbours"
+    return len(made.comm.sent), most
+
+
+@EACH
+def test_transfers_one_at_a_time_neither_deadlock_nor_pile_up(name):
+    found = [pool(4).run(in_order, Case(name, micros, SCHEDULES[name].chunks)) for micros in (8, 16)]
+    for (few, _), (many, _) in zip(*found, strict=True):
+        assert many == 2 * few > 0
+    if name != "gpipe":
+        assert [most for _, most in found[0]] == [most for _, most in found[1]]
 
 
 def ticking(case: Case):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from gangline.model.linear import Linear
 from gangline.precision.plain import Plain
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
-from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradients, later
+from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradients, is_open, later
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
@@ -73,6 +73,7 @@ def test_weights_wait_for_the_store():
     store.run(0, 4)
     assert made.weight.grad.equal(torch.full((40, 24), 2.0, dtype=torch.float64))
     assert made.bias.grad.equal(torch.full((40,), 2.0, dtype=torch.float64))
+    assert not made.weight.grad.requires_grad, "the gradient has a graph of its own, which keeps x alive"
     assert len(store) == 0
 
 
@@ -100,8 +101,10 @@ def test_who_waits_for_a_weight_is_told_when_it_is_there():
 def test_store_keeps_order_and_runs_at_once_where_none_is_open():
     store, ran = WeightGradients(), []
     later(lambda: ran.append("now"))
+    assert not is_open()
     for key in ((0, 1), (1, 0)):
         with store.open(*key):
+            assert is_open()
             later(lambda key=key: ran.append((key, "a")))
             later(lambda key=key: ran.append((key, "b")))
     store.run(1, 0)

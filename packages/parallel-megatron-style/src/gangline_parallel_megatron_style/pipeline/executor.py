@@ -26,6 +26,8 @@ from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, forwa
 from gangline_parallel_megatron_style.pipeline.simulate import Span
 from gangline_parallel_megatron_style.pipeline.stage import Stage
 
+AHEAD = 4  # messages that a rank may have under way to another one in an evaluation
+
 
 class Executor:
     """Steps of a pipeline on the rank `comm.index` of the axis pp.
@@ -115,7 +117,8 @@ class _Pass:
         if action.kind == "F":
             out = self._forward(action, given)
         elif action.kind == "W":
-            self.stage.weights(action.chunk, action.micro)
+            with torch.no_grad():  # as autograd has it in a backward pass
+                self.stage.weights(action.chunk, action.micro)
             out = None
         else:
             out = self._backward(action, given)
@@ -129,6 +132,8 @@ class _Pass:
         tensor = self.made.pop(message).contiguous()
         pending: Pending = self.comm.exchange([(tensor, peer)], [], async_=True)  # type: ignore[assignment]
         self.sent[peer].append((tensor, pending))
+        if not self.train and len(self.sent[peer]) > AHEAD:  # no gradient comes back that would say what has arrived
+            self._arrived(peer)
 
     def receive(self, message: Message, peer: int, frees: int) -> None:
         into = self.stage.empty(message.micro)
@@ -148,9 +153,13 @@ class _Pass:
         into, pending, peer, frees = self.coming.pop(message)
         pending.wait()
         while self.freed[peer] < frees:
-            self.sent[peer].popleft()[1].wait()  # it has arrived, so this takes no time
-            self.freed[peer] += 1
+            self._arrived(peer)  # by what the program knows, so this takes no time
         return into
+
+    def _arrived(self, peer: int) -> None:
+        """Let go of the oldest tensor that was sent to a rank."""
+        self.sent[peer].popleft()[1].wait()
+        self.freed[peer] += 1
 
     def _forward(self, action: Action, hidden: Tensor | None) -> Tensor:
         if hidden is not None:

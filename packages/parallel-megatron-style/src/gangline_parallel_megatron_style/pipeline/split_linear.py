@@ -36,6 +36,7 @@ class SplitProduct(torch.autograd.Function):
         b, precision = ctx.b, ctx.precision
         need_x, need_w, need_b, _ = ctx.needs_input_grad
 
+        @torch.no_grad()  # put off, it runs outside of autograd, and must not begin a graph that keeps x alive
         def weights() -> None:
             if need_w:
                 deposit(w, precision.grad_w(dy, x))

@@ -27,6 +27,11 @@ def later(closure: Closure) -> None:
         _kept.append(closure)
 
 
+def is_open() -> bool:
+    """Whether a store is open: weight gradients of the backward pass under way come later."""
+    return _kept is not None
+
+
 class WeightGradients:
     """What was put off, by chunk and micro-batch."""
 

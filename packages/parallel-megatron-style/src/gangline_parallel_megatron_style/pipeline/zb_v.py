@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from gangline_parallel_megatron_style.pipeline.actions import Action, Kind, Schedule, place_of, stage_of
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs, per_stage
 
-# What a rank that is free does first. Of all orders this one leaves no bubble where F = I = W, for any number of ranks.
+# What a rank that is free does first. Of all orders this one alone leaves no bubble where F = I = W (2 to 32 ranks).
 PREFERENCE: tuple[tuple[Kind, int], ...] = (("F", 1), ("F", 0), ("I", 0), ("I", 1))
 SAME_TIME = 1e-9  # of the longest action: sums of floats in another order
 
