@@ -42,7 +42,8 @@ def _explain(argv: Sequence[str]) -> int:
     from gangline_parallel_megatron_style.show import text
 
     flags, words = flags_of(argv, ("gpu-memory",))
-    print(text(explained(compose_one(words)), number("gpu-memory", flags.get("gpu-memory", "80"))))
+    gpu = number("gpu-memory", flags.get("gpu-memory", "80"))
+    print(text(explained(compose_one(words)), gpu))
     return 0
 
 

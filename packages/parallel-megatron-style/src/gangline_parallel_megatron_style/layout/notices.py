@@ -15,9 +15,10 @@ def _pipeline(case: Case) -> list[str]:
     if case.pp == 1 or case.micros >= case.pp:
         return []
     waits = timing.bubble(case, timing.schedule_of(case))
+    few = f"{case.micros} micro-batch{'es' * (case.micros > 1)} for a pipeline of {case.pp} ranks"
     return [
-        f"{case.micros} micro-batches fill a pipeline of {case.pp} ranks badly: they wait {waits:.0%} of the time. "
-        f"A smaller batch.micro_size or fewer data ranks give more of them; {4 * case.pp} are good."
+        f"{few}: they wait {waits:.0%} of the time. A smaller batch.micro_size or fewer data ranks give more micro-"
+        f"batches; {4 * case.pp} are good."
     ]
 
 

@@ -1,0 +1,180 @@
+"""`gangline parallel explain` and `draw`: what they say, that they start nothing and need no torch."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from gangline.cli.main import main
+from gangline.config.compose import compose_one
+from gangline.plugins import installed
+from gangline_parallel_megatron_style.explain import explained
+
+LLAMA = (
+    "model=llama3-405b parallel=3d parallel.tp=8 parallel.pp=16 parallel.dp_shard=128 launch.processes=16384 "
+    "batch.global_size=2048 batch.micro_size=1 batch.sequence_length=8192 precision=bf16"
+)
+
+
+@pytest.fixture
+def say(tmp_path, monkeypatch, capsys):
+    """The exit code and all that `gangline parallel` says."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(words: str) -> tuple[int, str]:
+        code = main(["parallel", *words.split()])
+        said = capsys.readouterr()
+        assert not (said.out and said.err)
+        return code, said.out + said.err
+
+    return run
+
+
+def table(text: str, heading: str) -> dict[str, list[str]]:
+    """First column -> the others, of the table under a heading."""
+    lines = text[text.index(heading) :].splitlines()[1:]
+    rows = [re.split(r"\s{2,}", line.strip()) for line in lines]
+    return {row[0]: row[1:] for row in rows[: [*lines, ""].index("")]}
+
+
+def test_a_page_of_a_small_run(say):
+    code, text = say("explain parallel=3d parallel.schedule=zb_h1 precision=bf16")
+    assert code == 0
+    assert text.startswith("8 ranks, 8 a node, 4 nodes a rack\n")
+    assert table(text, "8 ranks")["tp"] == ["2", "4", "node", "0, 1"]
+    assert table(text, "8 ranks")["pp"] == ["2", "4", "node", "0, 4"]
+    assert "a step is 2.05 k tokens: on each data rank 8 micro-batches of 1 sequence\n" in text
+    assert "pipeline: zb_h1, 2 stages of 2 x 2 blocks; a rank waits" in text
+    assert {"weights", "gradients", "master weights", "activations", "logits", "together"} <= set(
+        table(text, "memory of a rank")
+    )
+    assert text.endswith("fits a GPU of 80 GB\n")
+
+
+def test_llama_3_405b_on_16384_gpus(say):
+    code, text = say(f"explain {LLAMA}")
+    assert code == 0
+    assert table(text, "16384 ranks") == {
+        "axis": ["ranks", "groups", "links", "rank 0 is with"],
+        "pp": ["16", "1024", "cluster", "0, 1024, 2048 ... 15360"],
+        "dp_shard": ["128", "128", "cluster", "0, 8, 16 ... 1016"],
+        "tp": ["8", "2048", "node", "0 to 7"],
+    }
+    assert "pipeline: 1f1b, 16 stages of 7 + 14 x 8 + 7 blocks; a rank waits 48.6% of the time" in text
+    assert "does not fit a GPU of 80 GB: 5 of 16 pipeline ranks need up to 97.2 GB" in text
+    assert "run.recompute=full" in text
+    assert say(f"explain {LLAMA} run.recompute=full")[1].endswith("fits a GPU of 80 GB\n")
+    assert "fits a GPU of 100 GB" in say(f"explain --gpu-memory 100 {LLAMA}")[1]
+
+
+def test_parameters_of_all_ranks_are_those_of_the_model():
+    """405 853 388 800 by the count of the model card's own shapes; norms and key heads that are whole count again."""
+    found = explained(compose_one(LLAMA.split()))
+    norms = 16_384 * (2 * 126 + 1)
+    assert sum(stage.parameters for stage in found.stages) * 8 == 405_853_388_800 + 7 * norms
+
+
+def test_it_needs_no_torch_and_no_gpu():
+    script = (
+        "import sys; from gangline.cli.main import main; "
+        "assert main(['parallel', 'explain', 'parallel=3d', 'run.device=cuda', 'launch.processes=64', "
+        "'batch.global_size=64']) == 0; "
+        "assert main(['parallel', 'draw', '--schedule', 'zb_v']) == 0; "
+        "assert main(['plugins']) == 0; "
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "note"),
+    [
+        (
+            "parallel=3d batch.global_size=2 parallel.pp=4 parallel.tp=1",
+            "1 micro-batch for a pipeline of 4 ranks: they wait 7",
+        ),
+        ("parallel=3d parallel.zero=3", "parallel.zero=3 in a pipeline gathers every block for each of 8 micro"),
+        ("parallel=fsdp parallel.dp_shard=1 launch.processes=1", "nothing is cut"),
+        (
+            "parallel=tp launch.processes=12 parallel.tp=6 model.heads=6 model.kv_heads=6 model.hidden=96 "
+            "batch.sequence_length=96",
+            "tp=6 does not divide a node of 8",
+        ),
+    ],
+)
+def test_what_is_allowed_and_unwise_is_noted(say, words, note):
+    code, text = say(f"explain {words}")
+    assert code == 0
+    assert note in text
+    run = compose_one(words.split())
+    assert any(note in notice for notice in run.parallel.notices(run))
+
+
+def test_a_good_layout_has_no_notes(say):
+    assert "note:" not in say("explain parallel=3d")[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "messages"),
+    [
+        ("explain", ["parallel=single is not explained here.", "These are: 3d, fsdp, hsdp, tp, pp."]),
+        ("explain parallel=tp launch.processes=4", ["parallel.tp=4 does not divide model.heads=6."]),
+        ("explain parallel=3d launch.processes=12", ["batch.global_size=16 does not divide over 3 data-parallel"]),
+        ("explain parallel=3d batch.micro_size=3", ["batch.micro_size=3 does not divide 8"]),
+        ("explain parallel=3d model.heads=7", ["model.dim=192 does not divide into model.heads=7"]),
+        ("explain parallel=3d parallel.tp=3 parallel.zero=7 launch.processes=8", ["2 things cannot", "zero=7", "tp 3"]),
+        ("explain parallel=3dd", ["parallel=3dd is not available here."]),
+        ("explain --gpu-memory", ["--gpu-memory needs a value."]),
+        ("explain --gpu-memory much", ["--gpu-memory much: expected a number above 0."]),
+        ("explain --gpu-mem=2", ["there is no flag --gpu-mem=2.", "Did you mean gpu-memory?"]),
+        ("explian", ["there is no gangline parallel explian.", "Did you mean explain?", "Choices: explain, draw."]),
+        ("draw --schedule zb", ["--schedule zb does not exist.", "Choices: gpipe, 1f1b"]),
+        ("draw --stages 2.5", ["--stages 2.5: expected a whole number."]),
+        ("draw --schedule 1f1b --chunks 3", ["the pipeline schedule 1f1b has 1 chunks a rank, not 3."]),
+        ("draw --stages 2 parallel=3d", ["a schedule is drawn of the numbers given, or of a run."]),
+        ("draw parallel=fsdp", ["this run has no pipeline: pp is 1."]),
+        ("draw --svg nowhere/x.svg", ["cannot write nowhere/x.svg: No such file or directory."]),
+    ],
+)
+def test_mistakes(say, words, messages):
+    code, text = say(words)
+    assert code == 2
+    assert text.startswith("gangline parallel: ")
+    for message in messages:
+        assert message in text
+
+
+def test_a_schedule_is_drawn(say, tmp_path):
+    code, text = say("draw --schedule gpipe --stages 2 --micros 2")
+    assert code == 0
+    assert [re.findall(r"[A-Z]\d|rank \d", line) for line in text.splitlines()[:2]] == [
+        ["rank 0", "F0", "F1", "B0", "B1"],
+        ["rank 1", "F0", "F1", "B0", "B1"],
+    ]
+    assert say("draw --schedule=zb_v --svg=v.svg") == (0, "v.svg\n")
+    assert (tmp_path / "v.svg").read_text().startswith("<svg ")
+
+
+def test_the_schedule_of_a_run_is_drawn(say):
+    _, of_run = say("draw parallel=3d parallel.pp=2 batch.micro_size=2")
+    assert of_run.count("rank ") == 2
+    assert "F3" in of_run
+    assert "F4" not in of_run
+
+
+def test_help(say):
+    for words in ("", "--help", "help"):
+        code, text = say(words)
+        assert code == 0
+        assert "gangline parallel explain" in text
+        assert "gangline parallel draw" in text
+
+
+def test_the_parts_and_the_verb_are_there():
+    assert installed().commands()["parallel"].summary == "Explain a layout, draw a pipeline's schedule"
+    ours = {name for name, offer in installed().offers("parallel").items() if "megatron" in offer.distribution}
+    assert ours == {"3d", "fsdp", "hsdp", "tp", "pp"}
