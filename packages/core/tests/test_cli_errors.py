@@ -70,8 +70,6 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
         (["optimizer.lr=1"], ["there is no option optimizer.lr.", "Did you mean optimizer.learning_rate?"]),
         (["lr=1"], ["there is no group lr, and no option.", "Did you mean optimizer.learning_rate?"]),
         (["train.epochs=1"], ["there is no option train.epochs.", "Did you mean run.steps?"]),
-        (["batch.size=1"], ["there is no option batch.size.", "Did you mean batch.global_size?"]),
-        (["batch_size=1"], ["Did you mean batch.global_size?"]),
         (["model.seq-len=1"], ["there is no option model.seq-len.", "Did you mean batch.sequence_length?"]),
         (["optimizer.momentum=1"], ["optimizer=adamw has none; these have: muon."]),
         (["+run.speed=3"], ["there is no option run.speed.", "Options: name, dir, seed, steps"]),

@@ -47,7 +47,7 @@ def ranks(world: int, body: str) -> list[tuple[int, str]]:
 
 def test_ranks_of_a_job_find_each_other_and_notice_who_stays_away():
     body = """
-    comms = connect(Mesh.of({"dp_replicate": 2}), deterministic=True, timeout=10)
+    comms = connect(Mesh.of({"dp_replicate": 2}), deterministic=True, timeout=120)
     comms.store.set(f"rank{comms.rank}", b"here")
     total = comms.axis("dp_replicate").all_reduce(torch.tensor([1.0 + comms.rank]))
     comms.world.barrier()
