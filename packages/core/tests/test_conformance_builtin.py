@@ -21,12 +21,12 @@ from gangline.testing import (
 
 class TestSingle(StrategySuite):
     choice = "parallel=single"
-    can = {"exact"}
+    can = {"exact", "exact tied"}
 
 
 class TestDdp(StrategySuite):
     choice = "parallel=ddp"
-    can = {"exact"}
+    can = {"exact", "exact tied"}
 
 
 class TestFp32(PrecisionSuite):

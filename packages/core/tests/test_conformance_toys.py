@@ -27,7 +27,7 @@ def toys():
 class TestRows(StrategySuite):
     choice = "parallel=rows"
     layouts = (Layout(1), Layout(2), Layout(4))
-    can = {"exact"}
+    can = {"exact", "exact tied"}
 
 
 class TestFiles(CheckpointerSuite):

@@ -106,7 +106,11 @@ def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:
 
 
 def emit_metric(name: str, value: Tensor, reduce: MetricReduce = "sum") -> None:
-    """Report a number or a vector under the block's path; reduced over micro-batches and ranks by `reduce`."""
+    """Report a number or a vector under the block's path; reduced over micro-batches and ranks by `reduce`.
+
+    A "sum" is of values that are sums over this rank's own tokens, a "mean" of values that are means over them: so both
+    come out the same however the tokens are spread.
+    """
     current = _frame
     if current is not None and current.collected is not None:
         current.collected.metrics[(current.micro_batch, _path, name)] = (value.detach(), reduce)

@@ -71,6 +71,7 @@ class StrategySuite(PartSuite):
     layouts: ClassVar[tuple[Layout, ...] | None] = None
     CLAIMS: ClassVar[dict[str, str]] = {
         "exact": "bit-identical, under run.deterministic, to one process that adds in the same grouping",
+        "exact tied": "also where the head uses the embedding's weight (stages that share one cannot)",
     }
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -331,6 +332,9 @@ class StrategySuite(PartSuite):
     @needs("exact")
     def test_bit_identical_to_one_process(self, layout: Layout) -> None:
         self.compare(layout, EXACT, 0)
+
+    @needs("exact tied")
+    def test_bit_identical_with_tied_weights(self, layout: Layout) -> None:
         self.compare(layout, EXACT_TIED, 0)
 
     # --- folds and what modules emit ---------------------------------------------------------------------------------

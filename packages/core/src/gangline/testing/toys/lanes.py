@@ -50,7 +50,7 @@ class LanesModule(nn.Module):
         use[first : first + here] = (active.detach() > 0).sum((1, 2)).double().cpu()
         energy = y_BTD.square().mean(-1)
         inside.emit_metric("use", use.to(x_BTD.device), "sum")  # each rank of the fold counts its own lanes
-        inside.emit_metric("energy", energy.sum(), "mean")
+        inside.emit_metric("energy", energy.mean(), "mean")
         inside.emit_metric("peak", energy.max(), "max")
         return inside.emit_loss(y_BTD, self.penalty * energy.sum(), "penalty")
 

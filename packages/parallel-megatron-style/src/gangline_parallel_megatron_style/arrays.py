@@ -1,0 +1,242 @@
+"""Where every array of the run lies: units, buffers and the registry, from the plan and the mesh alone. Torch-free.
+
+An array is cut in this order: along a tensor dim over `tp`, along one over a fold, and what is left between rows over
+the ranks that share its optimizer state: (dp_shard, cp), or for what lies on a fold the ranks beside the fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from math import prod
+
+from gangline.mesh import Mesh
+from gangline.plan import Cut, Fold, Plan, matches
+from gangline.shard import Division, Layout, Registry
+from gangline_parallel_megatron_style.data.packing import Packing, Rows, pack
+
+SHARD_AXES = ("dp_shard", "cp")  # the optimizer state of what all data ranks hold is cut over these
+EMBED, HEAD, TIED = "embed", "head", "tied"  # units beside the blocks
+
+
+@dataclass(frozen=True)
+class Group:
+    """Arrays that are stored and reduced alike.
+
+    fold   the fold they lie on, or None: all data ranks hold the same
+    full   computed in the dtype of the masters
+    trained  has gradients
+    """
+
+    fold: str | None
+    full: bool
+    trained: bool
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Arrays of one unit and one group, in one flat buffer. `sums`: array -> ranks of `tp` its gradient is added over.
+
+    0: none; a number: that many neighbours (the whole axis, or those that share a key head).
+    """
+
+    unit: str
+    group: Group
+    packing: Packing
+    sums: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """The whole model's arrays.
+
+    units  name -> its buffers
+    stage  name of a unit -> the pp ranks that have it, its owner first
+    """
+
+    registry: Registry
+    units: Mapping[str, tuple[Buffer, ...]]
+    stage: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a model is made of: shapes of parameters by the name they are kept under, and what else matters of them."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    buffers: Mapping[str, tuple[tuple[int, ...], str]]  # persistent ones: shape and dtype
+    aliases: Mapping[str, tuple[str, ...]]  # name -> all names under which modules have it
+    frozen: Collection[str] = ()
+
+
+def lay_out(
+    plan: Plan, mesh: Mesh, given: Given, ranks: Sequence[int], *, zero: int, sequence_parallel: bool, dtype: str
+) -> Arrays:
+    """`ranks`: the pp rank of the embedding, of each block, and of the head.
+
+    Raises ValueError for a parameter outside of the modules that the plan names, or tied in a way that has no home.
+    """
+    homes = {EMBED: ranks[0], **{f"{plan.blocks}.{i}": rank for i, rank in enumerate(ranks[1:-1])}, HEAD: ranks[-1]}
+    units = {name: unit_of(name, plan, given.aliases[name]) for name in given.shapes}
+    stage: dict[str, tuple[int, ...]] = {unit: (homes[unit],) for unit in homes}
+    if TIED in units.values():
+        stage[TIED] = tuple(dict.fromkeys((ranks[0], ranks[-1])))
+    placed = {name: _placed(name, shape, plan, mesh) for name, shape in given.shapes.items()}
+    shared = mesh.size("tp") > 1 and sequence_parallel
+    grouped: dict[tuple[str, Group], list[str]] = {}
+    for name, unit in units.items():
+        full = any(matches(pattern, name) for pattern in plan.full)
+        grouped.setdefault((unit, Group(placed[name].fold, full, name not in given.frozen)), []).append(name)
+    layouts: dict[str, Layout] = {}
+    buffers: dict[str, list[Buffer]] = {unit: [] for unit in stage}
+    for (unit, group), names in grouped.items():
+        axes, every, parts = shards(group, plan, mesh, zero)
+        names.sort(key=lambda name: bool(_sums(name, placed[name], plan, mesh, shared)))  # the added ones side by side
+        at = (("pp", stage[unit][0]),) if mesh.size("pp") > 1 else ()
+        rows = [placed[name].rows(name) for name in names]
+        for packing in _pack(tuple((r.count, r.width) for r in rows), parts, tuple(names)):
+            for index, array in enumerate(packing.arrays):
+                divisions = placed[array.name].divisions
+                if parts > 1:
+                    divisions += (Division(axes, (packing.bounds(index),), rows=True, every=every),)
+                layouts[array.name] = Layout(given.shapes[array.name], dtype, divisions, at)
+            sums = {array.name: _sums(array.name, placed[array.name], plan, mesh, shared) for array in packing.arrays}
+            buffers[unit].append(Buffer(unit, group, packing, sums))
+    ordered = {f"model/{name}": layouts[name] for name in given.shapes}
+    for name, (shape, kind) in given.buffers.items():
+        home = homes[unit_of(name, plan, (name,))]
+        ordered[f"model/{name}"] = Layout(shape, kind, at=(("pp", home),) if mesh.size("pp") > 1 else ())
+    registry = Registry.of(mesh, ordered)
+    return Arrays(registry, {unit: tuple(found) for unit, found in buffers.items()}, stage)
+
+
+def unit_of(name: str, plan: Plan, aliases: Sequence[str]) -> str:
+    """The unit of a parameter: a block, the embedding, the head, or what both of these use."""
+    places = {_place(alias, plan) for alias in (name, *aliases)}
+    if len(places) == 1:
+        return places.pop()
+    if places == {EMBED, HEAD}:
+        return TIED
+    raise ValueError(f"{name} is shared by {', '.join(sorted(places))}; only the embedding and the head may share one")
+
+
+def _place(name: str, plan: Plan) -> str:
+    if matches(plan.embed, name):
+        return EMBED
+    if matches(plan.head, name):
+        return HEAD
+    if name.startswith(f"{plan.blocks}."):
+        return f"{plan.blocks}.{name.removeprefix(f'{plan.blocks}.').split('.')[0]}"
+    raise ValueError(
+        f"{name} lies in none of the modules that the plan names: {plan.embed}, {plan.blocks}, {plan.head}"
+    )
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """An array after the cuts along its dims."""
+
+    shape: tuple[int, ...]  # of the largest part
+    divisions: tuple[Division, ...]
+    fold: str | None
+    neighbours: int  # ranks of tp that share a part; all of them where tp cuts nothing
+
+    def rows(self, name: str) -> Rows:
+        if len(self.shape) <= 1:
+            return Rows(name, 1, prod(self.shape))
+        return Rows(name, prod(self.shape[:-1]), self.shape[-1])
+
+
+def cuts_of(name: str, plan: Plan, dims: int) -> dict[str, Cut]:
+    """Axis -> the plan's first rule about that axis for this parameter of so many dims."""
+    found: dict[str, Cut] = {}
+    for cut in plan.cuts:
+        if matches(cut.pattern, name) and cut.dim < dims:
+            found.setdefault(cut.axis, cut)
+    return found
+
+
+def active_fold(plan: Plan, mesh: Mesh, name: str) -> Fold | None:
+    """The fold of that name, where this mesh has ranks for it."""
+    return next((f for f in plan.folds if f.name == name and f.size > 1 and mesh.size(*f.out_of) > 1), None)
+
+
+def _placed(name: str, shape: tuple[int, ...], plan: Plan, mesh: Mesh) -> _Placed:
+    divisions: tuple[Division, ...] = ()
+    left, fold_name, neighbours = list(shape), None, mesh.size("tp")
+    for axis, cut in cuts_of(name, plan, len(shape)).items():
+        fold = active_fold(plan, mesh, axis)
+        if axis == "tp" and mesh.size("tp") > 1:
+            bounds, every = over_tp(name, shape[cut.dim], cut, mesh.size("tp"))
+            divisions += (Division(("tp",), (bounds,), cut.dim, every=every),)
+            neighbours = every
+        elif fold is not None:
+            axes = tuple(a for a in mesh.axes if a in fold.out_of)
+            if shape[cut.dim] % fold.size:
+                raise ValueError(
+                    f"{name} has {shape[cut.dim]} along dim {cut.dim}, which {axis}={fold.size} must divide"
+                )
+            step = shape[cut.dim] // fold.size
+            bounds = tuple(i * step for i in range(fold.size + 1))
+            divisions += (Division(axes, (bounds,), cut.dim),)
+            fold_name = axis
+        else:
+            continue
+        left[cut.dim] = max(b - a for a, b in pairwise(bounds))
+    return _Placed(tuple(left), divisions, fold_name, neighbours)
+
+
+def over_tp(name: str, length: int, cut: Cut, size: int) -> tuple[tuple[int, ...], int]:
+    """(bounds, how many neighbours share a part) of a dim that `size` ranks cut between units.
+
+    Rows of dim 0 may be cut unevenly (a vocabulary), the last parts the smaller ones. Where there are fewer units than
+    ranks (key heads), each is held by as many neighbours. Raises ValueError where neither fits.
+    """
+    units = length // cut.unit
+    if units * cut.unit != length:
+        raise ValueError(f"{name}: {length} along dim {cut.dim} does not divide into units of {cut.unit}")
+    if units % size == 0 or (cut.dim == 0 and cut.unit == 1 and units >= size):
+        step = -(-units // size)
+        return tuple(min(i * step, units) * cut.unit for i in range(size + 1)), 1
+    if size % units == 0:
+        return tuple(i * cut.unit for i in range(units + 1)), size // units
+    raise ValueError(f"{name}: {units} units along dim {cut.dim} do not divide over tp={size}")
+
+
+def _sums(name: str, placed: _Placed, plan: Plan, mesh: Mesh, shared: bool) -> int:
+    tp = mesh.size("tp")
+    fold = active_fold(plan, mesh, placed.fold) if placed.fold else None
+    if tp == 1 or (fold is not None and "tp" in fold.out_of):
+        return 0
+    if any(division.axes == ("tp",) for division in placed.divisions):
+        return placed.neighbours if placed.neighbours > 1 else 0
+    return tp if shared or any(matches(pattern, name) for pattern in plan.partial) else 0
+
+
+def shards(group: Group, plan: Plan, mesh: Mesh, zero: int) -> tuple[tuple[str, ...], int, int]:
+    """(axes, every, parts): how the rows of a group are cut."""
+    fold = active_fold(plan, mesh, group.fold) if group.fold else None
+    if fold is not None:
+        axes = tuple(axis for axis in mesh.axes if axis in fold.out_of)
+        return axes, fold.size, mesh.size(*axes) // fold.size if zero else 1
+    return SHARD_AXES, 1, mesh.size(*SHARD_AXES) if zero else 1
+
+
+def _pack(rows: tuple[tuple[int, int], ...], parts: int, names: tuple[str, ...]) -> list[Packing]:
+    """`pack` under these names; blocks that are alike are packed once."""
+    return [
+        Packing(
+            tuple(Rows(names[int(array.name)], array.count, array.width) for array in packing.arrays),
+            packing.starts,
+            packing.parts,
+            packing.length,
+        )
+        for packing in _packed(rows, parts)
+    ]
+
+
+@lru_cache(maxsize=256)
+def _packed(rows: tuple[tuple[int, int], ...], parts: int) -> list[Packing]:
+    return pack([Rows(str(index), count, width) for index, (count, width) in enumerate(rows)], parts)

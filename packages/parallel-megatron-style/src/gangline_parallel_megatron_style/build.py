@@ -1,0 +1,209 @@
+"""From a model on the meta device to a runtime: lay out, cut the modules, materialise, finish, sort by stage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from gangline.batch import Batch
+from gangline.comm import Comm, Comms
+from gangline.config.schema import Run
+from gangline.mesh import Mesh
+from gangline.model.compose import compose_model
+from gangline.model.linear import Linear
+from gangline.parallel.prepare import bind_folds, set_products
+from gangline.parallel.storage import dtype_name
+from gangline.plan import Plan
+from gangline.precision import Precision
+from gangline_parallel_megatron_style.arrays import EMBED, HEAD, TIED, Arrays, Given, active_fold, lay_out
+from gangline_parallel_megatron_style.config import Composed
+from gangline_parallel_megatron_style.data.flat import Choices
+from gangline_parallel_megatron_style.data.storage import Storage, describe
+from gangline_parallel_megatron_style.layout.case import partition
+from gangline_parallel_megatron_style.pieces import Pieces
+from gangline_parallel_megatron_style.pipeline.actions import Placement, place_of, stage_of
+from gangline_parallel_megatron_style.pipeline.executor import Executor
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
+from gangline_parallel_megatron_style.pipeline.stage import Stage
+from gangline_parallel_megatron_style.runtime import ComposedRuntime
+from gangline_parallel_megatron_style.tensor.apply import cut_modules
+from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, over_sequence
+from gangline_parallel_megatron_style.units import Part
+
+Finish = Callable[[nn.Module, str], None]
+
+
+def build(
+    config: Composed,
+    run: Run,
+    model: nn.Module,
+    plan: Plan,
+    mesh: Mesh,
+    comms: Comms,
+    precision: Precision,
+    finish: Finish,
+) -> ComposedRuntime:
+    """The strategies `3d`, `fsdp`, `hsdp`, `tp` and `pp`."""
+    tp, cp = comms.axis("tp"), comms.axis("cp")
+    sequence_parallel = config.sequence_parallel and tp.size > 1
+    stages = Stages(config, run, plan, mesh, comms.rank)
+    given = describe(model, plan)
+    width = hidden_width(model, plan)
+    arrays = lay_out(
+        plan,
+        mesh,
+        given,
+        stages.ranks,
+        zero=config.zero,
+        sequence_parallel=sequence_parallel,
+        dtype=dtype_name(precision.param_dtype),
+    )
+    if tp.size > 1:
+        rows = first_rows(arrays, plan, mesh, comms.rank, given)
+        cut_modules(model, plan, tp, precision, sequence_parallel=sequence_parallel, first_rows=rows)
+    else:
+        set_products(model, plan, precision)
+        if stages.splits:
+            split_products(model, precision)
+    own_part = cut_context(config, model, plan, cp)
+    bind_folds(model, plan, partial(fold_comm, plan, mesh, comms))
+    each = config.zero >= 2 and not run.deterministic
+    choices = Choices(precision, comms.device, config.zero, each, precision.reduce_dtype)
+    storage = Storage(model, plan, arrays, given, mesh, comms, choices, run.deterministic)
+    for index in stages.blocks:
+        path = f"{plan.blocks}.{index}"
+        finish(model.get_submodule(path), path)
+    chunks = [stages.parts(model, chunk, arrays) for chunk in range(stages.chunks)]
+    return ComposedRuntime(
+        Pieces(
+            model=model,
+            mesh=mesh,
+            comms=comms,
+            precision=precision,
+            storage=storage,
+            chunks=chunks,
+            seed=run.seed,
+            deterministic=run.deterministic,
+            each=each,
+            sequence_parallel=sequence_parallel,
+            own_part=own_part,
+            own_tokens=partial(cut_sequence, comm=tp) if sequence_parallel else _as_it_is,
+            over_sequence=_over(comms, *(("cp", "tp") if sequence_parallel else ("cp",))),
+            tokens_cut=tp.size if sequence_parallel else 1,
+            width=width,
+            prefetch=config.prefetch if config.zero == 3 else 0,
+            told=stages.told(model),
+            shapes={name: shape for name, shape in given.shapes.items() if name not in given.frozen},
+            executor=partial(stages.executor, comm=comms.axis("pp")),
+        )
+    )
+
+
+class Stages:
+    """Which blocks are whose, and in which order a rank runs them."""
+
+    def __init__(self, config: Composed, run: Run, plan: Plan, mesh: Mesh, rank: int) -> None:
+        self.pp, self.index, self.plan = mesh.size("pp"), mesh.coordinate(rank)["pp"], plan
+        self.schedule = config.schedule if self.pp > 1 else "1f1b"
+        kind = SCHEDULES[self.schedule]
+        self.splits = kind.splits_backward and self.pp > 1
+        self.placement: Placement = kind.placement
+        self.chunks = config.model_chunks if self.pp > 1 else 1
+        tree, _ = compose_model(run)
+        self.ranges = partition(config, mesh, tree, plan, run.batch.sequence_length)
+        homes = [place_of(self.pp, self.placement, stage)[0] for stage in range(len(self.ranges))]
+        blocks = [homes[stage] for stage, found in enumerate(self.ranges) for _ in found]
+        self.ranks: Sequence[int] = (homes[0], *blocks, homes[-1])
+        self.blocks = [index for index, home in enumerate(blocks) if home == self.index]
+
+    def parts(self, model: nn.Module, chunk: int, arrays: Arrays) -> list[Part]:
+        """The modules of one chunk of this rank."""
+        stage = stage_of(self.pp, self.placement, self.index, chunk)
+        first, last = stage == 0, stage == len(self.ranges) - 1
+        plan, found = self.plan, []
+        tied = (TIED,) if TIED in arrays.units else ()
+        if first:
+            found.append(Part("embed", model.get_submodule(plan.embed), (EMBED, *tied), (EMBED, *tied)))
+        for index in self.ranges[stage]:
+            unit = (f"{plan.blocks}.{index}",)
+            found.append(Part("block", model.get_submodule(unit[0]), unit, unit))
+        if last:
+            alone = self.ranks[0] != self.ranks[-1]  # else the embedding's backward comes last
+            found.append(Part("head", model.get_submodule(plan.head), (HEAD, *tied), (HEAD, *(tied if alone else ()))))
+        return found
+
+    def told(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
+        """Modules on this rank that want to hear of a step, with the path of their block."""
+        homes = {self.plan.embed: self.ranks[0], self.plan.head: self.ranks[-1]}
+        found = [
+            ("", module)
+            for path, rank in homes.items()
+            if rank == self.index
+            for module in model.get_submodule(path).modules()
+        ]
+        for index in self.blocks:
+            path = f"{self.plan.blocks}.{index}"
+            found += [(path, module) for module in model.get_submodule(path).modules()]
+        return [(path, module) for path, module in found if hasattr(module, "after_step")]
+
+    def executor(self, stage: Stage, comm: Comm) -> Executor:
+        """What runs this rank's part of the schedule."""
+        return Executor(stage, comm, self.schedule, chunks=self.chunks)
+
+
+def cut_context(config: Composed, model: nn.Module, plan: Plan, cp: Comm) -> Callable[[Batch], Batch]:
+    """Let attention see the whole sequence; how a batch is cut for it."""
+    if cp.size == 1:
+        return _as_it_is
+    from gangline_parallel_megatron_style.context.apply import cut_attention
+
+    return cut_attention(model, plan, cp, config.context)
+
+
+def split_products(model: nn.Module, precision: Precision) -> None:
+    """Every product of a `Linear` can compute the two halves of its backward pass at different times."""
+    from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
+
+    for module in model.modules():
+        if isinstance(module, Linear) and module.product == precision.linear:
+            module.product = split_linear(precision)
+
+
+def first_rows(arrays: Arrays, plan: Plan, mesh: Mesh, rank: int, given: Given) -> dict[str, int]:
+    """The first row on this rank of every parameter whose rows are cut along tp."""
+    found = {}
+    for name in given.shapes:
+        for division in arrays.registry[f"model/{name}"].divisions:
+            if division.axes == ("tp",) and not division.rows and division.dim == 0:
+                part = mesh.coordinate(rank)["tp"] // division.every % division.parts
+                found[name] = division.bounds[0][part]
+    return found
+
+
+def fold_comm(plan: Plan, mesh: Mesh, comms: Comms, name: str) -> Comm:
+    """The ranks of a fold; this rank alone where the mesh has none for it."""
+    from gangline.comm.solo import Solo
+
+    fold = active_fold(plan, mesh, name)
+    return Solo(name, comms.rank) if fold is None else comms.fold(fold)
+
+
+def hidden_width(model: nn.Module, plan: Plan) -> int:
+    """D of the hidden state (B, T, D) that the embedding of a model on the meta device gives."""
+    with torch.device("meta"):
+        tokens = torch.zeros(1, 1, dtype=torch.int64)
+        batch = Batch(tokens, tokens, tokens.bool(), tokens, tokens[0])
+    with torch.no_grad():
+        return model.get_submodule(plan.embed)(batch).shape[-1]
+
+
+def _over(comms: Comms, *axes: str) -> Callable[[Tensor], Tensor] | None:
+    comm = comms.axis(*axes)
+    return over_sequence(comm) if comm.size > 1 else None
+
+
+def _as_it_is(x):
+    return x

@@ -1,0 +1,216 @@
+"""One flat buffer of a unit on this rank: its range of the masters, the whole for compute, and the gradients.
+
+shard   (s,)      masters of this rank's range, in `param_dtype`: what the optimizer steps and a checkpoint keeps
+full    (n · s,)  all ranges in the compute dtype; parameters are views of it. Where one rank has it all and the
+                  dtypes agree it is `shard` itself
+grad    (n · s,)  gradients; each parameter's `.grad` is a view of it. The sum over ranks goes to `total` (s,)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gangline.comm import Pending
+from gangline.precision import Precision
+from gangline.runtime import Piece
+from gangline.shard import Registry, Shard
+from gangline_parallel_megatron_style.arrays import Buffer
+from gangline_parallel_megatron_style.data.sums import Sums
+
+
+@dataclass(frozen=True)
+class Choices:
+    """How all buffers of a rank are kept.
+
+    zero   what is cut: 1 the optimizer state, 2 gradients too, 3 weights too (0: nothing)
+    each   gradients are added over the ranks after each micro-batch, so that no rank keeps all of them
+    """
+
+    precision: Precision
+    device: torch.device
+    zero: int
+    each: bool
+    wire: torch.dtype
+
+
+class Flat:
+    """See the module. `shapes`: the shape of each array on this rank."""
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        shapes: Mapping[str, tuple[int, ...]],
+        registry: Registry,
+        rank: int,
+        sums: Sums,
+        of: Choices,
+    ) -> None:
+        self.buffer, self.shapes, self.sums, self.of = buffer, shapes, sums, of
+        packing, dtypes = buffer.packing, of.precision
+        self.length, self.index = packing.length, sums.shard.index if packing.parts > 1 else 0
+        self.dtype = dtypes.param_dtype if buffer.group.full else dtypes.compute_dtype
+        self.trained = buffer.group.trained
+        whole = packing.parts == 1 and self.dtype == dtypes.param_dtype
+        self.releases = of.zero == 3 and packing.parts > 1
+        own = slice(self.index * self.length, (self.index + 1) * self.length)
+        self.full = torch.zeros(packing.size, dtype=self.dtype, device=of.device)
+        in_place = self.dtype == dtypes.param_dtype and not self.releases
+        self.shard = (
+            self.full[own] if in_place else torch.zeros(self.length, dtype=dtypes.param_dtype, device=of.device)
+        )
+        self.own = self.full[own]
+        self._copies = not in_place  # the compute dtype differs, or the whole comes and goes
+        self._whole = whole
+        self._gathering: Pending | None = None
+        self.ready = not self.releases
+        self.parameters = {name: self._parameter(name) for name in shapes}
+        self._slots: dict[str, Tensor] = {}
+        self._grad: Tensor | None = None
+        self._pending: Pending | None = None
+        self.total: Tensor | None = None  # gradients of the shard, summed over ranks
+        self.pieces = self._cut(registry, rank)
+        if self.releases:
+            self.release()
+
+    # --- where things lie -------------------------------------------------------------------------------------------
+
+    def _start(self, name: str) -> int:
+        packing = self.buffer.packing
+        return packing.starts[[array.name for array in packing.arrays].index(name)]
+
+    def _view(self, flat: Tensor, name: str) -> Tensor:
+        start, shape = self._start(name), self.shapes[name]
+        size = torch.Size(shape).numel()
+        return flat[start : start + size].view(shape)
+
+    def _parameter(self, name: str) -> nn.Parameter:
+        # .data has a version counter of its own: filling `full` again is no change of what autograd has saved
+        parameter = nn.Parameter(self._view(self.full, name).data, requires_grad=self.trained)
+        if self.trained:
+            if parameter.dtype != self.of.precision.grad_dtype:
+                parameter.grad_dtype = self.of.precision.grad_dtype
+            take = self._take(name)
+            parameter.register_post_accumulate_grad_hook(take)
+            parameter.deposited = lambda: take(parameter)  # type: ignore[attr-defined]
+        return parameter
+
+    def _cut(self, registry: Registry, rank: int) -> dict[str, tuple[Piece, ...]]:
+        """The boxes of each array that this rank has, as leaves that are views of `shard`."""
+        pieces = {}
+        for array in self.buffer.packing.arrays:
+            name, layout = array.name, registry[f"model/{array.name}"]
+            at = max(self._start(name) - self.index * self.length, 0)
+            cut = []
+            for box, primary in registry.of_rank(f"model/{name}", rank):
+                local = self.shard[at : at + box.size].view(box.shape)
+                leaf = local.data.requires_grad_(self.trained)
+                if self.trained and leaf.dtype != self.of.precision.grad_dtype:
+                    leaf.grad_dtype = self.of.precision.grad_dtype
+                shard = Shard(f"model/{name}", layout.shape, leaf.dtype, box.offset, leaf.data, primary)
+                cut.append(Piece(leaf, shard))
+                at += box.size
+            pieces[name] = tuple(cut)
+        return pieces
+
+    # --- weights ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        """Start to fill `full` from the masters of all ranks."""
+        if self._whole or self._gathering is not None or (self.releases and self.ready):
+            return
+        if self.releases:
+            self.full.untyped_storage().resize_(self.full.numel() * self.full.itemsize)
+        if self._copies:
+            self.own.copy_(self.shard)
+        if self.buffer.packing.parts > 1:
+            self._gathering = self.sums.shard.all_gather(self.own, async_=True, into=self.full)  # type: ignore[assignment]
+        self.ready = True
+
+    def wait(self) -> None:
+        """Until `full` is filled."""
+        if self.releases and not self.ready:
+            self.gather()
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering = None
+
+    def wait_and_release(self) -> None:
+        """Forget what was gathered, also what is still on its way."""
+        if self._gathering is not None:
+            self.wait()
+        self.release()
+
+    def release(self) -> None:
+        """Give the memory of the whole back; it is gathered again when it is needed."""
+        if self.releases and self._gathering is None:
+            self.full.untyped_storage().resize_(0)
+            self.ready = False
+
+    # --- gradients --------------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        """Forget the gradients of the last step."""
+        self.total = self._pending = None
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def _slot(self, name: str) -> Tensor:
+        if self._grad is None:
+            size, dtype = self.full.numel(), self.of.precision.grad_dtype
+            self._grad = torch.zeros(size, dtype=dtype, device=self.of.device)
+            self._slots = {name: self._view(self._grad, name) for name in self.parameters}
+        return self._slots[name]
+
+    def _take(self, name: str):
+        """The first gradient of a step is copied to its place, and later ones are added there."""
+
+        def take(parameter: Tensor) -> None:
+            if parameter.grad is None:
+                return  # autograd came by without a gradient: it is deposited later
+            slot = self._slot(name)
+            if parameter.grad is not slot:
+                slot.copy_(parameter.grad)
+                parameter.grad = slot
+
+        return take
+
+    @torch.no_grad()
+    def reduce(self) -> None:
+        """The backward pass of a micro-batch is through with this unit: begin to add its gradients over the ranks."""
+        for name, parameter in self.parameters.items():
+            if parameter.grad is None:
+                self._slot(name).zero_()
+        self.collect()
+        assert self._grad is not None
+        grad = self._grad
+        wire = grad.to(self.of.wire)
+        self._pending = self.sums.reduce(wire)
+        if self.of.each:  # the next micro-batch begins anew, in other memory
+            self._grad = None
+            for parameter in self.parameters.values():
+                parameter.grad = None
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Wait for the sum under way, and add it to `total`."""
+        if self._pending is None:
+            return
+        part = self._pending.wait().to(self.of.precision.grad_dtype)
+        self._pending = None
+        self.total = part if self.total is None else self.total.add_(part)
+
+    def hand_over(self) -> None:
+        """Give every piece its gradient: a view of `total`."""
+        assert self.total is not None
+        at_range = self.index * self.length
+        for name, pieces in self.pieces.items():
+            at = max(self._start(name) - at_range, 0)
+            for piece in pieces:
+                size = piece.tensor.numel()
+                piece.tensor.grad = self.total[at : at + size].view(piece.tensor.shape)
+                at += size

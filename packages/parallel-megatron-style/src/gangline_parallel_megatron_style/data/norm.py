@@ -1,0 +1,45 @@
+"""The global gradient norm of parameters that lie in pieces on many ranks, each element counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from gangline.comm import Comm
+from gangline.parallel.norm import ordered_norm, row_squares
+from gangline.runtime import Named
+
+
+def global_norm(named: Sequence[Named], world: Comm, device: torch.device) -> Tensor:
+    """From one sum of squares a rank, of the boxes that it is primary of: 0-d, float64."""
+    gradients = [piece.tensor.grad for parameter in named for piece in parameter.pieces if piece.shard.primary]
+    if gradients:
+        norms = torch._foreach_norm(gradients)  # type: ignore[arg-type]
+        total = torch.stack(norms).double().square().sum()
+    else:
+        total = torch.zeros((), dtype=torch.float64, device=device)
+    return world.all_reduce(total.reshape(1))[0].sqrt()  # type: ignore[index]
+
+
+def norm_by_rows(
+    named: Sequence[Named], shapes: Mapping[str, tuple[int, ...]], world: Comm, device: torch.device
+) -> Tensor:
+    """The norm that one process gets which adds squares per row, then by name (run.deterministic): 0-d, float64.
+
+    Every rank fills in the rows it is primary of; of a row that is cut, its part of the sum. `shapes`: of all
+    parameters of the run, in the order of one process.
+    """
+    rows = {name: prod(shape[:-1]) for name, shape in shapes.items()}
+    squares = {name: torch.zeros(count, dtype=torch.float64, device=device) for name, count in rows.items()}
+    for parameter in named:
+        mine = squares[parameter.name].view(parameter.shape[:-1])
+        for piece in parameter.pieces:
+            if piece.shard.primary:
+                assert piece.tensor.grad is not None
+                here = row_squares(piece.tensor.grad)
+                mine[piece.shard.box.slices[:-1]] += here.view(piece.tensor.shape[:-1])
+    flat: Tensor = world.all_reduce(torch.cat(list(squares.values())))  # type: ignore[assignment]
+    return ordered_norm(flat.split(list(rows.values())))

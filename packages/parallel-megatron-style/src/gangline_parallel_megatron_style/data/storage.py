@@ -1,0 +1,233 @@
+"""Everything of the model that this rank holds: units of flat buffers, persistent buffers, and the tied copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from gangline.comm import Comm, Comms
+from gangline.mesh import Mesh
+from gangline.plan import Fold, Plan
+from gangline.runtime import Named
+from gangline.shard import Shard
+from gangline_parallel_megatron_style.arrays import SHARD_AXES, TIED, Arrays, Given, Group, active_fold
+from gangline_parallel_megatron_style.data.flat import Choices, Flat
+from gangline_parallel_megatron_style.data.sums import Sums
+
+
+def describe(model: nn.Module, plan: Plan) -> Given:
+    """What `arrays.lay_out` wants to know of a model on the meta device."""
+    given = dict(model.named_parameters(remove_duplicate=False))
+    names: dict[int, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    aliases: dict[str, tuple[str, ...]] = {}
+    for alias, parameter in given.items():
+        owner = plan.owner(alias)
+        name = names.setdefault(id(given.get(owner, parameter)), owner)
+        shapes.setdefault(name, tuple(parameter.shape))
+        aliases[name] = (*aliases.get(name, ()), alias)
+    kept = model.state_dict().keys()
+    buffers = {
+        name: (tuple(buffer.shape), str(buffer.dtype).removeprefix("torch."))
+        for name, buffer in model.named_buffers()
+        if name in kept
+    }
+    frozen = {name for name, found in aliases.items() if not given[found[0]].requires_grad}
+    return Given(shapes, buffers, aliases, frozen)
+
+
+class Storage:
+    """The units of this rank's pipeline stage, by name."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        arrays: Arrays,
+        given: Given,
+        mesh: Mesh,
+        comms: Comms,
+        choices: Choices,
+        deterministic: bool,
+    ) -> None:
+        self.arrays, self.plan, self.mesh, self.comms, self.choices = arrays, plan, mesh, comms, choices
+        self.registry, self.rank = arrays.registry, comms.rank
+        self.pp = mesh.coordinate(self.rank)["pp"]
+        self.deterministic = deterministic
+        self._sums: dict[Group, Sums] = {}
+        self.units: dict[str, list[Flat]] = {}
+        for unit, buffers in arrays.units.items():
+            if self.pp in arrays.stage[unit]:
+                self.units[unit] = [self._flat(buffer) for buffer in buffers]
+        self.flats = [flat for flats in self.units.values() for flat in flats]
+        owners = [flat for unit, flats in self.units.items() if arrays.stage[unit][0] == self.pp for flat in flats]
+        self.of_name = {name: flat for flat in owners for name in flat.parameters}
+        self.trained = [name for name in given.shapes if name in self.of_name and self.of_name[name].trained]
+        self.tied = _TiedCopy(self.units[TIED], arrays.stage[TIED], comms) if TIED in self.units else None
+        for flat in self.flats:
+            for name, parameter in flat.parameters.items():
+                for alias in given.aliases[name]:
+                    _put(model, alias, parameter)
+        self.buffers = self._take_buffers(model, given)
+        self._later = self._sums_over_tp()
+
+    def _flat(self, buffer) -> Flat:
+        if buffer.group not in self._sums:
+            self._sums[buffer.group] = self._sums_of(buffer.group)
+        shapes = {array.name: self.local_shape(array.name) for array in buffer.packing.arrays}
+        return Flat(buffer, shapes, self.registry, self.rank, self._sums[buffer.group], self.choices)
+
+    def _sums_of(self, group: Group) -> Sums:
+        fold = active_fold(self.plan, self.mesh, group.fold) if group.fold else None
+        cut = self.choices.zero > 0
+        if fold is None:
+            joint = self.comms.axis("dp_replicate", *SHARD_AXES) if self.deterministic else None
+            return Sums(self.comms.axis(*SHARD_AXES), self.comms.axis("dp_replicate"), joint, cut)
+        others = [axis for axis in ("dp_replicate", *SHARD_AXES) if axis not in fold.out_of]
+        return Sums(self.comms.fold_rest(fold), self.comms.axis(*others), None, cut)
+
+    def local_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of an array on this rank before its rows are cut."""
+        layout = self.registry[f"model/{name}"]
+        shape, coordinate = list(layout.shape), self.mesh.coordinate(self.rank)
+        for division in layout.divisions:
+            if not division.rows:
+                part = self.mesh.index(coordinate, division.axes) // division.every % division.parts
+                shape[division.dim] = division.bounds[0][part + 1] - division.bounds[0][part]
+        return tuple(shape)
+
+    def _take_buffers(self, model: nn.Module, given: Given) -> dict[str, Tensor]:
+        found = {}
+        for name, buffer in list(model.named_buffers()):
+            if buffer.is_meta and name not in given.buffers:
+                raise ValueError(
+                    f"the buffer {name} is not persistent, so nothing fills it: compute it in forward or let it persist"
+                )
+            if f"model/{name}" in self.registry and not self.registry.of_rank(f"model/{name}", self.rank):
+                continue  # of another stage
+            local = (
+                torch.empty_like(buffer, device=self.choices.device)
+                if buffer.is_meta
+                else buffer.to(self.choices.device)
+            )
+            _put(model, name, local)
+            if name in given.buffers:
+                found[name] = local
+        return found
+
+    # --- weights ----------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> None:
+        """What was written to the masters is taken up: start to fill what this rank computes with."""
+        if self.tied is not None:
+            self.tied.take_weights()
+        for flat in self.flats:
+            if flat.releases:
+                flat.wait_and_release()  # gathered ahead in the last step, and never used
+            else:
+                flat.gather()
+
+    def arrays_here(self) -> Iterator[Shard]:
+        """The `model/...` shards of this rank."""
+        for flats in self.units.values():
+            copy = self.tied is not None and flats is self.tied.flats and not self.tied.owns
+            for flat in flats:
+                for pieces in flat.pieces.values():
+                    for piece in pieces:
+                        if not copy:
+                            yield piece.shard
+        for name, buffer in self.buffers.items():
+            ((box, primary),) = self.registry.of_rank(f"model/{name}", self.rank)
+            yield Shard(f"model/{name}", tuple(buffer.shape), buffer.dtype, box.offset, buffer, primary)
+
+    def parameters(self) -> list[Named]:
+        return [
+            Named(name, self.registry[f"model/{name}"].shape, self.of_name[name].pieces[name]) for name in self.trained
+        ]
+
+    # --- gradients --------------------------------------------------------------------------------------------------
+
+    def clear(self) -> None:
+        for flat in self.flats:
+            flat.clear()
+
+    def reduce(self, units: Iterable[str]) -> None:
+        """The backward pass is through with these units: begin to add their gradients over the ranks."""
+        for unit in units:
+            for flat in self.units[unit]:
+                if flat.trained:
+                    flat.reduce()
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Wait for all sums; afterwards each piece's `.grad` is the sum over all ranks."""
+        trained = [flat for flat in self.flats if flat.trained]
+        for flat in trained:
+            flat.collect()
+        if self.tied is not None:
+            self.tied.give_gradients()
+        for flat in trained:
+            flat.hand_over()
+        for comm, names in self._later:
+            gradients = [piece.tensor.grad for name in names for piece in self.of_name[name].pieces[name]]
+            if gradients:
+                together = torch.cat([g.reshape(-1) for g in gradients])  # type: ignore[union-attr]
+                comm.all_reduce(together)
+                for gradient, part in zip(gradients, together.split([g.numel() for g in gradients]), strict=True):  # type: ignore[union-attr]
+                    gradient.copy_(part.view_as(gradient))  # type: ignore[union-attr]
+
+    def _sums_over_tp(self) -> list[tuple[Comm, list[str]]]:
+        """Names whose gradients are added over ranks of `tp`, by those ranks: see `arrays.Buffer.sums`."""
+        found: dict[int, list[str]] = {}
+        for name in self.trained:
+            count = self.of_name[name].buffer.sums[name]
+            if count:
+                found.setdefault(count, []).append(name)
+        return [(self._neighbours(count), names) for count, names in found.items()]
+
+    def _neighbours(self, count: int) -> Comm:
+        """So many neighbours along tp, this rank one of them."""
+        if count == self.mesh.size("tp"):
+            return self.comms.axis("tp")
+        return self.comms.fold(Fold(f"tp_by_{count}", count, ("tp",)))
+
+
+class _TiedCopy:
+    """A parameter that the first and the last stage use: the first owns it, the last has a copy of each range.
+
+    Before a step the copy is told the weights, after it the owner the gradients: a range each way.
+    """
+
+    def __init__(self, flats: list[Flat], stages: tuple[int, ...], comms: Comms) -> None:
+        self.flats, self.comm, self.stages = flats, comms.axis("pp"), stages
+        self.owns = self.comm.index == stages[0]
+        self.alone = len(stages) == 1
+
+    def take_weights(self) -> None:
+        if not self.alone:
+            self._tell([flat.shard for flat in self.flats], self.stages[0], self.stages[1])
+
+    def give_gradients(self) -> None:
+        if self.alone:
+            return
+        if self.owns:
+            received = [torch.empty_like(flat.total) for flat in self.flats if flat.total is not None]
+            self._tell(received, self.stages[1], self.stages[0])
+            for flat, more in zip(self.flats, received, strict=True):
+                assert flat.total is not None
+                flat.total.add_(more)
+        else:
+            self._tell([flat.total for flat in self.flats if flat.total is not None], self.stages[1], self.stages[0])
+
+    def _tell(self, tensors: list[Tensor], source: int, target: int) -> None:
+        if self.comm.index == source:
+            self.comm.exchange([(x.contiguous(), target) for x in tensors], [])
+        else:
+            self.comm.exchange([], [(x, source) for x in tensors])
+
+
+def _put(model: nn.Module, name: str, tensor: Tensor) -> None:
+    path, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(path), attribute, tensor)

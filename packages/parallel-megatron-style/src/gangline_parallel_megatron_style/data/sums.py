@@ -1,0 +1,91 @@
+"""Adding a flat buffer of gradients over the ranks that hold the same parameters, each rank left with its range.
+
+n ranks cut the buffer (ZeRO; Rajbhandari et al., arXiv 1910.02054), R replicas of those n hold the same ranges:
+
+    usually              reduce-scatter over the n, all-reduce of the range over the R: the slower links carry 1/n of it
+    run.deterministic    one sum in rank order over all R·n ranks: each adds 1/R of a range, the R gather them
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gangline.comm import Comm, Pending
+from gangline.comm.ordered import Later
+from gangline.comm.solo import Done
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The ranks of one group of arrays.
+
+    shard      the n ranks that cut the buffer; joint index = number of the range
+    replicas   the R ranks that have the same range
+    joint      all R·n, replicas slowest, where a sum must be taken in rank order over all of them; else None
+    cut        whether each rank keeps its range only (else all keep the whole: ZeRO stage 0)
+    """
+
+    shard: Comm
+    replicas: Comm
+    joint: Comm | None = None
+    cut: bool = True
+
+    @property
+    def parts(self) -> int:
+        return self.shard.size if self.cut else 1
+
+    @property
+    def size(self) -> int:
+        return self.shard.size * self.replicas.size
+
+    def reduce(self, flat: Tensor) -> Pending:
+        """The sum of (parts · s,) buffers: this rank's (s,). `flat` may be overwritten and is not to be touched."""
+        if self.size == 1:
+            return Done(flat)
+        if self.joint is not None and self.cut and self.shard.size > 1 and self.replicas.size > 1:
+            return self._in_rank_order(flat, self.joint)
+        if self.joint is not None and not self.cut:
+            return _pending(self.joint.all_reduce(flat, async_=True))
+        if self.shard.size == 1:
+            return _pending(self.replicas.all_reduce(flat, async_=True))
+        if not self.cut:
+            return self._two_levels(flat)
+        scattered = _pending(self.shard.reduce_scatter(flat, async_=True))
+        return scattered if self.replicas.size == 1 else Later(scattered, self._over_replicas)
+
+    def _over_replicas(self, part: Tensor) -> Tensor:
+        return self.replicas.all_reduce(part)  # type: ignore[return-value]
+
+    def _two_levels(self, flat: Tensor) -> Pending:
+        """An all-reduce whose slow part, over the replicas, is of 1/n of the buffer."""
+        if self.replicas.size == 1:
+            return _pending(self.shard.all_reduce(flat, async_=True))
+        padding = -flat.numel() % self.shard.size
+        rows = torch.nn.functional.pad(flat, (0, padding)) if padding else flat
+
+        def rest(part: Tensor) -> Tensor:
+            return self.shard.all_gather(self._over_replicas(part))[: flat.numel()]  # type: ignore[index]
+
+        return Later(_pending(self.shard.reduce_scatter(rows, async_=True)), rest)
+
+    def _in_rank_order(self, flat: Tensor, joint: Comm) -> Pending:
+        n, R = self.shard.size, self.replicas.size
+        length = flat.numel() // n
+        ranges = flat.view(n, length)
+        padding = -length % R
+        if padding:
+            ranges = torch.nn.functional.pad(ranges, (0, padding))
+        parts = ranges.view(n, R, -1).transpose(0, 1).reshape(-1)  # the joint index has replicas slowest
+
+        def rest(part: Tensor) -> Tensor:
+            return self.replicas.all_gather(part)[:length]  # type: ignore[index]
+
+        return Later(_pending(joint.reduce_scatter(parts, async_=True)), rest)
+
+
+def _pending(made: Tensor | Pending) -> Pending:
+    """What a call with `async_=True` gives."""
+    return made  # type: ignore[return-value]

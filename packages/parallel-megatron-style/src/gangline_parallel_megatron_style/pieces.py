@@ -1,0 +1,55 @@
+"""What a rank's runtime is made of, as plain data: see `build`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from gangline.batch import Batch
+from gangline.comm import Comms
+from gangline.mesh import Mesh
+from gangline.precision import Precision
+from gangline_parallel_megatron_style.data.storage import Storage
+from gangline_parallel_megatron_style.pipeline.executor import Executor
+from gangline_parallel_megatron_style.pipeline.stage import Stage
+from gangline_parallel_megatron_style.units import Part
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Everything that is decided before the first step.
+
+    chunks         the parts of each model chunk of this rank, in the order of the pipeline
+    each           gradients are added over the ranks after every micro-batch, not only after the last
+    own_part       a micro-batch -> this rank's part of its sequences (context parallelism)
+    own_tokens     (B, T) of such a part -> (B, t): the tokens whose hidden state is here (sequence parallelism)
+    over_sequence  differentiable sum over the ranks that hold the rest of the same sequences, None for one rank
+    tokens_cut     T of such a part over t
+    width          D of the hidden state
+    prefetch       modules whose weights are gathered ahead
+    told           (block's path, module) of modules with `after_step`
+    shapes         of all trained parameters of the run, in the order of one process
+    executor       a stage -> what runs this rank's part of the schedule
+    """
+
+    model: nn.Module
+    mesh: Mesh
+    comms: Comms
+    precision: Precision
+    storage: Storage
+    chunks: list[list[Part]]
+    seed: int
+    deterministic: bool
+    each: bool
+    sequence_parallel: bool
+    own_part: Callable[[Batch], Batch]
+    own_tokens: Callable[[Tensor], Tensor]
+    over_sequence: Callable[[Tensor], Tensor] | None
+    tokens_cut: int
+    width: int
+    prefetch: int
+    told: list[tuple[str, nn.Module]]
+    shapes: Mapping[str, tuple[int, ...]]
+    executor: Callable[[Stage], Executor]

@@ -1,0 +1,202 @@
+"""The runtime: a model cut along every axis of the mesh, able to run one step.
+
+tp, sequence parallel   inside the modules        tensor/
+cp                      the batch and attention   context/
+pp                      the order of a step       pipeline/
+dp, ZeRO                where weights lie         data/
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gangline import inside
+from gangline.batch import Batch
+from gangline.comm import Pending
+from gangline.inside import Collected, Frame
+from gangline.mesh import DATA_AXES
+from gangline.parallel import norm as scaling
+from gangline.parallel.metrics import Tally
+from gangline.parallel.micro import count_tokens, frame_of
+from gangline.runtime import Named, Runtime, StepResult
+from gangline.shard import Shard
+from gangline_parallel_megatron_style.data import norm, whole
+from gangline_parallel_megatron_style.pieces import Pieces
+from gangline_parallel_megatron_style.pipeline.stage import Stage
+from gangline_parallel_megatron_style.pipeline.weight_gradients import is_open
+from gangline_parallel_megatron_style.units import Chunk, Part
+
+
+class ComposedRuntime(Runtime, Stage):
+    """Runs the chunks of this rank in the order of the pipeline's schedule."""
+
+    def __init__(self, made: Pieces) -> None:
+        Stage.__init__(self)
+        self.made, self.storage, self.mesh = made, made.storage, made.mesh
+        comms = made.comms
+        self.registry, self.rank, self.device = made.storage.registry, comms.rank, comms.device
+        coordinate = self.mesh.coordinate(self.rank)
+        self.data_coordinate = (self.mesh.index(coordinate, DATA_AXES), self.mesh.size(*DATA_AXES))
+        self.world = comms.world
+        self._readers = comms.axis(*DATA_AXES, "cp")  # the ranks whose tokens differ, as the batch is cut
+        self._speaks = made.sequence_parallel or coordinate["tp"] == 0  # else this rank's tokens are counted elsewhere
+        self._counts_loss = coordinate["tp"] == 0
+        self._tally = Tally(self.world, self.device)
+        self._named = self.storage.parameters()
+        self._leaves = [piece.tensor for named in self._named for piece in named.pieces]
+        self._emitted: dict[str, dict[str, Tensor]] = {}
+        self.chunks = [Chunk(parts, self._before, self._after) for parts in made.chunks]
+        self._executor = made.executor(self)
+        self._order = [part for parts in made.chunks for part in parts]
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
+    def step(self, micro_batches: Sequence[Batch]) -> StepResult:
+        self.storage.refresh()
+        self.storage.clear()
+        self._begin(micro_batches, Collected())
+        counted: Pending = self._readers.all_reduce(count_tokens(self._batches, self.device), async_=True)  # type: ignore[assignment]
+        self._tokens: int | None = None
+        self._counted = counted
+        losses = self._executor.step(len(micro_batches)) if micro_batches else []
+        tokens = self._count()
+        if not losses or not self._counts_loss:
+            losses = [torch.zeros((), dtype=torch.float64, device=self.device) for _ in micro_batches]
+        self._tally.begin(losses, self._collected if self._speaks else Collected())
+        self.storage.finish()
+        gradients = [leaf.grad for leaf in self._leaves if leaf.grad is not None]
+        if self.made.precision.scale != 1.0 and gradients:
+            torch._foreach_mul_(gradients, 1.0 / self.made.precision.scale)
+        self._norm = self._global_norm()
+        tallied, (self._norm_value,) = self._tally.finish(tokens, self._norm)
+        self._emitted = tallied.by_path
+        finite = math.isfinite(tallied.loss_sum) and math.isfinite(self._norm_value)
+        return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics)
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Sequence[Batch]) -> tuple[float, int]:
+        self.storage.refresh()
+        self.made.model.eval()
+        self._begin(micro_batches, None)
+        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        if micro_batches:
+            for loss in self._executor.evaluate(len(micro_batches)):
+                total[0] += loss if self._counts_loss else 0
+        if self._counts_loss and self.mesh.coordinate(self.rank)["pp"] == 0:
+            total[1] = count_tokens(self._batches, self.device)[0]
+        self.made.model.train()
+        self._begin((), None)
+        loss_sum, tokens = self.world.all_reduce(total).tolist()  # type: ignore[union-attr]
+        return loss_sum, int(tokens)
+
+    def _begin(self, micro_batches: Sequence[Batch], collected: Collected | None) -> None:
+        self._collected = collected or Collected()
+        self._batches = [self.made.own_part(batch) for batch in micro_batches]
+        self._frames = [self._frame(batch, number, collected) for number, batch in enumerate(self._batches)]
+
+    def _frame(self, batch: Batch, number: int, collected: Collected | None) -> Frame:
+        frame = frame_of(batch, number, self.made.seed, collected)
+        frame.over_sequence = self.made.over_sequence
+        for name in ("sample", "document", "position"):
+            of_tokens = getattr(frame, name)
+            if of_tokens is not None:
+                setattr(frame, name, self.made.own_tokens(of_tokens))
+        return frame
+
+    def _count(self) -> int:
+        """Valid tokens of the whole step."""
+        if self._tokens is None:
+            self._tokens = int(self._counted.wait())
+        return self._tokens
+
+    # --- what the executor calls ------------------------------------------------------------------------------------
+
+    def forward(self, chunk: int, micro: int, hidden: Tensor | None) -> Tensor:
+        with inside.frame(self._frames[micro]):
+            return self.chunks[chunk].forward(hidden, self._batches[micro])
+
+    def backward(self, chunk: int, micro: int, output: Tensor, grad: Tensor | None) -> None:
+        frame = self._frames[micro]
+        frame.coefficient = self.made.precision.scale / max(self._count(), 1)
+        self._micro = micro
+        with inside.frame(frame):
+            torch.autograd.backward(output, torch.full_like(output, frame.coefficient) if grad is None else grad)
+        self.chunks[chunk].backward_ends()
+
+    def weights(self, chunk: int, micro: int) -> None:
+        """What `backward` put off; then the chunk's gradients are complete."""
+        self._micro = micro
+        super().weights(chunk, micro)
+        for part in self.made.chunks[chunk]:
+            self._reduce(part)
+
+    def empty(self, micro: int) -> Tensor:
+        B, T = self._batches[micro].shape
+        t = T // self.made.tokens_cut
+        return torch.empty(B, t, self.made.width, dtype=self.made.precision.compute_dtype, device=self.device)
+
+    # --- around each module -----------------------------------------------------------------------------------------
+
+    def _before(self, part: Part, backward: bool) -> None:
+        if backward and part.kind == "embed":
+            return  # a lookup needs no weights on its way back
+        for unit in part.units:
+            for flat in self.storage.units[unit]:
+                flat.wait()
+        self._prefetch(part, -1 if backward else 1)
+
+    def _prefetch(self, part: Part, step: int) -> None:
+        at = self._order.index(part)
+        for ahead in range(1, self.made.prefetch + 1):
+            other = at + step * ahead
+            if 0 <= other < len(self._order):
+                for unit in self._order[other].units:
+                    for flat in self.storage.units[unit]:
+                        flat.gather()
+
+    def _after(self, part: Part, backward: bool) -> None:
+        if backward and not is_open():
+            self._reduce(part)
+        if backward or part.kind != "head":
+            for unit in part.units:
+                for flat in self.storage.units[unit]:
+                    flat.release()
+
+    def _reduce(self, part: Part) -> None:
+        if self.made.each or self._micro == len(self._batches) - 1:
+            self.storage.reduce(part.reduces)
+
+    # --- after the step ---------------------------------------------------------------------------------------------
+
+    def _global_norm(self) -> Tensor:
+        if self.made.deterministic:
+            return norm.norm_by_rows(self._named, self.made.shapes, self.world, self.device)
+        return norm.global_norm(self._named, self.world, self.device)
+
+    def clip(self, max_norm: float | None) -> float:
+        if max_norm is not None and self._leaves:
+            scaling.clip(self._leaves, max_norm, self._norm, self._norm_value)
+        return self._norm_value
+
+    @torch.no_grad()
+    def applied(self) -> None:
+        for block, module in self.made.told:
+            module.after_step(self._emitted.get(block, {}))  # type: ignore[operator]
+
+    def parameters(self) -> list[Named]:
+        return self._named
+
+    def gather(self, name: str, pieces: Sequence[Tensor]) -> Tensor:
+        layout = self.registry[f"model/{name}"]
+        return whole.gather(self.storage.of_name[name], name, pieces, layout, self.mesh, self.made.comms)
+
+    def scatter(self, name: str, whole_: Tensor) -> list[Tensor]:
+        layout = self.registry[f"model/{name}"]
+        return whole.scatter(self.storage.of_name[name], name, whole_, layout, self.mesh, self.rank)
+
+    def shards(self) -> Iterator[Shard]:
+        yield from self.storage.arrays_here()

@@ -1,0 +1,78 @@
+"""One chunk of the model on this rank: the modules it runs, in order, and what happens around each of them.
+
+    embed?  block  block ...  head?        each with the units whose weights it reads
+
+Before a module its units are gathered (and the next ones ahead of it); when the backward pass is through with it, its
+gradients are on their way. The way back is noticed by an identity in front of each module: its backward runs when all
+that the module's own backward does is done, for autograd takes what was made last first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from gangline.batch import Batch
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module of the chunk. kind: "embed" (batch) -> hidden, "block" and "head" (hidden, batch) -> hidden or loss.
+
+    units    whose weights it reads
+    reduces  whose gradients are complete when its backward pass is done
+    """
+
+    kind: str
+    module: nn.Module
+    units: tuple[str, ...]
+    reduces: tuple[str, ...]
+
+
+class _Passing(torch.autograd.Function):
+    """hidden -> hidden; `passed()` is called when the gradient comes by."""
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, passed: Callable[[], None]) -> Tensor:
+        ctx.passed = passed
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        ctx.passed()
+        return grad, None
+
+
+def passing(hidden: Tensor, passed: Callable[[], None]) -> Tensor:
+    """`hidden`, with a call when its gradient comes by."""
+    return _Passing.apply(hidden, passed) if hidden.requires_grad else hidden
+
+
+class Chunk:
+    """Runs its parts. `before(part, backward)` and `after(part, backward)` are called around each of them."""
+
+    def __init__(
+        self, parts: list[Part], before: Callable[[Part, bool], None], after: Callable[[Part, bool], None]
+    ) -> None:
+        self.parts, self.before, self.after = parts, before, after
+
+    def forward(self, hidden: Tensor | None, batch: Batch) -> Tensor:
+        """The hidden state behind the last part, or the loss."""
+        for part in self.parts:
+            if hidden is not None:
+                hidden = passing(hidden, partial(self.after, part, True))
+            self.before(part, False)
+            hidden = part.module(batch) if hidden is None else part.module(hidden, batch)
+            self.after(part, False)
+            hidden = passing(hidden, partial(self.before, part, True))
+        assert hidden is not None
+        return hidden
+
+    def backward_ends(self) -> None:
+        """The whole backward pass of this chunk is done: the embedding has no hidden state before it to notice it."""
+        if self.parts[0].kind == "embed":
+            self.after(self.parts[0], True)

@@ -1,0 +1,130 @@
+"""The registry of a composed layout: whole, tiled, and the same from every rank, for any mesh and fold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline.mesh import Mesh
+from gangline.plan import Cut, Fold, Plan
+from gangline_parallel_megatron_style.arrays import TIED, Given, lay_out
+
+D, V, F, HEADS, KEYS, E = 8, 11, 12, 4, 2, 4
+LAYERS = 3
+PLAN = Plan(
+    embed="embed",
+    blocks="blocks",
+    head="head",
+    layers=LAYERS,
+    cuts=(
+        Cut("embed.weight", 0),
+        Cut.colwise("blocks.*.q", 2),
+        Cut.colwise("blocks.*.k", 2),
+        Cut.rowwise("blocks.*.o", 2),
+        Cut("blocks.*.lanes", 0, "lane"),
+        Cut("head.weight", 0),
+    ),
+    partial=("blocks.*.q_norm",),
+)
+BLOCK = {
+    "norm": (D,),
+    "q": (HEADS * 2, D),
+    "k": (KEYS * 2, D),
+    "o": (D, HEADS * 2),
+    "q_norm": (2,),
+    "lanes": (E, F, D),
+}
+SHAPES = {
+    "embed.weight": (V, D),
+    **{f"blocks.{i}.{name}": shape for i in range(LAYERS) for name, shape in BLOCK.items()},
+    "head.norm": (D,),
+    "head.weight": (V, D),
+}
+BUFFERS = {"blocks.1.balance": ((E,), "float64")}
+
+
+def of(tied: bool) -> Given:
+    shapes = {name: shape for name, shape in SHAPES.items() if not (tied and name == "head.weight")}
+    aliases = {name: (name,) for name in shapes}
+    if tied:
+        aliases["embed.weight"] = ("embed.weight", "head.weight")
+    return Given(shapes, BUFFERS, aliases)
+
+
+meshes = st.fixed_dictionaries(
+    {
+        "pp": st.sampled_from([1, 2]),
+        "dp_replicate": st.sampled_from([1, 2]),
+        "dp_shard": st.sampled_from([1, 2, 3, 4]),
+        "cp": st.sampled_from([1, 2]),
+        "tp": st.sampled_from([1, 2, 4]),
+    }
+).map(Mesh.of)
+folds = st.sampled_from([(1, ("dp_shard",)), (2, ("dp_shard",)), (2, ("dp_shard", "tp")), (4, ("cp", "dp_shard"))])
+
+
+@settings(deadline=None, max_examples=60)
+@given(meshes, folds, st.booleans(), st.booleans(), st.integers(0, 3))
+def test_boxes_tile_every_array_and_each_has_one_primary(mesh, fold, tied, sequence_parallel, zero):
+    size, out_of = fold
+    joint = mesh.size(*out_of)
+    plan = replace(PLAN, folds=(Fold("lane", size if joint % size == 0 else 1, out_of),))
+    ranks = [0] * 3 + [mesh.size("pp") - 1] * 2
+    given_ = of(tied)
+    arrays = lay_out(plan, mesh, given_, ranks, zero=zero, sequence_parallel=sequence_parallel, dtype="float32")
+    assert set(arrays.registry) == {f"model/{name}" for name in (*given_.shapes, *BUFFERS)}
+    for name in arrays.registry:
+        written = np.zeros(arrays.registry[name].shape, dtype=int)
+        for rank in range(mesh.world):
+            for box, primary in arrays.registry.of_rank(name, rank):
+                written[box.slices] += primary
+        assert (written == 1).all(), name
+
+
+def test_key_heads_that_ranks_share_are_added_over_their_neighbours():
+    mesh = Mesh.of({"tp": 4})
+    arrays = lay_out(PLAN, mesh, of(False), [0] * 5, zero=1, sequence_parallel=False, dtype="float32")
+    (buffer,) = [b for b in arrays.units["blocks.0"] if b.group.fold is None]
+    assert {name.split(".")[-1]: count for name, count in buffer.sums.items()} == {
+        "norm": 0, "q": 0, "k": 2, "o": 0, "q_norm": 4, "lanes": 0,
+    }  # fmt: skip
+    assert [arrays.registry.of_rank("model/blocks.0.k", rank)[0][0].offset[0] for rank in range(4)] == [0, 0, 2, 2]
+
+
+def test_under_sequence_parallelism_whole_arrays_are_added_over_tp():
+    arrays = lay_out(PLAN, Mesh.of({"tp": 2}), of(False), [0] * 5, zero=1, sequence_parallel=True, dtype="float32")
+    (buffer,) = arrays.units["blocks.0"]
+    assert buffer.sums["blocks.0.norm"] == buffer.sums["blocks.0.q_norm"] == buffer.sums["blocks.0.lanes"] == 2
+    assert buffer.sums["blocks.0.q"] == 0
+
+
+def test_a_vocabulary_may_be_cut_unevenly():
+    registry = lay_out(PLAN, Mesh.of({"tp": 4}), of(False), [0] * 5, zero=1, sequence_parallel=True, dtype="f").registry
+    assert [registry.of_rank("model/head.weight", rank)[0][0].shape[0] for rank in range(4)] == [3, 3, 3, 2]
+
+
+def test_what_first_and_last_stage_share_is_a_unit_of_both():
+    mesh = Mesh.of({"pp": 2})
+    arrays = lay_out(PLAN, mesh, of(True), [0, 0, 0, 1, 1], zero=1, sequence_parallel=False, dtype="float32")
+    assert arrays.stage[TIED] == (0, 1)
+    assert arrays.registry.of_rank("model/embed.weight", 1) == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "aliases", "message"),
+    [
+        (PLAN, ("blocks.0.q", "blocks.1.q"), "only the embedding and the head"),
+        (replace(PLAN, head="top"), None, "none of the modules that the plan names"),
+        (replace(PLAN, cuts=(Cut.colwise("blocks.*.q", 3),)), None, "units of 3"),
+    ],
+)
+def test_what_has_no_home_is_refused(plan, aliases, message):
+    given_ = of(False)
+    if aliases:
+        given_.aliases["blocks.0.q"] = aliases
+    with pytest.raises(ValueError, match=message):
+        lay_out(plan, Mesh.of({"tp": 2}), given_, [0] * 5, zero=1, sequence_parallel=False, dtype="float32")

@@ -1,0 +1,34 @@
+"""Tensor, pipeline and context parallelism pass core's suite, alone and composed."""
+
+from __future__ import annotations
+
+from gangline.testing import StrategySuite
+from gangline.testing.strategy import Layout
+
+LONG = ("model.layers=4", "batch.global_size=8", "batch.micro_size=1")
+
+
+class TestTp(StrategySuite):
+    choice = "parallel=tp"
+    layouts = (
+        Layout(1),
+        Layout(2),
+        Layout(2, ("parallel.sequence_parallel=false",)),
+        Layout(4),
+        Layout(4, ("parallel.sequence_parallel=false",)),
+    )
+
+
+class TestPp(StrategySuite):
+    choice = "parallel=pp"
+    settings = LONG
+    can = {"exact"}
+    layouts = (
+        Layout(1),
+        Layout(2),
+        Layout(4, ("parallel.schedule=gpipe",)),
+        Layout(2, ("parallel.schedule=interleaved_1f1b",)),
+        Layout(4, ("parallel.schedule=zb_h1",)),
+        Layout(2, ("parallel.schedule=zb_v",)),
+        Layout(2, ("parallel.schedule=dualpipe_v",)),
+    )

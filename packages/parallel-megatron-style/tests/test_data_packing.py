@@ -1,0 +1,62 @@
+"""Flat buffers: every array one view, no row cut, ranges of equal length."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline_parallel_megatron_style.data.packing import Rows, pack
+
+counts, widths = st.integers(1, 40), st.sampled_from([1, 3, 4, 7, 8, 12, 16, 64])
+units = st.lists(st.tuples(counts, widths), min_size=1, max_size=8).map(
+    lambda found: [Rows(f"array{index}", count, width) for index, (count, width) in enumerate(found)]
+)
+
+
+@settings(deadline=None)
+@given(units, st.integers(1, 9))
+def test_arrays_lie_apart_and_no_range_begins_within_a_row(arrays, parts):
+    packings = pack(arrays, parts)
+    assert sorted(array.name for packing in packings for array in packing.arrays) == sorted(a.name for a in arrays)
+    for packing in packings:
+        end = 0
+        for index, (array, start) in enumerate(zip(packing.arrays, packing.starts, strict=True)):
+            assert start >= end
+            end = start + array.size
+            bounds = packing.bounds(index)
+            assert (bounds[0], bounds[-1]) == (0, array.count)
+            for part, (first, last) in enumerate(zip(bounds, bounds[1:], strict=False)):
+                if first < last:  # these rows lie within the range
+                    assert start + first * array.width >= part * packing.length
+                    assert start + last * array.width <= (part + 1) * packing.length
+        assert end <= packing.size
+
+
+@settings(deadline=None)
+@given(units, st.integers(2, 9))
+def test_what_a_range_holds_of_an_array_lies_at_its_beginning_or_after_what_comes_before(arrays, parts):
+    """So that pieces are found from the array's start alone."""
+    for packing in pack(arrays, parts):
+        for index, array in enumerate(packing.arrays):
+            bounds = packing.bounds(index)
+            for part in range(1, parts):
+                if 0 < bounds[part] < array.count:
+                    assert packing.starts[index] + bounds[part] * array.width == part * packing.length
+
+
+def test_a_block_wastes_little():
+    block = [Rows(f"m{i}", 512, 192) for i in range(7)] + [Rows("down", 192, 512), Rows("norm", 1, 192)]
+    for parts in (2, 4, 8, 16):
+        (packing,) = pack(block, parts)
+        assert packing.size <= 1.06 * sum(array.size for array in block)
+
+
+def test_widths_without_a_small_common_multiple_have_buffers_of_their_own():
+    arrays = [Rows("a", 50, 101), Rows("b", 50, 103), Rows("c", 1, 101)]
+    packings = pack(arrays, 8)
+    assert [[array.name for array in packing.arrays] for packing in packings] == [["a", "c"], ["b"]]
+
+
+def test_one_part_needs_no_padding():
+    (packing,) = pack([Rows("a", 3, 5), Rows("b", 1, 7), Rows("c", 2, 3)], 1)
+    assert packing.size == 15 + 7 + 6
