@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=128)
     chosen = parser.parse_args()
     print(
-        f"{'width':>5} {'ranks':>5} {'cut':>8} {'ours':>9} {'torch':>9} {'wall':>6} {'CPU':>6}   kept bytes, theirs = 1"
+        f"{'width':>5} {'ranks':>5} {'cut':>8} {'ours':>9} {'torch':>9} {'wall':>6} {'CPU':>6} {'kept':>6}   (medians, ratios)"
     )
     for size in chosen.sizes:
         for processes in chosen.processes:

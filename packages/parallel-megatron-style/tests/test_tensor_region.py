@@ -166,6 +166,33 @@ def test_an_input_written_in_place_counts_as_another():
     assert all(pool(2).run(written_in_place))
 
 
+def without_and_with() -> tuple[bool, bool]:
+    """Whether products of one x want gradients: one called without them, and the next with them."""
+    region = Region(Setting(tp(), Plain(WIDE, WIDE), True), columns=2)
+    x, w = torch.ones(1, 4, 3, dtype=WIDE).requires_grad_(), parameter(5, 3)
+    with torch.no_grad():
+        silent = region.column(x, w)
+    return silent.requires_grad, region.column(x, w).requires_grad
+
+
+def test_what_entered_without_gradients_serves_no_product_with_them():
+    assert pool(2).run(without_and_with) == [(False, True)] * 2
+
+
+def summed_in_order() -> float:
+    region = Region(Setting(tp(), Plain(WIDE, WIDE), False), columns=3)
+    x = torch.ones(1, 1, 1, dtype=WIDE).requires_grad_()
+    weights = [torch.nn.Parameter(torch.full((1, 1), value, dtype=WIDE)) for value in (1e16, -1e16, 1.0)]
+    first, second, third = (region.column(x, w) for w in weights)
+    (third + first + second).sum().backward()
+    return x.grad.item()
+
+
+def test_input_gradients_are_added_in_order_of_call():
+    """In another order the 1 would be lost beside the large ones."""
+    assert pool(2).run(summed_in_order) == [2.0, 2.0]
+
+
 # --- vocabulary -------------------------------------------------------------------------------------------------------
 
 
