@@ -89,7 +89,13 @@ class Reporter:
         self._each("end", summary)
 
     def mfu(self, tokens_per_second: float) -> float | None:
-        return None if self.peak is None else self.flops * tokens_per_second / self.peak
+        """The share of the peak; a peak that was measured is at least what the run reaches."""
+        if self.peak is None:
+            return None
+        achieved = self.flops * tokens_per_second
+        if self.measured:
+            self.peak = max(self.peak, achieved)
+        return achieved / self.peak
 
     def _each(self, call: str, argument: object) -> None:
         for name, tracker in self.trackers.items():

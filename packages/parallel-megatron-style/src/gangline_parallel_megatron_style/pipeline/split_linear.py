@@ -20,20 +20,21 @@ class SplitProduct(torch.autograd.Function):
         I:  dx = dy W                          returned to autograd
         W:  dW = dyᵀ x,  db = sum of dy        deposited now, or when the store that is open says so
 
-    Saves x and W. The same bits as autograd's own backward of `F.linear`.
+    Saves x; W and b are kept as themselves, because a recomputed forward pass hands back other tensors than it was
+    given, and gradients belong to these. The same bits as autograd's own backward of `F.linear`.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, precision: Precision) -> Tensor:
-        ctx.save_for_backward(x, w)
-        ctx.b, ctx.precision = b, precision
+        ctx.save_for_backward(x)
+        ctx.w, ctx.b, ctx.precision = w, b, precision
         return precision.linear(x, w, b)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
-        x, w = ctx.saved_tensors
-        b, precision = ctx.b, ctx.precision
+        (x,) = ctx.saved_tensors
+        w, b, precision = ctx.w, ctx.b, ctx.precision
         need_x, need_w, need_b, _ = ctx.needs_input_grad
 
         @torch.no_grad()  # put off, it runs outside of autograd, and must not begin a graph that keeps x alive
