@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -12,6 +13,7 @@ from gangline.config import default_run
 from gangline.launch.config import LocalLaunch
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
+from gangline.model.tree import Node
 from gangline_parallel_megatron_style.config import Pp
 from gangline_parallel_megatron_style.layout.case import forward_flops, partition
 from gangline_parallel_megatron_style.layout.stages import balanced
@@ -80,6 +82,17 @@ def test_a_large_vocabulary_takes_blocks_off_the_last_stage():
     assert forward_flops(tree.head, 128) < forward_flops(tree.blocks[0], 128)
     assert [len(blocks) for blocks in of(Pp(), 2, layers=8)] == [4, 4]
     assert sizes == [7, 1]
+
+
+def test_blocks_that_do_not_say_what_they_compute_count_alike():
+    tree, plan = compose_model(default_run())
+    tree = replace(tree, blocks=(Silent(),) * 4)
+    assert partition(Pp(), Mesh.of({"pp": 2}), tree, plan, 128) == [range(2), range(2, 4)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silent(Node):
+    """A foreign block without shapes."""
 
 
 def test_stages_that_the_user_names_and_chunks():

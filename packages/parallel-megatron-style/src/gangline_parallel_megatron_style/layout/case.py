@@ -179,6 +179,8 @@ def partition(config: Composed, mesh: Mesh, tree: Node, plan: Plan, sequence_len
         by_path = dict(nodes(tree))
         blocks = [forward_flops(by_path[f"{plan.blocks}.{index}"], sequence_length) for index in range(plan.layers)]
         first, last = (forward_flops(by_path[part], sequence_length) for part in (plan.embed, plan.head))
+        if not any(blocks):  # a model that does not say what its blocks compute
+            blocks, first, last = [1] * plan.layers, 0, 0
         sizes = balanced(blocks, mesh.size("pp") * config.model_chunks, first, last)
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]

@@ -1,0 +1,82 @@
+"""The options as a user reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.config.defaults import default_run
+from gangline.config.fields import comments_of, options
+from gangline.config.serial import from_dict, to_dict
+from gangline.mesh import AXES, Mesh
+from gangline_parallel_megatron_style.config import Composed, Fsdp, Hsdp, Pp, ThreeD, Tp
+from gangline_parallel_megatron_style.layout.check import COMPRESSIONS, CONTEXTS
+from gangline_parallel_megatron_style.layout.topology import Topology
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
+
+PARTS = (ThreeD, Fsdp, Hsdp, Tp, Pp)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_option_says_what_it_is(part):
+    assert [option.path for option in options(part, "parallel") if not option.comment] == []
+
+
+@pytest.mark.parametrize(
+    ("option", "choices"), [("schedule", SCHEDULES), ("context", CONTEXTS), ("compress", COMPRESSIONS)]
+)
+def test_choices_are_named_where_the_option_is_described(option, choices):
+    assert [choice for choice in choices if choice not in comments_of(Composed)[option]] == []
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_run_directory_gives_the_options_back(part):
+    config = part(tp=2, stages=[3, 1], topology=Topology(gpus_per_node=4, node_bandwidth=300.0))
+    assert from_dict(to_dict(default_run(parallel=config))).parallel == config
+
+
+def test_all_parts_have_the_same_options():
+    names = {tuple(option.path for option in options(part, "parallel")) for part in PARTS}
+    assert len(names) == 1
+
+
+@pytest.mark.parametrize(
+    ("pp", "share", "micros"),
+    [
+        (1, 16, 1),
+        (2, 16, 8),  # four for each rank
+        (4, 64, 16),
+        (4, 6, 6),  # the most there are
+        (4, 1, 1),
+        (3, 24, 12),
+        (4, 20, 20),  # 16 does not divide, and rounds of four are whole
+        (2, 7, 7),
+    ],
+)
+def test_how_many_micro_batches_a_pipeline_likes(pp, share, micros):
+    assert Pp().accumulation(share, Mesh.of({"pp": pp})) == micros
+
+
+# --- the network ------------------------------------------------------------------------------------------------------
+
+
+def test_which_links_an_axis_uses():
+    """Four nodes of two ranks, two nodes a rack."""
+    network = Topology(gpus_per_node=2, nodes_per_rack=2)
+    mesh = Mesh.of({"pp": 2, "dp_shard": 2, "tp": 2})
+    assert [network.tier(mesh, axis) for axis in ("tp", "dp_shard", "pp", "cp")] == ["node", "rack", "cluster", "self"]
+    assert network.tier(mesh, "dp_shard", "tp") == "rack"
+    assert network.tier(mesh, *AXES) == "cluster"
+
+
+def test_a_group_that_straddles_two_nodes_uses_the_slower_links():
+    network = Topology(gpus_per_node=4, nodes_per_rack=8)
+    assert network.tier(Mesh.of({"dp_shard": 4, "tp": 3}), "tp") == "rack"
+    assert network.tier(Mesh.of({"dp_shard": 3, "tp": 4}), "tp") == "node"
+
+
+def test_bandwidths():
+    network = Topology(node_bandwidth=450, rack_bandwidth=50, cluster_bandwidth=25)
+    assert network.bandwidth("node") == 450e9
+    assert network.bandwidth("rack") == 50e9
+    assert network.bandwidth("cluster") == 25e9
+    assert network.bandwidth("self") == float("inf")
