@@ -203,9 +203,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2, help="sequences a step")
     parser.add_argument("--length", type=int, default=128)
     chosen = parser.parse_args()
-    print(
-        f"{'width':>5} {'ranks':>5} {'cut':>8} {'ours':>9} {'torch':>9} {'wall':>6} {'CPU':>6} {'kept':>6}   (medians, ratios)"
-    )
+    columns = f"{'ours':>9} {'torch':>9} {'wall':>6} {'CPU':>6} {'kept':>6}"
+    print(f"{'width':>5} {'ranks':>5} {'cut':>8} {columns}   (medians, ratios)")
     for size in chosen.sizes:
         for processes in chosen.processes:
             for sequence_parallel in (False, True):

@@ -167,9 +167,9 @@ def test_an_input_written_in_place_counts_as_another():
 
 
 def without_and_with() -> tuple[bool, bool]:
-    """Whether products of one x want gradients: one called without them, and the next with them."""
+    """Whether products of one x pass gradients to it: one called without them, and the next with them."""
     region = Region(Setting(tp(), Plain(WIDE, WIDE), True), columns=2)
-    x, w = torch.ones(1, 4, 3, dtype=WIDE).requires_grad_(), parameter(5, 3)
+    x, w = torch.ones(1, 4, 3, dtype=WIDE).requires_grad_(), parameter(5, 3, grad=False)
     with torch.no_grad():
         silent = region.column(x, w)
     return silent.requires_grad, region.column(x, w).requires_grad
