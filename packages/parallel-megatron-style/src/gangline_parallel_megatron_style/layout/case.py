@@ -157,6 +157,11 @@ class Case:
     def last_stage(self) -> int:
         return len(self.stages) - 1
 
+    @property
+    def sums_each(self) -> bool:
+        """Whether gradients are added over the ranks after every micro-batch, so that no rank keeps all of them."""
+        return self.config.zero >= 2 and not self.deterministic
+
     def recomputed(self, block: int) -> bool:
         """Whether a block is computed again in the backward pass, wholly or its attention."""
         return self.recompute is not Recompute.none and block % self.recompute_every == 0

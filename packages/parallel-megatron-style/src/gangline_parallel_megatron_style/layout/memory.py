@@ -17,8 +17,9 @@ def state(case: Case, rank: int) -> Counter[str]:
     """Weights, gradients, master weights and optimizer state of a rank.
 
     zero 0: all whole. 1: master weights and optimizer state cut over the shard ranks. 2: gradients too, but for those
-    of the blocks whose backward pass is under way. 3: weights too, but for those of the modules in use. Where the
-    forward pass computes in the masters' own dtype, whole weights are the masters.
+    of the blocks whose backward pass is under way (and not where deterministic sums want all of them). 3: weights too,
+    but for those of the modules in use. Where the forward pass computes in the masters' own dtype, whole weights are
+    the masters.
     """
     held, width, zero = case.held(rank), case.bytes, case.config.zero
     numbers = sum(array.size for array in held)
@@ -29,7 +30,7 @@ def state(case: Case, rank: int) -> Counter[str]:
     found["weights"] = (gathered(case, rank) if released else numbers) * width.compute
     if width.compute != width.master or released:
         found["master weights"] = parts * width.master
-    if zero >= 2 and case.shards > 1:
+    if case.sums_each and case.shards > 1:
         found["gradients"] = (parts + 2 * max(units(case, rank).values())) * width.gradient
     else:
         found["gradients"] = (numbers + (parts if parts < numbers else 0)) * width.gradient

@@ -191,7 +191,7 @@ def data(case: Case, rank: int) -> list[Sent]:
     shards, copies, zero = case.shards, case.mesh.size("dp_replicate"), case.config.zero
     axes = tuple(axis for axis in ("dp_shard", "cp") if case.mesh.size(axis) > 1)
     wire = {"bf16": 2.0, "onebit": 0.125}.get(case.config.compress, float(case.bytes.wire))
-    rounds = case.micros if zero >= 2 and not case.deterministic else 1
+    rounds = case.micros if case.sums_each else 1
     # a block is passed there and back; a tied embedding that is all on one rank is read by the head too
     held = case.held(rank)
     twice: set[int | str] = {array.block for array in held if array.block is not None}
