@@ -92,7 +92,7 @@ def adamw_of(pieces, deterministic=True, **settings):
 def test_adamw_is_torchs(deterministic, settings):
     config = Adamw(**settings)
     pieces = Pieces(values(0), cut=False)
-    found = trained(AdamwOptimizer(config, pieces, pieces.parameters(), deterministic), pieces)
+    found = trained(AdamwOptimizer(config, pieces, pieces.parameters(), pieces.names(), deterministic), pieces)
     weights = {name: x.requires_grad_() for name, x in values(0).items()}
     decayed = [x for x in weights.values() if x.dim() >= 2 or config.decay_vectors]
     plain = [x for x in weights.values() if x.dim() < 2 and not config.decay_vectors]

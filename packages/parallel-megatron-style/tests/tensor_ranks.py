@@ -36,7 +36,6 @@ class Case:
     whole: tuple[str, ...] = ()  # patterns whose cuts the plan loses
     layers: int = 2
     micro_batches: int = 1
-    compile: bool = False
 
     def config(self) -> DecoderConfig:
         return DecoderConfig(
@@ -118,7 +117,7 @@ def cut_model(case: Case, comm: Comm, dtype: torch.dtype | None = None):
     wide = torch.float32 if (dtype or case.dtype) == torch.bfloat16 else dtype or case.dtype
     precision = Plain(dtype or case.dtype, wide)
     cut_modules(model, plan, comm, precision, sequence_parallel=case.sequence_parallel, first_rows=first_rows)
-    finish = finisher(case.recompute, case.compile)
+    finish = finisher(case.recompute, False, seams=plan.seams)
     for index, block in enumerate(model.blocks):
         finish(block, f"blocks.{index}")
     return model, plan

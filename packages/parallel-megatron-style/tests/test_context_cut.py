@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from gangline.batch import Batch
+from gangline.config.schema import Recompute
 from gangline.mesh import Mesh
 from gangline.model.init import whole_model
 from gangline.model.plan import decoder
 from gangline.model.shapes import DecoderConfig
 from gangline.testing import rank
 from gangline.testing.pool import pool
+from gangline.train.finish import finisher
 from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
 from gangline_parallel_megatron_style.context.cut import cut_batch, cut_tokens
 from gangline_parallel_megatron_style.context.ring import RingAttention
@@ -69,18 +71,21 @@ def test_sequences_that_do_not_divide_are_refused(order, tokens, chunks):
         cut_tokens(torch.zeros(1, tokens), 0, 4, order)
 
 
-def model_of(method: str | None, comm=None):
+def model_of(method: str | None, comm=None, recompute: Recompute = Recompute.none):
     tree, plan = decoder(DecoderConfig(vocab_size=29, dim=32, layers=2, heads=4, kv_heads=2, hidden=48, init_std=0.1))
     model = whole_model(tree, plan, seed=1, dtype=torch.float64)
     if method is not None:
         set_attention(model, plan, comm, method)
+    finish = finisher(recompute, False, seams=plan.seams)
+    for index, block in enumerate(model.blocks):
+        finish(block, f"blocks.{index}")
     return model
 
 
-def trained(method: str, documents: bool):
+def trained(method: str, documents: bool, recompute: Recompute):
     """This rank's loss and gradients."""
     comm = rank.comms(Mesh.of({"cp": rank.world}), False).axis("cp")
-    model = model_of(method, comm)
+    model = model_of(method, comm, recompute)
     loss = model(cut_batch(batch_of(documents), comm.index, comm.size, ORDERS[method]))
     loss.backward()
     return loss.item(), {name: p.grad for name, p in model.named_parameters()}
@@ -89,12 +94,13 @@ def trained(method: str, documents: bool):
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("method", ["ring", "ulysses"])
 @pytest.mark.parametrize("documents", [False, True], ids=["plain", "documents"])
-def test_a_model_over_cut_sequences(world, method, documents):
+@pytest.mark.parametrize("recompute", Recompute, ids=lambda r: r.value)
+def test_a_model_over_cut_sequences(world, method, documents, recompute):
     """Losses and gradients of the ranks add up to those of one process."""
     whole = model_of(None)
     wanted = whole(batch_of(documents))
     wanted.backward()
-    ranks = pool(world).run(trained, method, documents)
+    ranks = pool(world).run(trained, method, documents, recompute)
     assert sum(loss for loss, _ in ranks) == pytest.approx(wanted.item(), rel=1e-12)
     for name, parameter in whole.named_parameters():
         total = sum(gradients[name] for _, gradients in ranks)

@@ -78,7 +78,7 @@ def test_bfloat16_rounds_as_one_process_does(world, sequence_parallel):
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
-@pytest.mark.parametrize("recompute", [Recompute.full], ids=lambda r: r.value)
+@pytest.mark.parametrize("recompute", [Recompute.selective, Recompute.full], ids=lambda r: r.value)
 def test_recomputation_changes_no_bit(sequence_parallel, recompute):
     case = Case(sequence_parallel=sequence_parallel, kv_heads=2)
     kept, again = (pool(2).run(one_rank, replace(case, recompute=r)) for r in (Recompute.none, recompute))

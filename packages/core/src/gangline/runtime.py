@@ -76,6 +76,10 @@ class Runtime(ABC):
     def parameters(self) -> list[Named]:
         """The same names in the same order on all ranks of a stage."""
 
+    def names(self) -> list[str]:
+        """Names of all trained parameters, on whatever stage, in the order of one process: the same on all ranks."""
+        return [named.name for named in self.parameters()]
+
     @abstractmethod
     def gather(self, name: str, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
         """Any tensors cut like the parameter `name` (its gradient, a momentum), as the whole.

@@ -190,6 +190,9 @@ class ComposedRuntime(Runtime, Stage):
     def parameters(self) -> list[Named]:
         return self._named
 
+    def names(self) -> list[str]:
+        return list(self.made.shapes)
+
     def gather(self, name: str, pieces: Sequence[Tensor]) -> Tensor:
         layout = self.registry[f"model/{name}"]
         return whole.gather(self.storage.of_name[name], name, pieces, layout, self.mesh, self.made.comms)

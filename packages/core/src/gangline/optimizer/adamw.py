@@ -23,13 +23,15 @@ class AdamwOptimizer(Optimizer):
     than its middle.
     """
 
-    def __init__(self, config: Adamw, runtime: Runtime, named: Sequence[Named], deterministic: bool) -> None:
+    def __init__(
+        self, config: Adamw, runtime: Runtime, named: Sequence[Named], names: Sequence[str], deterministic: bool
+    ) -> None:
         self._fused = not deterministic
         self._config = config
         self.named = named
-        names = [f"model/{parameter.name}" for parameter in named]
+        arrays = [f"model/{name}" for name in names]
         model = runtime.registry
-        self.registry = model.like("optimizer/exp_avg", names) | model.like("optimizer/exp_avg_sq", names)
+        self.registry = model.like("optimizer/exp_avg", arrays) | model.like("optimizer/exp_avg_sq", arrays)
         self._groups = [
             _Group(
                 weight_decay,
@@ -118,4 +120,4 @@ def decays(parameter: Named, config: Adamw) -> bool:
 
 def build(config: Adamw, run: Run, runtime: Runtime) -> AdamwOptimizer:
     """The optimizer `adamw`."""
-    return AdamwOptimizer(config, runtime, runtime.parameters(), run.deterministic)
+    return AdamwOptimizer(config, runtime, runtime.parameters(), runtime.names(), run.deterministic)

@@ -57,19 +57,25 @@ def orthogonalise_stack(whole: Tensor, iterations: int) -> Tensor:
 
 
 class MuonOptimizer(Optimizer):
-    """Muon for the `matrices`, AdamW for the `rest`."""
+    """Muon for the `matrices`, AdamW for the `rest`; `names`: of both, on whatever stage."""
 
     def __init__(
-        self, config: Muon, runtime: Runtime, matrices: Sequence[Named], rest: Sequence[Named], deterministic: bool
+        self,
+        config: Muon,
+        runtime: Runtime,
+        matrices: Sequence[Named],
+        rest: Sequence[Named],
+        names: tuple[Sequence[str], Sequence[str]],
+        deterministic: bool,
     ) -> None:
         self.config, self.runtime, self.matrices = config, runtime, matrices
-        self._rest = AdamwOptimizer(config, runtime, rest, deterministic)
+        self._rest = AdamwOptimizer(config, runtime, rest, names[1], deterministic)
         self._momenta = [
             [torch.zeros_like(piece.tensor, requires_grad=False) for piece in parameter.pieces]
             for parameter in matrices
         ]
-        names = [f"model/{parameter.name}" for parameter in matrices]
-        self.registry = self._rest.registry | runtime.registry.like("optimizer/momentum", names)
+        arrays = [f"model/{name}" for name in names[0]]
+        self.registry = self._rest.registry | runtime.registry.like("optimizer/momentum", arrays)
 
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
@@ -103,7 +109,16 @@ class MuonOptimizer(Optimizer):
 def build(config: Muon, run: Run, runtime: Runtime) -> MuonOptimizer:
     """The optimizer `muon`: the matrices and stacks in the blocks that the plan names, and AdamW for all else."""
     _, plan = compose_model(run)
-    named = runtime.parameters()
-    matrices = [p for p in named if len(p.shape) >= 2 and matches(plan.blocks, p.name)]
-    chosen = {p.name for p in matrices}
-    return MuonOptimizer(config, runtime, matrices, [p for p in named if p.name not in chosen], run.deterministic)
+
+    def chosen(name: str) -> bool:
+        return len(runtime.registry[f"model/{name}"].shape) >= 2 and matches(plan.blocks, name)
+
+    named, names = runtime.parameters(), runtime.names()
+    return MuonOptimizer(
+        config,
+        runtime,
+        [p for p in named if chosen(p.name)],
+        [p for p in named if not chosen(p.name)],
+        ([n for n in names if chosen(n)], [n for n in names if not chosen(n)]),
+        run.deterministic,
+    )

@@ -44,15 +44,16 @@ class Reporter:
     """
 
     def __init__(
-        self, trackers: dict[str, Tracker], flops: float, parameters: int, peak: float | None, describe: dict[str, str]
+        self,
+        trackers: dict[str, Tracker],
+        flops: float,
+        parameters: int,
+        peak: float | None,
+        describe: dict[str, str],
+        measured: bool = False,
     ) -> None:
-        self.trackers, self.flops, self.parameters, self.peak, self.describe = (
-            trackers,
-            flops,
-            parameters,
-            peak,
-            describe,
-        )
+        self.trackers, self.describe = trackers, describe
+        self.flops, self.parameters, self.peak, self.measured = flops, parameters, peak, measured
         self.failed: set[str] = set()
 
     @classmethod
@@ -71,7 +72,8 @@ class Reporter:
             "layout": f"{layout} on {device.type}",
             "peak": rate,
         }
-        return cls(trackers, flops, parameters, None if peak is None else peak * mesh.world, describe)
+        whole = None if peak is None else peak * mesh.world
+        return cls(trackers, flops, parameters, whole, describe, measured=device.type == "cpu")
 
     def begin(self, run: Run, directory: str, step: int, attempt: int, world: int) -> None:
         start = Start(
