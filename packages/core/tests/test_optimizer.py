@@ -44,6 +44,9 @@ class Pieces:
             for name, boxes in self.boxes.items()
         }
 
+    def names(self):
+        return list(self.boxes)
+
     def parameters(self):
         return [
             Named(
@@ -84,7 +87,7 @@ def trained(optimizer, pieces, steps=10):
 
 
 def adamw_of(pieces, deterministic=True, **settings):
-    return AdamwOptimizer(Adamw(**settings), pieces, pieces.parameters(), deterministic)
+    return AdamwOptimizer(Adamw(**settings), pieces, pieces.parameters(), pieces.names(), deterministic)
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fused", "foreach"])
@@ -156,7 +159,8 @@ def muon_of(pieces, **settings):
     named = pieces.parameters()
     matrices = [p for p in named if len(p.shape) >= 2 and p.name != "b.weight"]
     rest = [p for p in named if p not in matrices]
-    return MuonOptimizer(Muon(**settings), pieces, matrices, rest, True)
+    names = [p.name for p in matrices], [p.name for p in rest]
+    return MuonOptimizer(Muon(**settings), pieces, matrices, rest, names, True)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])

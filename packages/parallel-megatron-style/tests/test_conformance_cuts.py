@@ -32,3 +32,14 @@ class TestPp(StrategySuite):
         Layout(2, ("parallel.schedule=zb_v",)),
         Layout(2, ("parallel.schedule=dualpipe_v",)),
     )
+
+
+class TestCp(StrategySuite):
+    choice = "parallel=3d"
+    settings = ("parallel.tp=1", "parallel.pp=1", "parallel.dp_shard=1")
+    layouts = (Layout(2, ("parallel.cp=2",)), Layout(2, ("parallel.cp=2", "parallel.context=ulysses")))
+
+
+class Test3d(StrategySuite):
+    choice = "parallel=3d"
+    layouts = (Layout(8),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,9 @@ from gangline_parallel_megatron_style.runtime import ComposedRuntime
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, over_sequence
 from gangline_parallel_megatron_style.units import Part
+
+if TYPE_CHECKING:
+    from gangline_parallel_megatron_style.context.apply import Method
 
 Finish = Callable[[nn.Module, str], None]
 
@@ -158,9 +162,12 @@ def cut_context(config: Composed, model: nn.Module, plan: Plan, cp: Comm) -> Cal
     """Let attention see the whole sequence; how a batch is cut for it."""
     if cp.size == 1:
         return _as_it_is
-    from gangline_parallel_megatron_style.context.apply import cut_attention
+    from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
+    from gangline_parallel_megatron_style.context.cut import cut_batch
 
-    return cut_attention(model, plan, cp, config.context)
+    method = cast("Method", config.context)
+    set_attention(model, plan, cp, method)
+    return partial(cut_batch, index=cp.index, size=cp.size, order=ORDERS[method])
 
 
 def split_products(model: nn.Module, precision: Precision) -> None:
