@@ -62,6 +62,10 @@ class PartConfig:
         """All that can be refused before torch is imported."""
         return []
 
+    def notices(self, run: Run) -> list[str]:
+        """What works and is still not what one would choose; said once when the run starts."""
+        return []
+
 
 @dataclass
 class ModelConfig(PartConfig):

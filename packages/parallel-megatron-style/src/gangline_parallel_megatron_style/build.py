@@ -23,9 +23,11 @@ from gangline_parallel_megatron_style.arrays import EMBED, HEAD, TIED, Arrays, G
 from gangline_parallel_megatron_style.config import Composed
 from gangline_parallel_megatron_style.data.flat import Choices
 from gangline_parallel_megatron_style.data.storage import Storage, describe
-from gangline_parallel_megatron_style.layout.case import partition
+from gangline_parallel_megatron_style.layout.case import Case, partition
+from gangline_parallel_megatron_style.layout.timing import costs
 from gangline_parallel_megatron_style.pieces import Pieces
 from gangline_parallel_megatron_style.pipeline.actions import Placement, place_of, stage_of
+from gangline_parallel_megatron_style.pipeline.costs import UNIFORM
 from gangline_parallel_megatron_style.pipeline.executor import Executor
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.pipeline.stage import Stage
@@ -122,6 +124,7 @@ class Stages:
         blocks = [homes[stage] for stage, found in enumerate(self.ranges) for _ in found]
         self.ranks: Sequence[int] = (homes[0], *blocks, homes[-1])
         self.blocks = [index for index, home in enumerate(blocks) if home == self.index]
+        self.costs = costs(Case.of(run, mesh)) if self.pp > 1 else UNIFORM
 
     def parts(self, model: nn.Module, chunk: int, arrays: Arrays) -> list[Part]:
         """The modules of one chunk of this rank."""
@@ -155,7 +158,7 @@ class Stages:
 
     def executor(self, stage: Stage, comm: Comm) -> Executor:
         """What runs this rank's part of the schedule."""
-        return Executor(stage, comm, self.schedule, chunks=self.chunks)
+        return Executor(stage, comm, self.schedule, chunks=self.chunks, costs=self.costs)
 
 
 def cut_context(config: Composed, model: nn.Module, plan: Plan, cp: Comm) -> Callable[[Batch], Batch]:

@@ -38,7 +38,8 @@ class Job:
     dtype: torch.dtype
     batches: str  # a kind of `gangline.testing.inputs`
     steps: int = 3
-    recompute: bool = False
+    recompute: bool = False  # in full, whatever the run says
+    compute: torch.dtype | None = None  # of products; none: `dtype`, in which weights and gradients are
 
     def key(self) -> str:
         """Equal for jobs that do the same."""
@@ -91,8 +92,10 @@ class Trained:
 def start(job: Job) -> Runtime:
     """Cut, then fill: as `gangline.train.build` does."""
     comms = rank.comms(job.mesh, job.run.deterministic)
-    finish = finisher(Recompute.full if job.recompute else Recompute.none, False)
-    precision = Plain(job.dtype, job.dtype)
+    section = job.run.run
+    recompute = Recompute.full if job.recompute else section.recompute
+    finish = finisher(recompute, False, section.recompute_every, job.plan.seams)
+    precision = Plain(job.compute or job.dtype, job.dtype)
     build = load(job.build)
     runtime = build(job.run.parallel, job.run, construct(job.tree), job.plan, job.mesh, comms, precision, finish)
     initialise(runtime.shards(), job.plan, job.run.seed)

@@ -91,6 +91,7 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
         checkpointer=checkpointer,
         health={name: plugins.build(config, run) for name, config in run.health.items()},
         reporter=Reporter.build(run, tree, mesh, comms, device, precision),
+        notes=[note for _, config in run.parts() for note in config.notices(run)] if comms.rank == 0 else [],
     )
     restore(session)
     return session
