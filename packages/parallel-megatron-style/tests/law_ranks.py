@@ -1,0 +1,147 @@
+"""What the tests of the law share: a composition as a line of text, judged by the machinery of core's strategy suite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+
+from gangline.config.check import layout_problems
+from gangline.errors import Problem
+from gangline.mesh import AXES
+from gangline.plan import Fold
+from gangline.testing import StrategySuite, strategy_ranks
+from gangline.testing.strategy import FLOAT64, Layout, Scenario
+from gangline.testing.strategy_ranks import Job
+from gangline.testing.whole import close, number_close
+from gangline_parallel_megatron_style.layout import fits
+
+LENGTH = 16  # tokens: divides over cp 4 in zig-zag halves, and over cp 2 x tp 4
+
+
+@dataclass(frozen=True)
+class Composition:
+    """A layout and what trains on it.
+
+    on: axes and options of the strategy, "pp=2 tp=2 zero=3"; axes that are not named have one rank.
+    model: options of the model, "layers=4 kv_heads=1"; more: whole settings, "batch.micro_size=2".
+    batches: "ragged" masks (some samples count nothing), "documents", or "whole".
+    lanes: the size of a fold on which core's toy module lies, taken out of the axes `out_of`; 0: no such module.
+    """
+
+    on: str
+    model: str = ""
+    more: str = ""
+    batches: str = "ragged"
+    lanes: int = 0
+    out_of: tuple[str, ...] = ("dp_shard",)
+    dtype: torch.dtype = torch.float64
+    steps: int = 2
+    bound: float = FLOAT64  # relative to the largest magnitude of an array; 0: the same bits
+    deterministic: bool = False  # sums in rank order
+
+    def __str__(self) -> str:
+        fold = f"lanes={self.lanes}/{'+'.join(self.out_of)}" if self.lanes else ""
+        kind = "" if self.batches == "ragged" else self.batches
+        dtype = "" if self.dtype is torch.float64 else str(self.dtype).removeprefix("torch.")
+        return " ".join(word for word in (self.on, self.model, self.more, kind, fold, dtype) if word)
+
+    @property
+    def layout(self) -> Layout:
+        options = {**dict.fromkeys(AXES, "1"), **dict(word.split("=") for word in self.on.split())}
+        world = math.prod(int(options[axis]) for axis in AXES)
+        return Layout(world, tuple(f"parallel.{name}={value}" for name, value in options.items()))
+
+    @property
+    def scenario(self) -> Scenario:
+        settings = [f"batch.sequence_length={LENGTH}", f"run.deterministic={str(self.deterministic).lower()}"]
+        settings += [f"model.{word}" for word in self.model.split()]
+        return Scenario((*settings, *self.more.split()), self.batches, self.dtype, self.lanes, steps=self.steps)
+
+    @property
+    def world(self) -> int:
+        return self.layout.world
+
+
+class Law(StrategySuite):
+    """The suite's machinery for the composed strategy."""
+
+    choice = "parallel=3d"
+
+    def job_of(self, composition: Composition) -> Job:
+        """What the ranks do. The composition must be one that `train` accepts."""
+        assert not (problems := self.problems(composition)), "\n".join(map(str, problems))
+        return self.job(composition.layout, composition.scenario)
+
+    def problems(self, composition: Composition) -> list[Problem]:
+        """Why `train` would refuse the composition's layout."""
+        self.out_of = composition.out_of
+        job = self.job(composition.layout, composition.scenario)
+        run = job.run
+        folds = fits.problems(run.parallel, run, job.mesh, job.tree, job.plan)
+        return [*run.parallel.check(run), *layout_problems(run), *folds]
+
+    def job(self, layout: Layout, scenario: Scenario) -> Job:
+        job = super().job(layout, scenario)
+        folds = tuple(Fold(fold.name, fold.size, self.out_of) for fold in job.plan.folds)
+        return replace(job, plan=replace(job.plan, folds=folds))
+
+    def holds(self, composition: Composition) -> None:
+        """Loss, gradients, norm, weights, evaluation and what modules emit, against one process; ranks agree."""
+        job = self.job_of(composition)
+        self.compare(composition.layout, composition.scenario, composition.bound)
+        got = self.trained(job)
+        steps = self.expected(job, got[0].coordinate[1])[1]
+        for of_rank in got:
+            assert of_rank.evaluated == got[0].evaluated, "ranks disagree about the evaluation"
+            for one, first, want in zip(of_rank.steps, got[0].steps, steps, strict=True):
+                assert (one.loss_sum, one.tokens, one.norm) == (first.loss_sum, first.tokens, first.norm)
+                for name, value in want.metrics.items():
+                    found, wanted = (torch.tensor(x, dtype=torch.float64) for x in (one.metrics[name], value))
+                    close(f"metric {name}", found, wanted, composition.bound)
+
+    def same_twice(self, composition: Composition) -> None:
+        """Two runs give the same bits on every rank."""
+        job = self.job_of(composition)
+        one, two = (self.on_ranks(strategy_ranks.train, job) for _ in range(2))
+        for first, second in zip(one, two, strict=True):
+            assert first.evaluated == second.evaluated
+            for before, after in zip(first.steps, second.steps, strict=True):
+                assert (before.loss_sum, before.norm) == (after.loss_sum, after.norm)
+            for (name, _, before), (_, _, after) in zip(first.last, second.last, strict=True):
+                close(f"second run: {name}", after, before, 0)
+
+    def any_rank_stops_all(self, composition: Composition) -> None:
+        """What is not finite on one rank alone is known to every rank, and is gone with its cause."""
+        answers = self.on_ranks(one_bad_rank, self.job_of(composition))
+        for rank, (before, bad, after) in enumerate(answers):
+            assert all(not finite for finite in bad), f"rank {rank} does not know of the ranks {true_of(bad)}"
+            number_close("norm after it", after, before, 0)
+            assert math.isfinite(after)
+
+
+def true_of(flags: Iterable[bool]) -> list[int]:
+    return [index for index, flag in enumerate(flags) if flag]
+
+
+def one_bad_rank(job: Job) -> tuple[float, list[bool], float]:
+    """(norm, whether it counted as finite with rank 0, 1, ... broken, norm of the mended run).
+
+    One element of what the rank holds is not a number while its step runs; nobody else's is.
+    """
+    runtime = strategy_ranks.start(job)
+    batches = job.share(0, *runtime.data_coordinate)
+    before = strategy_ranks.one_step(runtime, batches).norm
+    finite = []
+    for culprit in range(job.mesh.world):
+        local = next(shard.local for shard in runtime.shards() if shard.local.numel() and shard.local.dim() > 1)
+        kept = local.clone()
+        if strategy_ranks.rank.index == culprit:
+            with torch.no_grad():
+                local.fill_(math.nan)
+        finite.append(strategy_ranks.one_step(runtime, batches).finite)
+        with torch.no_grad():
+            local.copy_(kept)
+    return before, finite, strategy_ranks.one_step(runtime, batches).norm
