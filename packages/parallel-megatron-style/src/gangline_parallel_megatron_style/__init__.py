@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from gangline import Command, Part, hookimpl
 from gangline_parallel_megatron_style.config import Fsdp, Hsdp, Pp, ThreeD, Tp
+from gangline_parallel_megatron_style.precision.config import PARTS as PRECISIONS
 
 _BUILD = "gangline_parallel_megatron_style.build:build"
 _LAW = "parallel.compress other than none: gradients are rounded on the wire, and what was lost is added a step later"
@@ -27,3 +28,8 @@ def gangline_parallel_strategies() -> Iterable[Part]:
 def gangline_commands() -> Iterable[Command]:
     main = "gangline_parallel_megatron_style.commands:main"
     return [Command(name="parallel", run=main, summary="Explain a layout, draw a pipeline's schedule")]
+
+
+@hookimpl
+def gangline_precisions() -> Iterable[Part]:
+    return PRECISIONS

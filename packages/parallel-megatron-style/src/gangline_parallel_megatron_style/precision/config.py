@@ -1,0 +1,25 @@
+"""Options of the precision `fp8`. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gangline.parts import Part, PrecisionConfig
+
+
+@dataclass
+class Fp8(PrecisionConfig):
+    """Compute in bfloat16, the blocks' linear products in float8; master weights and optimizer state in float32."""
+
+    scaling: Literal["tensor", "row", "block"] = "tensor"  # what shares a scale: a tensor, a row, or blocks of 128
+
+
+PARTS = (
+    Part(
+        name="fp8",
+        config=Fp8,
+        build="gangline_parallel_megatron_style.precision.fp8:build",
+        summary="8-bit floating-point matmuls, the rest in bfloat16; for Ada, Hopper and newer GPUs, emulated on a CPU",
+    ),
+)

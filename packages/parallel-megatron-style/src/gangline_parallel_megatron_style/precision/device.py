@@ -1,0 +1,39 @@
+"""Which devices multiply float8 matrices, by torch 2.13's own checks before it calls cuBLAS or CUTLASS."""
+
+from __future__ import annotations
+
+import torch
+
+from gangline.errors import UserError
+
+CUDA_FOR_BLOCKS = (12, 9)
+
+
+def refuse(scaling: str, device: str | None) -> None:
+    """Raises UserError where this rank's device cannot compute with `scaling`; a CPU always can, by emulation.
+
+    device: as `run.device` says; None for the GPU where there is one.
+    """
+    if (device or "cuda").split(":")[0] == "cpu" or not torch.cuda.is_available():
+        return
+    name, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+    problem = cannot(scaling, capability, torch.version.cuda)
+    if problem:
+        raise UserError(f"precision=fp8 precision.scaling={scaling} does not work on this {name}.", *problem)
+
+
+def cannot(scaling: str, capability: tuple[int, int], cuda: str | None) -> tuple[str, str] | None:
+    """(why, what to choose instead) for a GPU of this compute capability and a torch built for this CUDA, or None."""
+    if cuda is None:
+        return "Products in float8 need an NVIDIA GPU.", "precision=bf16"
+    has = ".".join(map(str, capability))
+    if capability < (8, 9):
+        return f"Products in float8 need compute capability 8.9 (Ada) or 9.0 (Hopper); it has {has}.", "precision=bf16"
+    if scaling == "block" and capability[0] != 9:
+        return f"Scales for blocks of 128 need a Hopper GPU, compute capability 9.0; it has {has}.", _OTHERS
+    if scaling == "block" and tuple(map(int, cuda.split(".")[:2])) < CUDA_FOR_BLOCKS:
+        return f"Scales for blocks of 128 need CUDA 12.9; this torch is built for {cuda}.", _OTHERS
+    return None
+
+
+_OTHERS = "precision.scaling=row, or tensor"

@@ -1,0 +1,116 @@
+"""float8 products in a run that otherwise computes in bfloat16.
+
+Each of the three products of a linear layer rounds its two operands just before it multiplies, by scales from the
+values at hand ("current" or "dynamic" scaling), so that there is no state and nothing to warm up:
+
+    forward    x (.., in)     W  (out, in)     sums over in
+    grad_x     dy (.., out)   Wᵀ (in, out)     sums over out
+    grad_w     dyᵀ (out, ..)  xᵀ (in, ..)      sums over the tokens
+
+    scaling  x, xᵀ    W, Wᵀ      dy, dyᵀ        one scale for
+    tensor   e4m3     e4m3       e5m2           the whole operand
+    row      e4m3     e4m3       e4m3           what is summed to one number
+    block    e4m3     e4m3       e4m3           1 x 128 of x and dy, 128 x 128 of W
+
+Gradients span many powers of two. Where all share a scale they get e5m2, which has twice the exponents of e4m3 and half
+the resolution (arXiv 2209.05433, section 4); where few share one, e4m3 reaches far enough (DeepSeek-V3, arXiv
+2412.19437, section 3.3.2, where block scaling is from).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gangline.config.schema import Run
+from gangline.precision import Precision
+from gangline_parallel_megatron_style.precision.config import Fp8
+from gangline_parallel_megatron_style.precision.device import refuse
+from gangline_parallel_megatron_style.precision.multiply import multiply
+from gangline_parallel_megatron_style.precision.quantise import Format, Grain, quantise
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How operands are rounded: the format of gradients, and what shares a scale in activations and in weights."""
+
+    gradients: Format
+    activations: Grain
+    weights: Grain
+
+
+RECIPES = {
+    "tensor": Recipe(Format.E5M2, Grain.TENSOR, Grain.TENSOR),
+    "row": Recipe(Format.E4M3, Grain.ROW, Grain.ROW),
+    "block": Recipe(Format.E4M3, Grain.TILE, Grain.BLOCK),
+}
+
+
+class Fp8Precision(Precision):
+    """Products of `Linear` in float8, all else in bfloat16; what is kept, in float32."""
+
+    param_dtype = reduce_dtype = grad_dtype = torch.float32
+    compute_dtype = torch.bfloat16
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+
+    def linear(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+        return _Linear.apply(x, w, b, self)
+
+    def product(self, x: Tensor, w: Tensor) -> Tensor:
+        """`linear` without a bias, and without a backward pass."""
+        y_NF = self._multiply(_rows(x), Format.E4M3, w, self.recipe.weights)
+        return y_NF.view(*x.shape[:-1], w.shape[0])
+
+    def grad_x(self, dy: Tensor, w: Tensor) -> Tensor:
+        dx_NF = self._multiply(_rows(dy), self.recipe.gradients, w.t(), self.recipe.weights)
+        return dx_NF.view(*dy.shape[:-1], w.shape[1]).to(w.dtype)
+
+    def grad_w(self, dy: Tensor, x: Tensor) -> Tensor:
+        return self._multiply(_rows(dy).t(), self.recipe.gradients, _rows(x).t(), self.recipe.activations)
+
+    def _multiply(self, a_MK: Tensor, form: Format, b_NK: Tensor, grain: Grain) -> Tensor:
+        """A Bᵀ (M, N) in the compute dtype; no rows, or nothing to sum over, where a rank holds no part."""
+        (m, k), n = a_MK.shape, b_NK.shape[0]
+        if not m or not n or not k:
+            return a_MK.new_zeros(m, n, dtype=self.compute_dtype)
+        a = quantise(a_MK.to(self.compute_dtype), form, self.recipe.activations)
+        b = quantise(b_NK.to(self.compute_dtype), Format.E4M3, grain)
+        return multiply(a, b, self.compute_dtype)[:m, :n].contiguous()
+
+
+class _Linear(torch.autograd.Function):
+    """x (.., in), W (out, in), b (out,) -> x Wᵀ + b. Keeps x and W as they are, and rounds them again backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, precision: Fp8Precision) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.precision = precision
+        y = precision.product(x, w)
+        return y if b is None else y + b.to(y.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x, w = ctx.saved_tensors
+        need_x, need_w, need_b, _ = ctx.needs_input_grad
+        precision: Fp8Precision = ctx.precision
+        dx = precision.grad_x(dy, w).to(x.dtype) if need_x else None
+        dw = precision.grad_w(dy, x) if need_w else None
+        return dx, dw, _rows(dy).sum(0) if need_b else None, None
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(.., F) -> (N, F)."""
+    return x.reshape(x.shape[:-1].numel(), x.shape[-1])
+
+
+def build(config: Fp8, run: Run) -> Fp8Precision:
+    """The precision `fp8`. Raises UserError where the GPU cannot multiply float8 matrices of this scaling."""
+    refuse(config.scaling, run.run.device)
+    return Fp8Precision(RECIPES[config.scaling])
