@@ -1,0 +1,173 @@
+"""Sharded data parallelism beside torch: zero=0 and 1 beside DistributedDataParallel, zero=2 and 3 beside FSDP2.
+
+    python benchmarks/sharded.py --processes 2 4 --steps 30
+
+The same model, batches and optimizer, in one run, step by step in turn. FSDP2 (`fully_shard` around each block and the
+rest) keeps whole weights between forward and backward beside zero=2, and not beside zero=3. Prints medians over the
+steps of wall seconds (of the slowest rank), and the ratios of wall and of CPU seconds (all ranks together).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from gangline.batch import Batch
+from gangline.config import default_run
+from gangline.config.schema import Recompute
+from gangline.mesh import Mesh
+from gangline.model.build import construct
+from gangline.model.compose import compose_model
+from gangline.model.init import initialise, whole_model
+from gangline.model.shapes import DecoderConfig
+from gangline.optimizer.adamw import build as build_adamw
+from gangline.precision.plain import Plain
+from gangline.testing import rank
+from gangline.testing.pool import close_all, pool
+from gangline.train.finish import finisher
+from gangline_parallel_megatron_style.build import build
+from gangline_parallel_megatron_style.config import Composed, ThreeD
+
+RATE, CLIP, VOCABULARY, WARM = 1e-3, 1.0, 256, 3
+SIZES = {
+    "2M": DecoderConfig(vocab_size=VOCABULARY, dim=192, layers=4, heads=6, hidden=512),
+    "6M": DecoderConfig(vocab_size=VOCABULARY, dim=256, layers=8, heads=8, hidden=688),
+}
+BESIDE = {"zero=0": "DDP", "zero=1": "DDP", "zero=2": "FSDP2 kept", "zero=3": "FSDP2"}
+Step = Callable[[Batch], float]
+
+
+def batch_of(step: int, rows: int, length: int) -> Batch:
+    """This rank's own batch of a step."""
+    generator = torch.Generator().manual_seed(step * 1000 + rank.index)
+    tokens = torch.randint(0, VOCABULARY, (rows, length + 1), generator=generator)
+    position = torch.arange(length).expand(rows, length)
+    mask = torch.ones(rows, length, dtype=torch.bool)
+    return Batch(tokens[:, :-1], tokens[:, 1:].contiguous(), mask, position, torch.arange(rows), step=step)
+
+
+def options(zero: int) -> Composed:
+    axis = "dp_shard" if zero else "dp_replicate"
+    return ThreeD(tp=1, pp=1, cp=1, zero=zero, **{"dp_shard": 1, "dp_replicate": 1, axis: rank.world})
+
+
+def ours(config: DecoderConfig, zero: int) -> Step:
+    """A step of gangline; gives the mean loss of all ranks."""
+    run = default_run(model=config, parallel=options(zero))
+    tree, plan = compose_model(run)
+    mesh = Mesh.of(run.parallel.axes(rank.world))
+    finish = finisher(Recompute.none, False)
+    precision, comms = Plain(torch.float32, torch.float32), rank.comms(mesh, False)
+    runtime = build(run.parallel, run, construct(tree), plan, mesh, comms, precision, finish)
+    initialise(runtime.shards(), plan, 0)
+    optimizer = build_adamw(run.optimizer, run, runtime)
+
+    def step(batch: Batch) -> float:
+        result = runtime.step([batch])
+        runtime.clip(CLIP)
+        if result.finite:
+            optimizer.step(RATE)
+            runtime.applied()
+        return result.loss_sum / result.tokens
+
+    return step
+
+
+def theirs(config: DecoderConfig, wrap: Callable[[nn.Module], nn.Module]) -> Step:
+    """A step of a plain loop around torch's wrapper; gives this rank's mean loss, which nobody reduces."""
+    tree, plan = compose_model(default_run(model=config))
+    model = wrap(whole_model(tree, plan, seed=0))
+    parameters = list(model.parameters())
+    decayed, plain = [p for p in parameters if p.dim() >= 2], [p for p in parameters if p.dim() < 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95), fused=True)
+
+    def step(batch: Batch) -> float:
+        loss = model(batch) / batch.targets.numel()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step
+
+
+def ddp(model: nn.Module, bucket_mb: float) -> nn.Module:
+    return DistributedDataParallel(model, bucket_cap_mb=bucket_mb, gradient_as_bucket_view=True)
+
+
+def fsdp2(model: nn.Module, reshard: bool) -> nn.Module:
+    for block in model.blocks.children():
+        fully_shard(block, reshard_after_forward=reshard)
+    return fully_shard(model, reshard_after_forward=reshard)
+
+
+def runners(config: DecoderConfig, bucket_mb: float, only: list[str]) -> dict[str, Step]:
+    """The steps to compare, by name."""
+    made: dict[str, Callable[[], Step]] = {
+        "DDP": lambda: theirs(config, lambda model: ddp(model, bucket_mb)),
+        "FSDP2 kept": lambda: theirs(config, lambda model: fsdp2(model, False)),
+        "FSDP2": lambda: theirs(config, lambda model: fsdp2(model, True)),
+        **{name: lambda zero=zero: ours(config, zero) for zero, name in enumerate(BESIDE)},
+    }
+    wanted = {*only, *(BESIDE[name] for name in only)}
+    return {name: make() for name, make in made.items() if name in wanted}
+
+
+def measure(size: str, steps: int, rows: int, length: int, bucket_mb: float, only: list[str]):
+    """(wall, CPU) seconds of each step of each, on this rank; the order turns with every step."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    built = list(runners(SIZES[size], bucket_mb, only).items())
+    world = rank.comms(Mesh.of({"dp_replicate": rank.world}), False).world
+    for index in range(steps + WARM):
+        batch = batch_of(index, rows, length)
+        built.append(built.pop(0))
+        for name, step in built if index % 2 else reversed(built):
+            world.barrier()
+            wall, cpu = time.perf_counter(), time.process_time()
+            step(batch)
+            if index >= WARM:
+                found.setdefault(name, []).append((time.perf_counter() - wall, time.process_time() - cpu))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--only", nargs="+", choices=BESIDE, default=list(BESIDE))
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--rows", type=int, default=4, help="sequences a step, on each rank")
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--bucket-mb", type=float, default=4.0, help="of DistributedDataParallel")
+    chosen = parser.parse_args()
+    columns = f"{'ours':>9} {'torch':>9} {'wall':>6} {'CPU':>6}"
+    print(f"{'size':>4} {'ranks':>5} {'':>6} {'beside':>10} {columns}   (medians, ratios)")
+    for size in chosen.sizes:
+        for processes in chosen.processes:
+            ranks = pool(processes).run(
+                measure, size, chosen.steps, chosen.rows, chosen.length, chosen.bucket_mb, chosen.only, timeout=1800
+            )
+            wall, cpu = {}, {}
+            for name in ranks[0]:
+                by_step = list(zip(*(found[name] for found in ranks), strict=True))
+                wall[name] = statistics.median(max(w for w, _ in step) for step in by_step)
+                cpu[name] = statistics.median(sum(c for _, c in step) for step in by_step)
+            for name in chosen.only:
+                other = BESIDE[name]
+                times = f"{wall[name] * 1e3:>6.1f} ms {wall[other] * 1e3:>6.1f} ms"
+                ratios = f"{wall[name] / wall[other]:>6.3f} {cpu[name] / cpu[other]:>6.3f}"
+                print(f"{size:>4} {processes:>5} {name:>6} {other:>10} {times} {ratios}", flush=True)
+        close_all()
+
+
+if __name__ == "__main__":
+    main()
