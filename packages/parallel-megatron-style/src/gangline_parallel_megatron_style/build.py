@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -103,7 +104,8 @@ def build(
             prefetch=config.prefetch if config.zero == 3 else 0,
             told=stages.told(model),
             shapes={name: shape for name, shape in given.shapes.items() if name not in given.frozen},
-            executor=partial(stages.executor, comm=comms.axis("pp")),
+            executor=partial(stages.executor, comm=comms.axis("pp"), device=comms.device),
+            records=stages.records,
         )
     )
 
@@ -124,6 +126,7 @@ class Stages:
         blocks = [homes[stage] for stage, found in enumerate(self.ranges) for _ in found]
         self.ranks: Sequence[int] = (homes[0], *blocks, homes[-1])
         self.blocks = [index for index, home in enumerate(blocks) if home == self.index]
+        self.records = config.record and self.pp > 1
         self.costs = costs(Case.of(run, mesh)) if self.pp > 1 else UNIFORM
 
     def parts(self, model: nn.Module, chunk: int, arrays: Arrays) -> list[Part]:
@@ -156,9 +159,10 @@ class Stages:
             found += [(path, module) for module in model.get_submodule(path).modules()]
         return [(path, module) for path, module in found if hasattr(module, "after_step")]
 
-    def executor(self, stage: Stage, comm: Comm) -> Executor:
+    def executor(self, stage: Stage, comm: Comm, device: torch.device) -> Executor:
         """What runs this rank's part of the schedule."""
-        return Executor(stage, comm, self.schedule, chunks=self.chunks, costs=self.costs)
+        clock = partial(_time, device) if self.records else None
+        return Executor(stage, comm, self.schedule, chunks=self.chunks, costs=self.costs, clock=clock)
 
 
 def cut_context(config: Composed, model: nn.Module, plan: Plan, cp: Comm) -> Callable[[Batch], Batch]:
@@ -213,6 +217,13 @@ def hidden_width(model: nn.Module, plan: Plan) -> int:
 def _over(comms: Comms, *axes: str) -> Callable[[Tensor], Tensor] | None:
     comm = comms.axis(*axes)
     return over_sequence(comm) if comm.size > 1 else None
+
+
+def _time(device: torch.device) -> float:
+    """Seconds, when all that was asked of the device is done: recording makes a GPU wait."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.time()
 
 
 def _as_it_is(x):

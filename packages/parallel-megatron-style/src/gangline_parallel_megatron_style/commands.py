@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,14 +10,17 @@ from gangline.config.suggest import near
 from gangline.errors import UserError
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
+from gangline_parallel_megatron_style.pipeline.simulate import Timeline
 
 USAGE = """\
 usage: gangline parallel explain [--gpu-memory GB] [WORDS OF train ...]
        gangline parallel draw [--schedule NAME --stages N --micros N [--chunks N]] [--svg FILE] [--width N]
        gangline parallel draw [--svg FILE] [--width N] WORDS OF train ...
+       gangline parallel draw [--svg FILE] [--width N] RUN_DIR
 
   explain   what a layout sends, keeps and waits for; nothing is started, and no GPU is needed
-  draw      a pipeline's schedule as a picture, of the numbers given or of a run
+  draw      a pipeline's schedule as a picture: of the numbers given, of a run as it should be, or of the last step
+            that a run with parallel.record=true has recorded
 
   gangline parallel explain parallel=3d model=llama3-8b launch.processes=64 batch.global_size=512 precision=bf16
   gangline parallel draw --schedule zb_h1 --stages 4 --micros 8"""
@@ -54,8 +58,11 @@ def _draw(argv: Sequence[str]) -> int:
     flags, words = flags_of(argv, ("schedule", *sorted(NUMBERS), "svg", "width"))
     if words and flags.keys() & {"schedule", *NUMBERS}:
         raise UserError("a schedule is drawn of the numbers given, or of a run.", "Leave out the flags, or the words.")
-    schedule, costs = _of_run(words) if words else _of_flags(flags)
-    timeline = simulate(schedule, costs)
+    if len(words) == 1 and Path(words[0], "metrics.jsonl").exists():
+        timeline = _recorded(Path(words[0]))
+    else:
+        schedule, costs = _of_run(words) if words else _of_flags(flags)
+        timeline = simulate(schedule, costs)
     width = whole("width", flags["width"]) if "width" in flags else None
     if "svg" in flags:
         _write(flags["svg"], as_svg(timeline, width or 960))
@@ -79,6 +86,27 @@ def _of_flags(flags: dict[str, str]) -> tuple[Schedule, Costs]:
     except ValueError as error:
         raise UserError(f"{error}.") from error
     return made, UNIFORM
+
+
+def _recorded(directory: Path) -> Timeline:
+    """What the newest recorded step of a run did."""
+    from gangline.rundir import RunDirectory
+    from gangline_parallel_megatron_style.explain import case_of
+    from gangline_parallel_megatron_style.layout.timing import schedule_of
+    from gangline_parallel_megatron_style.pipeline.record import latest, timeline
+
+    records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    found = latest(records)
+    schedule = schedule_of(case_of(RunDirectory.open(directory).run()))
+    if found is None or schedule is None:
+        raise UserError(
+            f"no step of {directory} was recorded.",
+            "Times are kept where the run asks for it, in a pipeline.",
+            f"train resume={directory} parallel.record=true",
+        )
+    step, spans = found
+    print(f"step {step}\n")
+    return timeline(spans, schedule)
 
 
 def _of_run(words: Sequence[str]) -> tuple[Schedule, list[Costs]]:

@@ -31,6 +31,7 @@ class Pieces:
     prefetch       modules whose weights are gathered ahead
     told           (block's path, module) of modules with `after_step`
     shapes         of all trained parameters of the run, in the order of one process
+    records        the times of each step's actions are told as metrics
     executor       a stage -> what runs this rank's part of the schedule
     """
 
@@ -52,4 +53,5 @@ class Pieces:
     prefetch: int
     told: list[tuple[str, nn.Module]]
     shapes: Mapping[str, tuple[int, ...]]
+    records: bool
     executor: Callable[[Stage], Executor]

@@ -26,6 +26,7 @@ from gangline.runtime import Named, Runtime, StepResult
 from gangline.shard import Shard
 from gangline_parallel_megatron_style.data import norm, whole
 from gangline_parallel_megatron_style.pieces import Pieces
+from gangline_parallel_megatron_style.pipeline import record
 from gangline_parallel_megatron_style.pipeline.stage import Stage
 from gangline_parallel_megatron_style.pipeline.weight_gradients import is_open
 from gangline_parallel_megatron_style.units import Chunk, Part
@@ -75,7 +76,15 @@ class ComposedRuntime(Runtime, Stage):
         tallied, (self._norm_value,) = self._tally.finish(tokens, self._norm)
         self._emitted = tallied.by_path
         finite = math.isfinite(tallied.loss_sum) and math.isfinite(self._norm_value)
+        if self.made.records and micro_batches:
+            tallied.metrics.update(self._recorded(len(micro_batches)))
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics)
+
+    def _recorded(self, micros: int) -> dict[str, float | list[float]]:
+        coordinate = self.mesh.coordinate(self.rank)
+        first = all(index == 0 for axis, index in coordinate.items() if axis != "pp")
+        schedule = self._executor.schedule(micros)
+        return record.told(self._executor.spans, schedule, coordinate["pp"], first, self.world, self.device)
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[Batch]) -> tuple[float, int]:

@@ -2,9 +2,9 @@
 
 A unit (a block) is gathered and reduced in one piece, so its arrays lie in one buffer, which n ranks cut into n ranges
 of equal length. No row may be cut, and every array must be one view of the buffer, so nothing may be put into the
-middle of an array: the range length is a multiple of the row widths, and each array begins at a multiple of its own width. An
-array of one dim is one row. Where the widths have no small common multiple, arrays of each width have a buffer of their
-own.
+middle of an array: the range length is a multiple of the row widths, and each array begins at a multiple of its own
+width. An array of one dim is one row. Where the widths have no small common multiple, arrays of each width have a
+buffer of their own.
 """
 
 from __future__ import annotations

@@ -1,0 +1,54 @@
+"""When each rank of a pipeline did what in a real step: told as metrics, read back from metrics.jsonl."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gangline_parallel_megatron_style.pipeline.actions import Schedule
+from gangline_parallel_megatron_style.pipeline.simulate import Span, Timeline
+
+if TYPE_CHECKING:
+    import torch
+
+    from gangline.comm import Comm
+
+SPANS, BUBBLE = "pipeline/spans", "pipeline/bubble"
+
+
+def told(
+    spans: Sequence[Span], schedule: Schedule, index: int, speaks: bool, world: Comm, device: torch.device
+) -> dict[str, float | list[float]]:
+    """The spans of the first pipeline of the mesh, equal on all ranks: each rank's (start, end) pairs, ranks in order.
+
+    index: this rank's place in its pipeline; speaks: whether that is the first one. Seconds since the first action.
+    """
+    import torch
+
+    counts = [len(order) for order in schedule.actions]
+    every = torch.zeros(sum(counts), 2, dtype=torch.float64, device=device)
+    if speaks:
+        first = sum(counts[:index])
+        every[first : first + counts[index]] = torch.tensor(spans, dtype=torch.float64, device=device)
+    world.all_reduce(every)
+    every -= every[:, 0].min()
+    flat: list[float] = every.flatten().tolist()
+    return {SPANS: flat, BUBBLE: timeline(flat, schedule).bubble}
+
+
+def timeline(flat: Sequence[float], schedule: Schedule) -> Timeline:
+    """What `told` told, as a timeline. Raises ValueError where it is not of this schedule."""
+    counts = [len(order) for order in schedule.actions]
+    if len(flat) != 2 * sum(counts):
+        raise ValueError(f"{len(flat) // 2} recorded actions, and the schedule has {sum(counts)}")
+    pairs = iter(zip(flat[::2], flat[1::2], strict=True))
+    return Timeline(schedule, tuple(tuple(next(pairs) for _ in range(count)) for count in counts))
+
+
+def latest(records: Sequence[dict[str, Any]]) -> tuple[int, list[float]] | None:
+    """(step, spans) of the newest record that has them."""
+    for record in reversed(records):
+        found = record.get("metrics", {}).get(SPANS)
+        if found:
+            return record["step"], found
+    return None

@@ -1,0 +1,69 @@
+"""What a pipeline really did, told as a metric and drawn from metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+import torch
+
+from gangline.errors import UserError
+from gangline.mesh import Mesh
+from gangline.model.compose import compose_model
+from gangline.rundir import RunDirectory
+from gangline.testing import strategy_ranks
+from gangline.testing.pool import pool
+from gangline.testing.runs import small_run
+from gangline.testing.strategy_ranks import Job
+from gangline_parallel_megatron_style.commands import main
+from gangline_parallel_megatron_style.pipeline.record import SPANS, timeline
+from gangline_parallel_megatron_style.pipeline.schedules import make_schedule
+
+SETTINGS = ("parallel=pp", "parallel.record=true", "launch.processes=2", "parallel.schedule=zb_h1")
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """The metrics of the steps of a recorded run on two ranks."""
+    run = small_run(*SETTINGS)
+    tree, plan = compose_model(run)
+    job = Job(
+        "gangline_parallel_megatron_style.build:build", run, tree, plan, Mesh.of({"pp": 2}), torch.float32, "whole", 2
+    )
+    return run, pool(2).run(strategy_ranks.train, job)
+
+
+def test_every_rank_tells_the_same_of_all_actions(trained):
+    run, ranks = trained
+    one, two = (rank.steps[-1].metrics for rank in ranks)
+    assert one[SPANS] == two[SPANS]
+    found = timeline(one[SPANS], make_schedule("zb_h1", ranks=2, micros=run.batch.global_size))
+    assert found.start == 0
+    assert all(start <= end for spans in found.spans for start, end in spans)
+    for spans in found.spans:
+        assert all(before[1] <= after[0] for before, after in pairwise(spans))
+    assert one["pipeline/bubble"] == found.bubble
+
+
+def test_it_is_drawn_from_the_run_directory(trained, tmp_path, capsys):
+    _, ranks = trained
+    directory = RunDirectory.create(small_run(*SETTINGS, f"run.dir={tmp_path / 'run'}")).path
+    lines = [{"step": number + 1, "metrics": step.metrics} for number, step in enumerate(ranks[0].steps)]
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert main(["draw", str(directory)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("step 2\n")
+    assert "rank 1" in said
+
+
+def test_a_run_that_recorded_nothing_says_how_to(tmp_path):
+    directory = RunDirectory.create(small_run(*SETTINGS, f"run.dir={tmp_path / 'run'}")).path
+    (directory / "metrics.jsonl").write_text('{"step": 1, "metrics": {}}\n')
+    with pytest.raises(UserError, match=r"parallel\.record=true"):
+        main(["draw", str(directory)])
+
+
+def test_spans_of_another_schedule_are_refused():
+    with pytest.raises(ValueError, match="recorded actions"):
+        timeline([0.0, 1.0], make_schedule("1f1b", ranks=2, micros=3))
