@@ -54,7 +54,8 @@ def build(
     finish: Finish,
 ) -> ComposedRuntime:
     """The strategies `3d`, `fsdp`, `hsdp`, `tp` and `pp`."""
-    tp, cp = comms.axis("tp"), comms.axis("cp")
+    # pp first, the one axis across stages: torch names a group by how many its members made before, and stages differ.
+    pp, tp, cp = (comms.axis(axis) for axis in ("pp", "tp", "cp"))
     sequence_parallel = config.sequence_parallel and tp.size > 1
     stages = Stages(config, run, plan, mesh, comms.rank)
     given = describe(model, plan)
@@ -104,7 +105,7 @@ def build(
             prefetch=config.prefetch if config.zero == 3 else 0,
             told=stages.told(model),
             shapes={name: shape for name, shape in given.shapes.items() if name not in given.frozen},
-            executor=partial(stages.executor, comm=comms.axis("pp"), device=comms.device),
+            executor=partial(stages.executor, comm=pp, device=comms.device),
             records=stages.records,
         )
     )
