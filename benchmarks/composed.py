@@ -1,0 +1,259 @@
+"""2 x 2 x 2 on eight processes beside torch's own parts for it, and beside one process.
+
+    python benchmarks/composed.py [--steps 8] [--width 128 256]
+
+torch: DTensor tensor parallelism with sequence parallelism, torch.distributed.pipelining (1F1B) and FSDP2 on the same
+decoder. Steps of the two alternate in one process group, first steps apart: wall seconds of the slowest rank and CPU
+seconds of all, medians and ratios. Goal: at most 0.45 x.
+
+Then tokens per second of the eight processes beside one process with as many threads as there are cores, in turns, at
+`--wide`, where products outweigh what is sent. Goal: at least 0.8 x.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
+
+from gangline.batch import Batch
+from gangline.config.defaults import default_run
+from gangline.config.schema import Recompute, Run
+from gangline.mesh import Mesh
+from gangline.model.build import construct
+from gangline.model.compose import compose_model
+from gangline.model.init import initialise, whole_model
+from gangline.model.linear import Linear
+from gangline.model.shapes import DecoderConfig
+from gangline.plugins import build
+from gangline.precision.plain import Plain
+from gangline.testing import rank
+from gangline.testing.pool import close_all, pool
+from gangline.train.finish import finisher
+
+VOCABULARY, LAYERS, WARM, MICROS, DATA = 256, 4, 2, 4, 2  # MICROS micro-batches of each of DATA data ranks
+
+
+def run_of(width: int, rows: int, length: int, parallel: str) -> Run:
+    """The run that both train: `rows` sequences a micro-batch."""
+    model = DecoderConfig(vocab_size=VOCABULARY, dim=width, layers=LAYERS, heads=8, hidden=3 * width)
+    batch = {"global_size": rows * MICROS * DATA, "micro_size": rows, "sequence_length": length}
+    return default_run(model=model, parallel=parallel, batch=batch, optimizer="adamw", checkpoint="off")
+
+
+def batch_of(step: int, number: int, rows: int, length: int) -> Batch:
+    """Micro-batch `number` of a step."""
+    generator = torch.Generator().manual_seed(1000 * step + number)
+    tokens = torch.randint(0, VOCABULARY, (rows, length + 1), generator=generator)
+    position, mask = torch.arange(length).expand(rows, length), torch.ones(rows, length, dtype=torch.bool)
+    targets = tokens[:, 1:].contiguous()
+    return Batch(tokens[:, :-1].contiguous(), targets, mask, position, torch.arange(rows), step=step)
+
+
+def ours(run: Run) -> Callable[[int], float]:
+    """A step of gangline under the run's strategy; gives the loss a token."""
+    tree, plan = compose_model(run)
+    mesh = Mesh.of(run.parallel.axes(rank.world))
+    precision = Plain(torch.float32, torch.float32)
+    comms, finish = rank.comms(mesh, False), finisher(Recompute.none, False)
+    runtime = build(run.parallel, run, construct(tree), plan, mesh, comms, precision, finish)
+    initialise(runtime.shards(), plan, run.seed)
+    optimizer = build(run.optimizer, run, runtime)
+    index, width = runtime.data_coordinate
+    share = MICROS * DATA // width
+
+    def step(number: int) -> float:
+        rows, length = run.batch.micro_size or 1, run.batch.sequence_length
+        micros = [batch_of(number, index * share + i, rows, length) for i in range(share)]
+        result = runtime.step(micros)
+        runtime.clip(1.0)
+        optimizer.step(1e-3)
+        return result.loss_sum / result.tokens
+
+    return step
+
+
+class TorchStage(nn.Module):
+    """Half of the decoder with torch's own layers: tokens or hidden state in, hidden state or logits out."""
+
+    def __init__(self, run: Run, stage: int) -> None:
+        super().__init__()
+        tree, plan = compose_model(run)
+        model = whole_model(tree, plan, seed=run.seed)
+        for path, module in list(model.named_modules()):
+            if isinstance(module, Linear):
+                linear = nn.Linear(module.weight.shape[1], module.weight.shape[0], bias=False)
+                linear.weight = module.weight
+                model.set_submodule(path, linear)
+        half = LAYERS // 2
+        self.blocks = model.blocks[:half] if stage == 0 else model.blocks[half:]
+        self.embed = self.norm = self.output = None
+        if stage == 0:
+            self.embed = nn.Embedding(*model.embed.weight.shape, _weight=model.embed.weight.detach())
+        else:
+            self.norm = model.head.norm
+            self.output = nn.Linear(model.head.weight.shape[1], VOCABULARY, bias=False)
+            self.output.weight = nn.Parameter(model.head.weight.detach())
+        self.length = run.batch.sequence_length
+
+    def forward(self, x: Tensor) -> Tensor:
+        position = torch.arange(self.length).expand(x.shape[0], self.length)
+        batch = Batch(position, position, position >= 0, position, torch.arange(x.shape[0]))
+        hidden = x if self.embed is None else self.embed(x)
+        for block in self.blocks:
+            hidden = block(hidden, batch)
+        return hidden if self.output is None else self.output(self.norm(hidden))
+
+    def cut(self, mesh: DeviceMesh) -> None:
+        """As torch's tutorial on tensor parallelism cuts its own."""
+        between = Shard(1)
+        layers: dict = {}
+        for block in (f"blocks.{index}" for index in range(len(self.blocks))):
+            for name in ("attention.wq", "attention.wk", "attention.wv", "feed_forward.w_gate", "feed_forward.w_up"):
+                layers[f"{block}.{name}"] = ColwiseParallel()
+            for name in ("attention.wo", "feed_forward.w_down"):
+                layers[f"{block}.{name}"] = RowwiseParallel(output_layouts=between)
+            layers[f"{block}.attention"] = PrepareModuleInput(
+                input_layouts=(between, None), desired_input_layouts=(Replicate(), None)
+            )
+            layers[f"{block}.feed_forward"] = PrepareModuleInput(
+                input_layouts=(between,), desired_input_layouts=(Replicate(),)
+            )
+            layers[f"{block}.attention_norm"] = layers[f"{block}.feed_forward_norm"] = SequenceParallel()
+        if self.embed is not None:
+            layers["embed"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
+        else:
+            layers["norm"] = SequenceParallel()
+            layers["output"] = ColwiseParallel(input_layouts=between, output_layouts=Replicate())
+        parallelize_module(self, mesh, layers)
+
+
+def theirs(run: Run) -> Callable[[int], float]:
+    """A step of torch's parts on the mesh (pp 2, dp 2, tp 2)."""
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module")
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+    mesh = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+    index, data = mesh["pp"].get_local_rank(), mesh["dp"].get_local_rank()
+    module = TorchStage(run, index)
+    module.cut(mesh["tp"])
+    for block in module.blocks:
+        fully_shard(block, mesh=mesh["dp"], reshard_after_forward=False)
+    fully_shard(module, mesh=mesh["dp"], reshard_after_forward=False)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, weight_decay=0.1, betas=(0.9, 0.95), foreach=True)
+    stage = PipelineStage(module, index, 2, torch.device("cpu"), group=mesh["pp"].get_group())
+
+    def loss(logits: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+    schedule = Schedule1F1B(stage, MICROS, loss_fn=loss)
+    rows, length = run.batch.micro_size or 1, run.batch.sequence_length
+
+    def step(number: int) -> float:
+        optimizer.zero_grad()
+        micros = [batch_of(number, data * MICROS + i, rows, length) for i in range(MICROS)]
+        if index == 0:
+            schedule.step(torch.cat([batch.tokens for batch in micros]))
+            value = torch.zeros(())
+        else:
+            losses: list[Tensor] = []
+            schedule.step(target=torch.cat([batch.targets for batch in micros]), losses=losses)
+            value = torch.stack(losses).mean().detach()
+        total = nn.utils.get_total_norm([p.grad for p in module.parameters()])
+        total = total.full_tensor() if hasattr(total, "full_tensor") else total
+        nn.utils.clip_grads_with_norm_(module.parameters(), 1.0, total)
+        optimizer.step()
+        torch.distributed.all_reduce(value)
+        return float(value) / 4  # two data ranks, each with two ranks of tp
+
+    return step
+
+
+def compared(width: int, rows: int, length: int, steps: int):
+    """(wall, CPU) seconds of each step of each, on this rank, the order changing with every step."""
+    run = run_of(width, rows, length, "3d")
+    built = {"ours": ours(run), "torch": theirs(run)}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in built}
+    for number in range(steps + WARM):
+        losses = {}
+        for name in sorted(built, reverse=bool(number % 2)):
+            torch.distributed.barrier()
+            wall, cpu = time.perf_counter(), time.process_time()
+            losses[name] = built[name](number)
+            if number >= WARM:
+                found[name].append((time.perf_counter() - wall, time.process_time() - cpu))
+        if number == 0:
+            assert abs(losses["ours"] - losses["torch"]) < 1e-4 * losses["torch"], losses
+    return found
+
+
+_kept: dict[tuple, Callable[[int], float]] = {}
+
+
+def timed(width: int, rows: int, length: int, parallel: str, numbers: list[int], threads: int) -> float:
+    """Seconds of these steps on this rank; built once."""
+    key = width, rows, length, parallel
+    torch.set_num_threads(threads)
+    if key not in _kept:
+        _kept[key] = ours(run_of(width, rows, length, parallel))
+        _kept[key](0)
+    start = time.perf_counter()
+    for number in numbers:
+        _kept[key](number)
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--width", type=int, nargs="*", default=[128, 256])
+    parser.add_argument("--rows", type=int, default=1, help="sequences a micro-batch")
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--wide", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=3)
+    chosen = parser.parse_args()
+    print(f"{'width':>5} {'ours':>9} {'torch':>9} {'wall':>6} {'CPU':>6}   (2 x 2 x 2, medians, ratios)")
+    for width in chosen.width:
+        ranks = pool(8).run(compared, width, chosen.rows, chosen.length, chosen.steps, timeout=1800)
+        wall, cpu = {}, {}
+        for name in ("ours", "torch"):
+            by_step = list(zip(*(found[name] for found in ranks), strict=True))
+            wall[name] = statistics.median(max(w for w, _ in step) for step in by_step)
+            cpu[name] = statistics.median(sum(c for _, c in step) for step in by_step)
+        ratios = f"{wall['ours'] / wall['torch']:>6.3f} {cpu['ours'] / cpu['torch']:>6.3f}"
+        print(f"{width:>5} {wall['ours']:>8.3f}s {wall['torch']:>8.3f}s {ratios}", flush=True)
+    close_all()
+    cores = len(os.sched_getaffinity(0))
+    seconds: dict[str, list[float]] = {"3d": [], "single": []}
+    for turn in range(chosen.rounds):
+        for parallel, world, threads in (("3d", 8, 1), ("single", 1, cores)):
+            numbers = [3 * turn + 1, 3 * turn + 2, 3 * turn + 3]
+            arguments = chosen.wide, 2, 2 * chosen.length, parallel, numbers, threads
+            seconds[parallel].append(max(pool(world).run(timed, *arguments, timeout=1800)))
+    both = {name: statistics.median(found) / 3 for name, found in seconds.items()}
+    speed = both["single"] / both["3d"]
+    print(f"width {chosen.wide}: a step {both['3d']:.3f} s on 2 x 2 x 2, {both['single']:.3f} s on one process", end="")
+    print(f" with {cores} threads: {speed:.3f} x its tokens a second")
+    close_all()
+
+
+if __name__ == "__main__":
+    main()
