@@ -65,11 +65,11 @@ class Fp8Precision(Precision):
     def product(self, x: Tensor, w: Tensor) -> Tensor:
         """`linear` without a bias, and without a backward pass."""
         y_NF = self._multiply(_rows(x), Format.E4M3, w, self.recipe.weights)
-        return y_NF.view(*x.shape[:-1], w.shape[0])
+        return _shaped(y_NF, x)
 
     def grad_x(self, dy: Tensor, w: Tensor) -> Tensor:
         dx_NF = self._multiply(_rows(dy), self.recipe.gradients, w.t(), self.recipe.weights)
-        return dx_NF.view(*dy.shape[:-1], w.shape[1]).to(w.dtype)
+        return _shaped(dx_NF, dy).to(w.dtype)
 
     def grad_w(self, dy: Tensor, x: Tensor) -> Tensor:
         return self._multiply(_rows(dy).t(), self.recipe.gradients, _rows(x).t(), self.recipe.activations)
@@ -108,6 +108,11 @@ class _Linear(torch.autograd.Function):
 def _rows(x: Tensor) -> Tensor:
     """(.., F) -> (N, F)."""
     return x.reshape(x.shape[:-1].numel(), x.shape[-1])
+
+
+def _shaped(y_NF: Tensor, x: Tensor) -> Tensor:
+    """(N, F) -> (.., F) with the leading dims of x; to autograd a tensor of its own, which others may write into."""
+    return torch.ops.aten._unsafe_view(y_NF, (*x.shape[:-1], y_NF.shape[1]))
 
 
 def build(config: Fp8, run: Run) -> Fp8Precision:

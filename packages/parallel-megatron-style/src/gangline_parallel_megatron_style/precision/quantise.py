@@ -63,7 +63,7 @@ def quantise(x_RC: Tensor, form: Format, grain: Grain) -> Quantised:
     parted = _parted(x_RC, grain)
     scale = power_of_two(parted.abs().amax((1, 3)).float(), form)
     values = (parted * scale.reciprocal().to(x_RC.dtype)[:, None, :, None]).to(form.dtype)
-    return Quantised(values.view(x_RC.shape), scale, grain)
+    return Quantised(values.reshape(x_RC.shape).contiguous(), scale, grain)  # transposed, if it is, by single bytes
 
 
 def power_of_two(largest: Tensor, form: Format) -> Tensor:

@@ -1,0 +1,58 @@
+"""What a rank does for the tests of the precision `fp8`: a short training on sequences that can be learned."""
+
+from __future__ import annotations
+
+import torch
+
+from gangline import plugins
+from gangline.batch import Batch
+from gangline.mesh import Mesh
+from gangline.model.build import construct
+from gangline.model.compose import compose_model
+from gangline.model.init import initialise
+from gangline.testing import rank
+from gangline.testing.runs import small_run
+from gangline.train.finish import finisher
+
+ROWS, LENGTH, VOCABULARY = 8, 12, 61
+
+
+def batches(step: int, rows: int) -> list[Batch]:
+    """`ROWS` sequences of a step in micro-batches of `rows`: parts of one long cycle, which has every token once."""
+    cycle = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))
+    starts = LENGTH * torch.arange(ROWS)[:, None] + 5 * step
+    tokens = cycle[(starts + torch.arange(LENGTH + 1)) % VOCABULARY]
+    mask, position = torch.ones(rows, LENGTH, dtype=torch.bool), torch.arange(LENGTH).expand(rows, LENGTH)
+    return [
+        Batch(part[:, :-1], part[:, 1:], mask, position, torch.arange(first, first + rows), step=step)
+        for first, part in zip(range(0, ROWS, rows), tokens.split(rows), strict=True)
+    ]
+
+
+def built(settings: tuple[str, ...]):
+    """(run, runtime) of a small run in this process, or in all ranks of this pool."""
+    run = small_run(*settings)
+    tree, plan = compose_model(run)
+    mesh = Mesh.of(run.parallel.axes(rank.world))
+    finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
+    precision, comms = plugins.build(run.precision, run), rank.comms(mesh, run.deterministic)
+    runtime = plugins.build(run.parallel, run, construct(tree), plan, mesh, comms, precision, finish)
+    initialise(runtime.shards(), plan, run.seed)
+    return run, runtime
+
+
+def losses(settings: tuple[str, ...], steps: int, micro: int = ROWS) -> list[float]:
+    """The mean loss of each step of a training with AdamW."""
+    run, runtime = built(settings)
+    optimizer = plugins.build(run.optimizer, run, runtime)
+    index, width = runtime.data_coordinate
+    own = ROWS // micro // width
+    found = []
+    for step in range(steps):
+        result = runtime.step(batches(step, micro)[index * own : index * own + own])
+        assert result.finite
+        runtime.clip(1.0)
+        optimizer.step(0.01)
+        runtime.applied()
+        found.append(result.loss_sum / result.tokens)
+    return found
