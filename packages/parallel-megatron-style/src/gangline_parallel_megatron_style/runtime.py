@@ -49,6 +49,8 @@ class ComposedRuntime(Runtime, Stage):
         self._tally = Tally(self.world, self.device)
         self._named = self.storage.parameters()
         self._leaves = [piece.tensor for named in self._named for piece in named.pieces]
+        layouts = [self.registry[f"model/{name}"] for name in made.shapes]
+        self._whole = not any(layout.divisions or layout.at for layout in layouts)  # every rank has all gradients
         self._emitted: dict[str, dict[str, Tensor]] = {}
         self.chunks = [Chunk(parts, self._before, self._after) for parts in made.chunks]
         self._executor = made.executor(self)
@@ -162,15 +164,20 @@ class ComposedRuntime(Runtime, Stage):
         at = self._order.index(part)
         for ahead in range(1, self.made.prefetch + 1):
             other = at + step * ahead
-            if 0 <= other < len(self._order):
+            if 0 <= other < len(self._order) and (step > 0 or self._order[other].kind != "embed"):
                 for unit in self._order[other].units:
                     for flat in self.storage.units[unit]:
                         flat.gather()
 
+    def _comes_next(self, part: Part) -> bool:
+        """Whether the backward pass, which begins with the head, wants this part or gathers it ahead at once."""
+        last = len(self._order) - 1
+        return self._order[last].kind == "head" and self._order.index(part) >= last - self.made.prefetch
+
     def _after(self, part: Part, backward: bool) -> None:
         if backward and not is_open():
             self._reduce(part)
-        if backward or part.kind != "head":
+        if backward or not (torch.is_grad_enabled() and self._comes_next(part)):
             for unit in part.units:
                 for flat in self.storage.units[unit]:
                     flat.release()
@@ -184,7 +191,7 @@ class ComposedRuntime(Runtime, Stage):
     def _global_norm(self) -> Tensor:
         if self.made.deterministic:
             return norm.norm_by_rows(self._named, self.made.shapes, self.world, self.device)
-        return norm.global_norm(self._named, self.world, self.device)
+        return norm.global_norm(self._named, None if self._whole else self.world, self.device)
 
     def clip(self, max_norm: float | None) -> float:
         if max_norm is not None and self._leaves:

@@ -33,9 +33,11 @@ class Later:
 
 def sum_rows(parts: Tensor) -> Tensor:
     """(n, ...) -> (...): row 0 plus row 1 plus ..., one after another (`Tensor.sum` promises no order)."""
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
+    if len(parts) == 1:
+        return parts[0]
+    total = parts[0] + parts[1]
+    for part in parts[2:]:
+        total += part
     return total
 
 

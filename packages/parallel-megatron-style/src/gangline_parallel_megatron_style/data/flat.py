@@ -8,8 +8,9 @@ grad    (n · s,)  gradients; each parameter's `.grad` is a view of it. The sum 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +53,7 @@ class Flat:
         self.buffer, self.shapes, self.sums, self.of = buffer, shapes, sums, of
         packing, dtypes = buffer.packing, of.precision
         self.length, self.index = packing.length, sums.shard.index if packing.parts > 1 else 0
+        self._starts = {array.name: start for array, start in zip(packing.arrays, packing.starts, strict=True)}
         self.dtype = dtypes.param_dtype if buffer.group.full else dtypes.compute_dtype
         self.trained = buffer.group.trained
         whole = packing.parts == 1 and self.dtype == dtypes.param_dtype
@@ -69,6 +71,7 @@ class Flat:
         self.ready = not self.releases
         self.parameters = {name: self._parameter(name) for name in shapes}
         self._slots: dict[str, Tensor] = {}
+        self._gaps = gaps([(self._starts[name], prod(shape)) for name, shape in shapes.items()], packing.size)
         self._grad: Tensor | None = None
         self._pending: Pending | None = None
         self.total: Tensor | None = None  # gradients of the shard, summed over ranks
@@ -79,8 +82,7 @@ class Flat:
     # --- where things lie -------------------------------------------------------------------------------------------
 
     def _start(self, name: str) -> int:
-        packing = self.buffer.packing
-        return packing.starts[[array.name for array in packing.arrays].index(name)]
+        return self._starts[name]
 
     def _view(self, flat: Tensor, name: str) -> Tensor:
         start, shape = self._start(name), self.shapes[name]
@@ -162,7 +164,9 @@ class Flat:
     def _slot(self, name: str) -> Tensor:
         if self._grad is None:
             size, dtype = self.full.numel(), self.of.precision.grad_dtype
-            self._grad = torch.zeros(size, dtype=dtype, device=self.of.device)
+            self._grad = torch.empty(size, dtype=dtype, device=self.of.device)
+            for gap in self._gaps:
+                self._grad[gap].zero_()  # no parameter's, but it travels
             self._slots = {name: self._view(self._grad, name) for name in self.parameters}
         return self._slots[name]
 
@@ -214,3 +218,13 @@ class Flat:
                 size = piece.tensor.numel()
                 piece.tensor.grad = self.total[at : at + size].view(piece.tensor.shape)
                 at += size
+
+
+def gaps(taken: Sequence[tuple[int, int]], size: int) -> list[slice]:
+    """What of a buffer of `size` lies between runs (start, length), before and behind them."""
+    found, free = [], 0
+    for start, length in [*sorted(taken), (size, 0)]:
+        if start > free:
+            found.append(slice(free, start))
+        free = start + length
+    return found

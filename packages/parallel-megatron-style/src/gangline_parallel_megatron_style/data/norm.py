@@ -13,15 +13,19 @@ from gangline.parallel.norm import ordered_norm, row_squares
 from gangline.runtime import Named
 
 
-def global_norm(named: Sequence[Named], world: Comm, device: torch.device) -> Tensor:
-    """From one sum of squares a rank, of the boxes that it is primary of: 0-d, float64."""
-    gradients = [piece.tensor.grad for parameter in named for piece in parameter.pieces if piece.shard.primary]
+def global_norm(named: Sequence[Named], world: Comm | None, device: torch.device) -> Tensor:
+    """From one sum of squares a rank, of the boxes that it is primary of: 0-d, float64.
+
+    world: all ranks; None where each of them has all gradients, so that there is nothing to add up.
+    """
+    pieces = [piece for parameter in named for piece in parameter.pieces]
+    gradients = [piece.tensor.grad for piece in pieces if world is None or piece.shard.primary]
     if gradients:
         norms = torch._foreach_norm(gradients)  # type: ignore[arg-type]
         total = torch.stack(norms).double().square().sum()
     else:
         total = torch.zeros((), dtype=torch.float64, device=device)
-    return world.all_reduce(total.reshape(1))[0].sqrt()  # type: ignore[index]
+    return (total if world is None else world.all_reduce(total.reshape(1))[0]).sqrt()  # type: ignore[index]
 
 
 def norm_by_rows(
