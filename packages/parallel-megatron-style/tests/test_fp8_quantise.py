@@ -128,3 +128,11 @@ def test_what_is_not_finite_stays_so(form, grain, name):
     lost[row : row + rows, column : column + columns] = True
     assert bool(back[lost].isnan().all())
     assert bool(back[~lost].isfinite().all())
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+@pytest.mark.parametrize("bits", [0x7F800000, 0x7FC00000, 0x7FFFFFFF, -1], ids=hex)
+def test_the_scale_of_what_is_not_finite_is_infinite(form, bits):
+    """Whatever NaN the device's largest is: a GPU's own has all bits set."""
+    largest = torch.tensor([bits], dtype=torch.int32).view(torch.float32)
+    assert bool(power_of_two(largest, form).isposinf().all())
