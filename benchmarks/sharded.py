@@ -2,9 +2,9 @@
 
     python benchmarks/sharded.py --processes 2 4 --steps 30
 
-The same model, batches and optimizer, in one run, step by step in random order. FSDP2 (`fully_shard` around each block and the
-rest) keeps whole weights between forward and backward beside zero=2, and not beside zero=3. Prints medians over the
-steps of wall seconds (of the slowest rank), and the ratios of wall and of CPU seconds (all ranks together).
+The same model, batches and optimizer, in one run, step by step in random order. FSDP2 (`fully_shard` around each block
+and the rest) keeps whole weights between forward and backward beside zero=2, and not beside zero=3. Prints medians over
+the steps of wall seconds (of the slowest rank), and the ratios of wall and of CPU seconds (all ranks together).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +27,7 @@ def test_arrays_lie_apart_and_no_range_begins_within_a_row(arrays, parts):
             end = start + array.size
             bounds = packing.bounds(index)
             assert (bounds[0], bounds[-1]) == (0, array.count)
-            for part, (first, last) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            for part, (first, last) in enumerate(pairwise(bounds)):
                 if first < last:  # these rows lie within the range
                     assert start + first * array.width >= part * packing.length
                     assert start + last * array.width <= (part + 1) * packing.length

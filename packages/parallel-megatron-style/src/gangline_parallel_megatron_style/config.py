@@ -34,10 +34,8 @@ class Composed(ParallelConfig):
     stages: list[int] | None = None  # blocks of each model chunk, first to last; null: balanced by what they cost
     sequence_parallel: bool = True  # with tp: between the matrices each rank keeps its part of the sequence only
     context: str = "ring"  # with cp: ring (keys and values go round) or ulysses (heads for tokens, all-to-all)
-    bucket_mb: float = 4.0  # gradients travel in buckets of about this many MiB
     prefetch: int = 1  # with zero=3: how many blocks' weights are gathered ahead of the one being computed
     compress: str = "none"  # gradients on the wire between data ranks: none, bf16 or onebit (with error feedback)
-    offload: bool = False  # keep the optimizer state in host memory
     record: bool = False  # with pp: time every action of every step, for `gangline parallel draw RUN_DIR`
     force: bool = False  # allow what is refused because it is slow: tp wider than a node
     topology: Topology = field(default_factory=Topology)  # the network

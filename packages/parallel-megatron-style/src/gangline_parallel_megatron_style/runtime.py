@@ -61,11 +61,7 @@ class ComposedRuntime(Runtime, Stage):
     def step(self, micro_batches: Sequence[Batch]) -> StepResult:
         self.storage.refresh()
         self.storage.clear()
-        self._begin(micro_batches, Collected())
-        counted: Pending = self._readers.all_reduce(count_tokens(self._batches, self.device), async_=True)  # type: ignore[assignment]
-        self._tokens: int | None = None
-        self._counted = counted
-        losses = self._executor.step(len(micro_batches)) if micro_batches else []
+        losses = self.run_micros(micro_batches)
         tokens = self._count()
         if not losses or not self._counts_loss:
             losses = [torch.zeros((), dtype=torch.float64, device=self.device) for _ in micro_batches]
@@ -81,6 +77,18 @@ class ComposedRuntime(Runtime, Stage):
         if self.made.records and micro_batches:
             tallied.metrics.update(self._recorded(len(micro_batches)))
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics)
+
+    def run_micros(self, micro_batches: Sequence[Batch], tokens: int | None = None) -> list[Tensor]:
+        """Forward and backward of all micro-batches; their losses on the rank that has the head.
+
+        tokens: how many count in the whole step, where that is known (on the meta device nothing can be counted).
+        """
+        self._begin(micro_batches, Collected())
+        self._tokens = tokens
+        if tokens is None:
+            mine = count_tokens(self._batches, self.device)
+            self._counted: Pending = self._readers.all_reduce(mine, async_=True)  # type: ignore[assignment]
+        return self._executor.step(len(micro_batches)) if micro_batches else []
 
     def _recorded(self, micros: int) -> dict[str, float | list[float]]:
         coordinate = self.mesh.coordinate(self.rank)

@@ -3,7 +3,9 @@
 shard   (s,)      masters of this rank's range, in `param_dtype`: what the optimizer steps and a checkpoint keeps
 full    (n · s,)  all ranges in the compute dtype; parameters are views of it. Where one rank has it all and the
                   dtypes agree it is `shard` itself
-grad    (n · s,)  gradients; each parameter's `.grad` is a view of it. The sum over ranks goes to `total` (s,)
+grad    (n · s,)  gradients; each parameter's `.grad` is a view of it
+total   (s,)      their sum over the ranks: in its range of `grad`, or, where that is given back after each
+                  micro-batch, in memory of its own
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class Flat:
         self.trained = buffer.group.trained
         whole = packing.parts == 1 and self.dtype == dtypes.param_dtype
         self.releases = of.zero == 3 and packing.parts > 1
-        own = slice(self.index * self.length, (self.index + 1) * self.length)
+        self._own = own = slice(self.index * self.length, (self.index + 1) * self.length)
         self.full = torch.zeros(packing.size, dtype=self.dtype, device=of.device)
         in_place = self.dtype == dtypes.param_dtype and not self.releases
         self.shard = (
@@ -74,7 +76,7 @@ class Flat:
         self._gaps = gaps([(self._starts[name], prod(shape)) for name, shape in shapes.items()], packing.size)
         self._grad: Tensor | None = None
         self._pending: Pending | None = None
-        self.total: Tensor | None = None  # gradients of the shard, summed over ranks
+        self.total: Tensor | None = None
         self.pieces = self._cut(registry, rank)
         if self.releases:
             self.release()
@@ -194,7 +196,7 @@ class Flat:
         grad = self._grad
         wire = grad.to(self.of.wire)
         self._pending = self.sums.reduce(wire)
-        if self.of.each:  # the next micro-batch begins anew, in other memory
+        if self.of.each:  # the next micro-batch begins anew, in other memory, and this one is free when it has arrived
             self._grad = None
             for parameter in self.parameters.values():
                 parameter.grad = None
@@ -204,9 +206,17 @@ class Flat:
         """Wait for the sum under way, and add it to `total`."""
         if self._pending is None:
             return
-        part = self._pending.wait().to(self.of.precision.grad_dtype)
+        part = self._pending.wait()
         self._pending = None
-        self.total = part if self.total is None else self.total.add_(part)
+        if not self.of.each:
+            assert self._grad is not None
+            self.total = self._grad[self._own]  # this rank's own gradients have been sent, so the sum takes their place
+            if part.data_ptr() != self.total.data_ptr():
+                self.total.copy_(part)
+        elif self.total is None:
+            self.total = part.to(self.of.precision.grad_dtype)
+        else:
+            self.total.add_(part)
 
     def hand_over(self) -> None:
         """Give every piece its gradient: a view of `total`."""

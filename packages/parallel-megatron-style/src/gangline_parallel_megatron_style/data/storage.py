@@ -72,6 +72,7 @@ class Storage:
                     _put(model, alias, parameter)
         self.buffers = self._take_buffers(model, given)
         self._later = self._sums_over_tp()
+        self._travelling: list[Flat] = []
 
     def _flat(self, buffer) -> Flat:
         if buffer.group not in self._sums:
@@ -154,18 +155,24 @@ class Storage:
             flat.clear()
 
     def reduce(self, units: Iterable[str]) -> None:
-        """The backward pass is through with these units: begin to add their gradients over the ranks."""
-        for unit in units:
-            for flat in self.units[unit]:
-                if flat.trained:
-                    flat.reduce()
+        """The backward pass is through with these units: begin to add their gradients over the ranks.
+
+        Those of the units before them have had this long to travel: they are waited for, so that the gradients of no
+        more than two modules are whole at a time.
+        """
+        before, self._travelling = self._travelling, [f for unit in units for f in self.units[unit] if f.trained]
+        for flat in self._travelling:
+            flat.reduce()
+        for flat in before:
+            flat.collect()
 
     @torch.no_grad()
     def finish(self) -> None:
         """Wait for all sums; afterwards each piece's `.grad` is the sum over all ranks."""
-        trained = [flat for flat in self.flats if flat.trained]
-        for flat in trained:
+        for flat in self._travelling:
             flat.collect()
+        self._travelling = []
+        trained = [flat for flat in self.flats if flat.trained]
         if self.tied is not None:
             self.tied.give_gradients()
         for flat in trained:

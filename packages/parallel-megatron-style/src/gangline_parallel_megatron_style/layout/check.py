@@ -60,8 +60,6 @@ def _values(config: Composed) -> Iterator[Problem]:
             f"parallel.zero={config.zero} must be 0, 1, 2 or 3.",
             "1 cuts the optimizer state over the data ranks, 2 gradients too, 3 weights too; 0 cuts nothing.",
         )
-    if config.bucket_mb <= 0:
-        yield Problem(f"parallel.bucket_mb={config.bucket_mb:g} must be positive.")
     if config.prefetch < 0:
         yield Problem(f"parallel.prefetch={config.prefetch} must not be negative.")
     if config.stages is not None and min(config.stages, default=0) < 1:

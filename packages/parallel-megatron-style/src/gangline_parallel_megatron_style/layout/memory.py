@@ -33,9 +33,8 @@ def state(case: Case, rank: int) -> Counter[str]:
     if case.sums_each and case.shards > 1:
         found["gradients"] = (parts + 2 * max(units(case, rank).values())) * width.gradient
     else:
-        found["gradients"] = (numbers + (parts if parts < numbers else 0)) * width.gradient
-    if not case.config.offload:
-        found["optimizer state"] = states * width.master
+        found["gradients"] = numbers * width.gradient
+    found["optimizer state"] = states * width.master
     return found
 
 
