@@ -1,6 +1,18 @@
-"""Lets these tests read the pages as the documentation's own tests do."""
+"""Lets these tests read the pages as the tests of the documentation do, and share the run that others go by."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "docs")]
+
+
+@pytest.fixture(scope="session")
+def curves(tmp_path_factory):
+    """Small runs on any layout; what one process draws is trained once."""
+    from curves import Curves
+
+    made = Curves(tmp_path_factory.mktemp("curves"))
+    yield made
+    made.end_all()

@@ -1,4 +1,4 @@
-"""What the tests of the law share: a composition as a line of text, judged by the machinery of core's strategy suite."""
+"""What the tests of the law share: a composition as a line of text, judged by the machinery of core's suite."""
 
 from __future__ import annotations
 

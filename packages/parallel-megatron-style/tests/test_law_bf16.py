@@ -1,0 +1,48 @@
+"""bfloat16 products over float32 masters: a layout stays as near to one process as rounding lets it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from law_ranks import Composition, Law
+
+from gangline.testing import StrategySuite
+from gangline.testing.whole import number_close
+
+LAYERS = 2
+ROUNDING = 2.0**-8  # half the spacing of bfloat16 numbers at 1: the relative error of one rounding to nearest
+
+# A gradient comes about through a chain of operations, each of which rounds what it gives to bfloat16. On the longest
+# way through a block there are eleven: norm, q/k/v, rotation, attention, wo, sum with the residual; norm, gate and up,
+# their product, w_down, sum. Backward there are as many, and five sums of the gradients that reach one input (of q, k
+# and v two, of gate and up one, of either residual one). Before and behind the blocks: lookup, norm, logits, there and
+# back.
+CHAIN = LAYERS * (11 + 11 + 5) + 6
+# n roundings of independent sign come to about sqrt(n) of one (Higham and Mary, SIAM J. Sci. Comput. 41, 2019), and
+# both runs have theirs. Relative to the norm of a whole gradient, in which the errors of the elements average.
+BOUND = ROUNDING * math.sqrt(2 * CHAIN)
+
+
+class Alone(StrategySuite):
+    """One process, in groups of micro-batches as two data ranks would have them."""
+
+    choice = "parallel=single"
+
+
+@pytest.mark.parametrize("on", ["pp=2 dp_shard=2 tp=2 zero=3", "cp=2 tp=2 sequence_parallel=false"])
+def test_gradients_of_bf16_part_by_rounding_alone(on):
+    law, composition = Law(), Composition(on, f"layers={LAYERS}", dtype=torch.float32, steps=1)
+    job = replace(law.job_of(composition), compute=torch.bfloat16)
+    one = Alone().job(replace(composition.layout, world=1, settings=()), composition.scenario)
+    (alone,) = law.trained(replace(one, compute=torch.bfloat16))
+    want = {name: gradient for name, _, gradient in alone.steps[0].held}
+    ranks = law.trained(job)
+    got = law.whole([of_rank.steps[0].held for of_rank in ranks], want)
+    number_close("loss", ranks[0].steps[0].loss_sum, alone.steps[0].loss_sum, BOUND)
+    number_close("norm", ranks[0].steps[0].norm, alone.steps[0].norm, BOUND)
+    apart = {name: float((got[name] - want[name]).norm() / want[name].norm()) for name in want}
+    assert max(apart.values()) < BOUND, apart
+    assert max(apart.values()) > 0, "the products were not rounded to bfloat16"

@@ -1,0 +1,27 @@
+"""One run on many layouts, by the real command: one curve, also from one layout's checkpoint to the next."""
+
+from __future__ import annotations
+
+import pytest
+from curves import STEPS, same
+
+
+@pytest.fixture(scope="module")
+def three_d(curves) -> str:
+    """The directory of a run on eight processes: tp 2, pp 2, dp_shard 2."""
+    curves.train(*curves.words("three-d", "parallel=3d"))
+    return "three-d"
+
+
+def test_eight_processes_in_three_dimensions_draw_the_curve_of_one(curves, three_d):
+    same(curves.records(three_d), curves.alone[:STEPS])
+
+
+def test_a_run_goes_on_from_layout_to_layout_along_the_same_curve(curves, three_d):
+    """Each goes on from the checkpoint that the one before it saved, weights and moments."""
+    steps = STEPS
+    layouts = (["single"], ["pp", "launch.processes=2"], ["fsdp", "launch.processes=2"], ["3d"])
+    for name, *more in layouts:
+        curves.train(f"resume={three_d}", f"parallel={name}", *more, f"run.steps={steps + 4}")
+        same(curves.records(three_d)[steps:], curves.alone[steps : steps + 4])
+        steps += 4

@@ -1,0 +1,21 @@
+"""Two agents of torchrun, as on two machines, with four processes each."""
+
+from __future__ import annotations
+
+from curves import STEPS, free_port, same
+
+
+def test_two_agents_draw_the_curve_of_one_process(curves):
+    agent = [
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=2",
+        "--nproc-per-node=4",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+        "--rdzv-id=two-agents",
+        "-m",
+        "gangline.cli.train",
+    ]
+    curves.finish([curves.start(*agent, *curves.words("two-agents", "parallel=3d")) for _ in range(2)])
+    same(curves.records("two-agents"), curves.alone[:STEPS])
