@@ -35,6 +35,7 @@ class Frame:
     """The surroundings of one micro-batch.
 
     sample, document, position  the key of random draws, shaped like the hidden state's leading dims (B, T)
+    inner                       the same three of all tokens, where modules between cut products see more of them
     coefficient                 d(objective)/d(term): loss scale / global token count, read in the backward pass
     over_sequence               differentiable sum over the ranks that hold the rest of the same sequences
     """
@@ -45,6 +46,7 @@ class Frame:
     sample: Tensor | None = None
     document: Tensor | None = None
     position: Tensor | None = None
+    inner: tuple[Tensor | None, Tensor | None, Tensor | None] | None = None
     coefficient: float = 1.0
     collected: Collected | None = None
     over_sequence: Callable[[Tensor], Tensor] | None = None
@@ -117,7 +119,10 @@ def emit_metric(name: str, value: Tensor, reduce: MetricReduce = "sum") -> None:
 
 
 def over_sequence(x: Tensor) -> Tensor:
-    """Differentiable sum over the ranks that hold the rest of the same sequences."""
+    """Differentiable sum over the ranks that hold the rest of the same sequences.
+
+    x: of the tokens of the hidden state that a block is given; between products that are cut a rank has more of them.
+    """
     current = _frame
     return x if current is None or current.over_sequence is None else current.over_sequence(x)
 
@@ -131,9 +136,12 @@ def draw(like: Tensor, site: str, first_feature: int = 0) -> Tensor:
     current = _frame or Frame()
     B, T, F = like.shape
     device = like.device
-    sample = current.sample if current.sample is not None else torch.arange(B, device=device)[:, None].expand(B, T)
-    position = current.position if current.position is not None else torch.arange(T, device=device).expand(B, T)
-    document = current.document if current.document is not None else torch.zeros_like(position)
+    sample, document, position = current.sample, current.document, current.position
+    if current.inner is not None and sample is not None and sample.shape[1] != T:
+        sample, document, position = current.inner
+    sample = sample if sample is not None else torch.arange(B, device=device)[:, None].expand(B, T)
+    position = position if position is not None else torch.arange(T, device=device).expand(B, T)
+    document = document if document is not None else torch.zeros_like(position)
     feature = torch.arange(first_feature, first_feature + F, device=device)
     key = f"{_path}/{site}"
     return uniforms(

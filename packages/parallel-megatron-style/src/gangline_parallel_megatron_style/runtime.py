@@ -54,7 +54,7 @@ class ComposedRuntime(Runtime, Stage):
         self._emitted: dict[str, dict[str, Tensor]] = {}
         self.chunks = [Chunk(parts, self._before, self._after) for parts in made.chunks]
         self._executor = made.executor(self)
-        self._order = [part for parts in made.chunks for part in parts]
+        self._neighbours = {part: parts for parts in made.chunks for part in parts}
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -102,12 +102,13 @@ class ComposedRuntime(Runtime, Stage):
         self.made.model.eval()
         self._begin(micro_batches, None)
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
-        if micro_batches:
-            for loss in self._executor.evaluate(len(micro_batches)):
+        try:
+            for loss in self._executor.evaluate(len(micro_batches)) if micro_batches else ():
                 total[0] += loss if self._counts_loss else 0
+        finally:
+            self.made.model.train()
         if self._counts_loss and self.mesh.coordinate(self.rank)["pp"] == 0:
             total[1] = count_tokens(self._batches, self.device)[0]
-        self.made.model.train()
         self._begin((), None)
         loss_sum, tokens = self.world.all_reduce(total).tolist()  # type: ignore[union-attr]
         return loss_sum, int(tokens)
@@ -120,10 +121,12 @@ class ComposedRuntime(Runtime, Stage):
     def _frame(self, batch: Batch, number: int, collected: Collected | None) -> Frame:
         frame = frame_of(batch, number, self.made.seed, collected)
         frame.over_sequence = self.made.over_sequence
+        whole = frame.sample, frame.document, frame.position
         for name in ("sample", "document", "position"):
             of_tokens = getattr(frame, name)
             if of_tokens is not None:
                 setattr(frame, name, self.made.own_tokens(of_tokens))
+        frame.inner = whole
         return frame
 
     def _count(self) -> int:
@@ -136,15 +139,16 @@ class ComposedRuntime(Runtime, Stage):
 
     def forward(self, chunk: int, micro: int, hidden: Tensor | None) -> Tensor:
         with inside.frame(self._frames[micro]):
-            return self.chunks[chunk].forward(hidden, self._batches[micro])
+            return self.chunks[chunk].forward(micro, hidden, self._batches[micro])
 
     def backward(self, chunk: int, micro: int, output: Tensor, grad: Tensor | None) -> None:
         frame = self._frames[micro]
         frame.coefficient = self.made.precision.scale / max(self._count(), 1)
         self._micro = micro
-        with inside.frame(frame):
-            torch.autograd.backward(output, torch.full_like(output, frame.coefficient) if grad is None else grad)
-        self.chunks[chunk].backward_ends()
+        if output.requires_grad:  # of a first stage that is not trained nothing does
+            with inside.frame(frame):
+                torch.autograd.backward(output, torch.full_like(output, frame.coefficient) if grad is None else grad)
+        self.chunks[chunk].backward_ends(micro)
 
     def weights(self, chunk: int, micro: int) -> None:
         """What `backward` put off; then the chunk's gradients are complete."""
@@ -169,18 +173,20 @@ class ComposedRuntime(Runtime, Stage):
         self._prefetch(part, -1 if backward else 1)
 
     def _prefetch(self, part: Part, step: int) -> None:
-        at = self._order.index(part)
+        parts = self._neighbours[part]
+        at = parts.index(part)
         for ahead in range(1, self.made.prefetch + 1):
             other = at + step * ahead
-            if 0 <= other < len(self._order) and (step > 0 or self._order[other].kind != "embed"):
-                for unit in self._order[other].units:
+            if 0 <= other < len(parts) and (step > 0 or parts[other].kind != "embed"):
+                for unit in parts[other].units:
                     for flat in self.storage.units[unit]:
                         flat.gather()
 
     def _comes_next(self, part: Part) -> bool:
         """Whether the backward pass, which begins with the head, wants this part or gathers it ahead at once."""
-        last = len(self._order) - 1
-        return self._order[last].kind == "head" and self._order.index(part) >= last - self.made.prefetch
+        parts = self._neighbours[part]
+        last = len(parts) - 1
+        return parts[last].kind == "head" and parts.index(part) >= last - self.made.prefetch
 
     def _after(self, part: Part, backward: bool) -> None:
         if backward and not is_open():

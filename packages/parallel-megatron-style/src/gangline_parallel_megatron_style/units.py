@@ -59,20 +59,26 @@ class Chunk:
         self, parts: list[Part], before: Callable[[Part, bool], None], after: Callable[[Part, bool], None]
     ) -> None:
         self.parts, self.before, self.after = parts, before, after
+        self._unnoticed: dict[int, list[Part]] = {}  # by micro-batch: parts whose way back nobody comes by
 
-    def forward(self, hidden: Tensor | None, batch: Batch) -> Tensor:
+    def forward(self, micro: int, hidden: Tensor | None, batch: Batch) -> Tensor:
         """The hidden state behind the last part, or the loss."""
+        unnoticed = []
         for part in self.parts:
-            if hidden is not None:
+            if hidden is None or not hidden.requires_grad:
+                unnoticed.append(part)  # the embedding, and what stands behind one that is not trained
+            else:
                 hidden = passing(hidden, partial(self.after, part, True))
             self.before(part, False)
             hidden = part.module(batch) if hidden is None else part.module(hidden, batch)
             self.after(part, False)
             hidden = passing(hidden, partial(self.before, part, True))
         assert hidden is not None
+        if torch.is_grad_enabled():
+            self._unnoticed[micro] = unnoticed
         return hidden
 
-    def backward_ends(self) -> None:
-        """The whole backward pass of this chunk is done: the embedding has no hidden state before it to notice it."""
-        if self.parts[0].kind == "embed":
-            self.after(self.parts[0], True)
+    def backward_ends(self, micro: int) -> None:
+        """The backward pass of this chunk and micro-batch is done."""
+        for part in reversed(self._unnoticed.pop(micro)):
+            self.after(part, True)

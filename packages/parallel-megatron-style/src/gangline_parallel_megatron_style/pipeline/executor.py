@@ -51,6 +51,7 @@ class Executor:
         self.chunks = SCHEDULES[name].chunks if chunks is None else chunks
         self.spans: tuple[Span, ...] = ()  # of the actions of the latest step or evaluation, where there is a clock
         self._made: dict[tuple[int, bool], tuple[Schedule, Program]] = {}
+        self._known: set[tuple[torch.Size, torch.dtype]] = set()  # what has travelled and fits
 
     def step(self, micros: int) -> list[Tensor]:
         """Forward and backward of micro-batches 0 to micros - 1; gradients add up in the weights.
@@ -71,7 +72,7 @@ class Executor:
 
     def _carry_out(self, micros: int, train: bool) -> list[Tensor]:
         schedule, program = self._planned(micros, train)
-        one = _Pass(self.stage, self.comm, schedule, train, self.clock)
+        one = _Pass(self.stage, self.comm, schedule, train, self.clock, self._known)
         for step in program:
             match step:
                 case Run(action):
@@ -99,8 +100,15 @@ class _Pass:
     """What is under way in one step."""
 
     def __init__(
-        self, stage: Stage, comm: Comm, schedule: Schedule, train: bool, clock: Callable[[], float] | None
+        self,
+        stage: Stage,
+        comm: Comm,
+        schedule: Schedule,
+        train: bool,
+        clock: Callable[[], float] | None,
+        known: set[tuple[torch.Size, torch.dtype]],
     ) -> None:
+        self.known = known
         self.stage, self.comm, self.schedule, self.train, self.clock = stage, comm, schedule, train, clock
         self.losses: dict[int, Tensor] = {}
         self.spans: list[Span] = []
@@ -130,10 +138,25 @@ class _Pass:
 
     def send(self, message: Message, peer: int) -> None:
         tensor = self.made.pop(message).contiguous()
+        self._fits(message, tensor)
         pending: Pending = self.comm.exchange([(tensor, peer)], [], async_=True)  # type: ignore[assignment]
         self.sent[peer].append((tensor, pending))
         if not self.train and len(self.sent[peer]) > AHEAD:  # no gradient comes back that would say what has arrived
             self._arrived(peer)
+
+    def _fits(self, message: Message, tensor: Tensor) -> None:
+        """Raises TypeError for what the peer has no memory for: a transfer of other bytes than expected may hang."""
+        described = tensor.shape, tensor.dtype
+        if described in self.known:
+            return
+        expected = self.stage.empty(message.micro)
+        if described != (expected.shape, expected.dtype):
+            raise TypeError(
+                f"stage {message.source} gives {tuple(tensor.shape)} of {tensor.dtype} to stage {message.target}, "
+                f"which expects {tuple(expected.shape)} of {expected.dtype}: a block keeps the shape and the dtype of "
+                "the hidden state"
+            )
+        self.known.add(described)
 
     def receive(self, message: Message, peer: int, frees: int) -> None:
         into = self.stage.empty(message.micro)
