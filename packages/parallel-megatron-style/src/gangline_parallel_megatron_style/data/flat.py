@@ -162,6 +162,9 @@ class Flat:
         self.total = self._pending = None
         for parameter in self.parameters.values():
             parameter.grad = None
+        for pieces in self.pieces.values():
+            for piece in pieces:
+                piece.tensor.grad = None
 
     def _slot(self, name: str) -> Tensor:
         if self._grad is None:
@@ -197,7 +200,7 @@ class Flat:
         wire = grad.to(self.of.wire)
         self._pending = self.sums.reduce(wire)
         if self.of.each:  # the next micro-batch begins anew, in other memory, and this one is free when it has arrived
-            self._grad = None
+            self._grad, self._slots = None, {}
             for parameter in self.parameters.values():
                 parameter.grad = None
 
