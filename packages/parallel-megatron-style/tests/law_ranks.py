@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from gangline.config.check import layout_problems
 from gangline.errors import Problem
 from gangline.mesh import AXES
 from gangline.plan import Fold
-from gangline.testing import StrategySuite, strategy_ranks
+from gangline.testing import StrategySuite, rank, strategy_ranks
 from gangline.testing.strategy import FLOAT64, Layout, Scenario
 from gangline.testing.strategy_ranks import Job
 from gangline.testing.whole import close, number_close
@@ -116,32 +117,41 @@ class Law(StrategySuite):
     def any_rank_stops_all(self, composition: Composition) -> None:
         """What is not finite on one rank alone is known to every rank, and is gone with its cause."""
         answers = self.on_ranks(one_bad_rank, self.job_of(composition))
-        for rank, (before, bad, after) in enumerate(answers):
-            assert all(not finite for finite in bad), f"rank {rank} does not know of the ranks {true_of(bad)}"
+        for index, (before, finite, after) in enumerate(answers):
+            unknown = [culprit for culprit, flags in enumerate(finite) if any(flags)]
+            assert not unknown, f"rank {index} does not know that the ranks {unknown} are not finite: {finite}"
             number_close("norm after it", after, before, 0)
             assert math.isfinite(after)
 
 
-def true_of(flags: Iterable[bool]) -> list[int]:
-    return [index for index, flag in enumerate(flags) if flag]
+def one_bad_rank(job: Job) -> tuple[float, list[tuple[bool, bool]], float]:
+    """(norm, for each rank whether the step counts as finite with that rank broken, norm when all is well again).
 
-
-def one_bad_rank(job: Job) -> tuple[float, list[bool], float]:
-    """(norm, whether it counted as finite with rank 0, 1, ... broken, norm of the mended run).
-
-    One element of what the rank holds is not a number while its step runs; nobody else's is.
+    Broken in two ways: an array that the rank holds is not a number, which comes into the loss and all gradients; or
+    one element of the gradient that comes back to the first module of the rank, which leaves the loss, and whatever
+    lies behind that module, as they were.
     """
     runtime = strategy_ranks.start(job)
     batches = job.share(0, *runtime.data_coordinate)
+    array = next(shard.local for shard in runtime.shards() if shard.local.numel() and shard.local.dim() > 1)
+    kept = array.clone()
+    first = runtime.chunks[0].parts[0].module  # type: ignore[attr-defined]
     before = strategy_ranks.one_step(runtime, batches).norm
     finite = []
     for culprit in range(job.mesh.world):
-        local = next(shard.local for shard in runtime.shards() if shard.local.numel() and shard.local.dim() > 1)
-        kept = local.clone()
-        if strategy_ranks.rank.index == culprit:
-            with torch.no_grad():
-                local.fill_(math.nan)
-        finite.append(strategy_ranks.one_step(runtime, batches).finite)
-        with torch.no_grad():
-            local.copy_(kept)
+        if rank.index == culprit:
+            array.detach().fill_(math.nan)
+        by_weights = strategy_ranks.one_step(runtime, batches).finite
+        array.detach().copy_(kept)
+        hook = first.register_forward_hook(_spoil_gradient) if rank.index == culprit else None
+        finite.append((by_weights, strategy_ranks.one_step(runtime, batches).finite))
+        if hook is not None:
+            hook.remove()
     return before, finite, strategy_ranks.one_step(runtime, batches).norm
+
+
+def _spoil_gradient(module: nn.Module, inputs: Any, output: Tensor) -> None:
+    """Of the first token and feature."""
+    spoilt = torch.zeros_like(output)
+    spoilt[0, 0, 0] = math.nan
+    output.register_hook(lambda gradient: gradient + spoilt)
