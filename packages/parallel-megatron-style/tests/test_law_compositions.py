@@ -14,7 +14,7 @@ from gangline.testing.strategy import FLOAT32
 SELECTIVE, FULL = "run.recompute=selective", "run.recompute=full"
 TWO_EACH = "batch.global_size=16 batch.micro_size=2"
 ONE_EACH = "batch.global_size=4 batch.micro_size=2"  # one micro-batch on each of two data ranks
-TRAINED = {"steps": 20, "bound": 1e-10}  # twenty steps carry a rounding on: measured 2e-12
+TRAINED = {"steps": 20, "bound": 1e-10}  # twenty steps carry a rounding on
 
 ON_FOUR = (
     C("pp=2 tp=2", "layers=3", TWO_EACH),

@@ -13,12 +13,13 @@ from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline
 
 USAGE = """\
-usage: gangline parallel explain [--gpu-memory GB] [WORDS OF train ...]
+usage: gangline parallel explain [--gpu-memory GB] [--trace] [WORDS OF train ...]
        gangline parallel draw [--schedule NAME --stages N --micros N [--chunks N]] [--svg FILE] [--width N]
        gangline parallel draw [--svg FILE] [--width N] WORDS OF train ...
        gangline parallel draw [--svg FILE] [--width N] RUN_DIR
 
-  explain   what a layout sends, keeps and waits for; nothing is started, and no GPU is needed
+  explain   what a layout sends, keeps and waits for; nothing is started, and no GPU is needed. With --trace the rank
+            that needs most memory is run through its real operators, without their memory, and measured
   draw      a pipeline's schedule as a picture: of the numbers given, of a run as it should be, or of the last step
             that a run with parallel.record=true has recorded
 
@@ -43,11 +44,17 @@ def main(argv: Sequence[str]) -> int:
 def _explain(argv: Sequence[str]) -> int:
     from gangline.config.compose import compose_one
     from gangline_parallel_megatron_style.explain import explained
-    from gangline_parallel_megatron_style.show import text
+    from gangline_parallel_megatron_style.show import text, traced
 
-    flags, words = flags_of(argv, ("gpu-memory",))
+    flags, words = flags_of([word for word in argv if word != "--trace"], ("gpu-memory",))
     gpu = number("gpu-memory", flags.get("gpu-memory", "80"))
-    print(text(explained(compose_one(words)), gpu))
+    run = compose_one(words)
+    found = explained(run)
+    print(text(found, gpu))
+    if "--trace" in argv:
+        from gangline_parallel_megatron_style.trace import trace
+
+        print(traced(found, trace(run, found.case, found.fullest)))
     return 0
 
 

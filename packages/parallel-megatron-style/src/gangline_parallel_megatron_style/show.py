@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from gangline.mesh import AXES, DATA_AXES
 from gangline_parallel_megatron_style.explain import Explained, Stage
 from gangline_parallel_megatron_style.layout.case import Case
 from gangline_parallel_megatron_style.layout.notices import notices
+
+if TYPE_CHECKING:
+    from gangline_parallel_megatron_style.trace import Traced
 
 GB = 1e9
 KINDS = ("weights", "gradients", "master weights", "optimizer state", "activations", "logits", "buffers")
@@ -29,6 +33,15 @@ def text(found: Explained, gpu_gb: float) -> str:
         *(f"note: {notice}" for notice in notices(case)),
     ]
     return "\n".join(sections)
+
+
+def traced(found: Explained, real: Traced) -> str:
+    """What a trace of the fullest pipeline rank came to, beside the closed forms."""
+    expected = found.stages[found.fullest].memory.total()
+    return (
+        f"traced  {real.operators} operators of pipeline rank {found.fullest} in {real.seconds:.1f} s: at most "
+        f"{real.peak / GB:.4g} GB, {real.peak / expected:.3f} x the sum above; {real.kept / GB:.4g} GB between steps"
+    )
 
 
 def _axes(case: Case) -> Iterable[str]:

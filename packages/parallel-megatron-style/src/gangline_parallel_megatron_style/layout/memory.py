@@ -84,12 +84,14 @@ def recomputing(case: Case, rank: int, rates: Rates) -> int:
 
 
 def buffers(case: Case, rank: int) -> int:
-    """What crosses the ranks at a time: the hidden states of all tokens that tp gathers and scatters, and a unit of
-    gradients where the wire has another dtype.
+    """What comes and goes within a module: the hidden states of all tokens that tp gathers and scatters, the gradient
+    of one matrix before it is added to the others, and a unit of gradients where the wire has another dtype.
     """
-    found = 0
+    width = case.bytes
+    found = max((array.size for array in case.held(rank) if array.matrix), default=0)
+    found *= width.compute + (width.gradient if width.compute != width.gradient else 0)
     if case.tp > 1:
-        found += 2 * case.tokens * case.width * case.bytes.compute
+        found += 3 * case.tokens * case.width * width.compute  # what goes in, its gradient, and a term of that
     if case.mesh.size("dp_replicate", "dp_shard", "cp") > 1:
         largest = max(units(case, rank).values())
         found += largest * case.bytes.wire if case.bytes.wire != case.bytes.gradient else 0

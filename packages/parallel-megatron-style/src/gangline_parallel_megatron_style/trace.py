@@ -1,0 +1,170 @@
+"""One rank of a layout run through its real operators without memory: how much it would need, and what it sends.
+
+The model, the strategy and the optimizer are built on the meta device over a mesh that exists nowhere, and one step
+runs through them; every allocation is counted as it comes and goes. Attention and norms are the kernels of a GPU.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gangline import plugins
+from gangline.batch import Batch
+from gangline.comm.fake import FakeComms
+from gangline.mesh import DATA_AXES
+from gangline.model.build import construct
+from gangline.model.norm import RMSNorm
+from gangline.plan import matches
+from gangline.train.finish import finisher
+from gangline_parallel_megatron_style.data.flat import Flat
+from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.runtime import ComposedRuntime
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Bytes that live between steps, the most in a step, operators run, seconds it took, messages and bytes by axis."""
+
+    kept: int
+    peak: int
+    operators: int
+    seconds: float
+    calls: Counter[tuple[str, str]]
+    sent: Counter[tuple[str, str]]
+
+
+class Allocations(TorchDispatchMode):
+    """Counts the bytes of all memory that operators give and that somebody still holds."""
+
+    def __init__(self, left_out: nn.Module) -> None:
+        super().__init__()
+        self.live = self.peak = self.operators = 0
+        # a description of the whole model, of which a rank makes its own part
+        self._known = {parameter.untyped_storage()._cdata: 0 for parameter in left_out.parameters()}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        self.operators += 1
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._see(tensor)
+        return result
+
+    def _see(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in self._known:
+            self._known[key] = 0
+            weakref.finalize(storage, self._gone, key)
+            self.resized(storage)
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """The storage has its size from now on."""
+        change = storage.nbytes() - self._known[storage._cdata]
+        self._known[storage._cdata] += change
+        self.live += change
+        self.peak = max(self.peak, self.live)
+
+    def _gone(self, key: int) -> None:
+        self.live -= self._known.pop(key)
+
+
+def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
+    """One step of the first rank of a pipeline rank."""
+    began = time.perf_counter()
+    mesh = case.mesh
+    comms = FakeComms(mesh, mesh.rank({"pp": pipeline_rank}), "meta")
+    finish = finisher(run.run.recompute, False, run.run.recompute_every, case.plan.seams)
+    precision = plugins.build(run.precision, run)
+
+    def gpu_kernels(block: nn.Module, path: str) -> None:
+        use_gpu_kernels(block, path, case)
+        finish(block, path)
+
+    model = construct(case.tree)
+    described = list(model.parameters())  # kept alive: memory that is given back may come again under its address
+    with Allocations(left_out=model) as counted:
+        runtime: ComposedRuntime = plugins.build(
+            run.parallel, run, model, case.plan, mesh, comms, precision, gpu_kernels
+        )
+        use_gpu_kernels(model.get_submodule(case.plan.head), case.plan.head, case)
+        optimizer = plugins.build(run.optimizer, run, runtime)
+        for flat in runtime.storage.flats:
+            watch(flat, counted)
+        step(runtime, case, case.micros)
+        kept, counted.peak = counted.live, counted.live
+        comms.traffic.calls.clear()
+        comms.traffic.bytes.clear()
+        counted.operators = 0
+        step(runtime, case, case.micros)
+    del optimizer, described
+    took = time.perf_counter() - began
+    return Traced(kept, counted.peak, counted.operators, took, comms.traffic.calls, comms.traffic.bytes)
+
+
+def step(runtime: ComposedRuntime, case: Case, micros: int) -> None:
+    """Forward and backward of a whole step; what needs values, such as the norm, is left out."""
+    rows, length = case.micro_size, case.sequence_length
+    with torch.device("meta"):
+        tokens = torch.empty(rows, length, dtype=torch.int64)
+        batch = Batch(tokens, tokens, tokens.bool(), tokens, tokens[:, 0])
+    runtime.storage.refresh()
+    runtime.storage.clear()
+    runtime.run_micros([batch] * micros, tokens=rows * length * micros * case.mesh.size(*DATA_AXES))
+    runtime.storage.finish()
+
+
+def use_gpu_kernels(module: nn.Module, path: str, case: Case) -> None:
+    """What a GPU would run, where the meta device would take an operator apart."""
+    for name, inner in module.named_modules(prefix=path):
+        if isinstance(inner, RMSNorm):
+            inner.forward = _Norm(inner)  # type: ignore[method-assign]
+        seams = [seam.pattern for seam in case.plan.seams if seam.name == "attention"]
+        if case.cp == 1 and any(matches(pattern, name) for pattern in seams) and not _is_module(inner):
+            inner.attention = _flash
+
+
+def _is_module(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "attention", None), nn.Module | type(None))
+
+
+@dataclass
+class _Norm:
+    """The fused norm."""
+
+    of: RMSNorm
+
+    def __call__(self, x: Tensor) -> Tensor:
+        weight = self.of.weight.to(x.dtype)
+        return torch.ops.aten._fused_rms_norm(x, list(weight.shape), weight, self.of.eps)[0]
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor) -> Tensor:
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+
+
+def watch(flat: Flat, counted: Allocations) -> None:
+    """A buffer's memory comes and goes behind the operators' back."""
+    storage, gather, release = flat.full.untyped_storage(), flat.gather, flat.release
+
+    def gathered() -> None:
+        gather()
+        counted.resized(storage)
+
+    def released() -> None:
+        release()
+        counted.resized(storage)
+
+    flat.__dict__.update(gather=gathered, release=released)
