@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import lcm
 
+ALIGNED = 8  # elements: what kernels for 16-bit numbers like, where nothing else says where an array begins
 WASTE = 1.1  # how much longer than its arrays one buffer may be before several are better
 
 
@@ -75,7 +76,9 @@ def _place(arrays: Sequence[Rows], parts: int, length: int) -> list[int] | None:
     """Where each array begins, or None where they do not fit."""
     starts, free = [], 0
     for array in arrays:
-        if parts > 1:
+        if parts == 1:
+            free = -(-free // ALIGNED) * ALIGNED
+        else:
             free = -(-free // array.width) * array.width
             if array.count == 1 and free // length != (free + array.width - 1) // length:
                 free = -(-free // length) * length

@@ -11,6 +11,7 @@ from torch import Tensor
 from gangline.comm import Comm, Comms
 from gangline.mesh import Mesh
 from gangline.shard import Layout
+from gangline_parallel_megatron_style.arrays import tp_cut
 from gangline_parallel_megatron_style.data.flat import Flat
 
 
@@ -18,7 +19,7 @@ def gather(flat: Flat, name: str, pieces: Sequence[Tensor], layout: Layout, mesh
     """The whole array; of a stack, on each rank, all of the matrices that it has a part of."""
     local = _rows_gathered(flat, name, pieces)
     for number, division in enumerate(layout.divisions):
-        if division.axes == ("tp",) and not division.rows:
+        if tp_cut(flat.buffer.group, division):
             local = _dim_gathered(local, layout, number, comms.axis("tp"))
     return local[_matrices(flat, name)] if local.dim() > 2 else local
 
@@ -31,7 +32,7 @@ def scatter(flat: Flat, name: str, whole: Tensor, layout: Layout, mesh: Mesh, ra
         stack[_matrices(flat, name)] = whole
         whole = stack
     for division in layout.divisions:
-        if division.axes == ("tp",) and not division.rows:
+        if tp_cut(flat.buffer.group, division):
             part = mesh.coordinate(rank)["tp"] // division.every % division.parts
             bounds = division.bounds[0]
             whole = whole.narrow(division.dim, bounds[part], bounds[part + 1] - bounds[part])

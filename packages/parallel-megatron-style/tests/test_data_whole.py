@@ -1,0 +1,45 @@
+"""Whole arrays of what lies on a fold that is made of tensor-parallel ranks: its division is no cut over tp."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gangline.mesh import Mesh
+from gangline.model.compose import compose_model
+from gangline.plan import Fold
+from gangline.testing import strategy_ranks
+from gangline.testing.pool import pool
+from gangline.testing.runs import small_run
+from gangline.testing.strategy_ranks import Job
+from gangline.testing.toys.plugin import Lanes, edit_lanes
+from gangline.testing.whole import close
+
+
+@pytest.mark.parametrize(
+    ("mesh", "fold", "zero"),
+    [
+        ({"tp": 2}, Fold("lane", 2, ("tp",)), 0),
+        ({"dp_shard": 2, "tp": 2}, Fold("lane", 2, ("tp",)), 1),
+        ({"dp_shard": 2, "tp": 2}, Fold("lane", 4, ("dp_shard", "tp")), 3),
+    ],
+    ids=["tp", "tp beside dp", "both"],
+)
+def test_each_rank_gathers_the_matrices_it_has_a_part_of(mesh, fold, zero):
+    run = small_run("parallel=3d", f"parallel.zero={zero}")
+    tree, plan, _ = edit_lanes(*compose_model(run), Lanes(fold=fold.size))
+    plan = replace(plan, folds=(fold,))
+    build = "gangline_parallel_megatron_style.build:build"
+    job = Job(build, run, tree, plan, Mesh.of(mesh), torch.float64, "ragged", 1)
+    first = pool(1).run(strategy_ranks.expect, replace(job, build="", mesh=Mesh.of({})), 1)[0][0]
+    for parameters in pool(Mesh.of(mesh).world).run(strategy_ranks.gather_and_scatter, job):
+        for name, held, whole, same in parameters:
+            assert same, name
+            want = first[name] * 2
+            if want.dim() > 2:
+                starts = [offset[0] for _, offset, _ in held]
+                stops = [offset[0] + local.shape[0] for _, offset, local in held]
+                want = want[min(starts, default=0) : max(stops, default=0)]
+            close(name, whole, want, 0)
