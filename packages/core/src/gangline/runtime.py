@@ -96,6 +96,16 @@ class Runtime(ABC):
     def shards(self) -> Iterable[Shard]:
         """The `model/...` arrays that this rank holds: master weights and persistent buffers."""
 
+    def local(self) -> tuple[Registry, Iterable[Shard]]:
+        """Arrays `local/...` that only this layout can use: all of the run's, and those this rank holds.
+
+        They are saved with the rest. A run that goes on in the same layout gets them back; in another one, or from a
+        checkpoint without them, they are zeroed.
+        """
+        from gangline.shard import Registry
+
+        return Registry(self.registry.mesh), ()
+
     @abstractmethod
     def applied(self) -> None:
         """The optimizer has stepped: modules with `after_step(totals)` are told what they emitted in that step."""

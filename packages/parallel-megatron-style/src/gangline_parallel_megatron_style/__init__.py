@@ -9,7 +9,10 @@ from gangline_parallel_megatron_style.config import Fsdp, Hsdp, Pp, ThreeD, Tp
 from gangline_parallel_megatron_style.precision.config import PARTS as PRECISIONS
 
 _BUILD = "gangline_parallel_megatron_style.build:build"
-_LAW = "parallel.compress other than none: gradients are rounded on the wire, and what was lost is added a step later"
+_LAW = (
+    "parallel.compress=bf16 rounds gradients on the wire; parallel.compress=onebit sends their signs and a scale, and "
+    "adds what that lost to the next ones, so losses and gradients are those of one process only on average"
+)
 
 
 @hookimpl

@@ -22,6 +22,7 @@ from gangline.plan import Plan
 from gangline.precision import Precision
 from gangline_parallel_megatron_style.arrays import EMBED, HEAD, TIED, Arrays, Given, active_fold, lay_out
 from gangline_parallel_megatron_style.config import Composed
+from gangline_parallel_megatron_style.data.codec import CODECS
 from gangline_parallel_megatron_style.data.flat import Choices
 from gangline_parallel_megatron_style.data.storage import Storage, describe
 from gangline_parallel_megatron_style.layout.case import Case, partition
@@ -81,7 +82,8 @@ def build(
     own_part = cut_context(config, model, plan, cp)
     bind_folds(model, plan, partial(fold_comm, plan, mesh, comms))
     each = config.zero >= 2 and not run.deterministic
-    choices = Choices(precision, comms.device, config.zero, each, precision.reduce_dtype)
+    codec = CODECS[config.compress]() if config.compress in CODECS else None
+    choices = Choices(precision, comms.device, config.zero, each, precision.reduce_dtype, codec)
     storage = Storage(model, plan, arrays, given, mesh, comms, choices, run.deterministic)
     for index in stages.blocks:
         path = f"{plan.blocks}.{index}"
@@ -105,6 +107,7 @@ def build(
             tokens_cut=tp.size if sequence_parallel else 1,
             width=width,
             prefetch=config.prefetch if config.zero == 3 else 0,
+            compress_after=config.compress_after if config.compress == "onebit" else 0,
             told=stages.told(model),
             shapes={name: shape for name, shape in given.shapes.items() if name not in given.frozen},
             executor=partial(stages.executor, comm=pp, device=comms.device),

@@ -29,6 +29,7 @@ class Pieces:
     tokens_cut     T of such a part over t
     width          D of the hidden state
     prefetch       modules whose weights are gathered ahead
+    compress_after the steps before it add gradients as they are, whatever the codec
     told           (block's path, module) of modules with `after_step`
     shapes         of all trained parameters of the run, in the order of one process
     records        the times of each step's actions are told as metrics
@@ -51,6 +52,7 @@ class Pieces:
     tokens_cut: int
     width: int
     prefetch: int
+    compress_after: int
     told: list[tuple[str, nn.Module]]
     shapes: Mapping[str, tuple[int, ...]]
     records: bool

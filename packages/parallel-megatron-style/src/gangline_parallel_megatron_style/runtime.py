@@ -23,7 +23,7 @@ from gangline.parallel import norm as scaling
 from gangline.parallel.metrics import Tally
 from gangline.parallel.micro import count_tokens, frame_of
 from gangline.runtime import Named, Runtime, StepResult
-from gangline.shard import Shard
+from gangline.shard import Registry, Shard
 from gangline_parallel_megatron_style.data import norm, whole
 from gangline_parallel_megatron_style.pieces import Pieces
 from gangline_parallel_megatron_style.pipeline import record
@@ -61,6 +61,8 @@ class ComposedRuntime(Runtime, Stage):
     def step(self, micro_batches: Sequence[Batch]) -> StepResult:
         self.storage.refresh()
         self.storage.clear()
+        if micro_batches:
+            self.storage.switch.on = micro_batches[0].step >= self.made.compress_after
         losses = self.run_micros(micro_batches)
         tokens = self._count()
         if not losses or not self._counts_loss:
@@ -230,6 +232,9 @@ class ComposedRuntime(Runtime, Stage):
     def scatter(self, name: str, whole_: Tensor) -> list[Tensor]:
         layout = self.registry[f"model/{name}"]
         return whole.scatter(self.storage.of_name[name], name, whole_, layout, self.mesh, self.rank)
+
+    def local(self) -> tuple[Registry, list[Shard]]:
+        return self.storage.local()
 
     def shards(self) -> Iterator[Shard]:
         yield from self.storage.arrays_here()

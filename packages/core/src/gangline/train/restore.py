@@ -14,9 +14,11 @@ from gangline.checkpoint import CheckpointId
 from gangline.config.serial import to_dict
 from gangline.errors import BadCheckpoint, UserError
 from gangline.rundir import part_versions
-from gangline.shard import Registry
+from gangline.shard import Registry, Shard
 from gangline.state import Document
 from gangline.train.session import Session
+
+LOCAL = "local/"  # arrays of one layout
 
 
 def fingerprint(registry: Registry) -> str:
@@ -111,7 +113,7 @@ def load(session: Session, id: CheckpointId) -> str | None:
     try:
         document = Document.of(session.checkpointer.document(id))
         _check(session, id, document)
-        session.checkpointer.load(id, session.shards(), session.registry)
+        session.checkpointer.load(id, _wanted(session, id), session.registry)
     except BadCheckpoint as error:
         bad = f"checkpoint {id}: {error}"
     flag = torch.tensor([float(bool(bad))], dtype=torch.float64, device=session.device)
@@ -126,6 +128,21 @@ def load(session: Session, id: CheckpointId) -> str | None:
     return None
 
 
+def _wanted(session: Session, id: CheckpointId) -> list[Shard]:
+    """The shards to fill: all, but for those of a layout that did not write the checkpoint, which are zeroed."""
+    stored, registry = session.checkpointer.arrays(id), session.registry
+    fresh = {name for name in registry if name.startswith(LOCAL) and stored.get(name) != registry[name].shape}
+    if fresh:
+        session.notes.append(f"checkpoint {id} has none of what only this layout uses (local/...): it starts from zero")
+    wanted = []
+    for shard in session.shards():
+        if shard.name in fresh:
+            shard.local.zero_()
+        else:
+            wanted.append(shard)
+    return wanted
+
+
 def _check(session: Session, id: CheckpointId, document: Document) -> None:
     stored, ours = session.checkpointer.arrays(id), session.registry
     afresh = "Start a new run with these settings: train from=RUN_DIR ..."
@@ -135,7 +152,7 @@ def _check(session: Session, id: CheckpointId, document: Document) -> None:
         example = differ[0] if differ else "their names"
         what = f"{stored.get(example, 'absent')} stored, {ours[example].shape if example in ours else 'absent'} here"
         raise UserError(f"checkpoint {id} is of another model.", f"{example}: {what}", afresh)
-    left = [name for name in stored if name not in ours and not name.startswith("local/")]
+    left = [name for name in stored if name not in ours and not name.startswith(LOCAL)]
     if left:
         raise UserError(f"checkpoint {id} holds state that this run has no place for.", ", ".join(left[:3]), afresh)
     if document.data and document.data != session.source.fingerprint():

@@ -53,8 +53,8 @@ class Session:
     @property
     def registry(self):
         """Every array of the run's state."""
-        return self.runtime.registry | self.optimizer.registry
+        return self.runtime.registry | self.optimizer.registry | self.runtime.local()[0]
 
     def shards(self) -> list:
         """Every array of the run's state that this rank holds."""
-        return [*self.runtime.shards(), *self.optimizer.shards()]
+        return [*self.runtime.shards(), *self.optimizer.shards(), *self.runtime.local()[1]]

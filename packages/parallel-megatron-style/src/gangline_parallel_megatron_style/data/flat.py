@@ -22,6 +22,7 @@ from gangline.precision import Precision
 from gangline.runtime import Piece
 from gangline.shard import Registry, Shard
 from gangline_parallel_megatron_style.arrays import Buffer
+from gangline_parallel_megatron_style.data.codec import Codec
 from gangline_parallel_megatron_style.data.sums import Sums
 
 
@@ -31,6 +32,8 @@ class Choices:
 
     zero   what is cut: 1 the optimizer state, 2 gradients too, 3 weights too (0: nothing)
     each   gradients are added over the ranks after each micro-batch, so that no rank keeps all of them
+    wire   dtype of gradients as they are added over the ranks
+    codec  what they travel as, None: as they are
     """
 
     precision: Precision
@@ -38,6 +41,7 @@ class Choices:
     zero: int
     each: bool
     wire: torch.dtype
+    codec: Codec | None = None
 
 
 class Flat:

@@ -9,10 +9,13 @@ from torch import Tensor, nn
 
 from gangline.comm import Comm, Comms
 from gangline.mesh import Mesh
+from gangline.parallel.storage import dtype_name
 from gangline.plan import Fold, Plan
 from gangline.runtime import Named
-from gangline.shard import Shard
+from gangline.shard import Registry, Shard
 from gangline_parallel_megatron_style.arrays import SHARD_AXES, TIED, Arrays, Given, Group, active_fold
+from gangline_parallel_megatron_style.data import errors
+from gangline_parallel_megatron_style.data.compress import Switch, compressed
 from gangline_parallel_megatron_style.data.flat import Choices, Flat
 from gangline_parallel_megatron_style.data.sums import Sums
 
@@ -57,6 +60,7 @@ class Storage:
         self.pp = mesh.coordinate(self.rank)["pp"]
         self.deterministic = deterministic
         self._sums: dict[Group, Sums] = {}
+        self.switch = Switch()
         self.units: dict[str, list[Flat]] = {}
         for unit, buffers in arrays.units.items():
             if self.pp in arrays.stage[unit]:
@@ -78,7 +82,11 @@ class Storage:
         if buffer.group not in self._sums:
             self._sums[buffer.group] = self._sums_of(buffer.group)
         shapes = {array.name: self.local_shape(array.name) for array in buffer.packing.arrays}
-        return Flat(buffer, shapes, self.registry, self.rank, self._sums[buffer.group], self.choices)
+        sums, of = self._sums[buffer.group], self.choices
+        if of.codec is not None and buffer.group.trained:
+            like = torch.empty(0, dtype=of.wire, device=of.device)
+            sums = compressed(sums, buffer.packing.size, of.codec, self.switch, like)
+        return Flat(buffer, shapes, self.registry, self.rank, sums, of)
 
     def _sums_of(self, group: Group) -> Sums:
         fold = active_fold(self.plan, self.mesh, group.fold) if group.fold else None
@@ -142,6 +150,14 @@ class Storage:
         for name, buffer in self.buffers.items():
             ((box, primary),) = self.registry.of_rank(f"model/{name}", self.rank)
             yield Shard(f"model/{name}", tuple(buffer.shape), buffer.dtype, box.offset, buffer, primary)
+
+    def local(self) -> tuple[Registry, list[Shard]]:
+        """What belongs to this layout alone: the errors of compressed sums, all of the run's and those held here."""
+        of = self.choices
+        if of.codec is None:
+            return Registry(self.mesh), []
+        registry = errors.registry_of(self.arrays, self.plan, self.mesh, of.zero, of.codec, dtype_name(of.wire))
+        return registry, list(errors.shards_of(self.units, registry, self.rank))
 
     def parameters(self) -> list[Named]:
         return [

@@ -60,6 +60,8 @@ def _values(config: Composed) -> Iterator[Problem]:
             f"parallel.zero={config.zero} must be 0, 1, 2 or 3.",
             "1 cuts the optimizer state over the data ranks, 2 gradients too, 3 weights too; 0 cuts nothing.",
         )
+    if config.compress_after < 0:
+        yield Problem(f"parallel.compress_after={config.compress_after} must not be negative.")
     if config.prefetch < 0:
         yield Problem(f"parallel.prefetch={config.prefetch} must not be negative.")
     if config.stages is not None and min(config.stages, default=0) < 1:

@@ -35,7 +35,20 @@ def state(case: Case, rank: int) -> Counter[str]:
     else:
         found["gradients"] = numbers * width.gradient
     found["optimizer state"] = states * width.master
+    if case.config.compress == "onebit":
+        found["errors of compression"] = errors(case, numbers) * width.wire
     return found
+
+
+def errors(case: Case, numbers: int) -> int:
+    """What error feedback keeps: of all that a rank sends compressed, and of the sums that it hands round."""
+    copies = case.mesh.size("dp_replicate")
+    if copies > 1:
+        sent = numbers // case.shards
+        return sent + sent // copies
+    if case.shards == 1:
+        return 0
+    return numbers + (numbers // case.shards if case.config.zero == 0 else 0)
 
 
 def part_of(case: Case, array: Array) -> int:

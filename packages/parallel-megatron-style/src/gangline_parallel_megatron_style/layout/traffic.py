@@ -14,7 +14,7 @@ from math import gcd
 from gangline.config.schema import Recompute
 from gangline.model.tree import AttentionNode, Node, nodes
 from gangline_parallel_megatron_style.layout import memory
-from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.layout.case import WIRE, Case
 from gangline_parallel_megatron_style.layout.parameters import Array
 
 
@@ -186,19 +186,24 @@ def _whole_on(case: Case, array: Array, rank: int) -> bool:
 
 def data(case: Case, rank: int) -> list[Sent]:
     """ZeRO (arXiv 1910.02054, section 7), unit by unit: 0 sums the gradients; from 1 on a rank gets the sum of its part
-    (from 2 on after every micro-batch) and gathers the new weights; 3 gathers them for each pass over a module instead.
+    (from 2 on after every micro-batch) and gathers the new weights; 3 gathers them for each pass over a module instead,
+    but not again where the way back begins. Compressed gradients are those after the warm-up.
     """
     shards, copies, zero = case.shards, case.mesh.size("dp_replicate"), case.config.zero
     axes = tuple(axis for axis in ("dp_shard", "cp") if case.mesh.size(axis) > 1)
-    wire = {"bf16": 2.0, "onebit": 0.125}.get(case.config.compress, float(case.bytes.wire))
+    plain = float(case.bytes.wire)
+    between = WIRE.get(case.config.compress, plain)  # between replicas, or where there are none between shards
+    inside = plain if copies > 1 else between
     rounds = case.micros if case.sums_each else 1
     # a block is passed there and back; a tied embedding that is all on one rank is read by the head too
     held = case.held(rank)
-    twice: set[int | str] = {array.block for array in held if array.block is not None}
+    twice: set[int | str] = set(case.blocks_of(rank))
+    if case.last_stage in case.stages_of(rank) and case.config.prefetch:
+        twice -= set(case.blocks_of(rank)[-case.config.prefetch :])  # kept from the way there to the way back
     twice |= {array.kind for array in held if array.block is None and _whole_on(case, array, rank)}
     found: list[Sent] = []
     for unit, size in memory.units(case, rank).items():
-        gradients, weights = int(size * wire), size * case.bytes.compute
+        gradients, weights = int(size * inside), size * case.bytes.compute
         if shards > 1 and zero == 0:
             found.append(_reduce(axes, "gradients", shards, 1, gradients))
         elif shards > 1:
@@ -206,5 +211,5 @@ def data(case: Case, rank: int) -> list[Sent]:
             passes = case.micros * (2 if unit in twice else 1) if zero == 3 else 1
             found.append(_gather(axes, "weights", shards, passes, weights))
         if copies > 1:
-            found.append(_reduce(("dp_replicate",), "gradients", copies, rounds, gradients // shards))
+            found.append(_reduce(("dp_replicate",), "gradients", copies, rounds, int(size * between) // shards))
     return found

@@ -1,0 +1,69 @@
+"""What gradients are turned into before they travel: bytes, and back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from gangline_parallel_megatron_style.layout.case import CHUNK
+
+BITS = 8  # of a byte
+
+
+class Codec(ABC):
+    """Rows of floating-point numbers as rows of bytes. Rows are whole chunks of `multiple` elements."""
+
+    multiple: int
+    feedback: bool  # what is lost is added to what is sent next
+
+    @abstractmethod
+    def encode(self, x_nm: Tensor) -> Tensor:
+        """(n, m) numbers -> (n, k) bytes, k the same for the same m."""
+
+    @abstractmethod
+    def decode(self, bytes_nk: Tensor, dtype: torch.dtype) -> Tensor:
+        """(n, k) bytes -> (n, m) numbers: the same everywhere for the same bytes."""
+
+
+class Bfloat16(Codec):
+    """Rounded to bfloat16."""
+
+    multiple, feedback = 1, False
+
+    def encode(self, x_nm: Tensor) -> Tensor:
+        return x_nm.to(torch.bfloat16).view(torch.uint8)
+
+    def decode(self, bytes_nk: Tensor, dtype: torch.dtype) -> Tensor:
+        return bytes_nk.view(torch.bfloat16).to(dtype)
+
+
+class Signs(Codec):
+    """Of each element its sign, and of each chunk of 256 the mean magnitude, in float32.
+
+    Tang et al., arXiv 2102.02888, section 3.1, where one scale serves the whole tensor.
+    """
+
+    multiple, feedback = CHUNK, True
+
+    def encode(self, x_nm: Tensor) -> Tensor:
+        n = len(x_nm)
+        chunks = x_nm.float().view(n, -1, CHUNK)
+        scales = chunks.abs().mean(-1)
+        places = torch.arange(BITS, device=x_nm.device, dtype=torch.uint8)
+        signs = (chunks >= 0).view(n, -1, BITS).to(torch.uint8)
+        packed = (signs << places).sum(-1, dtype=torch.uint8)
+        return torch.cat((scales.view(torch.uint8), packed), 1)
+
+    def decode(self, bytes_nk: Tensor, dtype: torch.dtype) -> Tensor:
+        n, k = bytes_nk.shape
+        count = k // (4 + CHUNK // BITS)
+        scales = bytes_nk[:, : 4 * count].contiguous().view(torch.float32)
+        places = torch.arange(BITS, device=bytes_nk.device, dtype=torch.uint8)
+        bits = (bytes_nk[:, 4 * count :, None] >> places) & 1
+        signs = bits.view(n, count, CHUNK).to(dtype).mul_(2).sub_(1)
+        return signs.mul_(scales[..., None]).view(n, -1)
+
+
+CODECS = {"bf16": Bfloat16, "onebit": Signs}

@@ -1,0 +1,68 @@
+"""What error feedback keeps, as `local/...` arrays: one row for each rank of a stage, of this layout alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+
+from torch import Tensor
+
+from gangline.mesh import Mesh
+from gangline.plan import Plan
+from gangline.shard import Division, Layout, Registry, Shard
+from gangline_parallel_megatron_style.arrays import SHARD_AXES, Arrays, Group, active_fold
+from gangline_parallel_megatron_style.data.codec import Codec
+from gangline_parallel_megatron_style.data.compress import Compressed, row_of
+from gangline_parallel_megatron_style.data.flat import Flat
+
+
+def name_of(mesh: Mesh, pp: int, unit: str, index: int, error: str) -> str:
+    """Says the layout, too: the errors of another would be of other ranges."""
+    layout = "-".join(f"{axis}{size}" for axis, size in mesh.sizes)
+    return f"local/compress/{layout}/{pp}/{unit}.{index}/{error}"
+
+
+def registry_of(arrays: Arrays, plan: Plan, mesh: Mesh, zero: int, codec: Codec, dtype: str) -> Registry:
+    """The errors of all buffers of the run, on whatever stage."""
+    axes = tuple(axis for axis in mesh.axes if axis != "pp")
+    ranks = mesh.size(*axes)
+    found = {}
+    for unit, buffers in arrays.units.items():
+        for (index, buffer), pp in product(enumerate(buffers), arrays.stage[unit]):
+            n, R = _sizes(buffer.group, plan, mesh)
+            if not (codec.feedback and buffer.group.trained) or n * R == 1:
+                continue
+            senders, size = (R, -(-buffer.packing.size // n)) if R > 1 else (n, buffer.packing.size)
+            row = row_of(size, senders, codec)
+            rows = {"worker": senders} | ({"server": 1} if R > 1 or zero == 0 else {})
+            for error, count in rows.items():
+                cut = (Division(axes, (tuple(range(ranks + 1)),)),) if ranks > 1 else ()
+                found[name_of(mesh, pp, unit, index, error)] = Layout((ranks, count, row), dtype, cut, (("pp", pp),))
+    return Registry.of(mesh, found)
+
+
+def shards_of(units: Mapping[str, Sequence[Flat]], registry: Registry, rank: int) -> Iterator[Shard]:
+    """This rank's errors."""
+    mesh = registry.mesh
+    pp = mesh.coordinate(rank)["pp"]
+    for unit, flats in units.items():
+        for index, flat in enumerate(flats):
+            for error, tensor in _errors(flat):
+                name = name_of(mesh, pp, unit, index, error)
+                ((box, primary),) = registry.of_rank(name, rank)
+                yield Shard(name, registry[name].shape, tensor.dtype, box.offset, tensor[None], primary)
+
+
+def _errors(flat: Flat) -> Iterator[tuple[str, Tensor]]:
+    for comm in (flat.sums.replicas, flat.sums.shard):
+        if isinstance(comm, Compressed):
+            yield from comm.errors()
+
+
+def _sizes(group: Group, plan: Plan, mesh: Mesh) -> tuple[int, int]:
+    """(ranks that cut a buffer of this group, replicas of those): the sizes of `Sums`."""
+    fold = active_fold(plan, mesh, group.fold) if group.fold else None
+    if fold is None:
+        return mesh.size(*SHARD_AXES), mesh.size("dp_replicate")
+    others = [axis for axis in ("dp_replicate", *SHARD_AXES) if axis not in fold.out_of]
+    return mesh.size(*fold.out_of) // fold.size, mesh.size(*others)

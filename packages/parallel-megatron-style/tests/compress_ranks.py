@@ -1,0 +1,200 @@
+"""What ranks do for the tests of compressed sums."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from gangline.batch import Batch
+from gangline.comm import Comm
+from gangline.comm.wrap import Wrapped, WrappedComms
+from gangline.config import default_run
+from gangline.config.schema import Recompute
+from gangline.mesh import Mesh
+from gangline.model.build import construct
+from gangline.model.compose import compose_model
+from gangline.model.init import initialise
+from gangline.model.shapes import DecoderConfig
+from gangline.optimizer.adamw import build as build_adamw
+from gangline.optimizer.config import Adamw
+from gangline.precision.plain import Plain
+from gangline.testing import rank
+from gangline.train.finish import finisher
+from gangline_parallel_megatron_style.build import build
+from gangline_parallel_megatron_style.config import ThreeD
+from gangline_parallel_megatron_style.data.codec import CODECS
+from gangline_parallel_megatron_style.data.compress import Compressed, Switch
+from gangline_parallel_megatron_style.runtime import ComposedRuntime
+
+MODEL = DecoderConfig(vocab_size=32, dim=32, layers=2, heads=2, hidden=64, init_std=0.08)
+LENGTH, ROWS = 16, 4
+
+
+class Counting(Wrapped):
+    """Adds up the bytes of what this rank hands to each kind of call, by axis where asked."""
+
+    def __init__(self, inner: Comm, into: Counter[str]) -> None:
+        super().__init__(inner)
+        self.into = into
+
+    def _count(self, kind: str, x: Tensor) -> None:
+        self.into[kind] += x.numel() * x.itemsize
+
+    def all_reduce(self, x, op="sum", async_=False):
+        self._count("all_reduce", x)
+        return self.inner.all_reduce(x, op, async_)
+
+    def all_gather(self, x, async_=False, into=None):
+        self._count("all_gather", x)
+        return self.inner.all_gather(x, async_, into)
+
+    def reduce_scatter(self, x, async_=False):
+        self._count("reduce_scatter", x)
+        return self.inner.reduce_scatter(x, async_)
+
+    def all_to_all(self, x, in_splits=None, out_splits=None, async_=False):
+        self._count("all_to_all", x)
+        return self.inner.all_to_all(x, in_splits, out_splits, async_)
+
+
+def group() -> Comm:
+    return rank.comms(Mesh.of({"dp_shard": rank.world}), False).axis("dp_shard")
+
+
+def added(comm: Compressed, x: Tensor, whole: bool) -> Tensor:
+    return comm.all_reduce(x.clone()) if whole else comm.reduce_scatter(x.clone())
+
+
+def one_sum(compress: str, parts: list[list[float]], whole: bool) -> Tensor:
+    mine = torch.tensor(parts[rank.index])
+    comm = Compressed(group(), CODECS[compress](), Switch(), mine.numel(), mine, whole)
+    return added(comm, mine, whole)
+
+
+def repeated_sum(compress: str, times: int, whole: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """(all sums together, errors that explain what they lack, the true sum), of this rank's range or the whole."""
+    inner = group()
+    mine = torch.randn(1000, generator=torch.Generator().manual_seed(rank.index))
+    comm = Compressed(inner, CODECS[compress](), Switch(), mine.numel(), mine, whole)
+    total = sum(added(comm, mine, whole) for _ in range(times))
+    true, half = inner.all_reduce(mine.clone()), len(mine) // inner.size
+    lost = inner.all_reduce(comm.worker.clone())[:, :half].reshape(-1)
+    if whole:
+        lost += inner.all_gather(comm.server.clone())[:, :half].reshape(-1)
+        return total, lost, true
+    own = slice(inner.index * half, (inner.index + 1) * half)
+    return total, lost[own], true[own]
+
+
+def counted_sum(compress: str, size: int, whole: bool) -> Counter[str]:
+    found: Counter[str] = Counter()
+    x = torch.ones(size)
+    added(Compressed(Counting(group(), found), CODECS[compress](), Switch(), size, x, whole), x, whole)
+    return found
+
+
+def batch_of(step: int) -> Batch:
+    """Sequences that count in steps of a size to be seen, with one token in ten at random."""
+    generator = torch.Generator().manual_seed(step * 100 + rank.index)
+    start, stride = torch.randint(0, 32, (2, ROWS, 1), generator=generator)
+    tokens = (start + (stride % 4 + 1) * torch.arange(LENGTH + 1)) % 32
+    noise = torch.rand(tokens.shape, generator=generator) < 0.1
+    tokens = torch.where(noise, torch.randint(0, 32, tokens.shape, generator=generator), tokens)
+    position, mask = torch.arange(LENGTH).expand(ROWS, LENGTH), torch.ones(ROWS, LENGTH, dtype=torch.bool)
+    sample = torch.arange(ROWS) + ROWS * (rank.index + rank.world * step)
+    return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), mask, position, sample, step=step)
+
+
+def built(
+    zero: int,
+    compress: str,
+    axes: dict[str, int] | None = None,
+    counter: Counter[str] | None = None,
+    after: int = 10,
+    compute: torch.dtype = torch.float32,
+) -> ComposedRuntime:
+    """A runtime with its first weights; `counter`: of the bytes on each axis."""
+    axes = axes or {"dp_replicate": 1, "dp_shard": rank.world}
+    parallel = ThreeD(tp=1, pp=1, zero=zero, compress=compress, compress_after=after, **axes)
+    run = default_run(model=MODEL, parallel=parallel)
+    tree, plan = compose_model(run)
+    mesh = Mesh.of(parallel.axes(rank.world))
+    comms = rank.comms(mesh, False)
+    if counter is not None:
+        comms = WrappedComms(comms, lambda comm: ByAxis(comm, counter))
+    precision = Plain(compute, torch.float32)
+    runtime = build(parallel, run, construct(tree), plan, mesh, comms, precision, finisher(Recompute.none, False))
+    initialise(runtime.shards(), plan, 0)
+    return runtime
+
+
+class ByAxis(Counting):
+    """Counts as "axis call", and again as "axis call dtype"."""
+
+    def _count(self, kind: str, x: Tensor) -> None:
+        super()._count(f"{self.axis} {kind}", x)
+        super()._count(f"{self.axis} {kind} {str(x.dtype).removeprefix('torch.')}", x)
+
+
+def trained(zero: int, compress: str, steps: int, broken: bool) -> float:
+    """The mean loss of the last steps. broken: what is lost is forgotten."""
+    runtime = built(zero, compress)
+    run = default_run(model=MODEL)
+    optimizer = build_adamw(Adamw(weight_decay=0.0), run, runtime)
+    last = []
+    for step in range(steps):
+        if broken:
+            for shard in runtime.local()[1]:
+                shard.local.zero_()
+        result = runtime.step([batch_of(step)])
+        runtime.clip(None)
+        optimizer.step(3e-3 * min(1, 2 * (1 - step / steps)))
+        if step >= steps - 5:
+            last.append(result.loss_sum / result.tokens)
+    return sum(last) / len(last)
+
+
+def gradients(runtime: ComposedRuntime) -> list[Tensor]:
+    return [piece.tensor.grad.clone() for named in runtime.parameters() for piece in named.pieces]
+
+
+def first_gradients(zero: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Of step 0: uncompressed, compressed from step 1 on, and from step 0 on."""
+    found = []
+    for compress, after in (("none", 0), ("onebit", 1), ("onebit", 0)):
+        runtime = built(zero, compress, after=after)
+        runtime.step([batch_of(0)])
+        found.append(gradients(runtime))
+    return found[0], found[1], found[2]
+
+
+def local_arrays(zero: int, axes: dict[str, int]) -> tuple[tuple, dict[str, int], bool]:
+    """(all names with their shapes, where this rank's rows begin, whether they are the errors themselves)."""
+    runtime = built(zero, "onebit", axes, after=0)
+    registry, shards = runtime.local()
+    before = all(not shard.local.any() for shard in shards)
+    runtime.step([batch_of(0)])
+    names = tuple((name, registry[name].shape) for name in registry)
+    return names, {shard.name: shard.offset[0] for shard in shards}, before and all(s.local.any() for s in shards)
+
+
+def bytes_by_axis(zero: int, compress: str, axes: dict[str, int]) -> tuple[Counter[str], int]:
+    """(bytes of one step by axis and call, numbers of the model)."""
+    found: Counter[str] = Counter()
+    runtime = built(zero, compress, axes, found, after=0)
+    runtime.step([batch_of(0)])
+    numbers = sum(torch.Size(shape).numel() for shape in runtime.made.shapes.values())
+    return Counter({key: count for key, count in found.items() if len(key.split()) == 2}), numbers
+
+
+def dtypes_on_the_wire(zero: int) -> tuple[set[str], set[str], set[str]]:
+    """(of what is added over ranks, of what is gathered, of the pieces' gradients), big messages only."""
+    found: Counter[str] = Counter()
+    runtime = built(zero, "none", None, found, compute=torch.bfloat16)
+    runtime.step([batch_of(0)])
+    big = [key.split() for key, count in found.items() if count > 1000 and len(key.split()) == 3]
+    summed = {dtype for _, call, dtype in big if call in ("all_reduce", "reduce_scatter", "all_to_all")}
+    gathered = {dtype for _, call, dtype in big if call == "all_gather"}
+    return summed, gathered, {str(x.dtype).removeprefix("torch.") for x in gradients(runtime)}
