@@ -174,10 +174,15 @@ class Flat:
         if self._grad is None:
             size, dtype = self.full.numel(), self.of.precision.grad_dtype
             self._grad = torch.empty(size, dtype=dtype, device=self.of.device)
-            for gap in self._gaps:
-                self._grad[gap].zero_()  # no parameter's, but it travels
+            self._zero_gaps()
             self._slots = {name: self._view(self._grad, name) for name in self.parameters}
         return self._slots[name]
+
+    def _zero_gaps(self) -> None:
+        """What is no parameter's travels, too."""
+        assert self._grad is not None
+        for gap in self._gaps:
+            self._grad[gap].zero_()
 
     def _take(self, name: str):
         """The first gradient of a step is copied to its place, and later ones are added there."""
@@ -200,6 +205,8 @@ class Flat:
                 self._slot(name).zero_()
         self.collect()
         assert self._grad is not None
+        if self.of.codec is not None:  # signs of nothing have come back and lie there
+            self._zero_gaps()
         grad = self._grad
         wire = grad.to(self.of.wire)
         self._pending = self.sums.reduce(wire)

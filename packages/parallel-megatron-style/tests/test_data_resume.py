@@ -1,0 +1,63 @@
+"""A run with error feedback goes on with its errors in the same layout, and without them, which it says, in another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from gangline.config.schema import Run
+from gangline.mesh import Mesh
+from gangline.rundir import RunDirectory
+from gangline.testing import rank
+from gangline.testing.pool import pool
+from gangline.testing.runs import small_run
+from gangline.train.build import build
+from gangline.train.loop import poll, save, step
+from gangline.train.report import Clock
+from gangline.train.session import Session
+
+
+def session_of(run: Run, path: str) -> Session:
+    mesh = Mesh.of(run.parallel.axes(rank.world))
+    return build(run, RunDirectory(path), mesh, rank.comms(mesh), torch.device("cpu"))
+
+
+def state(session: Session, prefix: str) -> dict[str, torch.Tensor]:
+    return {shard.name: shard.local.clone() for shard in session.shards() if shard.name.startswith(prefix)}
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def saved_and_resumed(run: Run, path: str) -> tuple[list[bool], list[str], bool, list[str]]:
+    """(errors are not zero, come back, and give the same next step; notes; in another layout all zero; notes)."""
+    first = session_of(run, path)
+    for _ in range(2):
+        step(first, Clock())
+    errors = state(first, "local/")
+    save(first)
+    poll(first, wait=True)
+    again = session_of(run, path)
+    found = [all(bool(x.any()) for x in errors.values()), same(errors, state(again, "local/"))]
+    step(first, Clock())
+    step(again, Clock())
+    found += [same(state(first, prefix), state(again, prefix)) for prefix in ("model/", "optimizer/", "local/")]
+    axes = replace(run.parallel, dp_replicate=rank.world, dp_shard=1)
+    other = session_of(replace(run, parallel=axes), path)
+    return found, again.notes, not any(bool(x.any()) for x in state(other, "local/").values()), other.notes
+
+
+def test_errors_are_saved_for_the_same_layout(tmp_path):
+    path = str(tmp_path / "run")
+    settings = ("parallel=fsdp", "parallel.zero=1", "parallel.compress=onebit", "parallel.compress_after=0")
+    run = small_run(*settings, "parallel.dp_shard=2", "model.vocab_size=256", "checkpoint=torch", f"run.dir={path}")
+    RunDirectory.create(run)
+    for found, notes, zero, other_notes in pool(2).run(saved_and_resumed, run, path):
+        assert found == [True] * 5
+        assert notes == []
+        assert zero
+        assert len(other_notes) == 1
+        assert "local/" in other_notes[0]
+        assert "starts from zero" in other_notes[0]
