@@ -70,6 +70,7 @@ class Storage:
         self.of_name = {name: flat for flat in owners for name in flat.parameters}
         self.trained = [name for name in given.shapes if name in self.of_name and self.of_name[name].trained]
         self.tied = _TiedCopy(self.units[TIED], arrays.stage[TIED], comms) if TIED in self.units else None
+        self._take_values(model, given)
         for flat in self.flats:
             for name, parameter in flat.parameters.items():
                 for alias in given.aliases[name]:
@@ -107,6 +108,15 @@ class Storage:
                 shape[division.dim] = division.bounds[0][part + 1] - division.bounds[0][part]
         return tuple(shape)
 
+    @torch.no_grad()
+    def _take_values(self, model: nn.Module, given: Given) -> None:
+        """A model that is not on the meta device comes with its values: each rank takes its boxes of them."""
+        for name, flat in self.of_name.items():
+            whole = model.get_parameter(given.aliases[name][0])
+            if not whole.is_meta:
+                for piece in flat.pieces[name]:
+                    piece.shard.local.copy_(whole[piece.shard.box.slices])
+
     def _take_buffers(self, model: nn.Module, given: Given) -> dict[str, Tensor]:
         found = {}
         for name, buffer in list(model.named_buffers()):
@@ -136,6 +146,7 @@ class Storage:
             if flat.releases:
                 flat.wait_and_release()  # gathered ahead in the last step, and never used
             else:
+                flat.wait()  # a step that failed may have left a gather of older weights
                 flat.gather()
 
     def arrays_here(self) -> Iterator[Shard]:
@@ -167,6 +178,7 @@ class Storage:
     # --- gradients --------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
+        self._travelling = []
         for flat in self.flats:
             flat.clear()
 
@@ -225,6 +237,7 @@ class _TiedCopy:
 
     def __init__(self, flats: list[Flat], stages: tuple[int, ...], comms: Comms) -> None:
         self.flats, self.comm, self.stages = flats, comms.axis("pp"), stages
+        self.trained = [flat for flat in flats if flat.trained]
         self.owns = self.comm.index == stages[0]
         self.alone = len(stages) == 1
 
@@ -235,14 +248,14 @@ class _TiedCopy:
     def give_gradients(self) -> None:
         if self.alone:
             return
+        totals = [flat.total for flat in self.trained if flat.total is not None]
         if self.owns:
-            received = [torch.empty_like(flat.total) for flat in self.flats if flat.total is not None]
+            received = [torch.empty_like(total) for total in totals]
             self._tell(received, self.stages[1], self.stages[0])
-            for flat, more in zip(self.flats, received, strict=True):
-                assert flat.total is not None
-                flat.total.add_(more)
+            for total, more in zip(totals, received, strict=True):
+                total.add_(more)
         else:
-            self._tell([flat.total for flat in self.flats if flat.total is not None], self.stages[1], self.stages[0])
+            self._tell(totals, self.stages[1], self.stages[0])
 
     def _tell(self, tensors: list[Tensor], source: int, target: int) -> None:
         if self.comm.index == source:

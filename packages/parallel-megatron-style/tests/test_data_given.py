@@ -1,0 +1,79 @@
+"""Models as they are given: with values of their own, or with parameters that are not trained."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gangline.config.schema import Recompute
+from gangline.mesh import Mesh
+from gangline.model.compose import compose_model
+from gangline.model.init import whole_model
+from gangline.plugins import build
+from gangline.precision.plain import Plain
+from gangline.testing import rank
+from gangline.testing.inputs import share
+from gangline.testing.pool import pool
+from gangline.testing.runs import small_run
+from gangline.testing.whole import all_close, assemble
+from gangline.train.finish import finisher
+
+LAYOUTS = ["parallel=fsdp", "parallel=tp", "parallel=pp"]
+
+
+def runtime_of(settings, frozen=(), deterministic=True):
+    run = small_run(*settings, f"run.deterministic={str(deterministic).lower()}")
+    tree, plan = compose_model(run)
+    model = whole_model(tree, plan, seed=3, dtype=torch.float64)
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    mesh = Mesh.of(run.parallel.axes(rank.world))
+    precision, finish = Plain(torch.float64, torch.float64), finisher(Recompute.none, False)
+    return run, build(run.parallel, run, model, plan, mesh, rank.comms(mesh, deterministic), precision, finish)
+
+
+def held(settings):
+    _, runtime = runtime_of(settings)
+    return [(shard.name, shard.offset, shard.local.clone()) for shard in runtime.shards()]
+
+
+def stepped(settings, frozen):
+    run, runtime = runtime_of(settings, frozen)
+    index, width = runtime.data_coordinate
+    size, length = run.batch.global_size, run.batch.sequence_length
+    micros = share(0, index, width, size=size, micro=1, length=length, vocab_size=61, kind="ragged")
+    result = runtime.step(micros)
+    found = [
+        (named.name, piece.shard.offset, piece.tensor.grad.clone())
+        for named in runtime.parameters()
+        for piece in named.pieces
+    ]
+    return result.loss_sum, result.tokens, runtime.clip(None), found, {n.name: n.shape for n in runtime.parameters()}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_model_keeps_the_values_it_comes_with(layout):
+    run = small_run(layout)
+    tree, plan = compose_model(run)
+    model = whole_model(tree, plan, seed=3, dtype=torch.float64)
+    want = {f"model/{name}": weight.detach() for name, weight in model.named_parameters()}
+    got = assemble(pool(2).run(held, (layout,)), {name: tuple(x.shape) for name, x in want.items()})
+    all_close("given", got, want, 0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_a_frozen_embedding_is_left_as_it_is_and_the_rest_is_trained(layout, tied):
+    tie = f"model.tied={str(tied).lower()}"
+    frozen = ("embed.weight",)
+    (want,) = pool(1).run(
+        stepped, ("parallel=single", "parallel.groups=2" if layout == LAYOUTS[0] else tie, tie), frozen
+    )
+    ranks = pool(2).run(stepped, (layout, tie), frozen)
+    shapes = {name: shape for rank_ in ranks for name, shape in rank_[4].items()}
+    assert "embed.weight" not in shapes
+    for loss, tokens, norm, _, _ in ranks:
+        assert (loss, tokens) == (pytest.approx(want[0], rel=1e-12), want[1])
+        assert norm == pytest.approx(want[2], rel=1e-12)
+    got = assemble([found for _, _, _, found, _ in ranks], shapes)
+    all_close("gradient", got, assemble([want[3]], shapes), 1e-12)
