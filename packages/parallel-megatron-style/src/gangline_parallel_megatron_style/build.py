@@ -83,7 +83,7 @@ def build(
     bind_folds(model, plan, partial(fold_comm, plan, mesh, comms))
     each = config.zero >= 2 and not run.deterministic
     codec = CODECS[config.compress]() if config.compress in CODECS else None
-    choices = Choices(precision, comms.device, config.zero, each, precision.reduce_dtype, codec)
+    choices = Choices(precision, comms.device, config.zero, each, precision.reduce_dtype, codec, config.offload)
     storage = Storage(model, plan, arrays, given, mesh, comms, choices, run.deterministic)
     for index in stages.blocks:
         path = f"{plan.blocks}.{index}"

@@ -37,6 +37,7 @@ class Composed(ParallelConfig):
     prefetch: int = 1  # with zero=3: how many blocks' weights are gathered ahead of the one being computed
     compress: str = "none"  # gradients on the wire between data ranks: none, bf16 or onebit (with error feedback)
     compress_after: int = 100  # with compress=onebit: the steps before it, whose gradients travel as they are
+    offload: bool = False  # with a GPU: keep master weights and optimizer state in host memory, and step there
     record: bool = False  # with pp: time every action of every step, for `gangline parallel draw RUN_DIR`
     force: bool = False  # allow what is refused because it is slow: tp wider than a node
     topology: Topology = field(default_factory=Topology)  # the network

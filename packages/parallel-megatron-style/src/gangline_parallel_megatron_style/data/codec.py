@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -66,4 +67,4 @@ class Signs(Codec):
         return signs.mul_(scales[..., None]).view(n, -1)
 
 
-CODECS = {"bf16": Bfloat16, "onebit": Signs}
+CODECS: dict[str, Callable[[], Codec]] = {"bf16": Bfloat16, "onebit": Signs}

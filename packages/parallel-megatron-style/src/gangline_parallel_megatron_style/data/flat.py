@@ -34,6 +34,7 @@ class Choices:
     each   gradients are added over the ranks after each micro-batch, so that no rank keeps all of them
     wire   dtype of gradients as they are added over the ranks
     codec  what they travel as, None: as they are
+    offload  masters, and so the optimizer and its state, lie in host memory
     """
 
     precision: Precision
@@ -42,6 +43,13 @@ class Choices:
     each: bool
     wire: torch.dtype
     codec: Codec | None = None
+    offload: bool = False
+
+    def masters(self, size: int) -> Tensor:
+        """Memory for so many numbers that the optimizer steps; pinned where they are copied to a GPU."""
+        if not self.offload:
+            return torch.zeros(size, dtype=self.precision.param_dtype, device=self.device)
+        return torch.zeros(size, dtype=self.precision.param_dtype, pin_memory=self.device.type == "cuda")
 
 
 class Flat:
@@ -62,16 +70,14 @@ class Flat:
         self._starts = {array.name: start for array, start in zip(packing.arrays, packing.starts, strict=True)}
         self.dtype = dtypes.param_dtype if buffer.group.full else dtypes.compute_dtype
         self.trained = buffer.group.trained
-        whole = packing.parts == 1 and self.dtype == dtypes.param_dtype
+        whole = packing.parts == 1 and self.dtype == dtypes.param_dtype and not of.offload
         self.releases = of.zero == 3 and packing.parts > 1
         self._own = own = slice(self.index * self.length, (self.index + 1) * self.length)
         self.full = torch.zeros(packing.size, dtype=self.dtype, device=of.device)
-        in_place = self.dtype == dtypes.param_dtype and not self.releases
-        self.shard = (
-            self.full[own] if in_place else torch.zeros(self.length, dtype=dtypes.param_dtype, device=of.device)
-        )
+        in_place = self.dtype == dtypes.param_dtype and not self.releases and not of.offload
+        self.shard = self.full[own] if in_place else of.masters(self.length)
         self.own = self.full[own]
-        self._copies = not in_place  # the compute dtype differs, or the whole comes and goes
+        self._copies = not in_place  # the compute dtype differs, the whole comes and goes, or lies elsewhere
         self._whole = whole
         self._gathering: Pending | None = None
         self.ready = not self.releases
@@ -134,7 +140,7 @@ class Flat:
         if self.releases:
             self.full.untyped_storage().resize_(self.full.numel() * self.full.itemsize)
         if self._copies:
-            self.own.copy_(self.shard)
+            self.own.copy_(self.shard, non_blocking=True)
         if self.buffer.packing.parts > 1:
             self._gathering = self.sums.shard.all_gather(self.own, async_=True, into=self.full)  # type: ignore[assignment]
         self.ready = True
@@ -233,14 +239,15 @@ class Flat:
             self.total.add_(part)
 
     def hand_over(self) -> None:
-        """Give every piece its gradient: a view of `total`."""
+        """Give every piece its gradient: a view of `total`, brought to where the piece lies."""
         assert self.total is not None
+        total = self.total.to(self.shard.device)
         at_range = self.index * self.length
         for name, pieces in self.pieces.items():
             at = max(self._start(name) - at_range, 0)
             for piece in pieces:
                 size = piece.tensor.numel()
-                piece.tensor.grad = self.total[at : at + size].view(piece.tensor.shape)
+                piece.tensor.grad = total[at : at + size].view(piece.tensor.shape)
                 at += size
 
 

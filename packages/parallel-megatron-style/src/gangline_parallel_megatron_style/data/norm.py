@@ -22,7 +22,7 @@ def global_norm(named: Sequence[Named], world: Comm | None, device: torch.device
     gradients = [piece.tensor.grad for piece in pieces if world is None or piece.shard.primary]
     if gradients:
         norms = torch._foreach_norm(gradients)  # type: ignore[arg-type]
-        total = torch.stack(norms).double().square().sum()
+        total = torch.stack(norms).double().square().sum().to(device)
     else:
         total = torch.zeros((), dtype=torch.float64, device=device)
     return (total if world is None else world.all_reduce(total.reshape(1))[0]).sqrt()  # type: ignore[index]
@@ -43,7 +43,7 @@ def norm_by_rows(
         for piece in parameter.pieces:
             if piece.shard.primary:
                 assert piece.tensor.grad is not None
-                here = row_squares(piece.tensor.grad)
+                here = row_squares(piece.tensor.grad).to(device)
                 mine[piece.shard.box.slices[:-1]] += here.view(piece.tensor.shape[:-1])
     flat: Tensor = world.all_reduce(torch.cat(list(squares.values())))  # type: ignore[assignment]
     return ordered_norm(flat.split(list(rows.values())))

@@ -41,7 +41,7 @@ def scatter(flat: Flat, name: str, whole: Tensor, layout: Layout, mesh: Mesh, ra
     found = []
     for piece in flat.pieces[name]:
         count = 1 if whole.dim() <= 1 else piece.tensor.numel() // whole.shape[-1]
-        found.append(rows[first : first + count].reshape(piece.tensor.shape))
+        found.append(rows[first : first + count].reshape(piece.tensor.shape).to(piece.tensor.device))
         first += count
     return found
 

@@ -18,7 +18,7 @@ def state(case: Case, rank: int) -> Counter[str]:
 
     zero 0: all whole. 1: master weights and optimizer state cut over the shard ranks. 2: gradients too, but for those
     of the blocks whose backward pass is under way (and not where deterministic sums want all of them). 3: weights too,
-    but for those of the modules in use. Where the forward pass computes in the masters' own dtype, whole weights are
+    but for those of the modules in use. Offloaded, masters and optimizer state are in the host's. Where the forward pass computes in the masters' own dtype, whole weights are
     the masters.
     """
     held, width, zero = case.held(rank), case.bytes, case.config.zero
@@ -28,13 +28,13 @@ def state(case: Case, rank: int) -> Counter[str]:
     released = zero == 3 and case.shards > 1
     found: Counter[str] = Counter()
     found["weights"] = (gathered(case, rank) if released else numbers) * width.compute
-    if width.compute != width.master or released:
+    if (width.compute != width.master or released) and not case.config.offload:
         found["master weights"] = parts * width.master
     if case.sums_each and case.shards > 1:
         found["gradients"] = (parts + 2 * max(units(case, rank).values())) * width.gradient
     else:
         found["gradients"] = numbers * width.gradient
-    found["optimizer state"] = states * width.master
+    found["optimizer state"] = 0 if case.config.offload else states * width.master
     if case.config.compress == "onebit":
         found["errors of compression"] = errors(case, numbers) * width.wire
     return found

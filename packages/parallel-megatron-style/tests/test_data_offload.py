@@ -1,0 +1,54 @@
+"""Masters and optimizer state in host memory: the same bits, and none of them where the weights are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gangline.mesh import Mesh
+from gangline.model.compose import compose_model
+from gangline.plugins import build
+from gangline.testing import rank, strategy_ranks
+from gangline.testing.pool import pool
+from gangline.testing.runs import small_run
+from gangline.testing.strategy_ranks import Job
+from gangline.testing.whole import close
+
+BUILD = "gangline_parallel_megatron_style.build:build"
+LAYOUTS = [("parallel=3d", {"dp_shard": 2}), ("parallel=fsdp", {"dp_shard": 2}), ("parallel=tp", {"tp": 2})]
+
+
+def job_of(layout, axes, offload):
+    run = small_run(layout, f"parallel.offload={str(offload).lower()}")
+    return Job(BUILD, run, *compose_model(run), Mesh.of(axes), torch.float32, "ragged", 3)
+
+
+def storages(job):
+    """Where this rank's masters and optimizer state lie, and where the weights that it computes with do."""
+    runtime = strategy_ranks.start(job)
+    optimizer = build(job.run.optimizer, job.run, runtime)
+    runtime.step(job.share(0, *runtime.data_coordinate))
+    assert rank.world == 2
+    pieces = [piece.tensor for named in runtime.parameters() for piece in named.pieces]
+    stepped = [*pieces, *(shard.local for shard in optimizer.shards())]
+    computed = [flat.full for flat in runtime.storage.flats]
+    return (
+        {x.device.type for x in [*stepped, *(piece.grad for piece in pieces)]},
+        {x.untyped_storage().data_ptr() for x in stepped} & {x.untyped_storage().data_ptr() for x in computed},
+    )
+
+
+@pytest.mark.parametrize(("layout", "axes"), LAYOUTS, ids=[name for name, _ in LAYOUTS])
+def test_the_same_bits(layout, axes):
+    plain, moved = (pool(2).run(strategy_ranks.train, job_of(layout, axes, offload)) for offload in (False, True))
+    for one, two in zip(plain, moved, strict=True):
+        assert [(s.loss_sum, s.norm) for s in one.steps] == [(s.loss_sum, s.norm) for s in two.steps]
+        for (name, _, before), (_, _, after) in zip(one.last, two.last, strict=True):
+            close(name, after, before, 0)
+
+
+@pytest.mark.parametrize(("layout", "axes"), LAYOUTS, ids=[name for name, _ in LAYOUTS])
+def test_what_is_stepped_shares_no_memory_with_what_is_computed_with(layout, axes):
+    for devices, shared in pool(2).run(storages, job_of(layout, axes, True)):
+        assert devices == {"cpu"}
+        assert not shared
