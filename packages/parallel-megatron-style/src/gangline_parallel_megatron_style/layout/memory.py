@@ -18,8 +18,8 @@ def state(case: Case, rank: int) -> Counter[str]:
 
     zero 0: all whole. 1: master weights and optimizer state cut over the shard ranks. 2: gradients too, but for those
     of the blocks whose backward pass is under way (and not where deterministic sums want all of them). 3: weights too,
-    but for those of the modules in use. Offloaded, masters and optimizer state are in the host's. Where the forward pass computes in the masters' own dtype, whole weights are
-    the masters.
+    but for those of the modules in use. Offloaded, masters and optimizer state are in the host's memory. Where the
+    forward pass computes in the masters' own dtype, whole weights are the masters.
     """
     held, width, zero = case.held(rank), case.bytes, case.config.zero
     numbers = sum(array.size for array in held)
