@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import torch
 from compress_ranks import (
+    MODEL,
     bytes_by_axis,
     counted_sum,
     dtypes_on_the_wire,
@@ -19,8 +20,13 @@ from compress_ranks import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gangline.config import default_run
+from gangline.mesh import Mesh
 from gangline.testing.pool import pool
-from gangline_parallel_megatron_style.data.codec import CHUNK, Bfloat16, Signs
+from gangline_parallel_megatron_style.config import ThreeD
+from gangline_parallel_megatron_style.data.codec import Bfloat16, Signs
+from gangline_parallel_megatron_style.layout.case import CHUNK, Case
+from gangline_parallel_megatron_style.layout.memory import state
 
 
 @settings(deadline=None, max_examples=30)
@@ -150,3 +156,13 @@ def test_gradients_are_added_in_float32_under_bf16(zero):
         assert summed == {"float32"}
         assert gathered == ({"bfloat16"} if zero else set())
         assert kept == {"float32"}
+
+
+@pytest.mark.parametrize("axes", [{"dp_replicate": 2, "dp_shard": 2}, {"dp_replicate": 1, "dp_shard": 4}])
+@pytest.mark.parametrize("zero", [0, 1])
+def test_the_layout_counts_the_errors(axes, zero):
+    """But for what fills up chunks of small buffers."""
+    rows = sum(shape[1] * shape[2] for _, shape in pool(4).run(local_arrays, zero, axes)[0][0])
+    run = default_run(model=MODEL, parallel=ThreeD(tp=1, pp=1, zero=zero, compress="onebit", **axes))
+    told = state(Case.of(run, Mesh.of(axes)), 0)["errors of compression"]
+    assert 0.7 * 4 * rows < told <= 4 * rows

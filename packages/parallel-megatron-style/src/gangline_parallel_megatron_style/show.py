@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from gangline_parallel_megatron_style.trace import Traced
 
 GB = 1e9
-KINDS = ("weights", "gradients", "master weights", "optimizer state", "activations", "logits", "buffers")
+KINDS = (
+    "weights",
+    "gradients",
+    "master weights",
+    "optimizer state",
+    "errors of compression",
+    "activations",
+    "logits",
+    "buffers",
+)
 
 
 def text(found: Explained, gpu_gb: float) -> str:
