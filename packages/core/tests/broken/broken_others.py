@@ -143,7 +143,7 @@ class Scaling(LinesTracker):
 
 class Built(AdamwOptimizer):
     def __init__(self, config, run, runtime):
-        super().__init__(config, runtime, runtime.parameters(), run.deterministic)
+        super().__init__(config, runtime, runtime.parameters(), runtime.names(), run.deterministic)
         self.runtime = runtime
 
 
