@@ -44,6 +44,8 @@ def counted(words: str, stage: int, every: int = 1) -> tuple[Case, Mesh, list[Fa
         finish = finisher(run.run.recompute, False, run.run.recompute_every, plan.seams)
         precision = plugins.build(run.precision, run)
         runtime = plugins.build(run.parallel, run, construct(tree), plan, mesh, comms, precision, finish)
+        comms.traffic.bytes.clear()  # what it takes to begin
+        comms.traffic.calls.clear()
         runtime.step([micro_batch(case)] * case.micros)
         found.append(comms)
     return case, mesh, found

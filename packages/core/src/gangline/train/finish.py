@@ -43,7 +43,7 @@ def finisher(recompute: Recompute, compile: bool, every: int = 1, seams: Sequenc
 def _recompute_attention(block: nn.Module, path: str, seams: Sequence[Seam]) -> None:
     for name, module in block.named_modules(prefix=path):
         attention = getattr(module, "attention", None)
-        if attention is None or isinstance(attention, nn.Module):  # a block has a module of that name
+        if attention is None or hasattr(attention, "attention"):  # a block, whose layer has that name
             continue
         if any(seam.name == "attention" and matches(seam.pattern, name) for seam in seams):
             module.attention = _recomputed(attention)
