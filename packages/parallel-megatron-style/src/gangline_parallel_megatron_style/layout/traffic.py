@@ -147,12 +147,17 @@ def _ring(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
 
 
 def _ulysses(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
-    """(all-to-alls, bytes) of one micro-batch; key heads that do not divide are repeated."""
+    """(all-to-alls, bytes) of one micro-batch; key heads that do not divide are repeated.
+
+    Where attention alone is recomputed, that ends before the output changes hands: nothing behind it is needed again.
+    """
     heads, key_heads = node.heads // case.tp, max(1, node.kv_heads // case.tp)
     key_heads *= case.cp // gcd(case.cp, key_heads)
     numbers = case.tokens * node.head_dim * (2 * heads + 2 * key_heads)
     passes = 2 + again
-    return 2 * passes, passes * numbers * case.bytes.compute * (case.cp - 1) // case.cp
+    ends_early = again if case.recompute is Recompute.selective else 0
+    total = passes * numbers - ends_early * case.tokens * node.head_dim * heads
+    return 2 * passes - ends_early, total * case.bytes.compute * (case.cp - 1) // case.cp
 
 
 # --- pp --------------------------------------------------------------------------------------------------------------
