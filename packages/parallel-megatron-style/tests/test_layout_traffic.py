@@ -97,7 +97,7 @@ LAYOUTS = [
     "parallel=3d launch.processes=8 parallel.pp=1 parallel.cp=2",
     "parallel=3d launch.processes=8 parallel.pp=1 parallel.cp=2 parallel.context=ulysses precision=bf16",
     "parallel=3d launch.processes=8 parallel.pp=1 parallel.tp=1 parallel.cp=4 run.recompute=full model.kv_heads=1",
-    "parallel=fsdp launch.processes=8 parallel.cp=4 parallel.context=ulysses run.recompute=selective",
+    "parallel=fsdp launch.processes=8 parallel.cp=4 parallel.context=ulysses run.recompute=selective model.hidden=96",
 ]
 
 
@@ -114,7 +114,7 @@ def test_what_the_runtime_sends(words):
             assert found["tp"] - whole == closed(case, stage, TENSOR)
             data = closed(case, stage, DATA)
             moved = found["dp_shard+cp"] + found["dp_replicate"] + found["world"]
-            assert data <= moved <= 1.12 * data + 100  # what fills up the ranges of small buffers; norm and loss
+            assert data <= moved <= 1.1 * data + 100  # what fills up the last range of a buffer; norm and loss
         if mesh.size("pp") == 1:
             break
 
