@@ -269,8 +269,8 @@ class Places:
         return found | self.mesh.coordinate_along(self.free, replica)
 
 
-def _primary(layout: Layout, parts: Sequence[int], replicas: int) -> int:
-    """The replica that writes: spread over them."""
+def primary_replica(layout: Layout, parts: Sequence[int], replicas: int) -> int:
+    """The number of the replica that writes a part: spread over them."""
     return (layout.turn + sum(parts)) % replicas
 
 
@@ -329,7 +329,7 @@ class Registry:
             return []
         places = Places(self.mesh, layout)
         parts, replica = places.of(coordinate)
-        primary = replica == _primary(layout, parts, places.replicas)
+        primary = replica == primary_replica(layout, parts, places.replicas)
         return [(box, primary) for box in layout.boxes(parts)]
 
     def holders(self, name: str, box: Box) -> list[int]:
@@ -340,7 +340,7 @@ class Registry:
             raise LookupError(f"{name} has no box {box}")
         places = Places(self.mesh, layout)
         ranks = [self.mesh.rank(places.coordinate(parts, replica)) for replica in range(places.replicas)]
-        primary = ranks.pop(_primary(layout, parts, places.replicas))
+        primary = ranks.pop(primary_replica(layout, parts, places.replicas))
         return [primary, *sorted(ranks)]
 
     @cached_property

@@ -1,0 +1,1 @@
+"""Checkpoints in zarr v3 for gangline: hooks only, no torch."""

@@ -1,0 +1,145 @@
+"""Where everything lies: each rank writes one file, and every offset in it follows from its boxes.
+
+A box of the registry is a run of equal cells, one for each chunk of the grid in it, in C order: `nbytes` of raw little
+-endian elements, and behind them their crc32c (4 bytes), as zarr's codecs [bytes, crc32c] have them. Cell k starts at
+`base + k * stride`. Large cells start on a page, so that they can be written and read past the page cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import prod
+
+from gangline.shard import Box, Places, Registry, primary_replica
+from gangline_ckpt_zarr.format.grid import cell_itemsize, chunk_shape
+
+PAGE = 4096
+CHECKSUM = 4  # bytes
+
+
+def _up(value: int, to: int) -> int:
+    return -(-value // to) * to
+
+
+@dataclass(frozen=True)
+class Run:
+    """One box of one array in a file."""
+
+    name: str
+    box: Box
+    chunk: tuple[int, ...]
+    nbytes: int  # of a cell, without its checksum
+    stride: int
+    base: int
+
+    @cached_property
+    def grid(self) -> tuple[int, ...]:
+        """Cells along each dim."""
+        return tuple(-(-length // side) for length, side in zip(self.box.shape, self.chunk, strict=True))
+
+    @property
+    def count(self) -> int:
+        return prod(self.grid)
+
+    @property
+    def end(self) -> int:
+        return self.base + self.count * self.stride
+
+    def index(self, number: int) -> tuple[int, ...]:
+        """The chunk's index in the whole array's grid."""
+        found: list[int] = []
+        for length in reversed(self.grid):
+            number, at = divmod(number, length)
+            found.append(at)
+        first = (start // side for start, side in zip(self.box.offset, self.chunk, strict=True))
+        return tuple(a + b for a, b in zip(first, reversed(found), strict=True))
+
+    def cell_box(self, number: int) -> Box:
+        """The part of the array in one cell; what a chunk has beyond the array's end is not in it."""
+        offset = tuple(i * side for i, side in zip(self.index(number), self.chunk, strict=True))
+        stop = (start + length for start, length in zip(self.box.offset, self.box.shape, strict=True))
+        return Box(offset, tuple(min(side, end - at) for at, side, end in zip(offset, self.chunk, stop, strict=True)))
+
+    def meeting(self, wanted: Box) -> Iterator[tuple[int, int]]:
+        """(first cell, how many) of the cells that meet a box, as runs of neighbours."""
+        ranges = []
+        for start, length, side, cells, at, n in zip(
+            wanted.offset, wanted.shape, self.chunk, self.grid, self.box.offset, self.box.shape, strict=True
+        ):
+            low, high = max(start, at) - at, min(start + length, at + n) - at
+            if high <= low:
+                return
+            ranges.append((low // side, min(cells, -(-high // side))))
+        if not ranges:
+            yield 0, 1
+            return
+        depth = len(ranges)  # from here on whole dims are taken, so the cells are neighbours
+        while depth > 1 and ranges[depth - 1] == (0, self.grid[depth - 1]):
+            depth -= 1
+        inner = prod(self.grid[depth:])
+        first, last = ranges[depth - 1]
+        for outer in product(*(range(*bounds) for bounds in ranges[: depth - 1])):
+            number = 0
+            for at, cells in zip((*outer, first), self.grid, strict=False):
+                number = number * cells + at
+            yield number * inner, (last - first) * inner
+
+
+@dataclass(frozen=True)
+class File:
+    """What one rank writes."""
+
+    runs: tuple[Run, ...]
+    size: int
+
+    @cached_property
+    def by_box(self) -> dict[tuple[str, tuple[int, ...]], Run]:
+        return {(run.name, run.box.offset): run for run in self.runs}
+
+
+def lay_out(boxes: Iterable[tuple[str, str, tuple[int, ...], Box]]) -> File:
+    """The file of these boxes, (name, dtype, chunk shape, box), one after another."""
+    runs, end = [], 0
+    for name, dtype, chunk, box in boxes:
+        nbytes = prod(chunk) * cell_itemsize(dtype)
+        align = PAGE if nbytes >= 1 << 20 else 64 if nbytes >= 1 << 16 else 8
+        base = _up(end, max(align, 64))
+        run = Run(name, box, chunk, nbytes, _up(nbytes + CHECKSUM, align), base)
+        runs.append(run)
+        end = run.end
+    return File(tuple(runs), _up(end, PAGE))
+
+
+class Files:
+    """The files of a checkpoint, each worked out when first asked for."""
+
+    def __init__(self, registry: Registry, chunks: dict[str, tuple[int, ...]] | None = None) -> None:
+        self.registry = registry
+        self._chunks = dict(chunks or {})
+        self._files: dict[int, File] = {}
+
+    def chunk(self, name: str) -> tuple[int, ...]:
+        if name not in self._chunks:
+            self._chunks[name] = chunk_shape(self.registry[name])
+        return self._chunks[name]
+
+    def of_rank(self, rank: int) -> File:
+        """The file of a rank: its primary boxes in the registry's order."""
+        if rank not in self._files:
+            self._files[rank] = lay_out(self._boxes(rank))
+        return self._files[rank]
+
+    def _boxes(self, rank: int) -> Iterator[tuple[str, str, tuple[int, ...], Box]]:
+        coordinate = self.registry.mesh.coordinate(rank)
+        for name, layout in self.registry.layouts.items():
+            if any(coordinate[axis] != index for axis, index in layout.at):
+                continue
+            places = Places(self.registry.mesh, layout)
+            parts, replica = places.of(coordinate)
+            if replica == primary_replica(layout, parts, places.replicas):
+                for box in layout.boxes(parts):
+                    if box.size:
+                        yield name, layout.dtype, self.chunk(name), box

@@ -1,0 +1,120 @@
+"""zarr.json of a checkpoint: the metadata of every array, and under attributes["gangline"] what zarr does not know.
+
+It is the commit: put last and in one act, so a checkpoint is whole if and only if it is there. It carries a checksum of
+itself, for nothing else would notice a flipped digit in a learning rate.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from crc32c import crc32c
+
+from gangline.errors import BadCheckpoint
+from gangline.shard import Registry
+from gangline_ckpt_zarr.format import cuts
+from gangline_ckpt_zarr.format.cells import Files
+from gangline_ckpt_zarr.format.grid import stored_dtype
+
+NAME = "zarr.json"
+FORMAT = 1
+CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What zarr.json says."""
+
+    document: dict[str, Any]
+    registry: Registry
+    files: Files
+    write_id: str
+
+    def path(self, rank: int) -> str:
+        """The file of a rank, in the checkpoint's directory."""
+        return data_path(self.write_id, rank)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: layout.shape for name, layout in self.registry.layouts.items()}
+
+
+def data_path(write_id: str, rank: int) -> str:
+    return f"data-{write_id}/{rank:05d}.bin"
+
+
+def array_metadata(shape: tuple[int, ...], dtype: str, chunk: tuple[int, ...]) -> dict[str, Any]:
+    """zarr v3 metadata of one array."""
+    stored = stored_dtype(dtype)
+    zero = False if stored == "bool" else 0.0 if stored.startswith("float") else 0
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": stored,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunk)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": zero,
+        "codecs": CODECS if stored not in ("bool", "int8", "uint8") else [{"name": "bytes"}, CODECS[1]],
+        "attributes": {"dtype": dtype},
+        "storage_transformers": [],
+    }
+
+
+def write(registry: Registry, files: Files, document: dict[str, Any], write_id: str) -> bytes:
+    """The content of zarr.json."""
+    arrays = {
+        name: array_metadata(layout.shape, layout.dtype, files.chunk(name)) for name, layout in registry.layouts.items()
+    }
+    ours: dict[str, Any] = {
+        "format": FORMAT,
+        "document": document,
+        "write_id": write_id,
+        "layout": cuts.to_json(registry),
+    }
+    return root(arrays, ours)
+
+
+def root(arrays: dict[str, dict[str, Any]], ours: dict[str, Any]) -> bytes:
+    """A root group with these arrays in its consolidated metadata."""
+    groups = {"/".join(parts[:end]) for parts in (name.split("/") for name in arrays) for end in range(1, len(parts))}
+    nodes: dict[str, Any] = {
+        name: {"zarr_format": 3, "node_type": "group", "attributes": {}} for name in sorted(groups)
+    }
+    content = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": {"gangline": ours},
+        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": nodes | arrays},
+    }
+    ours["checksum"] = _checksum(content)
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def _checksum(content: dict[str, Any]) -> int:
+    """crc32c of the content with no checksum in it, written in one fixed way."""
+    ours = {key: value for key, value in content["attributes"]["gangline"].items() if key != "checksum"}
+    rest = {**content, "attributes": {**content["attributes"], "gangline": ours}}
+    return crc32c(json.dumps(rest, separators=(",", ":"), sort_keys=True).encode())
+
+
+def read(content: bytes, file: str) -> Meta:
+    """What zarr.json says. Raises BadCheckpoint where it is not what was written."""
+    try:
+        found = json.loads(content)
+        ours = found["attributes"]["gangline"]
+        if ours["checksum"] != _checksum(found):
+            raise ValueError("its checksum differs")
+        if ours["format"] != FORMAT:
+            raise ValueError(f"it is of format {ours['format']}, and this version reads format {FORMAT}")
+        nodes = found["consolidated_metadata"]["metadata"]
+        arrays = {name: node for name, node in nodes.items() if node["node_type"] == "array"}
+        shapes = {name: (tuple(node["shape"]), node["attributes"]["dtype"]) for name, node in arrays.items()}
+        registry = cuts.of_json(ours["layout"], shapes)
+        chunks = {name: tuple(node["chunk_grid"]["configuration"]["chunk_shape"]) for name, node in arrays.items()}
+        return Meta(ours["document"], registry, Files(registry, chunks), ours["write_id"])
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise BadCheckpoint("every array", None, file, str(error)) from error

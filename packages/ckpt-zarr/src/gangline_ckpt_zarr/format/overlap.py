@@ -1,0 +1,78 @@
+"""Which stored boxes a wanted box meets, without listing the boxes there are.
+
+Along each division the parts that can meet are a range, found by bisection; what is left is checked box by box. So the
+work of a rank that loads grows with what it loads, not with the number of ranks that saved.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from math import prod
+
+from gangline.shard import Box, Division, Layout, Places, Registry, primary_replica
+
+
+def meeting(registry: Registry, name: str, wanted: Box) -> Iterator[tuple[int, Box]]:
+    """(writing rank, its box) of every stored box of an array that meets `wanted`."""
+    layout = registry[name]
+    places = Places(registry.mesh, layout)
+    for parts in _parts(layout, wanted):
+        boxes = [box for box in layout.boxes(parts) if not box.shape or box.overlap(wanted) is not None]
+        if boxes:
+            replica = primary_replica(layout, parts, places.replicas)
+            rank = registry.mesh.rank(places.coordinate(parts, replica))
+            yield from ((rank, box) for box in boxes)
+
+
+def _parts(layout: Layout, wanted: Box) -> Iterator[tuple[int, ...]]:
+    """The parts, one for each division, that can meet `wanted`."""
+    found: list[tuple[int, ...]] = [()]
+    for number, division in enumerate(layout.divisions):
+        outer = Layout(layout.shape, layout.dtype, layout.divisions[:number])
+        found = [(*parts, part) for parts in found for part in _of_division(outer, division, parts, wanted)]
+    yield from found
+
+
+def _of_division(outer: Layout, division: Division, parts: tuple[int, ...], wanted: Box) -> range | list[int]:
+    if not division.rows:
+        start = wanted.offset[division.dim]
+        return _touched(division.bounds[0], start, start + wanted.shape[division.dim])
+    boxes = outer.boxes(parts)
+    bounds = division.bounds[_joint(outer, parts)] if len(division.bounds) > 1 else division.bounds[0]
+    if len(boxes) != 1:  # cut over rows twice: rare, and never of many parts
+        return list(range(division.parts))
+    common = boxes[0].overlap(wanted)
+    if common is None:
+        return []
+    first = _row(boxes[0], common.offset)
+    last = _row(boxes[0], tuple(a + n - 1 for a, n in zip(common.offset, common.shape, strict=True)))
+    return _touched(bounds, first, last + 1)
+
+
+def _joint(outer: Layout, parts: tuple[int, ...]) -> int:
+    joint = 0
+    for division, part in zip(outer.divisions, parts, strict=True):
+        joint = joint * division.parts + part
+    return joint
+
+
+def _row(box: Box, place: tuple[int, ...]) -> int:
+    """The row of `box`, its leading dims flattened, that holds the element at `place`."""
+    row = 0
+    for at, start, length in zip(place[:-1], box.offset, box.shape, strict=False):
+        row = row * length + at - start
+    return row
+
+
+def _touched(bounds: tuple[int, ...], start: int, stop: int) -> range:
+    """The parts between `bounds` that meet [start, stop)."""
+    return range(max(0, bisect_right(bounds, start) - 1), min(len(bounds) - 1, bisect_left(bounds, stop)))
+
+
+def covered(registry: Registry, name: str, wanted: Box) -> bool:
+    """Whether the stored boxes hold all of `wanted`; they tile the array, so what is common need only be counted."""
+    if not wanted.shape:
+        return any(True for _ in meeting(registry, name, wanted))
+    common = (box.overlap(wanted) for _, box in meeting(registry, name, wanted))
+    return sum(prod(part.shape) for part in common if part is not None) == wanted.size

@@ -1,0 +1,33 @@
+"""refs.json: where each chunk of a checkpoint lies, in the form that fsspec's reference filesystem reads.
+
+With it stock zarr opens a checkpoint whose chunks are packed into a file for each rank. It follows from zarr.json, so
+it is made when asked for and not kept for millions of chunks.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gangline_ckpt_zarr.format.cells import CHECKSUM, Run
+from gangline_ckpt_zarr.format.metadata import NAME, Meta
+
+REFERENCES = "refs.json"
+
+
+def references(content: bytes, meta: Meta, base: str = "") -> dict[str, Any]:
+    """Kerchunk's version 1: key -> text, or [url, offset, length]; `base`: the checkpoint, with a slash."""
+    refs: dict[str, Any] = {NAME: content.decode()}
+    nodes = json.loads(content)["consolidated_metadata"]["metadata"]
+    refs |= {f"{name}/{NAME}": json.dumps(node) for name, node in nodes.items()}
+    for rank in range(meta.registry.mesh.world):
+        for run in meta.files.of_rank(rank).runs:
+            for number in range(run.count):
+                place = [base + meta.path(rank), run.base + number * run.stride, run.nbytes + CHECKSUM]
+                refs[chunk_key(run, number)] = place
+    return {"version": 1, "refs": refs}
+
+
+def chunk_key(run: Run, number: int) -> str:
+    """zarr's key of a cell, under its array."""
+    return "/".join((run.name, "c", *map(str, run.index(number))))

@@ -1,0 +1,161 @@
+"""The grid, the cells, the files, and who meets whom: against plain enumeration, on invented cuts."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from math import gcd, prod
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layouts import registries
+
+from gangline.errors import BadCheckpoint
+from gangline.mesh import Mesh
+from gangline.shard import Box, Division, Layout, Registry
+from gangline_ckpt_zarr.format import cuts, metadata, overlap
+from gangline_ckpt_zarr.format.cells import CHECKSUM, PAGE, Files
+from gangline_ckpt_zarr.format.grid import CHUNK_BYTES, LARGE, chunk_shape, spacing
+from gangline_ckpt_zarr.format.references import chunk_key, references
+
+MANY = settings(max_examples=150, deadline=None)
+
+
+@MANY
+@given(registries())
+def test_no_boundary_falls_inside_a_chunk(registry: Registry) -> None:
+    for name, layout in registry.layouts.items():
+        for step, side, length, positions in zip(
+            spacing(layout), chunk_shape(layout), layout.shape, layout.boundaries(), strict=True
+        ):
+            assert step == gcd(*(position for position in positions if position < length)), name
+            assert all(position % side == 0 for position in positions if position < length), name
+
+
+@MANY
+@given(registries())
+def test_every_chunk_is_written_once_and_by_one_rank(registry: Registry) -> None:
+    files, keys = Files(registry), []
+    for rank in range(registry.mesh.world):
+        file, end = files.of_rank(rank), 0
+        for run in file.runs:
+            assert run.base >= end
+            assert run.stride >= run.nbytes + CHECKSUM
+            assert run.base % 8 == run.stride % 8 == 0
+            end = run.end
+            keys += [chunk_key(run, number) for number in range(run.count)]
+        assert end <= file.size
+        assert file.size % PAGE == 0
+    assert len(set(keys)) == len(keys)
+    for name, layout in registry.layouts.items():
+        grid = [-(-length // side) for length, side in zip(layout.shape, files.chunk(name), strict=True)]
+        for index in product(*map(range, grid)):
+            assert "/".join([name, "c", *map(str, index)]) in keys
+    assert len(keys) == sum(
+        prod(-(-length // side) for length, side in zip(layout.shape, files.chunk(name), strict=True))
+        for name, layout in registry.layouts.items()
+    )
+
+
+def boxes(shape: tuple[int, ...]) -> st.SearchStrategy[Box]:
+    ranges = [st.tuples(st.integers(0, n - 1), st.integers(1, n)) for n in shape]
+    return st.tuples(*ranges).map(
+        lambda found: Box(
+            tuple(start for start, _ in found),
+            tuple(min(length, n - start) for (start, length), n in zip(found, shape, strict=True)),
+        )
+    )
+
+
+@MANY
+@given(registries(), st.data())
+def test_stored_boxes_that_meet_a_wanted_one_are_found(registry: Registry, data) -> None:
+    for name, layout in registry.layouts.items():
+        wanted = data.draw(boxes(layout.shape))
+        found = sorted(overlap.meeting(registry, name, wanted))
+        brute = sorted(
+            (registry.holders(name, box)[0], box)
+            for box in registry.boxes(name)
+            if not layout.shape or box.overlap(wanted) is not None
+        )
+        assert found == brute
+        assert overlap.covered(registry, name, wanted)
+
+
+@MANY
+@given(registries(), st.data())
+def test_cells_that_meet_a_wanted_box_are_found(registry: Registry, data) -> None:
+    files = Files(registry)
+    for rank in range(registry.mesh.world):
+        for run in files.of_rank(rank).runs:
+            wanted = data.draw(boxes(registry[run.name].shape))
+            found = {number for first, count in run.meeting(wanted) for number in range(first, first + count)}
+            brute = {
+                number
+                for number in range(run.count)
+                if not wanted.shape or run.cell_box(number).overlap(wanted) is not None
+            }
+            assert brute <= found
+            if len(wanted.shape) <= 1 or all(cells == 1 for cells in run.grid[1:]):
+                assert brute == found
+            assert sum(run.cell_box(number).size for number in range(run.count)) == run.box.size
+
+
+@MANY
+@given(registries())
+def test_what_zarr_json_says_comes_back(registry: Registry) -> None:
+    files, document = Files(registry), {"step": 3, "words": ["ö", None, 1.5]}
+    content = metadata.write(registry, files, document, "0badcafe")
+    meta = metadata.read(content, "zarr.json")
+    assert meta.document == document
+    assert meta.registry.mesh == registry.mesh
+    for rank in range(registry.mesh.world):
+        assert meta.files.of_rank(rank) == files.of_rank(rank)
+        for name in registry:
+            assert meta.registry.of_rank(name, rank) == registry.of_rank(name, rank)
+    kept = references(content, meta)["refs"]
+    assert len(kept) == 1 + len(json.loads(content)["consolidated_metadata"]["metadata"]) + sum(
+        run.count for rank in range(registry.mesh.world) for run in files.of_rank(rank).runs
+    )
+
+
+def test_every_flipped_bit_of_zarr_json_is_noticed() -> None:
+    layout = Layout((8, 3), "float32", (Division(("dp_shard",), ((0, 4, 8),)),))
+    registry = Registry.of(Mesh.of({"dp_shard": 2}), {"model/w": layout})
+    content = metadata.write(registry, Files(registry), {"learning_rate": 0.125, "name": "a"}, "0badcafe")
+    same = metadata.read(content, "zarr.json")
+    for place in range(len(content)):
+        for bit in range(8):
+            flipped = bytearray(content)
+            flipped[place] ^= 1 << bit
+            try:
+                read = metadata.read(bytes(flipped), "zarr.json")
+            except BadCheckpoint:
+                continue
+            assert (read.document, read.registry, read.write_id) == (same.document, same.registry, same.write_id)
+
+
+def test_even_bounds_take_no_room() -> None:
+    """A cut into 4,096 parts is three numbers."""
+    rows = tuple(3 * part for part in range(4097))
+    layout = Layout((3 * 4096, 5), "float32", (Division(("dp_shard",), (rows,), rows=True),))
+    registry = Registry.of(Mesh.of({"dp_shard": 4096}), {"model/w": layout})
+    content = json.dumps(cuts.to_json(registry))
+    assert len(content) < 400
+    assert cuts.of_json(json.loads(content), {"model/w": ((3 * 4096, 5), "float32")}) == registry
+
+
+@pytest.mark.parametrize("rows", [1, 1000, 50257, 1_000_003])
+@pytest.mark.parametrize("columns", [1, 768, 16384])
+@pytest.mark.parametrize("parts", [1, 2, 3, 8])
+def test_chunks_are_neither_tiny_nor_huge_where_cuts_are_even(rows: int, columns: int, parts: int) -> None:
+    step = -(-rows // parts)
+    cut = Division(("tp",), (tuple(min(rows, step * part) for part in range(parts + 1)),))
+    chunk = chunk_shape(Layout((rows, columns), "float32", (cut,) if parts > 1 else ()))
+    assert chunk[1] == columns
+    nbytes = 4 * prod(chunk)
+    assert nbytes <= LARGE
+    if parts == 1:
+        assert nbytes <= CHUNK_BYTES
+        assert nbytes * 2 > min(CHUNK_BYTES, 4 * rows * columns) or 4 * columns * 2 > CHUNK_BYTES
