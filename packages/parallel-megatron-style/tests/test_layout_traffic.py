@@ -94,6 +94,8 @@ LAYOUTS = [
     "parallel=fsdp launch.processes=4 parallel.zero=0",
     "parallel=hsdp launch.processes=8",
     "parallel=hsdp launch.processes=8 parallel.zero=0",
+    "parallel=hsdp launch.processes=4 parallel.dp_shard=2 batch.micro_size=1",
+    "parallel=hsdp launch.processes=4 parallel.dp_shard=2 batch.micro_size=1 parallel.zero=2 parallel.compress=bf16",
     "parallel=3d launch.processes=8 parallel.pp=1 parallel.cp=2",
     "parallel=3d launch.processes=8 parallel.pp=1 parallel.cp=2 parallel.context=ulysses precision=bf16",
     "parallel=3d launch.processes=8 parallel.pp=1 parallel.tp=1 parallel.cp=4 run.recompute=full model.kv_heads=1",
@@ -125,6 +127,15 @@ def test_gradients_of_what_tp_does_not_cut(words):
     summed = sum(comms.traffic.bytes["tp", "all_reduce"] for comms in ranks)
     n = mesh.size("tp")
     assert closed(case, 0, WHOLE) * len(ranks) == summed * 2 * (n - 1) // n
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_replicas_are_asked_once_a_step(zero):
+    words = f"parallel=hsdp launch.processes=4 parallel.dp_shard=2 batch.micro_size=1 parallel.zero={zero}"
+    case, _, (comms, *_) = counted(words, 0)
+    assert case.micros == 2
+    of = {(*sent.axes, sent.purpose): sent.calls for sent in traffic.of_rank(case, 0)}
+    assert comms.traffic.calls["dp_replicate", "all_reduce"] == of["dp_replicate", "gradients"] == len(case.blocks) + 2
 
 
 @pytest.mark.parametrize("words", LAYOUTS[:6])

@@ -99,7 +99,6 @@ def build(
             chunks=chunks,
             seed=run.seed,
             deterministic=run.deterministic,
-            each=each,
             sequence_parallel=sequence_parallel,
             own_part=own_part,
             own_tokens=partial(cut_sequence, comm=tp) if sequence_parallel else _as_it_is,

@@ -22,7 +22,6 @@ class Pieces:
     """Everything that is decided before the first step.
 
     chunks         the parts of each model chunk of this rank, in the order of the pipeline
-    each           gradients are added over the ranks after every micro-batch, not only after the last
     own_part       a micro-batch -> this rank's part of its sequences (context parallelism)
     own_tokens     (B, T) of such a part -> (B, t): the tokens whose hidden state is here (sequence parallelism)
     over_sequence  differentiable sum over the ranks that hold the rest of the same sequences, None for one rank
@@ -44,7 +43,6 @@ class Pieces:
     chunks: list[list[Part]]
     seed: int
     deterministic: bool
-    each: bool
     sequence_parallel: bool
     own_part: Callable[[Batch], Batch]
     own_tokens: Callable[[Tensor], Tensor]

@@ -199,8 +199,7 @@ class ComposedRuntime(Runtime, Stage):
                     flat.release()
 
     def _reduce(self, part: Part) -> None:
-        if self.made.each or self._micro == len(self._batches) - 1:
-            self.storage.reduce(part.reduces)
+        self.storage.reduce(part.reduces, last=self._micro == len(self._batches) - 1)
 
     # --- after the step ---------------------------------------------------------------------------------------------
 

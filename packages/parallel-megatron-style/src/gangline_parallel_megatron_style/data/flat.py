@@ -31,7 +31,8 @@ class Choices:
     """How all buffers of a rank are kept.
 
     zero   what is cut: 1 the optimizer state, 2 gradients too, 3 weights too (0: nothing)
-    each   gradients are added over the ranks after each micro-batch, so that no rank keeps all of them
+    each   gradients that are cut are added over the ranks that cut them after each micro-batch, so that no rank keeps
+           all of them
     wire   dtype of gradients as they are added over the ranks
     codec  what they travel as, None: as they are
     offload  masters, and so the optimizer and its state, lie in host memory
@@ -70,6 +71,7 @@ class Flat:
         self._starts = {array.name: start for array, start in zip(packing.arrays, packing.starts, strict=True)}
         self.dtype = dtypes.param_dtype if buffer.group.full else dtypes.compute_dtype
         self.trained = buffer.group.trained
+        self.each = of.each and packing.parts > 1
         whole = packing.parts == 1 and self.dtype == dtypes.param_dtype and not of.offload
         self.releases = of.zero == 3 and packing.parts > 1
         self._own = own = slice(self.index * self.length, (self.index + 1) * self.length)
@@ -86,6 +88,7 @@ class Flat:
         self._gaps = gaps([(self._starts[name], prod(shape)) for name, shape in shapes.items()], packing.size)
         self._grad: Tensor | None = None
         self._pending: Pending | None = None
+        self._crossing: Pending | None = None
         self.total: Tensor | None = None
         self.pieces = self._cut(registry, rank)
         if self.releases:
@@ -169,7 +172,7 @@ class Flat:
 
     def clear(self) -> None:
         """Forget the gradients of the last step."""
-        self.total = self._pending = None
+        self.total = self._pending = self._crossing = None
         for parameter in self.parameters.values():
             parameter.grad = None
         for pieces in self.pieces.values():
@@ -216,7 +219,7 @@ class Flat:
         grad = self._grad
         wire = grad.to(self.of.wire)
         self._pending = self.sums.reduce(wire)
-        if self.of.each:  # the next micro-batch begins anew, in other memory, and this one is free when it has arrived
+        if self.each:  # the next micro-batch begins anew, in other memory, and this one is free when it has arrived
             self._grad, self._slots = None, {}
             for parameter in self.parameters.values():
                 parameter.grad = None
@@ -228,7 +231,7 @@ class Flat:
             return
         part = self._pending.wait()
         self._pending = None
-        if not self.of.each:
+        if not self.each:
             assert self._grad is not None
             self.total = self._grad[self._own]  # this rank's own gradients have been sent, so the sum takes their place
             if part.data_ptr() != self.total.data_ptr():
@@ -237,6 +240,23 @@ class Flat:
             self.total = part.to(self.of.precision.grad_dtype)
         else:
             self.total.add_(part)
+
+    @torch.no_grad()
+    def cross(self) -> None:
+        """`total` has all micro-batches: begin to add it over the replicas, where that is left."""
+        assert self.total is not None
+        if self.sums.later:
+            self._crossing = self.sums.across(self.total.to(self.of.wire))
+
+    @torch.no_grad()
+    def arrive(self) -> None:
+        """Wait until `total` is the sum over all ranks."""
+        if self._crossing is not None:
+            whole = self._crossing.wait()
+            self._crossing = None
+            assert self.total is not None
+            if whole.data_ptr() != self.total.data_ptr():
+                self.total.copy_(whole)
 
     def hand_over(self) -> None:
         """Give every piece its gradient: a view of `total`, brought to where the piece lies."""

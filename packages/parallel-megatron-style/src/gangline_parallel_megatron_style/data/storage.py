@@ -77,7 +77,8 @@ class Storage:
                     _put(model, alias, parameter)
         self.buffers = self._take_buffers(model, given)
         self._later = self._sums_over_tp()
-        self._travelling: list[Flat] = []
+        self._travelling: list[tuple[Flat, bool]] = []  # and whether in the last micro-batch
+        self._crossing: list[Flat] = []
 
     def _flat(self, buffer) -> Flat:
         if buffer.group not in self._sums:
@@ -178,28 +179,38 @@ class Storage:
     # --- gradients --------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        self._travelling = []
+        self._travelling, self._crossing = [], []
         for flat in self.flats:
             flat.clear()
 
-    def reduce(self, units: Iterable[str]) -> None:
+    def reduce(self, units: Iterable[str], last: bool) -> None:
         """The backward pass is through with these units: begin to add their gradients over the ranks.
 
+        last: this is their last micro-batch, so everything is added, over all ranks; else only what may not stay.
         Those of the units before them have had this long to travel: they are waited for, so that the gradients of no
-        more than two modules are whole at a time.
+        more than two modules are whole at a time. After their last micro-batch they then cross to the replicas, and
+        those that did so before are waited for.
         """
-        before, self._travelling = self._travelling, [f for unit in units for f in self.units[unit] if f.trained]
-        for flat in self._travelling:
+        flats = [flat for unit in units for flat in self.units[unit] if flat.trained and (last or flat.each)]
+        for flat in flats:
             flat.reduce()
-        for flat in before:
+        self._move_on([(flat, last) for flat in flats])
+
+    def _move_on(self, behind: list[tuple[Flat, bool]]) -> None:
+        before, self._travelling = self._travelling, behind
+        for flat, _ in before:
             flat.collect()
+        crossed, self._crossing = self._crossing, [flat for flat, last in before if last]
+        for flat in self._crossing:
+            flat.cross()
+        for flat in crossed:
+            flat.arrive()
 
     @torch.no_grad()
     def finish(self) -> None:
         """Wait for all sums; afterwards each piece's `.grad` is the sum over all ranks."""
-        for flat in self._travelling:
-            flat.collect()
-        self._travelling = []
+        while self._travelling or self._crossing:
+            self._move_on([])
         trained = [flat for flat in self.flats if flat.trained]
         if self.tied is not None:
             self.tied.give_gradients()

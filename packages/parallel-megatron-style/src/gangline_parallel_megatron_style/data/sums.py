@@ -4,6 +4,9 @@ n ranks cut the buffer (ZeRO; Rajbhandari et al., arXiv 1910.02054), R replicas 
 
     usually              reduce-scatter over the n, all-reduce of the range over the R: the slower links carry 1/n of it
     run.deterministic    one sum in rank order over all R·n ranks: each adds 1/R of a range, the R gather them
+
+Where several micro-batches are added over the n one after another, the replicas add what has come together: they are
+asked once a step, however many micro-batches it has.
 """
 
 from __future__ import annotations
@@ -41,8 +44,20 @@ class Sums:
     def size(self) -> int:
         return self.shard.size * self.replicas.size
 
+    @property
+    def later(self) -> bool:
+        """Whether `reduce` leaves the replicas out, for `across` to add."""
+        return self.cut and self.joint is None and self.shard.size > 1 and self.replicas.size > 1
+
+    def across(self, part: Tensor) -> Pending:
+        """The sum over the replicas of what `reduce` gave, or of several of those added up. `part` is overwritten."""
+        return _pending(self.replicas.all_reduce(part, async_=True))
+
     def reduce(self, flat: Tensor) -> Pending:
-        """The sum of (parts · s,) buffers: this rank's (s,). `flat` may be overwritten and is not to be touched."""
+        """The sum of (parts · s,) buffers: this rank's (s,), over all ranks unless `later`.
+
+        `flat` may be overwritten and is not to be touched.
+        """
         if self.size == 1:
             return Done(flat)
         if self.joint is not None and self.cut and self.shard.size > 1 and self.replicas.size > 1:
@@ -53,11 +68,7 @@ class Sums:
             return _pending(self.replicas.all_reduce(flat, async_=True))
         if not self.cut:
             return self._two_levels(flat)
-        scattered = _pending(self.shard.reduce_scatter(flat, async_=True))
-        return scattered if self.replicas.size == 1 else Later(scattered, self._over_replicas)
-
-    def _over_replicas(self, part: Tensor) -> Tensor:
-        return self.replicas.all_reduce(part)  # type: ignore[return-value]
+        return _pending(self.shard.reduce_scatter(flat, async_=True))
 
     def _two_levels(self, flat: Tensor) -> Pending:
         """An all-reduce whose slow part, over the replicas, is of 1/n of the buffer."""
@@ -67,7 +78,7 @@ class Sums:
         rows = torch.nn.functional.pad(flat, (0, padding)) if padding else flat
 
         def rest(part: Tensor) -> Tensor:
-            return self.shard.all_gather(self._over_replicas(part))[: flat.numel()]  # type: ignore[index]
+            return self.shard.all_gather(self.across(part).wait())[: flat.numel()]  # type: ignore[index]
 
         return Later(_pending(self.shard.reduce_scatter(rows, async_=True)), rest)
 

@@ -192,7 +192,8 @@ def _whole_on(case: Case, array: Array, rank: int) -> bool:
 def data(case: Case, rank: int) -> list[Sent]:
     """ZeRO (arXiv 1910.02054, section 7), unit by unit: 0 sums the gradients; from 1 on a rank gets the sum of its part
     (from 2 on after every micro-batch) and gathers the new weights; 3 gathers them for each pass over a module instead,
-    but not again where the way back begins. Compressed gradients are those after the warm-up.
+    but not again where the way back begins. Replicas add their sums once a step. Compressed gradients are those after
+    the warm-up.
     """
     shards, copies, zero = case.shards, case.mesh.size("dp_replicate"), case.config.zero
     axes = tuple(axis for axis in ("dp_shard", "cp") if case.mesh.size(axis) > 1)
@@ -216,5 +217,5 @@ def data(case: Case, rank: int) -> list[Sent]:
             passes = case.micros * (2 if unit in twice else 1) if zero == 3 else 1
             found.append(_gather(axes, "weights", shards, passes, weights))
         if copies > 1:
-            found.append(_reduce(("dp_replicate",), "gradients", copies, rounds, int(size * between) // shards))
+            found.append(_reduce(("dp_replicate",), "gradients", copies, 1, int(size * between) // shards))
     return found

@@ -1,0 +1,62 @@
+"""Replicas of cut gradients are added once a step, whatever the number of micro-batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gangline import inside
+from gangline.mesh import Mesh
+from gangline.model.compose import compose_model
+from gangline.parallel.micro import frame_of
+from gangline.testing import strategy_ranks
+from gangline.testing.pool import pool
+from gangline.testing.reference import Reference
+from gangline.testing.runs import small_run
+from gangline.testing.strategy_ranks import Job
+from gangline.testing.whole import Held, all_close, assemble
+
+MESH = Mesh.of({"dp_replicate": 2, "dp_shard": 2})
+BUILD = "gangline_parallel_megatron_style.build:build"
+
+
+def job_of(zero: int) -> Job:
+    settings = [f"parallel.zero={zero}", "batch.global_size=24", "batch.micro_size=2", "run.deterministic=false"]
+    run = small_run("parallel=hsdp", *settings)
+    return Job(BUILD, run, *compose_model(run), MESH, torch.float32, "ragged")
+
+
+def on_a_rank(job: Job) -> tuple[list[Held], list[dict[str, Tensor]]]:
+    """(this rank's pieces of the gradients, the whole gradients of each of its micro-batches by itself)."""
+    runtime = strategy_ranks.start(job)
+    batches = job.share(0, *runtime.data_coordinate)
+    tokens = runtime.step(batches).tokens
+    reference = Reference(job.tree, job.plan, seed=job.run.run.seed, dtype=job.dtype)
+    return strategy_ranks.gradients(runtime), [gradients(reference, batch, tokens) for batch in batches]
+
+
+def gradients(reference: Reference, batch, tokens: int) -> dict[str, Tensor]:
+    frame = frame_of(batch, 0, reference.seed, None)
+    for weight in reference.weights.values():
+        weight.grad = None
+    with inside.frame(frame):
+        loss = reference.loss(batch)
+        loss.backward(torch.full_like(loss, 1.0 / tokens))
+    return {name: weight.grad.clone() for name, weight in reference.weights.items()}
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_the_bits_are_those_of_replicas_that_add_their_own_micro_batches_first(zero):
+    """(a0 + b0 + (a1 + b1) + ...) of the first replica's ranks a and b, and to that the second replica's."""
+    pieces, every = zip(*pool(4).run(on_a_rank, job_of(zero)), strict=True)
+    assert {len(batches) for batches in every} == {3}
+    wanted = {}
+    for name in every[0][0]:
+        replicas = []
+        for first, second in ((0, 1), (2, 3)):
+            parts = [one[name] + two[name] for one, two in zip(every[first], every[second], strict=True)]
+            replicas.append((parts[0] + parts[1]) + parts[2])
+        wanted[name] = replicas[0] + replicas[1]
+    held = assemble(list(pieces), {name: tuple(x.shape) for name, x in wanted.items()})
+    all_close("gradient", held, wanted, 0)
