@@ -1,0 +1,98 @@
+"""The model edit `moe`: feed-forward nodes become layers with experts. Torch-free and pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from gangline.errors import UserError
+from gangline.model.tree import FeedForwardNode, Node, nodes, replaced
+from gangline.plan import Cut, Fold, Init, Plan, matches
+from gangline.plugins import installed, load
+from gangline_moe.config import FOLD, MoeOptions
+from gangline_moe.nodes import ExpertsNode, MoeNode
+
+LINEARS = ("w_gate", "w_up", "w_down")
+
+
+def edit(tree: Node, plan: Plan, options: MoeOptions) -> tuple[Node, Plan, list[str]]:
+    """Put a layer with experts in the place of the chosen blocks' feed-forwards; claims their paths."""
+    found = {path: node for path, node in nodes(tree) if isinstance(node, FeedForwardNode)}
+    chosen = [path for path in found if _wanted(_block(path, plan), options)]
+    if not chosen:
+        raise refusal(found, plan, options)
+    for path in chosen:
+        tree = replaced(tree, path, layer_node(found[path], options))
+    left = set(found) - set(chosen)
+    return tree, planned(plan, chosen, left, options), chosen
+
+
+def _block(path: str, plan: Plan) -> int:
+    """The number of the block that a node lies in; -1 for none."""
+    inside = re.match(re.escape(plan.blocks) + r"\.(\d+)(\.|$)", path)
+    return int(inside[1]) if inside else -1
+
+
+def _wanted(block: int, options: MoeOptions) -> bool:
+    return block >= options.first and (block - options.first) % options.every == 0
+
+
+def refusal(found: dict[str, FeedForwardNode], plan: Plan, options: MoeOptions) -> UserError:
+    """Why there is nothing to edit."""
+    if not found:
+        return UserError(
+            "moe has nothing to replace in this model.",
+            "It puts experts in the place of gated feed-forward layers, and the model has none.",
+            "Choose another model, or moe=off.",
+        )
+    return UserError(
+        f"moe.first={options.first} leaves no block with experts.",
+        f"The model has {plan.layers} blocks, counted from 0.",
+        f"Choose moe.first among 0 to {plan.layers - 1}.",
+    )
+
+
+def layer_node(dense: FeedForwardNode, options: MoeOptions) -> MoeNode:
+    """What stands in the place of `dense`."""
+    hidden = options.hidden or max(1, dense.hidden // options.top_k)
+    build = load(installed().part_of(options.router).part.build)
+    router = build(options.router, dim=dense.dim, experts=options.experts, top_k=options.top_k)
+    experts = ExpertsNode(dim=dense.dim, hidden=hidden, experts=options.experts, top_k=options.top_k)
+    shared = FeedForwardNode(dim=dense.dim, hidden=options.shared * hidden) if options.shared else None
+    return MoeNode(router=router, experts=experts, shared=shared, capacity_factor=options.capacity_factor)
+
+
+def planned(plan: Plan, chosen: list[str], left: set[str], options: MoeOptions) -> Plan:
+    """The plan with rules for the new layers before the model's own, less those that match nothing any more."""
+    example = chosen[0]
+    rules = {name: plan.init(f"{example}.{name}.weight") for name in LINEARS}
+    for place in sorted({_general(path) for path in chosen}):
+        if not any(matches(place, path) for path in left):
+            plan = _without(plan, place)
+        inits = [replace(rule, pattern=f"{place}.experts.{name}") for name, rule in rules.items()]
+        inits.append(replace(rules["w_gate"], pattern=f"{place}.router.gate"))
+        cuts = [Cut(f"{place}.experts", 0, FOLD)]
+        if options.shared:
+            inits += [replace(rule, pattern=f"{place}.shared.{name}") for name, rule in rules.items()]
+            cuts += [Cut.colwise(f"{place}.shared.{name}") for name in LINEARS[:2]]
+            cuts.append(Cut.rowwise(f"{place}.shared.w_down"))
+        if options.router.bias_rate:
+            inits.append(Init(f"{place}.router.bias", "constant", 0.0))
+        if options.router.step_loss:
+            inits.append(Init(f"{place}.router.share", "constant", 1 / options.experts))
+        plan = plan.extended(inits=tuple(inits), cuts=tuple(cuts), full=(f"{place}.router",))
+    return plan.extended(folds=(Fold(FOLD, options.ep or 1, tuple(options.ep_out_of)),))
+
+
+def _general(path: str) -> str:
+    """The path with a star for every number."""
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
+
+
+def _without(plan: Plan, place: str) -> Plan:
+    return replace(
+        plan,
+        cuts=tuple(cut for cut in plan.cuts if not matches(place, cut.pattern)),
+        inits=tuple(init for init in plan.inits if not matches(place, init.pattern)),
+        names=tuple(name for name in plan.names if not matches(place, name.pattern)),
+    )

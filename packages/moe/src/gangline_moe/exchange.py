@@ -1,0 +1,136 @@
+"""Sending rows to the ranks that hold their experts, and back: two all-to-alls with uneven splits.
+
+Rows lie expert by expert, and a rank holds consecutive experts, so what goes to a rank is one run. What arrives lies
+rank by rank; it is regrouped expert by expert, the order of the source ranks kept: the rows of an expert then lie as
+they would in one process that has all ranks' tokens in order, and its products give the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gangline.comm import Comm, Pending
+
+
+@dataclass
+class Route:
+    """How the rows of one micro-batch travel over the ranks of a fold.
+
+    to, of     rows to each rank, and of each
+    order_R    the arrived rows, expert by expert; None: they lie so already
+    bounds     (experts here + 1,): where the rows of each expert begin and end
+    """
+
+    comm: Comm
+    to: list[int]
+    of: list[int]
+    order_R: Tensor | None
+    bounds: Tensor
+
+
+def route(comm: Comm, counts_E: Tensor) -> Route:
+    """Tell each rank how many rows of which expert come to it. One small all-to-all, one wait of the host."""
+    here = len(counts_E) // comm.size
+    arriving: Tensor = comm.all_to_all(counts_E.contiguous())  # type: ignore[assignment]
+    by_rank = torch.stack((counts_E.view(comm.size, here), arriving.view(comm.size, here)))
+    to, of = by_rank.sum(-1).tolist()
+    of_expert = by_rank[1].sum(0)
+    bounds = torch.cat((of_expert.new_zeros(1), of_expert.cumsum(0)))
+    order = None
+    if here > 1:
+        expert_R = torch.arange(here, device=counts_E.device).repeat(comm.size)
+        order = torch.argsort(expert_R.repeat_interleave(by_rank[1].reshape(-1), output_size=sum(of)), stable=True)
+    return Route(comm, to, of, order, bounds)
+
+
+@dataclass
+class Flight:
+    """One transfer, forth in the forward pass and back in the backward pass; `pending` is the one under way."""
+
+    comm: Comm
+    to: list[int]
+    of: list[int]
+    pending: Pending | None = field(default=None, repr=False)
+
+    def begin(self, rows: Tensor, back: bool = False) -> None:
+        to, of = (self.of, self.to) if back else (self.to, self.of)
+        self.pending = self.comm.all_to_all(rows.contiguous(), to, of, async_=True)  # type: ignore[assignment]
+
+    def end(self) -> Tensor:
+        assert self.pending is not None
+        arrived, self.pending = self.pending.wait(), None
+        return arrived
+
+
+class Depart(torch.autograd.Function):
+    """rows -> nothing but the place in the graph; the way back waits for the gradient."""
+
+    @staticmethod
+    def forward(ctx, rows_AD: Tensor, flight: Flight) -> Tensor:
+        ctx.flight = flight
+        flight.begin(rows_AD)
+        return rows_AD.new_empty(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, _: Tensor):
+        return ctx.flight.end(), None
+
+
+class Arrive(torch.autograd.Function):
+    """The rows that arrived; the way back sends their gradient off."""
+
+    @staticmethod
+    def forward(ctx, departed: Tensor, flight: Flight) -> Tensor:
+        ctx.flight = flight
+        return flight.end()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_RD: Tensor):
+        ctx.flight.begin(grad_RD, back=True)
+        return grad_RD.new_empty(0), None
+
+
+class Reorder(torch.autograd.Function):
+    """rows -> rows[order], `order` being a permutation."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.inverse = inverse
+        return rows.index_select(0, order)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        return grad.index_select(0, ctx.inverse), None, None
+
+
+class Exchange:
+    """Both transfers of one micro-batch. What runs between `Exchange(...)` and `arrived()` overlaps the first one, and
+    on the way back the second one."""
+
+    def __init__(self, comm: Comm, rows_AD: Tensor, counts_E: Tensor) -> None:
+        self.route = route(comm, counts_E)
+        self._forth = Flight(comm, self.route.to, self.route.of)
+        self._departed = Depart.apply(rows_AD, self._forth)
+        if self.route.order_R is not None:
+            self._inverse = torch.empty_like(self.route.order_R)
+            self._inverse[self.route.order_R] = torch.arange(len(self._inverse), device=self._inverse.device)
+
+    def arrived(self) -> Tensor:
+        """The rows for the experts here, expert by expert."""
+        rows = Arrive.apply(self._departed, self._forth)
+        order = self.route.order_R
+        return rows if order is None else Reorder.apply(rows, order, self._inverse)
+
+    def returned(self, rows_RD: Tensor) -> Tensor:
+        """What the experts made of them, where the rows came from and in that order."""
+        if self.route.order_R is not None:
+            rows_RD = Reorder.apply(rows_RD, self._inverse, self.route.order_R)
+        back = Flight(self.route.comm, self.route.of, self.route.to)
+        return Arrive.apply(Depart.apply(rows_RD, back), back)

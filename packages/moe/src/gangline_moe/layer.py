@@ -1,0 +1,67 @@
+"""The layer with experts: route, dispatch, compute, combine."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from gangline.comm import Comm
+from gangline.inside import emit_metric
+from gangline.model.build import construct
+from gangline_moe.balance import balanced
+from gangline_moe.exchange import Exchange
+from gangline_moe.nodes import MoeNode
+from gangline_moe.permute import Combine, Dispatch, Permutation, limited, permutation
+from gangline_moe.routers.base import Choice
+
+
+class MoeLayer(nn.Module):
+    """x (B, T, D) -> Σ over the token's experts of weight · expert(x), plus shared(x); (B, T, D).
+
+    On a fold of n ranks each holds E/n experts, and rows travel to them and back; the shared experts are computed while
+    they travel.
+    """
+
+    def __init__(self, node: MoeNode) -> None:
+        super().__init__()
+        self.router = construct(node.router)
+        self.experts = construct(node.experts)
+        self.shared = None if node.shared is None else construct(node.shared)
+        self.node = node
+        self.axis: Comm | None = None
+
+    def bind(self, axis: Comm) -> None:
+        """Called once, after the cut, with the ranks that share the experts."""
+        self.axis = axis
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        choice: Choice = self.router(x_BTD)
+        made, load_E = self.sorted(choice)
+        rows_AD = Dispatch.apply(x_BTD.flatten(0, 1).to(self.experts.w_gate.dtype), made)
+        shared_BTD = None
+        if self.axis is None or self.axis.size == 1:
+            rows_AD = self.experts(rows_AD, made.bounds)
+            if self.shared is not None:
+                shared_BTD = self.shared(x_BTD)
+        else:
+            exchange = Exchange(self.axis, rows_AD, made.counts)
+            if self.shared is not None:
+                shared_BTD = self.shared(x_BTD)
+            rows_AD = exchange.returned(self.experts(exchange.arrived(), exchange.route.bounds))
+        y_BTD = Combine.apply(rows_AD, choice.weight_NK, made).view_as(x_BTD)
+        if shared_BTD is not None:
+            y_BTD = y_BTD + shared_BTD
+        return balanced(y_BTD, self.router, choice, load_E)
+
+    def sorted(self, choice: Choice) -> tuple[Permutation, Tensor]:
+        """The pairs by expert, those beyond an expert's capacity left out; and the load before that."""
+        E = self.node.router.experts
+        made = permutation(choice.expert_NK, E, choice.whole)
+        load_E = made.counts
+        if self.node.capacity_factor is not None:
+            N, K = choice.expert_NK.shape
+            capacity = max(1, math.ceil(self.node.capacity_factor * N * K / E))
+            made = permutation(limited(choice.expert_NK, E, capacity), E, whole=False)
+            emit_metric("dropped", 1 - made.counts.sum() / load_E.sum().clamp(min=1), "mean")
+        return made, load_E

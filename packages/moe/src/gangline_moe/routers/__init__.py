@@ -1,0 +1,1 @@
+"""Which experts each token goes through, and with what weight. Each module names the method's source."""

@@ -1,0 +1,76 @@
+"""What a router is: scores, a choice, and what keeps the load even. B sequences of T tokens, N = B·T, E experts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from gangline.inside import draw
+from gangline.model.linear import Linear
+from gangline_moe.nodes import RouterNode
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a router decided.
+
+    expert_NK  int64, the experts of each token; where `whole` is false the number E means none
+    weight_NK  what their outputs are multiplied by
+    prob_NE    scores of all experts, adding up to 1: what balancing losses look at
+    logits_NE  what the gate gave
+    """
+
+    expert_NK: Tensor
+    weight_NK: Tensor
+    prob_NE: Tensor
+    logits_NE: Tensor
+    whole: bool = True
+
+
+class Router(nn.Module, ABC):
+    """x (B, T, D) -> Choice, in the dtype of the gate's weight: float32, or float64 where all of a run is.
+
+    bias   (E,) float32, added to what the choice looks at and to nothing else; moved by `after_step`
+    share  (E,) float32, each expert's share of the last step's load
+    """
+
+    bias: Tensor | None
+    share: Tensor | None
+
+    def __init__(self, node: RouterNode) -> None:
+        super().__init__()
+        self.gate = Linear(node.dim, node.experts)
+        self.node = node
+        self.register_buffer("bias", torch.empty(node.experts, dtype=torch.float32) if node.bias_rate else None)
+        self.register_buffer("share", torch.empty(node.experts, dtype=torch.float32) if node.step_loss else None)
+
+    def forward(self, x_BTD: Tensor) -> Choice:
+        x_BTD = x_BTD.to(self.gate.weight.dtype)
+        if self.training and self.node.jitter:
+            x_BTD = x_BTD * (1 + self.node.jitter * (2 * draw(x_BTD, "jitter").to(x_BTD.dtype) - 1))
+        return self.choose(self.gate(x_BTD).flatten(0, 1))
+
+    @abstractmethod
+    def choose(self, logits_NE: Tensor) -> Choice:
+        """The experts of each token."""
+
+    def top(self, score_NE: Tensor) -> Tensor:
+        """The `top_k` experts of each token with the largest score plus bias, (N, K)."""
+        seen = score_NE.detach()
+        if self.bias is not None:
+            seen = seen + self.bias
+        return seen.topk(self.node.top_k, dim=-1).indices
+
+    @torch.no_grad()
+    def after_step(self, totals: dict[str, Tensor]) -> None:
+        """Move the bias and remember the shares, by the load of the whole step."""
+        load = totals.get("load")
+        if load is None:
+            return
+        if self.bias is not None:
+            self.bias += self.node.bias_rate * torch.sign(load.mean() - load).to(self.bias)
+        if self.share is not None:
+            self.share.copy_(load / load.sum())

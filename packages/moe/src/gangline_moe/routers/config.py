@@ -1,0 +1,80 @@
+"""Options of the routers: parts of the group `moe/router`, which other packages may add to. Torch-free.
+
+A router's `build(config, dim, experts, top_k) -> RouterNode` names, in its node, a module that derives from
+`gangline_moe.routers.base.Router`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gangline.errors import Problem
+from gangline.parts import Part, PartConfig
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+GROUP = "moe/router"
+
+
+@dataclass
+class RouterConfig(PartConfig):
+    """What every router has: ways to keep the load even, each switched off by 0, and noise."""
+
+    bias_rate: float = 0.0  # step of a bias of each expert that the choice sees, up or down by the step's load
+    sequence_loss: float = 0.0  # weight of the load-balancing loss over each sequence
+    step_loss: float = 0.0  # weight of the load-balancing loss with the last step's load over the whole batch
+    z_loss: float = 0.0  # weight of the mean squared log-sum-exp of the router's logits
+    jitter: float = 0.0  # the router sees each feature multiplied by 1 - jitter to 1 + jitter
+
+    def check(self, run: Run) -> list[Problem]:
+        return list(self.problems(run))
+
+    def problems(self, run: Run) -> Iterator[Problem]:
+        """Values that mean nothing."""
+        for name in ("bias_rate", "sequence_loss", "step_loss", "z_loss"):
+            if not getattr(self, name) >= 0:
+                yield Problem(
+                    f"moe.router.{name}={getattr(self, name)} must not be negative.", "", "0 switches it off."
+                )
+        if not 0 <= self.jitter < 1:
+            yield Problem(f"moe.router.jitter={self.jitter} is no share.", "", "Choose 0 <= moe.router.jitter < 1.")
+
+
+@dataclass
+class Softmax(RouterConfig):
+    """Probabilities over all experts; the largest `top_k` are taken (Mixtral, Qwen3-MoE, Switch)."""
+
+    step_loss: float = 0.01
+    renormalise: bool = True  # the weights of a token's experts are made to add up to 1 (softmax after the choice)
+
+
+@dataclass
+class Sigmoid(RouterConfig):
+    """A score between 0 and 1 for each expert; a bias that no gradient sees evens the load (DeepSeek-V3)."""
+
+    bias_rate: float = 0.001
+    sequence_loss: float = 0.0001
+    renormalise: bool = True  # the weights of a token's experts are made to add up to `scale`
+    scale: float = 1.0  # the weights are multiplied by this
+
+
+NODE = "gangline_moe.nodes"
+PARTS = (
+    Part(
+        group=GROUP,
+        name="softmax",
+        config=Softmax,
+        build=f"{NODE}:softmax",
+        summary="the top_k largest of a softmax over all experts",
+    ),
+    Part(
+        group=GROUP,
+        name="sigmoid",
+        config=Sigmoid,
+        build=f"{NODE}:sigmoid",
+        summary="the top_k largest of sigmoid scores plus a balancing bias",
+    ),
+)

@@ -1,0 +1,27 @@
+"""Sigmoid scores and a bias that evens the load without a loss (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+
+The bias is seen by the choice alone; the weights are the chosen scores, divided by their sum and scaled. After each
+step the bias of an expert with less than the mean load goes up by `bias_rate`, that of one with more goes down.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gangline_moe.nodes import SigmoidNode
+from gangline_moe.routers.base import Choice, Router
+
+
+class SigmoidRouter(Router):
+    """See `Router`."""
+
+    node: SigmoidNode
+
+    def choose(self, logits_NE: Tensor) -> Choice:
+        score_NE = logits_NE.sigmoid()
+        expert_NK = self.top(score_NE)
+        weight_NK = score_NE.gather(1, expert_NK)
+        if self.node.renormalise:
+            weight_NK = weight_NK / (weight_NK.sum(-1, keepdim=True) + 1e-20)
+        prob_NE = score_NE / (score_NE.sum(-1, keepdim=True) + 1e-20)
+        return Choice(expert_NK, weight_NK * self.node.scale, prob_NE, logits_NE)

@@ -1,0 +1,26 @@
+"""Softmax over all experts (Shazeer et al., arXiv 1701.06538, section 2.1; Switch, arXiv 2101.03961, section 2.1).
+
+With `renormalise` the chosen probabilities are divided by their sum, which is the softmax over the chosen experts alone
+(Mixtral, arXiv 2401.04088, section 2.1; Qwen3-MoE's `norm_topk_prob`).
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from gangline_moe.nodes import SoftmaxNode
+from gangline_moe.routers.base import Choice, Router
+
+
+class SoftmaxRouter(Router):
+    """See `Router`."""
+
+    node: SoftmaxNode
+
+    def choose(self, logits_NE: Tensor) -> Choice:
+        prob_NE = logits_NE.softmax(-1)
+        expert_NK = self.top(prob_NE)
+        weight_NK = prob_NE.gather(1, expert_NK)
+        if self.node.renormalise:
+            weight_NK = weight_NK / weight_NK.sum(-1, keepdim=True)
+        return Choice(expert_NK, weight_NK, prob_NE, logits_NE)
