@@ -94,6 +94,7 @@ class File:
 
     runs: tuple[Run, ...]
     size: int
+    dtypes: dict[str, str]  # torch's, by array
 
     @cached_property
     def by_box(self) -> dict[tuple[str, tuple[int, ...]], Run]:
@@ -102,15 +103,16 @@ class File:
 
 def lay_out(boxes: Iterable[tuple[str, str, tuple[int, ...], Box]]) -> File:
     """The file of these boxes, (name, dtype, chunk shape, box), one after another."""
-    runs, end = [], 0
+    runs, end, dtypes = [], 0, {}
     for name, dtype, chunk, box in boxes:
         nbytes = prod(chunk) * cell_itemsize(dtype)
         align = PAGE if nbytes >= 1 << 20 else 64 if nbytes >= 1 << 16 else 8
         base = _up(end, max(align, 64))
         run = Run(name, box, chunk, nbytes, _up(nbytes + CHECKSUM, align), base)
         runs.append(run)
+        dtypes[name] = dtype
         end = run.end
-    return File(tuple(runs), _up(end, PAGE))
+    return File(tuple(runs), _up(end, PAGE), dtypes)
 
 
 class Files:

@@ -1,0 +1,153 @@
+"""What was staged by one invented layout is read back by another, bit by bit, and every damage is named."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import numpy as np
+import pytest
+import torch
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layouts import registries
+
+from gangline.errors import BadCheckpoint
+from gangline.mesh import Mesh
+from gangline.shard import Box, Division, Layout, Registry, Shard
+from gangline_ckpt_zarr.format import metadata
+from gangline_ckpt_zarr.format.cells import Files
+from gangline_ckpt_zarr.reading import Reader, Target, plan
+from gangline_ckpt_zarr.staging import Staging
+
+
+def whole(name: str, layout: Layout) -> torch.Tensor:
+    """The global array: any bits that its dtype can hold."""
+    dtype = getattr(torch, layout.dtype)
+    count = int(np.prod(layout.shape, dtype=np.int64))
+    values = torch.randint(0, 251, (count,), generator=torch.Generator().manual_seed(len(name)))
+    return values.to(dtype).reshape(layout.shape)
+
+
+def staged(registry: Registry) -> tuple[metadata.Meta, dict[int, bytearray]]:
+    """The files of all ranks, in memory, checksums filled in."""
+    files, found = Files(registry), {}
+    staging = Staging()
+    for rank in range(registry.mesh.world):
+        shards = [
+            Shard(
+                name, layout.shape, getattr(torch, layout.dtype), box.offset, whole(name, layout)[box.slices], primary
+            )
+            for name, layout in registry.layouts.items()
+            for box, primary in registry.of_rank(name, rank)
+            if box.size
+        ]
+        file = files.of_rank(rank)
+        staging.fill(file, shards)
+        content = bytearray(file.size)
+        if file.size:
+            content[:] = staging._bytes[: file.size].numpy().tobytes()
+        for run in file.runs:
+            for start in range(run.base, run.end, run.stride):
+                end = start + run.nbytes
+                content[end : end + 4] = struct.pack("<I", crc32c(content[start:end]))
+        found[rank] = content
+    staging.close()
+    return metadata.read(metadata.write(registry, files, {}, "0badcafe"), "zarr.json"), found
+
+
+def reader(content: bytearray):
+    def read_into(ranges) -> None:
+        for start, buffers in ranges:
+            for buffer in buffers:
+                part = content[start : start + len(buffer)]
+                if len(part) < len(buffer):
+                    raise EOFError("it ends early")
+                buffer[:] = part
+                start += len(buffer)
+
+    return read_into
+
+
+def target_of(name: str, layout: Layout, box: Box) -> tuple[Target, torch.Tensor]:
+    memory = torch.zeros(box.shape, dtype=getattr(torch, layout.dtype))
+    bits = layout.dtype == "bfloat16"
+    return Target(name, box, (memory.view(torch.int16) if bits else memory).numpy(), bits), memory
+
+
+def filled(meta: metadata.Meta, files: dict[int, bytearray], wanted: list[Target], verify: bool = True) -> None:
+    for rank, pieces in plan(meta, wanted).items():
+        Reader(meta, f"{rank}.bin", reader(files[rank]), verify).read(pieces)
+
+
+@settings(max_examples=150, deadline=None)
+@given(registries(), st.booleans(), st.data())
+def test_any_layout_reads_what_any_other_wrote(registry: Registry, verify: bool, data) -> None:
+    meta, files = staged(registry)
+    for name, layout in registry.layouts.items():
+        wanted = []
+        for _ in range(2):
+            offset = tuple(data.draw(st.integers(0, n - 1)) for n in layout.shape)
+            shape = tuple(data.draw(st.integers(1, n - start)) for n, start in zip(layout.shape, offset, strict=True))
+            wanted.append((Box(offset, shape), *target_of(name, layout, Box(offset, shape))))
+        filled(meta, files, [target for _, target, _ in wanted], verify)
+        for box, _, memory in wanted:
+            assert torch.equal(memory, whole(name, layout)[box.slices])
+
+
+LARGE = Registry.of(
+    Mesh.of({"dp_shard": 2}),
+    {
+        "model/w": Layout((600, 64), "float32", (Division(("dp_shard",), ((0, 300, 600),), rows=True),)),
+        "model/b": Layout((64,), "float32"),
+        "model/half": Layout((8, 4), "bfloat16", (Division(("dp_shard",), ((0, 4, 8),)),)),
+    },
+)
+
+
+def targets() -> list[Target]:
+    return [
+        target_of(name, layout, Box((0,) * len(layout.shape), layout.shape))[0]
+        for name, layout in LARGE.layouts.items()
+    ]
+
+
+def test_every_kind_of_damage_to_every_cell_is_named() -> None:
+    """A flipped bit, a cut file, another cell in its place."""
+    meta, files = staged(LARGE)
+    filled(meta, files, targets())
+    draw = random.Random(0)
+    for rank, content in files.items():
+        for run in meta.files.of_rank(rank).runs:
+            for number in range(run.count):
+                start = run.base + number * run.stride
+                place = start + draw.randrange(run.nbytes + 4)
+                flipped = bytearray(content)
+                flipped[place] ^= 1 << draw.randrange(8)
+                for damaged in (flipped, content[:place]):
+                    with pytest.raises(BadCheckpoint) as raised:
+                        filled(meta, {**files, rank: damaged}, targets())
+                    named = run.cell_box(number)
+                    assert raised.value.array == run.name
+                    assert raised.value.box == tuple(
+                        (at, at + n) for at, n in zip(named.offset, named.shape, strict=True)
+                    )
+                    assert raised.value.file == f"{rank}.bin"
+
+
+def test_bfloat16_keeps_every_bit() -> None:
+    """All 65,536 of them, nan payloads too."""
+    bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
+    layout = Layout((1 << 16,), "bfloat16")
+    registry = Registry.of(Mesh.of({}), {"model/x": layout})
+    file = Files(registry).of_rank(0)
+    staging = Staging()
+    staging.fill(file, [Shard("model/x", layout.shape, torch.bfloat16, (0,), bits.view(torch.bfloat16))])
+    values = staging._bytes[: 4 << 16].view(torch.float32).clone()
+    staging.close()
+    finite = ~bits.view(torch.bfloat16).isnan()
+    assert torch.equal(values[finite], bits.view(torch.bfloat16)[finite].float())
+    target, memory = target_of("model/x", layout, Box((0,), layout.shape))
+    target.put(target.box, values.numpy())
+    assert torch.equal(memory.view(torch.int16), bits)
