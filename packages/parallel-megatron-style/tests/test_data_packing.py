@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import gcd
+from unittest.mock import patch
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gangline_parallel_megatron_style.data import packing as module
 from gangline_parallel_megatron_style.data.packing import Rows, pack
 
 counts, widths = st.integers(1, 40), st.sampled_from([1, 3, 4, 7, 8, 12, 16, 64])
@@ -51,6 +55,42 @@ def test_a_block_wastes_little():
     for parts in (2, 4, 8, 16):
         (packing,) = pack(block, parts)
         assert packing.size <= 1.06 * sum(array.size for array in block)
+
+
+LLAMA_8B = [
+    Rows("attention_norm", 1, 4096),
+    *(Rows(name, count, 4096) for name, count in (("wq", 4096), ("wk", 1024), ("wv", 1024), ("wo", 4096))),
+    Rows("feed_forward_norm", 1, 4096),
+    *(Rows(name, count, width) for name, count, width in (("gate", 14336, 4096), ("up", 14336, 4096))),
+    Rows("down", 4096, 14336),
+]
+GPT = [
+    Rows("attention_norm", 1, 768),
+    *(Rows(name, 768, 768) for name in ("wq", "wk", "wv", "wo")),
+    Rows("feed_forward_norm", 1, 768),
+    *(Rows(name, count, width) for name, count, width in (("gate", 2048, 768), ("up", 2048, 768), ("down", 768, 2048))),
+]
+
+
+@pytest.mark.parametrize(
+    ("block", "parts", "rows"),
+    [(LLAMA_8B, 2, 2240), (LLAMA_8B, 8, 672), (LLAMA_8B, 64, 56), (GPT, 2, 288), (GPT, 8, 16), (GPT, 64, 8)],
+)
+def test_borders_have_a_common_divisor_that_makes_no_tiny_chunks(block, parts, rows):
+    """Of all arrays that are cut at all, the one with the smallest divisor."""
+    (packing,) = pack(block, parts)
+    found = [gcd(*(b for b in packing.bounds(i) if b < a.count)) for i, a in enumerate(packing.arrays) if a.count > 1]
+    assert min(divisor for divisor in found if divisor) >= rows
+    assert packing.size <= (1.015 if parts < 64 else 1.06) * sum(array.size for array in block)
+
+
+@settings(deadline=None)
+@given(units, st.integers(2, 9))
+def test_a_coarse_grain_costs_no_more_than_a_hundredth(arrays, parts):
+    coarse = sum(packing.size for packing in pack(arrays, parts))
+    with patch.object(module, "GRAIN", 0.0):
+        fine = sum(packing.size for packing in pack(arrays, parts))
+    assert coarse <= fine + 0.01 * sum(array.size for array in arrays)
 
 
 def test_widths_without_a_small_common_multiple_have_buffers_of_their_own():

@@ -5,16 +5,25 @@ of equal length. No row may be cut, and every array must be one view of the buff
 middle of an array: the range length is a multiple of the row widths, and each array begins at a multiple of its own
 width. An array of one dim is one row. Where the widths have no small common multiple, arrays of each width have a
 buffer of their own.
+
+A checkpoint stores an array in chunks that no border may cut, so their rows divide the greatest common divisor of the
+array's borders: borders at rows 2050 and 4211 leave chunks of one row, a million of them in a model of 8 B parameters.
+So ranges begin on a grain: a power of two of rows of the widest array (of narrower ones a multiple of that), the
+largest that costs no more than 1 % of the buffer. A power of two, because numbers of heads and features have many
+factors of two, so that the grain fits the borders of other cuts, too. Where arrays begin counts as much as where ranges
+do: wide arrays come first and those of one row last, so that little lies off the grain, and what filling there is goes
+between arrays, which begin on the largest multiple of the grain that divides a range.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 ALIGNED = 8  # elements: what kernels for 16-bit numbers like, where nothing else says where an array begins
 WASTE = 1.1  # how much longer than its arrays one buffer may be before several are better
+GRAIN = 0.01  # of its arrays: what a buffer may be longer for, so that its borders lie on a coarse grain
 
 
 @dataclass(frozen=True)
@@ -57,22 +66,48 @@ def pack(arrays: Sequence[Rows], parts: int) -> list[Packing]:
         return [_pack(arrays, 1, 1)] if arrays else []
     together = _pack(arrays, parts, lcm(*(array.width for array in arrays if array.count > 1))) if arrays else None
     if together is None or together.size <= WASTE * sum(array.size for array in arrays):
-        return [together] if together else []
+        return [_on_grain(together)] if together else []
     widths = dict.fromkeys(array.width for array in arrays)
     apart = [_pack([array for array in arrays if array.width == width], parts, width) for width in widths]
-    return apart if sum(packing.size for packing in apart) < together.size else [together]
+    found = apart if sum(packing.size for packing in apart) < together.size else [together]
+    return [_on_grain(packing) for packing in found]
 
 
-def _pack(arrays: Sequence[Rows], parts: int, multiple: int) -> Packing:
+def _on_grain(least: Packing) -> Packing:
+    """The same arrays with all borders on multiples of the largest power of two of rows that costs little."""
+    stacks = sorted((array for array in least.arrays if array.count > 1), key=lambda array: -array.width)
+    if not stacks:
+        return least
+    arrays = [*stacks, *(array for array in least.arrays if array.count == 1)]
+    multiple = lcm(*(array.width for array in stacks))
+    limit = least.size + GRAIN * sum(array.size for array in arrays)
+    for power in reversed(range(max(array.count for array in stacks).bit_length())):
+        found = _pack(arrays, least.parts, multiple << power, multiple << power)
+        if found.size <= limit:
+            return _spread(found, multiple << power)
+    return least
+
+
+def _spread(packing: Packing, grain: int) -> Packing:
+    """Arrays begin on multiples of the largest multiple of the grain that divides a range and still fits."""
+    for step in range(packing.length, grain, -grain):
+        if packing.length % step == 0:
+            starts = _place(packing.arrays, packing.parts, packing.length, step)
+            if starts is not None:
+                return replace(packing, starts=tuple(starts))
+    return packing
+
+
+def _pack(arrays: Sequence[Rows], parts: int, multiple: int, grain: int = 1) -> Packing:
     """The shortest range length, a multiple of `multiple`, into whose ranges the arrays fit."""
     least = max(-(-sum(array.size for array in arrays) // parts), *(array.width for array in arrays))
     length = -(-least // multiple) * multiple
-    while (starts := _place(arrays, parts, length)) is None:
+    while (starts := _place(arrays, parts, length, grain)) is None:
         length += multiple
     return Packing(tuple(arrays), tuple(starts), parts, length)
 
 
-def _place(arrays: Sequence[Rows], parts: int, length: int) -> list[int] | None:
+def _place(arrays: Sequence[Rows], parts: int, length: int, grain: int) -> list[int] | None:
     """Where each array begins, or None where they do not fit."""
     starts, free = [], 0
     for array in arrays:
@@ -80,8 +115,9 @@ def _place(arrays: Sequence[Rows], parts: int, length: int) -> list[int] | None:
             free = -(-free // ALIGNED) * ALIGNED
         else:
             free = -(-free // array.width) * array.width
-            if array.count == 1 and free // length != (free + array.width - 1) // length:
-                free = -(-free // length) * length
+            if free // length != (free + array.size - 1) // length:  # a border falls into it
+                step = length if array.count == 1 else lcm(grain, array.width)
+                free = -(-free // step) * step
         starts.append(free)
         free += array.size
     return starts if free <= parts * length else None
