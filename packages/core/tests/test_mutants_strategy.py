@@ -24,6 +24,7 @@ MUTANTS = [
     Mutant("parallel=misplaces", "test_shards_are_the_boxes_of_the_registry", r"rank \d: model/.* at", more=TWO),
     Mutant("parallel=arrival-order", "test_bit_identical_to_one_process", "differ in their bits", "exact", more=FOUR),
     Mutant("parallel=evaluates-alone", "test_evaluate", "evaluated loss is", more=TWO),
+    Mutant("parallel=evaluates-in-training", "test_a_module_on_a_fold", "evaluated loss is", more=TWO),
     Mutant("parallel=clips-vectors", "test_clip_scales_all_gradients_alike", "clipped gradient", more=TWO),
 ]
 

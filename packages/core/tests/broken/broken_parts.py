@@ -46,6 +46,7 @@ broken(
     "misplaces",
     "arrival-order",
     "evaluates-alone",
+    "evaluates-in-training",
     "clips-vectors",
 )
 broken(

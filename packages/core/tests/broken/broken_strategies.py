@@ -130,6 +130,14 @@ class EvaluatesAlone(Broken):
         return loss, int(count_tokens(micro_batches, self.device))
 
 
+class EvaluatesInTraining(Broken):
+    """Modules are not told that they are evaluated."""
+
+    def evaluate(self, micro_batches):
+        self.model.eval = lambda: self.model
+        return super().evaluate(micro_batches)
+
+
 class ClipsVectors(Broken):
     """Scales the vectors only."""
 

@@ -162,10 +162,12 @@ class Reference:
     def evaluate(self, groups: Sequence[Sequence[Batch]]) -> tuple[float, int]:
         """(loss sum, tokens)."""
         loss_sum, tokens = 0.0, 0
+        self.model.eval()
         for number, batch in enumerate(batch for group in groups for batch in group):
             with inside.frame(self._frame(batch, number, 1.0, None)):
                 loss_sum += float(self.loss(batch).double())
             tokens += int(batch.loss_mask.sum())
+        self.model.train()
         return loss_sum, tokens
 
 

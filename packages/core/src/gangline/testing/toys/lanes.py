@@ -16,7 +16,7 @@ from gangline.testing.toys.plugin import LanesNode
 
 
 class LanesModule(nn.Module):
-    """x (B, T, D) -> the sum over lanes n of (1 + balance_n) · W_out_n silu(W_in_n x), a little jittered.
+    """x (B, T, D) -> the sum over lanes n of (1 + balance_n) · W_out_n silu(W_in_n x), a little jittered in training.
 
     On a fold of f ranks each has N/f lanes: the tokens of all f are gathered, each rank adds up its lanes for all of
     them, and the sums are scattered back to where the tokens came from.
@@ -45,7 +45,8 @@ class LanesModule(nn.Module):
         gain = (1 + self.balance[first : first + here]).to(x_SD.dtype)
         y_SD = torch.einsum("nsh,ndh,n->sd", active, self.w_out.to(x_SD.dtype), gain)
         y_BTD = (y_SD if self.axis is None else reduce_scatter(y_SD, self.axis)).view_as(x_BTD)
-        y_BTD = y_BTD * (1 + 0.1 * (inside.draw(y_BTD, "jitter").to(y_BTD.dtype) - 0.5))
+        if self.training:
+            y_BTD = y_BTD * (1 + 0.1 * (inside.draw(y_BTD, "jitter").to(y_BTD.dtype) - 0.5))
         use = torch.zeros(len(self.balance), dtype=torch.float64)
         use[first : first + here] = (active.detach() > 0).sum((1, 2)).double().cpu()
         energy = y_BTD.square().mean(-1)

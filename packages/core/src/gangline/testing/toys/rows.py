@@ -166,9 +166,11 @@ class RowsRuntime(Runtime):
     def evaluate(self, micro_batches: Sequence[Batch]) -> tuple[float, int]:
         self._refresh()
         total = torch.zeros(2, dtype=torch.float64)
+        self.model.eval()
         for index, batch in enumerate(micro_batches):
             with inside.frame(frame_of(batch, index, self.seed, None)):
                 total[0] += self.stages.loss(batch)
+        self.model.train()
         total[1] = count_tokens(micro_batches, self.device)[0]
         loss_sum, tokens = self.comm.all_reduce(total).tolist()  # type: ignore[union-attr]
         return loss_sum, int(tokens)
