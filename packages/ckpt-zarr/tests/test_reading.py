@@ -57,17 +57,22 @@ def staged(registry: Registry) -> tuple[metadata.Meta, dict[int, bytearray]]:
     return metadata.read(metadata.write(registry, files, {}, "0badcafe"), "zarr.json"), found
 
 
-def reader(content: bytearray):
-    def read_into(ranges) -> None:
+class Memory:
+    """A store that holds one file."""
+
+    url = "memory://files"
+
+    def __init__(self, content: bytearray) -> None:
+        self.content = content
+
+    def read_into(self, path: str, ranges) -> None:
         for start, buffers in ranges:
             for buffer in buffers:
-                part = content[start : start + len(buffer)]
+                part = self.content[start : start + len(buffer)]
                 if len(part) < len(buffer):
                     raise EOFError("it ends early")
                 buffer[:] = part
                 start += len(buffer)
-
-    return read_into
 
 
 def target_of(name: str, layout: Layout, box: Box) -> tuple[Target, torch.Tensor]:
@@ -78,7 +83,7 @@ def target_of(name: str, layout: Layout, box: Box) -> tuple[Target, torch.Tensor
 
 def filled(meta: metadata.Meta, files: dict[int, bytearray], wanted: list[Target], verify: bool = True) -> None:
     for rank, pieces in plan(meta, wanted).items():
-        Reader(meta, f"{rank}.bin", reader(files[rank]), verify).read(pieces)
+        Reader(meta, f"{rank}.bin", Memory(files[rank]), verify).read(pieces)
 
 
 @settings(max_examples=150, deadline=None)
@@ -133,7 +138,7 @@ def test_every_kind_of_damage_to_every_cell_is_named() -> None:
                     assert raised.value.box == tuple(
                         (at, at + n) for at, n in zip(named.offset, named.shape, strict=True)
                     )
-                    assert raised.value.file == f"{rank}.bin"
+                    assert raised.value.file == f"memory://files/{rank}.bin"
 
 
 def test_bfloat16_keeps_every_bit() -> None:

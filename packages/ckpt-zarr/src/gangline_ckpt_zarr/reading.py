@@ -8,8 +8,9 @@ it is one piece.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from crc32c import crc32c
@@ -22,8 +23,14 @@ from gangline_ckpt_zarr.format.grid import stored_dtype
 from gangline_ckpt_zarr.format.metadata import Meta
 
 BATCH = 4 << 20  # bytes read before they are checked: they are still in the cache then
-Range = tuple[int, Sequence[memoryview]]
-ReadInto = Callable[[list[Range]], None]  # fills buffers from ranges of one file; EOFError, OSError
+
+
+class Source(Protocol):
+    """What a store can do that matters here."""
+
+    url: str
+
+    def read_into(self, path: str, ranges: Sequence[tuple[int, Sequence[memoryview]]]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -67,8 +74,9 @@ def plan(meta: Meta, targets: Iterable[Target]) -> dict[int, list[Piece]]:
 class Reader:
     """Reads the pieces of one file."""
 
-    def __init__(self, meta: Meta, path: str, read_into: ReadInto, verify: bool = True) -> None:
-        self.meta, self.path, self.read_into, self.verify = meta, path, read_into, verify
+    def __init__(self, meta: Meta, path: str, store: Source, verify: bool = True) -> None:
+        self.meta, self.path, self.store, self.verify = meta, path, store, verify
+        self.file = f"{store.url}/{path}"
         self._gap = memoryview(bytearray(4096))
         self._clear()
 
@@ -169,12 +177,12 @@ class Reader:
         if not self._ranges:
             return
         try:
-            self.read_into(self._ranges)
+            self.store.read_into(self.path, self._ranges)
         except (EOFError, OSError) as error:
             raise self._bad(error) from error
         for run, number, buffer, checksum in self._checks:
             if crc32c(buffer) != int.from_bytes(checksum, "little"):
-                raise BadCheckpoint(run.name, _limits(run.cell_box(number)), self.path, "its checksum differs")
+                raise BadCheckpoint(run.name, _limits(run.cell_box(number)), self.file, "its checksum differs")
         for target, part, values in self._puts:
             target.put(part, values)
         self._clear()
@@ -183,10 +191,10 @@ class Reader:
         """The damage behind a failed read, with the first cell that cannot be had."""
         for run, number, buffer, checksum in self._checks:
             try:
-                self.read_into([(run.base + number * run.stride, [buffer, checksum])])
+                self.store.read_into(self.path, [(run.base + number * run.stride, [buffer, checksum])])
             except (EOFError, OSError):
-                return BadCheckpoint(run.name, _limits(run.cell_box(number)), self.path, str(error))
-        return BadCheckpoint("every array", None, self.path, str(error))
+                return BadCheckpoint(run.name, _limits(run.cell_box(number)), self.file, str(error))
+        return BadCheckpoint("every array", None, self.file, str(error))
 
 
 def _limits(box: Box) -> tuple[tuple[int, int], ...]:

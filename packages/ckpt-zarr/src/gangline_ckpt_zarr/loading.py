@@ -1,0 +1,87 @@
+"""Fill shards from a checkpoint, whatever layout wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+import torch
+
+from gangline.checkpoint.base import CheckpointId
+from gangline.errors import BadCheckpoint, UserError
+from gangline.shard import Shard
+from gangline_ckpt_zarr.agreement import Agreement, Failed
+from gangline_ckpt_zarr.copies import fill
+from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.reading import Target
+from gangline_ckpt_zarr.tiers import Tier
+
+
+def load(
+    id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], shards: list[Shard], talk: Agreement, verify: bool = True
+) -> None:
+    """Fill the shards in place; what goes wrong on any rank is raised on all of them.
+
+    Raises UserError for a missing name or another shape or kind, BadCheckpoint where no tier has a good copy.
+    """
+    try:
+        _check(id, copies[0][1], shards)
+        _fill(id, copies, shards, verify)
+        talk.done("read")
+        talk.all_done("read")
+    except UserError as error:
+        talk.fail({"user": [error.what, *error.details]})
+        raise
+    except BadCheckpoint as bad:
+        talk.fail({"bad": [bad.array, bad.box, bad.file, bad.why]})
+        raise
+    except Failed as failed:
+        if "user" in failed.what:
+            raise UserError(*failed.what["user"]) from None
+        array, box, file, why = failed.what["bad"]
+        limits = None if box is None else tuple((start, stop) for start, stop in box)
+        raise BadCheckpoint(array, limits, file, why) from None
+
+
+def _check(id: CheckpointId, meta: Meta, shards: list[Shard]) -> None:
+    missing = [shard.name for shard in shards if shard.name not in meta.registry]
+    if missing:
+        more = f" and {len(missing) - 3} more arrays." if len(missing) > 3 else "."
+        held = list(meta.registry)
+        raise UserError(
+            f"checkpoint {id} does not have {', '.join(missing[:3])}{more}",
+            f"It holds {len(held)} arrays: {', '.join(held[:3])}, ...",
+        )
+    for shard in shards:
+        layout = meta.registry[shard.name]
+        if layout.shape != tuple(shard.global_shape):
+            here = tuple(shard.global_shape)
+            raise UserError(f"{shard.name} has shape {layout.shape} in checkpoint {id}, and {here} in this run.")
+        stored = getattr(torch, layout.dtype)
+        if stored != shard.dtype and not (stored.is_floating_point and shard.dtype.is_floating_point):
+            raise UserError(f"{shard.name} is {layout.dtype} in checkpoint {id}, and {shard.dtype} in this run.")
+
+
+def _fill(id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], shards: list[Shard], verify: bool) -> None:
+    meta = copies[0][1]
+    wanted = [(shard, *_target(shard, meta)) for shard in shards if prod(shard.local.shape)]
+    fill(id, copies, [target for _, target, _ in wanted], verify)
+    for shard, _, memory in wanted:
+        if memory is not None:
+            shard.local.detach().copy_(memory)
+
+
+def _target(shard: Shard, meta: Meta) -> tuple[Target, torch.Tensor | None]:
+    """Where a shard's values go: its own memory, or (not on the CPU, or another dtype) memory to be copied from."""
+    stored = getattr(torch, meta.registry[shard.name].dtype)
+    local = shard.local.detach()
+    memory = None
+    if not local.is_cpu or local.dtype != stored:
+        local = memory = torch.empty(local.shape, dtype=stored)
+    if stored is torch.bfloat16:
+        return Target(shard.name, shard.box, local.view(torch.int16).numpy(), bits=True), memory
+    if stored.is_floating_point and stored.itemsize == 1:  # float8: kept as float32, which holds its every value
+        local = memory = torch.empty(local.shape, dtype=torch.float32)
+    array: np.ndarray = local.numpy()
+    return Target(shard.name, shard.box, array), memory

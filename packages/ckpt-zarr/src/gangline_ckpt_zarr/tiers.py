@@ -1,0 +1,69 @@
+"""Where checkpoints lie: up to three places with one byte layout in all of them, the nearest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gangline import attempts
+from gangline.checkpoint.base import CheckpointId
+from gangline_ckpt_zarr.format import metadata
+from gangline_ckpt_zarr.format.metadata import NAME, Meta
+from gangline_ckpt_zarr.stores.base import Store
+
+
+@dataclass
+class Tier:
+    """A store, how often it is saved to and what is kept in it. `every`: None is at each save that is asked for."""
+
+    name: str  # "memory", "disk", "durable"
+    store: Store
+    every: int | None = None
+    keep_last: int | None = None
+    keep_every: int | None = None
+    _metas: dict[CheckpointId, Meta] = field(default_factory=dict)
+
+    def ids(self) -> list[CheckpointId]:
+        """Every whole checkpoint, oldest first."""
+        return sorted(id for name in self.store.holding(NAME) if (id := CheckpointId.parse(name)) is not None)
+
+    def has(self, id: CheckpointId) -> bool:
+        return self.store.exists(f"{id}/{NAME}")
+
+    def content(self, id: CheckpointId) -> bytes:
+        """The bytes of zarr.json. Raises FileNotFoundError."""
+        return self.store.read(f"{id}/{NAME}")
+
+    def meta(self, id: CheckpointId) -> Meta:
+        """What zarr.json says; read once. Raises BadCheckpoint, FileNotFoundError."""
+        if id not in self._metas:
+            self._metas = {id: metadata.read(self.content(id), f"{self.store.url}/{id}/{NAME}")}
+        return self._metas[id]
+
+    def path(self, id: CheckpointId, meta: Meta, rank: int) -> str:
+        """The file of a rank, in the store."""
+        return f"{id}/{meta.path(rank)}"
+
+    def clear(self, busy: Iterable[CheckpointId] = ()) -> None:
+        """Delete what dead saves left: everything that looks like a checkpoint and has no zarr.json."""
+        whole = {*self.ids(), *busy}
+        for name in self.store.names():
+            id = CheckpointId.parse(name)
+            if id is not None and id not in whole:
+                self.store.delete(name)
+
+    def prune(self, run_dir: str, saved: CheckpointId) -> None:
+        """Delete what the rules do not keep, once `saved` is whole."""
+        if self.keep_last is None:
+            return
+        for id in self.superfluous(run_dir, saved):
+            self.store.delete(str(id))
+
+    def superfluous(self, run_dir: str, saved: CheckpointId | None = None) -> list[CheckpointId]:
+        """What is neither of the newest `keep_last` that led to where the run stands nor of every `keep_every`."""
+        ids = self.ids()
+        branch = attempts.branch(run_dir, ids)
+        kept = {saved, *branch[: self.keep_last]}
+        if self.keep_every is not None:
+            kept |= {id for id in branch if id.step % self.keep_every == 0}
+        return [id for id in ids if id not in kept]

@@ -1,0 +1,10 @@
+"""Core's suite for checkpointers."""
+
+from __future__ import annotations
+
+from gangline.testing.checkpointer import CheckpointerSuite
+
+
+class TestZarr(CheckpointerSuite):
+    choice = "checkpoint=zarr"
+    can = frozenset({"reshard", "async", "atomic", "verify"})
