@@ -70,10 +70,6 @@ class Store(ABC):
         """The entries under the root that hold an object of this name, sorted."""
         return [entry for entry in self.names() if self.exists(f"{entry}/{name}")]
 
-    def holding(self, name: str) -> list[str]:
-        """The places directly under the root that have an object `name` directly in them, sorted."""
-        return [place for place in self.names() if self.exists(f"{place}/{name}")]
-
     @abstractmethod
     def walk(self, path: str = "") -> list[str]:
         """The paths of all objects under `path`, sorted."""

@@ -1,0 +1,143 @@
+"""A directory of the local (or a mounted) file system. Whatever is said to be there has reached the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from gangline_ckpt_zarr.stores.base import METADATA, Store, Writer
+from gangline_ckpt_zarr.stores.direct import DirectWriter, sync_directory
+
+_UNFINISHED = ".unfinished-"  # how the temporary files of a commit begin
+_IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
+
+
+class LocalStore(Store):
+    local = True
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = Path(root).absolute()
+        self.url = str(self._root)
+
+    def create(self, path: str, size: int) -> Writer:
+        place = self._root / path
+        self._make_directories(place.parent)
+        return DirectWriter(place, size, lambda: self._sync_directories(place.parent))
+
+    def commit(self, path: str, content: bytes) -> None:
+        place = self._root / path
+        self._make_directories(place.parent)
+        written = place.parent / f"{_UNFINISHED}{place.name}-{secrets.token_hex(8)}"
+        try:
+            with written.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            try:
+                os.link(written, place)  # unlike a rename this never replaces anything
+            except FileExistsError as error:
+                if written.stat().st_nlink != 2:  # NFS asks again when an answer is lost, and then finds its own link
+                    raise FileExistsError(error.errno, error.strerror, str(place)) from None
+        finally:
+            written.unlink(missing_ok=True)
+        self._sync_directories(place.parent)
+
+    def read(self, path: str) -> bytes:
+        return (self._root / path).read_bytes()
+
+    def read_into(self, path: str, ranges: Sequence[tuple[int, Sequence[memoryview]]]) -> None:
+        file = os.open(self._root / path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            for offset, buffers in ranges:
+                _fill(file, offset, buffers, path)
+        finally:
+            os.close(file)
+
+    def size(self, path: str) -> int:
+        return (self._root / path).stat().st_size
+
+    def exists(self, path: str) -> bool:
+        return (self._root / path).is_file()
+
+    def names(self, path: str = "") -> list[str]:
+        try:
+            found = os.listdir(self._root / path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(name for name in found if not name.startswith(_UNFINISHED))
+
+    def walk(self, path: str = "") -> list[str]:
+        return sorted(
+            os.path.relpath(os.path.join(directory, name), self._root)
+            for directory, _, names in os.walk(self._root / path)
+            for name in names
+            if not name.startswith(_UNFINISHED)
+        )
+
+    def delete(self, path: str) -> None:
+        place = self._root / path
+        if not place.is_dir() or place.is_symlink():
+            place.unlink(missing_ok=True)
+        else:
+            for directory, _, names in os.walk(place):  # outermost first
+                if METADATA in names:
+                    os.unlink(os.path.join(directory, METADATA))
+                    sync_directory(directory)
+            _remove_tree(place)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            sync_directory(place.parent)
+
+    def _make_directories(self, directory: Path) -> None:
+        """With every name that is new on the way durable, also those above the root."""
+        missing = [place for place in (directory, *directory.parents) if not place.exists()]
+        for place in reversed(missing):
+            with contextlib.suppress(FileExistsError):  # another rank was faster
+                place.mkdir()
+            if place == self._root or place in self._root.parents:
+                sync_directory(place.parent)
+
+    def _sync_directories(self, directory: Path) -> None:
+        """From `directory` up to the root, whoever made them: the rank that did may not have come so far."""
+        while True:
+            sync_directory(directory)
+            if directory == self._root or directory == directory.parent:
+                return
+            directory = directory.parent
+
+
+def _fill(file: int, offset: int, buffers: Sequence[memoryview], path: str) -> None:
+    """Read from `offset` on into the buffers, as many in a call as the system takes."""
+    left = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
+    position = 0  # of the first buffer that is not yet full
+    while position < len(left):
+        got = os.preadv(file, left[position : position + _IOV_MAX], offset)
+        if not got:
+            wanted = sum(map(len, left[position:]))
+            raise EOFError(f"{path} ends at {offset}, {wanted} bytes early")
+        offset += got
+        while position < len(left) and got >= len(left[position]):
+            got -= len(left[position])
+            position += 1
+        if got:
+            left[position] = left[position][got:]
+
+
+def _remove_tree(place: Path) -> None:
+    """Another process may be removing the same tree."""
+    for directory, directories, names in os.walk(place, topdown=False):
+        for name in names:
+            Path(directory, name).unlink(missing_ok=True)
+        for name in directories:
+            _remove_directory(Path(directory, name))
+    _remove_directory(place)
+
+
+def _remove_directory(place: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if place.is_symlink():
+            place.unlink()
+        else:
+            place.rmdir()

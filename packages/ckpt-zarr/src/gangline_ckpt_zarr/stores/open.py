@@ -1,0 +1,45 @@
+"""From a URL to a store."""
+
+from __future__ import annotations
+
+from gangline.errors import UserError
+from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.stores.local import LocalStore
+
+DEADLINE_SECONDS = 600.0
+
+
+def open_store(url: str, *, deadline_seconds: float = DEADLINE_SECONDS) -> Store:
+    """A path or ``file://`` is a LocalStore; anything else is what fsspec opens (``s3://``, ``gs://``, ``memory://``).
+
+    A remote store tries each request again for at most `deadline_seconds`. Where it is and who may go there come from
+    the store's usual environment variables and from fsspec's own configuration files.
+    """
+    for scheme in ("file://", "local://"):
+        if url.startswith(scheme):
+            return LocalStore(url.removeprefix(scheme))
+    if "://" not in url:
+        return LocalStore(url)
+    import fsspec
+    from fsspec.registry import known_implementations
+
+    from gangline_ckpt_zarr.stores.remote import FsspecStore
+    from gangline_ckpt_zarr.stores.s3 import S3Store
+
+    scheme = url.partition("://")[0]
+    try:
+        if fsspec.get_filesystem_class(scheme).__module__.startswith("s3fs"):
+            return S3Store(url, deadline_seconds)
+        return FsspecStore(url, deadline_seconds)
+    except ImportError as error:
+        driver = known_implementations.get(scheme, {}).get("class", "").partition(".")[0]
+        raise UserError(
+            f"{scheme}:// cannot be opened here.",
+            str(error) if driver in ("", "fsspec") else f"It is opened by {driver}:  pip install {driver}",
+        ) from error
+    except ValueError as error:
+        raise UserError(
+            f"{scheme}:// is no store that is known here.",
+            f"{error}",
+            "A path, file://, s3://, gs:// and whatever else fsspec opens will do.",
+        ) from error

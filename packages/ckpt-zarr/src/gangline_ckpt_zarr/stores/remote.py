@@ -1,0 +1,169 @@
+"""A store that fsspec opens, with every request tried again until a deadline and ranges fetched side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+import fsspec
+from fsspec.asyn import sync
+
+from gangline_ckpt_zarr.stores.base import Store, Writer, deletion_order
+from gangline_ckpt_zarr.stores.ranges import Fetch, fetches
+from gangline_ckpt_zarr.stores.retry import retry, status
+
+SIDE_BY_SIDE = 8  # requests: one stream from an object store is some 60 MB/s
+REQUEST_SECONDS = 60.0  # an answer that takes longer counts as lost
+_STREAM_BLOCK = 16 << 20
+
+
+class FsspecStore(Store):
+    """Any of fsspec's file systems. What `commit` promises is as good as its ``pipe_file(mode="create")``."""
+
+    def __init__(
+        self, url: str, deadline_seconds: float, request_seconds: float = REQUEST_SECONDS, **options: Any
+    ) -> None:
+        self.url, self._deadline_seconds, self._request_seconds = url, deadline_seconds, request_seconds
+        self._fs, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
+        self._root = self._root.rstrip("/")
+        self._pool = ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="store")
+
+    def create(self, path: str, size: int) -> Writer:
+        if self.exists(path):
+            raise FileExistsError(f"{self._where(path)}: it is there already")
+        return _Stream(self, path, size)
+
+    def commit(self, path: str, content: bytes) -> None:
+        tries = 0
+
+        def once(left: float) -> None:
+            nonlocal tries
+            tries += 1
+            self._once(left, "pipe_file", self._full(path), content, mode="create")
+
+        try:
+            retry(once, self._where(path), self._deadline_seconds)
+        except FileExistsError:
+            if tries == 1 or self.read(path) != content:  # after a lost answer one finds what one has put oneself
+                raise
+
+    def read(self, path: str) -> bytes:
+        return self._ask(path, "cat_file", self._full(path))
+
+    def read_into(self, path: str, ranges: Sequence[tuple[int, Sequence[memoryview]]]) -> None:
+        for _ in self._pool.map(lambda fetch: self._fetch(path, fetch), fetches(ranges)):
+            pass
+
+    def size(self, path: str) -> int:
+        return int(self._ask(path, "info", self._full(path))["size"])
+
+    def exists(self, path: str) -> bool:
+        try:
+            return self._ask(path, "info", self._full(path))["type"] == "file"
+        except FileNotFoundError:
+            return False
+
+    def names(self, path: str = "") -> list[str]:
+        place = self._full(path)
+        try:
+            found = self._ask(path, "ls", place, detail=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        names = {found.rstrip("/").rpartition("/")[2] for found in found if self._below(found, place)}
+        return sorted(names)
+
+    def holding(self, name: str) -> list[str]:
+        places = self.names()
+        there = self._pool.map(lambda place: self.exists(f"{place}/{name}"), places)
+        return [place for place, has in zip(places, there, strict=True) if has]
+
+    def walk(self, path: str = "") -> list[str]:
+        place = self._full(path)
+        try:
+            found = self._ask(path, "find", place)
+        except FileNotFoundError:
+            return []
+        return sorted(self._relative(found) for found in found if self._below(found, place))
+
+    def delete(self, path: str) -> None:
+        for paths in deletion_order(self.walk(path) or [path]):
+            self._remove(paths)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def _remove(self, paths: Sequence[str]) -> None:
+        def remove(path: str) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self._ask(path, "rm_file", self._full(path))
+
+        for _ in self._pool.map(remove, paths):
+            pass
+
+    def _fetch(self, path: str, fetch: Fetch) -> None:
+        try:
+            got = self._ask(path, "cat_file", self._full(path), start=fetch.start, end=fetch.stop)
+        except OSError as error:
+            if status(error) != 416:
+                raise
+            got = b""  # the whole range is behind the end
+        if len(got) < fetch.stop - fetch.start:
+            raise EOFError(f"{self._where(path)} ends at {fetch.start + len(got)}, {fetch.stop} was asked for")
+        fetch.fill(got)
+
+    def _ask(self, path: str, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the file system until it succeeds."""
+        return retry(lambda left: self._once(left, method, *args, **kwargs), self._where(path), self._deadline_seconds)
+
+    def _once(self, left: float, method: str, *args: Any, **kwargs: Any) -> Any:
+        if not self._fs.async_impl:
+            return getattr(self._fs, method)(*args, **kwargs)
+        seconds = max(min(left, self._request_seconds), 0.001)
+        return sync(self._fs.loop, _within, seconds, getattr(self._fs, f"_{method}"), args, kwargs)
+
+    def _full(self, path: str) -> str:
+        return f"{self._root}/{path}".rstrip("/")
+
+    def _relative(self, full: str) -> str:
+        return full.removeprefix(f"{self._root}/")
+
+    def _below(self, full: str, place: str) -> bool:
+        return full.rstrip("/").startswith(f"{place}/")
+
+    def _where(self, path: str) -> str:
+        """For messages, without a password that the URL may have."""
+        parts = urlsplit(self.url)
+        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}/{path}"
+
+
+class _Stream(Writer):
+    """fsspec's own file object: one stream, with whatever retries the driver has."""
+
+    def __init__(self, store: FsspecStore, path: str, size: int) -> None:
+        self._store, self._path, self._size, self._written = store, path, size, 0
+        self._file = store._fs.open(store._full(path), "wb", block_size=_STREAM_BLOCK)
+
+    def write(self, content: memoryview) -> None:
+        self._file.write(content)
+        self._written += content.nbytes
+
+    def close(self) -> None:
+        if self._written != self._size:
+            self.abort()
+            raise ValueError(f"{self._path}: {self._written} bytes were written, {self._size} announced")
+        self._file.close()
+
+    def abort(self) -> None:
+        with contextlib.suppress(Exception):
+            if hasattr(self._file, "discard"):
+                self._file.discard()
+            self._store._fs.rm_file(self._store._full(self._path))
+
+
+async def _within(seconds: float, act: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An answer that does not come in time is cancelled, and is a TimeoutError."""
+    return await asyncio.wait_for(act(*args, **kwargs), seconds)

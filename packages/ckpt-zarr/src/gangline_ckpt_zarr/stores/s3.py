@@ -1,0 +1,171 @@
+"""S3 and what speaks like it, through s3fs: multipart uploads side by side, and a conditional put for the commit."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import fsspec
+
+from gangline_ckpt_zarr.stores.base import StoreError, Writer
+from gangline_ckpt_zarr.stores.remote import REQUEST_SECONDS, SIDE_BY_SIDE, FsspecStore
+from gangline_ckpt_zarr.stores.retry import status
+
+PART_BYTES = 16 << 20  # the store takes no more than 10,000 parts, so large objects have larger ones
+MOST_PARTS = 10_000
+_STAMP = "gangline-write"  # metadata of every object: who has put it
+_DELETED_AT_ONCE = 1000
+
+
+class S3Store(FsspecStore):
+    """Endpoint and credentials are found as by every tool for AWS (``AWS_ENDPOINT_URL``, ``AWS_PROFILE``, ...)."""
+
+    def __init__(
+        self, url: str, deadline_seconds: float, request_seconds: float = REQUEST_SECONDS, part_bytes: int = PART_BYTES
+    ) -> None:
+        given = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+        config = {"retries": {"total_max_attempts": 1}, "max_pool_connections": 2 * SIDE_BY_SIDE} | given
+        super().__init__(url, deadline_seconds, request_seconds, config_kwargs=config, skip_instance_cache=True)
+        self._fs.retries = 1  # it is `retry` that tries again, and it alone
+        self._fs.connect()  # makes the client, before several threads each would; asks nothing of the store
+        self._part_bytes = part_bytes
+        self._bucket = self._root.partition("/")[0]
+
+    def create(self, path: str, size: int) -> Writer:
+        if self.exists(path):
+            raise FileExistsError(f"{self._where(path)}: it is there already")
+        return _Multipart(self, path, size, part_bytes(size, self._part_bytes))
+
+    def commit(self, path: str, content: bytes) -> None:
+        if self.exists(path):  # a store that ignores the condition still refuses here
+            raise FileExistsError(f"{self._where(path)}: it is there already")
+        self.put_new(path, content)
+
+    def put_new(self, path: str, content: bytes | bytearray) -> None:
+        """Put an object where there is none. FileExistsError."""
+        stamp = secrets.token_hex(8)
+        put = {"Body": content, "Metadata": {_STAMP: stamp}}
+        try:
+            self.call("put_object", path, IfNoneMatch="*", **put)
+        except OSError as error:
+            if status(error) == 412:
+                # Where the answer to the first try was lost, the second finds what the first has put.
+                if self.stamp(path) != stamp:
+                    raise FileExistsError(f"{self._where(path)}: it is there already") from error
+            elif status(error) == 501:  # a store without conditions
+                self.call("put_object", path, **put)
+            else:
+                raise
+
+    def stamp(self, path: str) -> str | None:
+        """Which write an object comes from; None where there is no object."""
+        try:
+            return self.call("head_object", path)["Metadata"].get(_STAMP)
+        except FileNotFoundError:
+            return None
+
+    def call(self, method: str, path: str, **kwargs: Any) -> Any:
+        """One of S3's own operations on an object, until it succeeds."""
+        return self._ask(path, "call_s3", method, Bucket=self._bucket, Key=self.key(path), **kwargs)
+
+    def key(self, path: str) -> str:
+        return self._full(path).partition("/")[2]
+
+    def delete(self, path: str) -> None:
+        super().delete(path)
+        self._abort_uploads(path)
+
+    def _remove(self, paths: Sequence[str]) -> None:
+        for first in range(0, len(paths), _DELETED_AT_ONCE):
+            keys = [{"Key": self.key(path)} for path in paths[first : first + _DELETED_AT_ONCE]]
+            asked = {"Bucket": self._bucket, "Delete": {"Objects": keys, "Quiet": True}}
+            refused = self._ask(paths[first], "call_s3", "delete_objects", **asked).get("Errors")
+            if refused:
+                raise StoreError(f"s3://{self._bucket}/{refused[0]['Key']} is not deleted: {refused[0].get('Message')}")
+
+    def _abort_uploads(self, path: str) -> None:
+        """What killed writers have begun is not seen but paid for. Not every user may list it; that is no harm."""
+        with contextlib.suppress(OSError):
+            asked = {"Bucket": self._bucket, "Prefix": self.key(path)}
+            for upload in self._ask(path, "call_s3", "list_multipart_uploads", **asked).get("Uploads", ()):
+                if upload["Key"] == self.key(path) or upload["Key"].startswith(self.key(path) + "/"):
+                    which = {"Bucket": self._bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                    self._ask(path, "call_s3", "abort_multipart_upload", **which)
+
+
+def part_bytes(size: int, least: int) -> int:
+    """How large the parts of an object are, in whole MiB or `least`: equal but for the last, 10,000 at most."""
+    needed = -(-size // MOST_PARTS)
+    return max(least, -(-needed // (1 << 20)) << 20)
+
+
+class _Multipart(Writer):
+    """Parts are copied once and sent side by side; nothing is visible before `close`."""
+
+    def __init__(self, store: S3Store, path: str, size: int, part: int) -> None:
+        self._store, self._path, self._size, self._part_bytes = store, path, size, part
+        self._part = bytearray()
+        self._upload: str | None = None
+        self._stamp = secrets.token_hex(8)
+        self._sent: list[Future[str]] = []
+        self._under_way: deque[Future[str]] = deque()
+        self._written = 0
+
+    def write(self, content: memoryview) -> None:
+        content = content.cast("B") if content.nbytes else content
+        self._written += len(content)
+        while len(content):
+            room = self._part_bytes - len(self._part)
+            self._part += content[:room]
+            content = content[room:]
+            if len(self._part) == self._part_bytes and self._size > self._part_bytes:
+                self._send()
+
+    def close(self) -> None:
+        if self._written != self._size:
+            self.abort()
+            raise ValueError(f"{self._path}: {self._written} bytes were written, {self._size} announced")
+        if not self._sent:
+            self._store.put_new(self._path, self._part)
+            return
+        if self._part:
+            self._send()
+        parts = [{"PartNumber": number, "ETag": sent.result()} for number, sent in enumerate(self._sent, 1)]
+        try:
+            self._call("complete_multipart_upload", MultipartUpload={"Parts": parts})
+        except FileNotFoundError:  # no such upload: it is complete where the answer to the first try was lost
+            if self._store.stamp(self._path) != self._stamp:
+                raise
+        self._upload = None
+
+    def abort(self) -> None:
+        for sent in self._sent:
+            sent.cancel()
+        for sent in self._sent:
+            if not sent.cancelled():
+                sent.exception()
+        if self._upload is not None:
+            with contextlib.suppress(OSError):
+                self._call("abort_multipart_upload")
+            self._upload = None
+
+    def _send(self) -> None:
+        if self._upload is None:
+            begun = self._store.call("create_multipart_upload", self._path, Metadata={_STAMP: self._stamp})
+            self._upload = begun["UploadId"]
+        if len(self._under_way) == SIDE_BY_SIDE:
+            self._under_way.popleft().result()
+        part, self._part = self._part, bytearray()
+        sent = self._store._pool.submit(self._put, len(self._sent) + 1, part)
+        self._sent.append(sent)
+        self._under_way.append(sent)
+
+    def _put(self, number: int, part: bytearray) -> str:
+        return self._call("upload_part", PartNumber=number, Body=part)["ETag"]
+
+    def _call(self, method: str, **kwargs: Any) -> Any:
+        return self._store.call(method, self._path, UploadId=self._upload, **kwargs)

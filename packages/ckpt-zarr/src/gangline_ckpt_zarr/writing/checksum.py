@@ -1,0 +1,77 @@
+"""crc32c of every cell, computed by a thread just ahead of the blocks that are being written.
+
+Of the libraries the one called crc32c was chosen by measurement: 8 to 11 GB/s and a quarter of a microsecond a call, it
+takes writable memory without a copy and lets other threads run; google-crc32c takes read-only bytes alone.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+
+from crc32c import crc32c
+
+from gangline_ckpt_zarr.writing.job import Cells
+
+WORD = 4
+_AT_ONCE = 8 << 20  # bytes of cells between two announcements
+
+
+class Checksums:
+    """Fills in the checksums of `memory` in the file's order; `wait` says how far it has come."""
+
+    def __init__(self, memory: memoryview, runs: Sequence[Cells]) -> None:
+        if runs and runs[-1].end > len(memory):
+            raise ValueError(f"cells end at {runs[-1].end}, the memory at {len(memory)}")
+        self._memory, self._runs = memory, runs
+        self._reached = 0  # every checksum that begins before this is there
+        self._failed: BaseException | None = None
+        self._news = threading.Condition()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._work, name="checksums", daemon=True)
+        self._thread.start()
+
+    def wait(self, end: int) -> None:
+        """Return once all checksums that begin before `end` are in memory."""
+        with self._news:
+            self._news.wait_for(lambda: self._reached >= end or self._failed is not None)
+            if self._failed is not None:
+                raise self._failed
+
+    def stop(self) -> None:
+        """Do no more than is begun; returns when nothing touches the memory any longer."""
+        self._stopped = True
+        self._thread.join()
+
+    def _work(self) -> None:
+        failed: BaseException | None = None
+        try:
+            for part in _parts(self._runs):
+                if self._stopped:
+                    return
+                with self._news:
+                    self._reached = part.base + part.nbytes
+                    self._news.notify_all()
+                fill(self._memory, part)
+        except BaseException as error:
+            failed = error
+        with self._news:
+            self._reached, self._failed = len(self._memory), failed
+            self._news.notify_all()
+
+
+def fill(memory: memoryview, run: Cells) -> None:
+    """Put each cell's checksum (little-endian) behind it."""
+    nbytes, put = run.nbytes, struct.Struct("<I").pack_into
+    for base in range(run.base, run.end - WORD - nbytes + 1, max(run.stride, 1)):
+        end = base + nbytes
+        put(memory, end, crc32c(memory[base:end]))
+
+
+def _parts(runs: Sequence[Cells]) -> Iterator[Cells]:
+    """The same cells, a few megabytes at a time."""
+    for base, stride, nbytes, count in runs:
+        step = max(1, _AT_ONCE // nbytes)
+        for first in range(0, count, step):
+            yield Cells(base + first * stride, stride, nbytes, min(step, count - first))

@@ -1,0 +1,189 @@
+"""The trainer's side of its writer process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from gangline_ckpt_zarr.writing.job import Answer, Cells, Memory, Target, request
+
+_LAST_WORDS = 20  # lines kept of what it says on its standard error
+_LINE = 500  # bytes kept of each
+
+
+class WriterProcess:
+    """A process that writes what is staged. It may be started ahead of its first job, and is started anew by the next
+    job when it has died.
+
+    Jobs are done in the order in which they were given; every job ends in one answer that is `over`, also when the
+    process dies. May be used from several threads.
+    """
+
+    def __init__(self, fds: Sequence[int] = ()) -> None:
+        self._fds = tuple(fds)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._listener: threading.Thread | None = None
+        self._jobs = 0
+        self._open: set[int] = set()  # jobs without their last answer
+        self._answers: list[Answer] = []
+        self._ended: str | None = None  # how, once it has
+        self._news = threading.Condition()
+        self._sending = threading.RLock()
+
+    def start(self, fds: Sequence[int] | None = None) -> None:
+        """Have it run, with these file descriptors inherited (as numbered here; None: those it was made with)."""
+        with self._sending:
+            wanted = self._fds if fds is None else tuple(fds)
+            if self.alive and wanted == self._fds:
+                return
+            self.close()
+            self._fds, self._ended = wanted, None
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "gangline_ckpt_zarr.writing.process", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=self._fds,
+                start_new_session=True,  # Ctrl-C is for the trainer
+            )
+            self._listener = threading.Thread(target=self._listen, args=(self._process,), daemon=True, name="writer")
+            self._listener.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def write(
+        self,
+        staging: Memory,
+        runs: Sequence[Cells | Sequence[int]],
+        targets: Sequence[Target | Sequence[str]],
+        *,
+        deadline_seconds: float | None = None,
+    ) -> int:
+        """Fill in the checksums of the staged bytes and write them to each target in turn; the job's number.
+
+        The memory belongs to the process until the job is over.
+        """
+        said = {"staging": asdict(staging), "runs": runs, "targets": targets, "deadline_seconds": deadline_seconds}
+        return self._ask("write", said)
+
+    def commit(self, store: str, path: str, content: str, *, deadline_seconds: float | None = None) -> int:
+        """`Store.commit`."""
+        said = {"store": store, "path": path, "content": content, "deadline_seconds": deadline_seconds}
+        return self._ask("commit", said)
+
+    def delete(self, store: str, path: str, *, deadline_seconds: float | None = None) -> int:
+        """`Store.delete`."""
+        return self._ask("delete", {"store": store, "path": path, "deadline_seconds": deadline_seconds})
+
+    def prefault(self, staging: Memory) -> int:
+        """Find pages for the memory (fails where there are none), and map it into the process."""
+        return self._ask("prefault", {"staging": asdict(staging)})
+
+    def poll(self) -> list[Answer]:
+        """What has been answered since, in order; never waits."""
+        with self._news:
+            answers, self._answers = self._answers, []
+        return answers
+
+    def wait(self, job: int, timeout: float | None = None) -> Answer:
+        """The job's last answer; those of other jobs stay for `poll`. Raises TimeoutError."""
+        with self._news:
+            if not self._news.wait_for(lambda: job not in self._open, timeout):
+                raise TimeoutError(f"the writer process has not answered within {timeout:g} s")
+            own = [answer for answer in self._answers if answer.job == job]
+            self._answers = [answer for answer in self._answers if answer.job != job]
+        if not own:
+            raise KeyError(f"job {job} is not known, or its last answer has been taken")
+        return own[-1]
+
+    def close(self, timeout: float | None = None) -> None:
+        """Let it do what it was asked and end; after `timeout` seconds it is killed."""
+        with self._sending:
+            process, listener = self._process, self._listener
+            if process is None or listener is None or process.stdin is None:
+                return
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            listener.join()
+            self._process = None
+
+    def kill(self) -> None:
+        """End it now; what it was doing fails."""
+        if self._process is not None:
+            self._process.kill()
+            self.close()
+
+    def _ask(self, op: str, said: Mapping[str, object]) -> int:
+        with self._sending:
+            self.start()
+            process = self._process
+            assert process is not None
+            assert process.stdin is not None
+            with self._news:
+                self._jobs += 1
+                job = self._jobs
+                self._open.add(job)
+                if self._ended is not None:
+                    self._fail(job, self._ended)
+            with contextlib.suppress(OSError):  # it has just died: who listens to it says so
+                process.stdin.write(request(job, op, **said))
+                process.stdin.flush()
+            return job
+
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        """Take in all it says until it ends, however that happens; then every job that is open has failed."""
+        assert process.stdout is not None
+        words: deque[str] = deque(maxlen=_LAST_WORDS)
+        keeper = threading.Thread(target=_keep, args=(process, words), daemon=True, name="writer's last words")
+        keeper.start()
+        for line in process.stdout:
+            with contextlib.suppress(ValueError, TypeError):  # cut off in the middle
+                answer = Answer.parse(line)
+                with self._news:
+                    self._answers.append(answer)
+                    if answer.over:
+                        self._open.discard(answer.job)
+                    self._news.notify_all()
+        code = process.wait()
+        keeper.join()
+        how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
+        why = f"the writer process {how}" + "".join(f"\n  {line}" for line in words)
+        with self._news:
+            self._ended = why
+            for job in sorted(self._open):
+                self._fail(job, why)
+
+    def _fail(self, job: int, why: str) -> None:
+        self._open.discard(job)
+        self._answers.append(Answer(job, failed=why, kind="WriterDied"))
+        self._news.notify_all()
+
+
+def _keep(process: subprocess.Popen[bytes], words: deque[str]) -> None:
+    assert process.stderr is not None
+    while line := process.stderr.readline(_LINE):
+        words.append(line.decode(errors="replace").rstrip())
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

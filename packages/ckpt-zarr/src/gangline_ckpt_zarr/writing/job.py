@@ -1,0 +1,95 @@
+"""What the trainer and its writer process say to each other: one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+
+class Cells(NamedTuple):
+    """`number` cells, the k-th at `base` + k * `stride`: `nbytes` bytes, then their crc32c (4 bytes)."""
+
+    base: int
+    stride: int
+    nbytes: int
+    number: int
+
+    @property
+    def end(self) -> int:
+        """Just behind the last checksum."""
+        return self.base + (self.number - 1) * self.stride + self.nbytes + 4
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Shared memory of `size` bytes: a file descriptor that the writer process inherited, or a path (on tmpfs, or
+    ``/proc/PID/fd/N``) that it can open."""
+
+    size: int
+    fd: int | None = None
+    path: str | None = None
+
+
+class Target(NamedTuple):
+    """An object to be made."""
+
+    store: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a job goes. Neither `done` nor `failed`: still under way.
+
+    `progress` is in bytes written to the targets so far, `outcome` has a line for each target that failed and None for
+    each that did not.
+    """
+
+    job: int
+    progress: int = 0
+    done: bool = False
+    failed: str | None = None
+    kind: str = ""  # the name of the exception's type
+    errno: int | None = None
+    seconds: float = 0.0
+    outcome: tuple[str | None, ...] = field(default=())
+
+    @property
+    def over(self) -> bool:
+        return self.done or self.failed is not None
+
+    def line(self) -> bytes:
+        return _line(asdict(self))
+
+    @classmethod
+    def parse(cls, line: bytes) -> Answer:
+        said = json.loads(line)
+        return cls(**said | {"outcome": tuple(said["outcome"])})
+
+
+def request(job: int, op: str, **arguments: Any) -> bytes:
+    """The line that asks for `op`."""
+    return _line({"job": job, "op": op, **arguments})
+
+
+def memory(said: dict[str, Any]) -> Memory:
+    return Memory(**said)
+
+
+def cells(said: Sequence[Sequence[int]]) -> list[Cells]:
+    """In order of the file. Raises ValueError where they overlap, for then no order of checksums is right."""
+    found = sorted(Cells(*run) for run in said if run[3])
+    for run in found:
+        if run.base < 0 or run.nbytes < 1 or (run.number > 1 and run.stride < run.nbytes + 4):
+            raise ValueError(f"cells that overlap themselves: {run}")
+    for before, after in pairwise(found):
+        if after.base < before.end:
+            raise ValueError(f"cells that overlap: {before}, {after}")
+    return found
+
+
+def _line(said: dict[str, Any]) -> bytes:
+    return json.dumps(said, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,184 @@
+"""The writer process: ``python -m gangline_ckpt_zarr.writing.process TRAINER_PID``.
+
+One for each rank, started by `gangline_ckpt_zarr.writing.client`. It has neither torch nor numpy, so it starts in a
+tenth of a second and takes little memory; it dies with its trainer, and only its trainer can ask it to stop.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import mmap
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from typing import Any, BinaryIO
+
+from gangline.launch.guard import die_with
+from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.stores.open import DEADLINE_SECONDS, open_store
+from gangline_ckpt_zarr.writing.checksum import Checksums
+from gangline_ckpt_zarr.writing.job import Answer, Memory, Target, cells, memory
+
+BLOCK = 8 << 20  # bytes: smaller ones are slower with O_DIRECT, larger ones are not faster
+NICE = 10  # the trainer goes first; costs nothing where there is a core to spare
+REPORT_SECONDS = 0.2
+SWITCH_SECONDS = 0.0005  # Python's 5 ms is as long as a block takes to write: the disk would wait for the checksums
+
+
+class WriterProcess:
+    """Does one job after another and answers each."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self._stores: dict[tuple[str, float], Store] = {}
+        self._mapped: tuple[object, memoryview] = (None, memoryview(b""))
+
+    def run(self, jobs: queue.Queue[dict[str, Any] | None]) -> None:
+        while (said := jobs.get()) is not None:
+            began = time.monotonic()
+            try:
+                answer = getattr(self, f"_{said['op']}")(said)
+            except Exception as error:
+                answer = Answer(said["job"], failed=_why(error), kind=type(error).__name__, errno=_errno(error))
+            self._say(Answer(**vars(answer) | {"seconds": time.monotonic() - began}))
+        for store in self._stores.values():
+            store.close()
+
+    def _write(self, said: dict[str, Any]) -> Answer:
+        view = self._map(memory(said["staging"]))
+        checksums = Checksums(view, cells(said["runs"]))
+        outcome: list[Exception | None] = []
+        progress = _Progress(said["job"], self._say)
+        try:
+            for target in said["targets"]:  # one that fails leaves the others their chance
+                try:
+                    self._put(Target(*target), said, view, checksums, progress)
+                    outcome.append(None)
+                except Exception as error:
+                    outcome.append(error)
+            checksums.wait(len(view))
+        finally:
+            checksums.stop()
+        lines = tuple(None if error is None else _why(error) for error in outcome)
+        first = next((error for error in outcome if error is not None), None)
+        if first is None:
+            return Answer(said["job"], progress.bytes, done=True, outcome=lines)
+        failed = "; ".join(line for line in lines if line)
+        return Answer(said["job"], progress.bytes, False, failed, type(first).__name__, _errno(first), outcome=lines)
+
+    def _put(
+        self, target: Target, said: dict[str, Any], view: memoryview, checksums: Checksums, progress: _Progress
+    ) -> None:
+        writer = self._store(target.store, said).create(target.path, len(view))
+        try:
+            for start in range(0, len(view), BLOCK):
+                block = view[start : start + BLOCK]
+                checksums.wait(start + len(block))
+                writer.write(block)
+                progress.add(len(block))
+            writer.close()
+        except BaseException:
+            writer.abort()
+            raise
+
+    def _commit(self, said: dict[str, Any]) -> Answer:
+        content = said["content"].encode()
+        self._store(said["store"], said).commit(said["path"], content)
+        return Answer(said["job"], len(content), done=True)
+
+    def _delete(self, said: dict[str, Any]) -> Answer:
+        self._store(said["store"], said).delete(said["path"])
+        return Answer(said["job"], done=True)
+
+    def _prefault(self, said: dict[str, Any]) -> Answer:
+        """Have the system find the pages now, at leisure, rather than while the step waits for its first copy."""
+        return Answer(said["job"], len(self._map(memory(said["staging"]))), done=True)
+
+    def _store(self, url: str, said: dict[str, Any]) -> Store:
+        deadline = said.get("deadline_seconds") or DEADLINE_SECONDS
+        if (url, deadline) not in self._stores:
+            self._stores[url, deadline] = open_store(url, deadline_seconds=deadline)
+        return self._stores[url, deadline]
+
+    def _map(self, place: Memory) -> memoryview:
+        """The staged bytes; kept until other memory is named, for each page costs time when it is first touched."""
+        if place.size == 0:
+            return memoryview(b"")
+        file = place.fd if place.path is None else os.open(place.path, os.O_RDWR | os.O_CLOEXEC)
+        assert file is not None
+        try:
+            found = os.fstat(file)
+            if found.st_size < place.size:
+                raise ValueError(f"{place} has no more than {found.st_size} bytes")
+            key = (found.st_dev, found.st_ino, found.st_size)
+            if self._mapped[0] != key:
+                self._mapped = (None, memoryview(b""))
+                gc.collect()  # the old pages go first
+                os.posix_fallocate(file, 0, found.st_size)  # a full tmpfs is an error here, and a SIGBUS later on
+                flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+                self._mapped = (key, memoryview(mmap.mmap(file, found.st_size, flags)))
+        finally:
+            if place.path is not None:
+                os.close(file)
+        return self._mapped[1][: place.size]
+
+    def _say(self, answer: Answer) -> None:
+        self._out.write(answer.line())
+        self._out.flush()
+
+
+class _Progress:
+    """Tells how many bytes are written, at most a few times a second."""
+
+    def __init__(self, job: int, say: Any) -> None:
+        self.bytes = 0
+        self._job, self._say, self._next = job, say, time.monotonic() + REPORT_SECONDS
+
+    def add(self, nbytes: int) -> None:
+        self.bytes += nbytes
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + REPORT_SECONDS
+            self._say(Answer(self._job, self.bytes))
+
+
+def _why(error: BaseException) -> str:
+    """What failed, in the words of the system, with the place."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def _errno(error: BaseException) -> int | None:
+    return error.errno if isinstance(error, OSError) else None
+
+
+def _listen(lines: BinaryIO, jobs: queue.Queue[dict[str, Any] | None]) -> None:
+    """Take in what is asked at once, so that the trainer never waits for a pipe that is full."""
+    for line in lines:
+        said = json.loads(line)
+        if said["op"] == "close":
+            break
+        jobs.put(said)
+    jobs.put(None)
+
+
+def main() -> None:
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)  # the trainer decides when a save that is under way is given up
+    die_with(int(sys.argv[1]))
+    os.nice(NICE)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # a library that prints disturbs no answer
+    jobs: queue.Queue[dict[str, Any] | None] = queue.Queue()
+    threading.Thread(target=_listen, args=(sys.stdin.buffer, jobs), daemon=True, name="listen").start()
+    WriterProcess(answers).run(jobs)
+
+
+if __name__ == "__main__":
+    main()
