@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SCRIPTS = ("commands", "overhead", "startup", "data", "ddp", "sharded", "tensor", "pipeline", "composed")
+SCRIPTS = ("commands", "overhead", "startup", "data", "data_parallel", "tensor", "pipeline", "composed")
 
 
 def main() -> int:

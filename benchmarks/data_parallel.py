@@ -1,6 +1,6 @@
-"""Sharded data parallelism beside torch: zero=0 and 1 beside DistributedDataParallel, zero=2 and 3 beside FSDP2.
+"""Data parallelism beside torch: `ddp`, zero=0 and 1 beside DistributedDataParallel, zero=2 and 3 beside FSDP2.
 
-    python benchmarks/sharded.py --processes 2 4 --steps 30
+    python benchmarks/data_parallel.py --processes 2 4 --steps 30
 
 The same model, batches and optimizer, in one run, step by step in random order. FSDP2 (`fully_shard` around each block
 and the rest) keeps whole weights between forward and backward beside zero=2, and not beside zero=3. Prints medians over
@@ -29,19 +29,21 @@ from gangline.model.compose import compose_model
 from gangline.model.init import initialise, whole_model
 from gangline.model.shapes import DecoderConfig
 from gangline.optimizer.adamw import build as build_adamw
+from gangline.parallel.config import Ddp
+from gangline.parts import ParallelConfig
+from gangline.plugins import build
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import close_all, pool
 from gangline.train.finish import finisher
-from gangline_parallel_megatron_style.build import build
-from gangline_parallel_megatron_style.config import Composed, ThreeD
+from gangline_parallel_megatron_style.config import ThreeD
 
 RATE, CLIP, VOCABULARY, WARM = 1e-3, 1.0, 256, 3
 SIZES = {
     "2M": DecoderConfig(vocab_size=VOCABULARY, dim=192, layers=4, heads=6, hidden=512),
     "6M": DecoderConfig(vocab_size=VOCABULARY, dim=256, layers=8, heads=8, hidden=688),
 }
-BESIDE = {"zero=0": "DDP", "zero=1": "DDP", "zero=2": "FSDP2 kept", "zero=3": "FSDP2"}
+BESIDE = {"ddp": "DDP", "zero=0": "DDP", "zero=1": "DDP", "zero=2": "FSDP2 kept", "zero=3": "FSDP2"}
 Step = Callable[[Batch], float]
 
 
@@ -54,14 +56,17 @@ def batch_of(step: int, rows: int, length: int) -> Batch:
     return Batch(tokens[:, :-1], tokens[:, 1:].contiguous(), mask, position, torch.arange(rows), step=step)
 
 
-def options(zero: int) -> Composed:
+def options(name: str, bucket_mb: float) -> ParallelConfig:
+    if name == "ddp":
+        return Ddp(bucket_mb=bucket_mb)
+    zero = int(name.removeprefix("zero="))
     axis = "dp_shard" if zero else "dp_replicate"
     return ThreeD(tp=1, pp=1, cp=1, zero=zero, **{"dp_shard": 1, "dp_replicate": 1, axis: rank.world})
 
 
-def ours(config: DecoderConfig, zero: int) -> Step:
+def ours(config: DecoderConfig, name: str, bucket_mb: float) -> Step:
     """A step of gangline; gives the mean loss of all ranks."""
-    run = default_run(model=config, parallel=options(zero))
+    run = default_run(model=config, parallel=options(name, bucket_mb))
     tree, plan = compose_model(run)
     mesh = Mesh.of(run.parallel.axes(rank.world))
     finish = finisher(Recompute.none, False)
@@ -117,7 +122,7 @@ def runners(config: DecoderConfig, bucket_mb: float, only: list[str]) -> dict[st
         "DDP": lambda: theirs(config, lambda model: ddp(model, bucket_mb)),
         "FSDP2 kept": lambda: theirs(config, lambda model: fsdp2(model, False)),
         "FSDP2": lambda: theirs(config, lambda model: fsdp2(model, True)),
-        **{name: lambda zero=zero: ours(config, zero) for zero, name in enumerate(BESIDE)},
+        **{name: lambda name=name: ours(config, name, bucket_mb) for name in BESIDE},
     }
     wanted = {*only, *(BESIDE[name] for name in only)}
     return {name: make() for name, make in made.items() if name in wanted}
@@ -149,7 +154,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rows", type=int, default=4, help="sequences a step, on each rank")
     parser.add_argument("--length", type=int, default=128)
-    parser.add_argument("--bucket-mb", type=float, default=4.0, help="of DistributedDataParallel")
+    parser.add_argument("--bucket-mb", type=float, default=4.0, help="of ddp and DistributedDataParallel")
     chosen = parser.parse_args()
     columns = f"{'ours':>9} {'torch':>9} {'wall':>6} {'CPU':>6}"
     print(f"{'size':>4} {'ranks':>5} {'':>6} {'beside':>10} {columns}   (medians, ratios)")
