@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 from functools import cached_property
@@ -106,12 +104,3 @@ def same(found: list[dict], expected: list[dict]) -> None:
             if want is not None:
                 assert abs(got - want) <= RELATIVE * abs(want), f"{name} of step {one['step']}: {got!r}, not {want!r}"
     assert [record["tokens"] for record in found] == [record["tokens"] for record in expected]
-
-
-def free_port() -> int:
-    """A port that nobody listens on, below those that the system hands out to whoever asks for any."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port

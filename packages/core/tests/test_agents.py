@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +17,7 @@ from gangline.config.defaults import default_run
 from gangline.launch import forkserver, requeue
 from gangline.launch.agents import detect, first_host, tasks_per_node
 from gangline.rundir import RunDirectory
+from gangline.testing.ports import free_port
 
 HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
@@ -67,15 +66,6 @@ def test_the_first_host_of_a_list(hosts, first):
 
 def test_tasks_per_node_are_written_out():
     assert tasks_per_node("4(x2),3,2(x2)") == [4, 4, 3, 2, 2]
-
-
-def free_port() -> int:
-    """A port that nobody listens on, below those that the system hands out to whoever asks for any."""
-    while True:
-        port = random.randrange(20000, 32000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 # --- Slurm ------------------------------------------------------------------------------------------------------------
