@@ -13,6 +13,8 @@ from gangline.batch import Batch
 from gangline.config.schema import Recompute
 from gangline.inside import draw, emit_loss, emit_metric
 from gangline.mesh import Mesh
+from gangline.model.build import materialise
+from gangline.model.init import shards_of
 from gangline.model.linear import Linear
 from gangline.parallel.config import Ddp, Single
 from gangline.parallel.ddp import build as build_ddp
@@ -251,6 +253,37 @@ def test_full_modules_compute_in_the_master_dtype():
 def dtypes_of(case: Case) -> dict:
     _, model = runtime_of(case)
     return {name: parameter.dtype for name, parameter in model.named_parameters()}
+
+
+class Shared(Toy):
+    """Its blocks count in one buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks[1].seen = self.blocks[0].seen
+
+
+def test_a_buffer_of_two_blocks_stays_one():
+    with torch.device("meta"):
+        model = Shared()
+    mesh, run = Mesh.of({}), SimpleNamespace(seed=1, deterministic=True)
+    precision = Plain(torch.float32, torch.float32)
+    runtime = build_single(
+        Single(), run, model, PLAN, mesh, rank.comms(mesh), precision, finisher(Recompute.none, False)
+    )
+    assert [name for name in runtime.registry if "seen" in name] == ["model/blocks.0.seen"]
+    (kept,) = [shard.local for shard in runtime.shards() if "seen" in shard.name]
+    kept.fill_(3)
+    assert all(torch.equal(block.seen, torch.full((D,), 3.0)) for block in model.blocks)
+
+
+def test_a_whole_model_keeps_what_its_blocks_share():
+    with torch.device("meta"):
+        model = Shared()
+    materialise(model, PLAN)
+    assert not model.blocks[0].seen.is_meta
+    assert model.blocks[1].seen is model.blocks[0].seen
+    assert [shard.name for shard in shards_of(model, PLAN) if "seen" in shard.name] == ["model/blocks.0.seen"]
 
 
 class Lost(Toy):

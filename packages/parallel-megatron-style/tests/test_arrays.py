@@ -49,7 +49,7 @@ BUFFERS = {"blocks.1.balance": ((E,), "float64")}
 
 def of(tied: bool) -> Given:
     shapes = {name: shape for name, shape in SHAPES.items() if not (tied and name == "head.weight")}
-    aliases = {name: (name,) for name in shapes}
+    aliases = {name: (name,) for name in (*shapes, *BUFFERS)}
     if tied:
         aliases["embed.weight"] = ("embed.weight", "head.weight")
     return Given(shapes, BUFFERS, aliases)
@@ -112,6 +112,16 @@ def test_what_first_and_last_stage_share_is_a_unit_of_both():
     arrays = lay_out(PLAN, mesh, of(True), [0, 0, 0, 1, 1], zero=1, sequence_parallel=False, dtype="float32")
     assert arrays.stage[TIED] == (0, 1)
     assert arrays.registry.of_rank("model/embed.weight", 1) == []
+
+
+def test_a_buffer_may_be_shared_by_modules_of_one_stage_only():
+    given_ = of(False)
+    given_.aliases["blocks.1.balance"] = ("blocks.1.balance", "blocks.2.balance")
+    options = {"zero": 1, "sequence_parallel": False, "dtype": "float32"}
+    registry = lay_out(PLAN, Mesh.of({"pp": 2}), given_, [0, 0, 1, 1, 1], **options).registry
+    assert registry["model/blocks.1.balance"].at == (("pp", 1),)
+    with pytest.raises(ValueError, match=r"shared by modules of the pipeline stages \[0, 1\]"):
+        lay_out(PLAN, Mesh.of({"pp": 2}), given_, [0, 0, 0, 1, 1], **options)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 
 from gangline.config.schema import Recompute
 from gangline.mesh import Mesh
+from gangline.model.build import construct
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
 from gangline.plugins import build
@@ -59,6 +60,30 @@ def test_a_model_keeps_the_values_it_comes_with(layout):
     want = {f"model/{name}": weight.detach() for name, weight in model.named_parameters()}
     got = assemble(pool(2).run(held, (layout,)), {name: tuple(x.shape) for name, x in want.items()})
     all_close("given", got, want, 0)
+
+
+def shared_buffer(settings):
+    """(what each block has of one buffer that two of them registered on the meta device, names it is kept under)."""
+    run = small_run(*settings)
+    tree, plan = compose_model(run)
+    model = construct(tree)
+    table = torch.empty(3, device="meta")
+    for block in model.blocks:
+        block.register_buffer("table", table)
+    mesh = Mesh.of(run.parallel.axes(rank.world))
+    precision, finish = Plain(torch.float64, torch.float64), finisher(Recompute.none, False)
+    runtime = build(run.parallel, run, model, plan, mesh, rank.comms(mesh), precision, finish)
+    kept = [shard for shard in runtime.shards() if "table" in shard.name]
+    for shard in kept:
+        shard.local.copy_(torch.arange(3))
+    return [block.table.tolist() for block in model.blocks], [shard.name for shard in kept]
+
+
+@pytest.mark.parametrize("layout", ["parallel=fsdp", "parallel=tp"])
+def test_a_buffer_of_two_blocks_stays_one(layout):
+    for tables, names in pool(2).run(shared_buffer, (layout,)):
+        assert tables == [[0.0, 1.0, 2.0]] * 2
+        assert names == ["model/blocks.0.table"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

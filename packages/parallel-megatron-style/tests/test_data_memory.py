@@ -54,7 +54,7 @@ def held(runtime: ComposedRuntime) -> Counter[str]:
     found["gradients"] = distinct([x for flat in flats for x in (flat._grad, flat.total)])
     for flat in flats:
         if flat._pending is not None and flat._grad is None:  # on its way, and still read
-            found["gradients"] += flat.full.numel() * flat.of.wire.itemsize
+            found["gradients"] += flat.full.numel() * flat.choices.wire.itemsize
     return found
 
 

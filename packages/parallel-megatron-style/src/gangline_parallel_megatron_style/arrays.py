@@ -69,7 +69,7 @@ class Given:
 
     shapes: Mapping[str, tuple[int, ...]]
     buffers: Mapping[str, tuple[tuple[int, ...], str]]  # persistent ones: shape and dtype
-    aliases: Mapping[str, tuple[str, ...]]  # name -> all names under which modules have it
+    aliases: Mapping[str, tuple[str, ...]]  # name of either -> all names under which modules have it
     frozen: Collection[str] = ()
 
 
@@ -78,7 +78,7 @@ def lay_out(
 ) -> Arrays:
     """`ranks`: the pp rank of the embedding, of each block, and of the head.
 
-    Raises ValueError for a parameter outside of the modules that the plan names, or tied in a way that has no home.
+    Raises ValueError for what lies outside of the modules that the plan names, or is shared in a way that has no home.
     """
     homes = {EMBED: ranks[0], **{f"{plan.blocks}.{i}": rank for i, rank in enumerate(ranks[1:-1])}, HEAD: ranks[-1]}
     units = {name: unit_of(name, plan, given.aliases[name]) for name in given.shapes}
@@ -96,7 +96,6 @@ def lay_out(
     buffers: dict[str, list[Buffer]] = {unit: [] for unit in stage}
     for (unit, group), names in grouped.items():
         axes, every, parts = shards(group, plan, mesh, zero)
-        names.sort(key=lambda name: bool(_sums(name, placed[name], plan, mesh, shared)))  # the added ones side by side
         at = (("pp", stage[unit][0]),) if mesh.size("pp") > 1 else ()
         rows = [placed[name].rows(name) for name in names]
         for packing in _pack(tuple((r.count, r.width) for r in rows), parts, tuple(names)):
@@ -109,8 +108,10 @@ def lay_out(
             buffers[unit].append(Buffer(unit, group, packing, sums))
     ordered = {f"model/{name}": layouts[name] for name in given.shapes}
     for name, (shape, kind) in given.buffers.items():
-        home = homes[unit_of(name, plan, (name,))]
-        ordered[f"model/{name}"] = Layout(shape, kind, at=(("pp", home),) if mesh.size("pp") > 1 else ())
+        places = sorted({homes[_place(alias, plan)] for alias in given.aliases[name]})
+        if len(places) > 1:
+            raise ValueError(f"the buffer {name} is shared by modules of the pipeline stages {places}; only one has it")
+        ordered[f"model/{name}"] = Layout(shape, kind, at=(("pp", places[0]),) if mesh.size("pp") > 1 else ())
     registry = Registry.of(mesh, ordered)
     return Arrays(registry, {unit: tuple(found) for unit, found in buffers.items()}, stage)
 

@@ -21,13 +21,14 @@ from gangline.parallel.storage import dtype_name
 from gangline.plan import Plan
 from gangline.precision import Precision
 from gangline_parallel_megatron_style.arrays import EMBED, HEAD, TIED, Arrays, Given, active_fold, lay_out
+from gangline_parallel_megatron_style.chunk import Segment
+from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.config import Composed
 from gangline_parallel_megatron_style.data.codec import CODECS
 from gangline_parallel_megatron_style.data.flat import Choices
 from gangline_parallel_megatron_style.data.storage import Storage, describe
 from gangline_parallel_megatron_style.layout.case import Case, partition
 from gangline_parallel_megatron_style.layout.timing import costs
-from gangline_parallel_megatron_style.pieces import Pieces
 from gangline_parallel_megatron_style.pipeline.actions import Placement, place_of, stage_of
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM
 from gangline_parallel_megatron_style.pipeline.executor import Executor
@@ -36,7 +37,6 @@ from gangline_parallel_megatron_style.pipeline.stage import Stage
 from gangline_parallel_megatron_style.runtime import ComposedRuntime
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, over_sequence
-from gangline_parallel_megatron_style.units import Part
 
 if TYPE_CHECKING:
     from gangline_parallel_megatron_style.context.apply import Method
@@ -88,9 +88,9 @@ def build(
     for index in stages.blocks:
         path = f"{plan.blocks}.{index}"
         finish(model.get_submodule(path), path)
-    chunks = [stages.parts(model, chunk, arrays) for chunk in range(stages.chunks)]
+    chunks = [stages.segments(model, chunk, arrays) for chunk in range(stages.chunks)]
     return ComposedRuntime(
-        Pieces(
+        Components(
             model=model,
             mesh=mesh,
             comms=comms,
@@ -134,20 +134,21 @@ class Stages:
         self.records = config.record and self.pp > 1
         self.costs = costs(Case.of(run, mesh)) if self.pp > 1 else UNIFORM
 
-    def parts(self, model: nn.Module, chunk: int, arrays: Arrays) -> list[Part]:
+    def segments(self, model: nn.Module, chunk: int, arrays: Arrays) -> list[Segment]:
         """The modules of one chunk of this rank."""
         stage = stage_of(self.pp, self.placement, self.index, chunk)
         first, last = stage == 0, stage == len(self.ranges) - 1
         plan, found = self.plan, []
         tied = (TIED,) if TIED in arrays.units else ()
         if first:
-            found.append(Part("embed", model.get_submodule(plan.embed), (EMBED, *tied), (EMBED, *tied)))
+            found.append(Segment("embed", model.get_submodule(plan.embed), (EMBED, *tied), (EMBED, *tied)))
         for index in self.ranges[stage]:
             unit = (f"{plan.blocks}.{index}",)
-            found.append(Part("block", model.get_submodule(unit[0]), unit, unit))
+            found.append(Segment("block", model.get_submodule(unit[0]), unit, unit))
         if last:
             alone = self.ranks[0] != self.ranks[-1]  # else the embedding's backward comes last
-            found.append(Part("head", model.get_submodule(plan.head), (HEAD, *tied), (HEAD, *(tied if alone else ()))))
+            reduces = (HEAD, *(tied if alone else ()))
+            found.append(Segment("head", model.get_submodule(plan.head), (HEAD, *tied), reduces))
         return found
 
     def told(self, model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -24,18 +24,18 @@ from gangline.parallel.metrics import Tally
 from gangline.parallel.micro import count_tokens, frame_of
 from gangline.runtime import Named, Runtime, StepResult
 from gangline.shard import Registry, Shard
+from gangline_parallel_megatron_style.chunk import Chunk, Segment
+from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.data import norm, whole
-from gangline_parallel_megatron_style.pieces import Pieces
 from gangline_parallel_megatron_style.pipeline import record
 from gangline_parallel_megatron_style.pipeline.stage import Stage
 from gangline_parallel_megatron_style.pipeline.weight_gradients import is_open
-from gangline_parallel_megatron_style.units import Chunk, Part
 
 
 class ComposedRuntime(Runtime, Stage):
     """Runs the chunks of this rank in the order of the pipeline's schedule."""
 
-    def __init__(self, made: Pieces) -> None:
+    def __init__(self, made: Components) -> None:
         Stage.__init__(self)
         self.made, self.storage, self.mesh = made, made.storage, made.mesh
         comms = made.comms
@@ -52,9 +52,9 @@ class ComposedRuntime(Runtime, Stage):
         layouts = [self.registry[f"model/{name}"] for name in made.shapes]
         self._whole = not any(layout.divisions or layout.at for layout in layouts)  # every rank has all gradients
         self._emitted: dict[str, dict[str, Tensor]] = {}
-        self.chunks = [Chunk(parts, self._before, self._after) for parts in made.chunks]
+        self.chunks = [Chunk(segments, self._before, self._after) for segments in made.chunks]
         self._executor = made.executor(self)
-        self._neighbours = {part: parts for parts in made.chunks for part in parts}
+        self._neighbours = {segment: segments for segments in made.chunks for segment in segments}
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -156,8 +156,8 @@ class ComposedRuntime(Runtime, Stage):
         """What `backward` put off; then the chunk's gradients are complete."""
         self._micro = micro
         super().weights(chunk, micro)
-        for part in self.made.chunks[chunk]:
-            self._reduce(part)
+        for segment in self.made.chunks[chunk]:
+            self._reduce(segment)
 
     def empty(self, micro: int) -> Tensor:
         B, T = self._batches[micro].shape
@@ -166,40 +166,40 @@ class ComposedRuntime(Runtime, Stage):
 
     # --- around each module -----------------------------------------------------------------------------------------
 
-    def _before(self, part: Part, backward: bool) -> None:
-        if backward and part.kind == "embed":
+    def _before(self, segment: Segment, backward: bool) -> None:
+        if backward and segment.kind == "embed":
             return  # a lookup needs no weights on its way back
-        for unit in part.units:
+        for unit in segment.units:
             for flat in self.storage.units[unit]:
                 flat.wait()
-        self._prefetch(part, -1 if backward else 1)
+        self._prefetch(segment, -1 if backward else 1)
 
-    def _prefetch(self, part: Part, step: int) -> None:
-        parts = self._neighbours[part]
-        at = parts.index(part)
+    def _prefetch(self, segment: Segment, step: int) -> None:
+        segments = self._neighbours[segment]
+        at = segments.index(segment)
         for ahead in range(1, self.made.prefetch + 1):
             other = at + step * ahead
-            if 0 <= other < len(parts) and (step > 0 or parts[other].kind != "embed"):
-                for unit in parts[other].units:
+            if 0 <= other < len(segments) and (step > 0 or segments[other].kind != "embed"):
+                for unit in segments[other].units:
                     for flat in self.storage.units[unit]:
                         flat.gather()
 
-    def _comes_next(self, part: Part) -> bool:
-        """Whether the backward pass, which begins with the head, wants this part or gathers it ahead at once."""
-        parts = self._neighbours[part]
-        last = len(parts) - 1
-        return parts[last].kind == "head" and parts.index(part) >= last - self.made.prefetch
+    def _comes_next(self, segment: Segment) -> bool:
+        """Whether the backward pass, which begins with the head, wants this segment or gathers it ahead at once."""
+        segments = self._neighbours[segment]
+        last = len(segments) - 1
+        return segments[last].kind == "head" and segments.index(segment) >= last - self.made.prefetch
 
-    def _after(self, part: Part, backward: bool) -> None:
+    def _after(self, segment: Segment, backward: bool) -> None:
         if backward and not is_open():
-            self._reduce(part)
-        if backward or not (torch.is_grad_enabled() and self._comes_next(part)):
-            for unit in part.units:
+            self._reduce(segment)
+        if backward or not (torch.is_grad_enabled() and self._comes_next(segment)):
+            for unit in segment.units:
                 for flat in self.storage.units[unit]:
                     flat.release()
 
-    def _reduce(self, part: Part) -> None:
-        self.storage.reduce(part.reduces, last=self._micro == len(self._batches) - 1)
+    def _reduce(self, segment: Segment) -> None:
+        self.storage.reduce(segment.reduces, last=self._micro == len(self._batches) - 1)
 
     # --- after the step ---------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 tree       what a model is made of: config nodes, each naming the module it builds
 shapes     the configurations that users choose: `model=tiny`, `model=llama3-8b`, ...
 plan       a configuration's tree and its `gangline.plan.Plan`
-compose    model, then its edits; build: the modules on the meta device; init: their first weights
+compose    model, then its edits; build: the modules on the meta device; init: their first weights; buffers: each once
 decoder    embed, blocks, head; block, attention, rope, norm, feed_forward, head, loss, linear hold one idea each
 flops      what a token costs
 """

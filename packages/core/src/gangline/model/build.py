@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gangline.model.buffers import buffers_of, put
 from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline.plugins import load
@@ -31,8 +32,11 @@ def materialise(
     model: nn.Module, plan: Plan, *, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> nn.Module:
     """Give a whole model uninitialised memory on `device`, floating-point parameters in `dtype`, ties kept."""
+    buffers = list(buffers_of(model))
     if dtype is not None:
         model.to(dtype)
     model.to_empty(device=device)
     tie(model, plan)
+    for buffer in buffers:
+        put(model, buffer, model.get_buffer(buffer.names[0]))
     return model

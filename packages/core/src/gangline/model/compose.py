@@ -18,7 +18,7 @@ def compose_model(run: Run) -> tuple[Node, Plan]:
     claims: dict[str, str] = {}
     for group, options in sorted(run.edits.items()):
         edit = load(installed().part_of(options).part.build)
-        tree, plan, claimed = edit(tree, plan, options)
+        tree, plan, claimed = edit(tree, plan, options.resolved(run))
         for path in claimed:
             for other, owner in claims.items():
                 if _overlap(path, other):

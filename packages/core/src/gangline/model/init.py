@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gangline.draws import fill
+from gangline.model.buffers import buffers_of
 from gangline.model.build import construct, materialise
 from gangline.model.tree import Node
 from gangline.plan import Plan
@@ -46,8 +47,9 @@ def whole_model(
 
 def shards_of(model: nn.Module, plan: Plan) -> list[Shard]:
     """The parameters and persistent buffers of a model in one piece, as the `model/...` shards of its only holder."""
+    again = {name for buffer in buffers_of(model) for name in buffer.names if name != buffer.kept}
     return [
         Shard(PREFIX + name, tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)
         for name, tensor in model.state_dict().items()
-        if plan.owner(name) == name
+        if plan.owner(name) == name and name not in again
     ]

@@ -87,7 +87,7 @@ class DecoderConfig(ModelConfig):
         from gangline.interop.config import check_weights
         from gangline.rundir import holds_checkpoint
 
-        return [] if holds_checkpoint(run) else check_weights(self)
+        return [] if holds_checkpoint(run) else check_weights(self, run.edits.values())
 
     @property
     def key_heads(self) -> int:

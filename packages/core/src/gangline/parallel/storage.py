@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from gangline.model.buffers import filled_buffers_of, put
 from gangline.plan import Plan, matches
 from gangline.precision import Precision
 
@@ -64,16 +65,11 @@ class Storage:
         self.masters[name], self.used[name] = master, used
 
     def _take_buffers(self, model: nn.Module) -> None:
-        kept = model.state_dict().keys()
-        for name, buffer in list(model.named_buffers()):
-            if buffer.is_meta and name not in kept:
-                raise ValueError(
-                    f"the buffer {name} is not persistent, so nothing fills it: compute it in forward or let it persist"
-                )
-            path, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(path), attribute, _on(self.device, buffer, buffer.dtype))
-            if name in kept:
-                self.buffers[name] = getattr(model.get_submodule(path), attribute)
+        for buffer in filled_buffers_of(model):
+            local = _on(self.device, buffer.tensor, buffer.tensor.dtype)
+            put(model, buffer, local)
+            if buffer.kept is not None:
+                self.buffers[buffer.kept] = local
 
     def shapes(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """Name -> (shape, dtype name) of all that a checkpoint keeps."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gangline import draws, inside
 from gangline.batch import Batch
 from gangline.inside import Collected, Frame
+from gangline.model.buffers import buffers_of, put
 from gangline.model.build import construct
 from gangline.model.tree import Node
 from gangline.plan import Plan
@@ -53,12 +54,11 @@ class Reference:
             if name not in self.weights:
                 self.weights[name] = nn.Parameter(torch.empty(parameter.shape, dtype=self.dtype))
             _put(self.model, alias, self.weights[name])
-        kept = self.model.state_dict().keys()
-        for name, buffer in list(self.model.named_buffers()):
-            real = torch.empty(buffer.shape, dtype=buffer.dtype)
-            _put(self.model, name, real)
-            if name in kept:
-                self.buffers[name] = real
+        for buffer in list(buffers_of(self.model)):
+            real = torch.empty(buffer.tensor.shape, dtype=buffer.tensor.dtype)
+            put(self.model, buffer, real)
+            if buffer.kept is not None:
+                self.buffers[buffer.kept] = real
         for name, array in self.arrays().items():
             rule = self.plan.init(name)
             draws.fill(

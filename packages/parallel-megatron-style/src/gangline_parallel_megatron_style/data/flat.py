@@ -63,21 +63,21 @@ class Flat:
         registry: Registry,
         rank: int,
         sums: Sums,
-        of: Choices,
+        choices: Choices,
     ) -> None:
-        self.buffer, self.shapes, self.sums, self.of = buffer, shapes, sums, of
-        packing, dtypes = buffer.packing, of.precision
+        self.buffer, self.shapes, self.sums, self.choices = buffer, shapes, sums, choices
+        packing, dtypes = buffer.packing, choices.precision
         self.length, self.index = packing.length, sums.shard.index if packing.parts > 1 else 0
         self._starts = {array.name: start for array, start in zip(packing.arrays, packing.starts, strict=True)}
         self.dtype = dtypes.param_dtype if buffer.group.full else dtypes.compute_dtype
         self.trained = buffer.group.trained
-        self.each = of.each and packing.parts > 1
-        whole = packing.parts == 1 and self.dtype == dtypes.param_dtype and not of.offload
-        self.releases = of.zero == 3 and packing.parts > 1
+        self.each = choices.each and packing.parts > 1
+        whole = packing.parts == 1 and self.dtype == dtypes.param_dtype and not choices.offload
+        self.releases = choices.zero == 3 and packing.parts > 1
         self._own = own = slice(self.index * self.length, (self.index + 1) * self.length)
-        self.full = torch.zeros(packing.size, dtype=self.dtype, device=of.device)
-        in_place = self.dtype == dtypes.param_dtype and not self.releases and not of.offload
-        self.shard = self.full[own] if in_place else of.masters(self.length)
+        self.full = torch.zeros(packing.size, dtype=self.dtype, device=choices.device)
+        in_place = self.dtype == dtypes.param_dtype and not self.releases and not choices.offload
+        self.shard = self.full[own] if in_place else choices.masters(self.length)
         self.own = self.full[own]
         self._copies = not in_place  # the compute dtype differs, the whole comes and goes, or lies elsewhere
         self._whole = whole
@@ -108,8 +108,8 @@ class Flat:
         # .data has a version counter of its own: filling `full` again is no change of what autograd has saved
         parameter = nn.Parameter(self._view(self.full, name).data, requires_grad=self.trained)
         if self.trained:
-            if parameter.dtype != self.of.precision.grad_dtype:
-                parameter.grad_dtype = self.of.precision.grad_dtype
+            if parameter.dtype != self.choices.precision.grad_dtype:
+                parameter.grad_dtype = self.choices.precision.grad_dtype
             take = self._take(name)
             parameter.register_post_accumulate_grad_hook(take)
             parameter.deposited = lambda: take(parameter)  # type: ignore[attr-defined]
@@ -125,8 +125,8 @@ class Flat:
             for box, primary in registry.of_rank(f"model/{name}", rank):
                 local = self.shard[at : at + box.size].view(box.shape)
                 leaf = local.data.requires_grad_(self.trained)
-                if self.trained and leaf.dtype != self.of.precision.grad_dtype:
-                    leaf.grad_dtype = self.of.precision.grad_dtype
+                if self.trained and leaf.dtype != self.choices.precision.grad_dtype:
+                    leaf.grad_dtype = self.choices.precision.grad_dtype
                 shard = Shard(f"model/{name}", layout.shape, leaf.dtype, box.offset, leaf.data, primary)
                 cut.append(Piece(leaf, shard))
                 at += box.size
@@ -181,8 +181,8 @@ class Flat:
 
     def _slot(self, name: str) -> Tensor:
         if self._grad is None:
-            size, dtype = self.full.numel(), self.of.precision.grad_dtype
-            self._grad = torch.empty(size, dtype=dtype, device=self.of.device)
+            size, dtype = self.full.numel(), self.choices.precision.grad_dtype
+            self._grad = torch.empty(size, dtype=dtype, device=self.choices.device)
             self._zero_gaps()
             self._slots = {name: self._view(self._grad, name) for name in self.parameters}
         return self._slots[name]
@@ -214,10 +214,10 @@ class Flat:
                 self._slot(name).zero_()
         self.collect()
         assert self._grad is not None
-        if self.of.codec is not None:  # signs of nothing have come back and lie there
+        if self.choices.codec is not None:  # signs of nothing have come back and lie there
             self._zero_gaps()
         grad = self._grad
-        wire = grad.to(self.of.wire)
+        wire = grad.to(self.choices.wire)
         self._pending = self.sums.reduce(wire)
         if self.each:  # the next micro-batch begins anew, in other memory, and this one is free when it has arrived
             self._grad, self._slots = None, {}
@@ -237,7 +237,7 @@ class Flat:
             if part.data_ptr() != self.total.data_ptr():
                 self.total.copy_(part)
         elif self.total is None:
-            self.total = part.to(self.of.precision.grad_dtype)
+            self.total = part.to(self.choices.precision.grad_dtype)
         else:
             self.total.add_(part)
 
@@ -246,7 +246,7 @@ class Flat:
         """`total` has all micro-batches: begin to add it over the replicas, where that is left."""
         assert self.total is not None
         if self.sums.later:
-            self._crossing = self.sums.across(self.total.to(self.of.wire))
+            self._crossing = self.sums.across(self.total.to(self.choices.wire))
 
     @torch.no_grad()
     def arrive(self) -> None:

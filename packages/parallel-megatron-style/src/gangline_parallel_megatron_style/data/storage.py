@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gangline.comm import Comm, Comms
 from gangline.mesh import Mesh
+from gangline.model.buffers import buffers_of, filled_buffers_of, put
 from gangline.parallel.storage import dtype_name
 from gangline.plan import Fold, Plan
 from gangline.runtime import Named
@@ -31,13 +32,12 @@ def describe(model: nn.Module, plan: Plan) -> Given:
         name = names.setdefault(id(given.get(owner, parameter)), owner)
         shapes.setdefault(name, tuple(parameter.shape))
         aliases[name] = (*aliases.get(name, ()), alias)
-    kept = model.state_dict().keys()
-    buffers = {
-        name: (tuple(buffer.shape), str(buffer.dtype).removeprefix("torch."))
-        for name, buffer in model.named_buffers()
-        if name in kept
-    }
-    frozen = {name for name, found in aliases.items() if not given[found[0]].requires_grad}
+    buffers = {}
+    for buffer in filled_buffers_of(model):
+        if buffer.kept is not None:
+            buffers[buffer.kept] = tuple(buffer.tensor.shape), dtype_name(buffer.tensor.dtype)
+            aliases[buffer.kept] = buffer.names
+    frozen = {name for name in shapes if not given[aliases[name][0]].requires_grad}
     return Given(shapes, buffers, aliases, frozen)
 
 
@@ -75,7 +75,7 @@ class Storage:
             for name, parameter in flat.parameters.items():
                 for alias in given.aliases[name]:
                     _put(model, alias, parameter)
-        self.buffers = self._take_buffers(model, given)
+        self.buffers = self._take_buffers(model)
         self._later = self._sums_over_tp()
         self._travelling: list[tuple[Flat, bool]] = []  # and whether in the last micro-batch
         self._crossing: list[Flat] = []
@@ -84,11 +84,11 @@ class Storage:
         if buffer.group not in self._sums:
             self._sums[buffer.group] = self._sums_of(buffer.group)
         shapes = {array.name: self.local_shape(array.name) for array in buffer.packing.arrays}
-        sums, of = self._sums[buffer.group], self.choices
-        if of.codec is not None and buffer.group.trained:
-            like = torch.empty(0, dtype=of.wire, device=of.device)
-            sums = compressed(sums, buffer.packing.size, of.codec, self.switch, like)
-        return Flat(buffer, shapes, self.registry, self.rank, sums, of)
+        sums, choices = self._sums[buffer.group], self.choices
+        if choices.codec is not None and buffer.group.trained:
+            like = torch.empty(0, dtype=choices.wire, device=choices.device)
+            sums = compressed(sums, buffer.packing.size, choices.codec, self.switch, like)
+        return Flat(buffer, shapes, self.registry, self.rank, sums, choices)
 
     def _sums_of(self, group: Group) -> Sums:
         fold = active_fold(self.plan, self.mesh, group.fold) if group.fold else None
@@ -118,23 +118,18 @@ class Storage:
                 for piece in flat.pieces[name]:
                     piece.shard.local.copy_(whole[piece.shard.box.slices])
 
-    def _take_buffers(self, model: nn.Module, given: Given) -> dict[str, Tensor]:
+    def _take_buffers(self, model: nn.Module) -> dict[str, Tensor]:
         found = {}
-        for name, buffer in list(model.named_buffers()):
-            if buffer.is_meta and name not in given.buffers:
-                raise ValueError(
-                    f"the buffer {name} is not persistent, so nothing fills it: compute it in forward or let it persist"
-                )
-            if f"model/{name}" in self.registry and not self.registry.of_rank(f"model/{name}", self.rank):
+        for buffer in list(buffers_of(model)):
+            if buffer.kept is not None and not self.registry.of_rank(f"model/{buffer.kept}", self.rank):
                 continue  # of another stage
+            device = self.choices.device
             local = (
-                torch.empty_like(buffer, device=self.choices.device)
-                if buffer.is_meta
-                else buffer.to(self.choices.device)
+                torch.empty_like(buffer.tensor, device=device) if buffer.tensor.is_meta else buffer.tensor.to(device)
             )
-            _put(model, name, local)
-            if name in given.buffers:
-                found[name] = local
+            put(model, buffer, local)
+            if buffer.kept is not None:
+                found[buffer.kept] = local
         return found
 
     # --- weights ----------------------------------------------------------------------------------------------------
@@ -165,10 +160,12 @@ class Storage:
 
     def local(self) -> tuple[Registry, list[Shard]]:
         """What belongs to this layout alone: the errors of compressed sums, all of the run's and those held here."""
-        of = self.choices
-        if of.codec is None:
+        choices = self.choices
+        if choices.codec is None:
             return Registry(self.mesh), []
-        registry = errors.registry_of(self.arrays, self.plan, self.mesh, of.zero, of.codec, dtype_name(of.wire))
+        registry = errors.registry_of(
+            self.arrays, self.plan, self.mesh, choices.zero, choices.codec, dtype_name(choices.wire)
+        )
         return registry, list(errors.shards_of(self.units, registry, self.rank))
 
     def parameters(self) -> list[Named]:

@@ -58,8 +58,8 @@ def _rows_gathered(flat: Flat, name: str, pieces: Sequence[Tensor]) -> Tensor:
     shape, bounds = flat.shapes[name], _bounds(flat, name)
     width = shape[-1] if shape else 1
     counts = [stop - start for start, stop in pairwise(bounds)]
-    dtype = pieces[0].dtype if pieces else flat.of.precision.param_dtype
-    mine = torch.zeros(max(counts), width, dtype=dtype, device=flat.of.device)
+    dtype = pieces[0].dtype if pieces else flat.choices.precision.param_dtype
+    mine = torch.zeros(max(counts), width, dtype=dtype, device=flat.choices.device)
     if pieces:
         rows = torch.cat([piece.detach().reshape(-1, width) for piece in pieces])
         mine[: len(rows)] = rows

@@ -11,17 +11,17 @@ from gangline.batch import Batch
 from gangline.comm import Comms
 from gangline.mesh import Mesh
 from gangline.precision import Precision
+from gangline_parallel_megatron_style.chunk import Segment
 from gangline_parallel_megatron_style.data.storage import Storage
 from gangline_parallel_megatron_style.pipeline.executor import Executor
 from gangline_parallel_megatron_style.pipeline.stage import Stage
-from gangline_parallel_megatron_style.units import Part
 
 
 @dataclass(frozen=True)
-class Pieces:
+class Components:
     """Everything that is decided before the first step.
 
-    chunks         the parts of each model chunk of this rank, in the order of the pipeline
+    chunks         the segments of each model chunk of this rank, in the order of the pipeline
     own_part       a micro-batch -> this rank's part of its sequences (context parallelism)
     own_tokens     (B, T) of such a part -> (B, t): the tokens whose hidden state is here (sequence parallelism)
     over_sequence  differentiable sum over the ranks that hold the rest of the same sequences, None for one rank
@@ -40,7 +40,7 @@ class Pieces:
     comms: Comms
     precision: Precision
     storage: Storage
-    chunks: list[list[Part]]
+    chunks: list[list[Segment]]
     seed: int
     deterministic: bool
     sequence_parallel: bool

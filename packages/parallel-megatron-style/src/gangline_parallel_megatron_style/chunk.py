@@ -20,7 +20,7 @@ from gangline.batch import Batch
 
 
 @dataclass(frozen=True)
-class Part:
+class Segment:
     """A module of the chunk. kind: "embed" (batch) -> hidden, "block" and "head" (hidden, batch) -> hidden or loss.
 
     units    whose weights it reads
@@ -53,26 +53,26 @@ def passing(hidden: Tensor, passed: Callable[[], None]) -> Tensor:
 
 
 class Chunk:
-    """Runs its parts. `before(part, backward)` and `after(part, backward)` are called around each of them."""
+    """Runs its segments. `before(segment, backward)` and `after(segment, backward)` are called around each of them."""
 
     def __init__(
-        self, parts: list[Part], before: Callable[[Part, bool], None], after: Callable[[Part, bool], None]
+        self, segments: list[Segment], before: Callable[[Segment, bool], None], after: Callable[[Segment, bool], None]
     ) -> None:
-        self.parts, self.before, self.after = parts, before, after
-        self._unnoticed: dict[int, list[Part]] = {}  # by micro-batch: parts whose way back nobody comes by
+        self.segments, self.before, self.after = segments, before, after
+        self._unnoticed: dict[int, list[Segment]] = {}  # by micro-batch: segments whose way back nobody comes by
 
     def forward(self, micro: int, hidden: Tensor | None, batch: Batch) -> Tensor:
-        """The hidden state behind the last part, or the loss."""
+        """The hidden state behind the last segment, or the loss."""
         unnoticed = []
-        for part in self.parts:
+        for segment in self.segments:
             if hidden is None or not hidden.requires_grad:
-                unnoticed.append(part)  # the embedding, and what stands behind one that is not trained
+                unnoticed.append(segment)  # the embedding, and what stands behind one that is not trained
             else:
-                hidden = passing(hidden, partial(self.after, part, True))
-            self.before(part, False)
-            hidden = part.module(batch) if hidden is None else part.module(hidden, batch)
-            self.after(part, False)
-            hidden = passing(hidden, partial(self.before, part, True))
+                hidden = passing(hidden, partial(self.after, segment, True))
+            self.before(segment, False)
+            hidden = segment.module(batch) if hidden is None else segment.module(hidden, batch)
+            self.after(segment, False)
+            hidden = passing(hidden, partial(self.before, segment, True))
         assert hidden is not None
         if torch.is_grad_enabled():
             self._unnoticed[micro] = unnoticed
@@ -80,5 +80,5 @@ class Chunk:
 
     def backward_ends(self, micro: int) -> None:
         """The backward pass of this chunk and micro-batch is done."""
-        for part in reversed(self._unnoticed.pop(micro)):
-            self.after(part, True)
+        for segment in reversed(self._unnoticed.pop(micro)):
+            self.after(segment, True)

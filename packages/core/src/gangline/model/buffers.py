@@ -1,0 +1,48 @@
+"""The buffers of a model, each once, whatever number of modules have registered it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One buffer. names: all under which modules have it. kept: the one it is saved under, None if it is not state."""
+
+    tensor: Tensor
+    names: tuple[str, ...]
+    kept: str | None
+
+
+def buffers_of(model: nn.Module) -> Iterator[Buffer]:
+    """The buffers in the order of the modules; a persistent one is kept under the first of its persistent names."""
+    names: dict[int, list[str]] = {}
+    tensors: dict[int, Tensor] = {}
+    for name, tensor in model.named_buffers(remove_duplicate=False):
+        names.setdefault(id(tensor), []).append(name)
+        tensors[id(tensor)] = tensor
+    persistent = model.state_dict().keys()
+    for key, tensor in tensors.items():
+        yield Buffer(tensor, tuple(names[key]), next((name for name in names[key] if name in persistent), None))
+
+
+def filled_buffers_of(model: nn.Module) -> list[Buffer]:
+    """The same. Raises ValueError for one on the meta device that no checkpoint and no first values fill."""
+    found = list(buffers_of(model))
+    for buffer in found:
+        if buffer.tensor.is_meta and buffer.kept is None:
+            raise ValueError(
+                f"the buffer {buffer.names[0]} is not persistent, so nothing fills it: compute it in forward or let it "
+                "persist"
+            )
+    return found
+
+
+def put(model: nn.Module, buffer: Buffer, tensor: Tensor) -> None:
+    """Let all modules that have the buffer have `tensor` instead."""
+    for name in buffer.names:
+        path, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(path), attribute, tensor)
