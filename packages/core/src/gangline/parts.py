@@ -7,15 +7,17 @@ values; `build` names the code, imported only when the part is chosen.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline.errors import Problem
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
     from gangline.mesh import Mesh
+    from gangline.plan import Plan
+    from gangline.shard import Shard
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 _BUILD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -81,7 +83,35 @@ class EditConfig(PartConfig):
     A group whose parts derive from this is a group of edits: it has the choice `off` without
     anyone supplying it, and its edit runs in order of group name. Two edits that claim the same path,
     or a path inside another's, are an error.
+
+    What an edit may say beside that it overrides below.
     """
+
+    def resolved(self, run: Run) -> EditConfig:
+        """These options with what the user left open derived from the run; `edit` is given them."""
+        return self
+
+    def summary(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
+        """More numbers for a step's record, made of what modules emitted; a pure function, called on every rank."""
+        return {}
+
+    def first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
+        """Called once on every rank, after the first weights were drawn and only where no checkpoint fills the model.
+
+        shards: this rank's `model/...` arrays, to be written in place where an edit knows better than to draw them.
+        """
+
+    def to_hugging_face(self, config: dict[str, Any]) -> dict[str, Any] | None:
+        """The config.json of the edited model, given that of the model without the edit; None: others have no such."""
+        return None
+
+    @classmethod
+    def of_hugging_face(cls, config: dict[str, Any]) -> tuple[EditConfig, dict[str, Any]] | None:
+        """The way back: the options that make such a model, and the config.json without them; None: not this edit's.
+
+        Raises UserError for what the edit cannot compute. A class that offers other defaults only inherits it.
+        """
+        return None
 
 
 @dataclass

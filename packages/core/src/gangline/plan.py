@@ -76,7 +76,7 @@ class Name:
     """The Hugging Face name of a parameter. `{0}`, `{1}` in `theirs` take what the stars of `pattern` matched.
 
     how: "same", or "transpose" for a matrix that lies the other way there, or "stack": ours is (N, ...) and
-    theirs are N arrays, `{n}` in `theirs` counts them.
+    theirs are N arrays, `{n}` in `theirs` counts them. An empty `theirs`: a buffer that they have nothing like.
     """
 
     pattern: str

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gangline.checkpoint.base import Checkpointer, CheckpointId
 from gangline.errors import UserError
-from gangline.interop.config import config_json, model_config_from
+from gangline.interop.config import config_json, edited_config_from
+from gangline.interop.names import theirs_of
 from gangline.interop.write import DTYPES, MAX_SHARD_BYTES, export
 from gangline.model.shapes import DecoderConfig
-from gangline.model.tree import parameter_shapes
 
 if TYPE_CHECKING:
     import torch
+
+    from gangline.config.schema import Run
+    from gangline.parts import PartConfig
+
+PREFIX = "model/"
 
 
 def export_run(argv: Sequence[str]) -> int:
@@ -36,27 +41,42 @@ def export_run(argv: Sequence[str]) -> int:
     from gangline.rundir import RunDirectory
 
     run = RunDirectory.open(options.run_dir).run()
-    if run.edits or not isinstance(run.model, DecoderConfig):
-        what = ", ".join(run.edits) or type(run.model).__name__
-        raise UserError(
-            f"{options.run_dir} cannot be exported: no Hugging Face architecture is known for it.",
-            f"Its model is not a plain decoder ({what}).",
-        )
-    tree, plan = compose_model(run)
-    shapes = parameter_shapes(tree)
+    config = _described(run, options.run_dir, options.dtype)
+    _, plan = compose_model(run)
     kept: Checkpointer = plugins.build(run.checkpoint, run, None)
     id = _choose(kept, options.run_dir, options.checkpoint)
+    shapes = {name.removeprefix(PREFIX): shape for name, shape in kept.arrays(id).items() if name.startswith(PREFIX)}
+    shapes = {name: shape for name, shape in shapes.items() if theirs_of(plan, name, shape)}
     export(
         options.out,
         _arrays(kept, id, shapes),
         plan=plan,
         shapes=shapes,
-        config=config_json(run.model, dtype=options.dtype, max_position=run.batch.sequence_length),
+        config=config,
         dtype=options.dtype,
         max_shard_bytes=int(options.shard_gb * 1e9),
     )
     print(f"{options.out}: {id} of {options.run_dir}, {len(shapes)} tensors in {options.dtype}")
     return 0
+
+
+def _described(run: Run, run_dir: str, dtype: str) -> dict[str, Any]:
+    """The config.json of the run's model, edits and all."""
+    what = type(run.model).__name__
+    if isinstance(run.model, DecoderConfig):
+        config = config_json(run.model, dtype=dtype, max_position=run.batch.sequence_length)
+        for group, options in sorted(run.edits.items()):
+            edited = options.to_hugging_face(config)
+            if edited is None:
+                what = group
+                break
+            config = edited
+        else:
+            return config
+    raise UserError(
+        f"{run_dir} cannot be exported: no Hugging Face architecture is known for it.",
+        f"Its model is not a plain decoder ({what}).",
+    )
 
 
 def _choose(kept: Checkpointer, run_dir: str, wanted: str | None) -> CheckpointId:
@@ -79,7 +99,7 @@ def _arrays(
 
     for name, shape in shapes.items():
         whole = torch.empty(shape)
-        shard = Shard(f"model/{name}", shape, whole.dtype, (0,) * len(shape), whole)
+        shard = Shard(PREFIX + name, shape, whole.dtype, (0,) * len(shape), whole)
         kept.load(id, [shard], Registry.of(Mesh.of({}), {shard.name: Layout(shape)}))
         yield name, whole
 
@@ -93,20 +113,34 @@ def import_model(argv: Sequence[str]) -> int:
     options = parser.parse_args(list(argv))
 
     directory = Path(options.directory).expanduser().resolve()
-    config = model_config_from(directory)
-    print(" \\\n  ".join(["train model=decoder", *_settings(config), *_tokenizer(directory)]))
+    config, edits = edited_config_from(directory)
+    words = [word for edit in edits for word in _words(edit)]
+    print(" \\\n  ".join(["train model=decoder", *_settings(config, "model"), *words, *_tokenizer(directory)]))
     return 0
 
 
-def _settings(config: DecoderConfig) -> list[str]:
+def _words(edit: PartConfig) -> list[str]:
+    """An edit as a user types it, with what its part opens."""
+    from gangline.plugins import installed
+
+    offer = installed().part_of(edit)
+    words = [f"{offer.group}={offer.part.name}", *_settings(edit, offer.group, set(offer.part.opens))]
+    for name in offer.part.opens:
+        inner = getattr(edit, name)
+        words.append(f"{offer.group}/{name}={installed().part_of(inner).part.name}")
+        words += _settings(inner, f"{offer.group}.{name}")
+    return words
+
+
+def _settings(config: PartConfig, place: str, opens: Collection[str] = ()) -> list[str]:
     """What differs from the part's defaults, as a user types it."""
-    defaults = DecoderConfig()
+    defaults = type(config)()
     changed = [
         (item.name, value)
         for item in fields(config)
-        if (value := getattr(config, item.name)) != getattr(defaults, item.name)
+        if item.name not in opens and (value := getattr(config, item.name)) != getattr(defaults, item.name)
     ]
-    return [f"model.{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in changed]
+    return [f"{place}.{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in changed]
 
 
 def _tokenizer(directory: Path) -> list[str]:

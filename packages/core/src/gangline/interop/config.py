@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from gangline.errors import Problem, UserError
 from gangline.model.shapes import DecoderConfig
+from gangline.parts import EditConfig
 
 ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}  # -> whether queries and keys are normalised
 
@@ -54,12 +56,36 @@ def read_config(directory: str | Path) -> dict[str, Any]:
 
 
 def model_config_from(directory: str | Path) -> DecoderConfig:
-    """The configuration (part `decoder`) of the model in a Hugging Face directory, to be started from its weights.
+    """The configuration (part `decoder`) of the plain model in a Hugging Face directory, to start from its weights.
 
     Reads what transformers 4 writes (rope_theta, rope_scaling) and what 5 does (rope_parameters). Raises UserError for
     another architecture, and for what this one cannot compute.
     """
-    theirs = read_config(directory)
+    return _decoder(directory, read_config(directory))
+
+
+def edited_config_from(
+    directory: str | Path, edits: Iterable[type[EditConfig]] | None = None
+) -> tuple[DecoderConfig, list[EditConfig]]:
+    """The same of a model that takes model edits, and these: of the classes `edits`, or of all that are installed."""
+    theirs, found = read_config(directory), []
+    for cls in _edits() if edits is None else edits:
+        if (told := cls.of_hugging_face(theirs)) is not None:
+            found.append(told[0])
+            theirs = told[1]
+    return _decoder(directory, theirs), found
+
+
+def _edits() -> list[type[EditConfig]]:
+    """The installed edits that know of architectures themselves."""
+    from gangline.plugins import installed
+
+    groups = sorted(installed().edit_groups())
+    configs = [offer.part.config for group in groups for offer in installed().offers(group).values()]
+    return [config for config in configs if "of_hugging_face" in vars(config)]
+
+
+def _decoder(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
     architecture = (theirs.get("architectures") or [None])[0]
     if architecture not in ARCHITECTURES:
         raise UserError(
@@ -123,11 +149,14 @@ def config_json(config: DecoderConfig, *, dtype: str = "float32", max_position: 
     }
 
 
-def check_weights(config: DecoderConfig) -> list[Problem]:
-    """Whether the directory that `model.weights` names holds this very model."""
+def check_weights(config: DecoderConfig, edits: Iterable[EditConfig] = ()) -> list[Problem]:
+    """Whether the directory that `model.weights` names holds this very model.
+
+    What belongs to the edits they compare themselves, in `EditConfig.check`.
+    """
     assert config.weights is not None
     try:
-        stored = model_config_from(config.weights)
+        stored, _ = edited_config_from(config.weights, [type(options) for options in edits])
     except UserError as error:
         return [Problem(f"model.weights: {error.what}", *error.details[:2])]
     there, here = _comparable(stored), _comparable(config)

@@ -29,6 +29,8 @@ def theirs_of(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
         theirs = rule.translate(name)
         if theirs is None:
             continue
+        if not theirs:
+            return []
         if rule.how == "stack":
             return [Theirs(theirs.replace("{n}", str(i)), shape[1:], index=i) for i in range(shape[0])]
         if rule.how == "transpose":
@@ -42,7 +44,7 @@ def theirs_of(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
 
 def strangers(plan: Plan, names: Iterable[str]) -> list[str]:
     """Those of their `names` that no rule of the plan accounts for: a model that computes something else."""
-    known = [_pattern(rule) for rule in plan.names]
+    known = [_pattern(rule) for rule in plan.names if rule.theirs]
     return [
         name for name in names if not COMPUTED.fullmatch(name) and not any(pattern.fullmatch(name) for pattern in known)
     ]

@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 PREFIX = "model/"
 
 
-def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan) -> None:
+def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, seed: int = 0) -> None:
     """Fill this rank's `model/...` shards in place from a Hugging Face directory, reading only their boxes.
 
+    Buffers that others have nothing like begin as they do without a directory, drawn by `seed`.
     Raises UserError where a tensor is missing, has another shape, or is one that this model has no place for.
     """
+    from gangline.model.init import initialise
+
     with Tensors(directory) as tensors:
         left_over = strangers(plan, tensors.files)
         if left_over:
@@ -33,7 +36,10 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan) 
             )
         for shard in shards:
             name = plan.owner(shard.name.removeprefix(PREFIX))
-            for theirs in theirs_of(plan, name, shard.global_shape):
+            found = theirs_of(plan, name, shard.global_shape)
+            if not found:
+                initialise([shard], plan, seed)
+            for theirs in found:
                 _fill(tensors, theirs, shard, name)
 
 

@@ -94,8 +94,14 @@ def step(s: Session, clock: Clock) -> StepRecord:
         memory_bytes=peak_memory(s.device),
         finite=result.finite,
         skipped="" if result.finite else "loss or gradients are not finite",
-        metrics=result.metrics,
+        metrics=summed_up(s, result.metrics),
     )
+
+
+def summed_up(s: Session, metrics: dict[str, float | list[float]]) -> dict[str, float | list[float]]:
+    """What modules emitted, and what the edits that put them there make of it."""
+    more = [options.summary(metrics) for options in s.run.edits.values()]
+    return {name: value for found in (metrics, *more) for name, value in found.items()}
 
 
 def not_finite(record: StepRecord) -> Verdict:

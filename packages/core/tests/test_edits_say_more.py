@@ -1,0 +1,98 @@
+"""What a model edit may say beside its edit: options derived, numbers summed up, weights set, names of others."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+
+from gangline.errors import UserError
+from gangline.interop.commands import export_run, import_model
+from gangline.testing import as_installed
+
+PLUGIN = """
+from dataclasses import dataclass, replace
+
+from gangline import Part, hookimpl
+from gangline.model.tree import FeedForwardNode, nodes, replaced
+from gangline.parts import EditConfig, PartConfig
+
+
+@dataclass
+class Colour(PartConfig):
+    depth: int = 1
+
+
+@dataclass
+class Echo(EditConfig):
+    by: int | None = None
+    mute: bool = False
+    colour: Colour = None
+
+    def resolved(self, run):
+        return replace(self, by=self.by or 4 * run.batch.global_size)
+
+    def summary(self, metrics):
+        return {"echo/emitted": float(len(metrics))}
+
+    def first_weights(self, run, shards, plan):
+        for shard in shards:
+            if shard.name == "model/head.norm.weight":
+                shard.local.fill_(plan.layers)
+
+    def to_hugging_face(self, config):
+        return None if self.mute else {**config, "architectures": ["Echo"], "intermediate_size": 9, "by": self.by or 16}
+
+    @classmethod
+    def of_hugging_face(cls, config):
+        if config["architectures"] == ["Echo"]:
+            plain = {**config, "architectures": ["LlamaForCausalLM"], "intermediate_size": 64}
+            return cls(by=config["by"], colour=Colour(depth=3)), plain
+
+
+def edit(tree, plan, options):
+    found = [(path, node) for path, node in nodes(tree) if isinstance(node, FeedForwardNode)]
+    for path, node in found:
+        tree = replaced(tree, path, replace(node, hidden=options.by))
+    return tree, plan, [path for path, _ in found]
+
+
+@hookimpl
+def gangline_parts():
+    yield Part(
+        group="echo", name="on", config=Echo, build="echoing:edit", summary="An echo", opens={"colour": "dark"}
+    )
+    yield Part(group="echo/colour", name="dark", config=Colour, build="echoing:edit", summary="Dark")
+"""
+
+
+@pytest.fixture
+def echo(tmp_path):
+    (tmp_path / "echoing.py").write_text(PLUGIN)
+    with as_installed("gangline-echo", "echoing", path=tmp_path):
+        yield
+
+
+def test_all_of_it_in_a_run_that_goes_out_and_comes_back(echo, train, capsys):
+    train("echo=on", "run.dir=first", "run.steps=1", "optimizer.learning_rate=0", "schedule=constant")
+    assert train.metrics("first")[-1]["metrics"] == {"echo/emitted": 0.0}
+    out = train.directory / "hf"
+    assert export_run([str(train.directory / "first"), str(out)]) == 0
+    weights = load_file(out / "model.safetensors")
+    assert weights["model.layers.0.mlp.up_proj.weight"].shape[0] == 16
+    assert weights["model.norm.weight"].eq(2).all()
+    config = json.loads((out / "config.json").read_text())
+    assert (config["architectures"], config["intermediate_size"]) == (["Echo"], 9)
+    capsys.readouterr()
+    assert import_model([str(out)]) == 0
+    words = capsys.readouterr().out.replace("\\\n", " ").split()[1:]
+    assert words[-4:] == ["echo=on", "echo.by=16", "echo/colour=dark", "echo.colour.depth=3"]
+    train(*words, "run.dir=second", "run.steps=1")
+    assert "holds a model of architecture Echo" in train.refused(*words[:-4], "run.dir=third")
+
+
+def test_an_edit_that_others_have_no_word_for_is_not_exported(echo, train):
+    train("echo=on", "echo.mute=true", "run.dir=first", "run.steps=1")
+    with pytest.raises(UserError, match=r"no Hugging Face architecture is known for it.\s+.*\(echo\)"):
+        export_run([str(train.directory / "first"), str(train.directory / "hf")])
