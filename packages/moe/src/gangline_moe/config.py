@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import gcd
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from gangline.errors import Problem
-from gangline.mesh import AXES
+from gangline.errors import Problem, UserError
+from gangline.mesh import AXES, Mesh
 from gangline.parts import EditConfig
 from gangline_moe.routers.config import RouterConfig, Softmax
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
+    from gangline.plan import Plan
+    from gangline.shard import Shard
 
 FOLD = "ep"  # the axis that experts live on, made of ranks of others
 
@@ -31,12 +34,71 @@ class MoeOptions(EditConfig):
     capacity_factor: float | None = None  # an expert takes at most this times the mean load; null: all that comes
     ep: int | None = None  # ranks that share the experts of a layer; null: as many as divide both
     ep_out_of: list[str] = field(default_factory=lambda: ["dp_shard", "cp"])  # the mesh axes those ranks are taken of
+    ranks_per_node: int | None = None  # with ep wider than this rows travel inside nodes first; null: all at once
+    upcycle_from: str | None = None  # the directory of a run without experts; each expert begins as its feed-forward
+
+    file_options: ClassVar[tuple[str, ...]] = ("upcycle_from",)
+
+    def resolved(self, run: Run) -> MoeOptions:
+        """With `ep` as large as experts and layout allow, where it was left open."""
+        options = replace(self, hidden=self.dense_hidden(run)) if self.upcycle_from and not self.hidden else self
+        if self.ep is not None:
+            return options
+        from gangline.config.check import world_of
+
+        try:
+            ranks = Mesh.of(run.parallel.axes(world_of(run))).size(*self.ep_out_of)
+        except UserError:  # said where layouts are checked
+            ranks = 1
+        return replace(options, ep=gcd(self.experts, ranks))
+
+    @staticmethod
+    def dense_hidden(run: Run) -> int | None:
+        """Width of the model's feed-forwards, where its options say it."""
+        return getattr(run.model, "hidden", None)
+
+    def summary(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
+        """How uneven each layer's load was, largest over mean, and the worst of them."""
+        worst: dict[str, float | list[float]] = {}
+        for name, load in metrics.items():
+            if name.endswith("/load") and isinstance(load, list) and sum(load) > 0:
+                worst[f"{name.removesuffix('/load')}/imbalance"] = max(load) * len(load) / sum(load)
+        return {**worst, "moe/imbalance": max(worst.values())} if worst else {}
+
+    def first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
+        if self.upcycle_from is not None:
+            from gangline_moe.upcycle import upcycle
+
+            upcycle(self.upcycle_from, shards)
+
+    def to_hugging_face(self, config: dict[str, Any]) -> dict[str, Any] | None:
+        from gangline_moe.interop import to_hugging_face
+
+        return to_hugging_face(self, config)
+
+    @classmethod
+    def of_hugging_face(cls, config: dict[str, Any]) -> tuple[EditConfig, dict[str, Any]] | None:
+        from gangline_moe.interop import of_hugging_face
+
+        return of_hugging_face(cls, config)
 
     def check(self, run: Run) -> list[Problem]:
-        return list(self._problems())
+        found = list(self._problems())
+        if not found and self.upcycle_from is not None:
+            from gangline_moe.upcycle import problems
+
+            found += problems(self, run)
+        if not found and getattr(run.model, "weights", None) is not None:
+            from gangline_moe.interop import weight_problems
+
+            found += weight_problems(self, run)
+        return found
 
     def _problems(self) -> Iterator[Problem]:
-        least = {"experts": 1, "top_k": 1, "hidden": 1, "shared": 0, "first": 0, "every": 1, "ep": 1}
+        least = {
+            **dict.fromkeys(("experts", "top_k", "hidden", "every", "ep", "ranks_per_node"), 1),
+            **dict.fromkeys(("shared", "first"), 0),
+        }
         small = {name: value for name in least if (value := getattr(self, name)) is not None and value < least[name]}
         for name, value in small.items():
             yield Problem(f"moe.{name}={value} must be at least {least[name]}.")

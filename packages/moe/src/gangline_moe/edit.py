@@ -6,10 +6,11 @@ import re
 from dataclasses import replace
 
 from gangline.errors import UserError
-from gangline.model.tree import FeedForwardNode, Node, nodes, replaced
+from gangline.model.tree import AttentionNode, FeedForwardNode, Node, nodes, replaced
 from gangline.plan import Cut, Fold, Init, Plan, matches
 from gangline.plugins import installed, load
 from gangline_moe.config import FOLD, MoeOptions
+from gangline_moe.interop import others_names
 from gangline_moe.nodes import ExpertsNode, MoeNode
 
 LINEARS = ("w_gate", "w_up", "w_down")
@@ -24,7 +25,8 @@ def edit(tree: Node, plan: Plan, options: MoeOptions) -> tuple[Node, Plan, list[
     for path in chosen:
         tree = replaced(tree, path, layer_node(found[path], options))
     left = set(found) - set(chosen)
-    return tree, planned(plan, chosen, left, options), chosen
+    qk_norm = any(isinstance(node, AttentionNode) and node.q_norm is not None for _, node in nodes(tree))
+    return tree, planned(plan, chosen, left, options, qk_norm), chosen
 
 
 def _block(path: str, plan: Plan) -> int:
@@ -59,10 +61,16 @@ def layer_node(dense: FeedForwardNode, options: MoeOptions) -> MoeNode:
     router = build(options.router, dim=dense.dim, experts=options.experts, top_k=options.top_k)
     experts = ExpertsNode(dim=dense.dim, hidden=hidden, experts=options.experts, top_k=options.top_k)
     shared = FeedForwardNode(dim=dense.dim, hidden=options.shared * hidden) if options.shared else None
-    return MoeNode(router=router, experts=experts, shared=shared, capacity_factor=options.capacity_factor)
+    return MoeNode(
+        router=router,
+        experts=experts,
+        shared=shared,
+        capacity_factor=options.capacity_factor,
+        ranks_per_node=options.ranks_per_node,
+    )
 
 
-def planned(plan: Plan, chosen: list[str], left: set[str], options: MoeOptions) -> Plan:
+def planned(plan: Plan, chosen: list[str], left: set[str], options: MoeOptions, qk_norm: bool) -> Plan:
     """The plan with rules for the new layers before the model's own, less those that match nothing any more."""
     example = chosen[0]
     rules = {name: plan.init(f"{example}.{name}.weight") for name in LINEARS}
@@ -80,7 +88,8 @@ def planned(plan: Plan, chosen: list[str], left: set[str], options: MoeOptions) 
             inits.append(Init(f"{place}.router.bias", "constant", 0.0))
         if options.router.step_loss:
             inits.append(Init(f"{place}.router.share", "constant", 1 / options.experts))
-        plan = plan.extended(inits=tuple(inits), cuts=tuple(cuts), full=(f"{place}.router",))
+        names = others_names(place, options, qk_norm)
+        plan = plan.extended(inits=tuple(inits), cuts=tuple(cuts), names=names, full=(f"{place}.router",))
     return plan.extended(folds=(Fold(FOLD, options.ep or 1, tuple(options.ep_out_of)),))
 
 

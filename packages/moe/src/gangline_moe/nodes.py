@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gangline.model.tree import FeedForwardNode, Node, Shape
-from gangline_moe.routers.config import RouterConfig, Sigmoid, Softmax
+from gangline_moe.routers.config import ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,18 @@ class SigmoidNode(RouterNode):
     scale: float = 1.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class GroupedNode(SigmoidNode):
+    module: ClassVar[str] = "gangline_moe.routers.grouped:GroupedRouter"
+    groups: int
+    top_groups: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertChoiceNode(RouterNode):
+    module: ClassVar[str] = "gangline_moe.routers.expert_choice:ExpertChoiceRouter"
+
+
 def _common(config: RouterConfig) -> dict[str, float]:
     return {name: getattr(config, name) for name in ("bias_rate", "sequence_loss", "step_loss", "z_loss", "jitter")}
 
@@ -53,6 +65,25 @@ def sigmoid(config: Sigmoid, *, dim: int, experts: int, top_k: int) -> RouterNod
     return SigmoidNode(
         dim=dim, experts=experts, top_k=top_k, renormalise=config.renormalise, scale=config.scale, **_common(config)
     )
+
+
+def grouped(config: Grouped, *, dim: int, experts: int, top_k: int) -> RouterNode:
+    """The router `grouped`."""
+    return GroupedNode(
+        dim=dim,
+        experts=experts,
+        top_k=top_k,
+        renormalise=config.renormalise,
+        scale=config.scale,
+        groups=config.groups,
+        top_groups=config.top_groups,
+        **_common(config),
+    )
+
+
+def expert_choice(config: ExpertChoice, *, dim: int, experts: int, top_k: int) -> RouterNode:
+    """The router `expert_choice`."""
+    return ExpertChoiceNode(dim=dim, experts=experts, top_k=top_k, **_common(config))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +113,4 @@ class MoeNode(Node):
     experts: ExpertsNode
     shared: FeedForwardNode | None = None
     capacity_factor: float | None = None
+    ranks_per_node: int | None = None

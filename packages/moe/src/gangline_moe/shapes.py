@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from gangline.parts import Part
 from gangline_moe.config import MoeOptions
 
 BUILD = "gangline_moe.edit:edit"
 
 
+@dataclass
+class Mixtral8x7B(MoeOptions):
+    """As published in mistralai/Mixtral-8x7B-v0.1/config.json."""
+
+    hidden: int | None = 14_336
+
+
+@dataclass
+class Qwen3_30B_A3B(MoeOptions):
+    """As published in Qwen/Qwen3-30B-A3B/config.json."""
+
+    experts: int = 128
+    top_k: int = 8
+    hidden: int | None = 768
+
+
+@dataclass
+class DeepSeekV3(MoeOptions):
+    """The feed-forward of DeepSeek-V3 (arXiv 2412.19437, sections 2.1.2 and 4.2), with its router `grouped`."""
+
+    experts: int = 256
+    top_k: int = 8
+    hidden: int | None = 2048
+    shared: int = 1
+    first: int = 3
+
+
+LAW = "with moe.capacity_factor, which pairs are dropped depends on the micro-batch on a rank"
+
+
 def _part(name: str, config: type, summary: str, router: str = "softmax") -> Part:
-    return Part(group="moe", name=name, config=config, build=BUILD, summary=summary, opens={"router": router})
+    return Part(group="moe", name=name, config=config, build=BUILD, summary=summary, opens={"router": router}, law=LAW)
 
 
-PARTS = (_part("on", MoeOptions, "feed-forward layers become mixtures of experts"),)
+PARTS = (
+    _part("on", MoeOptions, "feed-forward layers become mixtures of experts"),
+    _part("mixtral_8x7b", Mixtral8x7B, "the experts of Mixtral 8x7B: 8, of which 2"),
+    _part("qwen3_30b_a3b", Qwen3_30B_A3B, "the experts of Qwen3 30B-A3B: 128, of which 8"),
+    _part("deepseek_v3", DeepSeekV3, "the experts of DeepSeek-V3: 256, of which 8 and a shared one", "grouped"),
+)

@@ -61,6 +61,47 @@ class Sigmoid(RouterConfig):
     scale: float = 1.0  # the weights are multiplied by this
 
 
+@dataclass
+class Grouped(Sigmoid):
+    """As sigmoid, but each token's experts come from the best `top_groups` of `groups` of neighbours (DeepSeek-V3)."""
+
+    scale: float = 2.5
+    groups: int = 8  # runs of as many neighbouring experts
+    top_groups: int = 4  # of them a token's experts come from
+
+    def problems(self, run: Run) -> Iterator[Problem]:
+        yield from super().problems(run)
+        experts, top_k = run.edits["moe"].experts, run.edits["moe"].top_k  # type: ignore[attr-defined]
+        if self.groups < 1 or experts % self.groups or experts // self.groups < 2:
+            yield Problem(
+                f"moe.router.groups={self.groups} does not divide moe.experts={experts} into groups of two and more.",
+                "A group is as good as its two best experts.",
+                f"Choose among {', '.join(str(n) for n in range(1, experts // 2 + 1) if experts % n == 0) or 'none'}.",
+            )
+        elif not 1 <= self.top_groups <= self.groups or top_k > self.top_groups * (experts // self.groups):
+            least = -(-top_k // (experts // self.groups))
+            yield Problem(
+                f"moe.router.top_groups={self.top_groups} of {self.groups} groups leave too few experts, or too many.",
+                f"moe.top_k={top_k} experts come from groups of {experts // self.groups}.",
+                f"Choose among {least} to {self.groups}.",
+            )
+
+
+@dataclass
+class ExpertChoice(RouterConfig):
+    """Each expert takes as many tokens as every other: top_k / experts of a micro-batch's, those it scores highest."""
+
+    def problems(self, run: Run) -> Iterator[Problem]:
+        yield from super().problems(run)
+        for name in ("bias_rate", "sequence_loss", "step_loss"):
+            if getattr(self, name):
+                yield Problem(
+                    f"moe.router.{name}={getattr(self, name)} has nothing to even out.",
+                    "Where experts choose, all have the same load.",
+                    f"moe.router.{name}=0, or another moe/router.",
+                )
+
+
 NODE = "gangline_moe.nodes"
 PARTS = (
     Part(
@@ -76,5 +117,20 @@ PARTS = (
         config=Sigmoid,
         build=f"{NODE}:sigmoid",
         summary="the top_k largest of sigmoid scores plus a balancing bias",
+    ),
+    Part(
+        group=GROUP,
+        name="grouped",
+        config=Grouped,
+        build=f"{NODE}:grouped",
+        summary="as sigmoid, out of the best groups of experts alone",
+    ),
+    Part(
+        group=GROUP,
+        name="expert_choice",
+        config=ExpertChoice,
+        build=f"{NODE}:expert_choice",
+        summary="each expert takes the tokens it scores highest",
+        law="which tokens an expert takes depends on the micro-batch on a rank, and on later tokens of a sequence",
     ),
 )

@@ -1,0 +1,32 @@
+"""Experts choose tokens (Zhou et al., arXiv 2202.09368, section 3.2).
+
+Each expert takes the C = N · top_k / E tokens (rounded up) of the micro-batch on this rank that score it highest; a
+token may have no expert or all. The host waits for how many experts the busiest token has. A token's experts depend on
+later tokens of its sequence, so a model that writes text token by token computes something else.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gangline_moe.nodes import ExpertChoiceNode
+from gangline_moe.routers.base import Choice, Router
+
+
+class ExpertChoiceRouter(Router):
+    """See `Router`."""
+
+    node: ExpertChoiceNode
+
+    def choose(self, logits_NE: Tensor) -> Choice:
+        N, E = logits_NE.shape
+        prob_NE = logits_NE.softmax(-1)
+        count = min(N, -(-N * self.node.top_k // E))
+        taken = prob_NE.detach().topk(count, dim=0).indices
+        chosen_NE = torch.zeros_like(prob_NE, dtype=torch.bool).scatter_(0, taken, True)
+        most = int(chosen_NE.sum(1).max())
+        every = torch.arange(E, device=prob_NE.device)
+        expert_NK = torch.where(chosen_NE, every, E).sort(-1).values[:, :most].contiguous()
+        weight_NK = prob_NE.gather(1, expert_NK.clamp(max=E - 1))
+        return Choice(expert_NK, weight_NK, prob_NE, logits_NE, whole=False)

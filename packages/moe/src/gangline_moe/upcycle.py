@@ -1,0 +1,86 @@
+"""Sparse upcycling: experts that begin as copies of a trained feed-forward (Komatsuzaki et al., arXiv 2212.05055).
+
+The router is drawn. Where the weights of a token's experts add up to 1, the model begins as the one it came from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gangline import plugins
+from gangline.errors import Problem, UserError
+from gangline.rundir import RunDirectory, holds_checkpoint
+from gangline.shard import Layout, Registry, Shard
+
+if TYPE_CHECKING:
+    from gangline.checkpoint.base import Checkpointer, CheckpointId
+    from gangline.config.schema import Run
+    from gangline_moe.config import MoeOptions
+
+EXPERT = re.compile(r"(.*)\.experts\.(w_gate|w_up|w_down)")
+
+
+def problems(options: MoeOptions, run: Run) -> list[Problem]:
+    """What speaks against it; a run that goes on has its weights from its own checkpoint."""
+    if holds_checkpoint(run):
+        return []
+    where = f"moe.upcycle_from={options.upcycle_from}"
+    try:
+        source, _, _ = _open(str(options.upcycle_from))
+    except UserError as error:
+        return [Problem(f"{where}: {error.what}", *error.details[:2])]
+    if "moe" in source.edits:
+        return [Problem(f"{where} has experts already.", "", "Go on with it: train resume=RUN_DIR, or from=RUN_DIR.")]
+    found = []
+    dense = options.dense_hidden(source)
+    if options.hidden not in (None, dense):
+        what = f"moe.hidden={options.hidden} is not the width of the feed-forwards in {options.upcycle_from}."
+        found.append(Problem(what, "Each expert begins as one of them.", f"moe.hidden={dense}, or null."))
+    if options.shared:
+        what = f"moe.shared={options.shared} does not go with moe.upcycle_from."
+        found.append(Problem(what, "A shared expert would count the feed-forward twice.", "moe.shared=0"))
+    return found
+
+
+def _open(run_dir: str) -> tuple[Run, Checkpointer, CheckpointId]:
+    source = RunDirectory.open(run_dir).run()
+    kept: Checkpointer = plugins.build(source.checkpoint, source, None)
+    id = kept.latest()
+    if id is None:
+        raise UserError(f"{run_dir} has no checkpoint.")
+    return source, kept, id
+
+
+def upcycle(run_dir: str, shards: Sequence[Shard]) -> None:
+    """Fill this rank's arrays from the newest checkpoint of a run without experts; the router's stay as drawn.
+
+    Raises UserError where the two models differ in more than their experts.
+    """
+    import torch
+
+    from gangline.mesh import Mesh
+
+    _, kept, id = _open(run_dir)
+    stored = kept.arrays(id)
+    wanted: list[tuple[Shard, Shard]] = []
+    for shard in shards:
+        name, shape, offset = shard.name, tuple(shard.global_shape), tuple(shard.offset)
+        if ".router." in name:
+            continue
+        expert = EXPERT.fullmatch(name)
+        if expert is not None:
+            name, shape, offset = f"{expert[1]}.{expert[2]}.weight", shape[1:], offset[1:]
+        if stored.get(name) != shape:
+            what = f"{name} is {stored.get(name, 'absent')} there, and {shape} is wanted here."
+            raise UserError(f"{run_dir} holds another model than the one to make sparse.", what)
+        local = shard.local
+        if expert is not None:
+            local = torch.empty(local.shape[1:], dtype=local.dtype)
+        wanted.append((shard, Shard(name, shape, local.dtype, offset, local)))
+    layouts = {part.name: Layout(part.global_shape) for _, part in wanted}
+    for shard, part in wanted:  # one at a time: no more than one expert is held beside the model
+        kept.load(id, [part], Registry.of(Mesh.of({}), {part.name: layouts[part.name]}))
+        if part.local is not shard.local:
+            shard.local.copy_(part.local.expand_as(shard.local))

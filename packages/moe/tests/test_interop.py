@@ -1,0 +1,181 @@
+"""The same logits as transformers computes, from the same files; and out and back in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from gangline_moe.config import MoeOptions
+from gangline_moe.interop import of_hugging_face, to_hugging_face
+from gangline_moe.routers.config import ExpertChoice, Grouped, Sigmoid, Softmax
+from gangline_moe.shapes import DeepSeekV3, Mixtral8x7B, Qwen3_30B_A3B
+from transformers import (
+    Dots1Config,
+    Dots1ForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
+
+from gangline.batch import Batch
+from gangline.errors import UserError
+from gangline.interop import export, load_pretrained
+from gangline.interop.config import config_json, edited_config_from
+from gangline.interop.names import theirs_of
+from gangline.model.build import construct, materialise
+from gangline.model.compose import compose_model
+from gangline.model.init import shards_of
+from gangline.testing.runs import small_run
+
+COMMON = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_experts_per_tok": 2,
+    "initializer_range": 0.3,
+    "max_position_embeddings": 64,
+}
+MIXTRAL = MixtralConfig(**COMMON, intermediate_size=48, num_local_experts=4, sliding_window=None)
+QWEN = Qwen3MoeConfig(
+    **COMMON,
+    intermediate_size=48,
+    moe_intermediate_size=24,
+    num_experts=8,
+    norm_topk_prob=False,
+    mlp_only_layers=[0],
+)
+DOTS = Dots1Config(
+    **COMMON,
+    intermediate_size=48,
+    moe_intermediate_size=24,
+    n_routed_experts=8,
+    n_shared_experts=1,
+    first_k_dense_replace=1,
+    n_group=4,
+    topk_group=2,
+    routed_scaling_factor=1.7,
+    norm_topk_prob=True,
+    sliding_window=None,
+)
+CASES = {
+    "mixtral": (MixtralForCausalLM, MIXTRAL),
+    "qwen3-moe": (Qwen3MoeForCausalLM, QWEN),
+    "dots.llm1": (Dots1ForCausalLM, DOTS),
+}
+
+
+def words(directory):
+    """The run that `gangline import` would print."""
+    from gangline.interop.commands import _settings, _words
+
+    config, edits = edited_config_from(directory)
+    found = [word for edit in edits for word in _words(edit)]
+    return small_run("model.qk_norm=false", *_settings(config, "model"), *found)
+
+
+def batch_of(tokens):
+    B, T = tokens.shape
+    return Batch(tokens, tokens, torch.ones(B, T, dtype=torch.bool), torch.arange(T).expand(B, T), torch.arange(B))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_equal_those_of_transformers(case, tmp_path):
+    cls, config = CASES[case]
+    torch.manual_seed(0)
+    theirs = cls(config).eval()
+    for name, buffer in theirs.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.uniform_(-0.1, 0.1)
+    theirs.save_pretrained(tmp_path / "hf")
+    run = words(tmp_path / "hf")
+    assert not run.model.check(run)
+    assert not run.edits["moe"].check(run)
+    tree, plan = compose_model(run)
+    ours = materialise(construct(tree), plan).eval()
+    load_pretrained(tmp_path / "hf", shards_of(ours, plan), plan)
+    tokens = torch.randint(0, 97, (3, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        got, want = ours.logits(batch_of(tokens)), theirs(tokens).logits
+    assert want.std() > 0.3
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * float(want.abs().max()))
+
+    shapes = {s.name.removeprefix("model/"): tuple(s.global_shape) for s in shards_of(ours, plan)}
+    shapes = {name: shape for name, shape in shapes.items() if theirs_of(plan, name, shape)}
+    written = run.edits["moe"].to_hugging_face(config_json(run.model))
+    export(tmp_path / "out", ((n, ours.state_dict()[n]) for n in shapes), plan=plan, shapes=shapes, config=written)
+    again = cls.from_pretrained(tmp_path / "out").eval()
+    with torch.no_grad():
+        assert torch.equal(again(tokens).logits, want)
+
+
+PLAIN = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 6, "intermediate_size": 64}
+NORMED = {**PLAIN, "architectures": ["Qwen3ForCausalLM"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "config"),
+    [
+        (MoeOptions(hidden=32), PLAIN),
+        (Mixtral8x7B(), PLAIN),
+        (Qwen3_30B_A3B(), NORMED),
+        (MoeOptions(hidden=32, first=1, every=2), NORMED),
+        (MoeOptions(hidden=32, first=5), NORMED),
+        (DeepSeekV3(router=Grouped()), NORMED),
+        (MoeOptions(hidden=32, shared=2, router=Sigmoid(scale=2.0, renormalise=False)), NORMED),
+    ],
+)
+def test_options_come_back_from_the_config_they_make(options, config):
+    written = json.loads(json.dumps(to_hugging_face(options, config)))
+    back, rest = of_hugging_face(type(options), written)
+    kept = ("experts", "top_k", "hidden", "first", "shared")
+    assert {name: getattr(back, name) for name in kept} == {name: getattr(options, name) for name in kept}
+    assert back.every == options.every
+    assert type(back.router) is type(options.router)
+    assert rest["architectures"] == config["architectures"]
+
+
+@pytest.mark.parametrize(
+    ("options", "config"),
+    [
+        (MoeOptions(router=ExpertChoice()), PLAIN),
+        (MoeOptions(first=1), PLAIN),
+        (MoeOptions(capacity_factor=1.0), NORMED),
+        (MoeOptions(router=Softmax(bias_rate=0.1)), NORMED),
+        (MoeOptions(router=Sigmoid()), NORMED),
+        (MoeOptions(shared=1, router=Sigmoid(), every=2), NORMED),
+        (MoeOptions(shared=1, router=Sigmoid(), capacity_factor=1.0), NORMED),
+    ],
+)
+def test_what_others_do_not_have_is_not_exported(options, config):
+    assert to_hugging_face(options, config) is None
+
+
+def test_a_config_that_cannot_be_computed_is_refused():
+    config = {"architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 6, "num_experts": 8}
+    config |= {"num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    with pytest.raises(UserError, match="not evenly spaced"):
+        of_hugging_face(MoeOptions, config | {"mlp_only_layers": [1]})
+    with pytest.raises(UserError, match="sliding_window=4096"):
+        of_hugging_face(MoeOptions, config | {"sliding_window": 4096})
+    assert of_hugging_face(MoeOptions, {"architectures": ["LlamaForCausalLM"]}) is None
+
+
+def test_weights_of_other_experts_are_refused(tmp_path):
+    MixtralForCausalLM(MIXTRAL).save_pretrained(tmp_path)
+    run = words(tmp_path)
+
+    def told(**changes):
+        options = replace(run.edits["moe"], **changes)
+        changed = replace(run, edits={"moe": options})
+        return [str(problem.what + " " + problem.why) for problem in options.check(changed)]
+
+    assert told() == []
+    assert any("moe.experts is 4 there and 8 here" in text for text in told(experts=8))
+    assert any("moe.router is Softmax there and Sigmoid here" in text for text in told(router=Sigmoid()))
+    assert any("moe.hidden is 48 there and 24 here" in text for text in told(hidden=None))
