@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -14,11 +13,12 @@ from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.format.cells import Files
 from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.interval import Interval, observed_mtbf
 from gangline_ckpt_zarr.loading import load
+from gangline_ckpt_zarr.memory import MemoryTier
 from gangline_ckpt_zarr.saving import Content, Saving, told, write_file
 from gangline_ckpt_zarr.staging import Staging
-from gangline_ckpt_zarr.stores.open import open_store
-from gangline_ckpt_zarr.tiers import Tier
+from gangline_ckpt_zarr.tiers import Tier, disk_tiers
 from gangline_ckpt_zarr.writing.client import WriterProcess
 from gangline_ckpt_zarr.writing.job import Target
 
@@ -32,61 +32,102 @@ if TYPE_CHECKING:
 class ZarrCheckpointer(Checkpointer):
     """Saves beside training, tier by tier; loads from the nearest tier that has a good copy."""
 
-    def __init__(self, run_dir: str, tiers: Sequence[Tier], store: Store | None, config: ZarrCheckpoint) -> None:
-        self._run_dir, self.tiers, self.store = run_dir, tiers, store
-        self.verify, self.deadline = config.verify, config.deadline_seconds
+    def __init__(self, run: Run, tiers: Sequence[Tier], store: Store | None, config: ZarrCheckpoint) -> None:
+        assert run.run.dir is not None, "a run has its directory before it has a checkpointer"
+        self._run_dir, self._steps, self.tiers, self.store = run.run.dir, run.steps, tiers, store
+        self.memory = next((tier for tier in tiers if isinstance(tier, MemoryTier)), None)
+        self.config = config
         self._number = 0  # of saves and loads: all ranks count the same
+        self._asked: tuple[int, Sequence[Tier]] = (-1, ())  # by `due`: the step, and the tiers that want it
+        self._last = False
         self._saving: Saving | None = None
         self._staging: Staging | None = None
         self._writer = WriterProcess()
         self._files: Files | None = None
+        mtbf = observed_mtbf(self._run_dir) if config.mtbf_hours is None else config.mtbf_hours * 3600
+        self._interval = Interval(mtbf) if config.every == "auto" else None
+        self._measured = -1  # the step of the newest save whose cost the interval knows
 
     @property
     def run_dir(self) -> str:
         return self._run_dir
 
+    # --- when --------------------------------------------------------------------------------------------------------
+
+    def due(self, step: int, seconds: float, every: str | int | None) -> bool:
+        wanted = []
+        if step == self._steps and self.config.at_end:
+            wanted = [*self.tiers]
+        elif self._near_due(step, seconds, every):
+            wanted = [
+                tier for tier in self.tiers if tier is self.memory or tier.every is None or step % tier.every == 0
+            ]
+        elif self.memory is not None and self.memory.every is not None and step % self.memory.every == 0:
+            wanted = [self.memory]
+        self._asked = step, wanted
+        return bool(wanted)
+
+    def _near_due(self, step: int, seconds: float, every: str | int | None) -> bool:
+        """With `auto` rank 0 decides: only its clock counts."""
+        if self._interval is None:
+            return super().due(step, seconds, every)
+        saving = self._saving is not None and not self._saving.over
+        if self._saving is not None and self._saving.over and self._saving.id.step != self._measured:
+            self._interval.over()
+            self._measured = self._saving.id.step
+        return self._interval.due(seconds, saving) and _rank() == 0
+
+    def ending(self) -> None:
+        self._last = True
+
     # --- save --------------------------------------------------------------------------------------------------------
 
     def save(self, step: int, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]) -> Handle:
         start, id = time.perf_counter(), CheckpointId(step, document["attempt"])
-        tiers = self._due(step)
+        asked, tiers = self._asked
+        wanted = tiers if asked == step and tiers and not self._last else self.tiers
         if self._saving is not None:  # one at a time: the second waits, for the staging memory is in use
             self._saving.join()
-        for tier in tiers:
+        for tier in wanted:
             if tier.has(id):
                 raise FileExistsError(f"{tier.store.url}/{id} is there already, and a checkpoint is never overwritten")
         if self._files is None or self._files.registry != registry:
             self._files = Files(registry)
         talk = self._agreement("save", registry.mesh.world)
         file = self._files.of_rank(talk.rank)
-        if self._staging is None:
-            self._staging = Staging()
-            self._writer.start([self._staging.fd])
-        staging, failed = self._staging, None
-
-        def write(tier: Tier, path: str, report: Callable[[float], None]) -> None:
-            if file.size:
-                write_file(self._writer, staging, file, Target(tier.store.url, path), self.deadline, report)
-
-        saving = Saving(id, tiers, Content(registry, self._files, document), talk, write, self.run_dir)
+        failed = None
         try:
+            staging = self._buffer(talk.rank)
             staging.fill(file, shards)
         except OSError as error:
             failed = told(error)
-        self._saving = saving
-        saving.start(failed)
-        saving.blocked_seconds = time.perf_counter() - start
-        return saving
 
-    def _due(self, step: int) -> Sequence[Tier]:
-        """The tiers that get the save of this step; all of them where it is due for none, as at the end."""
-        due = [tier for tier in self.tiers if tier.every is None or step % tier.every == 0]
-        return due or self.tiers
+        def write(tier: Tier, path: str, report: Callable[[float], None]) -> None:
+            if not file.size:
+                return
+            targets = [] if tier is self.memory else [Target(tier.store.url, path)]
+            write_file(self._writer, staging, file, targets, self.config.deadline_seconds, report)
+            if isinstance(tier, MemoryTier):
+                tier.adopt(staging, id, path)
+
+        self._saving = Saving(self, id, wanted, Content(registry, self._files, document), talk, write)
+        self._saving.start(failed)
+        self._saving.blocked_seconds = time.perf_counter() - start
+        if self._interval is not None:
+            self._interval.saved(self._saving.blocked_seconds)
+        return self._saving
+
+    def _buffer(self, rank: int) -> Staging:
+        if self.memory is not None:
+            return self.memory.buffer(rank)
+        if self._staging is None:
+            self._staging = Staging()
+            self._writer.start([self._staging.fd])
+        return self._staging
 
     def _agreement(self, kind: str, world: int) -> Agreement:
         self._number += 1
-        rank = dist.get_rank() if world > 1 else 0
-        return Agreement(self.store, f"ckpt/{kind}/{self._number}", rank, world)
+        return Agreement(self.store, f"ckpt/{kind}/{self._number}", _rank() if world > 1 else 0, world)
 
     # --- look --------------------------------------------------------------------------------------------------------
 
@@ -121,7 +162,7 @@ class ZarrCheckpointer(Checkpointer):
 
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
         world = 1 if self.store is None else registry.mesh.world
-        load(id, self.metas(id), [*shards], self._agreement("load", world), self.verify)
+        load(id, self.metas(id), [*shards], self._agreement("load", world), self.config.verify)
 
     def close(self) -> None:
         if self._saving is not None:
@@ -130,18 +171,17 @@ class ZarrCheckpointer(Checkpointer):
         if self._staging is not None:
             self._staging.close()
         for tier in self.tiers:
-            tier.store.close()
+            tier.close()
         self._saving = self._staging = None
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def build(config: ZarrCheckpoint, run: Run, store: Store | None) -> ZarrCheckpointer:
     """The checkpointer of a run."""
-    assert run.run.dir is not None, "a run has its directory before it has a checkpointer"
-    path = config.path or str(Path(run.run.dir) / "checkpoints")
-    tiers = [Tier("disk", open_store(path), None, config.keep_last, config.keep_every)]
-    if config.durable is not None:
-        durable = open_store(config.durable)
-        tiers.append(
-            Tier("durable", durable, config.durable_every, config.durable_keep_last, config.durable_keep_every)
-        )
-    return ZarrCheckpointer(run.run.dir, tiers, store, config)
+    tiers = disk_tiers(config, run.run.dir or "")
+    if config.memory_every is not None:
+        tiers.insert(0, MemoryTier(run.run.dir or "", config.memory_every, store))
+    return ZarrCheckpointer(run, tiers, store, config)

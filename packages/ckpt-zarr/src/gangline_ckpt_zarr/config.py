@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gangline.errors import Problem
+from gangline.launch.sidecars import Sidecar
 from gangline.parts import CheckpointConfig
 
 if TYPE_CHECKING:
@@ -31,6 +32,12 @@ class ZarrCheckpoint(CheckpointConfig):
         None  # mean time between failures, for every=auto; null: as the run has seen, 24 at first
     )
     deadline_seconds: float = 600.0  # how long a store may fail or stay silent before a save is given up
+
+    def sidecars(self, run: Run) -> list[Sidecar]:
+        """What keeps the machine's memory tier while workers come and go."""
+        if self.memory_every is None:
+            return []
+        return [Sidecar(name="checkpoint-memory", target="gangline_ckpt_zarr.memory:keep")]
 
     def check(self, run: Run) -> list[Problem]:
         problems = []

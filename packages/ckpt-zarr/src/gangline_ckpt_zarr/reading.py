@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from crc32c import crc32c
@@ -142,7 +142,7 @@ class Reader:
                 self._cell(run, number, _bytes(scratch))
             else:
                 self._want(start, _bytes(scratch))
-            self._puts.append((target, part, scratch[(*part.within(Box(stored.offset, run.chunk)), ...)]))
+            self._puts.append((target, part, _part(scratch, part, Box(stored.offset, run.chunk))))
 
     def _straight(self, run: Run, part: Box, target: Target, dtype: np.dtype) -> memoryview | None:
         """The target's own memory for a part, where the part is one piece both there and in its cell."""
@@ -151,7 +151,7 @@ class Reader:
         split = next((dim for dim, length in enumerate(part.shape) if length != 1), len(part.shape))
         if part.shape[split + 1 :] != run.chunk[split + 1 :]:
             return None
-        memory = target.array[(*part.within(target.box), ...)]  # a view, also of an array without dims
+        memory = _part(target.array, part, target.box)
         return _bytes(memory) if memory.flags.c_contiguous else None
 
     @staticmethod
@@ -201,5 +201,11 @@ def _limits(box: Box) -> tuple[tuple[int, int], ...]:
     return tuple((start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
 
 
+def _part(array: np.ndarray, part: Box, of: Box) -> np.ndarray:
+    """A part of what an array holds, as a view, also where it has no dims."""
+    place: Any = (*part.within(of), ...)
+    return array[place]
+
+
 def _bytes(array: np.ndarray) -> memoryview:
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data

@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from gangline.checkpoint.base import CheckpointId, Handle, SaveFailed
 from gangline.shard import Registry
@@ -20,7 +20,7 @@ from gangline_ckpt_zarr.tiers import Tier
 from gangline_ckpt_zarr.writing.client import WriterProcess
 from gangline_ckpt_zarr.writing.job import Cells, Memory, Target
 
-Write = Callable[[Tier, str, Callable[[float], None]], None]  # (tier, path, progress): this rank's file, durable there
+Write = Callable[[Tier, str, Callable[[float], None]], None]  # (tier, path, progress): puts this rank's file there
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,28 @@ class Content:
     document: dict[str, Any]
 
 
+class Owner(Protocol):
+    """What a save asks of its checkpointer."""
+
+    tiers: Sequence[Tier]
+
+    @property
+    def run_dir(self) -> str: ...
+
+
 class Saving(Handle):
-    """Followed by a thread, which does little: the writer process has the work, the job's store the words."""
+    """Followed by a thread, which does little: the writer process has the work, the job's store the words.
+
+    Which tiers it goes to is what rank 0 wants.
+    """
 
     def __init__(
-        self, id: CheckpointId, tiers: Sequence[Tier], content: Content, talk: Agreement, write: Write, run_dir: str
+        self, owner: Owner, id: CheckpointId, wanted: Sequence[Tier], content: Content, talk: Agreement, write: Write
     ) -> None:
         self.id, self.blocked_seconds = id, 0.0
         self.progress = 0.0  # of this rank's bytes, all tiers together
-        self.seconds: float | None = None  # from staging to the last commit
-        self._tiers, self._content, self._talk, self._write, self._run_dir = tiers, content, talk, write, run_dir
+        self._owner, self._wanted, self._content, self._talk, self._write = owner, wanted, content, talk, write
+        self._tiers: Sequence[Tier] = ()
         self._why: str | None = None
         self._thread = threading.Thread(target=self._follow, name=f"save {id}", daemon=True)
 
@@ -51,11 +63,15 @@ class Saving(Handle):
             self._talk.fail(failed)
         self._thread.start()
 
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, well or not."""
+        return not self._thread.is_alive()
+
     def poll(self) -> bool:
-        if self._thread.is_alive():
-            return False
-        self._raise()
-        return True
+        if self.over:
+            self._raise()
+        return self.over
 
     def wait(self) -> None:
         self._thread.join()
@@ -73,10 +89,11 @@ class Saving(Handle):
         write_id = ""
         try:
             if self._talk.rank == 0:
-                for tier in self._tiers:
+                for tier in self._wanted:
                     tier.clear()
-                self._talk.say("write id", secrets.token_hex(4))
-            write_id = self._talk.hear("write id")
+                self._talk.say("plan", [secrets.token_hex(4), [tier.name for tier in self._wanted]])
+            write_id, wanted = self._talk.hear("plan")
+            self._tiers = [tier for tier in self._owner.tiers if tier.name in wanted]
             for number, tier in enumerate(self._tiers):
                 self._save_to(tier, write_id, number)
         except Failed as failed:
@@ -94,18 +111,19 @@ class Saving(Handle):
         self._write(tier, f"{self.id}/{data_path(write_id, self._talk.rank)}", report)
         self._talk.done(f"{tier.name} written")
         self._talk.all_done(f"{tier.name} written")
-        if self._talk.rank == 0:
+        whole = f"{tier.name} whole {tier.scope}"
+        if tier.commits(self._talk.rank):
             content = self._content
             text = metadata.write(content.registry, content.files, content.document, write_id)
             tier.store.commit(f"{self.id}/{NAME}", text)
-            self._talk.say(f"{tier.name} whole", True)
+            self._talk.say(whole, True)
             self._prune(tier)
-        self._talk.hear(f"{tier.name} whole")
+        self._talk.hear(whole)
 
     def _prune(self, tier: Tier) -> None:
         """What was saved is safe: that something old cannot be deleted is no reason to end a run."""
         try:
-            tier.prune(self._run_dir, self.id)
+            tier.prune(self._owner.run_dir, self.id)
         except OSError as error:
             warnings.warn(f"an old checkpoint could not be deleted: {told(error)}", stacklevel=2)
 
@@ -123,14 +141,14 @@ def write_file(
     writer: WriterProcess,
     staging: Staging,
     file: File,
-    target: Target,
+    targets: Sequence[Target],
     deadline: float,
     report: Callable[[float], None],
 ) -> None:
-    """Have the writer process write what is staged; returns once it is durable. Raises OSError."""
+    """Have the writer process fill in the checksums and write what is staged; durable on return. Raises OSError."""
     cells = [Cells(run.base, run.stride, run.nbytes, run.count) for run in file.runs]
-    memory = Memory(file.size, fd=staging.fd)
-    job = writer.write(memory, cells, [target], deadline_seconds=deadline)
+    memory = Memory(file.size, path=staging.path) if staging.path else Memory(file.size, fd=staging.fd)
+    job = writer.write(memory, cells, targets, deadline_seconds=deadline)
     answer = None
     while answer is None or not answer.over:
         try:

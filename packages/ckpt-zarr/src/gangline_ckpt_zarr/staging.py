@@ -21,10 +21,11 @@ Place = tuple[tuple[slice, ...], torch.Tensor]  # a part of a box, and where in 
 
 
 class Staging:
-    """A buffer of anonymous shared memory, or of a file on tmpfs where `path` names one."""
+    """A buffer of anonymous shared memory, or of a new file on tmpfs where `path` names one."""
 
     def __init__(self, path: str | None = None) -> None:
-        flags = os.O_RDWR | os.O_CREAT
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+        self.path = path or ""
         self.fd = os.memfd_create("gangline-staging") if path is None else os.open(path, flags, 0o600)
         self.size = 0
         self._file: File | None = None
@@ -59,7 +60,7 @@ class Staging:
 
     def _fit(self, file: File) -> None:
         if file.size > self.size:
-            os.ftruncate(self.fd, file.size)
+            os.posix_fallocate(self.fd, 0, file.size)  # raises where there is no room; touching a page would kill
             self._bytes = torch.frombuffer(mmap.mmap(self.fd, file.size), dtype=torch.uint8)
             self.size, self._pinned = file.size, False
         self._places = [(run, [*self._of(run, file.dtypes[run.name])]) for run in file.runs]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gangline import attempts
 from gangline.checkpoint.base import CheckpointId
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
 from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.stores.open import open_store
+
+if TYPE_CHECKING:
+    from gangline_ckpt_zarr.config import ZarrCheckpoint
 
 
 @dataclass
@@ -40,13 +45,19 @@ class Tier:
             self._metas = {id: metadata.read(self.content(id), f"{self.store.url}/{id}/{NAME}")}
         return self._metas[id]
 
+    scope = ""  # of a commit: "" where one is for all, else the machine it is for
+
+    def commits(self, rank: int) -> bool:
+        """Whether this rank puts zarr.json there."""
+        return rank == 0
+
     def path(self, id: CheckpointId, meta: Meta, rank: int) -> str:
         """The file of a rank, in the store."""
         return f"{id}/{meta.path(rank)}"
 
-    def clear(self, busy: Iterable[CheckpointId] = ()) -> None:
+    def clear(self) -> None:
         """Delete what dead saves left: everything that looks like a checkpoint and has no zarr.json."""
-        whole = {*self.ids(), *busy}
+        whole = {*self.ids()}
         for name in self.store.names():
             id = CheckpointId.parse(name)
             if id is not None and id not in whole:
@@ -59,6 +70,10 @@ class Tier:
         for id in self.superfluous(run_dir, saved):
             self.store.delete(str(id))
 
+    def close(self) -> None:
+        """Let go of the store."""
+        self.store.close()
+
     def superfluous(self, run_dir: str, saved: CheckpointId | None = None) -> list[CheckpointId]:
         """What is neither of the newest `keep_last` that led to where the run stands nor of every `keep_every`."""
         ids = self.ids()
@@ -67,3 +82,13 @@ class Tier:
         if self.keep_every is not None:
             kept |= {id for id in branch if id.step % self.keep_every == 0}
         return [id for id in ids if id not in kept]
+
+
+def disk_tiers(config: ZarrCheckpoint, run_dir: str) -> list[Tier]:
+    """The tiers of a run that a tool sees too: its own place, and the durable one."""
+    near = open_store(config.path or str(Path(run_dir) / "checkpoints"), deadline_seconds=config.deadline_seconds)
+    tiers = [Tier("disk", near, None, config.keep_last, config.keep_every)]
+    if config.durable is not None:
+        far = open_store(config.durable, deadline_seconds=config.deadline_seconds)
+        tiers.append(Tier("durable", far, config.durable_every, config.durable_keep_last, config.durable_keep_every))
+    return tiers

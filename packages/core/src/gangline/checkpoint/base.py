@@ -67,6 +67,16 @@ class Checkpointer(ABC):
 
     keeps: bool = True  # false: nothing is ever kept (`checkpoint=off`), and the run does not ask for a save
 
+    def due(self, step: int, seconds: float, every: str | int | None) -> bool:
+        """Whether this rank wants a save after this step, which took `seconds`; where any does, all save.
+
+        Asked once after each step, on every rank. `every` is the run's option; `auto` is for parts that override this.
+        """
+        return every is not None and step % int(every) == 0
+
+    def ending(self) -> None:
+        """The run ends after the next save, which therefore belongs where it lasts longest."""
+
     @abstractmethod
     def save(self, step: int, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]) -> Handle:
         """Keep the arrays and the document (which names step and attempt); returns once they are staged."""

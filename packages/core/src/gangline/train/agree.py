@@ -21,14 +21,17 @@ class Agreed:
     rank_seconds: dict[str, float] | None  # min, median, max; None on one rank
     signal: str  # the stop signal that some rank got, or ""
     verdicts: list[Verdict]  # of all ranks, in rank order
+    due: bool  # whether some rank wants a checkpoint
 
 
-def agree(world: Comm, device: torch.device, seconds: float, signal: str | None, verdicts: list[Verdict]) -> Agreed:
-    """Gather step seconds, stop signals and verdicts over all ranks."""
+def agree(
+    world: Comm, device: torch.device, seconds: float, signal: str | None, verdicts: list[Verdict], due: bool
+) -> Agreed:
+    """Gather step seconds, stop signals, verdicts and wishes for a checkpoint over all ranks."""
     if world.size == 1:
-        return Agreed(None, signal or "", verdicts)
+        return Agreed(None, signal or "", verdicts, due)
     number = _SIGNALS.index(signal) if signal in _SIGNALS else 0
-    mine = torch.tensor([[seconds, float(number), float(len(verdicts))]], dtype=torch.float64, device=device)
+    mine = torch.tensor([[seconds, float(number), float(len(verdicts)), float(due)]], dtype=torch.float64, device=device)
     rows = world.all_gather(mine).tolist()  # type: ignore[union-attr]
     times = [row[0] for row in rows]
     spread = {"min": min(times), "median": statistics.median(times), "max": max(times)}
@@ -38,7 +41,7 @@ def agree(world: Comm, device: torch.device, seconds: float, signal: str | None,
         for part in told
         for v in part
     ]
-    return Agreed(spread, _SIGNALS[int(max(row[1] for row in rows))], found)
+    return Agreed(spread, _SIGNALS[int(max(row[1] for row in rows))], found, any(row[3] for row in rows))
 
 
 def gather_json(world: Comm, device: torch.device, value: object) -> list:

@@ -32,13 +32,14 @@ def loop(s: Session) -> Ending:
         record = step(s, clock)
         verdicts = [] if record.finite or s.precision.scales else [not_finite(record)]
         verdicts += [v for name, check in s.health.items() for v in observe_step(s, name, check, record)]
-        agreed = agree(s.comms.world, s.device, record.step_seconds, stop_requested(), verdicts)
+        due = s.checkpointer.due(s.step, record.step_seconds, s.run.checkpoint.every)
+        agreed = agree(s.comms.world, s.device, record.step_seconds, stop_requested(), verdicts, due)
         record.rank_seconds = agreed.rank_seconds
         record.verdicts = [verdict.to_dict() for verdict in agreed.verdicts]
         action = decide(agreed.verdicts)
         keeps = action < Action.ROLL_BACK and s.checkpointer.keeps
-        saves = keeps and (due(s.run.checkpoint.every, s) or bool(agreed.signal and s.run.run.save_on_signal))
-        if action < Action.ROLL_BACK and due(s.run.validate.every, s):
+        saves = keeps and (agreed.due or bool(agreed.signal and s.run.run.save_on_signal))
+        if action < Action.ROLL_BACK and s.run.validate.every and s.step % s.run.validate.every == 0:
             with clock("validate"):
                 record.validation_loss = validate(s)
         if saves:
@@ -48,7 +49,7 @@ def loop(s: Session) -> Ending:
         clock = Clock()
         if saves:
             with clock("checkpoint"):
-                save(s)
+                save(s, last=bool(agreed.signal))
         poll(s)
         for verdict in agreed.verdicts:
             s.reporter.note(f"{verdict.suggestion.name.lower()}: {verdict}")
@@ -127,11 +128,6 @@ def observe(s: Session, name: str, call) -> list[Verdict]:
         return []
 
 
-def due(every: int | str | None, s: Session) -> bool:
-    """Whether something that happens each `every` steps happens after this one."""
-    return every is not None and s.step % int(every) == 0
-
-
 def validate(s: Session) -> float:
     """Mean loss over the held-out samples."""
     assert s.validation is not None
@@ -140,9 +136,11 @@ def validate(s: Session) -> float:
     return loss_sum / max(tokens, 1)
 
 
-def save(s: Session) -> None:
+def save(s: Session, last: bool = False) -> None:
     """Begin a checkpoint. One save is in flight at a time; one that comes to nothing is told by a note."""
     poll(s, wait=True)
+    if last:
+        s.checkpointer.ending()
     try:
         s.saving = s.checkpointer.save(s.step, s.shards(), s.registry, capture(s).to_dict())
     except SaveFailed as error:

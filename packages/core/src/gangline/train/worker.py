@@ -66,7 +66,7 @@ def save_at_end(s: Session) -> None:
     """The last checkpoint, unless the last step made it."""
     poll(s, wait=True)
     if s.saved != str(CheckpointId(s.step, s.attempt)):
-        save(s)
+        save(s, last=True)
 
 
 def show_sample(run_dir: str, tokens: int) -> None:

@@ -1,0 +1,89 @@
+"""How often a checkpoint pays: `checkpoint.every=auto`.
+
+A save costs the run d seconds; a failure, of which one comes every M seconds, costs it on average half the time since
+the last save. The sum is least when T seconds lie between saves:
+
+    T = sqrt(2 d M)                                                        Young, CACM 17(9), 1974
+    T = sqrt(2 d M) (1 + sqrt(d / 2M) / 3 + (d / 2M) / 9) - d,  d < 2M     Daly, FGCS 22(3), 2006, eq. 37
+
+d is measured: the time a step is blocked and what the steps beside the writing lose. M is given, or learned from the
+run's own starts, of which the first is no failure; with a prior of one failure a day, (24 h + time) / (1 + failures).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gangline import attempts
+
+PRIOR_SECONDS = 24 * 3600.0  # between failures, before any was seen
+FIRST_COST = 1.0  # seconds, before any save was measured
+REMEMBERED = 8  # saves whose median cost counts
+
+
+def best_interval(cost: float, mtbf: float) -> float:
+    """Seconds between saves that cost `cost` seconds each, with a failure every `mtbf` seconds on average."""
+    if cost >= 2 * mtbf:
+        return mtbf
+    share = cost / (2 * mtbf)
+    return math.sqrt(2 * cost * mtbf) * (1 + math.sqrt(share) / 3 + share / 9) - cost
+
+
+def observed_mtbf(run_dir: str | Path, now: datetime | None = None) -> float:
+    """Seconds between failures, as attempts.jsonl of the run shows them."""
+    times = [datetime.fromisoformat(line.time) for line in attempts.read(run_dir) if line.time]
+    if not times:
+        return PRIOR_SECONDS
+    seconds = ((now or datetime.now(UTC)) - times[0]).total_seconds()
+    return (PRIOR_SECONDS + max(0.0, seconds)) / len(times)
+
+
+class Interval:
+    """Says when the next save pays. `seconds` are those of training steps, so a pause is no reason to save."""
+
+    def __init__(self, mtbf: float) -> None:
+        self.mtbf = mtbf
+        self._costs: deque[float] = deque(maxlen=REMEMBERED)
+        self._quiet: deque[float] = deque(maxlen=64)  # steps with no save beside them
+        self._busy: list[float] = []  # steps beside the save under way
+        self._blocked = 0.0
+        self._since = 0.0
+
+    @property
+    def cost(self) -> float:
+        """Seconds that a save costs."""
+        return statistics.median(self._costs) if self._costs else FIRST_COST
+
+    @property
+    def seconds(self) -> float:
+        """Between two saves."""
+        return best_interval(self.cost, self.mtbf)
+
+    def due(self, seconds: float, saving: bool) -> bool:
+        """Whether to save after a step that took `seconds`, beside a save or not."""
+        (self._busy if saving else self._quiet).append(seconds)
+        self._since += seconds
+        return not saving and self._since + seconds / 2 >= self.seconds
+
+    def saved(self, blocked: float) -> None:
+        """A save has begun and blocked the step for so long."""
+        self._blocked, self._since = blocked, 0.0
+        self._busy.clear()
+
+    def over(self) -> None:
+        """The save is whole: what it cost is known."""
+        self._costs.append(self._blocked + slowdown(self._busy, self._quiet))
+        self._busy.clear()
+
+
+def slowdown(busy: Sequence[float], quiet: Sequence[float]) -> float:
+    """Seconds that steps beside a save took longer than others do; never less than none."""
+    if not busy or not quiet:
+        return 0.0
+    usual = statistics.median(quiet)
+    return max(0.0, sum(busy) - usual * len(busy))
