@@ -243,6 +243,36 @@ def store():
     return comms.store.check(["key0", "key1"]), comms.store.add("count", 1) in (1, 2)
 
 
+def sums_of_axes(orders):
+    """On a mesh of its own, so that no group of it was made before."""
+    comms = connect(Mesh.of({"pp": 2, "tp": 3}), timeout=20)
+    axes = {axes: comms.axis(*axes) for axes in orders[rank.index]}
+    assert all(comm.ranks[comm.index] == rank.index for comm in axes.values())
+    return {axes: float(comm.all_reduce(torch.tensor([2.0**rank.index]))) for axes, comm in sorted(axes.items())}
+
+
+def test_ranks_may_ask_for_axes_in_different_orders():
+    """0 waits for 3 along pp, which waits for 4 along tp, which waits for 1 along pp, which waits for 0 along tp."""
+    pp, tp = ("pp",), ("tp",)
+    orders = {0: [pp, tp], 3: [tp, pp], 4: [pp, tp], 1: [tp, pp], 2: [pp, tp], 5: [tp, pp]}
+    found = pool(6).run(sums_of_axes, orders)
+    for index, sums in enumerate(found):
+        assert sums[pp] == 2.0 ** (index % 3) + 2.0 ** (index % 3 + 3)
+        assert sums[tp] == 7.0 * 8.0 ** (index // 3)
+
+
+def index_in_a_group(axes):
+    comm = connect(Mesh.of({"pp": 2, "tp": 3}), timeout=20).axis(*axes)
+    return comm.index, comm.all_gather(torch.tensor([comm.index])).tolist()
+
+
+def test_a_group_has_its_ranks_in_the_order_of_its_axes():
+    """Fastest first: 0, 3, 1, 4, 2, 5."""
+    found = pool(6).run(index_in_a_group, ("tp", "pp"))
+    assert [index for index, _ in found] == [0, 2, 4, 1, 3, 5]
+    assert all(gathered == list(range(6)) for _, gathered in found)
+
+
 def test_the_store_is_shared():
     assert pool(2).run(store) == [(True, True)] * 2
 

@@ -55,7 +55,6 @@ def build(
     finish: Finish,
 ) -> ComposedRuntime:
     """The strategies `3d`, `fsdp`, `hsdp`, `tp` and `pp`."""
-    # pp first, the one axis across stages: torch names a group by how many its members made before, and stages differ.
     pp, tp, cp = (comms.axis(axis) for axis in ("pp", "tp", "cp"))
     if pp.size > 1:  # NCCL wants all members in a group's first exchange, and later ones are between two
         pp.all_reduce(torch.zeros(1, device=comms.device))

@@ -91,7 +91,10 @@ class Store(Protocol):
 
 
 class Comms(ABC):
-    """All the axes of one rank's mesh. Groups are made when first asked for, so an unused axis costs nothing."""
+    """All the axes of one rank's mesh. Groups are made when first asked for, so an unused axis costs nothing.
+
+    Ranks may ask for them in different orders, and for different ones: asking waits for nobody.
+    """
 
     store: Store
     rank: int  # global

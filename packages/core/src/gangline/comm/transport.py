@@ -13,6 +13,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from gangline.comm.base import Comm, Comms, Pending, Reduction, Store
 from gangline.comm.groups import MeshComms
+from gangline.comm.named import named_group
 from gangline.comm.ordered import Ordered, ordered_reduce_scatter
 from gangline.comm.solo import Done, Solo, copy_own
 from gangline.comm.wrap import WrappedComms
@@ -112,7 +113,10 @@ class TorchComm(Comm):
 
 
 class TorchComms(MeshComms):
-    """Groups of torch.distributed, made by their members alone when first asked for; equal ranks share one."""
+    """Groups of torch.distributed, made by their members alone when first asked for; equal ranks share one.
+
+    Ranks may ask in whatever order: asking waits for nobody (`gangline.comm.named`).
+    """
 
     def __init__(
         self,
@@ -135,7 +139,7 @@ class TorchComms(MeshComms):
             return Solo(axis, self.rank)
         key = tuple(ranks)
         if key not in self._groups:
-            self._groups[key] = dist.new_group(list(key), timeout=self._timeout, use_local_synchronization=True)
+            self._groups[key] = named_group(key, self._timeout, axis)
         return TorchComm(axis, key, self.rank, self._groups[key])
 
     def close(self) -> None:

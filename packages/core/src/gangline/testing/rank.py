@@ -24,6 +24,9 @@ from gangline.testing.ship import unpack
 index = 0  # of this process among the ranks of its pool
 world = 1
 
+# What the transport says where it lost another rank.
+_LOST_PEER = ("closed by peer", "Connection reset", "Timed out waiting", "timed out connecting")
+
 _comms: dict[tuple[Mesh, bool], Comms] = {}
 
 
@@ -109,7 +112,7 @@ def _answer(parcel: Any) -> bytes:
         except Exception:
             pickled = None
         text = str(error)
-        of_a_peer = any(words in text for words in ("closed by peer", "Connection reset", "Timed out waiting"))
+        of_a_peer = any(words in text for words in _LOST_PEER)
         name = f"{type(error).__name__}: {text}"
         return pickle.dumps(Failure(pickled, name, traceback.format_exc(), time.time(), of_a_peer))
 
