@@ -1,0 +1,34 @@
+"""What the ranks tell each other at a step's end: what one knows, all do."""
+
+from __future__ import annotations
+
+import torch
+
+from gangline.health import Action, Verdict
+from gangline.mesh import Mesh
+from gangline.testing import rank
+from gangline.testing.pool import pool
+from gangline.train.agree import Agreed, agree
+
+CPU = torch.device("cpu")
+
+
+def told(knowing: int) -> Agreed:
+    world = rank.comms(Mesh.of({"dp_replicate": rank.world})).world
+    mine = rank.index == knowing
+    verdicts = [Verdict("spike", "step 3", 0.5, "the loss", Action.WARN)] if mine else []
+    return agree(world, CPU, 1.0 + rank.index, "SIGTERM" if mine else None, verdicts, mine)
+
+
+def test_a_signal_a_verdict_and_a_wish_for_a_checkpoint_of_one_rank_are_those_of_all() -> None:
+    for knowing in (0, 2):
+        for agreed in pool(3).run(told, knowing):
+            assert agreed.signal == "SIGTERM"
+            assert [verdict.kind for verdict in agreed.verdicts] == ["spike"]
+            assert agreed.due
+            assert agreed.rank_seconds == {"min": 1.0, "median": 2.0, "max": 3.0}
+
+
+def test_where_no_rank_has_anything_to_say_nothing_is_heard() -> None:
+    for agreed in pool(3).run(told, -1):
+        assert (agreed.signal, agreed.verdicts, agreed.due) == ("", [], False)
