@@ -17,7 +17,8 @@ _FIRST_SECONDS = 0.1
 _LONGEST_SECONDS = 20.0
 _MAY_PASS = {408, 409, 425, 429}  # 409: another conditional put is under way at this moment
 _CANNOT_PASS = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
-_CONNECTION = {"HTTPClientError", "IncompleteReadError", "ResponseParserError", "ClientPayloadError", "TransportError"}
+# By name, for the drivers that have them may not be installed; botocore's ConnectionError is not Python's.
+_CONNECTION = {"ConnectionError", "HTTPClientError", "IncompleteReadError", "ResponseParserError", "TransportError"}
 
 
 def retry(act: Callable[[float], T], where: str, deadline_seconds: float) -> T:

@@ -153,14 +153,10 @@ class WriterProcess:
         words: deque[str] = deque(maxlen=_LAST_WORDS)
         keeper = threading.Thread(target=_keep, args=(process, words), daemon=True, name="writer's last words")
         keeper.start()
-        for line in process.stdout:
-            with contextlib.suppress(ValueError, TypeError):  # cut off in the middle
-                answer = Answer.parse(line)
-                with self._news:
-                    self._answers.append(answer)
-                    if answer.over:
-                        self._open.discard(answer.job)
-                    self._news.notify_all()
+        with process.stdout:
+            for line in process.stdout:
+                with contextlib.suppress(ValueError, TypeError):  # cut off in the middle
+                    self._hear(Answer.parse(line))
         code = process.wait()
         keeper.join()
         how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
@@ -170,6 +166,13 @@ class WriterProcess:
             for job in sorted(self._open):
                 self._fail(job, why)
 
+    def _hear(self, answer: Answer) -> None:
+        with self._news:
+            self._answers.append(answer)
+            if answer.over:
+                self._open.discard(answer.job)
+            self._news.notify_all()
+
     def _fail(self, job: int, why: str) -> None:
         self._open.discard(job)
         self._answers.append(Answer(job, failed=why, kind="WriterDied"))
@@ -178,8 +181,9 @@ class WriterProcess:
 
 def _keep(process: subprocess.Popen[bytes], words: deque[str]) -> None:
     assert process.stderr is not None
-    while line := process.stderr.readline(_LINE):
-        words.append(line.decode(errors="replace").rstrip())
+    with process.stderr:
+        while line := process.stderr.readline(_LINE):
+            words.append(line.decode(errors="replace").rstrip())
 
 
 def _signal(number: int) -> str:

@@ -26,7 +26,7 @@ from gangline_ckpt_zarr.writing.job import Answer, Memory, Target, cells, memory
 BLOCK = 8 << 20  # bytes: smaller ones are slower with O_DIRECT, larger ones are not faster
 NICE = 10  # the trainer goes first; costs nothing where there is a core to spare
 REPORT_SECONDS = 0.2
-SWITCH_SECONDS = 0.0005  # Python's 5 ms is as long as a block takes to write: the disk would wait for the checksums
+SWITCH_SECONDS = 0.0001  # Python's 5 ms is as long as a block takes to write: the disk would wait for the checksums
 
 
 class WriterProcess:

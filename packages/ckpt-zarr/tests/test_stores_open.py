@@ -1,0 +1,200 @@
+"""From a URL to a store, stores that fsspec knows, and which errors may pass."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline.errors import UserError
+from gangline_ckpt_zarr.stores import retry as retrying
+from gangline_ckpt_zarr.stores.base import Store, StoreError
+from gangline_ckpt_zarr.stores.local import LocalStore
+from gangline_ckpt_zarr.stores.open import open_store
+from gangline_ckpt_zarr.stores.ranges import GAP, LONGEST, fetches
+from gangline_ckpt_zarr.stores.remote import FsspecStore
+from gangline_ckpt_zarr.stores.retry import may_pass, retry
+
+
+def test_paths_and_file_urls_are_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for url in (str(tmp_path / "a"), f"file://{tmp_path}/a", "a", "./a"):
+        store = open_store(url)
+        assert isinstance(store, LocalStore)
+        assert store.local
+        assert store.url == str(tmp_path / "a")
+
+
+def test_a_driver_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = builtins.__import__
+
+    def without_s3fs(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name.split(".")[0] == "s3fs":
+            raise ImportError(name)
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})  # `fsspec.registry` itself is a dict
+    for name in [name for name in sys.modules if name.split(".")[0] == "s3fs"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without_s3fs)
+    with pytest.raises(UserError, match="pip install s3fs"):
+        open_store("s3://bucket/runs")
+
+
+def test_a_scheme_nobody_knows() -> None:
+    with pytest.raises(UserError, match="nonsense://"):
+        open_store("nonsense://bucket")
+
+
+@pytest.fixture
+def store() -> Store:
+    fsspec.filesystem("memory").store.clear()
+    fsspec.filesystem("memory").pseudo_dirs[:] = [""]
+    found = open_store("memory://runs/one")
+    assert isinstance(found, FsspecStore)
+    return found
+
+
+def test_any_store_of_fsspec(store: Store) -> None:
+    writer = store.create("step-1/data/0.bin", 10)
+    writer.write(memoryview(b"01234"))
+    writer.write(memoryview(b"56789"))
+    writer.close()
+    store.commit("step-1/zarr.json", b"{}")
+    with pytest.raises(FileExistsError):
+        store.commit("step-1/zarr.json", b"{}")
+    with pytest.raises(FileExistsError):
+        store.create("step-1/data/0.bin", 10)
+    buffers = [memoryview(bytearray(2)), memoryview(bytearray(3))]
+    store.read_into("step-1/data/0.bin", [(4, buffers), (1, [memoryview(bytearray(0))])])
+    assert b"".join(buffers) == b"45678"
+    with pytest.raises(EOFError, match="runs/one/step-1"):
+        store.read_into("step-1/data/0.bin", [(8, buffers)])
+    assert store.size("step-1/data/0.bin") == 10
+    assert store.names() == store.holding("zarr.json") == ["step-1"]
+    assert store.names("nowhere") == store.walk("nowhere") == []
+    assert store.walk() == ["step-1/data/0.bin", "step-1/zarr.json"]
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        store.read("nowhere")
+    store.delete("step-1")
+    store.delete("step-1")
+    assert store.walk() == []
+
+
+def test_a_stream_that_is_given_up(store: Store) -> None:
+    writer = store.create("a", 10)
+    writer.write(memoryview(b"01234"))
+    with pytest.raises(ValueError, match="announced"):
+        writer.close()
+    assert store.walk() == []
+
+
+def test_a_lost_answer_to_a_commit(store: FsspecStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, lost = store._fs.pipe_file, [True]
+
+    def pipe_file(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        if lost and lost.pop():
+            raise ConnectionResetError("the answer is lost")
+
+    monkeypatch.setattr(store._fs, "pipe_file", pipe_file)
+    store.commit("zarr.json", b"mine")
+    with pytest.raises(FileExistsError):
+        store.commit("zarr.json", b"mine")
+
+
+def test_a_password_in_the_url_is_not_shown() -> None:
+    store = object.__new__(FsspecStore)
+    store.url = "ftp://someone:secret@host/place"
+    assert store._where("a") == "ftp://host/place/a"
+
+
+class Answered(Exception):
+    def __init__(self, status: int) -> None:
+        self.status = status
+
+
+class HTTPClientError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (Answered(503), True),
+        (Answered(500), True),
+        (Answered(429), True),
+        (Answered(501), False),
+        (Answered(403), False),
+        (Answered(404), False),
+        (TimeoutError(), True),
+        (ConnectionResetError(), True),
+        (HTTPClientError(), True),
+        (FileNotFoundError(), False),
+        (PermissionError(), False),
+        (ValueError(), False),
+        (OSError(28, "No space left on device"), False),
+    ],
+)
+def test_what_may_pass(error: Exception, passes: bool) -> None:
+    assert may_pass(error) is passes
+    wrapped = OSError(5, "wrapped by the driver")
+    wrapped.__cause__ = error
+    if not isinstance(error, OSError) or passes:
+        assert may_pass(wrapped) is passes
+
+
+def test_pauses_grow_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, pauses = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(retrying.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(retrying.time, "sleep", sleep)
+    monkeypatch.setattr(retrying.random, "uniform", lambda low, high: high)
+    left: list[float] = []
+
+    def act(seconds: float) -> None:
+        left.append(seconds)
+        raise ConnectionResetError("gone")
+
+    with pytest.raises(StoreError, match=r"s3://b/a: no success within 100 s \(12 tries\); the last: gone"):
+        retry(act, "s3://b/a", 100)
+    assert pauses[:4] == [0.1, 0.2, 0.4, 0.8]
+    assert max(pauses) == 20
+    assert sum(pauses) < 100
+    assert left[0] == 100
+    assert left == sorted(left, reverse=True)
+
+
+CONTENT = memoryview(bytes(range(251)) * (5 * LONGEST // 251))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3 * LONGEST), st.lists(st.integers(0, 2 * GAP), max_size=3)), max_size=6))
+def test_requests_bring_every_wanted_byte(wanted: list[tuple[int, list[int]]]) -> None:
+    ranges = [(offset, [memoryview(bytearray(size)) for size in sizes]) for offset, sizes in wanted]
+    for fetch in fetches(ranges):
+        assert fetch.stop - fetch.start <= LONGEST
+        fetch.fill(CONTENT[fetch.start : fetch.stop])
+    for offset, buffers in ranges:
+        got = b"".join(buffers)
+        assert got == CONTENT[offset : offset + len(got)]
+
+
+def test_neighbours_go_together_and_long_ranges_in_pieces() -> None:
+    small = [(offset, [memoryview(bytearray(100))]) for offset in (0, 100, 100 + GAP, 1 << 40)]
+    assert [(fetch.start, fetch.stop) for fetch in fetches(small)] == [(0, 200 + GAP), (1 << 40, (1 << 40) + 100)]
+    assert [fetch.stop for fetch in fetches([(0, [memoryview(bytearray(2 * LONGEST + 1))])])] == [
+        LONGEST,
+        2 * LONGEST,
+        2 * LONGEST + 1,
+    ]

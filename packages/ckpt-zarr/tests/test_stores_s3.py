@@ -1,0 +1,330 @@
+"""S3 against a real server, with a proxy in front that fails: nothing is lost, nothing is half there, nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from urllib.request import Request, urlopen
+
+import fsspec
+import pytest
+from aiobotocore.session import AioSession
+from faulty_proxy import Asked, FaultyProxy
+from moto.server import ThreadedMotoServer
+
+from gangline_ckpt_zarr.stores.base import Store, StoreError
+from gangline_ckpt_zarr.stores.open import open_store
+from gangline_ckpt_zarr.stores.s3 import S3Store, part_bytes
+
+MIB = 1 << 20
+PART = 5 * MIB  # S3 takes no smaller ones
+BUCKETS = count()
+
+
+@dataclass
+class Place:
+    url: str
+    proxy: FaultyProxy
+
+    def store(self, deadline: float = 20, request: float = 5) -> S3Store:
+        return S3Store(self.url, deadline, request, PART)
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[FaultyProxy]:
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    with FaultyProxy(server.get_host_and_port()[1]) as proxy, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", proxy.url)
+        patch.setenv("AWS_ACCESS_KEY_ID", "someone")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setattr("gangline_ckpt_zarr.stores.retry._FIRST_SECONDS", 0.01)
+        patch.setitem(fsspec.config.conf, "s3", {"session": AioSession()})  # reads the description of S3 only once
+        yield proxy
+    server.stop()
+
+
+@pytest.fixture
+def place(proxy: FaultyProxy) -> Place:
+    proxy.reset()
+    bucket = f"bucket-{next(BUCKETS)}"
+    with urlopen(Request(f"{proxy.url}/{bucket}", method="PUT")):
+        proxy.reset()
+    return Place(f"s3://{bucket}/runs/one", proxy)
+
+
+def put(store: Store, path: str, content: bytes, block: int = MIB) -> None:
+    writer = store.create(path, len(content))
+    view = memoryview(content)
+    for first in range(0, len(content), block):
+        writer.write(view[first : first + block])
+    writer.close()
+
+
+def methods(place: Place, mark: str) -> int:
+    return sum(mark in f"{asked.method} {asked.path}" for asked in place.proxy.seen)
+
+
+def test_small_and_large_objects(place: Place) -> None:
+    store = place.store()
+    for size in (0, 1, PART, PART + 1, 2 * PART + 4097):
+        content = os.urandom(size)
+        put(store, f"a/{size}", content)
+        assert store.read(f"a/{size}") == content
+        assert store.size(f"a/{size}") == size
+    assert methods(place, "PUT") == 3 + 2 + 3  # three small ones, then parts
+
+
+def test_parts_number_ten_thousand_at_most() -> None:
+    assert part_bytes(1000, 16 * MIB) == 16 * MIB
+    for size in (160_000 * MIB, 160_001 * MIB, 5 << 40):
+        part = part_bytes(size, 16 * MIB)
+        assert -(-size // part) <= 10_000
+        assert part % MIB == 0
+
+
+def test_an_object_is_written_once(place: Place) -> None:
+    store = place.store()
+    put(store, "a", b"first")
+    with pytest.raises(FileExistsError, match="runs/one/a"):
+        store.create("a", 5)
+    assert store.read("a") == b"first"
+
+
+def test_too_few_bytes_make_no_object(place: Place) -> None:
+    store = place.store()
+    writer = store.create("a", 3 * PART)
+    writer.write(memoryview(bytes(2 * PART)))
+    with pytest.raises(ValueError, match="announced"):
+        writer.close()
+    assert not store.exists("a")
+    assert uploads(store) == 0
+
+
+def uploads(store: S3Store) -> int:
+    found = store._fs.call_s3("list_multipart_uploads", Bucket=store._bucket)
+    return len(found.get("Uploads", ()))
+
+
+def test_a_writer_that_ends_early_shows_nothing_and_deleting_cleans_up(place: Place) -> None:
+    store = place.store()
+    writer = store.create("step-1/data/0.bin", 3 * PART)
+    writer.write(memoryview(bytes(2 * PART)))
+    assert uploads(store) == 1
+    assert store.walk() == []
+    place.store().delete("step-1")  # another process, after this one was killed
+    assert uploads(store) == 0
+
+
+def test_commit_is_conditional(place: Place) -> None:
+    store, other = place.store(), place.store()
+    store.commit("step-1/zarr.json", b"mine")
+    with pytest.raises(FileExistsError):
+        other.commit("step-1/zarr.json", b"theirs")
+    with pytest.raises(FileExistsError):  # also by the server itself, for who looked before it was there
+        other.put_new("step-1/zarr.json", b"mine")
+    assert store.read("step-1/zarr.json") == b"mine"
+
+
+def test_of_commits_at_the_same_time_one_wins(place: Place) -> None:
+    stores = [place.store() for _ in range(4)]
+    won: list[int] = []
+
+    def commit(number: int) -> None:
+        try:
+            stores[number].put_new("zarr.json", b"%d" % number)
+            won.append(number)
+        except FileExistsError:
+            pass
+
+    threads = [threading.Thread(target=commit, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stores[0].read("zarr.json") == b"%d" % won[0]
+    assert len(won) == 1
+
+
+def is_commit(asked: Asked) -> bool:
+    return asked.method == "PUT" and "zarr.json" in asked.path
+
+
+def test_a_lost_answer_to_a_commit_is_no_failure(place: Place) -> None:
+    first = [True]
+
+    def fault(asked: Asked) -> str | None:
+        return "lose" if is_commit(asked) and first and first.pop() else None
+
+    place.proxy.fault = fault
+    store = place.store()
+    store.commit("zarr.json", b"mine")
+    assert methods(place, "PUT") == 2
+    assert store.read("zarr.json") == b"mine"
+
+
+def test_a_lost_answer_does_not_make_the_commit_of_another_ones_own(place: Place) -> None:
+    store, other = place.store(), place.store()
+
+    def fault(asked: Asked) -> int | None:
+        return 503 if is_commit(asked) and methods(place, "PUT") == 1 else None
+
+    place.proxy.fault = fault
+    done = threading.Event()
+    original = store._once
+
+    def slowed(left: float, method: str, *args: object, **kwargs: object) -> object:
+        try:
+            return original(left, method, *args, **kwargs)
+        except OSError:
+            if not done.is_set():
+                done.set()
+                other.put_new("zarr.json", b"same words")
+            raise
+
+    store._once = slowed  # type: ignore[method-assign]
+    with pytest.raises(FileExistsError):
+        store.put_new("zarr.json", b"same words")
+
+
+def test_a_lost_answer_to_the_end_of_an_upload_is_no_failure(place: Place) -> None:
+    first = [True]
+
+    def fault(asked: Asked) -> str | None:
+        ends = asked.method == "POST" and "uploadId" in asked.path
+        return "lose" if ends and first and first.pop() else None
+
+    place.proxy.fault = fault
+    store, content = place.store(), os.urandom(2 * PART)
+    put(store, "a", content)
+    assert store.read("a") == content
+
+
+@pytest.mark.parametrize("fault", [503, 500, 429, "reset", "lose"])
+def test_every_third_request_fails(place: Place, fault: int | str) -> None:
+    place.proxy.fault = lambda asked: fault if asked.number % 3 == 1 else None
+    store, content = place.store(), os.urandom(3 * PART + 5)
+    put(store, "step-1/data/0.bin", content)
+    store.commit("step-1/zarr.json", b"{}")
+    got = bytearray(len(content))
+    store.read_into("step-1/data/0.bin", [(0, [memoryview(got)])])
+    assert bytes(got) == content
+    assert store.walk() == ["step-1/data/0.bin", "step-1/zarr.json"]
+    assert store.names() == ["step-1"]
+    store.delete("step-1")
+    assert store.names() == []
+
+
+def test_an_answer_that_never_comes_is_asked_for_again(place: Place) -> None:
+    place.proxy.fault = lambda asked: "hang" if asked.number == 1 else None
+    store = place.store(request=0.3)
+    store.commit("zarr.json", b"{}")
+    assert store.read("zarr.json") == b"{}"
+
+
+@pytest.mark.parametrize("fault", [503, "hang"])
+def test_after_the_deadline_the_error_names_store_and_path_and_no_secret(place: Place, fault: int | str) -> None:
+    store = place.store(deadline=0.5, request=0.2)
+    place.proxy.fault = lambda asked: fault
+    with pytest.raises(StoreError) as caught:
+        store.commit("step-1/zarr.json", b"{}")
+    assert f"{place.url}/step-1/zarr.json" in str(caught.value)
+    assert "0.5 s" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_save_in_the_middle_of_which_the_store_goes_away_leaves_nothing_visible(place: Place) -> None:
+    store = place.store(deadline=0.5)
+    writer = store.create("a", 4 * PART)
+    writer.write(memoryview(bytes(PART)))
+    place.proxy.fault = lambda asked: 503
+    writer.write(memoryview(bytes(3 * PART)))
+    with pytest.raises(StoreError):
+        writer.close()
+    writer.abort()
+    place.proxy.reset()
+    assert store.walk() == []
+
+
+def test_what_cannot_pass_is_not_tried_again(place: Place) -> None:
+    store = place.store()
+    place.proxy.fault = lambda asked: 403
+    with pytest.raises(PermissionError, match="runs/one/a"):
+        store.read("a")
+    assert len(place.proxy.seen) <= 2
+    place.proxy.reset()
+    with pytest.raises(FileNotFoundError, match="runs/one/a"):
+        store.read("a")
+
+
+def test_ranges(place: Place) -> None:
+    store, content = place.store(), os.urandom(3 * MIB)
+    put(store, "a", content)
+    place.proxy.reset()
+    wanted = [(2 * MIB, 5000), (10, 100), (200, 7), (MIB, 0), (MIB + 5, 4096)]
+    buffers = [[memoryview(bytearray(size - size // 3)), memoryview(bytearray(size // 3))] for _, size in wanted]
+    store.read_into("a", [(offset, pair) for (offset, _), pair in zip(wanted, buffers, strict=True)])
+    for (offset, size), pair in zip(wanted, buffers, strict=True):
+        assert b"".join(pair) == content[offset : offset + size]
+    assert methods(place, "GET") == 3  # neighbours together
+
+
+def test_an_object_that_ends_early(place: Place) -> None:
+    store = place.store()
+    put(store, "a", bytes(1000))
+    for offset in (990, 1000, 5000):
+        with pytest.raises(EOFError, match="runs/one/a"):
+            store.read_into("a", [(offset, [memoryview(bytearray(20))])])
+    with pytest.raises(FileNotFoundError):
+        store.read_into("b", [(0, [memoryview(bytearray(20))])])
+
+
+def test_looking_around(place: Place) -> None:
+    store = place.store()
+    assert store.names() == []
+    assert not store.exists("step-1")
+    put(store, "step-1/data/0.bin", b"0")
+    store.commit("step-1/zarr.json", b"{}")
+    put(store, "step-2/data/0.bin", b"0")
+    put(store, "step-22/data/0.bin", b"0")
+    place.proxy.reset()
+    assert store.names() == ["step-1", "step-2", "step-22"]
+    assert len(place.proxy.seen) == 1
+    assert store.names("step-1") == ["data", "zarr.json"]
+    assert store.holding("zarr.json") == ["step-1"]
+    assert store.walk("step-2") == ["step-2/data/0.bin"]
+    assert not store.exists("step-1")
+    with pytest.raises(FileNotFoundError):
+        store.size("step-9/zarr.json")
+
+
+def test_metadata_goes_first(place: Place) -> None:
+    store = place.store(deadline=0.5)
+    put(store, "step-1/a.bin", b"0")
+    store.commit("step-1/zarr.json", b"{}")
+    posts = [0]
+
+    def fault(asked: Asked) -> int | None:
+        posts[0] += asked.method == "POST"
+        return 503 if posts[0] > 1 else None
+
+    place.proxy.fault = fault
+    with pytest.raises(StoreError):
+        store.delete("step-1")
+    place.proxy.reset()
+    assert store.walk() == ["step-1/a.bin"]
+    store.delete("step-1")
+    store.delete("step-1")
+    assert store.walk() == []
+
+
+def test_opened_by_url(place: Place) -> None:
+    store = open_store(place.url, deadline_seconds=5)
+    assert isinstance(store, S3Store)
+    assert not store.local
+    store.commit("zarr.json", b"{}")
+    assert place.store().read("zarr.json") == b"{}"

@@ -1,0 +1,360 @@
+"""The writer process, as the trainer uses it: right bytes and checksums, durable or not there, dead or answering."""
+
+from __future__ import annotations
+
+import errno
+import json
+import mmap
+import os
+import random
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import google_crc32c
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gangline.launch.guard import alive, wait_for_end
+from gangline_ckpt_zarr.writing.checksum import Checksums
+from gangline_ckpt_zarr.writing.client import WriterProcess
+from gangline_ckpt_zarr.writing.job import Answer, Cells, Memory, cells
+
+PAGE = 4096
+SECONDS = 60.0  # a test that waits longer than this has failed
+
+
+class Staging:
+    """Shared memory as the trainer has it."""
+
+    def __init__(self, size: int) -> None:
+        self.fd = os.memfd_create("staging")
+        os.ftruncate(self.fd, size)
+        self.bytes = mmap.mmap(self.fd, size)
+        self.bytes[:] = random.Random(size).randbytes(size)
+        self.memory = Memory(size, self.fd)
+
+
+@pytest.fixture
+def staging() -> Iterator[Staging]:
+    found = Staging(16 * PAGE)
+    yield found
+    os.close(found.fd)
+
+
+@pytest.fixture
+def writer(staging: Staging) -> Iterator[WriterProcess]:
+    found = WriterProcess([staging.fd])
+    yield found
+    found.kill()
+
+
+def expected(content: bytes, runs: Sequence[tuple[int, int, int, int]]) -> bytes:
+    """With the checksums filled in, by another library."""
+    filled = bytearray(content)
+    for base, stride, nbytes, number in runs:
+        for start in range(base, base + number * stride, stride):
+            end = start + nbytes
+            filled[end : end + 4] = struct.pack("<I", google_crc32c.value(bytes(filled[start:end])))
+    return bytes(filled)
+
+
+def test_checksums_are_filled_in_and_every_target_gets_the_bytes(
+    tmp_path: Path, staging: Staging, writer: WriterProcess
+) -> None:
+    runs = [(0, PAGE, 1000, 3), (3 * PAGE, 2 * PAGE, PAGE + 1, 2), (8 * PAGE, 1, 3, 1), (9 * PAGE, 12, 8, 500)]
+    wanted = expected(staging.bytes[:], runs)
+    targets = [(str(tmp_path / "one"), "step/0.bin"), (f"file://{tmp_path}/two", "0.bin")]
+    answer = writer.wait(writer.write(staging.memory, runs, targets), SECONDS)
+    assert answer.done
+    assert answer.progress == 2 * len(wanted)
+    assert answer.outcome == (None, None)
+    assert (tmp_path / "one/step/0.bin").read_bytes() == wanted
+    assert (tmp_path / "two/0.bin").read_bytes() == wanted
+    assert staging.bytes[:] == wanted  # the memory tier has the very bytes
+
+
+def test_memory_by_path_and_memory_that_has_grown(tmp_path: Path, staging: Staging, writer: WriterProcess) -> None:
+    place = tmp_path / "staging"
+    place.write_bytes(bytes(PAGE))
+    job = writer.write(Memory(PAGE, path=str(place)), [(0, 1, 16, 1)], [(str(tmp_path), "a")])
+    assert writer.wait(job, SECONDS).done
+    assert (tmp_path / "a").read_bytes() == place.read_bytes() == expected(bytes(PAGE), [(0, 1, 16, 1)])
+    writer.wait(writer.write(staging.memory, [], [(str(tmp_path), "b")]), SECONDS)
+    os.ftruncate(staging.fd, 20 * PAGE)
+    job = writer.write(Memory(20 * PAGE, staging.fd), [], [(str(tmp_path), "c")])
+    assert writer.wait(job, SECONDS).done
+    assert (tmp_path / "c").read_bytes() == staging.bytes[:] + bytes(4 * PAGE)
+    assert (tmp_path / "b").read_bytes() == staging.bytes[:]
+
+
+def test_more_is_asked_for_than_there_is(tmp_path: Path, staging: Staging, writer: WriterProcess) -> None:
+    too_large = writer.write(Memory(17 * PAGE, staging.fd), [], [(str(tmp_path), "a")])
+    assert "no more than" in str(writer.wait(too_large, SECONDS).failed)
+    beyond = writer.write(staging.memory, [(16 * PAGE - 8, 1, 8, 1)], [(str(tmp_path), "a")])
+    assert "the memory at" in str(writer.wait(beyond, SECONDS).failed)
+    assert os.listdir(tmp_path) == []
+
+
+def test_prefaulting(staging: Staging, writer: WriterProcess) -> None:
+    assert writer.wait(writer.prefault(staging.memory), SECONDS).done
+    assert os.fstat(staging.fd).st_blocks * 512 == len(staging.bytes)
+
+
+def test_one_target_that_fails_leaves_the_other_its_chance(
+    tmp_path: Path, staging: Staging, writer: WriterProcess
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    job = writer.write(staging.memory, [(0, 1, 100, 1)], [(str(tmp_path / "file"), "a"), (str(tmp_path), "b")])
+    answer = writer.wait(job, SECONDS)
+    assert not answer.done
+    assert answer.failed is not None
+    assert str(tmp_path / "file") in answer.failed
+    assert [line is None for line in answer.outcome] == [False, True]
+    assert (tmp_path / "b").read_bytes() == expected(staging.bytes[:], [(0, 1, 100, 1)])
+
+
+def test_a_disk_that_is_full_is_told_in_the_systems_words(
+    tmp_path: Path, staging: Staging, writer: WriterProcess
+) -> None:
+    assert writer.wait(writer.prefault(staging.memory), SECONDS).done  # the limit is for memory, too
+    assert writer.pid is not None
+    resource.prlimit(writer.pid, resource.RLIMIT_FSIZE, (15 * PAGE, 15 * PAGE))
+    answer = writer.wait(writer.write(staging.memory, [], [(str(tmp_path), "step/a")]), SECONDS)
+    assert answer.failed == f"File too large ({tmp_path}/step/a)"
+    assert (answer.kind, answer.errno) == ("OSError", errno.EFBIG)
+    assert os.listdir(tmp_path / "step") == []
+    assert writer.wait(writer.commit(str(tmp_path), "a", "{}"), SECONDS).done  # it goes on
+
+
+def test_a_commit_is_made_once(tmp_path: Path, writer: WriterProcess) -> None:
+    assert writer.wait(writer.commit(str(tmp_path), "step/zarr.json", '{"é": 1}'), SECONDS).done
+    assert json.loads((tmp_path / "step/zarr.json").read_bytes()) == {"é": 1}
+    again = writer.wait(writer.commit(str(tmp_path), "step/zarr.json", "{}"), SECONDS)
+    assert (again.kind, again.failed) == ("FileExistsError", f"File exists ({tmp_path}/step/zarr.json)")
+    assert writer.wait(writer.delete(str(tmp_path), "step"), SECONDS).done
+    assert os.listdir(tmp_path) == []
+
+
+def test_progress_and_answers_in_order(tmp_path: Path, staging: Staging, writer: WriterProcess) -> None:
+    jobs = [writer.write(staging.memory, [], [(str(tmp_path), f"{number}")]) for number in range(3)]
+    found: list[Answer] = []
+    deadline = time.monotonic() + SECONDS
+    while sum(answer.over for answer in found) < 3:
+        found += writer.poll()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert [answer.job for answer in found if answer.done] == jobs
+    assert writer.poll() == []
+    with pytest.raises(KeyError):
+        writer.wait(jobs[0], SECONDS)
+
+
+def test_waiting_ends(tmp_path: Path, writer: WriterProcess) -> None:
+    writer.start()
+    assert writer.pid is not None
+    os.kill(writer.pid, signal.SIGSTOP)
+    with pytest.raises(TimeoutError):
+        writer.wait(writer.commit(str(tmp_path), "zarr.json", "{}"), 0.05)
+
+
+def test_a_busy_writer_does_not_hold_up_the_trainer(
+    tmp_path: Path, writer: WriterProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+            monkeypatch.setenv(name, "us-east-1")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        busy = writer.commit("s3://bucket/runs", "zarr.json", "{}")
+        sends = threading.Thread(target=writer.commit, args=(str(tmp_path), "a", "x" * (4 << 20)), daemon=True)
+        sends.start()
+        sends.join(SECONDS)
+        assert not sends.is_alive()
+        assert writer.poll() == []
+        writer.kill()
+        assert writer.wait(busy, SECONDS).kind == "WriterDied"
+
+
+def test_a_process_that_died_is_a_failure_and_the_next_job_starts_another(
+    tmp_path: Path, staging: Staging, writer: WriterProcess
+) -> None:
+    writer.start()
+    first = writer.pid
+    assert first is not None
+    os.kill(first, signal.SIGSTOP)
+    jobs = [writer.commit(str(tmp_path), f"{number}", "{}") for number in range(2)]
+    os.kill(first, signal.SIGKILL)
+    for job in jobs:
+        answer = writer.wait(job, SECONDS)
+        assert answer.kind == "WriterDied"
+        assert answer.failed == "the writer process was killed by SIGKILL"
+    assert not writer.alive
+    assert writer.wait(writer.commit(str(tmp_path), "2", "{}"), SECONDS).done
+    assert writer.pid != first
+    assert os.listdir(tmp_path) == ["2"]
+
+
+def test_last_words_are_kept_but_not_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    babbler = tmp_path / "python"
+    babbler.write_text(
+        "#!/bin/sh\nread line\ni=0; while [ $i -lt 3000 ]; do echo word $i >&2; i=$((i+1)); done\nexit 3\n"
+    )
+    babbler.chmod(0o755)
+    monkeypatch.setattr("gangline_ckpt_zarr.writing.client.sys.executable", str(babbler))
+    writer = WriterProcess()
+    failed = writer.wait(writer.commit(str(tmp_path), "a", "{}"), SECONDS).failed
+    writer.close()
+    assert failed is not None
+    assert failed.startswith("the writer process ended with exit code 3\n")
+    assert failed.endswith("word 2999")
+    assert len(failed) < 1000
+
+
+def test_only_the_trainer_stops_it(tmp_path: Path, writer: WriterProcess) -> None:
+    assert writer.wait(writer.commit(str(tmp_path), "a", "{}"), SECONDS).done
+    assert writer.pid is not None
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        os.kill(writer.pid, signum)
+    assert writer.wait(writer.commit(str(tmp_path), "b", "{}"), SECONDS).done
+    pid = writer.pid
+    last = writer.commit(str(tmp_path), "c", "{}")
+    writer.close()
+    assert writer.wait(last, SECONDS).done
+    assert not alive(pid)
+
+
+TRAINER = """
+import os, sys, time
+from gangline_ckpt_zarr.writing.client import WriterProcess
+writer = WriterProcess()
+writer.wait(writer.commit(sys.argv[1], "a", "{}"), 60)
+print(writer.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_it_dies_with_its_trainer(tmp_path: Path) -> None:
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, str(tmp_path)], stdout=subprocess.PIPE)
+    assert trainer.stdout is not None
+    pid = int(trainer.stdout.readline())
+    trainer.kill()
+    trainer.wait()
+    trainer.stdout.close()
+    assert wait_for_end(pid, SECONDS)
+
+
+def test_it_is_light(tmp_path: Path) -> None:
+    said = json.dumps({"job": 1, "op": "commit", "store": str(tmp_path), "path": "a", "content": "{}"})
+    code = (
+        "import sys\nsys.argv[1:] = ['0']\n"
+        "from gangline_ckpt_zarr.writing.process import main\nmain()\n"
+        "print([name for name in ('torch', 'numpy', 'hydra', 'omegaconf', 'fsspec') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], input=said.encode() + b"\n", capture_output=True, check=True)
+    assert Answer.parse(done.stdout).done  # what is printed goes to the standard error
+    assert done.stderr == b"[]\n"
+
+
+KILLS = 6
+
+
+@pytest.mark.parametrize("trial", range(KILLS))
+def test_a_kill_at_any_moment_leaves_a_commit_whole_or_not_there(
+    trial: int, tmp_path: Path, writer: WriterProcess
+) -> None:
+    staging = Staging(64 * PAGE)
+    document = json.dumps({"trial": "x" * 100_000})
+    place = Memory(64 * PAGE, path=f"/proc/{os.getpid()}/fd/{staging.fd}")
+    writer.wait(writer.prefault(place), SECONDS)
+    runs = [(0, 512, 500, 64 * PAGE // 512)]
+    jobs = [writer.write(place, runs, [(str(tmp_path), "step/data/0.bin")])]
+    jobs.append(writer.commit(str(tmp_path), "step/zarr.json", document))
+    time.sleep(0.02 * trial / KILLS)
+    writer.kill()
+    answers = [writer.wait(job, SECONDS) for job in jobs]
+    visible = (tmp_path / "step/zarr.json").exists()
+    if answers[1].done:
+        assert visible
+    if visible:
+        assert (tmp_path / "step/zarr.json").read_text() == document
+        assert (tmp_path / "step/data/0.bin").read_bytes() == staging.bytes[:]
+    os.close(staging.fd)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_checksums_of_any_cells(data: st.DataObject) -> None:
+    runs, at = [], 0
+    for _ in range(data.draw(st.integers(0, 4))):
+        nbytes, number = data.draw(st.integers(1, 300)), data.draw(st.integers(1, 20))
+        stride = nbytes + 4 + data.draw(st.integers(0, 50))
+        at += data.draw(st.integers(0, 10))
+        runs.append((at, stride, nbytes, number))
+        at = Cells(*runs[-1]).end
+    content = random.Random(at).randbytes(at + 3)
+    memory = bytearray(content)
+    checksums = Checksums(memoryview(memory), cells(data.draw(st.permutations(runs))))
+    checksums.wait(len(memory))
+    checksums.stop()
+    assert bytes(memory) == expected(content, runs)
+
+
+def test_checksums_are_there_when_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gangline_ckpt_zarr.writing.checksum._AT_ONCE", 64)
+    runs = [(0, 100, 50, 1000)]
+    content = random.Random(0).randbytes(100_000)
+    memory = bytearray(content)
+    wanted = expected(content, runs)
+    checksums = Checksums(memoryview(memory), cells(runs))
+    for end in range(0, 100_000, 777):
+        checksums.wait(end)
+        assert memory[:end] == wanted[:end]
+    checksums.stop()
+
+
+def test_checksums_stop_when_nobody_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go, filled = threading.Event(), threading.Event(), []
+
+    def fill(memory: memoryview, run: Cells) -> None:
+        filled.append(run)
+        begun.set()
+        go.wait(SECONDS)
+
+    monkeypatch.setattr("gangline_ckpt_zarr.writing.checksum._AT_ONCE", 8)
+    monkeypatch.setattr("gangline_ckpt_zarr.writing.checksum.fill", fill)
+    checksums = Checksums(memoryview(bytearray(1000)), [Cells(0, 12, 8, 80)])
+    begun.wait(SECONDS)
+    stops = threading.Thread(target=checksums.stop)
+    stops.start()
+    while not checksums._stopped:
+        time.sleep(0.001)
+    go.set()
+    stops.join(SECONDS)
+    assert len(filled) == 1
+
+
+def test_a_checksum_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(memory: memoryview, run: Cells) -> None:
+        raise ArithmeticError("no sum")
+
+    monkeypatch.setattr("gangline_ckpt_zarr.writing.checksum.fill", fill)
+    checksums = Checksums(memoryview(bytearray(100)), [Cells(0, 1, 8, 1)])
+    with pytest.raises(ArithmeticError, match="no sum"):
+        checksums.wait(100)
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [[(0, 8, 8, 2)], [(0, 1, 8, 1), (8, 1, 8, 1)], [(-4, 1, 8, 1)], [(0, 1, 0, 1)], [(0, 20, 8, 5), (50, 1, 8, 1)]],
+)
+def test_cells_that_overlap_are_refused(runs: list[tuple[int, int, int, int]]) -> None:
+    with pytest.raises(ValueError, match="overlap"):
+        cells(runs)
