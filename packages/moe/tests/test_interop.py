@@ -7,10 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gangline_moe.config import MoeOptions
-from gangline_moe.interop import of_hugging_face, to_hugging_face
-from gangline_moe.routers.config import ExpertChoice, Grouped, Sigmoid, Softmax
-from gangline_moe.shapes import DeepSeekV3, Mixtral8x7B, Qwen3_30B_A3B
 from transformers import (
     Dots1Config,
     Dots1ForCausalLM,
@@ -29,6 +25,10 @@ from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.model.init import shards_of
 from gangline.testing.runs import small_run
+from gangline_moe.config import MoeOptions
+from gangline_moe.interop import of_hugging_face, to_hugging_face
+from gangline_moe.routers.config import ExpertChoice, Grouped, Sigmoid, Softmax
+from gangline_moe.shapes import DeepSeekV3, Mixtral8x7B, Qwen3_30B_A3B
 
 COMMON = {
     "vocab_size": 97,

@@ -84,6 +84,8 @@ class MoeOptions(EditConfig):
 
     def check(self, run: Run) -> list[Problem]:
         found = list(self._problems())
+        if not found:
+            found += self._nodes(run)
         if not found and self.upcycle_from is not None:
             from gangline_moe.upcycle import problems
 
@@ -93,6 +95,15 @@ class MoeOptions(EditConfig):
 
             found += weight_problems(self, run)
         return found
+
+    def _nodes(self, run: Run) -> Iterator[Problem]:
+        ep, each = self.resolved(run).ep or 1, self.ranks_per_node
+        if each is not None and ep > each and ep % each:
+            yield Problem(
+                f"moe.ranks_per_node={each} does not divide the {ep} ranks of {FOLD}.",
+                "Every node has as many of them.",
+                f"Choose among {_divisors(ep)}, or null.",
+            )
 
     def _problems(self) -> Iterator[Problem]:
         least = {

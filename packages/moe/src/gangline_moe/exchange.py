@@ -2,11 +2,13 @@
 
 Rows lie expert by expert, and a rank holds consecutive experts, so what goes to a rank is one run. What arrives lies
 rank by rank; it is regrouped expert by expert, the order of the source ranks kept: the rows of an expert then lie as
-they would in one process that has all ranks' tokens in order, and its products give the same bits.
+they would in one process that has all ranks' tokens in order, and give the same bits (on a CPU where the widths are
+multiples of 32: else the last row of an activation goes through another loop).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -14,25 +16,27 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gangline.comm import Comm, Pending
+from gangline_moe.by_node import by_node
+
+Transfer = Callable[[Tensor], Pending]  # rows of this rank -> the rows that arrive, under way
 
 
 @dataclass
 class Route:
     """How the rows of one micro-batch travel over the ranks of a fold.
 
-    to, of     rows to each rank, and of each
-    order_R    the arrived rows, expert by expert; None: they lie so already
-    bounds     (experts here + 1,): where the rows of each expert begin and end
+    forth, back  the transfer, and its reverse
+    order_R      the arrived rows, expert by expert; None: they lie so already
+    bounds       (experts here + 1,): where the rows of each expert begin and end
     """
 
-    comm: Comm
-    to: list[int]
-    of: list[int]
+    forth: Transfer
+    back: Transfer
     order_R: Tensor | None
     bounds: Tensor
 
 
-def route(comm: Comm, counts_E: Tensor) -> Route:
+def route(comm: Comm, counts_E: Tensor, ranks_per_node: int | None = None) -> Route:
     """Tell each rank how many rows of which expert come to it. One small all-to-all, one wait of the host."""
     here = len(counts_E) // comm.size
     arriving: Tensor = comm.all_to_all(counts_E.contiguous())  # type: ignore[assignment]
@@ -44,21 +48,26 @@ def route(comm: Comm, counts_E: Tensor) -> Route:
     if here > 1:
         expert_R = torch.arange(here, device=counts_E.device).repeat(comm.size)
         order = torch.argsort(expert_R.repeat_interleave(by_rank[1].reshape(-1), output_size=sum(of)), stable=True)
-    return Route(comm, to, of, order, bounds)
+    if ranks_per_node is not None and 1 < ranks_per_node < comm.size:
+        forth, back = by_node(comm, to, ranks_per_node, counts_E.device)
+        return Route(forth.begin, back.begin, order, bounds)
+
+    def forth_at_once(rows: Tensor) -> Pending:
+        return comm.all_to_all(rows, to, of, async_=True)  # type: ignore[return-value]
+
+    def back_at_once(rows: Tensor) -> Pending:
+        return comm.all_to_all(rows, of, to, async_=True)  # type: ignore[return-value]
+
+    return Route(forth_at_once, back_at_once, order, bounds)
 
 
 @dataclass
 class Flight:
     """One transfer, forth in the forward pass and back in the backward pass; `pending` is the one under way."""
 
-    comm: Comm
-    to: list[int]
-    of: list[int]
+    forth: Transfer
+    back: Transfer
     pending: Pending | None = field(default=None, repr=False)
-
-    def begin(self, rows: Tensor, back: bool = False) -> None:
-        to, of = (self.of, self.to) if back else (self.to, self.of)
-        self.pending = self.comm.all_to_all(rows.contiguous(), to, of, async_=True)  # type: ignore[assignment]
 
     def end(self) -> Tensor:
         assert self.pending is not None
@@ -72,7 +81,7 @@ class Depart(torch.autograd.Function):
     @staticmethod
     def forward(ctx, rows_AD: Tensor, flight: Flight) -> Tensor:
         ctx.flight = flight
-        flight.begin(rows_AD)
+        flight.pending = flight.forth(rows_AD.contiguous())
         return rows_AD.new_empty(0)
 
     @staticmethod
@@ -92,7 +101,7 @@ class Arrive(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_RD: Tensor):
-        ctx.flight.begin(grad_RD, back=True)
+        ctx.flight.pending = ctx.flight.back(grad_RD.contiguous())
         return grad_RD.new_empty(0), None
 
 
@@ -114,9 +123,9 @@ class Exchange:
     """Both transfers of one micro-batch. What runs between `Exchange(...)` and `arrived()` overlaps the first one, and
     on the way back the second one."""
 
-    def __init__(self, comm: Comm, rows_AD: Tensor, counts_E: Tensor) -> None:
-        self.route = route(comm, counts_E)
-        self._forth = Flight(comm, self.route.to, self.route.of)
+    def __init__(self, comm: Comm, rows_AD: Tensor, counts_E: Tensor, ranks_per_node: int | None = None) -> None:
+        self.route = route(comm, counts_E, ranks_per_node)
+        self._forth = Flight(self.route.forth, self.route.back)
         self._departed = Depart.apply(rows_AD, self._forth)
         if self.route.order_R is not None:
             self._inverse = torch.empty_like(self.route.order_R)
@@ -132,5 +141,5 @@ class Exchange:
         """What the experts made of them, where the rows came from and in that order."""
         if self.route.order_R is not None:
             rows_RD = Reorder.apply(rows_RD, self._inverse, self.route.order_R)
-        back = Flight(self.route.comm, self.route.of, self.route.to)
+        back = Flight(self.route.back, self.route.forth)
         return Arrive.apply(Depart.apply(rows_RD, back), back)

@@ -2,7 +2,8 @@
 
 A rows in E runs, `bounds` (E + 1,) where they begin and end. Measured (float32 and bfloat16, 8 to 256 experts, CPU):
 `grouped_mm` is as fast as a loop over experts or up to 1.35 times faster, a padded batched product slower but for
-bfloat16 runs of a few rows; all give the same bits. It rejects float64, for which there is the loop.
+bfloat16 runs of a few rows; all give the same bits. It rejects float64 and widths that are no multiple of 16 bytes:
+for those there is the loop.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def rows_times_transposed(y_AO: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor
 def _by_run(x_AI: Tensor, w_EIO: Tensor, bounds: Tensor) -> Tensor:
     if not len(x_AI):
         return x_AI.new_zeros(0, w_EIO.shape[2])
-    if x_AI.dtype != torch.float64:
+    if _fits(x_AI, *w_EIO.shape[1:]):
         return F.grouped_mm(x_AI, w_EIO, offs=bounds[1:].to(torch.int32))
     edges = bounds.tolist()
     out = x_AI.new_empty(len(x_AI), w_EIO.shape[2])
@@ -36,12 +37,17 @@ def _by_run(x_AI: Tensor, w_EIO: Tensor, bounds: Tensor) -> Tensor:
     return out
 
 
+def _fits(x: Tensor, *widths: int) -> bool:
+    """Whether `grouped_mm` takes matrices of this dtype and these widths."""
+    return x.dtype != torch.float64 and all(width * x.element_size() % 16 == 0 for width in widths)
+
+
 def outer(y_AO: Tensor, x_AI: Tensor, bounds: Tensor) -> Tensor:
     """Each run's yᵀ x, (E, O, I): the gradient of the matrices of `rows_times`."""
     E = len(bounds) - 1
     if not len(x_AI):
         return x_AI.new_zeros(E, y_AO.shape[1], x_AI.shape[1])
-    if x_AI.dtype != torch.float64:
+    if _fits(x_AI, x_AI.shape[1], y_AO.shape[1]):
         return F.grouped_mm(y_AO.t(), x_AI, offs=bounds[1:].to(torch.int32))
     edges = bounds.tolist()
     out = x_AI.new_empty(E, y_AO.shape[1], x_AI.shape[1])

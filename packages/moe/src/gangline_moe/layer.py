@@ -45,7 +45,7 @@ class MoeLayer(nn.Module):
             if self.shared is not None:
                 shared_BTD = self.shared(x_BTD)
         else:
-            exchange = Exchange(self.axis, rows_AD, made.counts)
+            exchange = Exchange(self.axis, rows_AD, made.counts, self.node.ranks_per_node)
             if self.shared is not None:
                 shared_BTD = self.shared(x_BTD)
             rows_AD = exchange.returned(self.experts(exchange.arrived(), exchange.route.bounds))

@@ -1,0 +1,109 @@
+"""What the ranks of the tests of the exchange do."""
+
+from __future__ import annotations
+
+import torch
+from test_layer import layer, x_of
+from torch import Tensor
+
+from gangline.comm import Comm
+from gangline.comm.wrap import Wrapped
+from gangline.mesh import Mesh
+from gangline.testing import rank
+from gangline_moe.exchange import Exchange
+from gangline_moe.routers.base import Choice
+from gangline_moe.routers.config import Sigmoid
+from gangline_moe.routers.sigmoid import SigmoidRouter
+
+# Rows begin at multiples of 64 bytes (the last bits of a product may depend on where its operands begin), and every
+# element of an activation is computed by the vector loop (the scalar loop for what is left rounds otherwise).
+WIDTH = 32
+
+
+def share(module: torch.nn.Module, comm: Comm) -> None:
+    """Keep this rank's experts alone."""
+    module.bind(comm)
+    for name, array in list(module.experts.named_parameters()):
+        own = array.detach().chunk(comm.size)[comm.index].clone()
+        setattr(module.experts, name, torch.nn.Parameter(own))
+
+
+def through(module, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
+    """Output and gradients."""
+    x = x.clone().requires_grad_()
+    y = module(x)
+    y.backward(grad)
+    found = {name: parameter.grad for name, parameter in module.experts.named_parameters()}
+    return {"y": y.detach(), "dx": x.grad, "dlogits": module.router.logits.grad, **found}
+
+
+def inputs(dtype: torch.dtype, world: int) -> tuple[Tensor, Tensor]:
+    x = x_of(8, 2 * world, dtype, WIDTH)
+    grad = torch.randn(x.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(dtype)
+    return x, grad
+
+
+class Told(SigmoidRouter):
+    """Takes its logits as given: a product over other rows may have other bits."""
+
+    logits: Tensor
+
+    def forward(self, x: Tensor) -> Choice:
+        return self.choose(self.logits)
+
+
+def made(dtype: torch.dtype, skew: float, x: Tensor, part: slice = slice(None)):
+    """A layer for the sequences `part` of `x`. With `skew` all tokens go to the first two experts."""
+    module = layer(Sigmoid(), dtype=dtype, dim=WIDTH, hidden=WIDTH)
+    module.router.bias.zero_()
+    module.router.bias[:2] += skew
+    logits = torch.nn.functional.linear(x.flatten(0, 1), module.router.gate.weight).view(*x.shape[:2], -1)
+    module.router.__class__ = Told
+    module.router.logits = logits.detach()[part].flatten(0, 1).requires_grad_()
+    return module
+
+
+def on_ranks(dtype: torch.dtype, skew: float, ranks_per_node: int | None) -> dict[str, Tensor]:
+    comm = rank.comms(Mesh.of({"dp_shard": rank.world}), True).axis("dp_shard")
+    x, grad = inputs(dtype, rank.world)
+    own = slice(2 * rank.index, 2 * rank.index + 2)
+    module = made(dtype, skew, x, own)
+    object.__setattr__(module.node, "ranks_per_node", ranks_per_node)
+    share(module, comm)
+    return through(module, x[own], grad[own])
+
+
+def alone(dtype: torch.dtype, skew: float, world: int) -> dict[str, Tensor]:
+    x, grad = inputs(dtype, world)
+    return through(made(dtype, skew, x), x, grad)
+
+
+class Counting(Wrapped):
+    """Bytes that leave this rank in all-to-alls, by the width of a row."""
+
+    def __init__(self, inner: Comm) -> None:
+        super().__init__(inner)
+        self.sent: dict[int, int] = {}
+
+    def all_to_all(self, x, in_splits=None, out_splits=None, async_=False):
+        splits = in_splits or [len(x) // self.size] * self.size
+        width = x[:1].numel() if x.dim() > 1 else 1
+        rows = sum(splits) - splits[self.index]
+        self.sent[width] = self.sent.get(width, 0) + rows * width * x.element_size()
+        return super().all_to_all(x, in_splits, out_splits, async_)
+
+
+def bytes_sent(rows_each: int, width: int) -> tuple[int, int, int]:
+    """(of rows, of counts, the least there can be), there and back; 8 experts, rows at random."""
+    comm = Counting(rank.comms(Mesh.of({"dp_shard": rank.world}), False).axis("dp_shard"))
+    generator = torch.Generator().manual_seed(rank.index)
+    expert = torch.randint(0, 8, (rows_each,), generator=generator).sort().values
+    counts = torch.bincount(expert, minlength=8)
+    exchange = Exchange(comm, torch.randn(rows_each, width), counts)
+    arrived = exchange.arrived()
+    exchange.returned(arrived)
+    per_rank = counts.view(comm.size, -1).sum(1)
+    away_forth = int(per_rank.sum() - per_rank[comm.index])
+    stay = int(per_rank[comm.index])
+    away_back = len(arrived) - stay
+    return comm.sent[width], comm.sent[1], (away_forth + away_back) * width * 4

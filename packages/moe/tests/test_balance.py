@@ -1,0 +1,96 @@
+"""The balancing losses against their equations, the bias, and that they even the load."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_layer import collected, layer, x_of
+
+from gangline_moe.balance import entropy, sequence_loss, step_loss, z_loss
+from gangline_moe.config import MoeOptions
+from gangline_moe.routers.base import Choice
+from gangline_moe.routers.config import Sigmoid, Softmax
+
+B, T, E, K = 3, 5, 4, 2
+
+
+def choice_of():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(B * T, E, generator=generator, dtype=torch.float64)
+    prob = logits.softmax(-1)
+    return Choice(prob.topk(K).indices, prob.topk(K).values, prob, logits)
+
+
+def test_the_loss_over_a_sequence():
+    choice = choice_of()
+    want = 0.0
+    for b in range(B):
+        own = slice(b * T, (b + 1) * T)
+        for i in range(E):
+            f = E / (K * T) * (choice.expert_NK[own] == i).sum()
+            want += T * f * choice.prob_NE[own, i].mean()
+    torch.testing.assert_close(sequence_loss(choice, B), torch.as_tensor(want))
+
+
+def test_an_even_load_has_the_least_loss():
+    """T for each sequence, and for the whole batch E · 1/E for each token."""
+    even = torch.full((4, E), 1 / E, dtype=torch.float64)
+    choice = Choice(torch.tensor([[0, 1], [2, 3], [0, 1], [2, 3]]), even[:, :2], even, even)
+    assert float(sequence_loss(choice, 1)) == pytest.approx(4)
+    assert float(step_loss(even, even[0])) == pytest.approx(4)
+    assert float(entropy(even)[0]) == pytest.approx(torch.tensor(4.0).log())
+
+
+def test_the_loss_with_the_last_steps_shares_and_of_large_logits():
+    choice, share = choice_of(), torch.tensor([0.5, 0.25, 0.25, 0.0])
+    want = sum(E * share[i] * choice.prob_NE[n, i] for n in range(B * T) for i in range(E))
+    torch.testing.assert_close(step_loss(choice.prob_NE, share), want)
+    torch.testing.assert_close(z_loss(choice.logits_NE), choice.logits_NE.exp().sum(-1).log().square().sum())
+
+
+def test_losses_reach_the_router_and_are_told():
+    router = Softmax(sequence_loss=0.1, step_loss=0.2, z_loss=0.3)
+    module, x = layer(router), x_of().requires_grad_()
+    _, told = collected(module, x)
+    assert {"sequence_loss", "step_loss", "z_loss", "load", "entropy"} <= told.keys()
+    choice = module.router(x)
+    torch.testing.assert_close(told["z_loss"], 0.3 * z_loss(choice.logits_NE).detach())
+    module.eval()
+    assert "z_loss" not in collected(module, x)[1]
+
+
+def test_after_a_step_the_bias_moves_against_the_load_and_the_shares_are_kept():
+    module = layer(Sigmoid(step_loss=0.1, bias_rate=0.5), experts=4)
+    module.router.bias.zero_()
+    module.router.after_step({"load": torch.tensor([4.0, 0.0, 2.0, 2.0], dtype=torch.float64)})
+    assert module.router.bias.tolist() == [-0.5, 0.5, 0.0, 0.0]
+    assert module.router.share.tolist() == [0.5, 0.0, 0.25, 0.25]
+    module.router.after_step({})
+    assert module.router.bias.tolist() == [-0.5, 0.5, 0.0, 0.0]
+
+
+def test_the_bias_changes_the_choice_and_not_the_weights():
+    module, x = layer(Sigmoid(renormalise=False), experts=4, top_k=1), x_of()
+    module.router.bias.zero_()
+    score = module.router(x).logits_NE.sigmoid()
+    module.router.bias[2] = 5.0
+    choice = module.router(x)
+    assert choice.expert_NK.eq(2).all()
+    torch.testing.assert_close(choice.weight_NK[:, 0], score[:, 2])
+
+
+def test_a_bias_evens_the_load():
+    module, x = layer(Sigmoid(bias_rate=0.02), experts=8), x_of(64) + 1
+    module.router.bias.zero_()
+    first = collected(module, x)[1]["load"]
+    for _ in range(200):
+        module.router.after_step({"load": collected(module, x)[1]["load"].double()})
+    last = collected(module, x)[1]["load"]
+    assert first.max() / first.double().mean() > 1.5
+    assert last.max() / last.double().mean() < 1.3
+
+
+def test_the_summary_of_a_step():
+    told = MoeOptions().summary({"blocks.0/load": [3.0, 1.0], "blocks.1/load": [2.0, 2.0], "blocks.1/entropy": 0.1})
+    assert told == {"blocks.0/imbalance": 1.5, "blocks.1/imbalance": 1.0, "moe/imbalance": 1.5}
+    assert MoeOptions().summary({"blocks.0/load": [0.0, 0.0]}) == {}

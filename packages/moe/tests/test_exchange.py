@@ -1,0 +1,38 @@
+"""Experts on several ranks: the same bits as in one process that has all the rows, and no byte more than needed."""
+
+from __future__ import annotations
+
+import exchange_ranks as ranks
+import pytest
+import torch
+
+from gangline.testing.pool import pool
+
+
+@pytest.mark.parametrize(
+    ("world", "dtype", "skew", "ranks_per_node"),
+    [
+        (2, torch.float32, 0.0, None),
+        (4, torch.float32, 0.0, None),
+        (4, torch.float64, 0.0, None),
+        (4, torch.float32, 9.0, None),
+        (4, torch.float32, 0.0, 2),
+        (4, torch.float64, 9.0, 2),
+        (8, torch.float32, 0.0, 2),
+        (8, torch.float32, 0.0, 4),
+    ],
+)
+def test_the_same_bits_as_one_process(world, dtype, skew, ranks_per_node):
+    """Output, gradients of the input, of what the router gave, and of the experts' weights."""
+    of_ranks = pool(world).run(ranks.on_ranks, dtype, skew, ranks_per_node)
+    want = pool(1).run(ranks.alone, dtype, skew, world)[0]
+    for name in want:
+        got = torch.cat([found[name] for found in of_ranks])
+        assert torch.equal(got, want[name]), f"{name}: {float((got - want[name]).abs().max()):.2g} apart"
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+def test_no_byte_more_than_the_rows_that_leave(world):
+    for rows, counts, least in pool(world).run(ranks.bytes_sent, 40, 16):
+        assert rows == least
+        assert counts == 8 * (world - 1) * (8 // world)

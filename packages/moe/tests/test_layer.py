@@ -1,0 +1,175 @@
+"""The layer against a token at a time, through every dtype, and at the edges."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gangline import inside
+from gangline.inside import Collected, Frame
+from gangline.model.build import construct
+from gangline.model.tree import FeedForwardNode
+from gangline_moe.config import MoeOptions
+from gangline_moe.edit import layer_node
+from gangline_moe.grouped import outer, rows_times, rows_times_transposed
+from gangline_moe.routers.config import ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
+
+D, H = 12, 10
+
+
+def layer(router: RouterConfig | None = None, dtype=torch.float64, seed=0, dim=D, hidden=H, **options):
+    """A layer with random weights."""
+    given = MoeOptions(hidden=hidden, router=router or Softmax(), **options)
+    module = construct(layer_node(FeedForwardNode(dim=dim, hidden=20), given)).to(dtype).to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(seed)
+    for array in module.state_dict().values():
+        array.copy_(torch.randn(array.shape, generator=generator, dtype=torch.float64) * 0.4)
+    if module.router.share is not None:
+        module.router.share.fill_(1 / given.experts)
+    return module
+
+
+def x_of(tokens=7, sequences=2, dtype=torch.float64, dim=D):
+    return torch.randn(sequences, tokens, dim, generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(
+        dtype
+    )
+
+
+def one_by_one(module, x: Tensor) -> Tensor:
+    """Every token through its experts alone."""
+    choice = module.router(x)
+    flat, E = x.flatten(0, 1), len(module.experts.w_gate)
+    rows = []
+    for n, token in enumerate(flat):
+        y = torch.zeros_like(token)
+        for expert, weight in zip(choice.expert_NK[n].tolist(), choice.weight_NK[n], strict=True):
+            if expert < E:
+                gate, up = module.experts.w_gate[expert] @ token, module.experts.w_up[expert] @ token
+                y = y + weight.to(y.dtype) * (module.experts.w_down[expert] @ (F.silu(gate) * up))
+        rows.append(y)
+    y = torch.stack(rows).view_as(x)
+    return y if module.shared is None else y + module.shared(x)
+
+
+ROUTERS = [
+    Softmax(),
+    Softmax(renormalise=False),
+    Sigmoid(scale=2.0),
+    Sigmoid(renormalise=False),
+    Grouped(groups=4, top_groups=2),
+    ExpertChoice(),
+]
+
+
+@pytest.mark.parametrize("router", ROUTERS, ids=str)
+def test_the_same_as_a_token_at_a_time(router):
+    module, x = layer(router, shared=1), x_of().requires_grad_()
+    got, want = module(x), one_by_one(module, x)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
+    generator = torch.Generator().manual_seed(1)
+    grad = torch.randn(got.shape, generator=generator, dtype=got.dtype)
+    given = [x, *module.parameters()]
+    for one, other in zip(torch.autograd.grad(got, given, grad), torch.autograd.grad(want, given, grad), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 3e-3)])
+def test_grouped_products_in_every_dtype(dtype, bound):
+    """Runs of no row, of one, and of many; and no rows at all."""
+    generator = torch.Generator().manual_seed(0)
+    for counts in ([0, 5, 1, 0, 9], [0, 0, 0, 0, 0], [15, 0, 0, 0, 0]):
+        bounds = torch.tensor([0, *counts]).cumsum(0)
+        x, y = (torch.randn(sum(counts), n, generator=generator, dtype=torch.float64) for n in (16, 8))
+        w = torch.randn(5, 8, 16, generator=generator, dtype=torch.float64)
+        for product, given in ((rows_times, (x, w)), (rows_times_transposed, (y, w)), (outer, (y, x))):
+            want = product(*given, bounds)
+            got = product(*(a.to(dtype) for a in given), bounds)
+            assert got.shape == want.shape
+            scale = max(1.0, float(want.abs().max()) if want.numel() else 0.0)
+            torch.testing.assert_close(got.double(), want, rtol=0, atol=bound * scale)
+
+
+@pytest.mark.parametrize("router", ROUTERS, ids=str)
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_short_sequences(router, tokens):
+    module, x = layer(router), x_of(tokens, 1)
+    torch.testing.assert_close(module(x), one_by_one(module, x), rtol=1e-12, atol=1e-13)
+
+
+def test_all_tokens_to_one_expert():
+    module, x = layer(Softmax(step_loss=0), top_k=1), x_of()
+    with torch.no_grad():
+        module.router.gate.weight.zero_()
+    module.router.register_buffer("bias", torch.zeros(8).index_fill_(0, torch.tensor([3]), 9.0))
+    y = module(x)
+    torch.testing.assert_close(y, one_by_one(module, x), rtol=1e-12, atol=1e-13)
+    y.sum().backward()
+    idle = [e for e in range(8) if e != 3]
+    assert module.experts.w_up.grad[3].any()
+    assert not module.experts.w_up.grad[idle].any()
+
+
+@pytest.mark.parametrize("router", ROUTERS, ids=str)
+def test_a_router_that_is_not_a_number_is_seen(router):
+    """No expert number is out of range, and the step is not finite, so the strategy leaves the weights alone."""
+    module, x = layer(router), x_of()
+    with torch.no_grad():
+        module.router.gate.weight[2, 1] = math.nan
+    y = module(x.requires_grad_())
+    y.sum().backward()
+    finite = [torch.isfinite(y).all(), *(torch.isfinite(p.grad).all() for p in module.parameters())]
+    assert not all(finite)
+
+
+def collected(module, x):
+    found = Collected()
+    with inside.frame(Frame(collected=found)):
+        y = module(x)
+    metrics = {name: value for (_, _, name), (value, _) in found.metrics.items()}
+    return y, {**metrics, **{name: value for (_, _, name), value in found.losses.items()}}
+
+
+def test_capacity_drops_the_rest_and_says_so():
+    module, x = layer(capacity_factor=0.5, top_k=1), x_of(16)
+    y, told = collected(module, x)
+    choice = module.router(x)
+    limit = math.ceil(0.5 * 32 / 8)
+    seen = [0] * 8
+    want = torch.zeros_like(x).flatten(0, 1)
+    full = one_by_one(module, x).flatten(0, 1)
+    for n, (expert,) in enumerate(choice.expert_NK.tolist()):
+        seen[expert] += 1
+        if seen[expert] <= limit:
+            want[n] = full[n]
+    torch.testing.assert_close(y.flatten(0, 1), want)
+    dropped = sum(max(0, count - limit) for count in seen)
+    assert dropped
+    assert float(told["dropped"]) == pytest.approx(dropped / 32)
+    assert told["load"].tolist() == seen
+
+
+def test_room_for_all_drops_nothing():
+    kept, plain, x = layer(capacity_factor=8.0), layer(), x_of()
+    assert torch.equal(kept(x), plain(x))
+
+
+def test_recomputing_the_gate_keeps_little():
+    """What a layer keeps for its backward pass is what it says: the rows and two products, no copy of the tokens."""
+    module, x = layer(dtype=torch.float32), x_of(64, dtype=torch.float32).requires_grad_()
+    kept: dict[int, int] = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    own = sum(p.untyped_storage().nbytes() for p in module.parameters())
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        module(x)
+    pairs, tokens = 2 * 64 * 2, 2 * 64
+    rows = pairs * (2 * D + 2 * H) * 4  # what went in, what came out, two products
+    of_router = tokens * (2 * 8 * 4 + 2 * (4 + 8) + 4 * 4) + tokens * D * 4
+    assert sum(kept.values()) - own <= rows + of_router

@@ -1,0 +1,77 @@
+"""What cannot be is refused in one message, before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.config.check import check
+from gangline.errors import UserError
+from gangline.model.compose import compose_model
+from gangline.model.tree import NormNode
+from gangline.plan import Plan
+from gangline.testing.runs import small_run
+from gangline_moe.config import MoeOptions
+from gangline_moe.edit import edit
+
+CASES = {
+    "moe.experts=0": "moe.experts=0 must be at least 1",
+    "moe.top_k=9": "moe.top_k=9 is more than moe.experts=8",
+    "moe.capacity_factor=0": "leaves no room for any token",
+    "moe.capacity_factor=-1": "leaves no room for any token",
+    "moe.capacity_factor=.nan": "leaves no room for any token",
+    "moe.ep=3": "moe.ep=3 does not divide moe.experts=8",
+    "moe.ep=0": "moe.ep=0 must be at least 1",
+    "moe.ep_out_of=[pp]": "cannot take ranks of pp",
+    "moe.ep_out_of=[dp]": "cannot take ranks of dp",
+    "moe.ep_out_of=[]": "cannot take ranks of none",
+    "moe.first=2": "moe.first=2 leaves no block with experts",
+    "moe.every=0": "moe.every=0 must be at least 1",
+    "moe.hidden=0": "moe.hidden=0 must be at least 1",
+    "moe.router.jitter=1": "moe.router.jitter=1.0 is no share",
+    "moe.router.z_loss=-1": "moe.router.z_loss=-1.0 must not be negative",
+    "moe.ranks_per_node=0": "moe.ranks_per_node=0 must be at least 1",
+    "moe.upcycle_from=nowhere": "moe.upcycle_from=nowhere",
+}
+
+
+@pytest.mark.parametrize("setting", CASES)
+def test_bad_options(setting):
+    with pytest.raises(UserError) as refused:
+        check(small_run("moe=on", "model.vocab_size=256", setting))
+    assert CASES[setting] in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("moe/router=grouped", "moe.router.groups=3"), "does not divide moe.experts=8"),
+        (("moe/router=grouped", "moe.router.groups=8"), "into groups of two and more"),
+        (("moe/router=grouped", "moe.router.groups=4", "moe.router.top_groups=5"), "too few experts, or too many"),
+        (("moe/router=grouped", "moe.router.groups=4", "moe.router.top_groups=1", "moe.top_k=3"), "too few experts"),
+        (("moe/router=expert_choice", "moe.router.step_loss=0.1"), "has nothing to even out"),
+    ],
+)
+def test_bad_routers(settings, message):
+    with pytest.raises(UserError, match=message):
+        check(small_run("moe=on", *settings))
+
+
+def test_a_model_without_feed_forwards():
+    plan = Plan(embed="embed", blocks="blocks", head="head", layers=1)
+    with pytest.raises(UserError, match="moe has nothing to replace in this model"):
+        edit(NormNode(dim=4), plan, MoeOptions())
+
+
+def test_what_is_left_open_follows_from_the_layout():
+    """`ep` is as large as experts and data ranks allow."""
+    from gangline.testing.toys.plugin import Rows
+
+    def ep(run):
+        return compose_model(run)[1].folds[0].size
+
+    run = small_run("moe=on", "launch.processes=6")
+    run.parallel = Rows()
+    assert ep(run) == 2
+    assert ep(small_run("moe=on")) == 1
+    run.edits["moe"].ep = 1
+    assert ep(run) == 1
