@@ -1,0 +1,48 @@
+"""`gangline ckpt`: look at checkpoints, check, compare, copy and convert them. Nothing here imports torch at its top.
+
+Each verb is a module that is imported when it is asked for, so that looking takes no time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+
+from gangline.config.suggest import near
+from gangline.errors import BadCheckpoint, UserError
+
+VERBS = {
+    "ls": "checkpoints with step, size, age, tiers and state",
+    "show": "what is in one: arrays, shapes, chunks, cuts, the document",
+    "verify": "read every byte and name every bad chunk",
+    "refs": "write refs.json, through which stock zarr opens one as it is",
+}
+
+USAGE = """\
+usage: gangline ckpt VERB ...
+
+{verbs}
+
+A checkpoint is named by its run, RUN_DIR (the newest) or RUN_DIR step-00000012, by its directory, or by a URL.
+gangline ckpt VERB --help  says more."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """The verb `gangline ckpt`; 0 where all is well, 1 where something is damaged or differs."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(USAGE.format(verbs="\n".join(f"  {verb:7} {text}" for verb, text in VERBS.items())))
+        return 0
+    verb, *rest = argv
+    if verb not in VERBS:
+        raise UserError(f"there is no gangline ckpt {verb}.", near(verb, VERBS), f"Choices: {', '.join(VERBS)}.")
+    run = import_module(f"{__name__}.{verb}").run
+    try:
+        return run(rest)
+    except BadCheckpoint as bad:
+        print(bad)
+        return 1
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        raise UserError(f"{error.strerror or error}{where}.") from error

@@ -1,0 +1,91 @@
+"""What lies under a root of checkpoints, with sizes and times, without opening anything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from gangline.checkpoint.base import CheckpointId
+from gangline_ckpt_zarr.format.metadata import NAME
+from gangline_ckpt_zarr.stores.base import Store
+
+
+@dataclass
+class Entry:
+    """One checkpoint in one tier: bytes, and when it was last written to (seconds since 1970, where that is known)."""
+
+    id: CheckpointId
+    whole: bool = False
+    nbytes: int = 0
+    modified: float | None = None
+
+    def add(self, name: str, nbytes: int, modified: float | None) -> None:
+        """One more of its files."""
+        self.whole |= name == NAME
+        self.nbytes += nbytes
+        if modified is not None:
+            self.modified = max(modified, self.modified or modified)
+
+
+def entries(store: Store) -> list[Entry]:
+    """Every checkpoint, whole or not, oldest first."""
+    return sorted(_local(store.url) if store.local else _remote(store.url), key=lambda entry: entry.id)
+
+
+def _local(root: str) -> Iterator[Entry]:
+    try:
+        found = list(os.scandir(root))
+    except FileNotFoundError:
+        return
+    for place in found:
+        id = CheckpointId.parse(place.name)
+        if id is not None and place.is_dir():
+            entry = Entry(id)
+            try:
+                _add(entry, place.path)
+            except FileNotFoundError:
+                continue  # it was deleted meanwhile
+            yield entry
+
+
+def _add(entry: Entry, directory: str, within: str = "") -> None:
+    with os.scandir(directory) as found:
+        for file in found:
+            if file.is_dir(follow_symlinks=False):
+                _add(entry, file.path, f"{within}{file.name}/")
+            else:
+                status = file.stat()
+                entry.add(within + file.name, status.st_size, status.st_mtime)
+
+
+def _remote(url: str) -> Iterator[Entry]:
+    """One listing of everything under a URL, as the store pages it."""
+    import fsspec
+
+    files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    found: dict[CheckpointId, Entry] = {}
+    try:
+        every = files.find(root, detail=True)
+    except FileNotFoundError:
+        return
+    for path, facts in every.items():
+        name, _, rest = path.removeprefix(root).lstrip("/").partition("/")
+        id = CheckpointId.parse(name)
+        if id is not None and rest:
+            found.setdefault(id, Entry(id)).add(rest, facts["size"] or 0, _time(facts))
+    yield from found.values()
+
+
+def _time(facts: dict) -> float | None:
+    """Stores call it by different names."""
+    for key in ("LastModified", "mtime", "updated", "last_modified", "created"):
+        value = facts.get(key)
+        if isinstance(value, datetime):
+            return value.timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+        if isinstance(value, str):
+            return datetime.fromisoformat(value).timestamp()
+    return None

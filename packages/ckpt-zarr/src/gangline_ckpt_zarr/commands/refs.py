@@ -1,0 +1,43 @@
+"""`gangline ckpt refs`: write the references through which stock zarr opens a checkpoint as it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from gangline_ckpt_zarr.commands import text
+from gangline_ckpt_zarr.commands.where import PLACES, one, parser
+from gangline_ckpt_zarr.format.references import REFERENCES, references
+
+AT = "at"  # the template that stands for where the checkpoint lies
+
+
+def run(argv: Sequence[str]) -> int:
+    """Write refs.json and print the line that opens it."""
+    words = parser("refs", "Write refs.json, through which fsspec's reference filesystem and stock zarr open it.")
+    words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
+    words.add_argument("--output", metavar="FILE", help=f"a file to write; by default {REFERENCES} in the checkpoint")
+    options = words.parse_args(list(argv))
+    copy = one(options.place).only(options.tier).copy()
+    content = references(copy.content, copy.meta, f"{{{{{AT}}}}}/")
+    made = json.dumps({"version": 1, "templates": {AT: copy.store.url}, **content}).encode()
+    if options.output:
+        Path(options.output).write_bytes(made)
+        place = options.output
+    else:
+        copy.store.delete(REFERENCES)  # they follow from zarr.json: those that are there may say where it lay before
+        copy.store.commit(REFERENCES, made)
+        place = f"{copy.store.url}/{REFERENCES}"
+    print(f"{place}: {text.many(len(content['refs']), 'reference')}, {text.size(len(made))}")
+    print(f"\nzarr.open_group({opened(place, copy.store.url)})")
+    return 0
+
+
+def opened(references: str, url: str) -> str:
+    """The arguments of zarr.open_group that open it."""
+    options: dict[str, object] = {"fo": references}
+    scheme, sign, _ = url.partition("://")
+    if sign:
+        options |= {"remote_protocol": scheme, "remote_options": {"asynchronous": True}}
+    return f'"reference://", mode="r", storage_options={json.dumps(options).replace("true", "True")}'

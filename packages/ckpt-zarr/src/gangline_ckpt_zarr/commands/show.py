@@ -1,0 +1,137 @@
+"""`gangline ckpt show`: what is in a checkpoint, without reading an array."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from gangline.shard import Division, Layout
+from gangline_ckpt_zarr.commands import text
+from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
+from gangline_ckpt_zarr.format.cells import CHECKSUM
+from gangline_ckpt_zarr.format.grid import cell_itemsize, stored_dtype
+from gangline_ckpt_zarr.format.metadata import Meta
+
+_NUMBER = re.compile(r"(?<=[./])\d+(?=[./]|$)")
+HEAD = ("array", "shape", "dtype", "chunk", "chunks", "stored", "cut")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print the document's main lines and the tree of arrays."""
+    words = parser("show", "Show what is in a checkpoint.")
+    words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
+    words.add_argument("--each", action="store_true", help="a line for each array; else one for those that are alike")
+    words.add_argument("--document", action="store_true", help="print the whole document, as JSON, and nothing else")
+    options = words.parse_args(list(argv))
+    copies = one(options.place).only(options.tier).copies()
+    meta = copies[0].meta
+    if options.document:
+        print(json.dumps(meta.document, indent=2))
+        return 0
+    for name, value in _facts(copies, meta):
+        print(f"{name:10} {value}")
+    print()
+    print(text.table(HEAD, list(_tree(meta, options.each)), right="chunks stored"))
+    return 0
+
+
+def _facts(copies: list[Copy], meta: Meta) -> Iterator[tuple[str, str]]:
+    document = meta.document
+    yield "checkpoint", f"{copies[0].name} in {copies[0].store.url}"
+    if len(copies) > 1:
+        yield "also in", ", ".join(copy.store.url for copy in copies[1:])
+    for name in ("step", "attempt", "cursor", "tokens", "seed"):
+        if name in document:
+            yield name, f"{document[name]:,}"
+    mesh = {axis: size for axis, size in meta.registry.mesh.sizes if size > 1}
+    yield "mesh", " × ".join(f"{axis} {size}" for axis, size in mesh.items()) or "one process"
+    parts = list(_parts(document.get("parts", {})))
+    if parts:
+        yield "parts", ", ".join(parts)
+    count, nbytes = len(meta.registry.layouts), sum(map(_stored, *_columns(meta)))
+    yield "arrays", f"{count:,}, {text.size(nbytes)} in up to {text.many(meta.registry.mesh.world, 'file')}"
+
+
+def _parts(parts: dict[str, Any]) -> Iterator[str]:
+    for group, chosen in parts.items():
+        for entry in chosen if isinstance(chosen, list) else [chosen]:
+            yield f"{group}={entry['part']}"
+
+
+def _columns(meta: Meta) -> tuple[list[Layout], list[tuple[int, ...]]]:
+    return list(meta.registry.layouts.values()), [meta.files.chunk(name) for name in meta.registry]
+
+
+def _chunks(layout: Layout, chunk: tuple[int, ...]) -> int:
+    return prod(-(-length // side) for length, side in zip(layout.shape, chunk, strict=True))
+
+
+def _stored(layout: Layout, chunk: tuple[int, ...]) -> int:
+    """Bytes of an array's chunks, as they lie in the files."""
+    return _chunks(layout, chunk) * (prod(chunk) * cell_itemsize(layout.dtype) + CHECKSUM)
+
+
+@dataclass
+class _Alike:
+    """Arrays that differ in numbers of their names alone: the blocks of a model."""
+
+    layout: Layout
+    chunk: tuple[int, ...]
+    cut: str
+    numbers: list[list[str]] = field(default_factory=list)
+
+
+def _tree(meta: Meta, each: bool) -> Iterator[tuple[str, ...]]:
+    """A row for each group and array; `each`: also for those that are alike."""
+    found: dict[tuple, _Alike] = {}
+    for name, layout in meta.registry.layouts.items():
+        chunk, cut = meta.files.chunk(name), _cut(layout, named=each)
+        template = name if each else _NUMBER.sub("{}", name)
+        key = template, layout.shape, layout.dtype, chunk, cut
+        alike = found.setdefault(key, _Alike(layout, chunk, cut))
+        alike.numbers.append([] if each else _NUMBER.findall(name))
+    above: list[str] = []
+    for (template, *_), alike in found.items():
+        numbers = [_ranges(sorted(set(map(int, column)))) for column in zip(*alike.numbers, strict=True)]
+        *groups, leaf = (template.format(*numbers) if not each else template).split("/")
+        for depth, group in enumerate(groups):
+            if groups[: depth + 1] != above[: depth + 1]:
+                yield ("  " * depth + group, *[""] * (len(HEAD) - 1))
+        above = groups
+        count, layout, chunk = len(alike.numbers), alike.layout, alike.chunk
+        stored = stored_dtype(layout.dtype)
+        yield (
+            "  " * len(groups) + leaf + (f"  ({count})" if count > 1 else ""),
+            text.shape(layout.shape),
+            layout.dtype if stored == layout.dtype else f"{layout.dtype} as {stored}",
+            text.shape(chunk),
+            f"{count * _chunks(layout, chunk):,}",
+            text.size(count * _stored(layout, chunk)),
+            alike.cut,
+        )
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Such as 0-3,7."""
+    found: list[list[int]] = []
+    for number in numbers:
+        if found and number == found[-1][-1] + 1:
+            found[-1] = [found[-1][0], number]
+        else:
+            found.append([number])
+    return ",".join("-".join(map(str, run)) for run in found)
+
+
+def _cut(layout: Layout, named: bool) -> str:
+    """How an array was cut, in words; `named`: with the very stage that it was on."""
+    found = [f"{axis} {index}" if named else f"a stage of {axis}" for axis, index in layout.at]
+    return ", ".join([*found, *map(_division, layout.divisions)]) or "whole"
+
+
+def _division(division: Division) -> str:
+    what = "rows" if division.rows else f"dim {division.dim}"
+    return f"{what} over {'·'.join(division.axes)} ({division.parts})"

@@ -1,0 +1,65 @@
+"""How the verbs print: columns, sizes, times, and a bar for what takes long."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+Row = Sequence[str]
+
+
+def table(head: Row, rows: Sequence[Row], right: str = "") -> str:
+    """Lines of aligned columns; `right`: the heads of those aligned to the right.
+
+    Written by hand because a table of 1,000 rows takes rich a second.
+    """
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    ends = [name in right.split() for name in head]
+    lines = []
+    for row in (head, *rows):
+        cells = [
+            cell.rjust(width) if end else cell.ljust(width) for cell, width, end in zip(row, widths, ends, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def size(nbytes: float) -> str:
+    """In powers of 1,000, as disks are sold and file managers count."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if nbytes < 999.5 or unit == "TB":
+            break
+        nbytes /= 1000
+    return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.3g} {unit}" if nbytes < 100 else f"{nbytes:.0f} {unit}"
+
+
+def age(seconds: float) -> str:
+    """In the largest unit of which there are two."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def many(count: int, word: str) -> str:
+    return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
+def shape(sizes: Sequence[int]) -> str:
+    return "×".join(map(str, sizes)) if sizes else "scalar"
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Gives a function that takes how many bytes more are done; a bar on a terminal, silent elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda nbytes: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda nbytes: bar.advance(task, nbytes)

@@ -1,0 +1,170 @@
+"""From what a user types to stores: a run and its tiers, a directory or URL of checkpoints, or one checkpoint."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gangline import attempts
+from gangline.checkpoint.base import CheckpointId
+from gangline.errors import UserError
+from gangline_ckpt_zarr.format import metadata
+from gangline_ckpt_zarr.format.metadata import NAME, Meta
+from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.stores.open import open_store
+from gangline_ckpt_zarr.tiers import Tier
+
+PLACES = "RUN_DIR (its newest), RUN_DIR step-00000012, a checkpoint's directory, or a URL"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One checkpoint in one tier; `store` begins at the checkpoint itself."""
+
+    name: str
+    tier: str
+    store: Store
+
+    @cached_property
+    def content(self) -> bytes:
+        """The bytes of zarr.json."""
+        try:
+            return self.store.read(NAME)
+        except FileNotFoundError:
+            raise UserError(
+                f"{self.store.url} is no whole checkpoint.", f"It has no {NAME}, which a save writes last."
+            ) from None
+
+    @cached_property
+    def meta(self) -> Meta:
+        """What zarr.json says. Raises BadCheckpoint."""
+        return metadata.read(self.content, f"{self.store.url}/{NAME}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a user named: tiers, nearest first, perhaps a checkpoint in them; or a checkpoint alone."""
+
+    text: str
+    tiers: tuple[Tier, ...] = ()
+    id: CheckpointId | None = None
+    run_dir: str | None = None
+    alone: Store | None = None  # of a checkpoint that was named by its directory
+
+    def only(self, name: str | None) -> Place:
+        """The same, in one tier. Raises UserError where there is no such tier."""
+        if name is None:
+            return self
+        found = tuple(tier for tier in self.tiers if tier.name == name)
+        if not found:
+            held = ", ".join(tier.name for tier in self.tiers) or "none"
+            raise UserError(f"{self.text} has no tier {name}.", f"Tiers: {held}.")
+        return replace(self, tiers=found)
+
+    def ids(self) -> list[CheckpointId]:
+        """Every whole checkpoint in any of the tiers, oldest first."""
+        return sorted({id for tier in self.tiers for id in tier.ids()})
+
+    def newest(self, ids: Sequence[CheckpointId]) -> CheckpointId | None:
+        """The one that a resume would take; without a run directory the last."""
+        return attempts.latest(self.run_dir, ids) if self.run_dir else max(ids, default=None)
+
+    def copies(self) -> list[Copy]:
+        """The copies of the checkpoint that was named, nearest first. Raises UserError where there is none."""
+        if self.alone is not None:
+            return [Copy(self.alone.url.rstrip("/").rpartition("/")[2], "", self.alone)]
+        id = self.id or self.newest(self.ids())
+        found = [tier for tier in self.tiers if id is not None and tier.has(id)]
+        if id is None or not found:
+            held = [str(each) for each in self.ids()]
+            what = f"checkpoint {self.id}" if self.id else "whole checkpoint"
+            listed = ", ".join([*held[:3], "...", *held[-3:]] if len(held) > 7 else held)
+            raise UserError(f"{self.text} has no {what}.", f"It has {listed}." if held else "")
+        return [Copy(str(id), tier.name, open_store(f"{tier.store.url}/{id}")) for tier in found]
+
+    def copy(self) -> Copy:
+        """The nearest copy."""
+        return self.copies()[0]
+
+
+def places(words: Sequence[str]) -> list[Place]:
+    """What the words name, in order: an id belongs to the place before it. Raises UserError."""
+    found: list[Place] = []
+    for word in words:
+        id = CheckpointId.parse(word)
+        if id is None or os.path.isdir(word):
+            found.append(_place(word))
+        elif not found:
+            raise UserError(f"{word} of which run?", f"Name the run before it:  RUN_DIR {word}")
+        elif found[-1].id is None and found[-1].alone is None:
+            found[-1] = replace(found[-1], id=id)
+        else:
+            found.append(replace(found[-1], id=id, alone=None))
+    return found
+
+
+def one(words: Sequence[str]) -> Place:
+    """The one place that the words name. Raises UserError."""
+    found = places(words)
+    if len(found) != 1:
+        raise UserError(f"expected one checkpoint, got {len(found)}: {' '.join(words)}.", f"A checkpoint is {PLACES}.")
+    return found[0]
+
+
+def _place(word: str) -> Place:
+    path = word.removeprefix("file://").rstrip("/") or "/"
+    parent, _, name = path.rpartition("/")
+    id = CheckpointId.parse(name)
+    if "://" in path:
+        store = open_store(path)
+        if id is not None or store.exists(NAME):
+            return Place(word, alone=store)
+        return Place(word, (Tier("store", store),))
+    if os.path.exists(f"{path}/config.yaml"):
+        return Place(word, tiers_of(path), run_dir=path)
+    if id is not None and os.path.exists(f"{parent or '.'}/config.yaml"):
+        return Place(word, tiers_of(parent or "."), id, parent or ".")
+    if not os.path.isdir(path):
+        raise UserError(f"there is no {word}.", f"A checkpoint is {PLACES}.")
+    store = open_store(path)
+    if id is not None or store.exists(NAME):
+        return Place(word, alone=store)
+    above = str(Path(path).absolute().parent)
+    return Place(word, (Tier("disk", store),), run_dir=above if os.path.exists(f"{above}/config.yaml") else None)
+
+
+def tiers_of(run_dir: str) -> tuple[Tier, ...]:
+    """A run's tiers, nearest first. Raises UserError where its checkpoints are another part's."""
+    from gangline.rundir import RunDirectory
+
+    directory = RunDirectory.open(run_dir)
+    content = directory.content()
+    part = (content.get("parts") or {}).get("checkpoint")
+    if part != "zarr":
+        raise UserError(
+            f"the checkpoints of {run_dir} are those of checkpoint={part}.",
+            "gangline ckpt reads what checkpoint=zarr writes.",
+            f"To go on with the run and save in zarr:  train from={run_dir} checkpoint=zarr",
+        )
+    options: dict[str, Any] = dict(content.get("checkpoint") or {})
+    if any("${" in value for value in options.values() if isinstance(value, str)):
+        options = vars(directory.run().checkpoint)  # with what the environment holds
+    tiers = [Tier("disk", open_store(options.get("path") or str(directory.checkpoints)), None)]
+    tiers[0].keep_last, tiers[0].keep_every = options.get("keep_last"), options.get("keep_every")
+    if options.get("durable"):
+        keep = options.get("durable_keep_last"), options.get("durable_keep_every")
+        tiers.append(Tier("durable", open_store(options["durable"]), options.get("durable_every"), *keep))
+    return tuple(tiers)
+
+
+def parser(verb: str, text: str, *, tier: bool = True) -> ArgumentParser:
+    """For the words after `gangline ckpt VERB`, with what most verbs take."""
+    made = ArgumentParser(prog=f"gangline ckpt {verb}", description=text)
+    if tier:
+        made.add_argument("--tier", help="the copy in this tier (disk, durable); by default the nearest")
+    return made

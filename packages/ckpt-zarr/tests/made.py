@@ -1,0 +1,107 @@
+"""Real checkpoints for tests: staged by an invented layout, written to a store, committed."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from crc32c import crc32c
+
+from gangline.mesh import Mesh
+from gangline.shard import Division, Layout, Registry, Shard
+from gangline_ckpt_zarr.format import metadata
+from gangline_ckpt_zarr.format.cells import Files
+from gangline_ckpt_zarr.staging import Staging
+from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.stores.local import LocalStore
+
+Values = Callable[[str, Layout], torch.Tensor]
+
+
+def whole(name: str, layout: Layout) -> torch.Tensor:
+    """The global array of a name: any bits that its dtype can hold."""
+    count = int(np.prod(layout.shape, dtype=np.int64))
+    values = torch.randint(0, 251, (count,), generator=torch.Generator().manual_seed(len(name)))
+    return values.to(getattr(torch, layout.dtype)).reshape(layout.shape)
+
+
+def staged(registry: Registry, values: Values = whole) -> dict[int, bytearray]:
+    """The file of each rank, in memory, checksums filled in."""
+    files, found = Files(registry), {}
+    staging = Staging()
+    for rank in range(registry.mesh.world):
+        shards = [
+            Shard(
+                name, layout.shape, getattr(torch, layout.dtype), box.offset, values(name, layout)[box.slices], primary
+            )
+            for name, layout in registry.layouts.items()
+            for box, primary in registry.of_rank(name, rank)
+            if box.size
+        ]
+        file = files.of_rank(rank)
+        staging.fill(file, shards)
+        content = bytearray(file.size)
+        if file.size:
+            content[:] = staging._bytes[: file.size].numpy().tobytes()
+        for run in file.runs:
+            for start in range(run.base, run.end, run.stride):
+                end = start + run.nbytes
+                content[end : end + 4] = struct.pack("<I", crc32c(content[start:end]))
+        found[rank] = content
+    staging.close()
+    return found
+
+
+def save(
+    store: Store | str,
+    registry: Registry,
+    values: Values = whole,
+    document: Mapping[str, Any] | None = None,
+    write_id: str = "0badcafe",
+) -> metadata.Meta:
+    """A whole checkpoint at the root of a store, or in a directory."""
+    store = LocalStore(store) if isinstance(store, str) else store
+    for rank, content in staged(registry, values).items():
+        if content:
+            writer = store.create(metadata.data_path(write_id, rank), len(content))
+            writer.write(memoryview(content))
+            writer.close()
+    text = metadata.write(registry, Files(registry), dict(document or {}), write_id)
+    store.commit(metadata.NAME, text)
+    return metadata.read(text, metadata.NAME)
+
+
+def cut(length: int, parts: int) -> tuple[tuple[int, ...], ...]:
+    """Bounds of an even cut, as a division takes them."""
+    step = -(-length // parts)
+    return (tuple(min(length, step * part) for part in range(parts + 1)),)
+
+
+def small(parts: int = 2) -> Registry:
+    """A few arrays over two axes, of every kind: by rows, by columns, whole, bfloat16, without dims."""
+    rows = Division(("dp_shard",), cut(60, parts), rows=True)
+    arrays = {
+        "model/blocks.0.w": Layout((60, 32), "float32", (rows,)),
+        "model/blocks.1.w": Layout((60, 32), "float32", (rows,)),
+        "model/columns": Layout((8, 24), "float32", (Division(("tp",), cut(24, 2), 1),)),
+        "model/half": Layout((12, 4), "bfloat16", (Division(("dp_shard",), cut(12, parts)),)),
+        "model/bias": Layout((33,), "float64"),
+        "optimizer/exp_avg/blocks.0.w": Layout((60, 32), "float32", (rows,)),
+        "state/count": Layout((), "int64"),
+        "state/mask": Layout((5, 5), "bool"),
+    }
+    return Registry.of(Mesh.of({"dp_shard": parts, "tp": 2}), arrays)
+
+
+def run_dir(place: Path, **options: Any) -> Path:
+    """A run's directory as core writes it, with checkpoint=zarr and these options of it."""
+    from gangline.config.compose import compose_one
+    from gangline.rundir import RunDirectory
+
+    words = [f"checkpoint.{name}={value}" for name, value in options.items()]
+    RunDirectory.create(compose_one(["recipe=tiny", "checkpoint=zarr", f"run.dir={place}", *words])).unlock()
+    return place

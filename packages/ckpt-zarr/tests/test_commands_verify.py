@@ -1,0 +1,188 @@
+"""`gangline ckpt verify` reads all that is data, and names every chunk that is not what was written."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layouts import registries
+from made import run_dir, save, small, staged
+
+from gangline.cli.main import main
+from gangline.mesh import Mesh
+from gangline.shard import Layout, Registry
+from gangline_ckpt_zarr.commands import scan
+from gangline_ckpt_zarr.commands.scan import Check, Window, merged
+from gangline_ckpt_zarr.format import metadata
+from gangline_ckpt_zarr.format.cells import Files, Run
+from gangline_ckpt_zarr.stores.open import open_store
+
+PLACE = "step-00000012"
+
+
+def named(run: Run, number: int, path: str) -> str:
+    box = run.cell_box(number)
+    limits = ", ".join(f"{start}:{start + length}" for start, length in zip(box.offset, box.shape, strict=True))
+    return f"{run.name}[{limits}] in {path} is damaged"
+
+
+@pytest.fixture
+def made(tmp_path: Path):
+    return tmp_path / PLACE, save(str(tmp_path / PLACE), small())
+
+
+def verified(place: Path | str, capsys) -> tuple[int, str]:
+    code = main(["ckpt", "verify", str(place)])
+    return code, capsys.readouterr().out
+
+
+def test_what_is_good_is_said_to_be(made, capsys):
+    place, meta = made
+    code, out = verified(place, capsys)
+    count = sum(run.count for rank in range(4) for run in meta.files.of_rank(rank).runs)
+    assert code == 0
+    assert f"good ({count} chunks, " in out
+    assert "1 copy: all good; " in out
+
+
+def test_every_chunk_of_every_file_is_looked_at_and_named(made, capsys):
+    place, meta = made
+    draw = random.Random(0)
+    for rank in range(meta.registry.mesh.world):
+        path = place / meta.path(rank)
+        for run in meta.files.of_rank(rank).runs:
+            for number in range(run.count):
+                content = bytearray(path.read_bytes())
+                content[run.base + number * run.stride + draw.randrange(run.nbytes + 4)] ^= 1 << draw.randrange(8)
+                kept = path.read_bytes()
+                path.write_bytes(content)
+                code, out = verified(place, capsys)
+                path.write_bytes(kept)
+                assert code == 1
+                assert f"{named(run, number, str(path))}: its checksum differs" in out
+                assert "1 bad chunk " in out
+
+
+def test_padding_is_not_data(made, capsys):
+    place, meta = made
+    for rank in range(meta.registry.mesh.world):
+        file, path = meta.files.of_rank(rank), place / meta.path(rank)
+        content = bytearray(b"\xff" * file.size)
+        for run in file.runs:
+            for start in range(run.base, run.end, run.stride):
+                content[start : start + run.nbytes + 4] = path.read_bytes()[start : start + run.nbytes + 4]
+        path.write_bytes(content)
+    assert verified(place, capsys)[0] == 0
+
+
+def test_a_missing_file_is_named_with_all_that_lay_in_it(made, capsys):
+    place, meta = made
+    (place / meta.path(1)).unlink()
+    code, out = verified(place, capsys)
+    assert code == 1
+    for run in meta.files.of_rank(1).runs:
+        assert f"{run.name}[" in out or not run.box.shape
+    assert out.count("the file is missing") == len(meta.files.of_rank(1).runs)
+
+
+def test_a_short_file_is_bad_from_where_it_ends(made, capsys):
+    place, meta = made
+    path, file = place / meta.path(0), meta.files.of_rank(0)
+    last = file.runs[-1]
+    with path.open("r+b") as opened:
+        opened.truncate(last.base + 1)
+    code, out = verified(place, capsys)
+    assert code == 1
+    assert out.count("is damaged") == 1
+    assert f"the file ends at {last.base + 1}, and should have {file.size} bytes" in out
+
+
+def test_a_damaged_zarr_json_is_named(made, capsys):
+    place, _ = made
+    path = place / metadata.NAME
+    path.write_bytes(path.read_bytes().replace(b'"0badcafe"', b'"1badcafe"'))
+    code, out = verified(place, capsys)
+    assert code == 1
+    assert f"{path} is damaged: its checksum differs" in out
+
+
+def test_all_takes_every_copy_of_every_checkpoint(tmp_path, capsys):
+    run = run_dir(tmp_path / "a", durable=tmp_path / "kept")
+    for place in (run / "checkpoints" / "step-00000001", run / "checkpoints" / PLACE, tmp_path / "kept" / PLACE):
+        meta = save(str(place), small())
+    assert main(["ckpt", "verify", str(run), "--all"]) == 0
+    assert "3 copies: all good" in capsys.readouterr().out
+    assert main(["ckpt", "verify", str(run), PLACE, "--all"]) == 0
+    assert "2 copies: all good" in capsys.readouterr().out
+    (tmp_path / "kept" / PLACE / meta.path(0)).unlink()
+    assert main(["ckpt", "verify", str(run)]) == 0
+    assert main(["ckpt", "verify", str(run), "--tier", "durable"]) == 1
+    assert main(["ckpt", "verify", str(run), "--all", "--tier", "disk"]) == 0
+    capsys.readouterr()
+    assert main(["ckpt", "verify", str(run), "--all"]) == 1
+    assert "3 copies: 1 damaged" in capsys.readouterr().out
+
+
+def test_a_remote_store_is_read_as_well(capsys):
+    store = open_store(f"memory://verify/{PLACE}")
+    meta = save(store, small())
+    assert verified(f"memory://verify/{PLACE}", capsys)[0] == 0
+    store.delete(meta.path(2))
+    assert verified("memory://verify", capsys)[0] == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(registries(4), st.integers(1, 300), st.data())
+def test_windows_of_any_length_find_the_same(registry: Registry, length: int, data) -> None:
+    """A cell may begin, end and have its checksum in three of them."""
+    files = Files(registry)
+    for rank, content in staged(registry).items():
+        file = files.of_rank(rank)
+        cells = [(run, number) for run in file.runs for number in range(run.count)]
+        if not cells:
+            continue
+        flipped = data.draw(st.sets(st.sampled_from(range(len(cells))), max_size=3))
+        for cell in flipped:
+            run, number = cells[cell]
+            at = run.base + number * run.stride + data.draw(st.integers(0, run.nbytes + 3))
+            content[at] ^= 0x10
+        check, found = Check(file), []
+        for start in range(0, file.size, length):
+            part = memoryview(content)[start : start + length]
+            found += check.feed(Window(start, len(part), part))
+        assert [(bad.run, bad.number) for bad in found] == [cells[cell] for cell in sorted(flipped)]
+
+
+def test_what_cannot_be_read_is_bad_and_the_rest_is_not(tmp_path, monkeypatch) -> None:
+    """One window of three raises an error of the disk."""
+    registry = Registry.of(Mesh.of({}), {f"model/{n}": Layout((700,), "float32") for n in range(9)})
+    store = open_store(str(tmp_path))
+    meta = save(store, registry)
+    file, length = meta.files.of_rank(0), 8192
+    monkeypatch.setattr(scan, "LOCAL", length)
+    read = store.read_into
+
+    def fails(path, ranges):
+        if ranges[0][0] == length:
+            raise OSError(5, "Input/output error")
+        read(path, ranges)
+
+    monkeypatch.setattr(store, "read_into", fails)
+    check, found = Check(file), []
+    for window in scan.windows(store, meta.path(0), file.size):
+        found += check.feed(window)
+    touched = [run for run in file.runs if run.base < 2 * length and run.base + run.nbytes + 4 > length]
+    assert [bad.run for bad in found] == touched
+    assert all("Input/output error" in bad.why for bad in found)
+
+
+def test_a_run_that_is_bad_throughout_is_one_line() -> None:
+    registry = Registry.of(Mesh.of({}), {"model/w": Layout((5000, 1000), "float32")})
+    run = Files(registry).of_rank(0).runs[0]
+    assert run.count > 2
+    every = [scan.Bad(run, number, "x") for number in range(run.count)]
+    assert [(bad.number, bad.box) for bad in merged(every)] == [(None, ((0, 5000), (0, 1000)))]
+    assert list(merged(every[1:])) == every[1:]
