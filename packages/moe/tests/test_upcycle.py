@@ -1,0 +1,86 @@
+"""Sparse models that begin as a trained dense one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from trained import train
+
+from gangline import plugins
+from gangline.batch import Batch
+from gangline.config.check import check
+from gangline.errors import UserError
+from gangline.model.compose import compose_model
+from gangline.model.init import shards_of, whole_model
+from gangline.rundir import RunDirectory
+from gangline.sample import load_model
+from gangline.shard import Shard
+from gangline.testing.runs import small_run
+from gangline_moe.upcycle import upcycle
+
+MODEL = ("model.vocab_size=256", "model.dim=32", "model.heads=2", "model.kv_heads=1", "model.hidden=64")
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A directory with two runs in it, `dense` and `sparse`."""
+    directory = tmp_path_factory.mktemp("upcycle")
+    train(directory, "run.dir=dense")
+    train(directory, "run.dir=sparse", "moe=on", "moe.router.bias_rate=0.1")
+    return directory
+
+
+def run_of(here, *settings):
+    return small_run(
+        *MODEL, "model.qk_norm=false", "model.tied=true", "moe=on", f"moe.upcycle_from={here / 'dense'}", *settings
+    )
+
+
+def dense_model(here):
+    run = RunDirectory.open(here / "dense").run()
+    kept = plugins.build(run.checkpoint, run, None)
+    return load_model(run, kept, kept.latest(), "cpu")
+
+
+@pytest.mark.parametrize("settings", [(), ("moe.top_k=4", "moe.experts=16"), ("moe.every=2",)])
+def test_it_begins_as_the_model_it_came_from(here, settings):
+    """Copies of one feed-forward, weighted by shares that add up to 1, are that feed-forward."""
+    run = run_of(here, *settings)
+    tree, plan = compose_model(run)
+    model = whole_model(tree, plan, seed=0)
+    drawn = model.blocks[0].feed_forward.router.gate.weight.clone()
+    run.edits["moe"].first_weights(run, shards_of(model, plan), plan)
+    tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
+    mask, position = torch.ones(2, 16, dtype=torch.bool), torch.arange(16).expand(2, 16)
+    batch = Batch(tokens, tokens, mask, position, torch.arange(2))
+    with torch.no_grad():
+        torch.testing.assert_close(model.logits(batch), dense_model(here).logits(batch), rtol=1e-5, atol=1e-5)
+    assert torch.equal(model.blocks[0].feed_forward.router.gate.weight, drawn)
+
+
+def test_a_rank_fills_its_part_of_its_experts(here):
+    whole = dense_model(here).blocks[1].feed_forward.w_down.weight
+    part = torch.zeros(2, 5, 64)
+    shard = Shard("model/blocks.1.feed_forward.experts.w_down", (8, 32, 64), part.dtype, (4, 7, 0), part)
+    upcycle(str(here / "dense"), [shard])
+    assert torch.equal(part, whole[7:12].expand(2, 5, 64))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("moe.upcycle_from={}/sparse",), "has experts already"),
+        (("moe.hidden=32",), "moe.hidden=32 is not the width of the feed-forwards"),
+        (("moe.shared=1",), "moe.shared=1 does not go with moe.upcycle_from"),
+    ],
+)
+def test_what_does_not_fit_is_refused(here, settings, message):
+    with pytest.raises(UserError, match=message):
+        check(run_of(here, *(setting.format(here) for setting in settings)))
+
+
+def test_another_model_is_refused(here):
+    run = run_of(here, "model.layers=3")
+    tree, plan = compose_model(run)
+    with pytest.raises(UserError, match="holds another model than the one to make sparse"):
+        run.edits["moe"].first_weights(run, shards_of(whole_model(tree, plan, seed=0), plan), plan)
