@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.data import DataSource
+from gangline.parallel.micro import count_on_host
 from gangline.train.batches import Batches, collate
 
 
@@ -25,6 +26,17 @@ class Counting(DataSource):
 
 def batches(global_size, micro, index, width):
     return Batches(Counting(), global_size, micro, (index, width), torch.device("cpu"))
+
+
+def test_a_batch_that_leaves_the_host_is_counted_on_its_way():
+    """Afterwards its mask lies where the host would have to wait for it: on the meta device for ever."""
+    (batch,) = Batches(Counting(), 2, 2, (0, 1), torch.device("cpu")).take(0, step=0)
+    batch.loss_mask[0, 1:] = False
+    there = batch.to("meta")
+    assert there.valid == 5
+    assert there.to("meta").valid == 5
+    assert batch.to("cpu").valid is None
+    assert count_on_host([batch, there]).tolist() == [10]
 
 
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.integers(0, 1000))

@@ -56,6 +56,7 @@ def test_all_that_belongs_to_a_token_travels_with_it():
     assert part.step == 3
     assert cut_batch(batch_of(False), 1, 2, "zigzag").document is None
     assert cut_batch(batch, 0, 1, "zigzag") is batch
+    assert cut_batch(replace(batch, valid=7), 1, 2, "zigzag").valid is None
 
 
 def test_a_square_batch_keeps_its_samples():

@@ -20,6 +20,7 @@ class Batch:
     document   (B, T) int64    number of the document within the sequence, or None where the data doesn't separate them
     sample     (B,)   int64    global sample number
     step       the step this batch belongs to: with sample and position the key of every random draw
+    valid      how many targets count, where the host knows it of a batch on another device; None: sum loss_mask
     """
 
     tokens: torch.Tensor
@@ -29,14 +30,21 @@ class Batch:
     sample: torch.Tensor
     document: torch.Tensor | None = None
     step: int = 0
+    valid: int | None = None
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on `device`; from pinned memory the copy does not block."""
+        """The same batch on `device`; from pinned memory the copy does not block.
+
+        What leaves the host is counted first: later the host would have to wait for the device to learn of it.
+        """
         moved = {}
         for item in fields(self):
             value = getattr(self, item.name)
             moved[item.name] = value.to(device, non_blocking=True) if hasattr(value, "to") else value
-        return Batch(**moved)
+        there = Batch(**moved)
+        if self.loss_mask.device.type == "cpu" and there.loss_mask.device.type != "cpu":
+            there.valid = int(self.loss_mask.sum())
+        return there
 
     @property
     def shape(self) -> torch.Size:

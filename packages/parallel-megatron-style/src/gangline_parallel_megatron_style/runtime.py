@@ -21,7 +21,7 @@ from gangline.inside import Collected, Frame
 from gangline.mesh import DATA_AXES
 from gangline.parallel import norm as scaling
 from gangline.parallel.metrics import Tally
-from gangline.parallel.micro import count_tokens, frame_of
+from gangline.parallel.micro import count_on_host, count_tokens, frame_of
 from gangline.runtime import Named, Runtime, StepResult
 from gangline.shard import Registry, Shard
 from gangline_parallel_megatron_style.chunk import Chunk, Segment
@@ -43,7 +43,7 @@ class ComposedRuntime(Runtime, Stage):
         coordinate = self.mesh.coordinate(self.rank)
         self.data_coordinate = (self.mesh.index(coordinate, DATA_AXES), self.mesh.size(*DATA_AXES))
         self.world = comms.world
-        self._readers = comms.axis(*DATA_AXES, "cp")  # the ranks whose tokens differ, as the batch is cut
+        self._readers = comms.axis(*DATA_AXES)  # the ranks whose batches differ
         self._speaks = made.sequence_parallel or coordinate["tp"] == 0  # else this rank's tokens are counted elsewhere
         self._counts_loss = coordinate["tp"] == 0
         self._tally = Tally(self.world, self.device)
@@ -88,7 +88,7 @@ class ComposedRuntime(Runtime, Stage):
         self._begin(micro_batches, Collected())
         self._tokens = tokens
         if tokens is None:
-            mine = count_tokens(self._batches, self.device)
+            mine = count_on_host(micro_batches)  # before cp cuts them
             self._counted: Pending = self._readers.all_reduce(mine, async_=True)  # type: ignore[assignment]
         return self._executor.step(len(micro_batches)) if micro_batches else []
 

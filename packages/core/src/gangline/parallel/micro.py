@@ -47,3 +47,12 @@ def count_tokens(micro_batches: Sequence[Batch], device: torch.device) -> Tensor
     for batch in micro_batches:
         total += batch.loss_mask.sum()
     return total
+
+
+def count_on_host(micro_batches: Sequence[Batch]) -> Tensor:
+    """The same in the host's memory: to read what the ranks count together is then not to wait for a device.
+
+    A batch that was counted on its way to the device is not looked at again.
+    """
+    counts = [int(batch.loss_mask.sum()) if batch.valid is None else batch.valid for batch in micro_batches]
+    return torch.tensor([sum(counts)], dtype=torch.int64)

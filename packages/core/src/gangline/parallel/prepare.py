@@ -14,11 +14,16 @@ from gangline.precision import Precision
 
 
 def set_products(model: nn.Module, plan: Plan, precision: Precision) -> None:
-    """Let every `Linear` multiply as the precision says; those in `plan.full` in the dtype of their weights."""
+    """Let every `Linear` multiply as the precision says; those in `plan.full` in the dtype of their weights.
+
+    Any other module that multiplies is told the precision, where it has `multiply_by(precision)`.
+    """
     for path, module in model.named_modules():
         if isinstance(module, Linear):
             full = any(matches(pattern, path) for pattern in plan.full)
             module.product = full_product if full else precision.linear
+        elif hasattr(module, "multiply_by"):
+            module.multiply_by(precision)  # type: ignore[operator]
 
 
 def full_product(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:

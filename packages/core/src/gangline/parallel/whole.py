@@ -18,7 +18,7 @@ from gangline.inside import Collected
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.parallel import norm
 from gangline.parallel.metrics import Tally
-from gangline.parallel.micro import Stages, count_tokens, frame_of
+from gangline.parallel.micro import Stages, count_on_host, count_tokens, frame_of
 from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
 from gangline.parallel.storage import Storage
 from gangline.plan import Plan
@@ -78,7 +78,7 @@ class WholeRuntime(Runtime):
             raise ValueError(f"{len(micro_batches)} micro-batches do not divide into {self.groups} groups")
         self.storage.refresh()
         self.storage.clear_gradients()
-        counted: Pending = self.comm.all_reduce(count_tokens(micro_batches, self.device), async_=True)  # type: ignore[assignment]
+        counted: Pending = self.comm.all_reduce(count_on_host(micro_batches), async_=True)  # type: ignore[assignment]
         collected, losses, tokens = Collected(), [], None
         last = len(micro_batches) - 1
         for index, batch in enumerate(micro_batches):

@@ -64,6 +64,8 @@ class _Cutter:
         for path, module in modules.items():
             if isinstance(module, Linear):
                 self._product(path, module)
+            elif hasattr(module, "multiply_by"):
+                module.multiply_by(self.setting.precision)  # type: ignore[operator]
             elif isinstance(module, Embedding):
                 self._lookup(path, module)
             elif any(matches(pattern, path) and hasattr(module, "loss") for pattern in losses):
