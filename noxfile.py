@@ -120,6 +120,14 @@ def light(session: nox.Session) -> None:
     session.run(*PYTEST, *(f"packages/core/tests/test_{name}.py" for name in TORCH_FREE), *session.posargs)
 
 
+@nox.session(python=["3.12", "3.13"])
+def readers(session: nox.Session) -> None:
+    """The newest zarr shows what a checkpoint holds, in an environment without torch."""
+    session.install("numpy", "hydra-core", "pluggy", "rich", "pytest", "zarr", "fsspec", "crc32c")
+    session.install("--no-deps", "-e", "packages/core", "-e", "packages/ckpt-zarr")
+    session.run(*PYTEST, "packages/ckpt-zarr/tests/test_readers.py", *session.posargs)
+
+
 def extras(package: str) -> list[str]:
     """What a package's tests need beyond the package: its [dependency-groups] test."""
     return list(PACKAGES[package].get("dependency-groups", {}).get("test", []))
