@@ -23,7 +23,7 @@ def set_products(model: nn.Module, plan: Plan, precision: Precision) -> None:
             full = any(matches(pattern, path) for pattern in plan.full)
             module.product = full_product if full else precision.linear
         elif hasattr(module, "multiply_by"):
-            module.multiply_by(precision)  # type: ignore[operator]
+            module.multiply_by(precision)
 
 
 def full_product(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:

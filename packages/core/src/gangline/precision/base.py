@@ -25,7 +25,11 @@ class Precision(ABC):
 
     @abstractmethod
     def linear(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
-        """x (..., in) times w (out, in) transposed, plus b (out,): plain and tensor-parallel layers both use it."""
+        """x (..., in) times w (out, in) transposed, plus b (out,): plain and tensor-parallel layers both use it.
+
+        A module whose products are not those of a `Linear` has `multiply_by(precision)`, called once before the first
+        of them; without a gradient it may call `linear` as a bare product, and the two below on the way back.
+        """
 
     def grad_x(self, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         """The derivative of `linear` by x: dy (..., out) times w (out, in), in the dtype of `w`.

@@ -65,7 +65,7 @@ class _Cutter:
             if isinstance(module, Linear):
                 self._product(path, module)
             elif hasattr(module, "multiply_by"):
-                module.multiply_by(self.setting.precision)  # type: ignore[operator]
+                module.multiply_by(self.setting.precision)
             elif isinstance(module, Embedding):
                 self._lookup(path, module)
             elif any(matches(pattern, path) and hasattr(module, "loss") for pattern in losses):

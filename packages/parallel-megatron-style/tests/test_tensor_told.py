@@ -1,0 +1,33 @@
+"""A module that multiplies by itself is told the precision, whether tensor parallelism cuts the model or not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gangline.comm.solo import Solo
+from gangline.parallel.prepare import set_products
+from gangline.plan import Plan
+from gangline.precision.plain import Plain
+from gangline_parallel_megatron_style.tensor.apply import cut_modules
+
+PLAN = Plan("embed", "blocks", "head", 1)
+
+
+class Own(nn.Module):
+    told = None
+
+    def multiply_by(self, precision):
+        assert self.told is None, "told twice"
+        self.told = precision
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_module_that_multiplies_by_itself_is_told_once(cut):
+    model, precision = nn.Sequential(Own()), Plain(torch.float32, torch.float32)
+    if cut:
+        cut_modules(model, PLAN, Solo("tp", 0), precision, sequence_parallel=False, first_rows={})
+    else:
+        set_products(model, PLAN, precision)
+    assert model[0].told is precision
