@@ -13,9 +13,12 @@ from gangline import inside
 from gangline.inside import Collected, Frame
 from gangline.model.build import construct
 from gangline.model.tree import FeedForwardNode
+from gangline.parallel.prepare import set_products
+from gangline.plan import Plan
+from gangline.precision.plain import Plain
 from gangline_moe.config import MoeOptions
 from gangline_moe.edit import layer_node
-from gangline_moe.grouped import outer, rows_times, rows_times_transposed
+from gangline_moe.grouped import PrecisionProducts, Products, products_of
 from gangline_moe.routers.config import ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
 
 D, H = 12, 10
@@ -78,19 +81,48 @@ def test_the_same_as_a_token_at_a_time(router):
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2), (torch.float16, 3e-3)])
-def test_grouped_products_in_every_dtype(dtype, bound):
+@pytest.mark.parametrize("kind", ["grouped", "by the precision"])
+def test_grouped_products_in_every_dtype(dtype, bound, kind):
     """Runs of no row, of one, and of many; and no rows at all."""
+    products = Products() if kind == "grouped" else PrecisionProducts(Plain(dtype, torch.float32))
     generator = torch.Generator().manual_seed(0)
     for counts in ([0, 5, 1, 0, 9], [0, 0, 0, 0, 0], [15, 0, 0, 0, 0]):
         bounds = torch.tensor([0, *counts]).cumsum(0)
         x, y = (torch.randn(sum(counts), n, generator=generator, dtype=torch.float64) for n in (16, 8))
         w = torch.randn(5, 8, 16, generator=generator, dtype=torch.float64)
-        for product, given in ((rows_times, (x, w)), (rows_times_transposed, (y, w)), (outer, (y, x))):
-            want = product(*given, bounds)
-            got = product(*(a.to(dtype) for a in given), bounds)
+        for name, given in (("rows", (x, w)), ("back", (y, w)), ("outer", (y, x))):
+            want = getattr(Products(), name)(*given, bounds)
+            got = getattr(products, name)(*(a.to(dtype) for a in given), bounds)
             assert got.shape == want.shape
             scale = max(1.0, float(want.abs().max()) if want.numel() else 0.0)
             torch.testing.assert_close(got.double(), want, rtol=0, atol=bound * scale)
+
+
+class Halved(Plain):
+    """A precision that does more than multiply."""
+
+    def linear(self, x, w, b=None):
+        return super().linear(x / 2, w, b)
+
+    def grad_x(self, dy, w):
+        return super().grad_x(dy, w) / 2
+
+    def grad_w(self, dy, x):
+        return super().grad_w(dy, x) / 2
+
+
+def test_a_precision_that_does_more_than_multiply_is_asked():
+    """Halving the input of each product is halving its matrix."""
+    precision = Halved(torch.float64, torch.float64)
+    assert type(products_of(Plain(torch.bfloat16, torch.float32))) is Products
+    asked, halved, x = layer(), layer(), x_of().requires_grad_()
+    set_products(asked.experts, Plan("embed", "blocks", "head", 1), precision)
+    with torch.no_grad():
+        for weight in halved.experts.parameters():
+            weight /= 2
+    got, want = (torch.autograd.grad(m(x).square().sum(), [x, *m.experts.parameters()]) for m in (asked, halved))
+    for index, (one, other) in enumerate(zip(got, want, strict=True)):
+        torch.testing.assert_close(one, other / 2 if index else other, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("router", ROUTERS, ids=str)

@@ -36,19 +36,22 @@ class Route:
     bounds: Tensor
 
 
-def route(comm: Comm, counts_E: Tensor, ranks_per_node: int | None = None) -> Route:
+def route(comm: Comm, rows: int, counts_E: Tensor, ranks_per_node: int | None = None) -> Route:
     """Tell each rank how many rows of which expert come to it. One small all-to-all, one wait of the host."""
     here = len(counts_E) // comm.size
     arriving: Tensor = comm.all_to_all(counts_E.contiguous())  # type: ignore[assignment]
     by_rank = torch.stack((counts_E.view(comm.size, here), arriving.view(comm.size, here)))
-    to, of = by_rank.sum(-1).tolist()
+    if counts_E.is_meta:  # a plan without memory: every rank gets as much
+        to = of = [rows // comm.size] * comm.size
+    else:
+        to, of = by_rank.sum(-1).tolist()
     of_expert = by_rank[1].sum(0)
     bounds = torch.cat((of_expert.new_zeros(1), of_expert.cumsum(0)))
     order = None
     if here > 1:
         expert_R = torch.arange(here, device=counts_E.device).repeat(comm.size)
         order = torch.argsort(expert_R.repeat_interleave(by_rank[1].reshape(-1), output_size=sum(of)), stable=True)
-    if ranks_per_node is not None and 1 < ranks_per_node < comm.size:
+    if not counts_E.is_meta and ranks_per_node is not None and 1 < ranks_per_node < comm.size:
         forth, back = by_node(comm, to, ranks_per_node, counts_E.device)
         return Route(forth.begin, back.begin, order, bounds)
 
@@ -124,7 +127,7 @@ class Exchange:
     on the way back the second one."""
 
     def __init__(self, comm: Comm, rows_AD: Tensor, counts_E: Tensor, ranks_per_node: int | None = None) -> None:
-        self.route = route(comm, counts_E, ranks_per_node)
+        self.route = route(comm, len(rows_AD), counts_E, ranks_per_node)
         self._forth = Flight(self.route.forth, self.route.back)
         self._departed = Depart.apply(rows_AD, self._forth)
         if self.route.order_R is not None:

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from gangline_moe.grouped import outer, rows_times, rows_times_transposed
+from gangline.precision import Precision
+from gangline_moe.grouped import Products, products_of
 from gangline_moe.nodes import ExpertsNode
 
 
@@ -22,35 +23,44 @@ class Experts(nn.Module):
         self.w_gate = nn.Parameter(torch.empty(node.experts, node.hidden, node.dim))
         self.w_up = nn.Parameter(torch.empty(node.experts, node.hidden, node.dim))
         self.w_down = nn.Parameter(torch.empty(node.experts, node.dim, node.hidden))
+        self.products = Products()
+
+    def multiply_by(self, precision: Precision) -> None:
+        """Called once, before the first product."""
+        self.products = products_of(precision)
 
     def forward(self, x_AD: Tensor, bounds: Tensor) -> Tensor:
-        return GatedProducts.apply(x_AD, self.w_gate, self.w_up, self.w_down, bounds)
+        return GatedProducts.apply(x_AD, self.w_gate, self.w_up, self.w_down, bounds, self.products)
 
 
 class GatedProducts(torch.autograd.Function):
     """Keeps x and the two products before the gate; the gated rows are made again on the way back."""
 
     @staticmethod
-    def forward(ctx, x_AD: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, bounds: Tensor) -> Tensor:
-        gate_AH, up_AH = rows_times(x_AD, w_gate, bounds), rows_times(x_AD, w_up, bounds)
+    def forward(
+        ctx, x_AD: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, bounds: Tensor, products: Products
+    ) -> Tensor:
+        ctx.products = products
+        gate_AH, up_AH = products.rows(x_AD, w_gate, bounds), products.rows(x_AD, w_up, bounds)
         ctx.save_for_backward(x_AD, gate_AH, up_AH, w_gate, w_up, w_down, bounds)
-        return rows_times(F.silu(gate_AH).mul_(up_AH), w_down, bounds)
+        return products.rows(F.silu(gate_AH).mul_(up_AH), w_down, bounds)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy_AD: Tensor):
         x_AD, gate_AH, up_AH, w_gate, w_up, w_down, bounds = ctx.saved_tensors
-        need_x, need_gate, need_up, need_down, _ = ctx.needs_input_grad
+        need_x, need_gate, need_up, need_down, *_ = ctx.needs_input_grad
+        products: Products = ctx.products
         dy_AD = dy_AD.contiguous()
         active_AH = F.silu(gate_AH)
-        dw_down = outer(dy_AD, active_AH * up_AH, bounds) if need_down else None
-        dh_AH = rows_times_transposed(dy_AD, w_down, bounds)
+        dw_down = products.outer(dy_AD, active_AH * up_AH, bounds) if need_down else None
+        dh_AH = products.back(dy_AD, w_down, bounds)
         dup_AH = active_AH.mul_(dh_AH)
         dgate_AH = torch.ops.aten.silu_backward(dh_AH.mul_(up_AH), gate_AH)
-        dw_gate = outer(dgate_AH, x_AD, bounds) if need_gate else None
-        dw_up = outer(dup_AH, x_AD, bounds) if need_up else None
+        dw_gate = products.outer(dgate_AH, x_AD, bounds) if need_gate else None
+        dw_up = products.outer(dup_AH, x_AD, bounds) if need_up else None
         dx_AD = None
         if need_x:
-            dx_AD = rows_times_transposed(dgate_AH, w_gate, bounds)
-            dx_AD += rows_times_transposed(dup_AH, w_up, bounds)
-        return dx_AD, dw_gate, dw_up, dw_down, None
+            dx_AD = products.back(dgate_AH, w_gate, bounds)
+            dx_AD += products.back(dup_AH, w_up, bounds)
+        return dx_AD, dw_gate, dw_up, dw_down, None, None
