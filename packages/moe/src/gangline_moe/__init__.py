@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gangline import Part, hookimpl
-from gangline_moe import shapes
+from gangline import Command, Part, hookimpl
+from gangline_moe import parts, shapes
 from gangline_moe.routers import config as routers
 
 
 @hookimpl
 def gangline_parts() -> Iterable[Part]:
-    return [*shapes.PARTS, *routers.PARTS]
+    return [*shapes.PARTS, *routers.PARTS, *parts.TRACK]
+
+
+@hookimpl
+def gangline_health_checks() -> Iterable[Part]:
+    return parts.HEALTH
+
+
+@hookimpl
+def gangline_commands() -> Iterable[Command]:
+    return [Command(name="moe", run="gangline_moe.report:main", summary="How evenly the experts of a run were used")]

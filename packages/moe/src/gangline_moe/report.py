@@ -1,0 +1,112 @@
+"""`gangline moe report RUN_DIR`: layers × experts over time, as text and as a picture. Torch-free."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from gangline.config.suggest import near
+from gangline.errors import UserError
+from gangline_moe.sight import Told, layers_of, shares, told, windows
+
+USAGE = """\
+usage: gangline moe report RUN_DIR [--svg FILE] [--columns N]
+
+  report   how evenly the experts of each layer were used, over the run: a column for each stretch of steps, a row for
+           each expert. With --svg FILE as a picture, too"""
+
+SHADES = " .:-+*#%@"  # of the load over the mean: nothing to SHADED times the mean and more
+SHADED = 2.0
+CELL = 8  # pixels
+
+
+def main(argv: Sequence[str]) -> int:
+    """The verb `gangline moe`."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0
+    verb, *rest = argv
+    if verb != "report":
+        raise UserError(f"there is no gangline moe {verb}.", near(verb, ["report"]), "Choices: report.")
+    parser = argparse.ArgumentParser(prog="gangline moe report", usage=USAGE.removeprefix("usage: "))
+    parser.add_argument("run_dir")
+    parser.add_argument("--svg", metavar="FILE")
+    parser.add_argument("--columns", type=int, default=60)
+    options = parser.parse_args(rest)
+    if options.columns < 1:
+        raise UserError(f"--columns {options.columns} leaves no room for a picture.", "", "--columns 60")
+    steps = told(options.run_dir)
+    print(as_text(steps, options.columns))
+    if options.svg:
+        try:
+            Path(options.svg).write_text(as_svg(steps, options.columns))
+        except OSError as error:
+            raise UserError(f"{options.svg} cannot be written.", error.strerror or str(error)) from error
+        print(f"\n{options.svg} written")
+    return 0
+
+
+def as_text(steps: list[Told], columns: int) -> str:
+    """A block of rows for each layer, darker where an expert had more than the mean."""
+    parts = windows(steps, columns)
+    lines = [
+        f"steps {steps[0].step} to {steps[-1].step}; each column is {len(parts[0])} or more, each row an expert",
+        f"load over the mean:  '{SHADES[0]}' none  '{SHADES[len(SHADES) // 2]}' the mean  "
+        f"'{SHADES[-1]}' {SHADED:g} times it and more",
+    ]
+    for layer in layers_of(steps):
+        table = [shares(part, layer) for part in parts if any(layer in step.loads for step in part)]
+        last = table[-1]
+        lines += ["", f"{layer}: at the end {summary(last)}{told_of(steps[-1], layer)}"]
+        for expert in range(len(last)):
+            row = "".join(shade(column[expert]) for column in table)
+            lines.append(f"  {expert:>4} |{row}| {last[expert]:.2f}")
+    return "\n".join(lines)
+
+
+def summary(last: list[float]) -> str:
+    """The largest load over the mean, and who has none."""
+    idle = [str(expert) for expert, value in enumerate(last) if value == 0]
+    return f"max/mean {max(last):.2f}" + (f", no token for {', '.join(idle)}" if idle else "")
+
+
+def told_of(step: Told, layer: str) -> str:
+    """The layer's other numbers of a step."""
+    found = {name.removeprefix(f"{layer}/"): value for name, value in step.numbers.items() if name.startswith(layer)}
+    words = [f"{name} {found[name]:.4g}" for name in ("entropy", "dropped") if name in found]
+    return "".join(f", {word}" for word in words)
+
+
+def shade(value: float) -> str:
+    return SHADES[min(len(SHADES) - 1, round(value / SHADED * (len(SHADES) - 1)))]
+
+
+def as_svg(steps: list[Told], columns: int) -> str:
+    """The same as a picture: white for none, blue below the mean, red above it."""
+    parts = windows(steps, columns)
+    top, cells, width = 20, [], len(parts) * CELL + 120
+    for layer in layers_of(steps):
+        cells.append(f'<text x="4" y="{top - 4}">{layer}</text>')
+        for column, part in enumerate(part for part in parts if any(layer in step.loads for step in part)):
+            for expert, value in enumerate(shares(part, layer)):
+                place = f'x="{column * CELL + 4}" y="{top + expert * CELL}" width="{CELL}" height="{CELL}"'
+                title = f"<title>{layer}, expert {expert}, step {part[-1].step}: {value:.2f} x the mean</title>"
+                cells.append(f'<rect {place} fill="{colour(value)}">{title}</rect>')
+        top += len(next(step.loads[layer] for step in steps if layer in step.loads)) * CELL + 24
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top}" font-family="sans-serif" '
+    return "\n".join([f'{head}font-size="11">', *cells, "</svg>", ""])
+
+
+def colour(value: float) -> str:
+    """White at 0, through blue at the mean, to red at SHADED times the mean and more."""
+    red, green, blue = rgb(value)
+    return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def rgb(value: float) -> tuple[int, int, int]:
+    """The same as three bytes."""
+    if value <= 1:
+        return tuple(round(255 + (end - 255) * value) for end in (70, 130, 200))  # type: ignore[return-value]
+    over = min(1.0, (value - 1) / (SHADED - 1))
+    return tuple(round(a + (b - a) * over) for a, b in zip((70, 130, 200), (200, 30, 30), strict=True))  # type: ignore[return-value]

@@ -1,0 +1,73 @@
+"""What a run has told about its experts: reads metrics.jsonl. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from gangline.errors import UserError
+
+LOAD = "/load"
+
+
+@dataclass(frozen=True)
+class Told:
+    """One step: the load of each layer's experts by the layer's path, and the layers' other numbers."""
+
+    step: int
+    loads: dict[str, list[float]]
+    numbers: dict[str, float]
+
+
+def loads_of(metrics: dict[str, object]) -> dict[str, list[float]]:
+    """Layer -> how many (token, expert) pairs each expert got; layers without any left out."""
+    return {
+        name.removesuffix(LOAD): list(load)
+        for name, load in metrics.items()
+        if name.endswith(LOAD) and isinstance(load, list) and sum(load) > 0
+    }
+
+
+def told(run_dir: str | Path) -> list[Told]:
+    """The steps of a run in order; of a step that was done again, the last. Raises UserError where there is none."""
+    path = Path(run_dir) / "metrics.jsonl"
+    try:
+        records = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    except OSError:
+        raise UserError(
+            f"{run_dir} holds no metrics.jsonl.",
+            "A report is made of what the run told in each step.",
+            "Train with track=[jsonl,...], which is the default.",
+        ) from None
+    by_step: dict[int, Told] = {}
+    for record in records:
+        metrics = record.get("metrics") or {}
+        loads = loads_of(metrics)
+        if loads:
+            numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+            by_step[record["step"]] = Told(record["step"], loads, numbers)
+    if not by_step:
+        raise UserError(f"{run_dir} has no step with experts.", "A layer with experts tells its load in every step.")
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def shares(steps: list[Told], layer: str) -> list[float]:
+    """Each expert's load over the mean, over all of `steps`: 1 is even."""
+    totals = [sum(column) for column in zip(*(step.loads[layer] for step in steps if layer in step.loads), strict=True)]
+    mean = sum(totals) / len(totals)
+    return [total / mean for total in totals]
+
+
+def layers_of(steps: list[Told]) -> list[str]:
+    """Every layer with experts, in the order of the model."""
+    found = {layer for step in steps for layer in step.loads}
+    return sorted(found, key=lambda name: [int(part) if part.isdigit() else -1 for part in name.split(".")])
+
+
+def windows(steps: list[Told], count: int) -> list[list[Told]]:
+    """`steps` in at most `count` runs of nearly equal length."""
+    count = min(count, len(steps))
+    edges = [len(steps) * i // count for i in range(count + 1)]
+    return [steps[start:stop] for start, stop in pairwise(edges)]

@@ -1,0 +1,159 @@
+"""What is told about the experts: the report, the health check, the pictures."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from dataclasses import replace
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from gangline.errors import UserError
+from gangline.health import Action
+from gangline.record import StepRecord
+from gangline.testing import HealthCheckSuite, TrackerSuite
+from gangline.testing.health import healthy
+from gangline.testing.runs import small_run
+from gangline.track.base import Start
+from gangline_moe.health import ExpertsCheck
+from gangline_moe.heatmap import PIXELS, HeatmapTracker, png
+from gangline_moe.parts import ExpertsHealth, Heatmap
+from gangline_moe.report import as_svg, as_text, colour, main, rgb, shade
+from gangline_moe.sight import told, windows
+
+EVEN, UNEVEN = [8.0, 8.0, 8.0, 8.0], [31.0, 0.0, 1.0, 0.0]
+
+
+class TestHealth(HealthCheckSuite):
+    choice = "health=experts"
+
+
+class TestTracker(TrackerSuite):
+    choice = "track=experts"
+
+
+def record(step: int, **loads: list[float]) -> StepRecord:
+    metrics = {f"blocks.{name[1:]}/load": load for name, load in loads.items()}
+    metrics |= {f"blocks.{name[1:]}/entropy": 1.25 for name in loads}
+    return replace(healthy(1)[0], step=step, metrics=metrics)
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    """Ten steps: at first even, then one expert takes all; a step that was done twice."""
+    loads = [EVEN] * 5 + [UNEVEN] * 5
+    lines = [record(1, b0=UNEVEN, b10=EVEN, b2=EVEN)]
+    lines += [record(step + 1, b0=load, b10=EVEN, b2=EVEN) for step, load in enumerate(loads)]
+    (tmp_path / "metrics.jsonl").write_text("".join(line.to_json() + "\n" for line in lines))
+    return tmp_path
+
+
+def test_the_report(run_dir, capsys):
+    assert main(["report", str(run_dir), "--columns", "5", "--svg", str(run_dir / "picture.svg")]) == 0
+    printed = capsys.readouterr().out
+    lines = printed.splitlines()
+    layers = [line for line in lines if line.startswith("blocks")]
+    assert [line.split(":")[0] for line in layers] == ["blocks.0", "blocks.2", "blocks.10"]
+    assert layers[0] == "blocks.0: at the end max/mean 3.88, no token for 1, 3, entropy 1.25"
+    assert lines[lines.index(layers[0]) + 1] == "     0 |++@@@| 3.88"
+    assert lines[lines.index(layers[1]) + 1] == "     0 |+++++| 1.00"
+    assert (run_dir / "picture.svg").read_text().count("<rect") == 3 * 4 * 5
+
+
+def test_a_step_done_again_counts_once_and_windows_cover_all(run_dir):
+    steps = told(run_dir)
+    assert [step.step for step in steps] == list(range(1, 11))
+    assert steps[0].loads["blocks.0"] == EVEN
+    assert [len(part) for part in windows(steps, 3)] == [3, 3, 4]
+    assert len(windows(steps, 60)) == 10
+    assert as_text(steps, 1).count("|") == 2 * 12
+    assert as_svg(steps, 2).startswith("<svg")
+
+
+def test_shades_and_colours():
+    assert [shade(value) for value in (0.0, 1.0, 2.0, 9.0)] == [" ", "+", "@", "@"]
+    assert (colour(0), rgb(1), rgb(5)) == ("#ffffff", (70, 130, 200), (200, 30, 30))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["report", "nowhere"], "holds no metrics.jsonl"),
+        (["report", "{}", "--columns", "0"], "leaves no room"),
+        (["reprot", "{}"], "there is no gangline moe reprot"),
+        (["report", "{}", "--svg", "/nowhere/picture.svg"], "cannot be written"),
+    ],
+)
+def test_what_cannot_be_reported(run_dir, words, message):
+    with pytest.raises(UserError, match=message):
+        main([word.format(run_dir) for word in words])
+
+
+def test_a_run_without_experts(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "metrics": {}}) + "\n")
+    with pytest.raises(UserError, match="has no step with experts"):
+        told(tmp_path)
+
+
+def test_dead_and_hot_experts_are_told_once_each():
+    check = ExpertsCheck(ExpertsHealth(patience=3, hot=2.0), small_run("moe=on"))
+    found = [(step, str(v)) for step in range(1, 9) for v in check.observe(record(step, b0=UNEVEN))]
+    assert found == [
+        (3, "hot-expert at blocks.0, expert 0: 3.9 times the mean load for 3 steps in a row"),
+        (3, "dead-expert at blocks.0, expert 1: no token for 3 steps in a row"),
+        (3, "dead-expert at blocks.0, expert 3: no token for 3 steps in a row"),
+    ]
+    list(check.observe(record(9, b0=EVEN)))
+    assert not [v for step in (10, 11) for v in check.observe(record(step, b0=UNEVEN))]
+    again = ExpertsCheck(ExpertsHealth(patience=3, hot=2.0), small_run("moe=on"))
+    again.load_state(json.loads(json.dumps(check.state())))
+    (hot, *_) = again.observe(record(12, b0=UNEVEN))
+    assert hot.suggestion is Action.WARN
+
+
+def test_pictures_are_what_tensorboard_reads(tmp_path):
+    tracker = HeatmapTracker(None, 2)
+    tracker.begin(Start("run", str(tmp_path), 0, 5, 1, 0, 1))
+    for step in range(1, 6):
+        tracker.record(record(step, b0=EVEN, b1=UNEVEN))
+    tracker.end({})
+    read = EventAccumulator(str(tmp_path / "tensorboard" / "experts"))
+    read.Reload()
+    images = read.Images("experts/load")
+    assert [image.step for image in images] == [2, 4, 5]
+    assert (images[0].width, images[0].height) == (4 * PIXELS, 2 * PIXELS)
+    assert pixels(images[0].encoded_image_string) == [[rgb(1)] * 4, [rgb(3.9), rgb(0), rgb(0.125), rgb(0)]]
+    assert pixels(png([[1.0], [0.0, 2.0]]))[0] == [rgb(1), (255, 255, 255)]
+
+
+def pixels(data: bytes) -> list[list[tuple[int, ...]]]:
+    """The colour in the middle of each cell of a picture."""
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    place, chunks = 8, {}
+    while place < len(data):
+        length, kind = struct.unpack(">I4s", data[place : place + 8])
+        content = data[place + 8 : place + 8 + length]
+        assert zlib.crc32(kind + content) == struct.unpack(">I", data[place + 8 + length : place + 12 + length])[0]
+        chunks[kind] = content
+        place += 12 + length
+    width, height = struct.unpack(">II", chunks[b"IHDR"][:8])
+    raw, row = zlib.decompress(chunks[b"IDAT"]), 1 + 3 * width
+    return [
+        [tuple(raw[y * row + 1 + 3 * x : y * row + 4 + 3 * x]) for x in range(PIXELS // 2, width, PIXELS)]
+        for y in range(PIXELS // 2, height, PIXELS)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (ExpertsHealth(patience=0), "must be at least 1"),
+        (ExpertsHealth(hot=1.0), "must be more than 1"),
+        (Heatmap(every=0), "is not a number of steps"),
+    ],
+)
+def test_bad_options(config, message):
+    (problem,) = config.check(small_run())
+    assert message in problem.what
