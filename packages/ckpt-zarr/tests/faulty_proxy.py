@@ -72,7 +72,7 @@ class FaultyProxy:
         if isinstance(fault, int):
             return _answer(handler, fault, {}, b"<Error><Code>InternalError</Code></Error>")
         if fault == "hang":
-            self._over.wait(10)
+            self._over.wait()
             return _break(handler)
         server = http.client.HTTPConnection("127.0.0.1", self._port)
         server.request(handler.command, handler.path, body, dict(handler.headers))

@@ -280,6 +280,15 @@ def test_metadata_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         with pytest.raises(OSError, match="Input/output"):
             store.delete("")
     assert store.walk() == ["step-1/data/0.bin", "step-2/data/0.bin"]
+    store.commit("step-2/zarr.json", b"{}")
+    there: list[bool] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "gangline_ckpt_zarr.stores.local.sync_directory",
+            lambda place: there.append(store.exists("step-2/data/0.bin")),
+        )
+        store.delete("step-2")
+    assert there[0]  # that the metadata is gone has reached the disk before anything else goes
     store.delete("step-1/data/0.bin")
     store.delete("step-2")
     store.delete("step-2")

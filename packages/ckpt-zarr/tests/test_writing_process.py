@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.launch.guard import alive, wait_for_end
+from gangline_ckpt_zarr.writing import checksum
 from gangline_ckpt_zarr.writing.checksum import Checksums
 from gangline_ckpt_zarr.writing.client import WriterProcess
 from gangline_ckpt_zarr.writing.job import Answer, Cells, Memory, cells
@@ -166,21 +167,25 @@ def test_waiting_ends(tmp_path: Path, writer: WriterProcess) -> None:
         writer.wait(writer.commit(str(tmp_path), "zarr.json", "{}"), 0.05)
 
 
-def test_a_busy_writer_does_not_hold_up_the_trainer(
-    tmp_path: Path, writer: WriterProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def silent_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A store that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
             monkeypatch.setenv(name, "us-east-1")
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        busy = writer.commit("s3://bucket/runs", "zarr.json", "{}")
-        sends = threading.Thread(target=writer.commit, args=(str(tmp_path), "a", "x" * (4 << 20)), daemon=True)
-        sends.start()
-        sends.join(SECONDS)
-        assert not sends.is_alive()
-        assert writer.poll() == []
-        writer.kill()
-        assert writer.wait(busy, SECONDS).kind == "WriterDied"
+        yield
+
+
+def test_a_busy_writer_does_not_hold_up_the_trainer(tmp_path: Path, silent_s3: None, writer: WriterProcess) -> None:
+    busy = writer.commit("s3://bucket/runs", "zarr.json", "{}")
+    sends = threading.Thread(target=writer.commit, args=(str(tmp_path), "a", "x" * (4 << 20)), daemon=True)
+    sends.start()
+    sends.join(SECONDS)
+    assert not sends.is_alive()
+    assert writer.poll() == []
+    writer.kill()
+    assert writer.wait(busy, SECONDS).kind == "WriterDied"
 
 
 def test_a_process_that_died_is_a_failure_and_the_next_job_starts_another(
@@ -232,17 +237,17 @@ def test_only_the_trainer_stops_it(tmp_path: Path, writer: WriterProcess) -> Non
 
 
 TRAINER = """
-import os, sys, time
+import sys, time
 from gangline_ckpt_zarr.writing.client import WriterProcess
 writer = WriterProcess()
-writer.wait(writer.commit(sys.argv[1], "a", "{}"), 60)
+writer.commit("s3://bucket/runs", "zarr.json", "{}")
 print(writer.pid, flush=True)
 time.sleep(600)
 """
 
 
-def test_it_dies_with_its_trainer(tmp_path: Path) -> None:
-    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, str(tmp_path)], stdout=subprocess.PIPE)
+def test_it_dies_with_its_trainer_also_in_the_middle_of_something(silent_s3: None) -> None:
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER], stdout=subprocess.PIPE)
     assert trainer.stdout is not None
     pid = int(trainer.stdout.readline())
     trainer.kill()
@@ -309,7 +314,14 @@ def test_checksums_of_any_cells(data: st.DataObject) -> None:
 
 def test_checksums_are_there_when_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gangline_ckpt_zarr.writing.checksum._AT_ONCE", 64)
-    runs = [(0, 100, 50, 1000)]
+
+    def fill(memory: memoryview, run: Cells) -> None:
+        time.sleep(0.0005)
+        original(memory, run)
+
+    original = checksum.fill
+    monkeypatch.setattr(checksum, "fill", fill)
+    runs = [(0, 1000, 50, 100)]
     content = random.Random(0).randbytes(100_000)
     memory = bytearray(content)
     wanted = expected(content, runs)

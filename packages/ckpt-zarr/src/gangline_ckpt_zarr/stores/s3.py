@@ -137,8 +137,9 @@ class _Multipart(Writer):
         parts = [{"PartNumber": number, "ETag": sent.result()} for number, sent in enumerate(self._sent, 1)]
         try:
             self._call("complete_multipart_upload", MultipartUpload={"Parts": parts})
-        except FileNotFoundError:  # no such upload: it is complete where the answer to the first try was lost
-            if self._store.stamp(self._path) != self._stamp:
+        except OSError as error:
+            # No such upload: it is complete where the answer to the first try was lost.
+            if status(error) != 404 or self._store.stamp(self._path) != self._stamp:
                 raise
         self._upload = None
 

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 
 from crc32c import crc32c
 
+from gangline_ckpt_zarr.format.seal import TRAILER, trailer
 from gangline_ckpt_zarr.writing.job import Cells
 
-WORD = 4
 _AT_ONCE = 8 << 20  # bytes of cells between two announcements
 
 
@@ -62,16 +62,22 @@ class Checksums:
 
 
 def fill(memory: memoryview, run: Cells) -> None:
-    """Put each cell's checksum (little-endian) behind it."""
+    """Put each cell's checksum (little-endian) behind it, and its seal where it has one."""
     nbytes, put = run.nbytes, struct.Struct("<I").pack_into
-    for base in range(run.base, run.end - WORD - nbytes + 1, max(run.stride, 1)):
+    for number in range(run.number):
+        base = run.base + number * run.stride
         end = base + nbytes
-        put(memory, end, crc32c(memory[base:end]))
+        checksum = crc32c(memory[base:end])
+        if run.seal is None:
+            put(memory, end, checksum)
+        else:
+            memory[end : end + TRAILER] = trailer(run.seal, run.first + number, checksum)
 
 
 def _parts(runs: Sequence[Cells]) -> Iterator[Cells]:
     """The same cells, a few megabytes at a time."""
-    for base, stride, nbytes, count in runs:
-        step = max(1, _AT_ONCE // nbytes)
-        for first in range(0, count, step):
-            yield Cells(base + first * stride, stride, nbytes, min(step, count - first))
+    for run in runs:
+        step = max(1, _AT_ONCE // run.nbytes)
+        for first in range(0, run.number, step):
+            number = min(step, run.number - first)
+            yield run._replace(base=run.base + first * run.stride, number=number, first=run.first + first)

@@ -8,19 +8,32 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from gangline_ckpt_zarr.format.seal import CHECKSUM, TRAILER
+
 
 class Cells(NamedTuple):
-    """`number` cells, the k-th at `base` + k * `stride`: `nbytes` bytes, then their crc32c (4 bytes)."""
+    """`number` cells, the k-th at `base` + k * `stride`: `nbytes` bytes, then their crc32c (4 bytes).
+
+    Where `seal` is given, a seal (4 bytes) follows that starts from it, `first` being the
+    number of the first of these cells in their box; see `format.seal`.
+    """
 
     base: int
     stride: int
     nbytes: int
     number: int
+    seal: int | None = None
+    first: int = 0
+
+    @property
+    def trailer(self) -> int:
+        """Bytes behind each cell."""
+        return CHECKSUM if self.seal is None else TRAILER
 
     @property
     def end(self) -> int:
-        """Just behind the last checksum."""
-        return self.base + (self.number - 1) * self.stride + self.nbytes + 4
+        """Just behind the last checksum or seal."""
+        return self.base + (self.number - 1) * self.stride + self.nbytes + self.trailer
 
 
 @dataclass(frozen=True)
@@ -81,9 +94,9 @@ def memory(said: dict[str, Any]) -> Memory:
 
 def cells(said: Sequence[Sequence[int]]) -> list[Cells]:
     """In order of the file. Raises ValueError where they overlap, for then no order of checksums is right."""
-    found = sorted(Cells(*run) for run in said if run[3])
+    found = sorted((Cells(*run) for run in said if run[3]), key=lambda run: run.base)
     for run in found:
-        if run.base < 0 or run.nbytes < 1 or (run.number > 1 and run.stride < run.nbytes + 4):
+        if run.base < 0 or run.nbytes < 1 or (run.number > 1 and run.stride < run.nbytes + run.trailer):
             raise ValueError(f"cells that overlap themselves: {run}")
     for before, after in pairwise(found):
         if after.base < before.end:
