@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry, Shard
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.cells import Files
+from gangline_ckpt_zarr.format.seal import TRAILER, seal_start, trailer
 from gangline_ckpt_zarr.staging import Staging
 from gangline_ckpt_zarr.stores.base import Store
 from gangline_ckpt_zarr.stores.local import LocalStore
@@ -29,8 +29,8 @@ def whole(name: str, layout: Layout) -> torch.Tensor:
     return values.to(getattr(torch, layout.dtype)).reshape(layout.shape)
 
 
-def staged(registry: Registry, values: Values = whole) -> dict[int, bytearray]:
-    """The file of each rank, in memory, checksums filled in."""
+def staged(registry: Registry, values: Values = whole, write_id: str = "0badcafe") -> dict[int, bytearray]:
+    """The file of each rank, in memory, checksums and seals filled in."""
     files, found = Files(registry), {}
     staging = Staging()
     for rank in range(registry.mesh.world):
@@ -48,9 +48,11 @@ def staged(registry: Registry, values: Values = whole) -> dict[int, bytearray]:
         if file.size:
             content[:] = staging._bytes[: file.size].numpy().tobytes()
         for run in file.runs:
-            for start in range(run.base, run.end, run.stride):
+            seals = seal_start(write_id, run.name, run.box.offset)
+            for number in range(run.count):
+                start = run.base + number * run.stride
                 end = start + run.nbytes
-                content[end : end + 4] = struct.pack("<I", crc32c(content[start:end]))
+                content[end : end + TRAILER] = trailer(seals, number, crc32c(content[start:end]))
         found[rank] = content
     staging.close()
     return found
@@ -65,7 +67,7 @@ def save(
 ) -> metadata.Meta:
     """A whole checkpoint at the root of a store, or in a directory."""
     store = LocalStore(store) if isinstance(store, str) else store
-    for rank, content in staged(registry, values).items():
+    for rank, content in staged(registry, values, write_id).items():
         if content:
             writer = store.create(metadata.data_path(write_id, rank), len(content))
             writer.write(memoryview(content))

@@ -15,9 +15,10 @@ from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry
 from gangline_ckpt_zarr.format import cuts, metadata, overlap
-from gangline_ckpt_zarr.format.cells import CHECKSUM, PAGE, Files
+from gangline_ckpt_zarr.format.cells import PAGE, Files
 from gangline_ckpt_zarr.format.grid import CHUNK_BYTES, LARGE, chunk_shape, spacing
 from gangline_ckpt_zarr.format.references import chunk_key, references
+from gangline_ckpt_zarr.format.seal import TRAILER
 
 MANY = settings(max_examples=150, deadline=None)
 
@@ -41,7 +42,7 @@ def test_every_chunk_is_written_once_and_by_one_rank(registry: Registry) -> None
         file, end = files.of_rank(rank), 0
         for run in file.runs:
             assert run.base >= end
-            assert run.stride >= run.nbytes + CHECKSUM
+            assert run.stride >= run.nbytes + TRAILER
             assert run.base % 8 == run.stride % 8 == 0
             end = run.end
             keys += [chunk_key(run, number) for number in range(run.count)]

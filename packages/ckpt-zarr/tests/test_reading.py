@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import struct
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry, Shard
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.cells import Files
+from gangline_ckpt_zarr.format.seal import TRAILER, seal_start, trailer
 from gangline_ckpt_zarr.reading import Reader, Target, plan
 from gangline_ckpt_zarr.staging import Staging
 
@@ -49,9 +49,11 @@ def staged(registry: Registry) -> tuple[metadata.Meta, dict[int, bytearray]]:
         if file.size:
             content[:] = staging._bytes[: file.size].numpy().tobytes()
         for run in file.runs:
-            for start in range(run.base, run.end, run.stride):
+            seals = seal_start("0badcafe", run.name, run.box.offset)
+            for number in range(run.count):
+                start = run.base + number * run.stride
                 end = start + run.nbytes
-                content[end : end + 4] = struct.pack("<I", crc32c(content[start:end]))
+                content[end : end + TRAILER] = trailer(seals, number, crc32c(content[start:end]))
         found[rank] = content
     staging.close()
     return metadata.read(metadata.write(registry, files, {}, "0badcafe"), "zarr.json"), found
@@ -127,7 +129,7 @@ def test_every_kind_of_damage_to_every_cell_is_named() -> None:
         for run in meta.files.of_rank(rank).runs:
             for number in range(run.count):
                 start = run.base + number * run.stride
-                place = start + draw.randrange(run.nbytes + 4)
+                place = start + draw.randrange(run.nbytes + TRAILER)
                 flipped = bytearray(content)
                 flipped[place] ^= 1 << draw.randrange(8)
                 for damaged in (flipped, content[:place]):

@@ -12,7 +12,7 @@ from gangline.checkpoint.base import Checkpointer, CheckpointId, Handle
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.format.cells import Files
-from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.format.metadata import Meta, data_path
 from gangline_ckpt_zarr.interval import Interval, observed_mtbf
 from gangline_ckpt_zarr.loading import load
 from gangline_ckpt_zarr.memory import MemoryTier
@@ -102,11 +102,12 @@ class ZarrCheckpointer(Checkpointer):
         except OSError as error:
             failed = told(error)
 
-        def write(tier: Tier, path: str, report: Callable[[float], None]) -> None:
+        def write(tier: Tier, write_id: str, report: Callable[[float], None]) -> None:
             if not file.size:
                 return
+            path = f"{id}/{data_path(write_id, talk.rank)}"
             targets = [] if tier is self.memory else [Target(tier.store.url, path)]
-            write_file(self._writer, staging, file, targets, self.config.deadline_seconds, report)
+            write_file(self._writer, staging, file, write_id, targets, self.config.deadline_seconds, report)
             if isinstance(tier, MemoryTier):
                 tier.adopt(staging, id, path)
 

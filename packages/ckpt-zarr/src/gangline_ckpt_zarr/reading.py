@@ -18,9 +18,10 @@ from crc32c import crc32c
 from gangline.errors import BadCheckpoint
 from gangline.shard import Box
 from gangline_ckpt_zarr.format import overlap
-from gangline_ckpt_zarr.format.cells import CHECKSUM, Run
+from gangline_ckpt_zarr.format.cells import Run
 from gangline_ckpt_zarr.format.grid import stored_dtype
 from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.format.seal import wrong
 
 BATCH = 4 << 20  # bytes read before they are checked: they are still in the cache then
 
@@ -78,6 +79,7 @@ class Reader:
         self.meta, self.path, self.store, self.verify = meta, path, store, verify
         self.file = f"{store.url}/{path}"
         self._gap = memoryview(bytearray(4096))
+        self._sealed: tuple[Run, int | None] | None = None  # the run seen last, and what its seals start from
         self._clear()
 
     def _clear(self) -> None:
@@ -119,11 +121,11 @@ class Reader:
         return np.dtype(stored_dtype(self.meta.registry[run.name].dtype))
 
     def _cell(self, run: Run, number: int, buffer: memoryview) -> None:
-        """Read a whole cell with its checksum."""
-        start, checksum = run.base + number * run.stride, memoryview(bytearray(CHECKSUM))
+        """Read a whole cell with its checksum and seal."""
+        start, trailer = run.base + number * run.stride, memoryview(bytearray(self.meta.trailer))
         self._want(start, buffer)
-        self._want(start + run.nbytes, checksum)
-        self._checks.append((run, number, buffer, checksum))
+        self._want(start + run.nbytes, trailer)
+        self._checks.append((run, number, buffer, trailer))
 
     def _add(self, run: Run, number: int, target: Target) -> None:
         start, dtype = run.base + number * run.stride, self._dtype(run)
@@ -180,18 +182,23 @@ class Reader:
             self.store.read_into(self.path, self._ranges)
         except (EOFError, OSError) as error:
             raise self._bad(error) from error
-        for run, number, buffer, checksum in self._checks:
-            if crc32c(buffer) != int.from_bytes(checksum, "little"):
-                raise BadCheckpoint(run.name, _limits(run.cell_box(number)), self.file, "its checksum differs")
+        for run, number, buffer, trailer in self._checks:
+            if why := wrong(self._seal_start(run), number, crc32c(buffer), trailer):
+                raise BadCheckpoint(run.name, _limits(run.cell_box(number)), self.file, why)
         for target, part, values in self._puts:
             target.put(part, values)
         self._clear()
 
+    def _seal_start(self, run: Run) -> int | None:
+        if self._sealed is None or self._sealed[0] is not run:
+            self._sealed = run, self.meta.seal_start(run)
+        return self._sealed[1]
+
     def _bad(self, error: Exception) -> BadCheckpoint:
         """The damage behind a failed read, with the first cell that cannot be had."""
-        for run, number, buffer, checksum in self._checks:
+        for run, number, buffer, trailer in self._checks:
             try:
-                self.store.read_into(self.path, [(run.base + number * run.stride, [buffer, checksum])])
+                self.store.read_into(self.path, [(run.base + number * run.stride, [buffer, trailer])])
             except (EOFError, OSError):
                 return BadCheckpoint(run.name, _limits(run.cell_box(number)), self.file, str(error))
         return BadCheckpoint("every array", None, self.file, str(error))

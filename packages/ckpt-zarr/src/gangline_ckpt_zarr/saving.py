@@ -15,12 +15,13 @@ from gangline_ckpt_zarr.agreement import Agreement, Failed
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.cells import File, Files
 from gangline_ckpt_zarr.format.metadata import NAME, data_path
+from gangline_ckpt_zarr.format.seal import seal_start
 from gangline_ckpt_zarr.staging import Staging
 from gangline_ckpt_zarr.tiers import Tier
 from gangline_ckpt_zarr.writing.client import WriterProcess
 from gangline_ckpt_zarr.writing.job import Cells, Memory, Target
 
-Write = Callable[[Tier, str, Callable[[float], None]], None]  # (tier, path, progress): puts this rank's file there
+Write = Callable[[Tier, str, Callable[[float], None]], None]  # (tier, write id, progress): puts this rank's file there
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Saving(Handle):
         def report(share: float) -> None:
             self.progress = (number + share) / len(self._tiers)
 
-        self._write(tier, f"{self.id}/{data_path(write_id, self._talk.rank)}", report)
+        self._write(tier, write_id, report)
         self._talk.done(f"{tier.name} written")
         self._talk.all_done(f"{tier.name} written")
         whole = f"{tier.name} whole {tier.scope}"
@@ -141,12 +142,16 @@ def write_file(
     writer: WriterProcess,
     staging: Staging,
     file: File,
+    write_id: str,
     targets: Sequence[Target],
     deadline: float,
     report: Callable[[float], None],
 ) -> None:
-    """Have the writer process fill in the checksums and write what is staged; durable on return. Raises OSError."""
-    cells = [Cells(run.base, run.stride, run.nbytes, run.count) for run in file.runs]
+    """Have the writer process write what is staged, with checksums and seals; durable on return. Raises OSError."""
+    cells = [
+        Cells(run.base, run.stride, run.nbytes, run.count, seal_start(write_id, run.name, run.box.offset))
+        for run in file.runs
+    ]
     memory = Memory(file.size, path=staging.path) if staging.path else Memory(file.size, fd=staging.fd)
     job = writer.write(memory, cells, targets, deadline_seconds=deadline)
     answer = None

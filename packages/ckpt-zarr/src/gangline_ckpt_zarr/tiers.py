@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gangline import attempts
 from gangline.checkpoint.base import CheckpointId
+from gangline.errors import BadCheckpoint
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
 from gangline_ckpt_zarr.stores.base import Store
@@ -42,7 +43,12 @@ class Tier:
     def meta(self, id: CheckpointId) -> Meta:
         """What zarr.json says; read once. Raises BadCheckpoint, FileNotFoundError."""
         if id not in self._metas:
-            self._metas = {id: metadata.read(self.content(id), f"{self.store.url}/{id}/{NAME}")}
+            file = f"{self.store.url}/{id}/{NAME}"
+            found = metadata.read(self.content(id), file)
+            says = CheckpointId(found.document.get("step", id.step), found.document.get("attempt", id.attempt))
+            if says != id:
+                raise BadCheckpoint("every array", None, file, f"it is of {says}")
+            self._metas = {id: found}
         return self._metas[id]
 
     scope = ""  # of a commit: "" where one is for all, else the machine it is for

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from crc32c import crc32c
 
 from gangline.shard import Box
-from gangline_ckpt_zarr.format.cells import CHECKSUM, File, Run
+from gangline_ckpt_zarr.format.cells import File, Run
+from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.format.seal import wrong
 from gangline_ckpt_zarr.stores.base import Store
 
 LOCAL, REMOTE = 8 << 20, 64 << 20  # bytes read at once: what stays in the cache; enough for requests side by side
@@ -74,9 +76,10 @@ def windows(store: Store, path: str, size: int) -> Iterator[Window]:
 
 
 class Check:
-    """Checks the cells of a file; windows come in order."""
+    """Checks the cells of a file of a checkpoint; windows come in order."""
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: File, meta: Meta) -> None:
+        self._meta, self._trailer = meta, meta.trailer
         self._runs = [run for run in file.runs if run.count]
         self._run = self._number = 0  # the cell that comes next, or is half seen
         self._crc, self._kept, self._why = 0, b"", ""  # of that cell
@@ -87,22 +90,23 @@ class Check:
         while self._run < len(self._runs):
             run = self._runs[self._run]
             nbytes, stride, base = run.nbytes, run.stride, run.base
+            seals = self._meta.seal_start(run)
             while self._number < run.count:
                 begin = base + self._number * stride
                 if begin >= stop:
                     return
                 end = begin + nbytes
-                if begin >= start and end + CHECKSUM <= stop and content is not None:
+                if begin >= start and end + self._trailer <= stop and content is not None:
                     at = end - start
-                    stored = content[at : at + CHECKSUM]
-                    if crc32c(content[begin - start : at]) != int.from_bytes(stored, "little"):
-                        yield Bad(run, self._number, "its checksum differs")
+                    checksum = crc32c(content[begin - start : at])
+                    if why := wrong(seals, self._number, checksum, content[at : at + self._trailer]):
+                        yield Bad(run, self._number, why)
                 else:
                     self._part(window, begin, end)
-                    if end + CHECKSUM > stop:
+                    if end + self._trailer > stop:
                         return
-                    if self._why or self._crc != int.from_bytes(self._kept, "little"):
-                        yield Bad(run, self._number, self._why or "its checksum differs")
+                    if why := self._why or wrong(seals, self._number, self._crc, self._kept):
+                        yield Bad(run, self._number, why)
                     self._crc, self._kept, self._why = 0, b"", ""
                 self._number += 1
             self._run, self._number = self._run + 1, 0
@@ -115,7 +119,7 @@ class Check:
         start, stop = window.start, window.start + window.size
         self._crc = crc32c(window.content[max(begin, start) - start : max(0, min(end, stop) - start)], self._crc)
         if stop > end:
-            self._kept += bytes(window.content[max(end, start) - start : min(end + CHECKSUM, stop) - start])
+            self._kept += bytes(window.content[max(end, start) - start : min(end + self._trailer, stop) - start])
 
 
 def merged(found: list[Bad]) -> Iterator[Bad]:

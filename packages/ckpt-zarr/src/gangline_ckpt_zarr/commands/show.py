@@ -12,9 +12,10 @@ from typing import Any
 from gangline.shard import Division, Layout
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
-from gangline_ckpt_zarr.format.cells import CHECKSUM
 from gangline_ckpt_zarr.format.grid import cell_itemsize, stored_dtype
 from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.format.opened import OpenMeta
+from gangline_ckpt_zarr.format.seal import TRAILER
 
 _NUMBER = re.compile(r"(?<=[./])\d+(?=[./]|$)")
 HEAD = ("array", "shape", "dtype", "chunk", "chunks", "stored", "cut")
@@ -47,13 +48,16 @@ def _facts(copies: list[Copy], meta: Meta) -> Iterator[tuple[str, str]]:
     for name in ("step", "attempt", "cursor", "tokens", "seed"):
         if name in document:
             yield name, f"{document[name]:,}"
-    mesh = {axis: size for axis, size in meta.registry.mesh.sizes if size > 1}
-    yield "mesh", " × ".join(f"{axis} {size}" for axis, size in mesh.items()) or "one process"
+    is_open = isinstance(meta, OpenMeta)
+    sizes = document.get("mesh", {}) if is_open else dict(meta.registry.mesh.sizes)
+    mesh = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+    yield "mesh", mesh or "one process"
     parts = list(_parts(document.get("parts", {})))
     if parts:
         yield "parts", ", ".join(parts)
     count, nbytes = len(meta.registry.layouts), sum(map(_stored, *_columns(meta)))
-    yield "arrays", f"{count:,}, {text.size(nbytes)} in up to {text.many(meta.registry.mesh.world, 'file')}"
+    files = "files that any zarr reader opens" if is_open else f"up to {text.many(meta.registry.mesh.world, 'file')}"
+    yield "arrays", f"{count:,}, {text.size(nbytes)} in {files}"
 
 
 def _parts(parts: dict[str, Any]) -> Iterator[str]:
@@ -72,7 +76,7 @@ def _chunks(layout: Layout, chunk: tuple[int, ...]) -> int:
 
 def _stored(layout: Layout, chunk: tuple[int, ...]) -> int:
     """Bytes of an array's chunks, as they lie in the files."""
-    return _chunks(layout, chunk) * (prod(chunk) * cell_itemsize(layout.dtype) + CHECKSUM)
+    return _chunks(layout, chunk) * (prod(chunk) * cell_itemsize(layout.dtype) + TRAILER)
 
 
 @dataclass
@@ -89,7 +93,7 @@ def _tree(meta: Meta, each: bool) -> Iterator[tuple[str, ...]]:
     """A row for each group and array; `each`: also for those that are alike."""
     found: dict[tuple, _Alike] = {}
     for name, layout in meta.registry.layouts.items():
-        chunk, cut = meta.files.chunk(name), _cut(layout, named=each)
+        chunk, cut = meta.files.chunk(name), _open(layout) if isinstance(meta, OpenMeta) else _cut(layout, each)
         template = name if each else _NUMBER.sub("{}", name)
         key = template, layout.shape, layout.dtype, chunk, cut
         alike = found.setdefault(key, _Alike(layout, chunk, cut))
@@ -124,6 +128,10 @@ def _ranges(numbers: list[int]) -> str:
         else:
             found.append([number])
     return ",".join("-".join(map(str, run)) for run in found)
+
+
+def _open(layout: Layout) -> str:
+    return "a file for each chunk" if layout.divisions or not layout.shape else "one shard"
 
 
 def _cut(layout: Layout, named: bool) -> str:

@@ -10,6 +10,8 @@ from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.scan import Bad, Check, merged, windows
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, Place, one, parser
+from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.stores.base import Store
 
 
 def run(argv: Sequence[str]) -> int:
@@ -50,7 +52,7 @@ def _one(copy: Copy) -> tuple[int, int]:
         return 1, 0
     total = sum(file.size for file in files)
     with text.progress(f"{copy.name} {copy.tier}", total) as advance:
-        damage = [line for rank in range(len(files)) for line in damaged(copy, rank, advance)]
+        damage = [line for rank in range(len(files)) for line in damaged(copy.store, copy.meta, rank, advance)]
     for line in damage:
         print(line)
     count = sum(run.count for file in files for run in file.runs)
@@ -59,12 +61,14 @@ def _one(copy: Copy) -> tuple[int, int]:
     return bool(damage), total
 
 
-def damaged(copy: Copy, rank: int, advance: Callable[[int], None]) -> list[BadCheckpoint]:
+def damaged(store: Store, meta: Meta, rank: int, advance: Callable[[int], None]) -> list[BadCheckpoint]:
     """What is bad in the file of a rank."""
-    file, path = copy.meta.files.of_rank(rank), copy.meta.path(rank)
-    check = Check(file)
+    file = meta.files.of_rank(rank)
+    if not file.runs:
+        return []
+    check, path = Check(file, meta), meta.path(rank)
     found: list[Bad] = []
-    for window in windows(copy.store, path, file.size if file.runs else 0):
+    for window in windows(store, path, file.size):
         found += check.feed(window)
         advance(window.size)
-    return [BadCheckpoint(bad.run.name, bad.box, f"{copy.store.url}/{path}", bad.why) for bad in merged(found)]
+    return [BadCheckpoint(bad.run.name, bad.box, f"{store.url}/{path}", bad.why) for bad in merged(found)]

@@ -3,6 +3,8 @@
 A box of the registry is a run of equal cells, one for each chunk of the grid in it, in C order: `nbytes` of raw little
 -endian elements, and behind them their crc32c (4 bytes), as zarr's codecs [bytes, crc32c] have them. Cell k starts at
 `base + k * stride`. Large cells start on a page, so that they can be written and read past the page cache.
+
+Behind the checksum lies a seal (4 bytes): see `seal`.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from math import prod
 
 from gangline.shard import Box, Places, Registry, primary_replica
 from gangline_ckpt_zarr.format.grid import cell_itemsize, chunk_shape
+from gangline_ckpt_zarr.format.seal import TRAILER
 
 PAGE = 4096
-CHECKSUM = 4  # bytes
 
 
 def _up(value: int, to: int) -> int:
@@ -108,7 +110,7 @@ def lay_out(boxes: Iterable[tuple[str, str, tuple[int, ...], Box]]) -> File:
         nbytes = prod(chunk) * cell_itemsize(dtype)
         align = PAGE if nbytes >= 1 << 20 else 64 if nbytes >= 1 << 16 else 8
         base = _up(end, max(align, 64))
-        run = Run(name, box, chunk, nbytes, _up(nbytes + CHECKSUM, align), base)
+        run = Run(name, box, chunk, nbytes, _up(nbytes + TRAILER, align), base)
         runs.append(run)
         dtypes[name] = dtype
         end = run.end

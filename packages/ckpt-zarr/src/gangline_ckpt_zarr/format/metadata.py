@@ -7,26 +7,31 @@ itself, for nothing else would notice a flipped digit in a learning rate.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from crc32c import crc32c
 
 from gangline.errors import BadCheckpoint
 from gangline.shard import Registry
 from gangline_ckpt_zarr.format import cuts
-from gangline_ckpt_zarr.format.cells import Files
+from gangline_ckpt_zarr.format.cells import Files, Run
 from gangline_ckpt_zarr.format.grid import stored_dtype
+from gangline_ckpt_zarr.format.seal import CHECKSUM, TRAILER, seal_start
 
 NAME = "zarr.json"
 FORMAT = 1
+_WRITE_ID = re.compile("[0-9a-f]{8}")
 CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 
 
 @dataclass(frozen=True)
 class Meta:
     """What zarr.json says."""
+
+    sealed: ClassVar[bool] = True  # whether cells have seals
 
     document: dict[str, Any]
     registry: Registry
@@ -36,6 +41,15 @@ class Meta:
     def path(self, rank: int) -> str:
         """The file of a rank, in the checkpoint's directory."""
         return data_path(self.write_id, rank)
+
+    @property
+    def trailer(self) -> int:
+        """Bytes behind each cell: its checksum, and its seal where it has one."""
+        return TRAILER if self.sealed else CHECKSUM
+
+    def seal_start(self, run: Run) -> int | None:
+        """What the seals of a run's cells start from; None where they have none."""
+        return seal_start(self.write_id, run.name, run.box.offset) if self.sealed else None
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -113,7 +127,13 @@ def read(content: bytes, file: str) -> Meta:
         nodes = found["consolidated_metadata"]["metadata"]
         arrays = {name: node for name, node in nodes.items() if node["node_type"] == "array"}
         shapes = {name: (tuple(node["shape"]), node["attributes"]["dtype"]) for name, node in arrays.items()}
+        if not _WRITE_ID.fullmatch(ours["write_id"]):
+            raise ValueError(f"{ours['write_id']!r} is no write id")
         registry = cuts.of_json(ours["layout"], shapes)
+        if ours.get("open"):
+            from gangline_ckpt_zarr.format import opened
+
+            return opened.read(ours, registry, arrays)
         chunks = {name: tuple(node["chunk_grid"]["configuration"]["chunk_shape"]) for name, node in arrays.items()}
         return Meta(ours["document"], registry, Files(registry, chunks), ours["write_id"])
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gangline_ckpt_zarr.format.cells import CHECKSUM, Run
+from gangline_ckpt_zarr.format.cells import Run
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
+from gangline_ckpt_zarr.format.seal import CHECKSUM
 
 REFERENCES = "refs.json"
 

@@ -1,0 +1,220 @@
+"""Every chunk flipped, cut off, lost, or put there from another step or another place: noticed, named, never loaded."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.checkpoint.base import CheckpointId
+from gangline.config.compose import compose_one
+from gangline.errors import BadCheckpoint
+from gangline.mesh import Mesh
+from gangline.testing import checkpointer_ranks as kit
+from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
+from gangline_ckpt_zarr.format.cells import Run
+from gangline_ckpt_zarr.format.metadata import NAME
+from gangline_ckpt_zarr.format.seal import TRAILER, seal, seal_start
+
+ROWS = 1030  # of the large arrays: a little over 1 MiB each, so they lie on pages
+
+
+@dataclass(frozen=True)
+class Made:
+    """A run with two checkpoints of one layout, and a checkpointer that looks afresh."""
+
+    run_dir: Path
+
+    def opened(self) -> ZarrCheckpointer:
+        run = compose_one(["recipe=tiny", "checkpoint=zarr", f"run.dir={self.run_dir}"])
+        return build(run.checkpoint, run, None)
+
+    def place(self, step: int) -> Path:
+        return self.run_dir / "checkpoints" / str(CheckpointId(step))
+
+    def outcome(self, step: int = 2) -> BadCheckpoint | None:
+        """What a load comes to; what it gives must be what was saved."""
+        checkpointer = self.opened()
+        shards = kit.shards_of(registry(), None)
+        try:
+            checkpointer.load(CheckpointId(step), shards, registry())
+        except BadCheckpoint as bad:
+            return bad
+        finally:
+            checkpointer.close()
+        assert kit.wrong(shards, step) == []
+        return None
+
+
+def registry():
+    return kit.registry_of(Mesh.of({}), ROWS)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Made:
+    found = Made(tmp_path_factory.mktemp("run"))
+    checkpointer = found.opened()
+    for step in (1, 2):
+        shards = kit.shards_of(registry(), step)
+        checkpointer.save(step, shards, registry(), kit.document(step, 1, step)).wait()
+    checkpointer.close()
+    return found
+
+
+@pytest.fixture
+def cells(made: Made) -> Iterator[list[tuple[Run, int, Path]]]:
+    """Every cell of step 2: its run, its number, its file; the files are as before afterwards."""
+    checkpointer = made.opened()
+    (_, meta), *_ = checkpointer.metas(CheckpointId(2))
+    path = made.place(2) / meta.path(0)
+    content = path.read_bytes()
+    yield [(run, number, path) for run in meta.files.of_rank(0).runs for number in range(run.count)]
+    path.write_bytes(content)
+
+
+@contextmanager
+def patched(path: Path, at: int, content: bytes) -> Iterator[None]:
+    """Other bytes in a file, for a while."""
+    with path.open("r+b", buffering=0) as file:
+        before = os.pread(file.fileno(), len(content), at)
+        os.pwrite(file.fileno(), content, at)
+        yield
+        os.pwrite(file.fileno(), before, at)
+
+
+def other(made: Made) -> bytes:
+    """The same file of step 1."""
+    (path,) = made.place(1).glob("data-*/00000.bin")
+    return path.read_bytes()
+
+
+def is_named(bad: BadCheckpoint | None, run: Run, number: int, path: Path) -> bool:
+    box = run.cell_box(number)
+    limits = tuple((at, at + n) for at, n in zip(box.offset, box.shape, strict=True))
+    return bad is not None and (bad.array, bad.box, bad.file) == (run.name, limits, str(path))
+
+
+def test_nothing_is_wrong_with_what_was_saved(made: Made) -> None:
+    assert made.outcome(1) is made.outcome(2) is None
+
+
+def test_one_flipped_bit_in_each_chunk(made: Made, cells) -> None:
+    draw, content = random.Random(1), cells[0][2].read_bytes()
+    for run, number, path in cells:
+        at = run.base + number * run.stride + draw.randrange(run.nbytes + TRAILER)
+        with patched(path, at, bytes([content[at] ^ 1 << draw.randrange(8)])):
+            assert is_named(made.outcome(), run, number, path), (run.name, number)
+
+
+def test_the_file_cut_off_in_each_chunk(made: Made, cells) -> None:
+    draw = random.Random(2)
+    for run, number, path in reversed(cells):
+        os.truncate(path, run.base + number * run.stride + draw.randrange(run.nbytes + TRAILER))
+        assert is_named(made.outcome(), run, number, path), (run.name, number)
+
+
+def test_a_lost_file(made: Made, cells) -> None:
+    path = cells[0][2]
+    path.rename(path.with_suffix(".gone"))
+    bad = made.outcome()
+    path.with_suffix(".gone").rename(path)
+    assert is_named(bad, cells[0][0], 0, path)
+
+
+@pytest.mark.parametrize("behind", [TRAILER - 4, TRAILER], ids=["what zarr knows of", "all of it"])
+def test_each_chunk_replaced_by_that_of_another_step(made: Made, cells, behind: int) -> None:
+    """Its checksum is right. What notices is the seal, whether it came along or not."""
+    elsewhere, here = other(made), cells[0][2].read_bytes()
+    for run, number, path in cells:
+        start = run.base + number * run.stride
+        part = slice(start, start + run.nbytes + behind)
+        assert elsewhere[part] != here[part]
+        with patched(path, start, elsewhere[part]):
+            bad = made.outcome()
+        assert is_named(bad, run, number, path), (run.name, number)
+        assert "another save" in str(bad)
+
+
+def test_the_file_of_another_step(made: Made, cells) -> None:
+    run, number, path = cells[0]
+    path.write_bytes(other(made))
+    assert is_named(made.outcome(), run, number, path)
+
+
+def test_chunks_that_changed_places(made: Made, cells) -> None:
+    """Of one array, and of two arrays with equal chunks: each has all its checksums right."""
+    swapped, content = 0, cells[0][2].read_bytes()
+    for (one, first, path), (two, second, _) in pairwise(cells):
+        if one.nbytes != two.nbytes:
+            continue
+        a, b = one.base + first * one.stride, two.base + second * two.stride
+        length = one.nbytes + TRAILER
+        with patched(path, a, content[b : b + length]), patched(path, b, content[a : a + length]):
+            assert is_named(made.outcome(), one, first, path)
+        swapped += 1
+    assert swapped >= 3
+
+
+def test_a_checkpoint_under_the_name_of_another(made: Made, cells, tmp_path: Path) -> None:
+    """zarr.json with its files, all whole, in the place of another step."""
+    copy = made.place(3)
+    copy.mkdir()
+    try:
+        for path in (made.place(2) / NAME, cells[0][2]):
+            target = copy / path.relative_to(made.place(2))
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(path.read_bytes())
+        bad = made.outcome(3)
+        assert bad is not None
+        assert str(copy / NAME) in str(bad)
+    finally:
+        for path in sorted(copy.rglob("*"), reverse=True):
+            path.unlink() if path.is_file() else path.rmdir()
+        copy.rmdir()
+
+
+def test_zarr_json_of_another_step(made: Made, cells) -> None:
+    path = made.place(2) / NAME
+    content = path.read_bytes()
+    path.write_bytes((made.place(1) / NAME).read_bytes())
+    bad = made.outcome()
+    path.write_bytes(content)
+    assert bad is not None
+
+
+IDS = st.integers(0, (1 << 32) - 1).map("{:08x}".format)
+WORD = st.integers(0, (1 << 32) - 1)
+
+
+@given(IDS, IDS, WORD, WORD, WORD)
+def test_two_saves_never_seal_alike(one: str, two: str, number: int, checksum: int, another: int) -> None:
+    """A crc of 32 bits is one to one in each 32 bits of what it is of."""
+    sealed = seal(seal_start(one, "model/w", (0, 8)), number, checksum)
+    assert (sealed == seal(seal_start(two, "model/w", (0, 8)), number, checksum)) == (one == two)
+    assert (sealed == seal(seal_start(one, "model/w", (0, 8)), number, another)) == (checksum == another)
+    assert (sealed == seal(seal_start(one, "model/w", (0, 8)), another, checksum)) == (number == another)
+
+
+def test_without_verification_only_what_is_not_there_is_noticed(made: Made, cells) -> None:
+    """`checkpoint.verify=false` is a choice: it reads what there is."""
+    run, _, path = cells[0]
+    content = path.read_bytes()
+    path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    checkpointer = made.opened()
+    checkpointer.config.verify = False
+    shards = kit.shards_of(registry(), None)
+    checkpointer.load(CheckpointId(2), shards, registry())
+    assert kit.wrong(shards, 2) == ["model/embed.weight at (0, 0)"]
+    path.write_bytes(content[: run.base + 1])
+    with pytest.raises(BadCheckpoint):
+        checkpointer.load(CheckpointId(2), shards, registry())
+    assert torch.isfinite(shards[0].local.flatten()[0])
