@@ -84,7 +84,7 @@ def test_damage_is_noticed_by_stock_zarr_too(tmp_path, capsys):
         group[run.name][...]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(registries(6))
 def test_whatever_the_layout(tmp_path_factory, registry: Registry) -> None:
     place: Path = tmp_path_factory.mktemp("any") / "step-00000001"

@@ -15,8 +15,12 @@ VERBS = {
     "ls": "checkpoints with step, size, age, tiers and state",
     "show": "what is in one: arrays, shapes, chunks, cuts, the document",
     "verify": "read every byte and name every bad chunk",
+    "diff": "compare two, array by array",
+    "copy": "to another store; --open: as any zarr reader opens it",
     "refs": "write refs.json, through which stock zarr opens one as it is",
+    "prune": "delete what need not be kept",
 }
+MODULES = {"copy": "copying"}  # where a verb's own name will not do
 
 USAGE = """\
 usage: gangline ckpt VERB ...
@@ -35,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     verb, *rest = argv
     if verb not in VERBS:
         raise UserError(f"there is no gangline ckpt {verb}.", near(verb, VERBS), f"Choices: {', '.join(VERBS)}.")
-    run = import_module(f"{__name__}.{verb}").run
+    run = import_module(f"{__name__}.{MODULES.get(verb, verb)}").run
     try:
         return run(rest)
     except BadCheckpoint as bad:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from gangline.errors import UserError
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, one, parser
 from gangline_ckpt_zarr.format.references import REFERENCES, references
@@ -20,6 +21,11 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("--output", metavar="FILE", help=f"a file to write; by default {REFERENCES} in the checkpoint")
     options = words.parse_args(list(argv))
     copy = one(options.place).only(options.tier).copy()
+    if not copy.meta.sealed:
+        raise UserError(
+            f"{copy.store.url} needs no references.",
+            f'It was copied with --open:  zarr.open_group("{copy.store.url}", mode="r")',
+        )
     content = references(copy.content, copy.meta, f"{{{{{AT}}}}}/")
     made = json.dumps({"version": 1, "templates": {AT: copy.store.url}, **content}).encode()
     if options.output:

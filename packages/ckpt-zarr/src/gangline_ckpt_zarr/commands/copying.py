@@ -1,0 +1,169 @@
+"""`gangline ckpt copy`: to another store, every chunk checked on the way and once more where it has arrived."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from crc32c import crc32c
+
+from gangline.checkpoint.base import CheckpointId
+from gangline.errors import BadCheckpoint, UserError
+from gangline_ckpt_zarr.commands import text
+from gangline_ckpt_zarr.commands.blocks import Blocks
+from gangline_ckpt_zarr.commands.scan import Check, windows
+from gangline_ckpt_zarr.commands.verify import damaged
+from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser, tiers_of
+from gangline_ckpt_zarr.format import opened, overlap
+from gangline_ckpt_zarr.format.cells import Run
+from gangline_ckpt_zarr.format.metadata import NAME, Meta
+from gangline_ckpt_zarr.format.opened import OpenMeta
+from gangline_ckpt_zarr.format.seal import CHECKSUM, TRAILER, wrong
+from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.stores.open import open_store
+
+Advance = Callable[[int], None]
+AT_ONCE = 8  # chunk files under way: each waits for its store
+
+
+def run(argv: Sequence[str]) -> int:
+    """Copy one checkpoint; it becomes visible when all of it has arrived."""
+    words = parser("copy", "Copy a checkpoint to another store. Nothing is ever overwritten.")
+    words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
+    words.add_argument(
+        "to",
+        metavar="TO",
+        help="a directory or URL: the copy itself; with a / behind it, or a directory: what holds it",
+    )
+    words.add_argument("--open", action="store_true", help="rewrite it so that any zarr reader opens it by its path")
+    options = words.parse_args(list(argv))
+    source = one(options.place).only(options.tier).copy()
+    meta = source.meta  # a damaged one is refused before anything is written
+    url = _target(options.to, source.name)
+    store = open_store(url)
+    if store.exists(NAME):
+        raise UserError(f"{url} is a whole checkpoint already.", "A copy overwrites nothing.", "Name another place.")
+    if options.open or isinstance(meta, OpenMeta):
+        _openly(source, store)
+    else:
+        _as_it_is(source, store)
+    print(f"{url}: {source.name} of {source.store.url}")
+    return 0
+
+
+def _target(word: str, name: str) -> str:
+    """Where the copy itself will lie."""
+    path = word.rstrip("/")
+    if os.path.exists(f"{path}/config.yaml"):
+        return f"{tiers_of(path)[0].store.url}/{name}"
+    itself = CheckpointId.parse(path.rpartition("/")[2]) is not None
+    inside = word.endswith("/") or (os.path.isdir(path) and not itself)
+    return f"{path}/{name}" if inside else path
+
+
+def _as_it_is(source: Copy, store: Store) -> None:
+    """The same bytes; zarr.json last."""
+    meta = source.meta
+    ranks = [rank for rank in range(meta.registry.mesh.world) if meta.files.of_rank(rank).runs]
+    folder = os.path.dirname(meta.path(0))
+    store.delete(folder)  # what a copy that was broken off has left
+    total = sum(meta.files.of_rank(rank).size for rank in ranks)
+    try:
+        with text.progress(f"copy {source.name}", 2 * total) as advance:
+            for rank in ranks:
+                _file(source, store, rank, advance)
+            _arrived(store, meta, ranks, advance)
+        store.commit(NAME, source.content)
+    except BaseException:
+        store.delete(folder)
+        raise
+
+
+def _file(source: Copy, store: Store, rank: int, advance: Advance) -> None:
+    meta = source.meta
+    file, path = meta.files.of_rank(rank), meta.path(rank)
+    writer, check = store.create(path, file.size), Check(file, meta)
+    try:
+        for window in windows(source.store, path, file.size):
+            for bad in check.feed(window):
+                raise BadCheckpoint(bad.run.name, bad.box, f"{source.store.url}/{path}", bad.why)
+            if window.content is None:
+                raise BadCheckpoint("every array", None, f"{source.store.url}/{path}", window.why)
+            writer.write(window.content)
+            advance(window.size)
+        writer.close()
+    except BaseException:
+        writer.abort()
+        raise
+
+
+def _arrived(store: Store, meta: Meta, ranks: Sequence[int], advance: Advance) -> None:
+    """Raise where what was written is not what is read back."""
+    for rank in ranks:
+        for bad in damaged(store, meta, rank, advance):
+            raise bad
+
+
+def _openly(source: Copy, store: Store) -> None:
+    """A file for each chunk or shard, zarr.json for each node, the root's last."""
+    if store.names():
+        raise UserError(f"{store.url} is not empty.", "Name a directory that does not exist yet.")
+    meta = opened.opened(source.meta)
+    ranks = [rank for rank in range(meta.registry.mesh.world) if meta.files.of_rank(rank).runs]
+    total = sum(meta.files.of_rank(rank).size for rank in ranks)
+    content = opened.write(meta)
+    try:
+        with (
+            text.progress(f"copy {source.name}", 2 * total) as advance,
+            ThreadPoolExecutor(AT_ONCE, thread_name_prefix="copy") as pool,
+        ):
+            for size in pool.map(lambda rank: _chunks(source, store, meta, rank), ranks):
+                advance(size)
+            _arrived(store, meta, ranks, advance)
+            nodes = json.loads(content)["consolidated_metadata"]["metadata"]
+            put = [
+                pool.submit(store.commit, f"{name}/{NAME}", json.dumps(node).encode()) for name, node in nodes.items()
+            ]
+            for done in put:
+                done.result()
+        store.commit(NAME, content)
+    except BaseException:
+        store.delete("")
+        raise
+
+
+def _chunks(source: Copy, store: Store, meta: OpenMeta, rank: int) -> int:
+    """Write the file of a chunk or shard; gives its size."""
+    file = meta.files.of_rank(rank)
+    (run,) = file.runs
+    with Blocks(store, meta.path(rank), file.size) as blocks:
+        for number in range(run.count):
+            blocks.pad(run.base + number * run.stride)
+            blocks.put(_cell(source, run, number))
+        if run.count > 1:
+            blocks.pad(run.end)
+            blocks.put(opened.index(run))
+    return file.size
+
+
+def _cell(source: Copy, run: Run, number: int) -> memoryview:
+    """A chunk with its checksum, from where it lies in the source. Raises BadCheckpoint."""
+    meta, box = source.meta, run.cell_box(number)
+    ((rank, stored),) = overlap.meeting(meta.registry, run.name, box)
+    there = meta.files.of_rank(rank).by_box[run.name, stored.offset]
+    index = 0
+    for at, start, side, cells in zip(run.index(number), stored.offset, run.chunk, there.grid, strict=True):
+        index = index * cells + at - start // side
+    content = memoryview(bytearray(run.nbytes + (TRAILER if meta.sealed else CHECKSUM)))
+    path = meta.path(rank)
+    try:
+        source.store.read_into(path, [(there.base + index * there.stride, [content])])
+        why = wrong(meta.seal_start(there), index, crc32c(content[: run.nbytes]), content[run.nbytes :])
+    except (OSError, EOFError) as error:
+        why = str(error)
+    if why:
+        limits = tuple((start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
+        raise BadCheckpoint(run.name, limits, f"{source.store.url}/{path}", why)
+    return content[: run.nbytes + CHECKSUM]

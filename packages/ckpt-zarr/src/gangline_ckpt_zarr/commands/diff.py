@@ -1,0 +1,144 @@
+"""`gangline ckpt diff`: two checkpoints, array by array, never holding more than a few chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import nan, prod
+from typing import Any
+
+import numpy as np
+
+from gangline.errors import UserError
+from gangline.shard import Box
+from gangline_ckpt_zarr.commands import text
+from gangline_ckpt_zarr.commands.where import PLACES, Copy, parser, places
+from gangline_ckpt_zarr.format.grid import stored_dtype
+from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.reading import Reader, Target, plan
+
+BLOCK = 8 << 20  # bytes of an array compared at once
+# How a run was carried and watched, not where it stands: shown, but no reason to call two states different.
+CARRIED = ("attempt", "mesh", "config", "parts", "version")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print what differs; 1 where arrays or the state of training do."""
+    words = parser("diff", "Compare two checkpoints: arrays, shapes, values, documents.")
+    words.add_argument("places", metavar="CHECKPOINT", nargs="+", help=f"two of them, each {PLACES}")
+    options = words.parse_args(list(argv))
+    found = places(options.places)
+    if len(found) != 2:
+        raise UserError(f"expected two checkpoints, got {len(found)}.", f"A checkpoint is {PLACES}.")
+    one, other = (place.only(options.tier).copy() for place in found)
+    print(f"a  {one.name} in {one.store.url}\nb  {other.name} in {other.store.url}\n")
+    fields = list(_fields(one.meta.document, other.meta.document))
+    rows, alike = _arrays(one, other)
+    if rows:
+        print(text.table(("array", "max abs difference", "differing", "note"), rows, right="differing"))
+    for name, a, b in fields:
+        print(f"document: {name}: {_short(a)} -> {_short(b)}")
+    print(f"{'' if not (rows or fields) else chr(10)}{text.many(alike, 'array')} equal, {len(rows):,} not")
+    state = [name for name, *_ in fields if name.partition(".")[0] not in CARRIED]
+    return 1 if rows or state else 0
+
+
+# --- documents --------------------------------------------------------------------------------------------------------
+
+_NONE = object()
+
+
+def _fields(one: Any, other: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(path, here, there) of every field that differs."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in {**one, **other}:
+            yield from _fields(one.get(key, _NONE), other.get(key, _NONE), f"{name}.{key}" if name else str(key))
+    elif one != other:
+        yield name, one, other
+
+
+def _short(value: Any) -> str:
+    if value is _NONE:
+        return "(none)"
+    said = str(value)
+    return said if len(said) <= 60 else f"{said[:57]}..."
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Difference:
+    """Of two arrays of one shape: the largest absolute difference (nan where one of two is), and how many differ."""
+
+    largest: float = 0.0
+    count: int = 0
+
+    def add(self, one: np.ndarray, other: np.ndarray) -> None:
+        """Two equal nans do not differ."""
+        same = one == other
+        if one.dtype.kind == "f" and other.dtype.kind == "f":
+            same |= np.isnan(one) & np.isnan(other)
+        count = same.size - int(np.count_nonzero(same))
+        if count:
+            self.count += count
+            a, b = one[~same], other[~same]
+            exact = a.dtype.kind in "iu" and b.dtype == a.dtype  # in floating point 2**53 + 1 would equal 2**53
+            found = np.maximum(a, b) - np.minimum(a, b) if exact else np.abs(_wide(a) - _wide(b))
+            found = found.view(f"u{found.itemsize}") if exact else found
+            largest = float(found.max())
+            self.largest = nan if self.largest != self.largest or largest != largest else max(self.largest, largest)
+
+
+def _wide(values: np.ndarray) -> np.ndarray:
+    return values.astype(np.float64)
+
+
+def _arrays(one: Copy, other: Copy) -> tuple[list[tuple[str, ...]], int]:
+    """A row for each array that differs, and how many are equal."""
+    rows: list[tuple[str, ...]] = []
+    alike = 0
+    mine, theirs = one.meta.registry, other.meta.registry
+    common = [name for name in mine if name in theirs and mine[name].shape == theirs[name].shape]
+    with text.progress("diff", sum(mine[name].nbytes for name in common)) as advance:
+        for name in {**mine.layouts, **theirs.layouts}:
+            if name not in theirs or name not in mine:
+                rows.append((name, "", "", f"only in {'a' if name in mine else 'b'}"))
+                continue
+            a, b = mine[name], theirs[name]
+            if a.shape != b.shape:
+                rows.append((name, "", "", f"{text.shape(a.shape)} in a, {text.shape(b.shape)} in b"))
+                continue
+            found = Difference()
+            for box in _blocks(one.meta, name):
+                found.add(_read(one, name, box), _read(other, name, box))
+            advance(a.nbytes)
+            note = "" if a.dtype == b.dtype else f"{a.dtype} in a, {b.dtype} in b"
+            if found.count or note:
+                share = f"{found.count:,} of {prod(a.shape):,}"
+                rows.append((name, f"{found.largest:.6g}", share, note))
+            else:
+                alike += 1
+    return rows, alike
+
+
+def _blocks(meta: Meta, name: str) -> Iterator[Box]:
+    """Boxes on the chunk grid of an array that together are it, each of about `BLOCK` bytes: chunks are read once."""
+    layout = meta.registry[name]
+    sides, left = list(meta.files.chunk(name)), BLOCK // (8 * max(1, prod(meta.files.chunk(name))))
+    for dim in reversed(range(len(sides))):
+        cells = max(1, min(left, -(-layout.shape[dim] // sides[dim])))
+        left //= cells
+        sides[dim] *= cells
+    for offset in product(*(range(0, length, side) for length, side in zip(layout.shape, sides, strict=True))):
+        ends = (min(start + side, length) for start, side, length in zip(offset, sides, layout.shape, strict=True))
+        yield Box(offset, tuple(end - start for start, end in zip(offset, ends, strict=True)))
+
+
+def _read(copy: Copy, name: str, box: Box) -> np.ndarray:
+    """A part of an array, as it is stored. Raises BadCheckpoint."""
+    array = np.empty(box.shape, stored_dtype(copy.meta.registry[name].dtype))
+    for rank, pieces in plan(copy.meta, [Target(name, box, array)]).items():
+        Reader(copy.meta, copy.meta.path(rank), copy.store).read(pieces)
+    return array

@@ -1,0 +1,56 @@
+"""`gangline ckpt prune`: delete what the rules of retention do not keep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gangline.errors import UserError
+from gangline_ckpt_zarr.commands import text
+from gangline_ckpt_zarr.commands.listing import entries
+from gangline_ckpt_zarr.commands.where import one, parser
+from gangline_ckpt_zarr.tiers import Tier
+
+
+def run(argv: Sequence[str]) -> int:
+    """Delete, tier by tier, and print what."""
+    words = parser("prune", "Delete all checkpoints of a run but the newest and those of every so many steps.")
+    words.add_argument("place", metavar="RUN_DIR", help="the run's directory")
+    words.add_argument("--keep-last", type=int, metavar="N", help="keep the newest N; by default as the run says")
+    words.add_argument("--keep-every", type=int, metavar="K", help="keep those of every K steps; by default as the run")
+    words.add_argument("--dry-run", action="store_true", help="only print what would be deleted")
+    options = words.parse_args(list(argv))
+    for flag, value in (("--keep-last", options.keep_last), ("--keep-every", options.keep_every)):
+        if value is not None and value < 1:
+            raise UserError(f"{flag} {value}: expected 1 or more.")
+    place = one([options.place]).only(options.tier)
+    if place.run_dir is None:
+        raise UserError(
+            f"{options.place} is no run directory.",
+            "Which checkpoints are of an abandoned branch is known there alone.",
+        )
+    for tier in place.tiers:
+        tier.keep_last = options.keep_last or tier.keep_last
+        tier.keep_every = options.keep_every or tier.keep_every
+        if tier.keep_last is None:
+            raise UserError(
+                f"nothing says how many checkpoints to keep in {tier.store.url}.",
+                f"gangline ckpt prune {options.place} --keep-last 3",
+            )
+    for tier in place.tiers:
+        _prune(tier, place.run_dir, options.dry_run)
+    return 0
+
+
+def _prune(tier: Tier, run_dir: str, dry_run: bool) -> None:
+    ids = tier.ids()
+    gone = tier.superfluous(run_dir)
+    if len(gone) == len(ids):
+        gone = ids[:-1]  # all are of abandoned branches, and one is better than none
+    sizes = {entry.id: entry.nbytes for entry in entries(tier.store)}
+    verb = "would delete" if dry_run else "deleted"
+    for id in gone:
+        if not dry_run:
+            tier.store.delete(str(id))
+        print(f"{verb} {tier.store.url}/{id} ({text.size(sizes.get(id, 0))})")
+    freed = text.size(sum(sizes.get(id, 0) for id in gone))
+    print(f"{tier.name}: {verb} {len(gone)} of {text.many(len(ids), 'checkpoint')}, {freed}")

@@ -1,0 +1,153 @@
+"""A checkpoint as any zarr reader opens it: chunks under zarr's own keys, in files of their own or in one shard.
+
+A file for each chunk is what readers read fastest (zarr-python reads an array of chunk files up to four times as fast
+as a shard of the same chunks), so an array is a shard only where its files would be many. Chunks and their checksums
+are the very bytes of the checkpoint that was copied. It is still a checkpoint: as if every file were a rank of a mesh,
+the array along `pp`, the chunk along `tp`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+from crc32c import crc32c
+
+from gangline.mesh import Mesh
+from gangline.shard import Box, Division, Layout, Places, Registry, primary_replica
+from gangline_ckpt_zarr.format import cuts
+from gangline_ckpt_zarr.format.cells import File, Files, Run, lay_out
+from gangline_ckpt_zarr.format.metadata import CODECS, FORMAT, Meta, array_metadata, root
+from gangline_ckpt_zarr.format.references import chunk_key
+from gangline_ckpt_zarr.format.seal import CHECKSUM
+
+MOST_FILES = 64  # of one array; a power of two
+_ENTRY = struct.Struct("<QQ")  # of a shard's index: offset and length of a chunk
+
+
+class OpenFiles(Files):
+    """A file for each chunk, or for each array that is a shard."""
+
+    def of_rank(self, rank: int) -> File:
+        """The file of a chunk or shard; without runs where a rank stands for nothing."""
+        if rank not in self._files:
+            file = lay_out(self._boxes(rank))
+            size = sum(run.nbytes + CHECKSUM if run.count == 1 else run.end + index_bytes(run) for run in file.runs)
+            self._files[rank] = File(file.runs, size, file.dtypes)
+        return self._files[rank]
+
+    def _boxes(self, rank: int) -> Iterator[tuple[str, str, tuple[int, ...], Box]]:
+        coordinate = self.registry.mesh.coordinate(rank)
+        name = self._names[coordinate["pp"]]
+        layout = self.registry[name]
+        places = Places(self.registry.mesh, layout)
+        parts, replica = places.of(coordinate)
+        if replica == primary_replica(layout, parts, places.replicas):
+            yield from ((name, layout.dtype, self.chunk(name), box) for box in layout.boxes(parts) if box.size)
+
+    @property
+    def _names(self) -> list[str]:
+        return list(self.registry.layouts)
+
+
+@dataclass(frozen=True)
+class OpenMeta(Meta):
+    """What zarr.json of such a copy says."""
+
+    sealed: ClassVar[bool] = False  # in zarr's own files there is no room behind a chunk
+
+    def path(self, rank: int) -> str:
+        return chunk_key(self.files.of_rank(rank).runs[0], 0)
+
+
+def opened(meta: Meta) -> OpenMeta:
+    """The same arrays, to be laid out openly."""
+    grids = {
+        name: tuple(-(-length // side) for length, side in zip(layout.shape, meta.files.chunk(name), strict=True))
+        for name, layout in meta.registry.layouts.items()
+    }
+    padded = {name: tuple(1 << max(0, cells - 1).bit_length() for cells in grid) for name, grid in grids.items()}
+    most = max((prod(parts) for parts in padded.values() if prod(parts) <= MOST_FILES), default=1)
+    layouts = {
+        name: Layout(
+            layout.shape,
+            layout.dtype,
+            tuple(_divisions(layout, meta.files.chunk(name), padded[name])),
+            (("pp", number),),
+        )
+        for number, (name, layout) in enumerate(meta.registry.layouts.items())
+    }
+    registry = Registry(Mesh.of({"pp": max(1, len(layouts)), "tp": most}), layouts)
+    chunks = {name: meta.files.chunk(name) for name in layouts}
+    return OpenMeta(meta.document, registry, OpenFiles(registry, chunks), meta.write_id)
+
+
+def _divisions(layout: Layout, chunk: tuple[int, ...], padded: tuple[int, ...]) -> Iterator[Division]:
+    """One for each dim, down to chunks: each reads its own digit of the coordinate along `tp`. None for a shard."""
+    if prod(padded) > MOST_FILES:
+        return
+    for dim, (length, side, parts) in enumerate(zip(layout.shape, chunk, padded, strict=True)):
+        bounds = tuple(min(length, side * part) for part in range(parts + 1))
+        yield Division(("tp",), (bounds,), dim, every=prod(padded[dim + 1 :]))
+
+
+def is_shard(layout: Layout, grid: tuple[int, ...]) -> bool:
+    """Whether an array of an open copy is one shard."""
+    return not layout.divisions and prod(grid) > 1
+
+
+def index_bytes(run: Run) -> int:
+    """Bytes of the index of a shard."""
+    return run.count * _ENTRY.size + CHECKSUM
+
+
+def index(run: Run) -> bytes:
+    """The index at the end of a shard: where each chunk lies, in C order, and a checksum."""
+    entries = b"".join(
+        _ENTRY.pack(run.base + number * run.stride, run.nbytes + CHECKSUM) for number in range(run.count)
+    )
+    return entries + crc32c(entries).to_bytes(CHECKSUM, "little")
+
+
+def nodes(meta: OpenMeta) -> dict[str, dict[str, Any]]:
+    """zarr v3 metadata of every array."""
+    found = {}
+    for name, layout in meta.registry.layouts.items():
+        chunk = meta.files.chunk(name)
+        node = found[name] = array_metadata(layout.shape, layout.dtype, chunk)
+        grid = tuple(-(-length // side) for length, side in zip(layout.shape, chunk, strict=True))
+        if is_shard(layout, grid):
+            whole = [cells * side for cells, side in zip(grid, chunk, strict=True)]
+            inner = {"chunk_shape": list(chunk), "codecs": node["codecs"]}
+            sharding = inner | {"index_codecs": CODECS, "index_location": "end"}
+            node["codecs"] = [{"name": "sharding_indexed", "configuration": sharding}]
+            node["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": whole}}
+    return found
+
+
+def chunk_of(node: dict[str, Any]) -> tuple[int, ...]:
+    """The chunk shape in an array's metadata, of the inner chunks where it is a shard."""
+    first = node["codecs"][0]
+    grid = first if first["name"] == "sharding_indexed" else node["chunk_grid"]
+    return tuple(grid["configuration"]["chunk_shape"])
+
+
+def write(meta: OpenMeta) -> bytes:
+    """The content of the root's zarr.json."""
+    ours = {
+        "format": FORMAT,
+        "open": True,
+        "document": meta.document,
+        "write_id": meta.write_id,
+        "layout": cuts.to_json(meta.registry),
+    }
+    return root(nodes(meta), ours)
+
+
+def read(ours: dict[str, Any], registry: Registry, arrays: dict[str, dict[str, Any]]) -> OpenMeta:
+    """From what zarr.json holds."""
+    chunks = {name: chunk_of(node) for name, node in arrays.items()}
+    return OpenMeta(ours["document"], registry, OpenFiles(registry, chunks), ours["write_id"])

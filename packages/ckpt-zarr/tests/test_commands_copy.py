@@ -1,0 +1,255 @@
+"""`gangline ckpt copy`: between stores, whole or not at all; --open: what any zarr reader opens by its path."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from layouts import registries
+from made import cut, run_dir, save, small, whole
+
+from gangline.cli.main import main
+from gangline.errors import BadCheckpoint
+from gangline.mesh import Mesh
+from gangline.shard import Box, Division, Layout, Registry
+from gangline_ckpt_zarr.commands import copying
+from gangline_ckpt_zarr.commands.where import one
+from gangline_ckpt_zarr.format import metadata, opened
+from gangline_ckpt_zarr.format.grid import stored_dtype
+from gangline_ckpt_zarr.format.opened import OpenMeta
+from gangline_ckpt_zarr.reading import Reader, Target, plan
+from gangline_ckpt_zarr.stores.local import LocalStore
+from gangline_ckpt_zarr.stores.open import open_store
+
+PLACE = "step-00000012"
+DOCUMENT = {"step": 12, "cursor": 48}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    save(str(tmp_path / "from" / PLACE), small(), document=DOCUMENT)
+    return tmp_path / "from" / PLACE
+
+
+def files(place: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+
+def read(place: str, name: str, box: Box) -> np.ndarray:
+    copy = one([place]).copy()
+    array = np.empty(box.shape, stored_dtype(copy.meta.registry[name].dtype))
+    for rank, pieces in plan(copy.meta, [Target(name, box, array)]).items():
+        Reader(copy.meta, copy.meta.path(rank), copy.store).read(pieces)
+    return array
+
+
+def holds(place: str, registry: Registry) -> bool:
+    """Our own reader finds every array there."""
+    for name, layout in registry.layouts.items():
+        found = read(place, name, Box((0,) * len(layout.shape), layout.shape))
+        assert np.array_equal(found, whole(name, layout).double().numpy()), name
+    return True
+
+
+# --- as it is ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_the_same_bytes(source, tmp_path, capsys):
+    assert main(["ckpt", "copy", str(source), str(tmp_path / "to" / "best")]) == 0
+    assert files(tmp_path / "to" / "best") == files(source)
+    assert main(["ckpt", "verify", str(tmp_path / "to" / "best")]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path}/to/best: {PLACE} of {source}\n")
+
+
+def test_there_and_back_between_stores(source, tmp_path):
+    assert main(["ckpt", "copy", str(source), "memory://copy/a/"]) == 0
+    assert main(["ckpt", "copy", "memory://copy/a", PLACE, str(tmp_path / "back")]) == 0
+    assert files(tmp_path / "back") == files(source)
+
+
+def test_where_it_goes(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("shelf")
+    run = run_dir(tmp_path / "run")
+    for to, lies in (
+        ("shelf", f"shelf/{PLACE}"),
+        ("new/", f"new/{PLACE}"),
+        ("other", "other"),
+        ("deep/step-00000099", "deep/step-00000099"),
+        (str(run), f"{run}/checkpoints/{PLACE}"),
+    ):
+        assert main(["ckpt", "copy", str(source), to]) == 0
+        assert files(Path(lies)) == files(source)
+
+
+def test_nothing_is_overwritten(source, tmp_path, capsys):
+    to = tmp_path / "to" / PLACE
+    save(str(to), small(1))
+    before = files(to)
+    for flags in ([], ["--open"]):
+        assert main(["ckpt", "copy", str(source), str(to), *flags]) == 2
+        assert "is a whole checkpoint already" in capsys.readouterr().err
+    assert files(to) == before
+
+
+def test_what_a_broken_copy_left_is_in_nobody_s_way(source, tmp_path):
+    left = tmp_path / "to" / PLACE / "data-0badcafe" / "00000.bin"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"half")
+    assert main(["ckpt", "copy", str(source), str(tmp_path / "to" / PLACE)]) == 0
+    assert files(tmp_path / "to" / PLACE) == files(source)
+
+
+@pytest.mark.parametrize("flags", [[], ["--open"]])
+def test_of_a_damaged_one_nothing_is_left(source, tmp_path, flags, capsys):
+    meta = one([str(source)]).copy().meta
+    path, run = source / meta.path(1), meta.files.of_rank(1).runs[-1]
+    content = bytearray(path.read_bytes())
+    content[run.base] ^= 4
+    path.write_bytes(content)
+    assert main(["ckpt", "copy", str(source), str(tmp_path / "to"), *flags]) == 1
+    out = capsys.readouterr().out
+    assert f"{run.name}[" in out or not run.box.shape
+    assert f"in {path} is damaged: its checksum differs" in out
+    assert not (tmp_path / "to").exists() or files(tmp_path / "to") == {}
+
+
+@pytest.mark.parametrize("flags", [[], ["--open"]])
+def test_what_arrives_damaged_is_not_committed(source, tmp_path, flags, monkeypatch, capsys):
+    """A disk that flips a bit while it writes."""
+    create = LocalStore.create
+
+    def flips(self, path, size):
+        writer = create(self, path, size)
+        write = writer.write
+
+        def flip(content):
+            content[5] ^= 1
+            write(content)
+
+        writer.write = flip
+        return writer
+
+    monkeypatch.setattr(LocalStore, "create", flips)
+    assert main(["ckpt", "copy", str(source), str(tmp_path / "to"), *flags]) == 1
+    assert f"in {tmp_path}/to/" in capsys.readouterr().out
+    assert not (tmp_path / "to").exists() or files(tmp_path / "to") == {}
+
+
+# --- open -------------------------------------------------------------------------------------------------------------
+
+
+def stock(place: str, registry: Registry) -> bool:
+    group = zarr.open_group(place, mode="r")
+    for name, layout in registry.layouts.items():
+        for array in (group[name], zarr.open_array(f"{place}/{name}", mode="r")):  # with and without the consolidated
+            assert array.shape == layout.shape
+            assert array.attrs["dtype"] == layout.dtype
+            assert np.array_equal(array[...], whole(name, layout).double().numpy()), name
+    return True
+
+
+def test_an_open_copy_opens_by_its_path(source, tmp_path, capsys):
+    to = str(tmp_path / "open")
+    assert main(["ckpt", "copy", str(source), to, "--open"]) == 0
+    assert stock(to, small())
+    assert holds(to, small())
+    assert main(["ckpt", "verify", to]) == 0
+    capsys.readouterr()
+    assert main(["ckpt", "show", to]) == 0
+    out = capsys.readouterr().out
+    assert "files that any zarr reader opens" in out
+    assert out.count("a file for each chunk") == 7
+    assert "dp_shard" not in out  # how it was cut is no more
+
+
+def test_an_open_copy_is_read_by_zarr_without_consolidated_metadata(source, tmp_path):
+    to = str(tmp_path / "open")
+    main(["ckpt", "copy", str(source), to, "--open"])
+    group = zarr.open_group(to, mode="r", use_consolidated=False)
+    assert sorted(name for name, _ in group.groups()) == ["model", "optimizer", "state"]
+    assert sorted(name for name, _ in group["model"].arrays()) == [
+        "bias",
+        "blocks.0.w",
+        "blocks.1.w",
+        "columns",
+        "half",
+    ]
+
+
+MANY = Registry.of(
+    Mesh.of({"tp": 8}),
+    {
+        "model/rows": Layout((70 * 8, 3), "float32", (Division(("tp",), cut(70 * 8, 8)),)),
+        "model/grid": Layout((40, 36), "bfloat16", (Division(("tp",), cut(36, 8), 1),)),
+        "model/one": Layout((3,), "int64"),
+    },
+)
+
+
+def test_of_many_chunks_a_shard_is_made(tmp_path, monkeypatch):
+    """The threshold is set low: an array of more than four chunks is one file."""
+    monkeypatch.setattr(opened, "MOST_FILES", 4)
+    save(str(tmp_path / "a"), MANY)
+    to = str(tmp_path / "open")
+    assert main(["ckpt", "copy", str(tmp_path / "a"), to, "--open"]) == 0
+    nodes = json.loads((tmp_path / "open" / "model" / "rows" / "zarr.json").read_text())
+    assert nodes["codecs"][0]["name"] == "sharding_indexed"
+    data = [path for path in files(Path(to)) if not path.endswith("zarr.json")]
+    assert sorted(data) == ["model/grid/c/0/0", "model/one/c/0", "model/rows/c/0/0"]
+    assert stock(to, MANY)
+    assert holds(to, MANY)
+    part = zarr.open_array(f"{to}/model/rows", mode="r")[100:250, 1:]
+    assert np.array_equal(part, whole("model/rows", MANY["model/rows"]).numpy()[100:250, 1:])
+    assert main(["ckpt", "verify", to]) == 0
+
+
+def test_an_open_copy_of_an_open_copy(source, tmp_path):
+    main(["ckpt", "copy", str(source), str(tmp_path / "open"), "--open"])
+    assert main(["ckpt", "copy", str(tmp_path / "open"), "memory://copy/again"]) == 0
+    assert one(["memory://copy/again"]).copy().content == (tmp_path / "open" / "zarr.json").read_bytes()
+    assert holds("memory://copy/again", small())
+
+
+def test_damage_in_an_open_copy_is_named(source, tmp_path, capsys):
+    to = tmp_path / "open"
+    main(["ckpt", "copy", str(source), str(to), "--open"])
+    path = to / "model" / "columns" / "c" / "0" / "1"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    (to / "model" / "bias" / "c" / "0").unlink()
+    capsys.readouterr()
+    assert main(["ckpt", "verify", str(to)]) == 1
+    out = capsys.readouterr().out
+    assert f"model/columns[0:8, 12:24] in {path} is damaged: its checksum differs" in out
+    assert "model/bias[0:33] in " in out
+    with pytest.raises(BadCheckpoint, match="model/columns"):
+        holds(str(to), Registry(small().mesh, {"model/columns": small()["model/columns"]}))
+
+
+def test_refs_of_an_open_copy_are_not_needed(source, tmp_path, capsys):
+    main(["ckpt", "copy", str(source), str(tmp_path / "open"), "--open"])
+    assert main(["ckpt", "refs", str(tmp_path / "open")]) == 2
+    assert "zarr.open_group" in capsys.readouterr().err
+
+
+@settings(max_examples=12, deadline=None)
+@given(registries(8))
+def test_whatever_the_layout(tmp_path_factory, registry: Registry) -> None:
+    place = tmp_path_factory.mktemp("any")
+    meta = save(str(place / "a"), registry)
+    copying._openly(one([str(place / "a")]).copy(), open_store(str(place / "open")))
+    made = metadata.read((place / "open" / "zarr.json").read_bytes(), "zarr.json")
+    assert isinstance(made, OpenMeta)
+    assert made.shapes == meta.shapes
+    chunks = sum(run.count for rank in range(registry.mesh.world) for run in meta.files.of_rank(rank).runs)
+    ranks = [rank for rank in range(made.registry.mesh.world) if made.files.of_rank(rank).runs]
+    assert sum(run.count for rank in ranks for run in made.files.of_rank(rank).runs) == chunks
+    assert holds(str(place / "open"), registry)
+    assert stock(str(place / "open"), registry)
