@@ -31,7 +31,8 @@ def agree(
     if world.size == 1:
         return Agreed(None, signal or "", verdicts, due)
     number = _SIGNALS.index(signal) if signal in _SIGNALS else 0
-    mine = torch.tensor([[seconds, float(number), float(len(verdicts)), float(due)]], dtype=torch.float64, device=device)
+    row = [seconds, float(number), float(len(verdicts)), float(due)]
+    mine = torch.tensor([row], dtype=torch.float64, device=device)
     rows = world.all_gather(mine).tolist()  # type: ignore[union-attr]
     times = [row[0] for row in rows]
     spread = {"min": min(times), "median": statistics.median(times), "max": max(times)}
