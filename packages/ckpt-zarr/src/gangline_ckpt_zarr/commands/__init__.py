@@ -19,8 +19,10 @@ VERBS = {
     "copy": "to another store; --open: as any zarr reader opens it",
     "refs": "write refs.json, through which stock zarr opens one as it is",
     "prune": "delete what need not be kept",
+    "export": "the model as a Hugging Face directory",
+    "import": "a Hugging Face directory as a checkpoint to start from",
 }
-MODULES = {"copy": "copying"}  # where a verb's own name will not do
+MODULES = {"import": "import_", "copy": "copying"}  # where a verb's own name will not do
 
 USAGE = """\
 usage: gangline ckpt VERB ...

@@ -41,7 +41,7 @@ def export_run(argv: Sequence[str]) -> int:
     from gangline.rundir import RunDirectory
 
     run = RunDirectory.open(options.run_dir).run()
-    config = _described(run, options.run_dir, options.dtype)
+    config = described(run, options.run_dir, options.dtype)
     _, plan = compose_model(run)
     kept: Checkpointer = plugins.build(run.checkpoint, run, None)
     id = _choose(kept, options.run_dir, options.checkpoint)
@@ -60,7 +60,7 @@ def export_run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _described(run: Run, run_dir: str, dtype: str) -> dict[str, Any]:
+def described(run: Run, run_dir: str, dtype: str) -> dict[str, Any]:
     """The config.json of the run's model, edits and all."""
     what = type(run.model).__name__
     if isinstance(run.model, DecoderConfig):
@@ -113,10 +113,15 @@ def import_model(argv: Sequence[str]) -> int:
     options = parser.parse_args(list(argv))
 
     directory = Path(options.directory).expanduser().resolve()
+    print(" \\\n  ".join(["train model=decoder", *words_for(directory)]))
+    return 0
+
+
+def words_for(directory: Path) -> list[str]:
+    """What to type behind `train model=decoder` for the model in a Hugging Face directory. Raises UserError."""
     config, edits = edited_config_from(directory)
     words = [word for edit in edits for word in _words(edit)]
-    print(" \\\n  ".join(["train model=decoder", *_settings(config, "model"), *words, *_tokenizer(directory)]))
-    return 0
+    return [*_settings(config, "model"), *words, *_tokenizer(directory)]
 
 
 def _words(edit: PartConfig) -> list[str]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 MAX_SHARD_BYTES = 5_000_000_000
+BLOCK_BYTES = 8 << 20  # converted at once
 
 
 @dataclass
@@ -100,10 +101,11 @@ def _write(
                 part = part.T if slot.theirs.transpose else part
                 if tuple(part.shape) != slot.theirs.shape:
                     raise ValueError(f"array {name!r} has part {tuple(part.shape)}, not {slot.theirs.shape}")
-                raw = part.detach().to("cpu", getattr(torch, dtype)).contiguous().reshape(-1).view(torch.uint8)
                 file = opened[slot.file]
                 file.seek(slot.offset)
-                file.write(raw.numpy().data)
+                for rows in _blocks(part.detach()):
+                    raw = rows.to("cpu", getattr(torch, dtype)).contiguous().reshape(-1).view(torch.uint8)
+                    file.write(raw.numpy().data)
         if slots:
             raise ValueError(f"no array came for {', '.join(slots)}")
         for file in opened.values():
@@ -114,6 +116,13 @@ def _write(
         size = sum(slot.nbytes for content in files.values() for slot in content)
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _blocks(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
+    """Its rows, a few at a time, so that no second tensor of its size is made to convert or transpose it."""
+    if not tensor.dim() or not tensor.numel():
+        return [tensor]
+    return tensor.split(max(1, len(tensor) * BLOCK_BYTES // tensor.nbytes))
 
 
 def _lay_out(slots: list[_Slot], max_shard_bytes: int) -> dict[str, list[_Slot]]:

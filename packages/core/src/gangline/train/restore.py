@@ -19,6 +19,7 @@ from gangline.state import Document
 from gangline.train.session import Session
 
 LOCAL = "local/"  # arrays of one layout
+OPTIMIZER = "optimizer/"
 
 
 def fingerprint(registry: Registry) -> str:
@@ -87,7 +88,7 @@ def roll_back(session: Session, why: str) -> bool:
     if session.saving is not None:
         session.saving.wait()
     wanted = session.checkpointer.latest()
-    if wanted is None:
+    if wanted is None or _holds_weights_alone(session, wanted):  # nothing says how the optimizer began
         return False
     cursor = session.cursor
     kept = Document.of(session.checkpointer.document(wanted)).cursor
@@ -113,7 +114,12 @@ def load(session: Session, id: CheckpointId) -> str | None:
     try:
         document = Document.of(session.checkpointer.document(id))
         _check(session, id, document)
-        session.checkpointer.load(id, _wanted(session, id), session.registry)
+        weights_alone = _holds_weights_alone(session, id)
+        wanted = _wanted(session, id)
+        if weights_alone:
+            session.notes.append(f"checkpoint {id} holds weights alone: the optimizer starts afresh")
+            wanted = [shard for shard in wanted if not shard.name.startswith(OPTIMIZER)]
+        session.checkpointer.load(id, wanted, session.registry)
     except BadCheckpoint as error:
         bad = f"checkpoint {id}: {error}"
     flag = torch.tensor([float(bool(bad))], dtype=torch.float64, device=session.device)
@@ -121,11 +127,17 @@ def load(session: Session, id: CheckpointId) -> str | None:
     if float(flag):
         return bad or f"checkpoint {id} is damaged (seen by another rank)"
     session.step, session.cursor, session.tokens = document.step, document.cursor, document.tokens
-    session.optimizer.load_state(document.states.get("optimizer", {}))
+    if not weights_alone:
+        session.optimizer.load_state(document.states.get("optimizer", {}))
     session.precision.load_state(document.states.get("precision", {}))
     for name, check in session.health.items():
         check.load_state(document.states.get(f"health.{name}", {}))
     return None
+
+
+def _holds_weights_alone(session: Session, id: CheckpointId) -> bool:
+    """Whether a run begins with this checkpoint, made of weights that others trained."""
+    return id.step == 0 and not any(name.startswith(OPTIMIZER) for name in session.checkpointer.arrays(id))
 
 
 def _wanted(session: Session, id: CheckpointId) -> list[Shard]:

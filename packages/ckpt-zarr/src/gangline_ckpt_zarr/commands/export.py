@@ -1,0 +1,86 @@
+"""`gangline ckpt export`: the model of a checkpoint as a Hugging Face directory, one array in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gangline.errors import UserError
+from gangline.interop.names import theirs_of
+from gangline.interop.write import DTYPES, MAX_SHARD_BYTES, export
+from gangline.shard import Box
+from gangline_ckpt_zarr.commands import text
+from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
+from gangline_ckpt_zarr.format.grid import stored_dtype
+from gangline_ckpt_zarr.reading import Reader, Target, plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from gangline.config.schema import Run
+
+PREFIX = "model/"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Write config.json and safetensors; no run directory is needed, for a checkpoint holds its configuration."""
+    words = parser("export", "Write the model of a checkpoint as a Hugging Face directory.")
+    words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
+    words.add_argument("out", metavar="OUT", help="the directory to write; it must not exist")
+    words.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights (%(default)s)")
+    words.add_argument("--shard-gb", type=float, default=MAX_SHARD_BYTES / 1e9, help="size of a file (%(default)g)")
+    options = words.parse_args(list(argv))
+    copy = one(options.place).only(options.tier).copy()
+
+    from gangline.interop.commands import described
+    from gangline.model.compose import compose_model
+
+    trained = _run(copy)
+    config = described(trained, copy.store.url, options.dtype)
+    _, names = compose_model(trained)
+    shapes = {name.removeprefix(PREFIX): shape for name, shape in copy.meta.shapes.items() if name.startswith(PREFIX)}
+    shapes = {name: shape for name, shape in shapes.items() if theirs_of(names, name, shape)}
+    export(
+        options.out,
+        _arrays(copy, shapes),
+        plan=names,
+        shapes=shapes,
+        config=config,
+        dtype=options.dtype,
+        max_shard_bytes=int(options.shard_gb * 1e9),
+    )
+    print(f"{options.out}: {copy.name} of {copy.store.url}, {len(shapes)} tensors in {options.dtype}")
+    return 0
+
+
+def _run(copy: Copy) -> Run:
+    """The run that saved the checkpoint."""
+    from gangline.config.serial import from_dict
+
+    config = copy.meta.document.get("config")
+    if not config:
+        raise UserError(f"{copy.store.url} does not say of which model it is.", "Its document holds no configuration.")
+    return from_dict(config)
+
+
+def _arrays(copy: Copy, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each parameter, whole, in memory that the next one uses again. Raises BadCheckpoint."""
+    import torch
+
+    sizes = {name: prod(shape) * _dtype(copy, name).itemsize for name, shape in shapes.items()}
+    memory = np.empty(max(sizes.values(), default=0), np.uint8)
+    with text.progress("export", sum(sizes.values())) as advance:
+        for name, shape in shapes.items():
+            whole = memory[: sizes[name]].view(_dtype(copy, name)).reshape(shape)
+            box = Box((0,) * len(shape), shape)
+            for rank, pieces in plan(copy.meta, [Target(PREFIX + name, box, whole)]).items():
+                Reader(copy.meta, copy.meta.path(rank), copy.store).read(pieces)
+            yield name, torch.from_numpy(whole)
+            advance(sizes[name])
+
+
+def _dtype(copy: Copy, name: str) -> np.dtype:
+    return np.dtype(stored_dtype(copy.meta.registry[PREFIX + name].dtype))

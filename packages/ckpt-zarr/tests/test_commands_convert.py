@@ -1,0 +1,237 @@
+"""`gangline ckpt export` and `import`: weights to and from Hugging Face, never holding the model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from made import save
+from safetensors.torch import load_file, save_file
+
+from gangline.cli.main import main
+from gangline.config.compose import compose_one
+from gangline.config.serial import to_dict
+from gangline.interop import config_json
+from gangline.interop.names import theirs_of
+from gangline.mesh import Mesh
+from gangline.model.compose import compose_model
+from gangline.model.tree import parameter_shapes
+from gangline.shard import Division, Layout, Registry
+from gangline_ckpt_zarr.commands.where import one
+
+MODEL = (
+    *("model=decoder", "model.vocab_size=256", "model.dim=24", "model.layers=2", "model.heads=4"),
+    *("model.kv_heads=2", "model.hidden=40", "model.qk_norm=true"),
+)
+
+
+def drawn(name: str, layout: Layout) -> torch.Tensor:
+    return torch.randn(layout.shape, generator=torch.Generator().manual_seed(sum(name.encode())))
+
+
+@pytest.fixture(scope="module")
+def run():
+    return compose_one([*MODEL, "checkpoint=zarr", "batch.sequence_length=32"])
+
+
+@pytest.fixture
+def trained(run, tmp_path) -> tuple[str, Registry]:
+    """A checkpoint of two ranks, cut by rows, with optimizer state beside the model."""
+    tree, _ = compose_model(run)
+    layouts = {}
+    for name, shape in parameter_shapes(tree).items():
+        rows = Division(("dp_shard",), ((0, shape[0] // 2, shape[0]),), rows=len(shape) > 1)
+        divisions = (rows,) if len(shape) > 1 else ()
+        layouts[f"model/{name}"] = layouts[f"optimizer/exp_avg/{name}"] = Layout(shape, "float32", divisions)
+    registry = Registry.of(Mesh.of({"dp_shard": 2}), layouts)
+    place = str(tmp_path / "run" / "step-00000007")
+    save(place, registry, drawn, {"step": 7, "config": to_dict(run)})
+    return place, registry
+
+
+def theirs(run, registry: Registry) -> dict[str, torch.Tensor]:
+    _, plan = compose_model(run)
+    return {
+        theirs_of(plan, name.removeprefix("model/"), layout.shape)[0].name: drawn(name, layout)
+        for name, layout in registry.layouts.items()
+        if name.startswith("model/")
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_an_export_holds_the_weights_by_their_names(run, trained, tmp_path, dtype, capsys):
+    place, registry = trained
+    out = tmp_path / "hf"
+    assert main(["ckpt", "export", place, str(out), "--dtype", dtype]) == 0
+    assert f"{out}: step-00000007 of {place}, " in capsys.readouterr().out
+    found, wanted = load_file(out / "model.safetensors"), theirs(run, registry)
+    assert found.keys() == wanted.keys()
+    for name, tensor in found.items():
+        assert torch.equal(tensor, wanted[name].to(getattr(torch, dtype))), name
+    config = json.loads((out / "config.json").read_text())
+    assert config == config_json(run.model, dtype=dtype, max_position=32)
+
+
+def test_a_large_one_is_several_files_with_an_index(run, trained, tmp_path):
+    place, registry = trained
+    assert main(["ckpt", "export", place, str(tmp_path / "hf"), "--shard-gb", "1e-5"]) == 0
+    index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())["weight_map"]
+    wanted = theirs(run, registry)
+    assert index.keys() == wanted.keys()
+    assert len(set(index.values())) > 2
+    for name, file in index.items():
+        assert torch.equal(load_file(tmp_path / "hf" / file)[name], wanted[name])
+
+
+def test_there_and_back_is_the_same(run, trained, tmp_path, capsys):
+    place, registry = trained
+    main(["ckpt", "export", place, str(tmp_path / "hf")])
+    capsys.readouterr()
+    assert main(["ckpt", "import", str(tmp_path / "hf"), str(tmp_path / "new")]) == 0
+    command = capsys.readouterr().out.replace(" \\\n ", "").split()
+    made = tmp_path / "new" / "checkpoints" / "step-00000000"
+    assert main(["ckpt", "verify", str(made)]) == 0
+    document = one([str(made)]).copy().meta.document
+    assert (document["step"], document["cursor"], document["tokens"]) == (0, 0, 0)
+    assert main(["ckpt", "diff", place, str(made)]) == 1  # the optimizer's state is not there, all else is equal
+    out = capsys.readouterr().out
+    rows = [line for line in out.splitlines() if line.startswith(("model/", "optimizer/"))]
+    assert len(rows) == len(registry.layouts) // 2
+    assert all(line.startswith("optimizer/") and line.endswith("only in a") for line in rows)
+    assert main(["ckpt", "export", str(made), str(tmp_path / "again")]) == 0
+    first, second = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("hf", "again"))
+    assert first == second
+    # and the command that was printed is that of a run of this very model
+    assert command[0] == "train"
+    assert command[-1] == f"run.dir={tmp_path / 'new'}"
+    printed, model = compose_one(command[1:]), run.model
+    assert (printed.model.dim, printed.model.qk_norm, printed.model.weights) == (model.dim, model.qk_norm, None)
+
+
+def test_bfloat16_weights_are_widened_exactly(run, trained, tmp_path):
+    place, registry = trained
+    main(["ckpt", "export", place, str(tmp_path / "hf"), "--dtype", "bfloat16"])
+    main(["ckpt", "import", str(tmp_path / "hf"), str(tmp_path / "new")])
+    main(["ckpt", "export", str(tmp_path / "new" / "checkpoints"), str(tmp_path / "again")])
+    wanted = theirs(run, registry)
+    for name, tensor in load_file(tmp_path / "again" / "model.safetensors").items():
+        assert tensor.dtype == torch.float32
+        assert torch.equal(tensor, wanted[name].bfloat16().float())
+
+
+def test_a_run_begins_with_it(trained, tmp_path, capsys):
+    """The words that import prints, and a text to train on: the first loss is that of these weights."""
+    place, _ = trained
+    text = tmp_path / "text.txt"
+    text.write_bytes(bytes(range(48, 60)) * 400)
+    main(["ckpt", "export", place, str(tmp_path / "hf")])
+    capsys.readouterr()
+    main(["ckpt", "import", str(tmp_path / "hf"), str(tmp_path / "new")])
+    words = capsys.readouterr().out.replace(" \\\n ", "").split()[1:]
+    rest = [
+        *("run.steps=2", "batch.global_size=4", "batch.sequence_length=16", "run.sample=0", "validate.every=null"),
+        *(f"data.path={text}", "parallel=single", "track=[jsonl]", "run.deterministic=true"),
+    ]
+    losses = []
+    for start in (words, [*words[:-1], f"run.dir={tmp_path / 'other'}", f"model.weights={tmp_path / 'hf'}"]):
+        done = subprocess.run(
+            [Path(sys.executable).with_name("train"), *start, *rest], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        directory = next(word for word in start if word.startswith("run.dir=")).removeprefix("run.dir=")
+        lines = Path(directory, "metrics.jsonl").read_text().splitlines()
+        losses.append([json.loads(line)["loss"] for line in lines])
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 2
+
+
+def test_what_cannot_be_converted_is_refused(trained, tmp_path, capsys):
+    place, _ = trained
+    save(str(tmp_path / "bare"), Registry.of(Mesh.of({}), {"model/w": Layout((2,))}))
+    for words, said in (
+        (["export", str(tmp_path / "bare"), str(tmp_path / "x")], "does not say of which model"),
+        (["export", place, str(tmp_path)], "exists"),
+        (["import", str(tmp_path / "bare"), str(tmp_path / "x")], "is not a Hugging Face model directory"),
+    ):
+        assert main(["ckpt", *words]) == 2
+        assert said in capsys.readouterr().err
+    main(["ckpt", "export", place, str(tmp_path / "hf")])
+    main(["ckpt", "import", str(tmp_path / "hf"), str(tmp_path / "new")])
+    assert main(["ckpt", "import", str(tmp_path / "hf"), str(tmp_path / "new")]) == 2
+    assert "is a whole checkpoint already" in capsys.readouterr().err
+
+
+def test_of_a_broken_import_nothing_is_left(trained, tmp_path, capsys):
+    place, _ = trained
+    main(["ckpt", "export", place, str(tmp_path / "hf")])
+    tensors = load_file(tmp_path / "hf" / "model.safetensors")
+    tensors.popitem()
+    save_file(tensors, tmp_path / "hf" / "model.safetensors")
+    assert main(["ckpt", "import", str(tmp_path / "hf"), str(tmp_path / "new")]) == 2
+    assert "has no tensor" in capsys.readouterr().err
+    assert not [path for path in (tmp_path / "new").rglob("*") if path.is_file()]
+
+
+WATCHED = """
+import sys, threading, time
+import torch, safetensors.torch, numpy, crc32c
+import gangline.train.restore, gangline.config.compose, gangline.interop
+from gangline.cli.main import main
+
+def anonymous():
+    for line in open("/proc/self/status"):
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) * 1024
+
+torch.ones(1000, 1000).to(torch.bfloat16).sum()  # what torch takes once
+before, peak, over = anonymous(), 0, False
+
+def watch():
+    global peak
+    while not over:
+        peak = max(peak, anonymous())
+        time.sleep(0.0005)
+
+watcher = threading.Thread(target=watch)
+watcher.start()
+code = main(["ckpt", *sys.argv[1:]])
+over = True
+watcher.join()
+assert code == 0
+print("peak", peak - before)
+"""
+
+
+def peak(*words: object) -> int:
+    """Bytes that a verb holds at once beyond what its imports do; pages of mapped files are not among them."""
+    done = subprocess.run([sys.executable, "-c", WATCHED, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.split("peak ")[-1])
+
+
+def test_less_than_two_of_the_largest_array_is_held(tmp_path):
+    """Four arrays of 48 MiB each, in a model of 230 MiB."""
+    settings = (
+        *("model=decoder", "model.vocab_size=24576", "model.dim=512", "model.layers=1", "model.heads=4"),
+        *("model.hidden=24576", "model.tied=false"),
+    )
+    run = compose_one([*settings, "checkpoint=zarr"])
+    tree, _ = compose_model(run)
+    layouts = {f"model/{name}": Layout(shape) for name, shape in parameter_shapes(tree).items()}
+    largest, total = (pick(layout.nbytes for layout in layouts.values()) for pick in (max, sum))
+    assert largest == 48 << 20
+    assert total > 4 * largest
+    values = torch.randn(largest // 4)
+    save(
+        str(tmp_path / "a"),
+        Registry.of(Mesh.of({}), layouts),
+        lambda name, layout: values[: layout.nbytes // 4].view(layout.shape),
+        {"config": to_dict(run)},
+    )
+    assert peak("export", tmp_path / "a", tmp_path / "hf") < 2 * largest
+    assert peak("export", tmp_path / "a", tmp_path / "half", "--dtype", "bfloat16") < 2 * largest
+    assert peak("import", tmp_path / "hf", tmp_path / "b") < 2 * largest
