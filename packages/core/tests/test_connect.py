@@ -76,6 +76,28 @@ def test_ranks_of_a_job_find_each_other_and_notice_who_stays_away():
     assert "noticed" in printed
 
 
+def test_ranks_that_are_started_again_meet_afresh_in_their_agents_store():
+    """torchrun's own store outlives the ranks, with all that those before them have said in it."""
+    body = """
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True")
+    if os.environ["RANK"] == "0":
+        port = int(os.environ["MASTER_PORT"])
+        agent = torch.distributed.TCPStore("127.0.0.1", port, None, True, wait_for_workers=False)
+    for start in ("0", "1"):
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = start
+        comms = connect(Mesh.of({"dp_replicate": 2}), timeout=60)
+        comms.store.add("ranks", 1)
+        comms.world.barrier()
+        print(start, comms.store.add("ranks", 0))
+        comms.world.barrier()
+        comms.close()
+    """
+    for code, printed in ranks(2, body):
+        assert code == 0, printed
+        assert "0 2" in printed
+        assert "1 2" in printed
+
+
 def test_a_mesh_of_another_size_than_the_job_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ValueError, match="the mesh has 2 ranks, the job 3"):

@@ -166,6 +166,7 @@ def connect(
     if mesh.world == 1:
         return TorchComms(mesh, 0, device, dist.HashStore())
     joined = dist.is_initialized()
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # an agent's store outlives the ranks, with all its keys
     if not joined:
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size != mesh.world:
@@ -173,7 +174,7 @@ def connect(
         store, rank, size = next(iter(rendezvous("env://", timeout=limit or DEFAULT)))
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            store=dist.PrefixStore("process-group", store),
+            store=dist.PrefixStore(f"process-group/{start}", store),
             rank=rank,
             world_size=size,
             timeout=limit,
@@ -181,6 +182,6 @@ def connect(
     else:
         store = dist.distributed_c10d._get_default_store()
     comms: Comms = TorchComms(
-        mesh, dist.get_rank(), device, dist.PrefixStore("gangline", store), timeout=limit, owns=not joined
+        mesh, dist.get_rank(), device, dist.PrefixStore(f"gangline/{start}", store), timeout=limit, owns=not joined
     )
     return WrappedComms(comms, Ordered) if deterministic else comms
