@@ -28,6 +28,7 @@ from gangline.config.serial import from_dict, to_dict
 from gangline.errors import UserError
 from gangline.plugins import installed
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has it
 END = "..."  # YAML's end-of-document marker: the last line of a whole config.yaml
 
 
@@ -174,7 +175,7 @@ class RunDirectory:
                 "It was only half-written or half-copied. Copy it again, or start the run afresh.",
             )
         try:
-            content = yaml.safe_load(text)
+            content = yaml.load(text, _LOADER)
         except yaml.YAMLError as error:
             raise UserError(f"{self.config} is not valid YAML: {' '.join(str(error).split())}") from error
         if not isinstance(content, dict):
