@@ -15,7 +15,8 @@ from functools import cached_property
 from itertools import product
 from math import prod
 
-from gangline.shard import Box, Places, Registry, primary_replica
+from gangline.shard import Box, Registry
+from gangline_ckpt_zarr.format.alike import lying
 from gangline_ckpt_zarr.format.grid import cell_itemsize, chunk_shape
 from gangline_ckpt_zarr.format.seal import TRAILER
 
@@ -137,13 +138,7 @@ class Files:
         return self._files[rank]
 
     def _boxes(self, rank: int) -> Iterator[tuple[str, str, tuple[int, ...], Box]]:
-        coordinate = self.registry.mesh.coordinate(rank)
         for name, layout in self.registry.layouts.items():
-            if any(coordinate[axis] != index for axis, index in layout.at):
-                continue
-            places = Places(self.registry.mesh, layout)
-            parts, replica = places.of(coordinate)
-            if replica == primary_replica(layout, parts, places.replicas):
-                for box in layout.boxes(parts):
-                    if box.size:
-                        yield name, layout.dtype, self.chunk(name), box
+            alike = lying(self.registry.mesh, layout)
+            for box in alike.written(rank, layout.turn):
+                yield name, layout.dtype, self.chunk(name), box

@@ -104,15 +104,22 @@ def root(arrays: dict[str, dict[str, Any]], ours: dict[str, Any]) -> bytes:
         "attributes": {"gangline": ours},
         "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": nodes | arrays},
     }
-    ours["checksum"] = _checksum(content)
-    return json.dumps(content, separators=(",", ":")).encode()
+    ours.pop("checksum", None)
+    ours["checksum"] = 0  # last, where `_signature` says
+    text = json.dumps(content, separators=(",", ":")).encode()
+    return text.replace(_signature(0), _signature(crc32c(text)))
 
 
-def _checksum(content: dict[str, Any]) -> int:
-    """crc32c of the content with no checksum in it, written in one fixed way."""
-    ours = {key: value for key, value in content["attributes"]["gangline"].items() if key != "checksum"}
-    rest = {**content, "attributes": {**content["attributes"], "gangline": ours}}
-    return crc32c(json.dumps(rest, separators=(",", ":"), sort_keys=True).encode())
+def _signature(checksum: int) -> bytes:
+    """Where the checksum stands: as the last of our attributes, so nothing that a document holds is taken for it."""
+    return b'"checksum":%d}},"consolidated_metadata":' % checksum
+
+
+def _checksum(content: bytes, stored: int) -> int:
+    """crc32c of the content with 0 in the place of the checksum."""
+    if content.count(_signature(stored)) != 1:
+        raise ValueError("its checksum is not where it was put")
+    return crc32c(content.replace(_signature(stored), _signature(0)))
 
 
 def read(content: bytes, file: str) -> Meta:
@@ -120,7 +127,7 @@ def read(content: bytes, file: str) -> Meta:
     try:
         found = json.loads(content)
         ours = found["attributes"]["gangline"]
-        if ours["checksum"] != _checksum(found):
+        if ours["checksum"] != _checksum(content, ours["checksum"]):
             raise ValueError("its checksum differs")
         if ours["format"] != FORMAT:
             raise ValueError(f"it is of format {ours['format']}, and this version reads format {FORMAT}")

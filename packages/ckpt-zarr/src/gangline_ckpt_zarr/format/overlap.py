@@ -10,19 +10,27 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from math import prod
 
-from gangline.shard import Box, Division, Layout, Places, Registry, primary_replica
+from gangline.shard import Box, Division, Layout, Registry
+from gangline_ckpt_zarr.format.alike import lying
 
 
 def meeting(registry: Registry, name: str, wanted: Box) -> Iterator[tuple[int, Box]]:
     """(writing rank, its box) of every stored box of an array that meets `wanted`."""
     layout = registry[name]
-    places = Places(registry.mesh, layout)
+    alike = lying(registry.mesh, layout)
+    if wanted not in alike.met:
+        alike.met[wanted] = [*_met(layout, wanted)]
+    for parts, boxes in alike.met[wanted]:
+        rank = alike.writer(parts, layout.turn)
+        yield from ((rank, box) for box in boxes)
+
+
+def _met(layout: Layout, wanted: Box) -> Iterator[tuple[tuple[int, ...], list[Box]]]:
+    """(parts, those of its boxes that meet `wanted`) of every holder that has any."""
     for parts in _parts(layout, wanted):
         boxes = [box for box in layout.boxes(parts) if not box.shape or box.overlap(wanted) is not None]
         if boxes:
-            replica = primary_replica(layout, parts, places.replicas)
-            rank = registry.mesh.rank(places.coordinate(parts, replica))
-            yield from ((rank, box) for box in boxes)
+            yield parts, boxes
 
 
 def _parts(layout: Layout, wanted: Box) -> Iterator[tuple[int, ...]]:

@@ -1,0 +1,174 @@
+"""Ranges of a file that are read at once, checked while they are in the cache, and copied on where they must be.
+
+Where cores are to spare, several batches are under way side by side: reading and checking both let Python's lock go.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import Protocol
+
+import numpy as np
+from fastcrc.crc32 import iscsi as crc32c
+
+from gangline.errors import BadCheckpoint
+from gangline.shard import Box
+from gangline_ckpt_zarr.format.cells import Run
+from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.format.seal import wrong
+
+BATCH = 1 << 20  # bytes: small enough for a core's own cache, large enough for a system call
+FAR = 128 << 20  # bytes, where each batch costs the time that a request takes
+GAP = 4096  # bytes: to read these for nothing is cheaper than one more call
+MOST_LANES = 4  # memory is not faster than these
+
+_nothing = memoryview(bytearray(GAP))
+
+
+class Source(Protocol):
+    """What a store can do that matters here."""
+
+    url: str
+
+    def read_into(self, path: str, ranges: Sequence[tuple[int, Sequence[memoryview]]]) -> None: ...
+
+
+class Destination(Protocol):
+    """Where values are wanted."""
+
+    def put(self, part: Box, values: np.ndarray) -> None: ...
+
+
+class Batch:
+    """What is read in one go of a file of a checkpoint."""
+
+    def __init__(self, store: Source, path: str, meta: Meta) -> None:
+        self.store, self.path, self.meta = store, path, meta
+        self._scratch = memoryview(b"")
+        self._sealed: tuple[Run, int | None] | None = None  # the run seen last, and what its seals start from
+        self.clear()
+
+    def clear(self) -> None:
+        self.size = 0
+        self._ranges: list[tuple[int, list[memoryview]]] = []
+        self._end = -1  # of the last range, in the file
+        self._used = 0  # of the scratch memory
+        self._checks: list[tuple[Run, int, memoryview, memoryview]] = []
+        self._puts: list[tuple[Destination, Box, np.ndarray]] = []
+
+    def room(self, nbytes: int) -> memoryview:
+        """Memory that is this batch's until it is done; the same for every batch that follows, so it stays cached."""
+        start = -(-self._used // 64) * 64
+        if start + nbytes > len(self._scratch):
+            self._scratch, start = np.empty(max(nbytes, 2 * BATCH), np.uint8).data, 0
+        self._used = start + nbytes
+        return self._scratch[start : self._used]
+
+    def want(self, start: int, buffer: memoryview) -> None:
+        """Read what lies at `start` of the file; calls go up in the file."""
+        gap = start - self._end
+        if self._ranges and 0 <= gap <= GAP:
+            buffers = self._ranges[-1][1]
+            if gap:
+                buffers.append(_nothing[:gap])
+            buffers.append(buffer)
+        else:
+            self._ranges.append((start, [buffer]))
+        self._end = start + len(buffer)
+        self.size += len(buffer)
+
+    def cell(self, run: Run, number: int, buffer: memoryview) -> None:
+        """Read a whole cell with what lies behind it, and check it."""
+        start, trailer = run.base + number * run.stride, memoryview(bytearray(self.meta.trailer))
+        self.want(start, buffer)
+        self.want(start + run.nbytes, trailer)
+        self._checks.append((run, number, buffer, trailer))
+
+    def copy(self, target: Destination, part: Box, values: np.ndarray) -> None:
+        """Once all is read and found good, values go on to where they are wanted."""
+        self._puts.append((target, part, values))
+
+    def do(self) -> None:
+        """Raises BadCheckpoint, naming array, box and file."""
+        if not self._ranges:
+            return
+        try:
+            self.store.read_into(self.path, self._ranges)
+        except (EOFError, OSError) as error:
+            raise self._unread(error) from error
+        for run, number, buffer, trailer in self._checks:
+            if why := wrong(self._seal_start(run), number, crc32c(buffer), trailer):
+                raise self._bad(run, number, why)
+        for target, part, values in self._puts:
+            target.put(part, values)
+
+    def _seal_start(self, run: Run) -> int | None:
+        if self._sealed is None or self._sealed[0] is not run:
+            self._sealed = run, self.meta.seal_start(run)
+        return self._sealed[1]
+
+    def _unread(self, error: Exception) -> BadCheckpoint:
+        """The damage behind a failed read, with the first cell that cannot be had."""
+        for run, number, buffer, trailer in self._checks:
+            try:
+                self.store.read_into(self.path, [(run.base + number * run.stride, [buffer, trailer])])
+            except (EOFError, OSError):
+                return self._bad(run, number, str(error))
+        return BadCheckpoint("every array", None, f"{self.store.url}/{self.path}", str(error))
+
+    def _bad(self, run: Run, number: int, why: str) -> BadCheckpoint:
+        box = run.cell_box(number)
+        limits = tuple((start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
+        return BadCheckpoint(run.name, limits, f"{self.store.url}/{self.path}", why)
+
+
+class Lanes:
+    """Batches of one file, done in order or side by side. All are over when the context is left."""
+
+    def __init__(self, store: Source, path: str, meta: Meta) -> None:
+        local = getattr(store, "local", False)
+        self.limit = BATCH if local else FAR
+        self._pool = _pool() if local else None  # a far store fetches side by side by itself
+        self._free = [Batch(store, path, meta) for _ in range(1 if self._pool is None else lanes() + 1)]
+        self._busy: deque[tuple[Batch, Future[None]]] = deque()
+
+    def batch(self) -> Batch:
+        """An empty batch. Raises what an earlier one raised."""
+        if not self._free:
+            batch, over = self._busy.popleft()
+            self._free.append(batch)
+            over.result()
+        batch = self._free.pop()
+        batch.clear()
+        return batch
+
+    def send(self, batch: Batch) -> None:
+        """Do it, now or soon."""
+        if self._pool is None:
+            self._free.append(batch)
+            batch.do()
+        else:
+            self._busy.append((batch, self._pool.submit(batch.do)))
+
+    def __enter__(self) -> Lanes:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        failed = [error for _, over in self._busy if (error := over.exception()) is not None]  # waits for each
+        if failed and kind is None:
+            raise failed[0]
+
+
+def lanes() -> int:
+    """How many batches are done at once: by as many cores as each rank of this machine has."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(MOST_LANES, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
+
+
+@cache
+def _pool() -> ThreadPoolExecutor | None:
+    return ThreadPoolExecutor(lanes(), thread_name_prefix="load") if lanes() > 1 else None

@@ -1,0 +1,59 @@
+"""What arrays that lie alike have in common, worked out once: a model has thousands of arrays, and few ways to lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from gangline.mesh import Mesh
+from gangline.shard import Box, Division, Layout, Places, primary_replica
+
+
+class Lying:
+    """Who holds what of arrays of one shape that are cut in one way. They differ in whose turn it is to write."""
+
+    def __init__(self, mesh: Mesh, layout: Layout) -> None:
+        self.mesh, self.layout = mesh, layout
+        self._places = Places(mesh, layout)
+        self._held: dict[int, tuple[tuple[int, ...], int, list[Box]] | None] = {}  # by rank
+        self._ranks: dict[tuple[tuple[int, ...], int], int] = {}  # by parts and replica
+        self.met: dict[Box, list[tuple[tuple[int, ...], list[Box]]]] = {}  # filled in by `overlap`, by wanted box
+
+    def written(self, rank: int, turn: int) -> list[Box]:
+        """The boxes that a rank writes of an array, none of them empty."""
+        if rank not in self._held:
+            self._held[rank] = self._of(rank)
+        held = self._held[rank]
+        if held is None:
+            return []
+        parts, replica, boxes = held
+        return boxes if replica == self._primary(parts, turn) else []
+
+    def writer(self, parts: Sequence[int], turn: int) -> int:
+        """The rank that writes these parts of an array."""
+        key = (tuple(parts), self._primary(parts, turn))
+        if key not in self._ranks:
+            self._ranks[key] = self.mesh.rank(self._places.coordinate(*key))
+        return self._ranks[key]
+
+    def _of(self, rank: int) -> tuple[tuple[int, ...], int, list[Box]] | None:
+        coordinate = self.mesh.coordinate(rank)
+        if any(coordinate[axis] != index for axis, index in self.layout.at):
+            return None
+        parts, replica = self._places.of(coordinate)
+        return parts, replica, [box for box in self.layout.boxes(parts) if box.size]
+
+    def _primary(self, parts: Sequence[int], turn: int) -> int:
+        return (turn + primary_replica(self.layout, parts, self._places.replicas)) % self._places.replicas
+
+
+@lru_cache(maxsize=1024)
+def _lying(
+    mesh: Mesh, shape: tuple[int, ...], divisions: tuple[Division, ...], at: tuple[tuple[str, int], ...]
+) -> Lying:
+    return Lying(mesh, Layout(shape, divisions=divisions, at=at))
+
+
+def lying(mesh: Mesh, layout: Layout) -> Lying:
+    """How an array lies, known already where another lies alike."""
+    return _lying(mesh, layout.shape, layout.divisions, layout.at)
