@@ -7,7 +7,18 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-SCRIPTS = ("commands", "overhead", "startup", "data", "data_parallel", "tensor", "pipeline", "composed")
+SCRIPTS = (
+    "commands",
+    "overhead",
+    "startup",
+    "data",
+    "data_parallel",
+    "tensor",
+    "pipeline",
+    "composed",
+    "moe",
+    "moe_balance",
+)
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ from gangline.comm import Comm
 from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
 from gangline.testing import rank
+from gangline_moe import exchange
 from gangline_moe.exchange import Exchange
 from gangline_moe.routers.base import Choice
 from gangline_moe.routers.config import Sigmoid
@@ -68,7 +69,8 @@ def on_ranks(dtype: torch.dtype, skew: float, ranks_per_node: int | None) -> dic
     x, grad = inputs(dtype, rank.world)
     own = slice(2 * rank.index, 2 * rank.index + 2)
     module = made(dtype, skew, x, own)
-    object.__setattr__(module.node, "ranks_per_node", ranks_per_node)
+    object.__setattr__(module.node, "ranks_per_node", None if ranks_per_node == -1 else ranks_per_node)
+    exchange.FEW = 0 if ranks_per_node == -1 else 8
     share(module, comm)
     return through(module, x[own], grad[own])
 
@@ -79,7 +81,7 @@ def alone(dtype: torch.dtype, skew: float, world: int) -> dict[str, Tensor]:
 
 
 class Counting(Wrapped):
-    """Bytes that leave this rank in all-to-alls, by the width of a row."""
+    """Bytes that leave this rank, by the width of a row."""
 
     def __init__(self, inner: Comm) -> None:
         super().__init__(inner)
@@ -92,16 +94,23 @@ class Counting(Wrapped):
         self.sent[width] = self.sent.get(width, 0) + rows * width * x.element_size()
         return super().all_to_all(x, in_splits, out_splits, async_)
 
+    def exchange(self, sends, recvs, async_=False):
+        for x, peer in sends:
+            if peer != self.index:
+                width = x.shape[1]
+                self.sent[width] = self.sent.get(width, 0) + x.numel() * x.element_size()
+        return super().exchange(sends, recvs, async_)
 
-def bytes_sent(rows_each: int, width: int) -> tuple[int, int, int]:
-    """(of rows, of counts, the least there can be), there and back; 8 experts, rows at random."""
+
+def bytes_sent(rows_each: int, width: int, experts: int) -> tuple[int, int, int]:
+    """(of rows, of counts, the least there can be), there and back; `experts` experts, rows at random."""
     comm = Counting(rank.comms(Mesh.of({"dp_shard": rank.world}), False).axis("dp_shard"))
     generator = torch.Generator().manual_seed(rank.index)
-    expert = torch.randint(0, 8, (rows_each,), generator=generator).sort().values
-    counts = torch.bincount(expert, minlength=8)
-    exchange = Exchange(comm, torch.randn(rows_each, width), counts)
-    arrived = exchange.arrived()
-    exchange.returned(arrived)
+    expert = torch.randint(0, experts, (rows_each,), generator=generator).sort().values
+    counts = torch.bincount(expert, minlength=experts)
+    made = Exchange(comm, torch.randn(rows_each, width), counts)
+    arrived = made.arrived()
+    made.returned(arrived)
     per_rank = counts.view(comm.size, -1).sum(1)
     away_forth = int(per_rank.sum() - per_rank[comm.index])
     stay = int(per_rank[comm.index])

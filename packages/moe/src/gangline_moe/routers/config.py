@@ -47,7 +47,7 @@ class RouterConfig(PartConfig):
 class Softmax(RouterConfig):
     """Probabilities over all experts; the largest `top_k` are taken (Mixtral, Qwen3-MoE, Switch)."""
 
-    step_loss: float = 0.01
+    step_loss: float = 0.02
     renormalise: bool = True  # the weights of a token's experts are made to add up to 1 (softmax after the choice)
 
 
@@ -55,7 +55,7 @@ class Softmax(RouterConfig):
 class Sigmoid(RouterConfig):
     """A score between 0 and 1 for each expert; a bias that no gradient sees evens the load (DeepSeek-V3)."""
 
-    bias_rate: float = 0.001
+    bias_rate: float = 0.01
     sequence_loss: float = 0.0001
     renormalise: bool = True  # the weights of a token's experts are made to add up to `scale`
     scale: float = 1.0  # the weights are multiplied by this
@@ -65,6 +65,7 @@ class Sigmoid(RouterConfig):
 class Grouped(Sigmoid):
     """As sigmoid, but each token's experts come from the best `top_groups` of `groups` of neighbours (DeepSeek-V3)."""
 
+    bias_rate: float = 0.001
     scale: float = 2.5
     groups: int = 8  # runs of as many neighbouring experts
     top_groups: int = 4  # of them a token's experts come from

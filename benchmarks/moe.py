@@ -1,0 +1,228 @@
+"""A layer with experts beside others of the same size, and its exchange beside a bare all-to-all.
+
+    python benchmarks/moe.py layer --tokens 512 --rounds 9
+    python benchmarks/moe.py exchange --processes 2 4 8 --mebibytes 16
+
+layer     forward and backward on one process, float32, one after another in each round; medians. Beside ours: a loop
+          over the experts that picks each one's tokens, transformers' Mixtral block, and a dense layer of the same
+          active operations. Then the bytes that ours keeps for its backward pass over those of its own tensors: rows in
+          and out, two products, what the router gives.
+exchange  to the experts and back, forward only, beside one all_to_all_single of the same bytes each way; medians of the
+          slowest rank. And bytes that left the ranks over the least there can be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gangline.comm import Comm
+from gangline.comm.wrap import Wrapped
+from gangline.mesh import Mesh
+from gangline.model.build import construct
+from gangline.model.tree import FeedForwardNode
+from gangline.testing import rank
+from gangline.testing.pool import close_all, pool
+from gangline_moe.config import MoeOptions
+from gangline_moe.edit import layer_node
+from gangline_moe.exchange import Exchange
+from gangline_moe.permute import permutation
+from gangline_moe.routers.config import Softmax
+
+# experts, top_k, width of the model, width of an expert
+SIZES = ((8, 1, 256, 512), (8, 2, 256, 512), (16, 2, 256, 256), (64, 4, 256, 128), (64, 8, 256, 64), (256, 8, 256, 64))
+WARM = 2
+
+
+def filled(module: nn.Module) -> nn.Module:
+    module = module.to_empty(device="cpu")
+    with torch.no_grad():
+        for array in module.state_dict().values():
+            array.normal_(std=0.05)
+    return module
+
+
+class Loop(nn.Module):
+    """The plain way: for each expert pick its tokens, multiply, add back."""
+
+    def __init__(self, ours: nn.Module, top_k: int) -> None:
+        super().__init__()
+        self.gate = nn.Parameter(ours.router.gate.weight.detach().clone())
+        self.up, self.down, self.act = (
+            nn.Parameter(w.detach().clone()) for w in (ours.experts.w_up, ours.experts.w_down, ours.experts.w_gate)
+        )
+        self.top_k = top_k
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(0, 1)
+        weight, expert = F.linear(flat, self.gate).softmax(-1).topk(self.top_k, dim=-1)
+        weight = weight / weight.sum(-1, keepdim=True)
+        y = torch.zeros_like(flat)
+        for e in range(len(self.up)):
+            token, k = torch.where(expert == e)
+            mine = flat[token]
+            out = F.linear(F.silu(F.linear(mine, self.act[e])) * F.linear(mine, self.up[e]), self.down[e])
+            y.index_add_(0, token, out * weight[token, k, None])
+        return y.view_as(x)
+
+
+def theirs(experts: int, top_k: int, dim: int, hidden: int) -> nn.Module:
+    """transformers' block, as it comes."""
+    from transformers import MixtralConfig
+    from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+
+    config = MixtralConfig(
+        hidden_size=dim, intermediate_size=hidden, num_local_experts=experts, num_experts_per_tok=top_k
+    )
+    return filled(MixtralSparseMoeBlock(config))
+
+
+def once(module: nn.Module, x: Tensor) -> float:
+    for parameter in module.parameters():
+        parameter.grad = None
+    began = time.perf_counter()
+    module(x).sum().backward()
+    return time.perf_counter() - began
+
+
+def kept(module: nn.Module, x: Tensor) -> int:
+    """Bytes of the distinct storages that a forward pass keeps, parameters left out."""
+    own = {p.untyped_storage().data_ptr() for p in module.parameters()}
+    found: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        module(x)
+    return sum(found.values())
+
+
+def layers(tokens: int, rounds: int) -> None:
+    torch.set_num_threads(1)
+    columns = f"{'ours':>8} {'loop':>7} {'Mixtral':>8} {'dense':>7}   {'kept':>6}"
+    print(f"{tokens} tokens, {os.getloadavg()[0]:.1f} load   (milliseconds; others over ours; kept over own tensors)")
+    print(f"{'experts':>7} {'top':>4} {'width':>6} {'expert':>6}  {columns}")
+    for experts, top_k, dim, hidden in SIZES:
+        options = MoeOptions(experts=experts, top_k=top_k, hidden=hidden, router=Softmax(step_loss=0))
+        ours = filled(construct(layer_node(FeedForwardNode(dim=dim, hidden=hidden), options)))
+        dense = filled(construct(FeedForwardNode(dim=dim, hidden=hidden * top_k)))
+        built = {"ours": ours, "loop": Loop(ours, top_k), "Mixtral": theirs(experts, top_k, dim, hidden)}
+        built["dense"] = dense
+        x = torch.randn(1, tokens, dim).requires_grad_()
+        torch.testing.assert_close(ours(x), built["loop"](x), rtol=1e-4, atol=1e-5)
+        times: dict[str, list[float]] = {name: [] for name in built}
+        for index in range(rounds + WARM):
+            for name in sorted(built, reverse=bool(index % 2)):
+                seconds = once(built[name], x)
+                if index >= WARM:
+                    times[name].append(seconds)
+        medians = {name: statistics.median(found) for name, found in times.items()}
+        ratios = [medians[name] / medians["ours"] for name in ("loop", "Mixtral", "dense")]
+        pairs = tokens * top_k
+        tensors = 4 * (pairs * (2 * dim + 2 * hidden) + tokens * (dim + 2 * experts + top_k)) + 8 * 3 * pairs
+        text = f"{medians['ours'] * 1e3:8.2f} {ratios[0]:7.2f} {ratios[1]:8.2f} {ratios[2]:7.2f}"
+        print(f"{experts:7} {top_k:4} {dim:6} {hidden:6}  {text}   {kept(ours, x) / tensors:6.2f}", flush=True)
+
+
+class Counting(Wrapped):
+    """Bytes of rows that leave this rank."""
+
+    def __init__(self, inner: Comm) -> None:
+        super().__init__(inner)
+        self.sent = 0
+
+    def all_to_all(self, x, in_splits=None, out_splits=None, async_=False):
+        if x.dim() > 1:
+            self.sent += (sum(in_splits) - in_splits[self.index]) * x[:1].numel() * x.element_size()
+        return super().all_to_all(x, in_splits, out_splits, async_)
+
+    def exchange(self, sends, recvs, async_=False):
+        self.sent += sum(x.numel() * x.element_size() for x, peer in sends if peer != self.index)
+        return super().exchange(sends, recvs, async_)
+
+
+def exchanged(mebibytes: int, rounds: int) -> tuple[list[tuple[float, float]], float]:
+    """(ours, bare) seconds of each round on this rank, and bytes sent over the least there can be."""
+    comm = rank.comms(Mesh.of({"dp_shard": rank.world}), False).axis("dp_shard")
+    width, experts = 1024, 8
+    rows_AD = torch.randn(mebibytes * 2**20 // (4 * width), width)
+    expert = torch.randint(0, experts, (len(rows_AD), 1), generator=torch.Generator().manual_seed(rank.index))
+    made = permutation(expert, experts)
+    counts = made.counts
+    per_rank = counts.view(comm.size, -1).sum(1)
+    arriving = torch.empty_like(per_rank)
+    dist.all_to_all_single(arriving, per_rank)
+    to, of = per_rank.tolist(), arriving.tolist()
+
+    def ours(comm: Comm) -> None:
+        exchange = Exchange(comm, rows_AD, counts)
+        exchange.returned(exchange.arrived())
+
+    def bare() -> None:
+        arrived = rows_AD.new_empty(sum(of), width)
+        dist.all_to_all_single(arrived, rows_AD, of, to)
+        dist.all_to_all_single(torch.empty_like(rows_AD), arrived, to, of)
+
+    def timed(run: Callable[[], None]) -> float:
+        comm.barrier()
+        began = time.perf_counter()
+        run()
+        return time.perf_counter() - began
+
+    seconds = []
+    with torch.no_grad():
+        for index in range(rounds + WARM):
+            if index % 2:
+                bare_seconds = timed(bare)
+                seconds.append((timed(lambda: ours(comm)), bare_seconds))
+            else:
+                seconds.append((timed(lambda: ours(comm)), timed(bare)))
+        counted = Counting(comm)
+        ours(counted)
+    least = (sum(to) - to[comm.index] + sum(of) - of[comm.index]) * width * 4
+    return seconds[WARM:], counted.sent / least
+
+
+def exchanges(processes: list[int], mebibytes: int, rounds: int) -> None:
+    print(f"{mebibytes} MiB a rank, {os.getloadavg()[0]:.1f} load")
+    print(f"{'ranks':>5} {'ours':>9} {'bare':>9} {'ratio':>6} {'bytes / least':>14}")
+    for world in processes:
+        of_ranks = pool(world).run(exchanged, mebibytes, rounds, timeout=1800)
+        slowest = [
+            (max(ours for ours, _ in one), max(bare for _, bare in one))
+            for one in zip(*(seconds for seconds, _ in of_ranks), strict=True)
+        ]
+        ours, bare = (statistics.median(column) for column in zip(*slowest, strict=True))
+        ratio = statistics.median(one / other for one, other in slowest)
+        share = max(found for _, found in of_ranks)
+        print(f"{world:5} {ours * 1e3:6.0f} ms {bare * 1e3:6.0f} ms {ratio:6.2f} {share:14.3f}", flush=True)
+        close_all()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", choices=["layer", "exchange", []], default=[])
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--mebibytes", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=9)
+    chosen = parser.parse_args()
+    if chosen.what in ([], ["layer"], ["layer", "exchange"]):
+        layers(chosen.tokens, chosen.rounds)
+    if chosen.what in ([], ["exchange"], ["layer", "exchange"]):
+        exchanges(chosen.processes, chosen.mebibytes, chosen.rounds)
+
+
+if __name__ == "__main__":
+    main()

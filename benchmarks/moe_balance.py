@@ -1,0 +1,64 @@
+"""Does balancing balance, and is a sparse model better than a dense one of the same cost? Short runs on core's text.
+
+    python benchmarks/moe_balance.py --steps 200
+
+Prints for each run the held-out loss at the end, and for each layer the load of its busiest expert over the mean, of
+all tokens of the last ten steps. "none" has no balancing at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+OFF = ("moe.router.step_loss=0", "moe.router.bias_rate=0", "moe.router.sequence_loss=0")
+RUNS = {
+    "dense, same cost": ("moe=off",),
+    "softmax, loss": ("moe=on",),
+    "softmax, bias": ("moe=on", *OFF, "moe.router.bias_rate=0.01"),
+    "sigmoid, bias": ("moe=on", "moe/router=sigmoid"),
+    "softmax, none": ("moe=on", *OFF),
+    "sigmoid, none": ("moe=on", "moe/router=sigmoid", *OFF),
+}
+
+
+def trained(directory: Path, words: tuple[str, ...]) -> list[dict]:
+    """The records of one run."""
+    command = [sys.executable, "-m", "gangline.cli.train", *words, f"run.dir={directory}", "launch.processes=1"]
+    command += ["run.sample=0", "checkpoint=off", "track=[jsonl]", "validate.samples=128"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stdout + done.stderr)
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def imbalance(records: list[dict]) -> list[float]:
+    """Of each layer, over all of `records`."""
+    found = []
+    for name in sorted(key for key in records[-1]["metrics"] if key.endswith("/load")):
+        totals = [sum(column) for column in zip(*(record["metrics"][name] for record in records), strict=True)]
+        found.append(max(totals) * len(totals) / sum(totals))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
+    parser.add_argument("words", nargs="*", help="settings for all runs, after --")
+    chosen = parser.parse_args()
+    common = (f"run.steps={chosen.steps}", f"validate.every={chosen.steps}", *chosen.words)
+    print(f"{'':18} {'held-out':>8}  busiest expert / mean, by layer")
+    for name in chosen.runs:
+        with tempfile.TemporaryDirectory() as place:
+            records = trained(Path(place) / "run", (*RUNS[name], *common))
+        loads = "  ".join(f"{value:.2f}" for value in imbalance(records[-10:]))
+        print(f"{name:18} {records[-1]['validation_loss']:8.4f}  {loads}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

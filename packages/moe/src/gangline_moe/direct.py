@@ -1,0 +1,77 @@
+"""Each expert's rows in a message of their own, from where they lie to where they belong.
+
+Rows lie rank by rank and expert by expert at the sender, expert by expert and rank by rank at the receiver: one batch
+of transfers between parts of the two buffers regroups them on the way, and nothing is copied beside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gangline.comm import Comm, Pending
+
+Counts = list[list[int]]  # by rank and expert there
+
+
+@dataclass(frozen=True)
+class Direct:
+    """to_RE, of_RE: the rows that go to each rank's experts, and that come from each rank to the experts here."""
+
+    comm: Comm
+    to_RE: Counts
+    of_RE: Counts
+
+    @property
+    def bounds(self) -> Tensor:
+        """(experts here + 1,): where the rows of each expert begin and end."""
+        per_expert = [sum(column) for column in zip(*self.of_RE, strict=True)]
+        return torch.tensor([0, *per_expert]).cumsum(0)
+
+    def forth(self, rows: Tensor) -> Pending:
+        """To the experts."""
+        return self._send(rows, list(_by_rank(self.to_RE)), list(_by_expert(self.of_RE)))
+
+    def back(self, rows: Tensor) -> Pending:
+        """From them."""
+        return self._send(rows, list(_by_expert(self.of_RE)), list(_by_rank(self.to_RE)))
+
+    def _send(self, rows: Tensor, places: list[tuple[int, int, int]], targets: list[tuple[int, int, int]]) -> Pending:
+        """places, targets: (peer, start, stop), of one peer in the order of the experts."""
+        out = rows.new_empty(max((stop for _, _, stop in targets), default=0), *rows.shape[1:])
+        sends = [(rows[start:stop], peer) for peer, start, stop in places if stop > start]
+        recvs = [(out[start:stop], peer) for peer, start, stop in targets if stop > start]
+        pending: Pending = self.comm.exchange(sends, recvs, async_=True)  # type: ignore[assignment]
+        return _Whole(pending, out, rows)
+
+
+@dataclass
+class _Whole:
+    """The buffer that the parts arrive in; what is sent is kept until it has left."""
+
+    pending: Pending
+    out: Tensor
+    rows: Tensor
+
+    def wait(self) -> Tensor:
+        self.pending.wait()
+        return self.out
+
+
+def _by_rank(counts: Counts) -> Iterator[tuple[int, int, int]]:
+    start = 0
+    for peer, of_experts in enumerate(counts):
+        for count in of_experts:
+            yield peer, start, start + count
+            start += count
+
+
+def _by_expert(counts: Counts) -> Iterator[tuple[int, int, int]]:
+    start = 0
+    for expert in range(len(counts[0])):
+        for peer, of_experts in enumerate(counts):
+            yield peer, start, start + of_experts[expert]
+            start += of_experts[expert]
