@@ -99,7 +99,7 @@ def test_show_tells_what_is_in_it(run, capsys):
     out = capsys.readouterr().out
     head, tree = out.split("\n\n")
     said = dict(line.split(None, 1) for line in head.splitlines())
-    assert said["checkpoint"] == f"step-00000012.2 in {run}/checkpoints/step-00000012.2"
+    assert said["checkpoint"] == f"{run}/checkpoints/step-00000012.2"
     assert (said["step"], said["tokens"], said["cursor"]) == ("12", "3,072", "48")
     assert said["mesh"] == "dp_shard 2 × tp 2"
     assert said["parts"] == "model=tiny"

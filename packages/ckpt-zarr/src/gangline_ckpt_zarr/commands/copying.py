@@ -49,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
         _openly(source, store)
     else:
         _as_it_is(source, store)
-    print(f"{url}: {source.name} of {source.store.url}")
+    print(f"{url}: copy of {text.place(source.store.url)}")
     return 0
 
 

@@ -32,7 +32,7 @@ def run(argv: Sequence[str]) -> int:
     if len(found) != 2:
         raise UserError(f"expected two checkpoints, got {len(found)}.", f"A checkpoint is {PLACES}.")
     one, other = (place.only(options.tier).copy() for place in found)
-    print(f"a  {one.name} in {one.store.url}\nb  {other.name} in {other.store.url}\n")
+    print(f"a  {text.place(one.store.url)}\nb  {text.place(other.store.url)}\n")
     fields = list(_fields(one.meta.document, other.meta.document))
     rows, alike = _arrays(one, other)
     if rows:

@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
         dtype=options.dtype,
         max_shard_bytes=int(options.shard_gb * 1e9),
     )
-    print(f"{options.out}: {copy.name} of {copy.store.url}, {len(shapes)} tensors in {options.dtype}")
+    print(f"{options.out}: {text.place(copy.store.url)}, {len(shapes)} tensors in {options.dtype}")
     return 0
 
 

@@ -46,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(f"{store.url} is a whole checkpoint already.", "Name another place.")
     _write(store, directory, compose_one(settings))
     place = f"checkpoint.path={out}" if remote else f"run.dir={out}"
-    print(" \\\n  ".join(["train", *settings, place]))
+    print(" \\\n  ".join([f"train {settings[0]}", *settings[1:], place]))
     return 0
 
 

@@ -51,6 +51,6 @@ def _prune(tier: Tier, run_dir: str, dry_run: bool) -> None:
     for id in gone:
         if not dry_run:
             tier.store.delete(str(id))
-        print(f"{verb} {tier.store.url}/{id} ({text.size(sizes.get(id, 0))})")
+        print(f"{verb} {text.place(tier.store.url)}/{id} ({text.size(sizes.get(id, 0))})")
     freed = text.size(sum(sizes.get(id, 0) for id in gone))
     print(f"{tier.name}: {verb} {len(gone)} of {text.many(len(ids), 'checkpoint')}, {freed}")

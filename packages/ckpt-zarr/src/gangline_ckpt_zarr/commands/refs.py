@@ -35,7 +35,7 @@ def run(argv: Sequence[str]) -> int:
         copy.store.delete(REFERENCES)  # they follow from zarr.json: those that are there may say where it lay before
         copy.store.commit(REFERENCES, made)
         place = f"{copy.store.url}/{REFERENCES}"
-    print(f"{place}: {text.many(len(content['refs']), 'reference')}, {text.size(len(made))}")
+    print(f"{text.place(place)}: {text.many(len(content['refs']), 'reference')}, {text.size(len(made))}")
     print(f"\nzarr.open_group({opened(place, copy.store.url)})")
     return 0
 

@@ -42,9 +42,9 @@ def run(argv: Sequence[str]) -> int:
 
 def _facts(copies: list[Copy], meta: Meta) -> Iterator[tuple[str, str]]:
     document = meta.document
-    yield "checkpoint", f"{copies[0].name} in {copies[0].store.url}"
+    yield "checkpoint", text.place(copies[0].store.url)
     if len(copies) > 1:
-        yield "also in", ", ".join(copy.store.url for copy in copies[1:])
+        yield "also in", ", ".join(text.place(copy.store.url) for copy in copies[1:])
     for name in ("step", "attempt", "cursor", "tokens", "seed"):
         if name in document:
             yield name, f"{document[name]:,}"

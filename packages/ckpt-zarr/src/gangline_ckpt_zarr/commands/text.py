@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,12 @@ def age(seconds: float) -> str:
 
 def many(count: int, word: str) -> str:
     return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
+def place(url: str) -> str:
+    """Where something lies, from the working directory where it is below that."""
+    here = os.getcwd().rstrip("/") + "/"
+    return url.removeprefix(here)
 
 
 def shape(sizes: Sequence[int]) -> str:

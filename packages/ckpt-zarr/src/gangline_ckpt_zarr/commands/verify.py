@@ -57,7 +57,7 @@ def _one(copy: Copy) -> tuple[int, int]:
         print(line)
     count = sum(run.count for file in files for run in file.runs)
     state = text.many(len(damage), "bad chunk") if damage else "good"
-    print(f"{copy.name} in {copy.store.url}: {state} ({text.many(count, 'chunk')}, {text.size(total)})")
+    print(f"{text.place(copy.store.url)}: {state} ({text.many(count, 'chunk')}, {text.size(total)})")
     return bool(damage), total
 
 
