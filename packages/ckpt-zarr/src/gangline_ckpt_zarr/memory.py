@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 from gangline.checkpoint.base import CheckpointId
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.format.metadata import NAME
-from gangline_ckpt_zarr.staging import Staging
 from gangline_ckpt_zarr.stores.local import LocalStore
 from gangline_ckpt_zarr.tiers import Tier
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the sidecar and the tools that come here have no use for torch
     from gangline.comm import Store
+    from gangline_ckpt_zarr.staging import Staging
 
 ROOT = Path("/dev/shm")
 SPARE = "spare"
@@ -89,6 +89,8 @@ class MemoryTier(Tier):
 
     def buffer(self, rank: int) -> Staging:
         """The buffer for the next save: never the one that the newest checkpoint lies in."""
+        from gangline_ckpt_zarr.staging import Staging
+
         spare = self.root / SPARE / f"{rank:05d}.{len(self._buffers) % 2}"
         if len(self._buffers) < 2:
             spare.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -57,7 +57,7 @@ def _target(word: str, name: str) -> str:
     """Where the copy itself will lie."""
     path = word.rstrip("/")
     if os.path.exists(f"{path}/config.yaml"):
-        return f"{tiers_of(path)[0].store.url}/{name}"
+        return f"{next(tier for tier in tiers_of(path) if tier.name == 'disk').store.url}/{name}"
     itself = CheckpointId.parse(path.rpartition("/")[2]) is not None
     inside = word.endswith("/") or (os.path.isdir(path) and not itself)
     return f"{path}/{name}" if inside else path

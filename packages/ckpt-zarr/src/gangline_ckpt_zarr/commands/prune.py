@@ -28,7 +28,8 @@ def run(argv: Sequence[str]) -> int:
             f"{options.place} is no run directory.",
             "Which checkpoints are of an abandoned branch is known there alone.",
         )
-    for tier in place.tiers:
+    tiers = [tier for tier in place.tiers if tier.name != "memory"]  # a job keeps its own two buffers there
+    for tier in tiers:
         tier.keep_last = options.keep_last or tier.keep_last
         tier.keep_every = options.keep_every or tier.keep_every
         if tier.keep_last is None:
@@ -36,7 +37,7 @@ def run(argv: Sequence[str]) -> int:
                 f"nothing says how many checkpoints to keep in {tier.store.url}.",
                 f"gangline ckpt prune {options.place} --keep-last 3",
             )
-    for tier in place.tiers:
+    for tier in tiers:
         _prune(tier, place.run_dir, options.dry_run)
     return 0
 

@@ -21,6 +21,8 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("--all", action="store_true", help="all copies; of a run, those of every whole checkpoint")
     options = words.parse_args(list(argv))
     place = one(options.place).only(options.tier)
+    if options.all and options.tier is None:  # what a machine has in its memory is not the whole of a large run
+        place = replace(place, tiers=tuple(tier for tier in place.tiers if tier.name != "memory"))
     copies = _every(place) if options.all else [place.copy()]
     bad = nbytes = 0
     start = time.perf_counter()

@@ -139,7 +139,7 @@ def _place(word: str) -> Place:
 
 
 def tiers_of(run_dir: str) -> tuple[Tier, ...]:
-    """A run's tiers, nearest first. Raises UserError where its checkpoints are another part's."""
+    """A run's tiers, nearest first, and last what this machine has in its memory. Raises UserError where its checkpoints are another part's."""
     from gangline.rundir import RunDirectory
 
     directory = RunDirectory.open(run_dir)
@@ -159,6 +159,10 @@ def tiers_of(run_dir: str) -> tuple[Tier, ...]:
     if options.get("durable"):
         keep = options.get("durable_keep_last"), options.get("durable_keep_every")
         tiers.append(Tier("durable", open_store(options["durable"]), options.get("durable_every"), *keep))
+    if options.get("memory_every"):
+        from gangline_ckpt_zarr.memory import directory as of_memory
+
+        tiers.append(Tier("memory", open_store(str(of_memory(run_dir)))))  # last: of several machines it has a part
     return tuple(tiers)
 
 
@@ -166,5 +170,5 @@ def parser(verb: str, text: str, *, tier: bool = True) -> ArgumentParser:
     """For the words after `gangline ckpt VERB`, with what most verbs take."""
     made = ArgumentParser(prog=f"gangline ckpt {verb}", description=text)
     if tier:
-        made.add_argument("--tier", help="the copy in this tier (disk, durable); by default the nearest")
+        made.add_argument("--tier", help="the copy in this tier (memory, disk, durable); by default the nearest")
     return made
