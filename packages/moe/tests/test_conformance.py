@@ -26,3 +26,24 @@ class TestExpertParallel(ModelEditSuite):
     )
     layouts = (2, 4)
     can = {"law"}
+
+
+class Published(ModelEditSuite):
+    """A published shape with few and narrow experts, in one process."""
+
+    settings = ("moe.experts=8", "moe.top_k=2", "moe.hidden=16")
+    layouts = (1,)
+    can = {"law"}
+
+
+class TestMixtral(Published):
+    choice = "moe=mixtral_8x7b"
+
+
+class TestQwen3(Published):
+    choice = "moe=qwen3_30b_a3b"
+
+
+class TestDeepSeekV3(Published):
+    choice = "moe=deepseek_v3"
+    settings = (*Published.settings, "moe.first=1", "moe.router.groups=4", "moe.router.top_groups=2")
