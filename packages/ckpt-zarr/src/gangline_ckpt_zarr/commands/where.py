@@ -139,7 +139,10 @@ def _place(word: str) -> Place:
 
 
 def tiers_of(run_dir: str) -> tuple[Tier, ...]:
-    """A run's tiers, nearest first, and last what this machine has in its memory. Raises UserError where its checkpoints are another part's."""
+    """A run's tiers, nearest first, and last what this machine has in its memory.
+
+    Raises UserError where the run's checkpoints are another part's.
+    """
     from gangline.rundir import RunDirectory
 
     directory = RunDirectory.open(run_dir)

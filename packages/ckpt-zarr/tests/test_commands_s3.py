@@ -1,0 +1,89 @@
+"""`gangline ckpt` on a real S3 server: the tools need a URL and the usual environment, and no run."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+import zarr
+from made import run_dir, save, small, whole
+from moto.server import ThreadedMotoServer
+
+from gangline.cli.main import main
+from gangline_ckpt_zarr.stores.open import open_store
+
+PLACE = "step-00000012"
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """A bucket with one checkpoint and what a dead save has left."""
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        patch.setenv("AWS_ACCESS_KEY_ID", "someone")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        with urlopen(Request(f"http://{host}:{port}/bucket", method="PUT")):
+            pass
+        save(open_store(f"s3://bucket/run/{PLACE}"), small())
+        open_store("s3://bucket/run").commit("step-00000016/data-12345678/00000.bin", b"half")
+        yield "s3://bucket/run"
+    server.stop()
+
+
+def test_ls_and_verify(bucket, capsys):
+    assert main(["ckpt", "ls", bucket]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line[1] for line in lines[1:3]] == [PLACE, "step-00000016"]
+    assert lines[1][-3:] == ["store", "whole,", "newest"]
+    assert lines[2][-2:] == ["store", "unfinished"]
+    assert lines[1][5] == "s"  # it is seconds old, by the store's own clock
+    assert main(["ckpt", "verify", bucket]) == 0
+    assert f"{bucket}/{PLACE}: good" in capsys.readouterr().out
+
+
+def test_the_line_that_refs_prints_opens_it(bucket, capsys):
+    assert main(["ckpt", "refs", bucket]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    call = ast.parse(line, mode="eval").body
+    assert isinstance(call, ast.Call)
+    options = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    assert options["storage_options"]["remote_options"] == {"asynchronous": True}
+    group = zarr.open_group(ast.literal_eval(call.args[0]), **options)
+    for name, layout in small().layouts.items():
+        assert np.array_equal(group[name][...], whole(name, layout).double().numpy()), name
+
+
+def test_an_open_copy_and_back_into_a_run(bucket, tmp_path, capsys):
+    assert main(["ckpt", "copy", bucket, "s3://bucket/open", "--open"]) == 0
+    group = zarr.open_group("s3://bucket/open", mode="r")
+    for name, layout in small().layouts.items():
+        assert np.array_equal(group[name][...], whole(name, layout).double().numpy()), name
+    run = run_dir(tmp_path / "run")
+    assert main(["ckpt", "copy", bucket, PLACE, str(run)]) == 0
+    assert main(["ckpt", "diff", str(run), "s3://bucket/open"]) == 0
+    assert main(["ckpt", "copy", str(run), bucket + "/"]) == 2
+    assert "is a whole checkpoint already" in capsys.readouterr().err
+
+
+def test_the_tiers_of_a_run(bucket, tmp_path, capsys):
+    run = run_dir(tmp_path / "run", durable=bucket)
+    main(["ckpt", "copy", str(run), PLACE, str(run)])  # the copy in the store, into the run's own directory
+    capsys.readouterr()
+    assert main(["ckpt", "ls", str(run)]) == 0
+    assert "disk, durable" in capsys.readouterr().out
+    assert main(["ckpt", "verify", str(run), "--all"]) == 0
+    assert "2 copies: all good" in capsys.readouterr().out
+
+
+def test_a_bucket_that_is_not_there_holds_nothing(bucket, capsys):
+    assert main(["ckpt", "ls", "s3://no-such-bucket/run"]) == 0
+    assert capsys.readouterr().out == "s3://no-such-bucket/run has no checkpoints.\n"
+    assert main(["ckpt", "verify", "s3://no-such-bucket/run"]) == 2
+    assert "has no whole checkpoint" in capsys.readouterr().err
