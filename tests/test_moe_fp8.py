@@ -1,0 +1,43 @@
+"""Experts under a precision that does more than multiply."""
+
+from __future__ import annotations
+
+import torch
+
+from gangline.model.build import construct
+from gangline.model.tree import FeedForwardNode
+from gangline.parallel.prepare import set_products
+from gangline.plan import Plan
+from gangline.plugins import build
+from gangline.testing.runs import small_run
+from gangline_moe.config import MoeOptions
+from gangline_moe.edit import layer_node
+from gangline_moe.grouped import PrecisionProducts
+
+
+def layer():
+    module = construct(layer_node(FeedForwardNode(dim=64, hidden=64), MoeOptions(experts=4)))
+    module = module.to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    for name, array in module.state_dict().items():
+        array.copy_(torch.randn(array.shape, generator=generator) * (0.25 if "share" in name else 0.15))
+    return module
+
+
+def test_experts_are_multiplied_in_float8():
+    """Off by the rounding of 8 bits, forward and backward, and by no more."""
+    run = small_run("precision=fp8", "precision.scaling=row")
+    x = torch.randn(2, 32, 64, generator=torch.Generator().manual_seed(1))
+    found = {}
+    for name in ("plain", "float8"):
+        module = layer()
+        if name == "float8":
+            set_products(module, Plan("e", "b", "h", 1, full=("router",)), build(run.precision, run))
+            assert isinstance(module.experts.products, PrecisionProducts)
+        given = x.clone().requires_grad_()
+        y = module(given)
+        y.square().sum().backward()
+        found[name] = [y.detach(), given.grad, *(p.grad for p in module.experts.parameters())]
+    for got, want in zip(found["float8"], found["plain"], strict=True):
+        apart = float((got - want).norm() / want.norm())
+        assert 0.005 < apart < 0.15, apart
