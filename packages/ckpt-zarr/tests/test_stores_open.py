@@ -24,7 +24,8 @@ from gangline_ckpt_zarr.stores.retry import may_pass, retry
 
 def test_paths_and_file_urls_are_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for url in (str(tmp_path / "a"), f"file://{tmp_path}/a", "a", "./a"):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for url in (str(tmp_path / "a"), f"file://{tmp_path}/a", "a", "./a", "~/a"):
         store = open_store(url)
         assert isinstance(store, LocalStore)
         assert store.local

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from gangline.errors import UserError
 from gangline_ckpt_zarr.stores.base import Store
 from gangline_ckpt_zarr.stores.local import LocalStore
@@ -19,7 +21,7 @@ def open_store(url: str, *, deadline_seconds: float = DEADLINE_SECONDS) -> Store
         if url.startswith(scheme):
             return LocalStore(url.removeprefix(scheme))
     if "://" not in url:
-        return LocalStore(url)
+        return LocalStore(os.path.expanduser(url))
     import fsspec
     from fsspec.registry import known_implementations
 
