@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import warnings
@@ -101,7 +102,8 @@ class Saving(Handle):
             self._why = str(failed.what)
         except Exception as error:
             self._why = told(error)
-            self._talk.fail(self._why)
+            with contextlib.suppress(Exception):  # without the job's store there is nobody to tell
+                self._talk.fail(self._why)
         if self._why is not None and write_id:
             self._abandon(write_id)
 

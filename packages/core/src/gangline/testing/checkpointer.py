@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+import secrets
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -12,6 +14,7 @@ import pytest
 from gangline.attempts import Attempt, append
 from gangline.mesh import Mesh
 from gangline.testing import checkpointer_ranks as ranks
+from gangline.testing import under_fire as fire
 from gangline.testing.checkpointer_ranks import Job, document, registry_of
 from gangline.testing.claims import needs
 from gangline.testing.pool import PoolBroken, pool
@@ -37,10 +40,12 @@ def _names(meshes: object) -> str:
 class CheckpointerSuite(PartSuite):
     """Subclass with ``choice = "checkpoint=mine"``.
 
-    `kills`: at how many of a rank's changes to files a save is killed; None: at each.
+    `kills`: at how many of a rank's changes to files a save is killed; None: at each. `moments`: at how many times that
+    are drawn a save beside training is.
     """
 
     kills: ClassVar[int | None] = 3
+    moments: ClassVar[int] = 4
     CLAIMS: ClassVar[dict[str, str]] = {
         "reshard": "loads under any layout what any other layout saved",
         "atomic": "a kill at any moment leaves whole checkpoints and nothing else to be seen",
@@ -179,6 +184,49 @@ class CheckpointerSuite(PartSuite):
                 self.load(tmp_path, SHARDED, id, salt=int(id.removeprefix("step-")))
             assert latest == ids[-1]
         self.load(tmp_path, SHARDED, self.save(tmp_path, SHARDED, 99, salt=99), salt=99)
+
+    @needs("async")
+    def test_a_kill_at_any_time_leaves_whole_checkpoints(self, tmp_path: Path) -> None:
+        """kill -9 of a rank, of the processes that it has started, or of both, while the save goes on beside it."""
+        assert "async" in self.can, "what is over when save returns is killed at its changes of files"
+        self.under_fire(tmp_path, self.moments)
+
+    def under_fire(self, directory: Path, moments: int, seed: int | None = None) -> None:
+        """Saves that are killed at random moments; after each the newest is whole and the next save works.
+
+        A save whose own processes alone are killed fails on all ranks or on none, and training goes on.
+        """
+        seed = secrets.randbelow(1 << 32) if seed is None else seed
+        print(f"seed {seed}")
+        draw = random.Random(seed)
+        job = self.job(directory, SHARDED, large=512)
+        seconds = max(pool(2).run(fire.seconds_of_a_save, job, 1))
+        salts = {f"step-{step:08d}": step for step in (1, 2, 3)}
+        killed = 3  # the step of the save that was killed last
+        for number in range(moments):
+            whom = draw.choice(("rank", "children", "both"))
+            shot = fire.Shot(draw.randrange(2), whom, draw.uniform(0, 1.2) * seconds)
+            step = killed + (f"step-{killed:08d}" in self.seen(directory)[0])  # again, where nothing came of it
+            steps = (step, step + 1, step + 2)
+            salts |= {f"step-{one:08d}": one for one in steps}
+            try:
+                came = pool(2).run(fire.save_under_fire, _again(job), salts, steps, shot, grace=0.3)
+            except PoolBroken:
+                assert whom != "children", f"seed {seed}: {shot} of save {number} ended a rank"
+                killed = step + 1
+            else:
+                assert came[0] == came[1], f"seed {seed}: ranks disagree about save {number}: {came}"
+                wrong, *outcomes = came[0]
+                assert not wrong, f"seed {seed}: after kill {number} the newest has other values: {wrong}"
+                ids = [f"step-{one:08d}" for one in steps]
+                assert outcomes in (ids, [ids[0], "SaveFailed", ids[2]]), f"seed {seed}, {shot}: {outcomes}"
+                killed = step + 2
+            found, newest = self.seen(directory)
+            print(f"{shot} of saves of {seconds:.3f} s: the newest is {newest} of {steps}")
+            assert newest == found[-1], f"seed {seed}: {newest} of {found}"
+            assert int(newest.removeprefix("step-")) >= step, f"seed {seed}, {shot}: {steps[0]} is gone"
+            bad = pool(2).run(ranks.load, _again(job), newest, salts[newest])
+            assert bad == [[], []], f"seed {seed}, {shot}: {newest} holds other values than were saved: {bad}"
 
     def test_the_save_that_was_killed_can_be_made_again(self, tmp_path: Path) -> None:
         """Leftovers of a dead save are in nobody's way."""

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sys
+import time
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -131,12 +132,12 @@ def save(job: Job, step: int, salt: int, attempt: int = 1) -> str:
     """Save, overwrite the shards at once, wait; the id."""
     checkpointer = opened(job)
     try:
-        return _save(checkpointer, job, step, salt, attempt)
+        return save_with(checkpointer, job, step, salt, attempt)
     finally:
         checkpointer.close()
 
 
-def _save(checkpointer: Checkpointer, job: Job, step: int, salt: int, attempt: int = 1) -> str:
+def save_with(checkpointer: Checkpointer, job: Job, step: int, salt: int, attempt: int = 1) -> str:
     registry = registry_of(job.mesh, job.large)
     shards = shards_of(registry, salt)
     handle = checkpointer.save(step, shards, registry, document(step, attempt, salt))
@@ -206,8 +207,6 @@ def load_as_tool(job: Job, id: str, salt: int) -> list[str]:
 
 def seen_while_saving(job: Job, step: int) -> tuple[bool, float, float]:
     """Whether the checkpoint was visible as soon as `save` returned; seconds blocked, and until it was whole."""
-    import time
-
     checkpointer = opened(job)
     registry = registry_of(job.mesh, job.large)
     began = time.monotonic()
@@ -225,7 +224,7 @@ def save_on_a_full_disk(job: Job, step: int, salt: int, room: int) -> str:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
     try:
-        _save(checkpointer, job, step, salt)
+        save_with(checkpointer, job, step, salt)
     except SaveFailed as error:
         return type(error).__name__
     finally:
