@@ -56,9 +56,11 @@ class PartConfig:
 
     `file_options` names the options that hold paths of files: a relative one is meant from where the run was started,
     and is written down in full, so that the run goes on from anywhere. What has a scheme (s3://...) stays as it is.
+    `layout_options` names those that say how a run is carried, not which run it is: they may change when it goes on.
     """
 
     file_options: ClassVar[tuple[str, ...]] = ()
+    layout_options: ClassVar[tuple[str, ...]] = ()
 
     def check(self, run: Run) -> list[Problem]:
         """All that can be refused before torch is imported."""

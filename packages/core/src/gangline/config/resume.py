@@ -48,15 +48,15 @@ def continued(path: str, content: Mapping[str, Any], words: Sequence[str]) -> tu
     changed = {
         key: [before.get(key), now.get(key)] for key in {**before, **now} if before.get(key, ...) != now.get(key, ...)
     }
-    other = [
-        key for key in changed if not any(key == may or key.startswith((f"{may}.", f"{may}/")) for may in MAY_CHANGE)
-    ]
+    own = [f"{place}.{name}" for place, config in run.parts() for name in config.layout_options]
+    free = [*MAY_CHANGE, *own]
+    other = [key for key in changed if not any(key == may or key.startswith((f"{may}.", f"{may}/")) for may in free)]
     if other:
         shown = ", ".join(f"{key} ({changed[key][0]} -> {changed[key][1]})" for key in other)
         raise UserError(
             f"a run that is resumed keeps its {shown}.",
             "With another one it would be another run.",
-            f"These may change: {', '.join(MAY_CHANGE)}.",
+            f"These may change: {', '.join(free)}.",
             f"To start afresh with its configuration and your changes:  train from={path} {' '.join(words)}",
         )
     return run, changed
