@@ -38,6 +38,7 @@ class MoeOptions(EditConfig):
     upcycle_from: str | None = None  # the directory of a run without experts; each expert begins as its feed-forward
 
     file_options: ClassVar[tuple[str, ...]] = ("upcycle_from",)
+    layout_options: ClassVar[tuple[str, ...]] = ("ep", "ep_out_of", "ranks_per_node")
 
     def resolved(self, run: Run) -> MoeOptions:
         """With `ep` as large as experts and layout allow, where it was left open."""

@@ -86,5 +86,7 @@ def _by_run(x_AI: Tensor, w_EIO: Tensor, bounds: Tensor) -> Tensor:
 
 
 def _fits(x: Tensor, *widths: int) -> bool:
-    """Whether `grouped_mm` takes matrices of this dtype and these widths."""
-    return x.dtype != torch.float64 and not x.is_meta and all(w * x.element_size() % 16 == 0 for w in widths)
+    """Whether `grouped_mm` takes matrices of this dtype and these widths (while it is traced, bfloat16 alone)."""
+    if x.dtype == torch.float64 or x.is_meta or (x.dtype != torch.bfloat16 and torch.compiler.is_compiling()):
+        return False
+    return all(width * x.element_size() % 16 == 0 for width in widths)

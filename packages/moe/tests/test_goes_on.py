@@ -1,0 +1,28 @@
+"""How many ranks share the experts is no part of what a run is."""
+
+from __future__ import annotations
+
+import pytest
+from trained import train
+
+from gangline.config.resume import continued
+from gangline.config.serial import to_dict
+from gangline.errors import UserError
+from gangline.testing.runs import small_run
+
+
+def test_the_ranks_of_experts_may_change_and_their_number_may_not():
+    content = to_dict(small_run("moe=on", "moe.ep=2"))
+    run, changed = continued("runs/x", content, ["moe.ep=4", "moe.ep_out_of=[dp_shard,tp]", "moe.ranks_per_node=2"])
+    assert run.edits["moe"].ep == 4
+    assert sorted(changed) == ["moe.ep", "moe.ep_out_of", "moe.ranks_per_node"]
+    with pytest.raises(UserError, match=r"keeps its moe.experts \(8 -> 16\).*\n.*\n.*moe.ep, moe.ep_out_of"):
+        continued("runs/x", content, ["moe.experts=16"])
+
+
+@pytest.mark.nightly
+def test_a_compiled_layer_computes_the_same(tmp_path):
+    plain = train(tmp_path, "moe=on", "run.dir=plain")
+    compiled = train(tmp_path, "moe=on", "run.compile=true", "run.dir=compiled")
+    for one, other in zip(compiled, plain, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
