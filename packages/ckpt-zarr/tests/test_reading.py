@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from layouts import registries
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry, Shard
+from gangline_ckpt_zarr import batches
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.cells import Files
 from gangline_ckpt_zarr.format.seal import TRAILER, seal_start, trailer
@@ -60,14 +64,19 @@ def staged(registry: Registry) -> tuple[metadata.Meta, dict[int, bytearray]]:
 
 
 class Memory:
-    """A store that holds one file."""
+    """A store that holds one file; `readers`: the threads that have read of it."""
 
     url = "memory://files"
 
-    def __init__(self, content: bytearray) -> None:
-        self.content = content
+    def __init__(self, content: bytearray, local: bool = False) -> None:
+        self.content, self.local = content, local
+        self.readers: set[int] = set()
+
+    def reading(self, path: str):
+        return nullcontext(lambda ranges: self.read_into(path, ranges))
 
     def read_into(self, path: str, ranges) -> None:
+        self.readers.add(threading.get_ident())
         for start, buffers in ranges:
             for buffer in buffers:
                 part = self.content[start : start + len(buffer)]
@@ -141,6 +150,35 @@ def test_every_kind_of_damage_to_every_cell_is_named() -> None:
                         (at, at + n) for at, n in zip(named.offset, named.shape, strict=True)
                     )
                     assert raised.value.file == f"memory://files/{rank}.bin"
+
+
+def test_batches_side_by_side_fill_the_same_and_name_the_first_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with cores to spare several batches are under way at once."""
+    pool = ThreadPoolExecutor(3)
+    monkeypatch.setattr(batches, "lanes", lambda: 3)
+    monkeypatch.setattr(batches, "_pool", lambda: pool)
+    monkeypatch.setattr(batches, "BATCH", 4096)
+    layout = Layout((640, 64), "float32", (Division(("dp_shard",), ((0, *range(32, 641, 32)),), rows=True),))
+    registry = Registry.of(Mesh.of({"dp_shard": 20}), {"model/w": layout})
+    meta, files = staged(registry)
+    for columns in (slice(0, 64), slice(0, 32), slice(7, 50)):
+        box = Box((0, columns.start), (640, columns.stop - columns.start))
+        for verify in (True, False):
+            target, memory = target_of("model/w", layout, box)
+            for rank, pieces in plan(meta, [target]).items():
+                store = Memory(files[rank], local=True)
+                Reader(meta, f"{rank}.bin", store, verify).read(pieces)
+                assert threading.get_ident() not in store.readers
+            assert torch.equal(memory, whole("model/w", layout)[box.slices])
+    target, memory = target_of("model/w", layout, Box((0, 0), layout.shape))
+    pieces = plan(meta, [target])[3]
+    (run,) = meta.files.of_rank(3).runs
+    broken = bytearray(files[3])
+    broken[run.base] ^= 1
+    with pytest.raises(BadCheckpoint) as raised:
+        Reader(meta, "3.bin", Memory(broken, local=True)).read(pieces)
+    assert raised.value.box == ((96, 128), (0, 64))
+    pool.shutdown()
 
 
 def test_bfloat16_keeps_every_bit() -> None:

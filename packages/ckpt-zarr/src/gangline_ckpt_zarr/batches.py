@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import cache
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from gangline.shard import Box
 from gangline_ckpt_zarr.format.cells import Run
 from gangline_ckpt_zarr.format.metadata import Meta
 from gangline_ckpt_zarr.format.seal import wrong
+from gangline_ckpt_zarr.stores.base import Read, Store
 
 BATCH = 1 << 20  # bytes: small enough for a core's own cache, large enough for a system call
 FAR = 128 << 20  # bytes, where each batch costs the time that a request takes
@@ -27,14 +28,6 @@ GAP = 4096  # bytes: to read these for nothing is cheaper than one more call
 MOST_LANES = 4  # memory is not faster than these
 
 _nothing = memoryview(bytearray(GAP))
-
-
-class Source(Protocol):
-    """What a store can do that matters here."""
-
-    url: str
-
-    def read_into(self, path: str, ranges: Sequence[tuple[int, Sequence[memoryview]]]) -> None: ...
 
 
 class Destination(Protocol):
@@ -46,7 +39,7 @@ class Destination(Protocol):
 class Batch:
     """What is read in one go of a file of a checkpoint."""
 
-    def __init__(self, store: Source, path: str, meta: Meta) -> None:
+    def __init__(self, store: Store, path: str, meta: Meta) -> None:
         self.store, self.path, self.meta = store, path, meta
         self._scratch = memoryview(b"")
         self._sealed: tuple[Run, int | None] | None = None  # the run seen last, and what its seals start from
@@ -92,14 +85,14 @@ class Batch:
         """Once all is read and found good, values go on to where they are wanted."""
         self._puts.append((target, part, values))
 
-    def do(self) -> None:
+    def do(self, read: Read) -> None:
         """Raises BadCheckpoint, naming array, box and file."""
         if not self._ranges:
             return
         try:
-            self.store.read_into(self.path, self._ranges)
+            read(self._ranges)
         except (EOFError, OSError) as error:
-            raise self._unread(error) from error
+            raise self.unread(error) from error
         for run, number, buffer, trailer in self._checks:
             if why := wrong(self._seal_start(run), number, crc32c(buffer), trailer):
                 raise self._bad(run, number, why)
@@ -111,7 +104,7 @@ class Batch:
             self._sealed = run, self.meta.seal_start(run)
         return self._sealed[1]
 
-    def _unread(self, error: Exception) -> BadCheckpoint:
+    def unread(self, error: Exception) -> BadCheckpoint:
         """The damage behind a failed read, with the first cell that cannot be had."""
         for run, number, buffer, trailer in self._checks:
             try:
@@ -129,12 +122,13 @@ class Batch:
 class Lanes:
     """Batches of one file, done in order or side by side. All are over when the context is left."""
 
-    def __init__(self, store: Source, path: str, meta: Meta) -> None:
-        local = getattr(store, "local", False)
-        self.limit = BATCH if local else FAR
-        self._pool = _pool() if local else None  # a far store fetches side by side by itself
+    def __init__(self, store: Store, path: str, meta: Meta) -> None:
+        self.limit = BATCH if store.local else FAR
+        self._store, self._path, self._file = store, path, ExitStack()
+        self._pool = _pool() if store.local else None  # a far store fetches side by side by itself
         self._free = [Batch(store, path, meta) for _ in range(1 if self._pool is None else lanes() + 1)]
         self._busy: deque[tuple[Batch, Future[None]]] = deque()
+        self._read: Read | None = None
 
     def batch(self) -> Batch:
         """An empty batch. Raises what an earlier one raised."""
@@ -148,17 +142,23 @@ class Lanes:
 
     def send(self, batch: Batch) -> None:
         """Do it, now or soon."""
+        if self._read is None:
+            try:
+                self._read = self._file.enter_context(self._store.reading(self._path))
+            except OSError as error:
+                raise batch.unread(error) from error
         if self._pool is None:
             self._free.append(batch)
-            batch.do()
+            batch.do(self._read)
         else:
-            self._busy.append((batch, self._pool.submit(batch.do)))
+            self._busy.append((batch, self._pool.submit(batch.do, self._read)))
 
     def __enter__(self) -> Lanes:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
         failed = [error for _, over in self._busy if (error := over.exception()) is not None]  # waits for each
+        self._file.close()
         if failed and kind is None:
             raise failed[0]
 

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from gangline.shard import Box
-from gangline_ckpt_zarr.batches import Batch, Lanes, Source
+from gangline_ckpt_zarr.batches import Batch, Lanes
 from gangline_ckpt_zarr.format import overlap
 from gangline_ckpt_zarr.format.cells import Run
 from gangline_ckpt_zarr.format.grid import stored_dtype
 from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.stores.base import Store
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def plan(meta: Meta, targets: Iterable[Target]) -> dict[int, list[Piece]]:
 class Reader:
     """Reads the pieces of one file."""
 
-    def __init__(self, meta: Meta, path: str, store: Source, verify: bool = True) -> None:
+    def __init__(self, meta: Meta, path: str, store: Store, verify: bool = True) -> None:
         self.meta, self.path, self.store, self.verify = meta, path, store, verify
 
     def read(self, pieces: Iterable[Piece]) -> None:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 METADATA = "zarr.json"  # what makes a tree a checkpoint: put last, deleted first
+
+
+Ranges = Sequence[tuple[int, Sequence[memoryview]]]  # offsets, and the buffers to fill from there on
+Read = Callable[[Ranges], None]
 
 
 class StoreError(OSError):
@@ -51,8 +57,12 @@ class Store(ABC):
         """A small object, whole. FileNotFoundError."""
 
     @abstractmethod
-    def read_into(self, path: str, ranges: Sequence[tuple[int, Sequence[memoryview]]]) -> None:
+    def read_into(self, path: str, ranges: Ranges) -> None:
         """From each offset on, fill the buffers one after another. FileNotFoundError; EOFError where it ends early."""
+
+    def reading(self, path: str) -> AbstractContextManager[Read]:
+        """`read_into` of one object, many times over; OSError now or then."""
+        return nullcontext(partial(self.read_into, path))
 
     @abstractmethod
     def size(self, path: str) -> int:

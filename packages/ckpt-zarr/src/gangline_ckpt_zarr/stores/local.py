@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gangline_ckpt_zarr.stores.base import METADATA, Store, Writer
+from gangline_ckpt_zarr.stores.base import METADATA, Ranges, Read, Store, Writer
 from gangline_ckpt_zarr.stores.direct import DirectWriter, sync_directory
 
 _UNFINISHED = ".unfinished-"  # how the temporary files of a commit begin
@@ -48,11 +48,20 @@ class LocalStore(Store):
     def read(self, path: str) -> bytes:
         return (self._root / path).read_bytes()
 
-    def read_into(self, path: str, ranges: Sequence[tuple[int, Sequence[memoryview]]]) -> None:
+    def read_into(self, path: str, ranges: Ranges) -> None:
+        with self.reading(path) as read:
+            read(ranges)
+
+    @contextlib.contextmanager
+    def reading(self, path: str) -> Iterator[Read]:
         file = os.open(self._root / path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+
+        def read(ranges: Ranges) -> None:
             for offset, buffers in ranges:
                 _fill(file, offset, buffers, path)
+
+        try:
+            yield read
         finally:
             os.close(file)
 
