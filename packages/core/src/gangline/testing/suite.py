@@ -76,7 +76,16 @@ class PartSuite:
 
     def run(self, *settings: str) -> Run:
         """A small run with the part chosen, its settings, and then these."""
-        return small_run(*self.model_settings(), self.choice, *self.settings, *settings)
+        return small_run(*self.model_settings(), *self.around, self.choice, *self.settings, *settings)
+
+    @property
+    def around(self) -> tuple[str, ...]:
+        """What has to be chosen for the part's group to exist: a part that opens it."""
+        outer, nested, field = self.group.rpartition("/")
+        if not nested:
+            return ()
+        openers = [name for name, offer in sorted(installed().offers(outer).items()) if field in offer.part.opens]
+        return (f"{outer}={'on' if 'on' in openers else openers[0]}",)
 
     def model_settings(self) -> tuple[str, ...]:
         """Settings that come before the part's own; a suite of a group says more."""
@@ -86,7 +95,11 @@ class PartSuite:
         """The part's configuration in a run."""
         if self.group in LISTS:
             return getattr(run, self.group)[self.offer.part.name]
-        return dict(run.parts())[self.group]
+        outer, *fields = self.group.split("/")
+        config = dict(run.parts())[outer]
+        for field in fields:
+            config = getattr(config, field)
+        return config
 
     # --- hygiene -----------------------------------------------------------------------------------------------------
 
@@ -140,14 +153,14 @@ class PartSuite:
     @property
     def path(self) -> str:
         """Where the part's options lie: "checkpoint", "track.jsonl"."""
-        return f"{self.group}.{self.offer.part.name}" if self.group in LISTS else self.group
+        return f"{self.group}.{self.offer.part.name}" if self.group in LISTS else self.group.replace("/", ".")
 
     def test_chosen_by_its_name_on_the_command_line(self) -> None:
         from gangline.config.compose import compose
 
         group, _, name = self.choice.partition("=")
         word = f"{group}=[{name}]" if group in LISTS else self.choice
-        (run,) = compose([word, *self.settings])
+        (run,) = compose([*self.around, word, *self.settings])
         assert type(self.config(run)) is self.offer.part.config
 
 
