@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.testing import ModelEditSuite
+from gangline.testing import ModelEditSuite, PartSuite
 
 
 class TestOn(ModelEditSuite):
@@ -47,3 +47,19 @@ class TestQwen3(Published):
 class TestDeepSeekV3(Published):
     choice = "moe=deepseek_v3"
     settings = (*Published.settings, "moe.first=1", "moe.router.groups=4", "moe.router.top_groups=2")
+
+
+class TestSoftmax(PartSuite):
+    choice = "moe/router=softmax"
+
+
+class TestSigmoid(PartSuite):
+    choice = "moe/router=sigmoid"
+
+
+class TestGrouped(PartSuite):
+    choice = "moe/router=grouped"
+
+
+class TestExpertChoice(PartSuite):
+    choice = "moe/router=expert_choice"
