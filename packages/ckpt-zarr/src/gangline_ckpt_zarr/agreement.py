@@ -53,6 +53,13 @@ class Agreement:
         elif self.store is not None and self.store.add(f"{self.name}/failures", 1) == 1:
             self.store.set(f"{self.name}/failed", json.dumps(what))
 
+    def count(self, key: str, number: int) -> int:
+        """Add to what all ranks count together; what it is then."""
+        if self.store is not None and self.world > 1:
+            return self.store.add(f"{self.name}/{key}", number)
+        self._mine[key] = self._mine.get(key, 0) + number
+        return self._mine[key]
+
     def done(self, key: str) -> None:
         """This rank is done with `key`."""
         if self.store is not None and self.world > 1:

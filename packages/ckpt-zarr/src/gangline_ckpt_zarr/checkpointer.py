@@ -11,6 +11,7 @@ import torch.distributed as dist
 from gangline.checkpoint.base import Checkpointer, CheckpointId, Handle
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.agreement import Agreement
+from gangline_ckpt_zarr.copies import unreadable
 from gangline_ckpt_zarr.format.cells import Files
 from gangline_ckpt_zarr.format.metadata import Meta, data_path
 from gangline_ckpt_zarr.interval import Interval, observed_mtbf
@@ -37,6 +38,7 @@ class ZarrCheckpointer(Checkpointer):
         self._run_dir, self._steps, self.tiers, self.store = run.run.dir, run.steps, tiers, store
         self.memory = next((tier for tier in tiers if isinstance(tier, MemoryTier)), None)
         self.config = config
+        self._notices: list[str] = []
         self._number = 0  # of saves and loads: all ranks count the same
         self._asked: tuple[int, Sequence[Tier]] = (-1, ())  # by `due`: the step, and the tiers that want it
         self._last = False
@@ -88,9 +90,8 @@ class ZarrCheckpointer(Checkpointer):
         wanted = tiers if asked == step and tiers and not self._last else self.tiers
         if self._saving is not None:  # one at a time: the second waits, for the staging memory is in use
             self._saving.join()
-        for tier in wanted:
-            if tier.has(id):
-                raise FileExistsError(f"{tier.store.url}/{id} is there already, and a checkpoint is never overwritten")
+        if self._last:  # what is in memory may have to outlive it
+            wanted = [tier for tier in wanted if tier is not self.memory or not tier.has(id)]
         if self._files is None or self._files.registry != registry:
             self._files = Files(registry)
         talk = self._agreement("save", registry.mesh.world)
@@ -133,7 +134,26 @@ class ZarrCheckpointer(Checkpointer):
     # --- look --------------------------------------------------------------------------------------------------------
 
     def list(self):
-        return sorted({id for tier in self.tiers for id in tier.ids()})
+        found = set()
+        for tier in self.tiers:
+            try:
+                found.update(tier.ids())
+            except OSError as error:  # its newest may be what is wanted: to go on without it would be to go back
+                raise unreadable(tier.store.url, told(error)) from error
+        return sorted(found)
+
+    def lasts(self, id: CheckpointId) -> bool:
+        """Whether it is anywhere but in memory."""
+        return any(tier.has(id) for tier in self.tiers if tier is not self.memory)
+
+    def note(self, text: str) -> None:
+        """Keep what people should know."""
+        if text not in self._notices:
+            self._notices.append(text)
+
+    def notices(self) -> Sequence[str]:
+        found, self._notices = self._notices, []
+        return found
 
     def document(self, id: CheckpointId) -> dict[str, Any]:
         return self.metas(id)[0][1].document
@@ -151,6 +171,10 @@ class ZarrCheckpointer(Checkpointer):
                 continue
             except BadCheckpoint as damage:
                 bad = damage
+            except OSError as error:
+                raise unreadable(f"{tier.store.url}/{id}", told(error)) from error
+        if bad is not None and found:
+            self.note(f"{bad}; taking the copy in {found[0][0].store.url}")
         if found:
             return found
         if bad is not None:
@@ -163,7 +187,8 @@ class ZarrCheckpointer(Checkpointer):
 
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
         world = 1 if self.store is None else registry.mesh.world
-        load(id, self.metas(id), [*shards], self._agreement("load", world), self.config.verify)
+        for note in load(id, self.metas(id), [*shards], self._agreement("load", world), self.config.verify):
+            self.note(note)
 
     def close(self) -> None:
         if self._saving is not None:
@@ -184,5 +209,5 @@ def build(config: ZarrCheckpoint, run: Run, store: Store | None) -> ZarrCheckpoi
     """The checkpointer of a run."""
     tiers = disk_tiers(config, run.run.dir or "")
     if config.memory_every is not None:
-        tiers.insert(0, MemoryTier(run.run.dir or "", config.memory_every, store))
+        tiers.insert(0, MemoryTier(run, config.memory_every, store))
     return ZarrCheckpointer(run, tiers, store, config)

@@ -1,37 +1,46 @@
-"""Read from the nearest tier that has a good copy of each file. Torch-free, so tools use it too."""
+"""Read from the nearest tier that has a good copy of each file. Torch-free."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 
 from gangline.checkpoint.base import CheckpointId
-from gangline.errors import BadCheckpoint
+from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.format.metadata import Meta
 from gangline_ckpt_zarr.reading import Piece, Reader, Target, plan
+from gangline_ckpt_zarr.stores.base import StoreError
 from gangline_ckpt_zarr.tiers import Tier
 
+_NO_DAMAGE = (StoreError, PermissionError, ConnectionError, TimeoutError)  # what may pass, or be allowed one day
 
-def fill(id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], targets: Iterable[Target], verify: bool = True) -> int:
-    """Fill the targets; gives how many files had to be read from a farther tier.
 
-    Raises BadCheckpoint, of the nearest tier, where a file is good in none.
+def fill(
+    id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], targets: Iterable[Target], verify: bool = True
+) -> list[str]:
+    """Fill the targets; gives a line for each file that had to be read from a farther tier.
+
+    All copies are of one save. Raises BadCheckpoint, of the nearest tier, where a file is good in none; UserError where
+    a store does not answer and none has a good copy.
     """
-    meta = copies[0][1]
-    alike = [(tier, own) for tier, own in copies if own.registry == meta.registry]
-    return sum(_file(id, alike, rank, pieces, verify) for rank, pieces in plan(meta, targets).items())
+    found = (_file(id, copies, rank, pieces, verify) for rank, pieces in plan(copies[0][1], targets).items())
+    return [line for line in found if line]
 
 
-def _file(id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], rank: int, pieces: list[Piece], verify: bool) -> int:
-    bad: BadCheckpoint | None = None
+def _file(id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], rank: int, pieces: list[Piece], verify: bool) -> str:
+    bad: list[BadCheckpoint] = []
     for tier, meta in copies:
-        if bad is not None:
-            warnings.warn(f"{bad}; taking the copy in {tier.store.url}", stacklevel=2)
         reader = Reader(meta, tier.path(id, meta, rank), tier.store, verify)
         try:
             reader.read(pieces)
-            return int(bad is not None)
+            return f"{bad[0]}; taking the copy in {tier.store.url}" if bad else ""
         except BadCheckpoint as damage:
-            bad = bad or damage
-    assert bad is not None
-    raise bad
+            bad.append(damage)
+    silent = next((one for one in bad if isinstance(one.__cause__, _NO_DAMAGE)), None)
+    if silent is not None:  # not damage: to pass over this checkpoint would be to go back for nothing
+        raise unreadable(f"checkpoint {id}", silent.why)
+    raise bad[0]
+
+
+def unreadable(what: str, why: str) -> UserError:
+    """A store that does not answer is a reason to stop: no checkpoint is passed over, and no restart is tried."""
+    return UserError(f"{what} cannot be read: {why}.", "Nothing was changed. Once it can:  train resume=RUN_DIR")

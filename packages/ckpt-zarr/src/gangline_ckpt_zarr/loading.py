@@ -20,16 +20,21 @@ from gangline_ckpt_zarr.tiers import Tier
 
 def load(
     id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], shards: list[Shard], talk: Agreement, verify: bool = True
-) -> None:
+) -> list[str]:
     """Fill the shards in place; what goes wrong on any rank is raised on all of them.
 
-    Raises UserError for a missing name or another shape or kind, BadCheckpoint where no tier has a good copy.
+    Gives, on rank 0, what people should know: copies that were passed over. Raises UserError for a missing name or
+    another shape or kind and where a store does not answer, BadCheckpoint where no tier has a good copy.
     """
     try:
+        copies = _of_one_save(copies, talk)
         _check(id, copies[0][1], shards)
-        _fill(id, copies, shards, verify)
+        passed = _fill(id, copies, shards, verify)
+        if passed and talk.count("passed over", len(passed)) == len(passed):
+            talk.say("first passed over", passed[0])
         talk.done("read")
         talk.all_done("read")
+        return _told(id, talk) if talk.rank == 0 else []
     except UserError as error:
         talk.fail({"user": [error.what, *error.details]})
         raise
@@ -42,6 +47,24 @@ def load(
         array, box, file, why = failed.what["bad"]
         limits = None if box is None else tuple((start, stop) for start, stop in box)
         raise BadCheckpoint(array, limits, file, why) from None
+
+
+def _of_one_save(copies: Sequence[tuple[Tier, Meta]], talk: Agreement) -> Sequence[tuple[Tier, Meta]]:
+    """The copies of the save that rank 0 sees nearest: two saves of one step need not have equal bits."""
+    if talk.rank == 0:
+        talk.say("save", copies[0][1].write_id)
+    write_id = talk.hear("save")
+    found = [(tier, meta) for tier, meta in copies if meta.write_id == write_id]
+    if not found:
+        raise BadCheckpoint("every array", None, copies[0][0].store.url, "this rank sees another save than rank 0")
+    return [(tier, meta) for tier, meta in found if meta.registry == found[0][1].registry]
+
+
+def _told(id: CheckpointId, talk: Agreement) -> list[str]:
+    number = talk.count("passed over", 0)
+    if not number:
+        return []
+    return [f"{talk.hear('first passed over')} ({number} such file{'s' * (number > 1)} of checkpoint {id})"]
 
 
 def _check(id: CheckpointId, meta: Meta, shards: list[Shard]) -> None:
@@ -63,13 +86,14 @@ def _check(id: CheckpointId, meta: Meta, shards: list[Shard]) -> None:
             raise UserError(f"{shard.name} is {layout.dtype} in checkpoint {id}, and {shard.dtype} in this run.")
 
 
-def _fill(id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], shards: list[Shard], verify: bool) -> None:
+def _fill(id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], shards: list[Shard], verify: bool) -> list[str]:
     meta = copies[0][1]
     wanted = [(shard, *_target(shard, meta)) for shard in shards if prod(shard.local.shape)]
-    fill(id, copies, [target for _, target, _ in wanted], verify)
+    passed = fill(id, copies, [target for _, target, _ in wanted], verify)
     for shard, _, memory in wanted:
         if memory is not None:
             shard.local.detach().copy_(memory)
+    return passed
 
 
 def _target(shard: Shard, meta: Meta) -> tuple[Target, torch.Tensor | None]:

@@ -16,14 +16,19 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gangline import attempts
 from gangline.checkpoint.base import CheckpointId
+from gangline.errors import BadCheckpoint
+from gangline.mesh import Mesh
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.format.metadata import NAME
+from gangline_ckpt_zarr.format.overlap import meeting
 from gangline_ckpt_zarr.stores.local import LocalStore
 from gangline_ckpt_zarr.tiers import Tier
 
 if TYPE_CHECKING:  # the sidecar and the tools that come here have no use for torch
-    from gangline.comm import Store
+    from gangline.comm import Store as JobStore
+    from gangline.config.schema import Run
     from gangline_ckpt_zarr.staging import Staging
 
 ROOT = Path("/dev/shm")
@@ -46,39 +51,72 @@ def keep(run_dir: str) -> None:
 
 
 class MemoryTier(Tier):
-    """This machine's memory. Its checkpoints count where every machine of the job has them."""
+    """This machine's memory. A checkpoint counts where every machine of the job can fill its ranks from its own."""
 
-    def __init__(self, run_dir: str | Path, every: int, job: Store | None) -> None:
-        super().__init__("memory", LocalStore(directory(run_dir)), every)
-        self.root = directory(run_dir)
+    def __init__(self, run: Run, every: int, job: JobStore | None) -> None:
+        self._run_dir = run.run.dir or ""
+        self.root = directory(self._run_dir)
+        super().__init__("memory", LocalStore(self.root), every)
         rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self.machine, self.machines = rank // here, int(os.environ.get("WORLD_SIZE", "1")) // here
+        world, self._here = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.machine, self.machines = rank // self._here, world // self._here
         self.leads = local == 0  # of the ranks of this machine
         self.scope = str(self.machine)
-        self._buffers: list[Staging] = []  # the one filled last comes last
-        self._lies: dict[Staging, CheckpointId] = {}  # the checkpoints that they are files of
-        self._common: set[CheckpointId] | None = None
-        if self.leads and job is not None:  # a run's own worker, not a tool that looks
-            super().clear()
-            shutil.rmtree(self.root / SPARE, ignore_errors=True)
-        if self.machines > 1 and job is not None:
-            self._agree(job)
+        self._buffers: list[Staging] = []
+        self._lies: dict[Staging, CheckpointId] = {}  # the checkpoints that they are files of, oldest first
+        self._own: list[CheckpointId] = []  # saved by these workers, oldest first
+        self._found: set[CheckpointId] | None = None  # what counts of what earlier workers left; None: a tool looks
+        if job is not None:
+            self._begin(run, job)
 
-    def _agree(self, job: Store) -> None:
-        """Which checkpoints all machines have."""
+    def _begin(self, run: Run, job: JobStore) -> None:
+        """See what earlier workers of the run have left here; what does not count goes."""
+        if not attempts.read(self._run_dir):  # the run has not begun: whatever is here is of another of its name
+            self._found = set()
+        else:
+            mesh = Mesh.of(run.parallel.axes(self.machines * self._here))
+            self._found = {id for id in super().ids() if self.machines == 1 or self._fills(id, mesh)}
+            if self.machines > 1:
+                self._found = self._agree(job, self._found)
+        if self.leads:
+            for name in self.store.names():
+                if CheckpointId.parse(name) not in self._found:
+                    shutil.rmtree(self.root / name, ignore_errors=True)
+
+    def _agree(self, job: JobStore, found: set[CheckpointId]) -> set[CheckpointId]:
+        """What all machines have found."""
         talk = Agreement(job, "ckpt/memory", self.machine, self.machines)
         if self.leads:
-            talk.say(f"of {self.machine}", [str(id) for id in super().ids()])
+            talk.say(f"of {self.machine}", [str(id) for id in sorted(found)])
             if self.machine == 0:
                 held = [set(talk.hear(f"of {machine}")) for machine in range(self.machines)]
                 talk.say("common", sorted(set.intersection(*held)))
-        self._common = {id for text in talk.hear("common") if (id := CheckpointId.parse(text)) is not None}
+        return {id for text in talk.hear("common") if (id := CheckpointId.parse(text)) is not None}
+
+    def _fills(self, id: CheckpointId, mesh: Mesh) -> bool:
+        """Whether the files here hold all that this machine's ranks need, in the layout that saved."""
+        try:
+            meta = self.meta(id)
+        except (BadCheckpoint, OSError):
+            return False
+        registry = meta.registry
+        if registry.mesh != mesh:
+            return False
+        first = self.machine * self._here
+        boxes = {
+            (name, box)
+            for rank in range(first, first + self._here)
+            for name in registry
+            for box, _ in registry.of_rank(name, rank)
+            if box.size
+        }
+        writers = {writer for name, box in boxes for writer, _ in meeting(registry, name, box)}
+        return all(self.store.exists(self.path(id, meta, writer)) for writer in writers)
 
     def ids(self) -> list[CheckpointId]:
-        """Those of this machine that all had when the job began, and those saved since."""
-        found, own = super().ids(), self._lies.values()
-        return found if self._common is None else [id for id in found if id in self._common or id in own]
+        """Those that count of what was found, and those saved since."""
+        there = super().ids()
+        return there if self._found is None else [id for id in there if id in self._found or id in self._own]
 
     def commits(self, rank: int) -> bool:
         """One rank of each machine puts zarr.json there."""
@@ -91,26 +129,40 @@ class MemoryTier(Tier):
         """The buffer for the next save: never the one that the newest checkpoint lies in."""
         from gangline_ckpt_zarr.staging import Staging
 
-        spare = self.root / SPARE / f"{rank:05d}.{len(self._buffers) % 2}"
         if len(self._buffers) < 2:
+            self._make_room()
+            spare = self.root / SPARE / f"{rank:05d}.{secrets.token_hex(4)}"
             spare.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            spare.unlink(missing_ok=True)  # an earlier worker's, perhaps of another size
             self._buffers.append(Staging(str(spare)))
-        else:
-            self._buffers.reverse()
-            self._take_back(self._buffers[-1])
-        return self._buffers[-1]
+            return self._buffers[-1]
+        buffer = next((one for one in self._buffers if one not in self._lies), None) or next(iter(self._lies))
+        self._take_back(buffer)
+        if os.path.exists(buffer.path):
+            return buffer
+        self._buffers.remove(buffer)  # somebody has cleaned up /dev/shm, as some systems do when a user logs out
+        buffer.close()
+        return self.buffer(rank)
+
+    def _make_room(self) -> None:
+        """Of what earlier workers left the newest is enough: two and a new buffer may be more than there is room for."""
+        if self.leads:
+            newest = attempts.latest(self._run_dir, self.ids())
+            for id in self._found or ():
+                if id != newest:
+                    self.store.delete(str(id))
 
     def _take_back(self, buffer: Staging) -> None:
         """No longer part of a checkpoint: first that is no checkpoint any more, then the file is spare again."""
         id = self._lies.pop(buffer, None)
-        if id is not None:
-            (self.root / str(id) / NAME).unlink(missing_ok=True)
-            spare = self.root / SPARE / f"{secrets.token_hex(8)}"
+        if id is None:
+            return
+        (self.root / str(id) / NAME).unlink(missing_ok=True)
+        spare = self.root / SPARE / secrets.token_hex(8)
+        with contextlib.suppress(FileNotFoundError):
             os.rename(buffer.path, spare)
-            with contextlib.suppress(OSError):  # the last rank of the machine to leave turns off the light
-                os.removedirs(os.path.dirname(buffer.path))
-            buffer.path = str(spare)
+        with contextlib.suppress(OSError):  # the last rank of the machine to leave turns off the light
+            os.removedirs(os.path.dirname(buffer.path))
+        buffer.path = str(spare)
 
     def adopt(self, buffer: Staging, id: CheckpointId, path: str) -> None:
         """The sealed buffer becomes a checkpoint's file; `path`: its name in the store."""
@@ -120,13 +172,21 @@ class MemoryTier(Tier):
         buffer.path = str(place)
         self._lies[buffer] = id
 
+    def abandon(self, id: CheckpointId, path: str) -> None:
+        """The save came to nothing: its buffer is spare again."""
+        for buffer in [one for one, lies in self._lies.items() if lies == id]:
+            self._take_back(buffer)
+
+    def saved(self, id: CheckpointId) -> None:
+        self._own = [*self._own[-1:], id]
+
     def prune(self, run_dir: str, saved: CheckpointId) -> None:
-        """What no buffer of this worker lies in is an earlier worker's."""
-        for id in self.ids():
-            if id != saved and id not in self._lies.values():
-                self.store.delete(str(id))
+        """What earlier workers left has had its time; buffers of these workers are taken back one by one."""
+        for id in self._found or ():
+            self.store.delete(str(id))
 
     def close(self) -> None:
         """Let go of the buffers; the files stay."""
         for buffer in self._buffers:
             buffer.close()
+        self._buffers, self._lies = [], {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -41,6 +40,8 @@ class Owner(Protocol):
 
     @property
     def run_dir(self) -> str: ...
+
+    def note(self, text: str) -> None: ...
 
 
 class Saving(Handle):
@@ -92,6 +93,9 @@ class Saving(Handle):
         try:
             if self._talk.rank == 0:
                 for tier in self._wanted:
+                    if tier.has(self.id):
+                        place = f"{tier.store.url}/{self.id}"
+                        raise FileExistsError(f"{place} is there already, and a checkpoint is never overwritten")
                     tier.clear()
                 self._talk.say("plan", [secrets.token_hex(4), [tier.name for tier in self._wanted]])
             write_id, wanted = self._talk.hear("plan")
@@ -122,22 +126,23 @@ class Saving(Handle):
             self._talk.say(whole, True)
             self._prune(tier)
         self._talk.hear(whole)
+        tier.saved(self.id)
 
     def _prune(self, tier: Tier) -> None:
         """What was saved is safe: that something old cannot be deleted is no reason to end a run."""
         try:
             tier.prune(self._owner.run_dir, self.id)
         except OSError as error:
-            warnings.warn(f"an old checkpoint could not be deleted: {told(error)}", stacklevel=2)
+            self._owner.note(f"an old checkpoint could not be deleted: {told(error)}")
 
     def _abandon(self, write_id: str) -> None:
         """A full disk should not stay full: this rank's file goes. What is whole already stays."""
         for tier in self._tiers:
             try:
                 if not tier.has(self.id):
-                    tier.store.delete(f"{self.id}/{data_path(write_id, self._talk.rank)}")
+                    tier.abandon(self.id, f"{self.id}/{data_path(write_id, self._talk.rank)}")
             except OSError as error:
-                warnings.warn(f"what is left of checkpoint {self.id} could not be deleted: {told(error)}", stacklevel=2)
+                self._owner.note(f"what is left of checkpoint {self.id} could not be deleted: {told(error)}")
 
 
 def write_file(

@@ -61,6 +61,13 @@ class Tier:
         """The file of a rank, in the store."""
         return f"{id}/{meta.path(rank)}"
 
+    def saved(self, id: CheckpointId) -> None:
+        """A checkpoint has become whole there; called on every rank."""
+
+    def abandon(self, id: CheckpointId, path: str) -> None:
+        """Delete this rank's file of a save that came to nothing."""
+        self.store.delete(path)
+
     def clear(self) -> None:
         """Delete what dead saves left: everything that looks like a checkpoint and has no zarr.json."""
         whole = {*self.ids()}

@@ -1,0 +1,300 @@
+"""The memory tier in one process: what it keeps, gives back and forgets, whatever goes wrong beside it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from gangline import attempts
+from gangline.attempts import Attempt
+from gangline.checkpoint.base import CheckpointId, SaveFailed
+from gangline.config.compose import compose_one
+from gangline.errors import BadCheckpoint, UserError
+from gangline.mesh import Mesh
+from gangline.testing import checkpointer_ranks as kit
+from gangline_ckpt_zarr import memory
+from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
+
+REGISTRY = kit.registry_of(Mesh.of({}))
+
+
+class Job:
+    """A run, whose workers come and go; `every` second step is for the disk, each for memory."""
+
+    def __init__(self, run_dir: Path, *words: str) -> None:
+        self.run_dir, self.words = run_dir, words
+        self.checkpointer: ZarrCheckpointer | None = None
+
+    def start(self) -> ZarrCheckpointer:
+        """New workers."""
+        self.end()
+        words = ["recipe=tiny", "checkpoint=zarr", "checkpoint.memory_every=1", "checkpoint.every=2", "run.steps=99"]
+        run = compose_one([*words, f"run.dir={self.run_dir}", *self.words])
+        self.checkpointer = build(run.checkpoint, run, dist.HashStore())
+        self.newest = self.checkpointer.latest()
+        attempts.append(self.run_dir, Attempt(attempts.current(self.run_dir), self.newest and str(self.newest)))
+        return self.checkpointer
+
+    def step(self, step: int, salt: int | None = None, attempt: int = 1) -> list[str]:
+        """What a step of the loop does; the tiers that have it then."""
+        assert self.checkpointer is not None
+        if self.checkpointer.due(step, 0.1, 2):
+            shards = kit.shards_of(REGISTRY, step if salt is None else salt)
+            document = kit.document(step, attempt, step)
+            self.checkpointer.save(step, shards, REGISTRY, document).wait()
+        return self.where(step, attempt)
+
+    def where(self, step: int, attempt: int = 1) -> list[str]:
+        assert self.checkpointer is not None
+        return [tier.name for tier in self.checkpointer.tiers if CheckpointId(step, attempt) in tier.ids()]
+
+    def load(self, step: int, attempt: int = 1) -> list[str]:
+        """Shards that differ from what was saved."""
+        assert self.checkpointer is not None
+        shards = kit.shards_of(REGISTRY, None)
+        self.checkpointer.load(CheckpointId(step, attempt), shards, REGISTRY)
+        return kit.wrong(shards, step)
+
+    def end(self) -> None:
+        if self.checkpointer is not None:
+            self.checkpointer.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    found = Job(tmp_path)
+    yield found
+    found.end()
+    shutil.rmtree(memory.directory(tmp_path), ignore_errors=True)
+
+
+def kill_the_writer(job: Job) -> None:
+    assert job.checkpointer is not None
+    process = job.checkpointer._writer._process
+    assert process is not None
+    if process.poll() is None:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_two_are_kept_and_the_newest_always_is(job: Job) -> None:
+    job.start()
+    for step in range(1, 8):
+        assert job.step(step) == (["memory"] if step % 2 else ["memory", "disk"])
+        assert job.load(step) == []
+        if step > 1:
+            assert "memory" in job.where(step - 1)
+            assert job.load(step - 1) == []
+        if step > 2:
+            assert "memory" not in job.where(step - 2)
+
+
+def test_it_outlives_the_worker(job: Job) -> None:
+    job.start()
+    for step in (1, 2, 3):
+        job.step(step)
+    job.start()
+    assert job.newest == CheckpointId(3)
+    assert job.load(3) == []
+    for step in (4, 5, 6, 7):
+        job.step(step)
+        assert job.load(step) == []
+    assert job.where(3) == job.where(2)[:0] == []
+    assert len(list(memory.directory(job.run_dir).glob("step-*"))) == 2
+
+
+def test_what_earlier_workers_left_takes_no_more_room_than_one(job: Job) -> None:
+    job.start()
+    for step in (1, 2, 3):
+        job.step(step)
+    job.start()
+    job.step(4)
+    assert job.where(2) == ["disk"]
+    assert len(list(memory.directory(job.run_dir).rglob("*.bin"))) == 1
+
+
+def test_a_run_of_the_same_name_does_not_find_it(job: Job) -> None:
+    """The run's directory was deleted, and its job killed with its sidecar, so that memory is as it was."""
+    job.start()
+    job.step(1)
+    job.end()
+    shutil.rmtree(job.run_dir)
+    job.run_dir.mkdir()
+    assert job.start().list() == []
+    assert list(memory.directory(job.run_dir).iterdir()) == []
+
+
+@pytest.mark.parametrize("again", [1, 2, 3])
+def test_a_save_that_fails_takes_nothing_away(job: Job, again: int) -> None:
+    """The writer process dies before it has sealed the buffer, perhaps several times; memory goes on as before."""
+    job.start()
+    for step in (1, 2, 3):
+        job.step(step)
+    step = 3
+    for _ in range(again):
+        step += 2
+        kill_the_writer(job)
+        job.checkpointer._writer.start = lambda fds=None: None  # type: ignore[method-assign]  # and stays dead
+        with pytest.raises(SaveFailed, match="SIGKILL"):
+            job.step(step)
+        del job.checkpointer._writer.start
+        assert job.where(3) == ["memory"]
+        assert job.load(3) == []
+    for step in range(20, 26):
+        assert "memory" in job.step(step)
+        assert job.load(step) == []
+    assert len(list(memory.directory(job.run_dir).rglob("*.bin"))) == 2
+
+
+def test_a_disk_that_fails_leaves_memory_whole(job: Job) -> None:
+    checkpointer = job.start()
+    job.step(1)
+    (job.run_dir / "checkpoints").write_text("no directory")
+    with pytest.raises(SaveFailed):
+        job.step(2)
+    assert "memory" in [tier.name for tier in checkpointer.tiers if tier.has(CheckpointId(2))]
+    assert job.checkpointer.memory.ids() == [CheckpointId(1), CheckpointId(2)]
+    (job.run_dir / "checkpoints").unlink()
+    for step in (3, 4, 5):
+        job.step(step)
+        assert job.load(step) == []
+
+
+def test_somebody_cleans_up_memory(job: Job) -> None:
+    """Some systems remove a user's files in /dev/shm when he logs out."""
+    job.start()
+    for step in (1, 2, 3):
+        job.step(step)
+    shutil.rmtree(memory.directory(job.run_dir))
+    assert job.checkpointer.list() == [CheckpointId(2)]
+    for step in (4, 5, 6, 7):
+        assert "memory" in job.step(step)
+        assert job.load(step) == []
+
+
+def flip(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:9] + bytes([content[9] ^ 2]) + content[10:])
+
+
+@pytest.mark.parametrize("what", ["chunk", "file", "zarr.json"])
+def test_what_is_damaged_there_is_read_from_disk_and_people_are_told(job: Job, what: str) -> None:
+    checkpointer = job.start()
+    for step in (1, 2):
+        job.step(step)
+    place = memory.directory(job.run_dir) / "step-00000002"
+    (data,) = place.rglob("*.bin")
+    if what == "chunk":
+        flip(data)
+    elif what == "file":
+        data.unlink()
+    else:
+        flip(place / "zarr.json")
+    checkpointer = job.start()
+    assert checkpointer.notices() == []
+    assert checkpointer.document(CheckpointId(2))["step"] == 2
+    assert job.load(2) == []
+    (note,) = checkpointer.notices()
+    assert str(place) in note
+    assert f"taking the copy in {job.run_dir}/checkpoints" in note
+    assert checkpointer.notices() == []
+
+
+def test_damaged_in_every_tier(job: Job) -> None:
+    """Then it is damaged, and the checkpoint before it is the next to try."""
+    job.start()
+    for step in (1, 2):
+        job.step(step)
+    for place in (memory.directory(job.run_dir), job.run_dir / "checkpoints"):
+        (data,) = (place / "step-00000002").rglob("*.bin")
+        flip(data)
+    with pytest.raises(BadCheckpoint, match=str(memory.directory(job.run_dir))):
+        job.load(2)
+    assert job.load(1) == []
+
+
+def test_copies_of_two_saves_are_never_mixed(job: Job) -> None:
+    """A machine's memory kept step 2 of a worker whose disk did not; trained again its bits need not be the same."""
+    job.start()
+    for step in (1, 2):
+        job.step(step)
+    aside = job.run_dir / "aside"
+    shutil.copytree(memory.directory(job.run_dir) / "step-00000002", aside)
+    (data,) = aside.rglob("*.bin")
+    flip(data)
+    job.end()
+    shutil.rmtree(memory.directory(job.run_dir))
+    shutil.rmtree(job.run_dir / "checkpoints")
+    job.start()
+    for step in (1, 2):
+        job.step(step)
+    shutil.rmtree(memory.directory(job.run_dir) / "step-00000002")
+    shutil.copytree(aside, memory.directory(job.run_dir) / "step-00000002")
+    job.start()
+    with pytest.raises(BadCheckpoint, match="gangline-"):
+        job.load(2)
+
+
+def test_the_last_checkpoint_is_saved_where_it_lasts(job: Job) -> None:
+    """A worker died when the last step was in memory alone; the next one has no step to do."""
+    job.words = ("run.steps=3",)
+    checkpointer = job.start()
+    for step in (1, 2):
+        job.step(step)
+    job.words = ("run.steps=99",)
+    job.start()
+    job.step(3)
+    job.words = ("run.steps=3",)
+    checkpointer = job.start()
+    assert job.newest == CheckpointId(3)
+    assert not checkpointer.lasts(CheckpointId(3))
+    checkpointer.ending()
+    shards = kit.shards_of(REGISTRY, 3)
+    checkpointer.save(3, shards, REGISTRY, kit.document(3, 1, 3)).wait()
+    assert checkpointer.lasts(CheckpointId(3))
+    assert job.where(3) == ["memory", "disk"]
+    assert job.load(3) == []
+
+
+def test_attempts_do_not_confuse_it(job: Job) -> None:
+    """After a way back the same steps come again under other names, and the abandoned ones are not the latest."""
+    checkpointer = job.start()
+    for step in (1, 2, 3, 4):
+        job.step(step)
+    attempts.append(job.run_dir, Attempt(2, "step-00000002"))
+    assert checkpointer.latest() == CheckpointId(2)
+    assert job.load(2) == []
+    assert job.step(3, attempt=2) == ["memory"]
+    assert job.step(4, attempt=2) == ["memory", "disk"]
+    assert checkpointer.latest() == CheckpointId(4, 2)
+    job.start()
+    assert job.newest == CheckpointId(4, 2)
+    assert job.load(4, 2) == []
+
+
+def test_a_tool_sees_what_is_there_and_touches_nothing(job: Job) -> None:
+    job.start()
+    job.step(1)
+    run = compose_one(["recipe=tiny", "checkpoint=zarr", "checkpoint.memory_every=1", f"run.dir={job.run_dir}"])
+    tool = build(run.checkpoint, run, None)
+    assert tool.list() == [CheckpointId(1)]
+    tool.close()
+    assert job.load(1) == []
+
+
+def test_a_store_that_cannot_be_read_ends_the_run_before_it_goes_back(job: Job, monkeypatch) -> None:
+    """It is no damage: nothing is passed over."""
+    checkpointer = job.start()
+    for step in (1, 2):
+        job.step(step)
+    disk = next(tier for tier in checkpointer.tiers if tier.name == "disk")
+    monkeypatch.setattr(disk.store, "names", lambda path="": (_ for _ in ()).throw(PermissionError(13, "Forbidden")))
+    monkeypatch.setattr(disk.store, "holding", lambda name: (_ for _ in ()).throw(PermissionError(13, "Forbidden")))
+    with pytest.raises(UserError, match="cannot be read: Forbidden"):
+        checkpointer.latest()
