@@ -123,7 +123,7 @@ def light(session: nox.Session) -> None:
 @nox.session(python=["3.12", "3.13"])
 def readers(session: nox.Session) -> None:
     """The newest zarr shows what a checkpoint holds, in an environment without torch."""
-    session.install("numpy", "hydra-core", "pluggy", "rich", "pytest", "zarr", "fsspec", "crc32c")
+    session.install("numpy", "hydra-core", "pluggy", "rich", "pytest", "zarr", "fsspec", "fastcrc", "crc32c")
     session.install("--no-deps", "-e", "packages/core", "-e", "packages/ckpt-zarr")
     session.run(*PYTEST, "packages/ckpt-zarr/tests/test_readers.py", *session.posargs)
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from crc32c import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 
 from gangline.checkpoint.base import CheckpointId
 from gangline.errors import BadCheckpoint, UserError

@@ -95,7 +95,7 @@ def _write(store: Store, directory: Path, trained: Run) -> None:
 def _cells(store: Store, registry: Registry, write_id: str) -> Iterator[Shard]:
     """Gives each chunk to be filled, and writes it where it lies in the file when asked for the next."""
     import torch
-    from crc32c import crc32c
+    from fastcrc.crc32 import iscsi as crc32c
 
     from gangline.shard import Shard
     from gangline_ckpt_zarr.commands.blocks import Blocks

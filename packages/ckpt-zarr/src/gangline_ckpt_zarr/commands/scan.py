@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from crc32c import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 
 from gangline.shard import Box
 from gangline_ckpt_zarr.format.cells import File, Run

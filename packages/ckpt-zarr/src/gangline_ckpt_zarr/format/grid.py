@@ -14,8 +14,8 @@ from math import gcd, isqrt, prod
 
 from gangline.shard import Box, Division, Layout
 
-# No chunk is larger where the cuts leave the choice. Whole chunks are read to be checked: 8 MiB cost a load into twice as
-# many ranks a third of its speed, for a rank's boxes are often no larger; smaller ones than 1 MiB cost Python's time.
+# No chunk is larger where the cuts leave the choice. Whole chunks are read to be checked, so 8 MiB cost a load into
+# twice as many ranks a third of its speed: a rank's boxes are often no larger. Below 1 MiB Python's time shows.
 CHUNK_BYTES = 1 << 20
 SMALL = CHUNK_BYTES >> 3  # a chunk smaller than this may give way to one that is larger than CHUNK_BYTES
 LARGE = CHUNK_BYTES << 3  # but not larger than this

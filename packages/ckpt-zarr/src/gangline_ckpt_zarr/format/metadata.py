@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from crc32c import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 
 from gangline.errors import BadCheckpoint
 from gangline.shard import Registry

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar
 
-from crc32c import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Places, Registry, primary_replica

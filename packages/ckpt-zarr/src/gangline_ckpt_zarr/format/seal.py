@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from struct import Struct
 
-from crc32c import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 
 CHECKSUM = 4  # bytes
 SEAL = 4

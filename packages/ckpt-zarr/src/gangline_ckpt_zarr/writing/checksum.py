@@ -1,7 +1,8 @@
 """crc32c of every cell, computed by a thread just ahead of the blocks that are being written.
 
-Of the libraries the one called crc32c was chosen by measurement: 8 to 11 GB/s and a quarter of a microsecond a call, it
-takes writable memory without a copy and lets other threads run; google-crc32c takes read-only bytes alone.
+Of the libraries fastcrc was chosen by measurement: 28 GB/s of what is in the cache (with AVX-512) and an eighth of a
+microsecond a call, three times what crc32c does; google-crc32c takes read-only bytes alone. It takes memory without a
+copy and lets other threads run.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import struct
 import threading
 from collections.abc import Iterator, Sequence
 
-from crc32c import crc32c
+from fastcrc.crc32 import iscsi as crc32c
 
 from gangline_ckpt_zarr.format.seal import TRAILER, trailer
 from gangline_ckpt_zarr.writing.job import Cells
