@@ -30,6 +30,9 @@ class StepRecord:
     metrics: dict[str, float | list[float]] = field(default_factory=dict)
     verdicts: list[dict] = field(default_factory=list)
     checkpoint: str | None = None  # the id of the checkpoint that is saved after this step
+    saving: float | None = None  # of the save under way, the share that is written; None: there is none
+    failed_save: str | None = None  # why the newest save that has ended came to nothing, if it did
+    notes: list[str] = field(default_factory=list)  # what people were told since the step before
 
     def to_json(self) -> str:
         """One line, floats in full precision. Not finite: a string ("nan"), for JSON has no such number."""

@@ -47,6 +47,7 @@ class Handle(ABC):
 
     id: CheckpointId
     blocked_seconds: float  # how long the step was held up
+    progress: float = 0.0  # the share of this rank's bytes that is written
 
     @abstractmethod
     def poll(self) -> bool:
@@ -109,6 +110,14 @@ class Checkpointer(ABC):
         from gangline.attempts import latest
 
         return latest(self.run_dir, self.list())
+
+    def lasts(self, id: CheckpointId) -> bool:
+        """Whether a checkpoint outlives the job; one that does not is saved once more at the run's end."""
+        return True
+
+    def notices(self) -> Sequence[str]:
+        """What people should know of what has happened since the last call; rank 0's are shown."""
+        return ()
 
     @property
     @abstractmethod

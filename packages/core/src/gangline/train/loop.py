@@ -44,6 +44,7 @@ def loop(s: Session) -> Ending:
                 record.validation_loss = validate(s)
         if saves:
             record.checkpoint = str(CheckpointId(s.step, s.attempt))
+        record.saving, record.failed_save = s.saving.progress if s.saving else None, s.failed_save
         # Before the save: a kill in between must not leave a checkpoint of a step that no tracker has seen.
         s.reporter.record(record)
         clock = Clock()
@@ -56,6 +57,7 @@ def loop(s: Session) -> Ending:
         evidence = "; ".join(str(verdict) for verdict in agreed.verdicts if verdict.suggestion == action)
         if action is Action.ROLL_BACK and not roll_back(s, evidence):
             return Ending("stop", f"{evidence}; there is no checkpoint to go back to")
+        tell(s)
         if action in (Action.RESTART, Action.STOP):
             return Ending(action.name.lower(), evidence)
         if agreed.signal:
@@ -160,6 +162,13 @@ def poll(s: Session, wait: bool = False) -> None:
     except SaveFailed as error:
         give_up(s, error)
     s.saving = None
+
+
+def tell(s: Session) -> None:
+    """Pass on what people should know."""
+    for note in (*s.notes, *s.checkpointer.notices()):
+        s.reporter.note(note)
+    s.notes.clear()
 
 
 def give_up(s: Session, error: SaveFailed) -> None:

@@ -55,6 +55,7 @@ class Reporter:
         self.trackers, self.describe = trackers, describe
         self.flops, self.parameters, self.peak, self.measured = flops, parameters, peak, measured
         self.failed: set[str] = set()
+        self.noted: list[str] = []  # since the last record
 
     @classmethod
     def build(
@@ -82,9 +83,11 @@ class Reporter:
         self._each("begin", start)
 
     def record(self, record: StepRecord) -> None:
+        record.notes, self.noted = self.noted, []
         self._each("record", record)
 
     def note(self, text: str) -> None:
+        self.noted.append(text)
         self._each("note", text)
 
     def end(self, summary: dict) -> None:

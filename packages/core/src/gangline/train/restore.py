@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ import torch
 
 from gangline import attempts
 from gangline.attempts import Attempt
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint import CheckpointId, SaveFailed
 from gangline.config.serial import to_dict
 from gangline.errors import BadCheckpoint, UserError
 from gangline.rundir import part_versions
@@ -86,7 +87,8 @@ def restore(session: Session) -> None:
 def roll_back(session: Session, why: str) -> bool:
     """Return to the newest checkpoint and pass over the samples since; False where there is none to return to."""
     if session.saving is not None:
-        session.saving.wait()
+        with contextlib.suppress(SaveFailed):  # who looks after the save says so
+            session.saving.wait()
     wanted = session.checkpointer.latest()
     if wanted is None or _holds_weights_alone(session, wanted):  # nothing says how the optimizer began
         return False
@@ -119,13 +121,16 @@ def load(session: Session, id: CheckpointId) -> str | None:
         if weights_alone:
             session.notes.append(f"checkpoint {id} holds weights alone: the optimizer starts afresh")
             wanted = [shard for shard in wanted if not shard.name.startswith(OPTIMIZER)]
+    except BadCheckpoint as error:
+        bad = f"checkpoint {id}: {error}"
+    if seen := _seen(session, id, bad):  # before the load, which is for all ranks or for none
+        return seen
+    try:
         session.checkpointer.load(id, wanted, session.registry)
     except BadCheckpoint as error:
         bad = f"checkpoint {id}: {error}"
-    flag = torch.tensor([float(bool(bad))], dtype=torch.float64, device=session.device)
-    session.comms.world.all_reduce(flag, op="max")
-    if float(flag):
-        return bad or f"checkpoint {id} is damaged (seen by another rank)"
+    if seen := _seen(session, id, bad):
+        return seen
     session.step, session.cursor, session.tokens = document.step, document.cursor, document.tokens
     if not weights_alone:
         session.optimizer.load_state(document.states.get("optimizer", {}))
@@ -138,6 +143,13 @@ def load(session: Session, id: CheckpointId) -> str | None:
 def _holds_weights_alone(session: Session, id: CheckpointId) -> bool:
     """Whether a run begins with this checkpoint, made of weights that others trained."""
     return id.step == 0 and not any(name.startswith(OPTIMIZER) for name in session.checkpointer.arrays(id))
+
+
+def _seen(session: Session, id: CheckpointId, bad: str) -> str:
+    """What is damaged, on all ranks where it is seen on one."""
+    flag = torch.tensor([float(bool(bad))], dtype=torch.float64, device=session.device)
+    session.comms.world.all_reduce(flag, op="max")
+    return bad or (f"checkpoint {id} is damaged (seen by another rank)" if float(flag) else "")
 
 
 def _wanted(session: Session, id: CheckpointId) -> list[Shard]:

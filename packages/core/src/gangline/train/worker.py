@@ -15,7 +15,7 @@ from gangline.mesh import Mesh
 from gangline.rundir import RunDirectory
 from gangline.sample import sample
 from gangline.train.build import build, device_of
-from gangline.train.loop import Ending, loop, poll, save
+from gangline.train.loop import Ending, loop, poll, save, tell
 from gangline.train.session import Session
 
 EXIT_STOPPED = 3  # a verdict ended the run; the message says which
@@ -51,13 +51,13 @@ def train(s: Session) -> int:
         s.directory.add_provenance("data", {"fingerprint": s.source.fingerprint(), "is": s.source.describe()})
     s.reporter.describe["data"] = s.source.describe()
     s.reporter.begin(s.run, str(s.directory.path), s.step, s.attempt, s.mesh.world)
-    for note in s.notes:
-        s.reporter.note(note)
+    tell(s)
     ending = loop(s)
-    if ending.why == "done" and s.run.checkpoint.at_end and s.checkpointer.keeps and s.step > first:
+    if ending.why == "done" and s.run.checkpoint.at_end and s.checkpointer.keeps and (s.step > first or fleeting(s)):
         save_at_end(s)
     poll(s, wait=True)
     s.checkpointer.close()
+    tell(s)
     s.reporter.end(summary(s, ending, time.time() - began, s.step - first))
     return exit_code(s, ending)
 
@@ -65,8 +65,14 @@ def train(s: Session) -> int:
 def save_at_end(s: Session) -> None:
     """The last checkpoint, unless the last step made it."""
     poll(s, wait=True)
-    if s.saved != str(CheckpointId(s.step, s.attempt)):
+    if s.saved != str(CheckpointId(s.step, s.attempt)) or fleeting(s):
         save(s, last=True)
+
+
+def fleeting(s: Session) -> bool:
+    """Whether the newest checkpoint is one that ends with the job."""
+    id = CheckpointId.parse(s.saved) if s.saved else None
+    return id is not None and not s.checkpointer.lasts(id)
 
 
 def show_sample(run_dir: str, tokens: int) -> None:
