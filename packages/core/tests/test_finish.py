@@ -114,3 +114,22 @@ def test_compiled_blocks_give_the_same():
     for grad, weight_grad in results[1:]:
         torch.testing.assert_close(grad, results[0][0], rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(weight_grad, results[0][1], rtol=1e-12, atol=1e-12)
+
+
+class Penalised(nn.Module):
+    def forward(self, hidden, batch):
+        return inside.emit_loss(2 * hidden, hidden.square().sum())
+
+
+@pytest.mark.nightly
+def test_a_term_in_a_compiled_block_gets_the_coefficient_of_its_backward_pass():
+    """It is known only then: loss scale over the tokens of the whole step."""
+    block, hidden = Penalised(), torch.randn(2, 3, 4, requires_grad=True)
+    finisher(Recompute.none, True)(block, "blocks.0")
+    for coefficient in (0.5, 0.25):
+        hidden.grad = None
+        with inside.frame(inside.Frame()) as frame:
+            y = block(hidden, None)
+            frame.coefficient = coefficient
+            y.sum().backward()
+        torch.testing.assert_close(hidden.grad, 2 + coefficient * 2 * hidden.detach())

@@ -93,6 +93,16 @@ class _AddTerm(torch.autograd.Function):
         return grad_hidden, torch.full_like(ctx.like, ctx.surroundings.coefficient), None
 
 
+_add_term: Callable[[Tensor, Tensor, Frame], Tensor] = _AddTerm.apply
+
+
+def not_traced() -> None:
+    """Keep torch.compile out of `emit_loss`: it would take the coefficient of the forward pass for a constant."""
+    global _add_term
+    if _add_term == _AddTerm.apply:
+        _add_term = torch.compiler.disable(_AddTerm.apply)
+
+
 def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:
     """Add `term` to the objective and give `hidden` back.
 
@@ -104,7 +114,7 @@ def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:
         return hidden
     if current.collected is not None:
         current.collected.losses[(current.micro_batch, _path, name)] = term.detach()
-    return _AddTerm.apply(hidden, term, current)
+    return _add_term(hidden, term, current)
 
 
 def emit_metric(name: str, value: Tensor, reduce: MetricReduce = "sum") -> None:

@@ -27,6 +27,9 @@ def finisher(recompute: Recompute, compile: bool, every: int = 1, seams: Sequenc
     section 5).
     """
 
+    if compile:
+        inside.not_traced()
+
     def finish(block: nn.Module, path: str) -> None:
         chosen = int(path.rpartition(".")[2]) % every == 0
         if chosen and recompute is Recompute.selective:
