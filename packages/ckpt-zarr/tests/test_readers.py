@@ -1,4 +1,4 @@
-"""Stock zarr, the newest too, shows what is stored. Without torch: other Pythons run this with nothing of it installed."""
+"""Stock zarr, the newest too, shows what is stored. Without torch, which other Pythons here do not have."""
 
 from __future__ import annotations
 
