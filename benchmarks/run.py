@@ -18,6 +18,7 @@ SCRIPTS = (
     "composed",
     "moe",
     "moe_balance",
+    "checkpoint",
 )
 
 

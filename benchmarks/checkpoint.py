@@ -1,0 +1,231 @@
+"""Checkpoints beside the disk, memory and other checkpointers: `checkpoint=zarr`, all in one run, in random order.
+
+    python benchmarks/checkpoint.py --gib 1 --rounds 5 [--phases save blocked load plan list]
+
+save     durable: from staged memory beside a raw O_DIRECT write; whole beside torch's DCP, torch.save, safetensors and
+         (where tensorstore is installed) OCDBT
+blocked  what a step waits for in an asynchronous save, beside a memcpy; how much slower steps are while it is written
+load     into the layout that saved and into others, checksums verified and not, beside a raw read and DCP; warm
+plan     Llama 3 405B on 16,384 ranks, in one process
+list     finding the latest of 1,000 checkpoints
+
+Two ranks save a GPT with AdamW, float32, in 300 arrays. Medians over the rounds; seconds are from barrier to barrier,
+CPU seconds of all ranks and their writer processes. The machine's load is printed, for it belongs to every figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from checkpoint_plans import dry_run, latest_of_many, llama
+from checkpoint_reads import DcpLoad, OurLoad, RawRead
+from checkpoint_state import state_of
+from checkpoint_table import Taken, load, merged, rounds, show
+from checkpoint_ways import (
+    Dcp,
+    DcpAsync,
+    FromStaging,
+    Memcpy,
+    Ocdbt,
+    Ours,
+    RawWrite,
+    Safetensors,
+    TorchSave,
+    Way,
+    barrier,
+    has_tensorstore,
+)
+
+from gangline.testing import rank
+from gangline.testing.pool import close_all, pool
+
+WRITERS = 2
+LOADS = {"same layout": (2, 0), "2 to 1": (1, 0), "2 to 4": (4, 0), "rows to columns": (2, 1)}  # ranks, dim cut
+
+# --- save ------------------------------------------------------------------------------------------------------------
+
+
+def save_ranks(gib: float, count: int, folder: str) -> Taken:
+    state = state_of(gib, rank.world, rank.index)
+    ways: dict[str, Way] = {
+        "raw write, O_DIRECT": RawWrite(state),
+        "zarr, from staging": FromStaging(state),
+        "zarr, whole": Ours(state, folder),
+        "DCP": Dcp(state),
+        "torch.save": TorchSave(state),
+        "safetensors": Safetensors(state),
+    }
+    if has_tensorstore():
+        ways["OCDBT"] = Ocdbt(state)
+
+    def clear(way: Way) -> None:
+        barrier()
+        if rank.index == 0:
+            for place in Path(folder).iterdir():
+                shutil.rmtree(place) if place.is_dir() else place.unlink()
+            os.sync()
+        barrier()
+
+    found = rounds(ways, count, folder, clear)
+    for way in ways.values():
+        if hasattr(way, "close"):
+            way.close()
+    return found
+
+
+def save(options: argparse.Namespace, folder: str) -> None:
+    found = merged(pool(WRITERS).run(save_ranks, options.gib, options.rounds, folder, timeout=3600))
+    show("durable save", found, "raw write, O_DIRECT", "DCP", options.gib)
+
+
+# --- blocked ---------------------------------------------------------------------------------------------------------
+
+
+class Steps:
+    """Products of matrices, as long as a short training step."""
+
+    def __init__(self) -> None:
+        self.x, self.w = torch.randn(256, 512), torch.randn(512, 512)
+
+    def __call__(self) -> float:
+        began = time.perf_counter()
+        for _ in range(20):
+            self.x = torch.tanh(self.x @ self.w * 0.05)
+        return time.perf_counter() - began
+
+
+def blocked_ranks(gib: float, count: int, folder: str) -> dict[str, list[float]]:
+    state, steps = state_of(gib, rank.world, rank.index), Steps()
+    ours, memcpy, theirs = Ours(state, folder), Memcpy(state), DcpAsync(state)
+    names = ("memcpy", "zarr", "DCP async", "step alone", "step beside zarr", "zarr first", "until durable")
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(count + 1):
+        barrier()
+        began = time.perf_counter()
+        memcpy(folder)
+        found["memcpy"].append(time.perf_counter() - began)
+        found["step alone"].append(statistics.fmean(steps() for _ in range(40)))
+        barrier()
+        began = time.perf_counter()
+        handle = ours.save()
+        found["zarr" if number else "zarr first"].append(handle.blocked_seconds)
+        beside = []
+        while not handle.poll():
+            beside.append(steps())
+        found["until durable"].append(time.perf_counter() - began)
+        found["step beside zarr"].append(statistics.fmean(beside))
+        ours.forget()
+        barrier()
+        theirs.start(folder)
+        found["DCP async"].append(theirs.blocked)
+        theirs.wait()
+        barrier()
+    ours.close()
+    return {name: seconds[1:] if len(seconds) > count else seconds for name, seconds in found.items()}
+
+
+def blocked(options: argparse.Namespace, folder: str) -> None:
+    ranks = pool(WRITERS).run(blocked_ranks, options.gib, options.rounds, folder, timeout=3600)
+    middle = {
+        name: statistics.median(max(of) for of in zip(*(found[name] for found in ranks), strict=True))
+        for name in ranks[0]
+    }
+    print(f"\nasynchronous save ({load()})")
+    for name in ("memcpy", "zarr", "zarr first", "DCP async"):
+        print(f"  blocked {name:<12} {middle[name]:7.3f} s  {middle[name] / middle['memcpy']:6.2f} x memcpy")
+    print(f"  durable after        {middle['until durable']:7.3f} s")
+    alone, beside = (statistics.median(s for f in ranks for s in f[n]) for n in ("step alone", "step beside zarr"))
+    print(f"  steps while it is written take {beside / alone:.3f} x as long ({alone * 1e3:.1f} ms alone)")
+
+
+# --- load ------------------------------------------------------------------------------------------------------------
+
+
+def stored_ranks(gib: float, folder: str) -> None:
+    """What the loads read."""
+    state = state_of(gib, rank.world, rank.index)
+    ours = Ours(state, folder)
+    for way in (RawWrite(state), ours, Dcp(state)):
+        way(folder)
+    ours.close()
+
+
+def load_ranks(gib: float, count: int, folder: str, dim: int) -> tuple[Taken, dict[str, float]]:
+    """Seconds, and the most memory in use beside what was there before, as a share of the rank's own bytes."""
+    state = state_of(gib, rank.world, rank.index, dim, fill=False)
+    ways: dict[str, Way] = {
+        "raw read": RawRead(state, folder, WRITERS),
+        "zarr, verified": OurLoad(state, folder, True),
+        "zarr, not verified": OurLoad(state, folder, False),
+        "DCP": DcpLoad(state, folder),
+    }
+    extra = {}
+    for name, way in ways.items():
+        state.clear()
+        gc.collect()
+        before = peak(reset=True)
+        way(folder)
+        extra[name] = (peak() - before) / state.nbytes
+        if name != "raw read" and not state.right():
+            raise AssertionError(f"{name} loaded wrong values")
+    return rounds(ways, count, folder, lambda way: None), extra
+
+
+def peak(reset: bool = False) -> int:
+    """The most bytes of memory that this process has had, or has now."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) << 10
+
+
+def loads(options: argparse.Namespace, folder: str) -> None:
+    pool(WRITERS).run(stored_ranks, options.gib, folder, timeout=3600)
+    for title, (readers, dim) in LOADS.items():
+        if options.loads and title not in options.loads:
+            continue
+        ranks = pool(readers).run(load_ranks, options.gib, options.rounds, folder, dim, timeout=3600)
+        show(f"load, {title}", merged([taken for taken, _ in ranks]), "raw read", "DCP", options.gib)
+        extra = {name: max(found[name] for _, found in ranks) for name in ranks[0][1]}
+        print("  memory beside the rank's own bytes: " + ", ".join(f"{n} {x:.2f}" for n, x in extra.items()))
+        close_all()
+
+
+def plan(options: argparse.Namespace, folder: str) -> None:
+    llama()
+    dry_run()
+
+
+def listed(options: argparse.Namespace, folder: str) -> None:
+    latest_of_many(folder, options.checkpoints)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    phases: dict[str, Callable[[argparse.Namespace, str], None]] = {
+        "save": save, "blocked": blocked, "load": loads, "plan": plan, "list": listed,
+    }  # fmt: skip
+    parser.add_argument("--phases", nargs="+", choices=phases, default=list(phases))
+    parser.add_argument("--gib", type=float, default=1.0, help="about the size of the state")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--loads", nargs="+", choices=LOADS, help="only these")
+    parser.add_argument("--checkpoints", type=int, default=1000, help="of the phase list")
+    parser.add_argument("--folder", help="a place on the disk to measure")
+    options = parser.parse_args()
+    for name in options.phases:
+        with tempfile.TemporaryDirectory(dir=options.folder, prefix="checkpoint-") as folder:
+            phases[name](options, folder)
+        close_all()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""What planning costs, without writing: the largest published run, 1,024 ranks one by one, 1,000 checkpoints."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from gangline.checkpoint.base import CheckpointId
+from gangline.config import default_run
+from gangline.mesh import Mesh
+from gangline.model.build import construct
+from gangline.model.compose import compose_model
+from gangline.model.shapes import DecoderConfig, Llama3_8B, Llama3_405B
+from gangline.plugins import build
+from gangline.rundir import RunDirectory
+from gangline.shard import Registry
+from gangline_ckpt_zarr.config import ZarrCheckpoint
+from gangline_ckpt_zarr.format import metadata
+from gangline_ckpt_zarr.format.cells import Files
+from gangline_ckpt_zarr.format.metadata import NAME, Meta
+from gangline_ckpt_zarr.format.overlap import meeting
+from gangline_parallel_megatron_style.arrays import Given, lay_out
+
+WIDE = {"pp": 16, "dp_shard": 128, "tp": 8}  # 16,384 ranks, as arXiv 2407.21783 (section 3.3.2) lists them
+NARROW = {"pp": 8, "dp_shard": 64, "tp": 16}  # 8,192 ranks, cut otherwise along every axis
+MODERATE = {"pp": 4, "dp_shard": 32, "tp": 8}  # 1,024 ranks
+
+
+def registry_of(config: type, axes: dict[str, int]) -> Registry:
+    """Weights and both moments of AdamW, cut as the strategy `3d` with zero=1 cuts them."""
+    mesh, run = Mesh.of(axes), default_run(model=config())
+    tree, plan = compose_model(run)
+    shapes = {name: tuple(parameter.shape) for name, parameter in construct(tree).named_parameters()}
+    blocks, stages = run.model.layers, mesh.size("pp")
+    homes = [block * stages // blocks for block in range(blocks)]
+    given = Given(shapes, {}, {name: (name,) for name in shapes})
+    found = lay_out(
+        plan, mesh, given, (0, *homes, stages - 1), zero=1, sequence_parallel=True, dtype="float32"
+    ).registry
+    names = list(found)
+    return found | found.like("optimizer/exp_avg", names) | found.like("optimizer/exp_avg_sq", names)
+
+
+def llama() -> None:
+    """One rank's share of the work for Llama 3 405B on 16,384 ranks."""
+    began = time.perf_counter()
+    registry, other = registry_of(Llama3_405B, WIDE), registry_of(Llama3_405B, NARROW)
+    world = registry.mesh.world
+    print(f"\nLlama 3 405B on {world:,} ranks: {len(registry.layouts):,} arrays, {registry.nbytes / 1e12:.2f} TB")
+    print(f"  both registries                     {time.perf_counter() - began:8.3f} s")
+    rank = world // 2 + 77
+    files = Files(registry)
+    seconds, file = _timed(lambda: files.of_rank(rank))
+    print(f"  one rank's file, planned            {seconds:8.3f} s  ({len(file.runs)} boxes, {file.size / 1e6:.0f} MB)")
+    seconds, content = _timed(lambda: metadata.write(registry, files, {}, "0badcafe"))
+    print(f"  zarr.json, written                  {seconds:8.3f} s  ({len(content):,} bytes)")
+    seconds, meta = _timed(lambda: metadata.read(content, NAME))
+    print(f"  zarr.json, read                     {seconds:8.3f} s")
+    for axes, wanted in ((WIDE, registry), (NARROW, other)):
+        reader = wanted.mesh.world // 2 + 77
+        seconds, (cells, writers) = _timed(lambda wanted=wanted, reader=reader: read_by(meta, wanted, reader))
+        shape = " ".join(f"{axis}={size}" for axis, size in axes.items())
+        print(f"  a load into {shape:<23} {seconds:8.3f} s  (one rank: {cells:,} cells of {writers:,} files)")
+
+
+def read_by(meta: Meta, wanted: Registry, rank: int) -> tuple[int, int]:
+    """(cells, files) that a rank of another layout reads."""
+    cells, writers = 0, set()
+    for name in wanted:
+        for box, _ in wanted.of_rank(name, rank):
+            for writer, stored in meeting(meta.registry, name, box):
+                run = meta.files.of_rank(writer).by_box[name, stored.offset]
+                cells += sum(count for _, count in run.meeting(box))
+                writers.add(writer)
+    return cells, len(writers)
+
+
+def dry_run() -> None:
+    """Every rank's file of Llama 3 8B on 1,024 ranks, one after the other: no rank's work grows with the world."""
+    registry = registry_of(Llama3_8B, MODERATE)
+    files, seconds, sizes, boxes = Files(registry), [], [], 0
+    for rank in range(registry.mesh.world):
+        took, file = _timed(lambda rank=rank: files.of_rank(rank))
+        seconds.append(took)
+        sizes.append(file.size)
+        boxes += len(file.runs)
+    content = metadata.write(registry, files, {}, "0badcafe")
+    middle, mean = statistics.median(seconds), statistics.fmean(sizes)
+    print(f"\nLlama 3 8B on {registry.mesh.world:,} ranks, all of them planned in one process")
+    print(f"  {sum(seconds):.2f} s; a rank {middle * 1e3:.1f} ms (most {max(seconds) * 1e3:.1f}); {boxes:,} boxes")
+    print(f"  {sum(sizes) / 1e9:.1f} GB in {len(sizes):,} files and one zarr.json of {len(content):,} bytes")
+    print(f"  the largest file is {max(sizes) / mean:.3f} x the mean; padding {1 - registry.nbytes / sum(sizes):.4f}")
+
+
+def latest_of_many(folder: str, count: int) -> None:
+    """A run with so many checkpoints of a small model."""
+    registry = registry_of(DecoderConfig, {})
+    run = default_run(run={"dir": f"{folder}/run"}, checkpoint=ZarrCheckpoint())
+    files, directory = Files(registry), RunDirectory.create(run).path
+    for step in range(count):
+        document = {"step": step, "attempt": 1, "model": "small"}
+        place = Path(directory, "checkpoints", str(CheckpointId(step)))
+        place.mkdir(parents=True)
+        (place / NAME).write_bytes(metadata.write(registry, files, document, f"{step:08x}"))
+    run.run.dir = str(directory)
+    checkpointer = build(run.checkpoint, run, None)
+    listing, found = _timed(checkpointer.list)
+    assert len(found) == count
+    latest, id = _timed(checkpointer.latest)
+    opening, _ = _timed(lambda: checkpointer.document(id))
+    print(f"\n{count:,} checkpoints, {len(registry.layouts)} arrays each")
+    print(f"  list() {listing:.3f} s, latest() {latest:.3f} s, its document {opening:.3f} s more")
+    for verb in ("show", "ls"):
+        words = [sys.executable, "-m", "gangline.cli.main", "ckpt", verb, str(directory)]
+        seconds, cpu = zip(*(_command(words) for _ in range(3)), strict=True)
+        with_python = "the start of Python with it"
+        print(f"  gangline ckpt {verb:<4}  {min(seconds):.3f} s, {min(cpu):.3f} s of CPU, {with_python}")
+
+
+def _command(words: list[str]) -> tuple[float, float]:
+    """(wall, CPU) seconds of a command."""
+    wall, cpu = time.perf_counter(), _cpu_of_children()
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(done.stderr)
+    return time.perf_counter() - wall, _cpu_of_children() - cpu
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _timed(act):
+    began = time.perf_counter()
+    result = act()
+    return time.perf_counter() - began, result

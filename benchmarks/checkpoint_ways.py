@@ -1,0 +1,270 @@
+"""Ways to write the state of the checkpoint benchmark, ours and others'; each returns once the bytes are durable."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+import torch
+from checkpoint_state import State
+from safetensors.torch import save_file
+from torch.distributed import checkpoint as dcp
+
+from gangline.checkpoint.base import CheckpointId
+from gangline.config import default_run
+from gangline.mesh import Mesh
+from gangline.testing import rank
+from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer
+from gangline_ckpt_zarr.checkpointer import build as build_checkpointer
+from gangline_ckpt_zarr.config import ZarrCheckpoint
+from gangline_ckpt_zarr.format import metadata
+from gangline_ckpt_zarr.format.cells import Files
+from gangline_ckpt_zarr.saving import write_file
+from gangline_ckpt_zarr.staging import Staging
+from gangline_ckpt_zarr.stores.local import LocalStore
+from gangline_ckpt_zarr.writing.client import WriterProcess
+from gangline_ckpt_zarr.writing.job import Target
+
+BLOCK = 8 << 20
+Way = Callable[[str], None]  # (folder)
+
+
+def sync(path: str) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def barrier() -> None:
+    if rank.world > 1:
+        torch.distributed.barrier()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class RawWrite:
+    """The same bytes, of no structure: O_DIRECT from memory that is aligned, into a file whose room is allocated."""
+
+    def __init__(self, state: State) -> None:
+        size = sum(shard.local.nbytes for shard in state.own())
+        self.memory = memoryview(mmap.mmap(-1, -(-size // mmap.PAGESIZE) * mmap.PAGESIZE))
+        at = 0
+        for shard in state.own():
+            self.memory[at : at + shard.local.nbytes] = shard.local.reshape(-1).view(torch.uint8).numpy().data
+            at += shard.local.nbytes
+
+    def __call__(self, folder: str) -> None:
+        file = os.open(f"{folder}/{rank.index}.raw", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_DIRECT)
+        os.posix_fallocate(file, 0, len(self.memory))
+        for at in range(0, len(self.memory), BLOCK):
+            os.pwrite(file, self.memory[at : at + BLOCK], at)
+        os.fsync(file)
+        os.close(file)
+        sync(folder)
+
+
+class FromStaging:
+    """Our writer process, on memory that is staged: checksums, the file, and the commit by rank 0."""
+
+    def __init__(self, state: State) -> None:
+        self.registry, self.files = state.registry, Files(state.registry)
+        self.file = self.files.of_rank(rank.index)
+        self.staging, self.writer = Staging(), WriterProcess()
+        self.writer.start([self.staging.fd])
+        self.staging.fill(self.file, state.shards)
+
+    def __call__(self, folder: str) -> None:
+        path = metadata.data_path("0badcafe", rank.index)
+        write_file(self.writer, self.staging, self.file, "0badcafe", [Target(folder, path)], 600.0, lambda share: None)
+        barrier()
+        if rank.index == 0:
+            content = metadata.write(self.registry, self.files, {}, "0badcafe")
+            LocalStore(folder).commit(metadata.NAME, content)
+
+    @property
+    def helper(self) -> int | None:
+        return self.writer.pid
+
+    def close(self) -> None:
+        self.writer.close()
+        self.staging.close()
+
+
+class Ours:
+    """`checkpoint=zarr` as a run uses it: staging, writing, commit. Each call is the next step's save."""
+
+    def __init__(self, state: State, folder: str) -> None:
+        self.state, self.step, self.blocked = state, 0, 0.0
+        self.checkpointer = checkpointer(folder)
+
+    def __call__(self, folder: str) -> None:
+        handle = self.save()
+        handle.wait()
+
+    def save(self):
+        self.step += 1
+        document = {"step": self.step, "attempt": 1}
+        handle = self.checkpointer.save(self.step, self.state.shards, self.state.registry, document)
+        self.blocked = handle.blocked_seconds
+        return handle
+
+    def forget(self) -> None:
+        """Delete what was saved last."""
+        barrier()
+        if rank.index == 0:
+            self.checkpointer.tiers[0].store.delete(str(CheckpointId(self.step)))
+
+    @property
+    def helper(self) -> int | None:
+        return self.checkpointer._writer.pid
+
+    def close(self) -> None:
+        self.checkpointer.close()
+
+
+def checkpointer(folder: str, verify: bool = True) -> ZarrCheckpointer:
+    """A run's own checkpointer, on this rank."""
+    config = ZarrCheckpoint(path=f"{folder}/ours", verify=verify)
+    run = default_run(run={"dir": folder, "steps": 1 << 30}, checkpoint=config)
+    store = rank.comms(Mesh.of({"dp_shard": rank.world})).store if rank.world > 1 else None
+    return build_checkpointer(config, run, _named(store))
+
+
+class _Keys:
+    """The job's store under keys of its own: several checkpointers of one job would answer each other."""
+
+    made = 0
+
+    def __init__(self, store) -> None:
+        _Keys.made += 1
+        self.store, self.name = store, f"bench/{_Keys.made}"
+
+    def set(self, key, value):
+        self.store.set(f"{self.name}/{key}", value)
+
+    def get(self, key):
+        return self.store.get(f"{self.name}/{key}")
+
+    def add(self, key, amount):
+        return self.store.add(f"{self.name}/{key}", amount)
+
+    def check(self, keys):
+        return self.store.check([f"{self.name}/{key}" for key in keys])
+
+
+def _named(store):
+    return None if store is None else _Keys(store)
+
+
+class Dcp:
+    def __init__(self, state: State) -> None:
+        self.tensors = state.dtensors()
+
+    def __call__(self, folder: str) -> None:
+        with quiet():
+            dcp.save(self.tensors, storage_writer=dcp.FileSystemWriter(f"{folder}/dcp"))
+
+
+class TorchSave:
+    def __init__(self, state: State) -> None:
+        self.tensors = {shard.name: shard.local for shard in state.own()}
+
+    def __call__(self, folder: str) -> None:
+        path = f"{folder}/{rank.index}.pt"
+        torch.save(self.tensors, path)
+        sync(path)
+        sync(folder)
+
+
+class Safetensors(TorchSave):
+    def __call__(self, folder: str) -> None:
+        path = f"{folder}/{rank.index}.safetensors"
+        save_file(self.tensors, path)
+        sync(path)
+        sync(folder)
+
+
+class Ocdbt:
+    """TensorStore: zarr v3 in one OCDBT database a rank, as Orbax writes it; nothing is merged afterwards."""
+
+    def __init__(self, state: State) -> None:
+        self.own = state.own()
+
+    def __call__(self, folder: str) -> None:
+        import tensorstore
+
+        context = tensorstore.Context({"file_io_concurrency": {"limit": 4}, "data_copy_concurrency": {"limit": 2}})
+        transaction = tensorstore.Transaction()
+        arrays = [
+            tensorstore.open(self._spec(shard, folder), context=context, transaction=transaction) for shard in self.own
+        ]
+        written = [
+            array.result().write(shard.local.numpy(), can_reference_source_data_indefinitely=True)
+            for array, shard in zip(arrays, self.own, strict=True)
+        ]
+        for one in written:
+            one.copy.result()
+        transaction.commit_async().result()
+
+    @staticmethod
+    def _spec(shard, folder: str) -> dict:
+        shape = list(shard.local.shape)
+        grid = {"name": "regular", "configuration": {"chunk_shape": shape}}
+        codecs = [{"name": "bytes", "configuration": {"endian": "little"}}]
+        return {
+            "driver": "zarr3",
+            "kvstore": {
+                "driver": "ocdbt",
+                "base": {"driver": "file", "path": f"{folder}/ocdbt.{rank.index}/"},
+                "path": f"{shard.name}/",
+            },
+            "metadata": {"shape": shape, "data_type": "float32", "chunk_grid": grid, "codecs": codecs},
+            "store_data_equal_to_fill_value": True,
+            "create": True,
+        }
+
+
+def has_tensorstore() -> bool:
+    try:
+        import tensorstore  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+class Memcpy:
+    """The state, copied into memory that is warm: nothing could block the step for less."""
+
+    def __init__(self, state: State) -> None:
+        self.pairs = [(torch.zeros_like(shard.local).add_(1), shard.local) for shard in state.own()]
+
+    def __call__(self, folder: str) -> None:
+        for target, source in self.pairs:
+            target.copy_(source)
+
+
+class DcpAsync:
+    """torch's asynchronous save as it comes; `blocked` is what its call takes."""
+
+    def __init__(self, state: State) -> None:
+        self.tensors, self.blocked, self.future = state.dtensors(), 0.0, None
+
+    def start(self, folder: str) -> None:
+        began = perf_counter()
+        with quiet():
+            self.future = dcp.async_save(self.tensors, storage_writer=dcp.FileSystemWriter(f"{folder}/dcp-async"))
+        self.blocked = perf_counter() - began
+
+    def wait(self) -> None:
+        self.future.result()
