@@ -9,6 +9,7 @@ price: cuts at odd rows make small chunks.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import product
 from math import gcd, isqrt, prod
 
@@ -50,8 +51,13 @@ def cell_itemsize(dtype: str) -> int:
 
 def chunk_shape(layout: Layout) -> tuple[int, ...]:
     """The shape of every chunk of an array; at the array's ends chunks reach beyond it."""
-    left = max(1, CHUNK_BYTES // cell_itemsize(layout.dtype))
-    chunk: list[int] = []
+    return _chunk_shape(layout.shape, layout.divisions, CHUNK_BYTES // cell_itemsize(layout.dtype))
+
+
+@lru_cache(maxsize=1024)
+def _chunk_shape(shape: tuple[int, ...], divisions: tuple[Division, ...], left: int) -> tuple[int, ...]:
+    """The same for all arrays that lie alike; `left`: elements of a chunk, at most."""
+    layout, chunk = Layout(shape, divisions=divisions), list[int]()
     for length, step in zip(reversed(layout.shape), reversed(spacing(layout)), strict=True):
         length = max(1, length)
         side = _divisor(step, left) if step else -(-length // -(-length // left))
