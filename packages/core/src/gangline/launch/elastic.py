@@ -97,7 +97,8 @@ class RankFiles(LogsSpecs):
         if self.restarts:
             why = failures.first(self.logs, self.restarts - 1)
             who = f"rank {why.rank} failed first: {why.what}" if why is not None and why.what else "a rank was lost"
-            print(f"train: {who}; restart {self.restarts} of {self.max_restarts}", file=sys.stderr, flush=True)
+            if why is None or why.kind == "bug":  # of what no start mends the ranks say so at once, and it is told once
+                print(f"train: {who}; restart {self.restarts} of {self.max_restarts}", file=sys.stderr, flush=True)
         if sys.platform == "linux":
             for env in envs.values():  # gloo would ask the name service for this machine, and use what network it names
                 env["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
