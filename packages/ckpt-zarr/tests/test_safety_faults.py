@@ -1,0 +1,216 @@
+"""Real runs with a full disk, a disk that cannot be written, a store that fails, a rank that dies."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+from faulty_proxy import Asked, FaultyProxy
+from moto.server import ThreadedMotoServer
+from runs import Runs, can_mount, on_a_disk_that_cannot_be_written, on_a_small_disk, ranks
+
+from gangline.cli.main import main
+from gangline_ckpt_zarr import memory
+
+BUCKETS = count()
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    found = Runs(tmp_path)
+    yield found
+    found.end_all()
+
+
+def notes(records: list[dict]) -> str:
+    return "\n".join(note for record in records for note in record["notes"])
+
+
+def test_a_full_disk_fails_saves_and_nothing_else(runs: Runs, tmp_path: Path, capsys) -> None:
+    """Room for one checkpoint of 360 kB; those after it fail, training goes on, and the end says so."""
+    prefix = on_a_small_disk(tmp_path / "disk", tmp_path / "kept", 500)
+    words = ("run.dir=out", "run.steps=9", "checkpoint.every=2", "parallel=ddp", "launch.processes=2")
+    printed = runs.train(*words, f"checkpoint.path={tmp_path}/disk", code=2, prefix=prefix)
+    records = runs.records("out")
+    assert [record["step"] for record in records] == list(range(1, 10))
+    room = "No space left on device" if can_mount() else "File too large"
+    assert f"could not be saved: {room}" in printed
+    assert "training goes on" in printed
+    assert f"could not be saved: {room}" in notes(records)
+    assert room in records[-1]["failed_save"]
+    newest = "The newest whole one is step-00000002." if can_mount() else "There is no earlier one."
+    assert re.search(rf"train: the last checkpoint could not be saved: .*\n.*{newest}", printed)
+    assert "Traceback" not in printed
+    if can_mount():
+        data = sorted(path.relative_to(tmp_path / "kept").parts[0] for path in (tmp_path / "kept").rglob("*.bin"))
+        assert data == ["step-00000002"] * 2, "what is left of failed saves keeps the disk full"
+        assert main(["ckpt", "verify", str(tmp_path / "kept" / "step-00000002")]) == 0
+
+
+def test_a_disk_that_cannot_be_written(runs: Runs, tmp_path: Path) -> None:
+    prefix = on_a_disk_that_cannot_be_written(tmp_path / "disk")
+    printed = runs.train(
+        "run.dir=out", "run.steps=4", "checkpoint.every=2", f"checkpoint.path={tmp_path}/disk", code=2, prefix=prefix
+    )
+    assert [record["step"] for record in runs.records("out")] == [1, 2, 3, 4]
+    assert "Read-only file system" in printed if can_mount() else "Not a directory" in printed
+    assert "There is no earlier one." in printed
+    assert "Traceback" not in printed
+
+
+@pytest.fixture
+def proxy(runs: Runs) -> Iterator[FaultyProxy]:
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    with FaultyProxy(server.get_host_and_port()[1]) as proxy:
+        runs.environment.update(
+            AWS_ENDPOINT_URL=proxy.url,
+            AWS_ACCESS_KEY_ID="someone",
+            AWS_SECRET_ACCESS_KEY="a-secret",
+            AWS_DEFAULT_REGION="us-east-1",
+        )
+        proxy.bucket = f"bucket-{next(BUCKETS)}"  # type: ignore[attr-defined]  # moto's servers share what they hold
+        with urlopen(Request(f"{proxy.url}/{proxy.bucket}", method="PUT")):
+            proxy.reset()
+        yield proxy
+    server.stop()
+
+
+def test_a_store_that_fails_or_is_silent_costs_its_own_saves_alone(runs: Runs, proxy: FaultyProxy) -> None:
+    """The durable store answers 503 to all of step 2 and never to step 4; step 6 is there, and the disk has all."""
+
+    def fault(asked: Asked) -> int | str | None:
+        if asked.method == "PUT" and "step-00000002" in asked.path:
+            return 503
+        return "hang" if asked.method == "PUT" and "step-00000004" in asked.path else None
+
+    proxy.fault = fault
+    words = ("run.dir=out", "run.steps=6", "checkpoint.every=2", "checkpoint.deadline_seconds=1")
+    printed = runs.train(*words, f"checkpoint.durable=s3://{proxy.bucket}/run", "parallel=ddp", "launch.processes=2")
+    records = runs.records("out")
+    assert [record["step"] for record in records] == list(range(1, 7))
+    for step in (2, 4):
+        assert re.search(rf"checkpoint step-0000000{step} could not be saved: .*no success within 1 s", printed)
+    assert "checkpoint step-00000002 could not be saved" in notes(records)
+    assert "secret" not in printed
+    places = sorted(path.parent.name for path in (runs.directory / "out" / "checkpoints").glob("*/zarr.json"))
+    assert places == ["step-00000002", "step-00000004", "step-00000006"]
+    proxy.reset()
+    kept = "".join(sorted(objects(proxy)))
+    assert "step-00000006/zarr.json" in kept
+    assert "step-00000002/zarr.json" not in kept
+    assert "step-00000004/zarr.json" not in kept
+
+
+def objects(proxy: FaultyProxy) -> list[str]:
+    with urlopen(f"{proxy.url}/{proxy.bucket}?list-type=2") as answer:
+        return re.findall(r"<Key>(.*?)</Key>", answer.read().decode())
+
+
+def test_a_store_that_does_not_answer_at_the_start_is_told_and_nothing_is_passed_over(
+    runs: Runs, proxy: FaultyProxy
+) -> None:
+    """Neither begun afresh nor gone back, and not tried again and again."""
+    words = ("run.steps=4", "checkpoint.every=2", "checkpoint.deadline_seconds=1", "launch.max_restarts=3")
+    runs.train("run.dir=out", *words, f"checkpoint.path=s3://{proxy.bucket}/run", "run.steps=2")
+    before = runs.attempts("out")
+    proxy.fault = lambda asked: 503
+    printed = runs.train("resume=out", "run.steps=4", code=2)
+    assert re.search(rf"s3://{proxy.bucket}/run cannot be read: .*no success within 1 s", printed)
+    assert "train resume=" in printed
+    assert "restart" not in printed
+    assert "Traceback" not in printed
+    assert runs.attempts("out") == before
+    proxy.reset()
+    data = [key for key in objects(proxy) if key.endswith(".bin")]
+    proxy.fault = lambda asked: 503 if data[0] in asked.path else None
+    printed = runs.train("resume=out", "run.steps=4", code=2)
+    assert re.search(r"checkpoint step-00000002 cannot be read: .*no success within 1 s", printed)
+    assert runs.attempts("out") == before
+    proxy.reset()
+    runs.train("resume=out", "run.steps=4")
+    assert [record["step"] for record in runs.records("out")] == [1, 2, 3, 4]
+
+
+def test_a_rank_that_dies_is_started_again_from_memory_which_then_is_gone(runs: Runs) -> None:
+    """No checkpoint is on disk by then; the curve is that of a run that nobody has disturbed."""
+    words = ("run.steps=150", "checkpoint.every=null", "parallel=ddp", "launch.processes=2", "run.deterministic=on")
+    process = runs.start("run.dir=out", *words, "checkpoint.memory_every=5", "launch.max_restarts=1")
+    runs.wait_for_step(process, "out", 40)
+    place = memory.directory(runs.directory / "out")
+    assert place.is_dir()
+    os.kill(ranks(process.pid)[1], signal.SIGKILL)
+    printed = runs.finish(process)
+    assert "restart 1 of 1" in printed
+    first, second = runs.attempts("out")
+    assert first["start"] is None
+    assert int(second["start"].removeprefix("step-")) >= 35
+    assert not place.exists()
+    assert [path.parent.name for path in (runs.directory / "out" / "checkpoints").glob("*/zarr.json")] == [
+        "step-00000150"
+    ]
+    runs.train("run.dir=alone", *words)
+    curve = [(record["step"], record["loss"], record["grad_norm"]) for record in runs.records("out")]
+    assert curve == [(record["step"], record["loss"], record["grad_norm"]) for record in runs.records("alone")]
+
+
+def test_all_checkpoints_damaged_is_said_once_and_not_tried_again(runs: Runs) -> None:
+    words = ("run.dir=out", "run.steps=4", "checkpoint.every=2", "launch.max_restarts=3")
+    runs.train(*words)
+    for path in (runs.directory / "out" / "checkpoints").rglob("*.bin"):
+        content = path.read_bytes()
+        path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    before = runs.attempts("out")
+    printed = runs.train("resume=out", "run.steps=6", code=2)
+    assert "can be read" in printed
+    assert printed.count("is damaged: its checksum differs") == 2
+    assert "restart" not in printed
+    assert "Traceback" not in printed
+    assert runs.attempts("out") == before
+
+
+def test_a_damaged_one_is_passed_over_for_the_one_before_it_and_people_are_told(runs: Runs) -> None:
+    runs.train("run.dir=out", "run.steps=4", "checkpoint.every=2")
+    (path,) = (runs.directory / "out" / "checkpoints" / "step-00000004").rglob("*.bin")
+    content = path.read_bytes()
+    path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+    printed = runs.train("resume=out", "run.steps=6")
+    assert f"in {path} is damaged: its checksum differs; going back to the checkpoint before it" in printed
+    assert "going back" in notes(runs.records("out"))
+    assert runs.attempts("out")[-1]["start"] == "step-00000002"
+    assert [record["attempt"] for record in runs.records("out")] == [1, 1, 2, 2, 2, 2]
+
+
+def test_a_writer_that_is_killed_fails_its_save_and_training_goes_on(runs: Runs) -> None:
+    process = runs.start("run.dir=out", "run.steps=120", "checkpoint.every=2", "checkpoint.keep_last=2")
+    runs.wait_for_step(process, "out", 10)
+    for step in range(20, 100, 10):
+        runs.wait_for_step(process, "out", step)
+        for pid, (_, command) in runs_of_writer(process.pid):
+            assert "writing.process" in command
+            os.kill(pid, signal.SIGKILL)
+    printed = runs.finish(process)
+    records = runs.records("out")
+    assert [record["step"] for record in records] == list(range(1, 121))
+    assert "was killed by SIGKILL" in printed
+    assert "was killed by SIGKILL" in notes(records)
+    assert records[-1]["failed_save"] is None
+    assert "Traceback" not in printed
+
+
+def runs_of_writer(session: int) -> list[tuple[int, tuple[int, str]]]:
+    """The writer processes of a run; each leads a session of its own."""
+    living = ranks(session)
+    found = []
+    for rank in living:
+        for task in Path(f"/proc/{rank}/task").glob("*/children"):
+            for pid in task.read_text().split():
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found.append((int(pid), (rank, command)))
+    return found
