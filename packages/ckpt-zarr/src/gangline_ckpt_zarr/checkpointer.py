@@ -187,7 +187,8 @@ class ZarrCheckpointer(Checkpointer):
 
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
         world = 1 if self.store is None else registry.mesh.world
-        for note in load(id, self.metas(id), [*shards], self._agreement("load", world), self.config.verify):
+        talk = self._agreement("load", world)
+        for note in load(id, self.metas(id), [*shards], registry, talk, self.config.verify):
             self.note(note)
 
     def close(self) -> None:

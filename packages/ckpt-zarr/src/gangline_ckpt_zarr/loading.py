@@ -10,18 +10,24 @@ import torch
 
 from gangline.checkpoint.base import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
-from gangline.shard import Shard
+from gangline.shard import Registry, Shard
 from gangline_ckpt_zarr.agreement import Agreement, Failed
 from gangline_ckpt_zarr.copies import fill
 from gangline_ckpt_zarr.format.metadata import Meta
 from gangline_ckpt_zarr.reading import Target
+from gangline_ckpt_zarr.sharing import Sharing, agreed
 from gangline_ckpt_zarr.tiers import Tier
 
 
 def load(
-    id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], shards: list[Shard], talk: Agreement, verify: bool = True
+    id: CheckpointId,
+    copies: Sequence[tuple[Tier, Meta]],
+    shards: list[Shard],
+    registry: Registry,
+    talk: Agreement,
+    verify: bool = True,
 ) -> list[str]:
-    """Fill the shards in place; what goes wrong on any rank is raised on all of them.
+    """Fill the shards in place; what goes wrong on any rank is raised on all of them. `registry`: how they lie.
 
     Gives, on rank 0, what people should know: copies that were passed over. Raises UserError for a missing name or
     another shape or kind and where a store does not answer, BadCheckpoint where no tier has a good copy.
@@ -29,11 +35,21 @@ def load(
     try:
         copies = _of_one_save(copies, talk)
         _check(id, copies[0][1], shards)
-        passed = _fill(id, copies, shards, verify)
+        meta = copies[0][1]
+        wanted = [(shard, *_target(shard, meta)) for shard in shards if prod(shard.local.shape)]
+        targets = [target for _, target, _ in wanted]
+        far = not copies[0][0].store.local
+        sharing = Sharing(meta, registry, talk.rank, targets) if agreed(talk, registry, targets, far) else None
+        passed = fill(id, copies, targets if sharing is None else sharing.wanted(), verify)
         if passed and talk.count("passed over", len(passed)) == len(passed):
             talk.say("first passed over", passed[0])
         talk.done("read")
         talk.all_done("read")
+        if sharing is not None:
+            sharing.exchange()
+        for shard, _, memory in wanted:
+            if memory is not None:
+                shard.local.detach().copy_(memory)
         return _told(id, talk) if talk.rank == 0 else []
     except UserError as error:
         talk.fail({"user": [error.what, *error.details]})
@@ -84,16 +100,6 @@ def _check(id: CheckpointId, meta: Meta, shards: list[Shard]) -> None:
         stored = getattr(torch, layout.dtype)
         if stored != shard.dtype and not (stored.is_floating_point and shard.dtype.is_floating_point):
             raise UserError(f"{shard.name} is {layout.dtype} in checkpoint {id}, and {shard.dtype} in this run.")
-
-
-def _fill(id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], shards: list[Shard], verify: bool) -> list[str]:
-    meta = copies[0][1]
-    wanted = [(shard, *_target(shard, meta)) for shard in shards if prod(shard.local.shape)]
-    passed = fill(id, copies, [target for _, target, _ in wanted], verify)
-    for shard, _, memory in wanted:
-        if memory is not None:
-            shard.local.detach().copy_(memory)
-    return passed
 
 
 def _target(shard: Shard, meta: Meta) -> tuple[Target, torch.Tensor | None]:

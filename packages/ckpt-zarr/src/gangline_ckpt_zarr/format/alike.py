@@ -36,6 +36,16 @@ class Lying:
             self._ranks[key] = self.mesh.rank(self._places.coordinate(*key))
         return self._ranks[key]
 
+    def alike(self, rank: int, most: int) -> tuple[int, ...]:
+        """Up to `most` ranks, `rank` among them, that hold the same parts; all of them give the same answer."""
+        coordinate, replicas = self.mesh.coordinate(rank), self._places.replicas
+        parts, replica = self._places.of(coordinate)
+        first = replica // most * most
+        return tuple(
+            self.mesh.rank(self._places.coordinate(parts, number))
+            for number in range(first, min(first + most, replicas))
+        )
+
     def _of(self, rank: int) -> tuple[tuple[int, ...], int, list[Box]] | None:
         coordinate = self.mesh.coordinate(rank)
         if any(coordinate[axis] != index for axis, index in self.layout.at):

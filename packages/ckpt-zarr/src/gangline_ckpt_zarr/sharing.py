@@ -1,0 +1,143 @@
+"""Ranks that hold the same boxes read a far store once: each reads a part, and gives it to the others.
+
+Replicas want equal bytes, and a store that all machines share would send them to each. Which ranks hold a box, and so
+who reads which rows of it, follows from the registry: all know it and nothing is gathered. At most `TOGETHER` ranks
+share, so what a rank sends does not grow with the world: a store of 1,024 replicas is read 128 times instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from gangline.shard import Box, Registry
+from gangline_ckpt_zarr.agreement import Agreement
+from gangline_ckpt_zarr.format.alike import lying
+from gangline_ckpt_zarr.format.grid import cell_itemsize
+from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.reading import Target
+
+TOGETHER = 8  # ranks
+SLICE = 32 << 20  # bytes of an array that one rank reads: smaller ones would spread better and be fetched worse
+STEP = 256 << 20  # bytes of all arrays between two exchanges: what may have to be copied to be sent
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of a box that `ranks` hold alike: `reader`, one of them, reads it. `step`: of the exchange."""
+
+    name: str
+    box: Box
+    whole: Box
+    ranks: tuple[int, ...]
+    reader: int
+    step: int
+
+
+def parts(meta: Meta, registry: Registry, rank: int, together: int = TOGETHER) -> Iterator[Part]:
+    """What a rank holds, cut into what one rank reads; those that share a part see it with the same reader and step.
+
+    In the registry's order, so any two ranks see what they share in the same order.
+    """
+    read: dict[tuple[int, ...], list[int]] = {}  # by ranks that share: bytes that each of them reads
+    passed = 0
+    for name, layout in registry.layouts.items():
+        step, passed = passed // STEP, passed + layout.nbytes
+        boxes = [box for box, _ in registry.of_rank(name, rank) if box.size]
+        if not boxes:
+            continue
+        ranks = lying(registry.mesh, layout).alike(rank, together)
+        bytes_of = read.setdefault(ranks, [0] * len(ranks))
+        for whole in boxes:
+            for box in _rows(whole, meta.files.chunk(name), cell_itemsize(layout.dtype)):
+                number = _next(bytes_of, layout.turn)
+                bytes_of[number] += box.size * cell_itemsize(layout.dtype)
+                yield Part(name, box, whole, ranks, ranks[number], step)
+
+
+def _next(bytes_of: Sequence[int], turn: int) -> int:
+    """Who has the least to read; among equals those take turns, as those who write do."""
+    return min(range(len(bytes_of)), key=lambda number: (bytes_of[number], (number - turn) % len(bytes_of)))
+
+
+def _rows(box: Box, chunk: tuple[int, ...], itemsize: int) -> Iterator[Box]:
+    """Slices of a box that end where chunks do, so that none is read twice."""
+    if not box.shape:
+        yield box
+        return
+    row = max(1, box.size // box.shape[0] * itemsize)
+    side = max(1, SLICE // (row * chunk[0])) * chunk[0]
+    start, end = box.offset[0], box.offset[0] + box.shape[0]
+    while start < end:
+        stop = min(end, (start // side + 1) * side)
+        yield Box((start, *box.offset[1:]), (stop - start, *box.shape[1:]))
+        start = stop
+
+
+def agreed(talk: Agreement, registry: Registry, targets: Sequence[Target], far: bool) -> bool:
+    """Whether all ranks will share: the store is far from each, and each loads all that the registry gives it.
+
+    (Sampling takes the weights alone, and a test may load what it likes.) All ranks call it.
+    """
+    if talk.world == 1 or registry.mesh.world != talk.world or not dist.is_initialized():
+        return False
+    held = _by_box(targets)
+    every = all((name, box) in held for name in registry for box, _ in registry.of_rank(name, talk.rank) if box.size)
+    talk.count("do not share", int(not (far and every)))
+    talk.done("asked to share")
+    talk.all_done("asked to share")
+    return talk.count("do not share", 0) == 0
+
+
+class Sharing:
+    """One load that ranks share."""
+
+    def __init__(self, meta: Meta, registry: Registry, rank: int, targets: Sequence[Target]) -> None:
+        self.rank = rank
+        self._targets = _by_box(targets)
+        self._parts = [*parts(meta, registry, rank)]
+        shared = {(part.name, part.whole) for part in self._parts}
+        self._own = [target for target in targets if (target.name, target.box) not in shared]
+
+    def wanted(self) -> list[Target]:
+        """What this rank reads."""
+        return self._own + [self._cut(part) for part in self._parts if part.reader == self.rank]
+
+    def exchange(self) -> None:
+        """Give what was read to those that hold it too, and take from them. All ranks call it, once all have read."""
+        for _, step in groupby(self._parts, key=lambda part: part.step):
+            received: list[tuple[np.ndarray, np.ndarray]] = []
+            work: list[dist.P2POp] = []
+            for part in step:
+                memory = self._cut(part).array
+                if part.reader == self.rank:
+                    sent = _bytes(np.ascontiguousarray(memory))
+                    work += [dist.P2POp(dist.isend, sent, rank) for rank in part.ranks if rank != self.rank]
+                else:
+                    whole = memory if memory.flags.c_contiguous else np.empty_like(memory, order="C")
+                    work.append(dist.P2POp(dist.irecv, _bytes(whole), part.reader))
+                    received += [] if whole is memory else [(memory, whole)]
+            for one in dist.batch_isend_irecv(work) if work else ():
+                one.wait()
+            for memory, whole in received:
+                memory[...] = whole
+
+    def _cut(self, part: Part) -> Target:
+        target = self._targets[part.name, part.whole]
+        place: Any = (*part.box.within(part.whole), ...)
+        return replace(target, box=part.box, array=target.array[place])
+
+
+def _by_box(targets: Sequence[Target]) -> Mapping[tuple[str, Box], Target]:
+    return {(target.name, target.box): target for target in targets}
+
+
+def _bytes(array: np.ndarray) -> torch.Tensor:
+    """The very memory of an array, whatever it holds."""
+    return torch.from_numpy(array.reshape(-1).view(np.uint8))

@@ -1,0 +1,83 @@
+"""Replicas read a far store once, give each other what they read, and agree on who reads what without a word."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import prod
+from pathlib import Path
+
+import made
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layouts import registries
+from sharing_ranks import ID, loaded, registry, whole
+
+from gangline.shard import Registry
+from gangline.testing.pool import pool
+from gangline_ckpt_zarr import sharing
+from gangline_ckpt_zarr.format import metadata
+from gangline_ckpt_zarr.format.cells import Files
+from gangline_ckpt_zarr.format.grid import cell_itemsize
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    document = {"step": ID.step, "attempt": ID.attempt}
+    made.save(str(tmp_path / str(ID)), registry(), whole, document)
+    return tmp_path
+
+
+def test_each_byte_is_read_by_one_of_those_that_hold_it(saved: Path) -> None:
+    found = pool(4).run(loaded, str(saved), None, saved.name)
+    assert [right for _, _, right in found] == [True] * 4
+    stored = sum(prod(layout.shape) * cell_itemsize(layout.dtype) for layout in registry().layouts.values())
+    read = [nbytes for nbytes, _, _ in found]
+    assert stored <= sum(read) < 1.1 * stored  # checksums, seals and gaps with it
+    assert sum(own for _, own, _ in found) > 2 * stored
+    assert max(read) < 1.3 * sum(read) / 4
+
+
+def test_who_loads_a_part_of_the_state_shares_nothing(saved: Path) -> None:
+    """Sampling takes what it needs: no rank may wait for one that does not come."""
+    found = pool(4).run(loaded, str(saved), ("model/rows.0", "model/count"), saved.name)
+    assert [right for _, _, right in found] == [True] * 4
+    assert all(read >= own for read, own, _ in found)
+
+
+def test_damage_that_one_rank_reads_is_raised_on_all(saved: Path) -> None:
+    """Nobody is left waiting for what the one that found it was to send."""
+    files = sorted((saved / str(ID)).glob("data-*/*.bin"))
+    content = bytearray(files[0].read_bytes())
+    content[100] ^= 1
+    damaged = Files(registry()).of_rank(0).runs[0].name
+    files[0].write_bytes(content)
+    found = pool(4).run(loaded, str(saved), None, saved.name)
+    assert {damage for _, _, damage in found} == {(damaged, str(files[0]))}
+
+
+@settings(max_examples=100, deadline=None)
+@given(registries(), st.integers(1, 4), st.sampled_from([16, 64, 1 << 20]))
+def test_all_that_share_a_part_know_the_same(wanted: Registry, together: int, slice_bytes: int) -> None:
+    """Parts tile a rank's boxes; two ranks see what they share in one order, with one reader and in one step."""
+    meta = metadata.read(metadata.write(wanted, Files(wanted), {}, "0badcafe"), "zarr.json")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharing, "SLICE", slice_bytes)
+        patch.setattr(sharing, "STEP", 4 * slice_bytes)
+        seen = {rank: [*sharing.parts(meta, wanted, rank, together)] for rank in range(wanted.mesh.world)}
+    between: dict[tuple[int, int], dict[int, list]] = defaultdict(dict)
+    for rank, found in seen.items():
+        covered: dict[tuple, int] = defaultdict(int)
+        for part in found:
+            assert rank in part.ranks
+            assert part.reader in part.ranks
+            assert len(part.ranks) <= together
+            assert part.box.overlap(part.whole) == part.box or not part.box.shape
+            covered[part.name, part.whole] += part.box.size
+        held = {(name, box) for name in wanted for box, _ in wanted.of_rank(name, rank) if box.size}
+        assert covered == {(name, box): box.size for name, box in held}
+        assert [part.step for part in found] == sorted(part.step for part in found)
+        for other in {other for part in found for other in part.ranks}:
+            between[min(rank, other), max(rank, other)][rank] = [part for part in found if other in part.ranks]
+    for pair in between.values():
+        assert len({tuple(parts) for parts in pair.values()}) == 1
