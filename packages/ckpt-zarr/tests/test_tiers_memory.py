@@ -9,66 +9,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
+from stepping import REGISTRY, Job
 
 from gangline import attempts
 from gangline.attempts import Attempt
 from gangline.checkpoint.base import CheckpointId, SaveFailed
 from gangline.config.compose import compose_one
 from gangline.errors import BadCheckpoint, UserError
-from gangline.mesh import Mesh
 from gangline.testing import checkpointer_ranks as kit
 from gangline_ckpt_zarr import memory
-from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
+from gangline_ckpt_zarr.checkpointer import build
 
-REGISTRY = kit.registry_of(Mesh.of({}))
-
-
-class Job:
-    """A run, whose workers come and go; `every` second step is for the disk, each for memory."""
-
-    def __init__(self, run_dir: Path, *words: str) -> None:
-        self.run_dir, self.words = run_dir, words
-        self.checkpointer: ZarrCheckpointer | None = None
-
-    def start(self) -> ZarrCheckpointer:
-        """New workers."""
-        self.end()
-        words = ["recipe=tiny", "checkpoint=zarr", "checkpoint.memory_every=1", "checkpoint.every=2", "run.steps=99"]
-        run = compose_one([*words, f"run.dir={self.run_dir}", *self.words])
-        self.checkpointer = build(run.checkpoint, run, dist.HashStore())
-        self.newest = self.checkpointer.latest()
-        attempts.append(self.run_dir, Attempt(attempts.current(self.run_dir), self.newest and str(self.newest)))
-        return self.checkpointer
-
-    def step(self, step: int, salt: int | None = None, attempt: int = 1) -> list[str]:
-        """What a step of the loop does; the tiers that have it then."""
-        assert self.checkpointer is not None
-        if self.checkpointer.due(step, 0.1, 2):
-            shards = kit.shards_of(REGISTRY, step if salt is None else salt)
-            document = kit.document(step, attempt, step)
-            self.checkpointer.save(step, shards, REGISTRY, document).wait()
-        return self.where(step, attempt)
-
-    def where(self, step: int, attempt: int = 1) -> list[str]:
-        assert self.checkpointer is not None
-        return [tier.name for tier in self.checkpointer.tiers if CheckpointId(step, attempt) in tier.ids()]
-
-    def load(self, step: int, attempt: int = 1) -> list[str]:
-        """Shards that differ from what was saved."""
-        assert self.checkpointer is not None
-        shards = kit.shards_of(REGISTRY, None)
-        self.checkpointer.load(CheckpointId(step, attempt), shards, REGISTRY)
-        return kit.wrong(shards, step)
-
-    def end(self) -> None:
-        if self.checkpointer is not None:
-            self.checkpointer.close()
+MEMORY = "checkpoint.memory_every=1"
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    found = Job(tmp_path)
+    found = Job(tmp_path, MEMORY)
     yield found
     found.end()
     shutil.rmtree(memory.directory(tmp_path), ignore_errors=True)
@@ -243,14 +200,14 @@ def test_copies_of_two_saves_are_never_mixed(job: Job) -> None:
 
 def test_the_last_checkpoint_is_saved_where_it_lasts(job: Job) -> None:
     """A worker died when the last step was in memory alone; the next one has no step to do."""
-    job.words = ("run.steps=3",)
+    job.words = (MEMORY, "run.steps=3")
     checkpointer = job.start()
     for step in (1, 2):
         job.step(step)
-    job.words = ("run.steps=99",)
+    job.words = (MEMORY, "run.steps=99")
     job.start()
     job.step(3)
-    job.words = ("run.steps=3",)
+    job.words = (MEMORY, "run.steps=3")
     checkpointer = job.start()
     assert job.newest == CheckpointId(3)
     assert not checkpointer.lasts(CheckpointId(3))
@@ -288,13 +245,21 @@ def test_a_tool_sees_what_is_there_and_touches_nothing(job: Job) -> None:
     assert job.load(1) == []
 
 
-def test_a_store_that_cannot_be_read_ends_the_run_before_it_goes_back(job: Job, monkeypatch) -> None:
-    """It is no damage: nothing is passed over."""
-    checkpointer = job.start()
+def test_a_store_that_cannot_be_read_stops_a_start_but_not_a_run(job: Job, monkeypatch) -> None:
+    """At the start its newest may be what is wanted; later what is nearer is newer."""
+    job.start()
     for step in (1, 2):
         job.step(step)
+
+    def forbidden(path: str = "") -> list[str]:
+        raise PermissionError(13, "Forbidden")
+
+    checkpointer = job.start()
     disk = next(tier for tier in checkpointer.tiers if tier.name == "disk")
-    monkeypatch.setattr(disk.store, "names", lambda path="": (_ for _ in ()).throw(PermissionError(13, "Forbidden")))
-    monkeypatch.setattr(disk.store, "holding", lambda name: (_ for _ in ()).throw(PermissionError(13, "Forbidden")))
+    monkeypatch.setattr(disk.store, "names", forbidden)
+    monkeypatch.setattr(disk.store, "holding", forbidden)
     with pytest.raises(UserError, match="cannot be read: Forbidden"):
         checkpointer.latest()
+    job.step(3)
+    assert checkpointer.latest() == CheckpointId(3)
+    assert any("cannot be read: Forbidden; going by the nearer tiers" in note for note in checkpointer.notices())

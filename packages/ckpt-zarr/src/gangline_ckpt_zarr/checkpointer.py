@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -46,6 +48,8 @@ class ZarrCheckpointer(Checkpointer):
         self._staging: Staging | None = None
         self._writer = WriterProcess()
         self._files: Files | None = None
+        self._preparing: threading.Thread | None = None
+        self._prepared: Staging | None = None
         mtbf = observed_mtbf(self._run_dir) if config.mtbf_hours is None else config.mtbf_hours * 3600
         self._interval = Interval(mtbf) if config.every == "auto" else None
         self._measured = -1  # the step of the newest save whose cost the interval knows
@@ -84,12 +88,28 @@ class ZarrCheckpointer(Checkpointer):
 
     # --- save --------------------------------------------------------------------------------------------------------
 
+    def prepare(self, registry: Registry) -> None:
+        """Fresh memory costs several times what the copy into it does: it is found beside the first steps."""
+        if self.config.every is not None or self.config.at_end:
+            self._preparing = threading.Thread(target=self._prepare, args=(registry,), daemon=True, name="prepare")
+            self._preparing.start()
+
+    def _prepare(self, registry: Registry) -> None:
+        self._files, rank = Files(registry), _rank() if registry.mesh.world > 1 else 0
+        with contextlib.suppress(OSError):  # the first save will say so
+            staging = self._buffer(rank)
+            staging.prepare(self._files.of_rank(rank))
+            self._prepared = staging
+
     def save(self, step: int, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]) -> Handle:
         start, id = time.perf_counter(), CheckpointId(step, document["attempt"])
         asked, tiers = self._asked
         wanted = tiers if asked == step and tiers and not self._last else self.tiers
         if self._saving is not None:  # one at a time: the second waits, for the staging memory is in use
             self._saving.join()
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
         if self._last:  # what is in memory may have to outlive it
             wanted = [tier for tier in wanted if tier is not self.memory or not tier.has(id)]
         if self._files is None or self._files.registry != registry:
@@ -120,6 +140,9 @@ class ZarrCheckpointer(Checkpointer):
         return self._saving
 
     def _buffer(self, rank: int) -> Staging:
+        if self._prepared is not None:
+            staging, self._prepared = self._prepared, None
+            return staging
         if self.memory is not None:
             return self.memory.buffer(rank)
         if self._staging is None:
@@ -134,12 +157,16 @@ class ZarrCheckpointer(Checkpointer):
     # --- look --------------------------------------------------------------------------------------------------------
 
     def list(self):
-        found = set()
+        found: set[CheckpointId] = set()
         for tier in self.tiers:
             try:
                 found.update(tier.ids())
-            except OSError as error:  # its newest may be what is wanted: to go on without it would be to go back
-                raise unreadable(tier.store.url, told(error)) from error
+            except OSError as error:
+                if (
+                    not self._number or not found
+                ):  # at the start its newest may be what is wanted: no going back for that
+                    raise unreadable(tier.store.url, told(error)) from error
+                self.note(f"{tier.store.url} cannot be read: {told(error)}; going by the nearer tiers")
         return sorted(found)
 
     def lasts(self, id: CheckpointId) -> bool:
@@ -163,7 +190,7 @@ class ZarrCheckpointer(Checkpointer):
 
     def metas(self, id: CheckpointId) -> Sequence[tuple[Tier, Meta]]:
         """The tiers that have a checkpoint with what zarr.json says there, nearest first. Raises BadCheckpoint."""
-        found, bad = [], None
+        found, bad, silent = [], None, None
         for tier in self.tiers:
             try:
                 found.append((tier, tier.meta(id)))
@@ -172,11 +199,14 @@ class ZarrCheckpointer(Checkpointer):
             except BadCheckpoint as damage:
                 bad = damage
             except OSError as error:
-                raise unreadable(f"{tier.store.url}/{id}", told(error)) from error
-        if bad is not None and found:
-            self.note(f"{bad}; taking the copy in {found[0][0].store.url}")
+                silent = unreadable(f"{tier.store.url}/{id}", told(error))
+        passed = bad or (silent and silent.what)
+        if passed and found:
+            self.note(f"{passed}; taking the copy in {found[0][0].store.url}")
         if found:
             return found
+        if silent is not None:
+            raise silent
         if bad is not None:
             raise bad
         held = ", ".join(map(str, self.list())) or "none"
@@ -192,8 +222,9 @@ class ZarrCheckpointer(Checkpointer):
             self.note(note)
 
     def close(self) -> None:
-        if self._saving is not None:
-            self._saving.join()
+        for under_way in (self._preparing, self._saving):
+            if under_way is not None:
+                under_way.join()
         self._writer.close()
         if self._staging is not None:
             self._staging.close()

@@ -1,0 +1,59 @@
+"""A run in one process, step by step, without a model: its checkpointer as the loop uses it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch.distributed as dist
+
+from gangline import attempts
+from gangline.attempts import Attempt
+from gangline.checkpoint.base import CheckpointId
+from gangline.config.compose import compose_one
+from gangline.mesh import Mesh
+from gangline.testing import checkpointer_ranks as kit
+from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
+
+REGISTRY = kit.registry_of(Mesh.of({}))
+
+
+class Job:
+    """A run, whose workers come and go; every second step is for the disk. `words`: more settings."""
+
+    def __init__(self, run_dir: Path, *words: str) -> None:
+        self.run_dir, self.words = run_dir, words
+        self.checkpointer: ZarrCheckpointer | None = None
+
+    def start(self) -> ZarrCheckpointer:
+        """New workers."""
+        self.end()
+        words = ["recipe=tiny", "checkpoint=zarr", "checkpoint.every=2", "run.steps=99", f"run.dir={self.run_dir}"]
+        run = compose_one([*words, *self.words])
+        self.checkpointer = build(run.checkpoint, run, dist.HashStore())
+        self.newest = self.checkpointer.latest()
+        attempts.append(self.run_dir, Attempt(attempts.current(self.run_dir), self.newest and str(self.newest)))
+        return self.checkpointer
+
+    def step(self, step: int, salt: int | None = None, attempt: int = 1) -> list[str]:
+        """What a step of the loop does; the tiers that have it then."""
+        assert self.checkpointer is not None
+        if self.checkpointer.due(step, 0.1, 2):
+            shards = kit.shards_of(REGISTRY, step if salt is None else salt)
+            document = kit.document(step, attempt, step)
+            self.checkpointer.save(step, shards, REGISTRY, document).wait()
+        return self.where(step, attempt)
+
+    def where(self, step: int, attempt: int = 1) -> list[str]:
+        assert self.checkpointer is not None
+        return [tier.name for tier in self.checkpointer.tiers if CheckpointId(step, attempt) in tier.ids()]
+
+    def load(self, step: int, attempt: int = 1) -> list[str]:
+        """Shards that differ from what was saved."""
+        assert self.checkpointer is not None
+        shards = kit.shards_of(REGISTRY, None)
+        self.checkpointer.load(CheckpointId(step, attempt), shards, REGISTRY)
+        return kit.wrong(shards, step)
+
+    def end(self) -> None:
+        if self.checkpointer is not None:
+            self.checkpointer.close()

@@ -1,0 +1,128 @@
+"""What each tier keeps, by its own interval and its own rules, also when the run goes back."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stepping import Job
+
+from gangline import attempts
+from gangline.attempts import Attempt
+from gangline.checkpoint.base import CheckpointId, SaveFailed
+from gangline.errors import BadCheckpoint
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Job]:
+    """Each second step on disk, the newest two; each fourth in the durable store, the newest and those of 8, 16, ..."""
+    found = Job(
+        tmp_path / "run",
+        "checkpoint.keep_last=2",
+        f"checkpoint.durable={tmp_path}/durable",
+        "checkpoint.durable_every=4",
+        "checkpoint.durable_keep_last=1",
+        "checkpoint.durable_keep_every=8",
+        "run.steps=20",
+    )
+    found.run_dir.mkdir()
+    yield found
+    found.end()
+
+
+def held(job: Job) -> tuple[list[str], list[str]]:
+    """(on disk, in the durable store)"""
+    near, far = job.checkpointer.tiers
+    return [str(id) for id in near.ids()], [str(id) for id in far.ids()]
+
+
+def names(*steps: float) -> list[str]:
+    """8.2 is step 8 of attempt 2."""
+    return [f"step-{int(step):08d}" + (".2" if step % 1 else "") for step in steps]
+
+
+def test_each_tier_by_its_own_rules(kept: Job) -> None:
+    kept.start()
+    for step in range(1, 18):
+        kept.step(step)
+    assert held(kept) == (names(14, 16), names(8, 16))
+    for step in (18, 19, 20):  # the last goes to all tiers, whatever their interval
+        kept.step(step)
+    assert held(kept) == (names(18, 20), names(8, 16, 20))
+    assert kept.load(16) == []
+    assert kept.load(8) == []
+    assert len(list((kept.run_dir.parent / "durable").iterdir())) == 3
+
+
+def test_a_way_back_takes_the_abandoned_ones_along_and_keeps_the_others(kept: Job) -> None:
+    checkpointer = kept.start()
+    for step in range(1, 13):
+        kept.step(step)
+    assert held(kept) == (names(10, 12), names(8, 12))
+    attempts.append(kept.run_dir, Attempt(2, "step-00000008"))
+    assert checkpointer.latest() == CheckpointId(8)
+    assert kept.load(8) == []
+    kept.step(10, attempt=2)
+    assert held(kept)[0] == names(10.2), "the abandoned ones stay, or what led here went"
+    kept.step(12, attempt=2)
+    assert held(kept) == (names(10.2, 12.2), names(8, 12.2))
+    kept.start()
+    assert kept.newest == CheckpointId(12, 2)
+    assert kept.load(12, 2) == []
+
+
+def test_the_farther_tier_fills_in_where_the_nearer_is_damaged_or_gone(kept: Job) -> None:
+    kept.start()
+    for step in range(1, 9):
+        kept.step(step)
+    place = kept.run_dir / "checkpoints" / "step-00000008"
+    (data,) = place.rglob("*.bin")
+    content = bytearray(data.read_bytes())
+    content[50] ^= 4
+    data.write_bytes(content)
+    checkpointer = kept.start()
+    assert kept.load(8) == []
+    (note,) = checkpointer.notices()
+    assert f"{data} is damaged" in note
+    assert "(1 such file of checkpoint step-00000008)" in note
+    shutil.rmtree(kept.run_dir / "checkpoints")
+    checkpointer = kept.start()
+    assert kept.newest == CheckpointId(8)
+    assert kept.load(8) == []
+    assert checkpointer.notices() == []
+    (data,) = (kept.run_dir.parent / "durable" / "step-00000008").rglob("*.bin")
+    data.unlink()
+    with pytest.raises(BadCheckpoint, match="durable"):
+        kept.load(8)
+
+
+def test_a_farther_tier_that_fails_takes_nothing_from_the_nearer(kept: Job) -> None:
+    """And what it has not is no reason to begin the nearer's save again."""
+    kept.start()
+    for step in range(1, 4):
+        kept.step(step)
+    durable = kept.run_dir.parent / "durable"
+    durable.write_text("no directory")
+    with pytest.raises(SaveFailed, match="durable"):
+        kept.step(4)
+    assert kept.where(4) == ["disk"]
+    assert kept.load(4) == []
+    kept.step(6)
+    durable.unlink()
+    kept.step(8)
+    assert held(kept) == (names(6, 8), names(8))
+
+
+def test_what_a_dead_save_left_goes_with_the_next_and_nothing_else_does(kept: Job) -> None:
+    checkpointer = kept.start()
+    kept.step(2)
+    near = kept.run_dir / "checkpoints"
+    (near / "step-00000003" / "data-00000000").mkdir(parents=True)
+    (near / "step-00000003" / "data-00000000" / "00000.bin").write_bytes(bytes(10))
+    (near / "mine").mkdir()
+    (near / "mine" / "notes.txt").write_text("not a checkpoint")
+    assert checkpointer.list() == [CheckpointId(2)]
+    kept.step(4)
+    assert sorted(path.name for path in near.iterdir()) == ["mine", "step-00000002", "step-00000004"]
