@@ -144,7 +144,7 @@ class MemoryTier(Tier):
         return self.buffer(rank)
 
     def _make_room(self) -> None:
-        """Of what earlier workers left the newest is enough: two and a new buffer may be more than there is room for."""
+        """Of what earlier workers left the newest is enough: two and a new buffer may be more than fits."""
         if self.leads:
             newest = attempts.latest(self._run_dir, self.ids())
             for id in self._found or ():
