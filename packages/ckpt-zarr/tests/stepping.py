@@ -36,12 +36,15 @@ class Job:
 
     def step(self, step: int, salt: int | None = None, attempt: int = 1) -> list[str]:
         """What a step of the loop does; the tiers that have it then."""
+        self.save(step, salt, attempt)
+        return self.where(step, attempt)
+
+    def save(self, step: int, salt: int | None = None, attempt: int = 1) -> None:
         assert self.checkpointer is not None
         if self.checkpointer.due(step, 0.1, 2):
             shards = kit.shards_of(REGISTRY, step if salt is None else salt)
             document = kit.document(step, attempt, step)
             self.checkpointer.save(step, shards, REGISTRY, document).wait()
-        return self.where(step, attempt)
 
     def where(self, step: int, attempt: int = 1) -> list[str]:
         assert self.checkpointer is not None

@@ -260,6 +260,6 @@ def test_a_store_that_cannot_be_read_stops_a_start_but_not_a_run(job: Job, monke
     monkeypatch.setattr(disk.store, "holding", forbidden)
     with pytest.raises(UserError, match="cannot be read: Forbidden"):
         checkpointer.latest()
-    job.step(3)
+    job.save(3)
     assert checkpointer.latest() == CheckpointId(3)
     assert any("cannot be read: Forbidden; going by the nearer tiers" in note for note in checkpointer.notices())
