@@ -28,9 +28,7 @@ class ZarrCheckpoint(CheckpointConfig):
     durable_every: int | None = None  # steps between saves there, a multiple of `every`; null: each save
     durable_keep_last: int | None = None  # as keep_last, there
     durable_keep_every: int | None = None  # as keep_every, there
-    mtbf_hours: float | None = (
-        None  # mean time between failures, for every=auto; null: as the run has seen, 24 at first
-    )
+    mtbf_hours: float | None = None  # mean time between failures, for every=auto; null: as seen, 24 at first
     deadline_seconds: float = 600.0  # how long a store may fail or stay silent before a save is given up
 
     def sidecars(self, run: Run) -> list[Sidecar]:
