@@ -1,0 +1,175 @@
+"""`checkpoint.every=auto`: the closed form against a simulation, what is measured, and real runs."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from runs import Runs
+
+from gangline import attempts
+from gangline.attempts import Attempt
+from gangline.config.check import check
+from gangline.config.compose import compose_one
+from gangline.errors import UserError
+from gangline_ckpt_zarr import interval
+from gangline_ckpt_zarr.interval import FIRST_COST, PRIOR_SECONDS, Interval, best_interval, observed_mtbf, slowdown
+
+
+def expected_seconds(between: float, cost: float, mtbf: float) -> float:
+    """Wall time for one second of progress where failures are a Poisson process: exact (Daly 2006, eq. 20).
+
+    To get through `between` seconds of work and a save of `cost` without a failure takes M (e^((T + d) / M) - 1).
+    """
+    return mtbf * math.expm1((between + cost) / mtbf) / between
+
+
+@pytest.mark.parametrize(
+    ("cost", "mtbf"),
+    [(cost, mtbf) for cost in (0.01, 1.0, 30.0, 300.0) for mtbf in (600.0, 21600.0, 2592000.0) if cost < mtbf / 4],
+)
+def test_no_other_interval_is_better_by_a_thousandth(cost: float, mtbf: float) -> None:
+    best = best_interval(cost, mtbf)
+    reached = expected_seconds(best, cost, mtbf)
+    for factor in (0.25, 0.5, 0.7, 0.9, 1.1, 1.4, 2.0, 4.0):
+        assert reached <= expected_seconds(factor * best, cost, mtbf)
+    finest = min(expected_seconds(best * (0.5 + n / 1000), cost, mtbf) for n in range(1500))
+    assert reached <= finest * 1.001
+
+
+def simulated_seconds(between: float, cost: float, mtbf: float, work: float, draw: random.Random) -> float:
+    """Wall time of `work` seconds of training, saved each `between` seconds; a failure loses what was not saved."""
+    time = done = 0.0
+    left = draw.expovariate(1 / mtbf)  # to the next failure
+    while done < work:
+        step = min(between, work - done) + cost
+        if step < left:
+            left -= step
+            time += step
+            done += step - cost
+        else:
+            time += left
+            left = draw.expovariate(1 / mtbf)
+    return time
+
+
+def test_a_simulation_finds_the_same_interval_best() -> None:
+    """20 million simulated seconds for each of five intervals, the same failures in the mean."""
+    cost, mtbf = 20.0, 3600.0
+    best = best_interval(cost, mtbf)
+    work = 2e7
+    means = {
+        factor: simulated_seconds(factor * best, cost, mtbf, work, random.Random(7))
+        for factor in (0.4, 0.7, 1, 1.5, 2.5)
+    }
+    assert min(means, key=lambda factor: means[factor]) == 1
+    for factor, seconds in means.items():
+        exact = work * expected_seconds(factor * best, cost, mtbf)
+        assert seconds == pytest.approx(exact, rel=0.01), factor
+
+
+def test_where_saves_cost_more_than_failures_come_apart() -> None:
+    assert best_interval(100.0, 50.0) == 50.0
+    assert best_interval(100.0, 51.0) == pytest.approx(51.0, rel=0.5)
+    for cost in (0.5, 1, 2, 4, 8):
+        assert best_interval(2 * cost, 3600) > best_interval(cost, 3600)
+        assert best_interval(cost, 7200) > best_interval(cost, 3600)
+
+
+def test_what_a_save_costs_is_what_it_blocks_and_what_steps_beside_it_lose() -> None:
+    found = Interval(3600.0)
+    assert found.cost == FIRST_COST
+    for _ in range(10):
+        assert not found.due(1.0, saving=False)
+    found.saved(0.25)
+    for seconds in (1.5, 1.3, 1.0):
+        assert not found.due(seconds, saving=True)
+    found.over()
+    assert found.cost == pytest.approx(0.25 + 0.8)
+    assert found.seconds == best_interval(found.cost, 3600.0)
+
+
+def test_it_is_due_when_so_many_seconds_of_steps_have_gone_by_and_never_beside_a_save() -> None:
+    found = Interval(3600.0)
+    steps = 0
+    while not found.due(1.0, saving=False):
+        steps += 1
+    assert abs(steps + 1 - found.seconds) <= 1
+    assert not found.due(1000.0, saving=True)
+    assert found.due(1.0, saving=False)
+    found.saved(0.1)
+    assert not found.due(1.0, saving=False)
+
+
+def test_one_slow_step_is_no_cost_of_saving() -> None:
+    assert slowdown([1.0, 1.0], [1.0, 9.0, 1.0]) == 0
+    assert slowdown([2.0, 1.0], [1.0, 1.0, 9.0]) == 1
+    assert slowdown([], [1.0]) == slowdown([1.0], []) == 0
+
+
+def test_failures_are_counted_from_the_runs_own_starts(tmp_path: Path) -> None:
+    assert observed_mtbf(tmp_path) == PRIOR_SECONDS
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    for hours in (0, 10, 20, 29):
+        time = (began + timedelta(hours=hours)).isoformat(timespec="seconds")
+        attempts.append(tmp_path, Attempt(1, None, why="resume", time=time))
+    now = began + timedelta(hours=36)
+    assert observed_mtbf(tmp_path, now) == pytest.approx((24 + 36) * 3600 / 4)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("checkpoint.every=often", "checkpoint.every=often is not a number of steps"),
+        ("checkpoint.every=0", "checkpoint.every=0 is not a number of steps"),
+        ("checkpoint.every=-3", "checkpoint.every=-3 is not a number of steps"),
+        ("checkpoint.mtbf_hours=0", "checkpoint.mtbf_hours=0"),
+        ("checkpoint.mtbf_hours=-1", "checkpoint.mtbf_hours=-1"),
+        ("checkpoint.deadline_seconds=0", "checkpoint.deadline_seconds=0"),
+        ("checkpoint.keep_last=0", "checkpoint.keep_last=0"),
+        ("checkpoint.keep_every=0", "checkpoint.keep_every=0"),
+        ("checkpoint.memory_every=0", "checkpoint.memory_every=0"),
+        ("checkpoint.durable_every=5", "there is no durable store"),
+        ("checkpoint.durable_keep_last=5", "there is no durable store"),
+    ],
+)
+def test_a_wrong_option_is_one_message(word: str, said: str) -> None:
+    run = compose_one(["recipe=tiny", "checkpoint=zarr", word])
+    with pytest.raises(UserError) as caught:
+        check(run)
+    assert said in str(caught.value)
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    found = Runs(tmp_path)
+    yield found
+    found.end_all()
+
+
+def test_a_wrong_option_is_exit_code_two_and_no_traceback(runs: Runs) -> None:
+    printed = runs.train("run.dir=out", "checkpoint.every=often", "checkpoint.durable_every=3", code=2)
+    assert "checkpoint.every=often is not a number of steps" in printed
+    assert "there is no durable store" in printed
+    assert "Traceback" not in printed
+    assert not (runs.directory / "out").exists()
+
+
+def test_a_real_run_saves_by_itself_on_all_ranks_alike(runs: Runs) -> None:
+    """A failure every 0.1 s, so that a run of a few seconds saves often; ranks that disagree would hang in a save."""
+    words = ("run.dir=out", "run.steps=120", "checkpoint.every=auto", f"checkpoint.mtbf_hours={0.5 / 3600}")
+    runs.train(*words, "checkpoint.keep_last=3", "parallel=ddp", "launch.processes=2")
+    saved = [record["step"] for record in runs.records("out") if record["checkpoint"]]
+    assert len(saved) >= 3
+    assert saved[-1] == 120
+    assert len([*(runs.directory / "out" / "checkpoints").glob("*/zarr.json")]) == 3
+
+
+def test_the_docs_name_the_sources() -> None:
+    assert interval.__doc__ is not None
+    assert "Young, CACM 17(9), 1974" in interval.__doc__
+    assert "Daly, FGCS 22(3), 2006" in interval.__doc__
