@@ -90,7 +90,8 @@ class ZarrCheckpointer(Checkpointer):
 
     def prepare(self, registry: Registry) -> None:
         """Fresh memory costs several times what the copy into it does: it is found beside the first steps."""
-        if self.config.every is not None or self.config.at_end:
+        saves = self.config.every is not None or self.config.at_end
+        if saves and self._files is None:  # else something has been staged already
             self._preparing = threading.Thread(target=self._prepare, args=(registry,), daemon=True, name="prepare")
             self._preparing.start()
 

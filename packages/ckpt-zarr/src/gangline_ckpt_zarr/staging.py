@@ -33,6 +33,13 @@ class Staging:
         self._stream: torch.cuda.Stream | None = None
         self._pinned = False
 
+    def prepare(self, file: File) -> None:
+        """Have the memory for `file` at hand, every page of it, and let other threads run. Raises OSError."""
+        fresh = file.size > self.size
+        self._fit(file)
+        if fresh:
+            self._bytes[:: mmap.PAGESIZE].zero_()
+
     def fill(self, file: File, shards: Iterable[Shard]) -> None:
         """Copy the shards to where they lie in `file`. Raises OSError where there is no memory for it."""
         if file is not self._file:

@@ -78,6 +78,9 @@ class Checkpointer(ABC):
     def ending(self) -> None:
         """The run ends after the next save, which therefore belongs where it lasts longest."""
 
+    def prepare(self, registry: Registry) -> None:
+        """Steps are about to begin: what the first save would wait for may be made ready beside them."""
+
     @abstractmethod
     def save(self, step: int, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]) -> Handle:
         """Keep the arrays and the document (which names step and attempt); returns once they are staged."""

@@ -27,6 +27,7 @@ def loop(s: Session) -> Ending:
     """Run steps until the run is done, a signal came, or a verdict ends it."""
     for name, check in s.health.items():
         observe(s, name, check.before_run)
+    s.checkpointer.prepare(s.registry)
     clock = Clock()
     while s.step < s.run.steps:
         record = step(s, clock)

@@ -1,0 +1,96 @@
+"""The memory that a save is staged in: made ready beside the first steps, the same bytes as when it is not."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import made
+import pytest
+import torch
+
+from gangline.config import default_run
+from gangline.mesh import Mesh
+from gangline.shard import Layout, Registry, Shard
+from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
+from gangline_ckpt_zarr.config import ZarrCheckpoint
+from gangline_ckpt_zarr.format.cells import Files
+from gangline_ckpt_zarr.staging import Staging
+
+REGISTRY = Registry.of(Mesh.of({}), {"model/w": Layout((300, 50)), "model/b": Layout((50,), "bfloat16")})
+
+
+def shards(registry: Registry, add: int = 0) -> list[Shard]:
+    return [
+        Shard(
+            name, layout.shape, getattr(torch, layout.dtype), (0,) * len(layout.shape), made.whole(name, layout) + add
+        )
+        for name, layout in registry.layouts.items()
+    ]
+
+
+def checkpointer(directory: Path, **options) -> ZarrCheckpointer:
+    config = ZarrCheckpoint(every=1, **options)
+    return build(config, default_run(run={"dir": str(directory)}, checkpoint=config), None)
+
+
+def test_prepared_memory_holds_the_same() -> None:
+    file = Files(REGISTRY).of_rank(0)
+    content = []
+    for prepare in (False, True):
+        staging = Staging()
+        if prepare:
+            staging.prepare(file)
+        staging.fill(file, shards(REGISTRY))
+        content.append(staging._bytes.clone())
+        staging.prepare(file)  # not fresh: nothing is lost
+        assert torch.equal(staging._bytes, content[-1])
+        staging.close()
+    assert torch.equal(*content)
+
+
+@pytest.mark.parametrize("memory_every", [None, 1])
+def test_the_first_save_takes_what_was_prepared(tmp_path: Path, memory_every: int | None) -> None:
+    found = checkpointer(tmp_path, memory_every=memory_every)
+    found.prepare(REGISTRY)
+    assert found._preparing is not None
+    found._preparing.join()
+    prepared = found._prepared
+    assert prepared is not None
+    assert prepared.size >= Files(REGISTRY).of_rank(0).size
+    for step in (1, 2, 3):
+        found.save(step, shards(REGISTRY, step), REGISTRY, {"step": step, "attempt": 1}).wait()
+        assert found._prepared is None
+        found.prepare(REGISTRY)  # a loop that begins again, after a rollback: there is nothing left to prepare
+        assert found._preparing is None
+    for id in found.list():
+        wanted = shards(REGISTRY)
+        found.load(id, wanted, REGISTRY)
+        for got, put in zip(wanted, shards(REGISTRY, id.step), strict=True):
+            assert torch.equal(got.local, put.local)
+    found.close()
+    if found.memory is not None:  # no launcher's sidecar is here to do it
+        shutil.rmtree(found.memory.root)
+
+
+def test_a_run_that_never_saves_prepares_nothing(tmp_path: Path) -> None:
+    found = checkpointer(tmp_path)
+    found.config.every, found.config.at_end = None, False
+    found.prepare(REGISTRY)
+    assert found._preparing is None
+    found.close()
+
+
+def test_no_room_is_for_the_save_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, offset: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    found = checkpointer(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.posix_fallocate", full)
+        found.prepare(REGISTRY)
+        assert found._preparing is not None
+        found._preparing.join()
+    found.save(1, shards(REGISTRY), REGISTRY, {"step": 1, "attempt": 1}).wait()
+    assert len(found.list()) == 1
+    found.close()
