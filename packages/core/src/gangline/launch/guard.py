@@ -10,17 +10,21 @@ import threading
 import time
 
 
-def die_with(pid: int) -> None:
+def die_with(pid: int, grace_seconds: float = 0.0) -> None:
     """Kill this process as soon as the process `pid` is gone; 0 is a parent that a container hides, and is not watched.
 
-    A parent-death signal would not do: the parent of a rank is the fork server, which the ranks themselves keep alive.
+    `grace_seconds`: so long before the kill it gets a SIGTERM, to clean up. A parent-death signal would not do: the
+    parent of a rank is the fork server, which the ranks themselves keep alive.
     """
     if pid:
-        threading.Thread(target=_wait_and_die, args=(pid,), daemon=True, name="guard").start()
+        threading.Thread(target=_wait_and_die, args=(pid, grace_seconds), daemon=True, name="guard").start()
 
 
-def _wait_and_die(pid: int) -> None:
+def _wait_and_die(pid: int, grace_seconds: float) -> None:
     wait_for_end(pid)
+    if grace_seconds:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(grace_seconds)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -28,8 +28,8 @@ STOP_SECONDS = 10.0
 class Sidecar:
     """One process on each machine. Its output is in logs/sidecar-<name>-<host>.log.
 
-    `target` is called as ``target(run_dir, *args)`` in a fresh interpreter and runs until SIGTERM;
-    `args` must survive JSON.
+    `target` is called as ``target(run_dir, *args)`` in a fresh interpreter and runs until SIGTERM, which it also gets
+    where its owner was killed; `args` must survive JSON.
     """
 
     name: str
@@ -65,7 +65,13 @@ def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
             return Running(sidecar, known["pid"], None)
     command = [sys.executable, "-m", __name__, str(owner), sidecar.target, str(run_dir), json.dumps(sidecar.args)]
     with stem.with_suffix(".log").open("a") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # an agent that ends a rank ends all of its process group
+        )
     note.write_text(json.dumps({"owner": owner, "pid": process.pid}))
     return Running(sidecar, process.pid, process)
 
@@ -87,7 +93,7 @@ def main(owner: str, target: str, run_dir: str, args: str) -> None:
     from gangline.plugins import load
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends us when the ranks have ended
-    guard.die_with(int(owner))
+    guard.die_with(int(owner), STOP_SECONDS)
     load(target)(run_dir, *json.loads(args))
 
 
