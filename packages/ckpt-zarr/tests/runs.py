@@ -117,6 +117,17 @@ def ranks(session: int) -> list[int]:
     return sorted(pid for pid in servers if living[pid][0] in servers)
 
 
+def children(pid: int) -> dict[int, str]:
+    """The processes that one has started, and their command lines."""
+    found = {}
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{child}/cmdline").read_bytes()
+                found[child] = command.replace(b"\0", b" ").decode(errors="replace")
+    return found
+
+
 @cache
 def can_mount() -> bool:
     """Whether a user may have file systems of his own here."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -13,7 +14,7 @@ from urllib.request import Request, urlopen
 import pytest
 from faulty_proxy import Asked, FaultyProxy
 from moto.server import ThreadedMotoServer
-from runs import Runs, can_mount, on_a_disk_that_cannot_be_written, on_a_small_disk, ranks
+from runs import Runs, can_mount, children, on_a_disk_that_cannot_be_written, on_a_small_disk, ranks
 
 from gangline.cli.main import main
 from gangline_ckpt_zarr import memory
@@ -160,6 +161,18 @@ def test_a_rank_that_dies_is_started_again_from_memory_which_then_is_gone(runs: 
     assert curve == [(record["step"], record["loss"], record["grad_norm"]) for record in runs.records("alone")]
 
 
+def test_memory_is_given_back_when_the_launcher_is_killed(runs: Runs) -> None:
+    process = runs.start("run.dir=out", "run.steps=100000", "checkpoint.every=null", "checkpoint.memory_every=1")
+    runs.wait_for_step(process, "out", 3)
+    place = memory.directory(runs.directory / "out")
+    assert list(place.glob("step-*"))
+    process.kill()
+    deadline = time.monotonic() + 60
+    while place.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_all_checkpoints_damaged_is_said_once_and_not_tried_again(runs: Runs) -> None:
     words = ("run.dir=out", "run.steps=4", "checkpoint.every=2", "launch.max_restarts=3")
     runs.train(*words)
@@ -192,7 +205,7 @@ def test_a_writer_that_is_killed_fails_its_save_and_training_goes_on(runs: Runs)
     runs.wait_for_step(process, "out", 10)
     for step in range(20, 100, 10):
         runs.wait_for_step(process, "out", step)
-        for pid, (_, command) in runs_of_writer(process.pid):
+        for pid, command in children(ranks(process.pid)[0]).items():
             assert "writing.process" in command
             os.kill(pid, signal.SIGKILL)
     printed = runs.finish(process)
@@ -202,15 +215,3 @@ def test_a_writer_that_is_killed_fails_its_save_and_training_goes_on(runs: Runs)
     assert "was killed by SIGKILL" in notes(records)
     assert records[-1]["failed_save"] is None
     assert "Traceback" not in printed
-
-
-def runs_of_writer(session: int) -> list[tuple[int, tuple[int, str]]]:
-    """The writer processes of a run; each leads a session of its own."""
-    living = ranks(session)
-    found = []
-    for rank in living:
-        for task in Path(f"/proc/{rank}/task").glob("*/children"):
-            for pid in task.read_text().split():
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-                found.append((int(pid), (rank, command)))
-    return found

@@ -1,0 +1,56 @@
+"""The memory tier of several machines: two agents of torchrun, each with a /dev/shm of its own where that can be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from runs import Runs, can_mount, children
+
+from gangline.testing.ports import free_port
+
+PRIVATE = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh"]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    found = Runs(tmp_path)
+    yield found
+    found.end_all()
+
+
+def agents(runs: Runs, *words: str) -> list[subprocess.Popen[str]]:
+    """Two machines with two ranks each."""
+    rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=machines"]
+    module = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--max-restarts=2", *rendezvous]
+    prefix = PRIVATE if can_mount() else []
+    return [runs.start(*words, prefix=prefix, module=[*module, "-m", "gangline.cli.train"]) for _ in range(2)]
+
+
+def workers(agent: int) -> list[int]:
+    """The ranks that an agent has started."""
+    return [pid for pid, command in children(agent).items() if "gangline.cli.train" in command]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("layout", "from_memory"), [("fsdp", True), ("ddp", False)])
+def test_a_rank_that_dies_on_one_machine(runs: Runs, layout: str, from_memory: bool) -> None:
+    """With fsdp each machine has what its ranks need. With ddp one has no copy, so all go by the disk."""
+    words = ("run.steps=120", "checkpoint.every=30", f"parallel={layout}", "run.deterministic=on")
+    started = agents(runs, "run.dir=out", *words, "checkpoint.memory_every=5")
+    runs.wait_for_step(started[0], "out", 48)
+    os.kill(workers(started[1].pid)[0], signal.SIGKILL)
+    for process in started:
+        runs.finish(process)
+    first, second = runs.attempts("out")
+    assert first["start"] is None
+    step = int(second["start"].removeprefix("step-"))
+    assert (step > 30 and step % 30 != 0) == (
+        from_memory and can_mount()
+    )  # in one /dev/shm they are in each other's way
+    assert [record["step"] for record in runs.records("out")] == list(range(1, 121))
+    assert runs.records("out")[-1]["attempt"] == 1
