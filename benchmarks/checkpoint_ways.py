@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from shutil import rmtree
 from time import perf_counter
 
 import torch
@@ -261,6 +262,9 @@ class DcpAsync:
         self.tensors, self.blocked, self.future = state.dtensors(), 0.0, None
 
     def start(self, folder: str) -> None:
+        if rank.index == 0:
+            rmtree(f"{folder}/dcp-async", ignore_errors=True)
+        barrier()
         began = perf_counter()
         with quiet():
             self.future = dcp.async_save(self.tensors, storage_writer=dcp.FileSystemWriter(f"{folder}/dcp-async"))
