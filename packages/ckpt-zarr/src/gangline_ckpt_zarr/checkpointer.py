@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
 
@@ -240,6 +240,11 @@ def _rank() -> int:
 
 def build(config: ZarrCheckpoint, run: Run, store: Store | None) -> ZarrCheckpointer:
     """The checkpointer of a run."""
+    if (
+        store is not None
+    ):  # what an earlier one has said in the job's store is not for this one: every rank counts alike
+        number = store.add(f"ckpt/made by {_rank()}", 1)
+        store = cast("Store", dist.PrefixStore(f"ckpt/{number}", cast(dist.Store, store)))
     tiers = disk_tiers(config, run.run.dir or "")
     if config.memory_every is not None:
         tiers.insert(0, MemoryTier(run, config.memory_every, store))

@@ -1,0 +1,38 @@
+"""What ranks say of one save or load is heard in that one alone, though the job's store forgets nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gangline.checkpoint.base import CheckpointId
+from gangline.config.compose import compose_one
+from gangline.mesh import Mesh
+from gangline.testing import checkpointer_ranks as kit
+from gangline.testing.pool import pool
+
+MESH = Mesh.of({"dp_shard": 2})
+
+
+def one_after_another(job: kit.Job, steps: tuple[int, ...]) -> list[list[str]]:
+    """Each step by a checkpointer of its own, as if the workers had been started again; all under the same keys."""
+    found = []
+    registry = kit.registry_of(job.mesh)
+    for step in steps:
+        checkpointer = kit.opened(job)
+        kit.save_with(checkpointer, job, step, step)
+        checkpointer.close()
+        checkpointer = kit.opened(job)
+        shards = kit.shards_of(registry, None)
+        checkpointer.load(CheckpointId(step), shards, registry)
+        checkpointer.close()
+        found.append(kit.wrong(shards, step))
+    return found
+
+
+@pytest.mark.parametrize("words", [(), ("checkpoint.memory_every=1",)], ids=["disk", "memory"])
+def test_checkpointers_one_after_another_in_one_store(tmp_path: Path, words: tuple[str, ...]) -> None:
+    run = compose_one(["recipe=tiny", "checkpoint=zarr", f"run.dir={tmp_path}", *words])
+    job = kit.Job("gangline_ckpt_zarr.checkpointer:build", run, MESH, str(tmp_path))
+    assert pool(2).run(one_after_another, job, (1, 2, 3)) == [[[], [], []]] * 2
