@@ -57,9 +57,9 @@ class MemoryTier(Tier):
         self._run_dir = run.run.dir or ""
         self.root = directory(self._run_dir)
         super().__init__("memory", LocalStore(self.root), every)
-        rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+        self._rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
         world, self._here = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self.machine, self.machines = rank // self._here, world // self._here
+        self.machine, self.machines = self._rank // self._here, world // self._here
         self.leads = local == 0  # of the ranks of this machine
         self.scope = str(self.machine)
         self._buffers: list[Staging] = []
@@ -82,10 +82,14 @@ class MemoryTier(Tier):
             for name in self.store.names():
                 if CheckpointId.parse(name) not in self._found:
                     shutil.rmtree(self.root / name, ignore_errors=True)
+        talk = Agreement(job, "memory", self._rank, self.machines * self._here)
+        if self.leads:
+            talk.say(f"clean {self.machine}", True)
+        talk.hear(f"clean {self.machine}")  # nobody's first buffer is taken for something that was left here
 
     def _agree(self, job: JobStore, found: set[CheckpointId]) -> set[CheckpointId]:
         """What all machines have found."""
-        talk = Agreement(job, "ckpt/memory", self.machine, self.machines)
+        talk = Agreement(job, "machines", self.machine, self.machines)
         if self.leads:
             talk.say(f"of {self.machine}", [str(id) for id in sorted(found)])
             if self.machine == 0:
