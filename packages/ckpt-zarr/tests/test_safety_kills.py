@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
+from gangline import attempts
+from gangline.attempts import Attempt
 from gangline.testing.checkpointer import CheckpointerSuite
+from gangline_ckpt_zarr import memory
 
 
 class Killed(CheckpointerSuite):
@@ -31,3 +35,15 @@ def test_at_two_hundred_moments(tmp_path: Path) -> None:
     suite = Killed()
     suite.kept = ("checkpoint.keep_last=2",)
     suite.under_fire(tmp_path, 200)
+
+
+@pytest.mark.parametrize("moments", [5, pytest.param(60, marks=pytest.mark.nightly)])
+def test_with_the_memory_tier_in_front(tmp_path: Path, moments: int) -> None:
+    """What a killed save left in memory is whole, or is not to be seen either."""
+    attempts.append(tmp_path, Attempt(1, None))  # the run has begun: what is in memory is its own
+    suite = Killed()
+    suite.kept = ("checkpoint.memory_every=1", "checkpoint.keep_last=2")
+    try:
+        suite.under_fire(tmp_path, moments)
+    finally:
+        shutil.rmtree(memory.directory(tmp_path), ignore_errors=True)

@@ -73,11 +73,11 @@ class MemoryTier(Tier):
         """See what earlier workers of the run have left here; what does not count goes."""
         if not attempts.read(self._run_dir):  # the run has not begun: whatever is here is of another of its name
             self._found = set()
+        elif self.machines == 1:
+            self._found = {*super().ids()}
         else:
             mesh = Mesh.of(run.parallel.axes(self.machines * self._here))
-            self._found = {id for id in super().ids() if self.machines == 1 or self._fills(id, mesh)}
-            if self.machines > 1:
-                self._found = self._agree(job, self._found)
+            self._found = self._agree(job, {id for id in super().ids() if self._fills(id, mesh)})
         if self.leads:
             for name in self.store.names():
                 if CheckpointId.parse(name) not in self._found:
