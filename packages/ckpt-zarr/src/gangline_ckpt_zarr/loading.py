@@ -23,11 +23,13 @@ def load(
     id: CheckpointId,
     copies: Sequence[tuple[Tier, Meta]],
     shards: list[Shard],
-    registry: Registry,
+    registry: Registry | None,
     talk: Agreement,
     verify: bool = True,
 ) -> list[str]:
-    """Fill the shards in place; what goes wrong on any rank is raised on all of them. `registry`: how they lie.
+    """Fill the shards in place; what goes wrong on any rank is raised on all of them.
+
+    `registry`: how they lie, where ranks that want the same may read it once; None where no store is far.
 
     Gives, on rank 0, what people should know: copies that were passed over. Raises UserError for a missing name or
     another shape or kind and where a store does not answer, BadCheckpoint where no tier has a good copy.
@@ -38,8 +40,9 @@ def load(
         meta = copies[0][1]
         wanted = [(shard, *_target(shard, meta)) for shard in shards if prod(shard.local.shape)]
         targets = [target for _, target, _ in wanted]
-        far = not copies[0][0].store.local
-        sharing = Sharing(meta, registry, talk.rank, targets) if agreed(talk, registry, targets, far) else None
+        sharing = None
+        if registry is not None and agreed(talk, registry, targets, far=not copies[0][0].store.local):
+            sharing = Sharing(meta, registry, talk.rank, targets)
         passed = fill(id, copies, targets if sharing is None else sharing.wanted(), verify)
         if passed and talk.count("passed over", len(passed)) == len(passed):
             talk.say("first passed over", passed[0])

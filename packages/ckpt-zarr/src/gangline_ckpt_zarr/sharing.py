@@ -87,12 +87,15 @@ def agreed(talk: Agreement, registry: Registry, targets: Sequence[Target], far: 
     """
     if talk.world == 1 or registry.mesh.world != talk.world or not dist.is_initialized():
         return False
-    held = _by_box(targets)
-    every = all((name, box) in held for name in registry for box, _ in registry.of_rank(name, talk.rank) if box.size)
-    talk.count("do not share", int(not (far and every)))
+    talk.count("do not share", int(not (far and _all_of_it(registry, talk.rank, targets))))
     talk.done("asked to share")
     talk.all_done("asked to share")
     return talk.count("do not share", 0) == 0
+
+
+def _all_of_it(registry: Registry, rank: int, targets: Sequence[Target]) -> bool:
+    held = _by_box(targets)
+    return all((name, box) in held for name in registry for box, _ in registry.of_rank(name, rank) if box.size)
 
 
 class Sharing:
