@@ -151,7 +151,7 @@ def test_a_rank_that_dies_is_started_again_from_memory_which_then_is_gone(runs: 
     assert "restart 1 of 1" in printed
     first, second = runs.attempts("out")
     assert first["start"] is None
-    assert int(second["start"].removeprefix("step-")) >= 35
+    assert int(second["start"].removeprefix("step-")) >= 30  # that of step 35 may have been under way still
     assert not place.exists()
     assert [path.parent.name for path in (runs.directory / "out" / "checkpoints").glob("*/zarr.json")] == [
         "step-00000150"
