@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.testing import checkpointer_ranks as kit
 from gangline.testing.pool import pool
+from gangline_ckpt_zarr import memory
 
 MESH = Mesh.of({"dp_shard": 2})
 
@@ -35,4 +37,7 @@ def one_after_another(job: kit.Job, steps: tuple[int, ...]) -> list[list[str]]:
 def test_checkpointers_one_after_another_in_one_store(tmp_path: Path, words: tuple[str, ...]) -> None:
     run = compose_one(["recipe=tiny", "checkpoint=zarr", f"run.dir={tmp_path}", *words])
     job = kit.Job("gangline_ckpt_zarr.checkpointer:build", run, MESH, str(tmp_path))
-    assert pool(2).run(one_after_another, job, (1, 2, 3)) == [[[], [], []]] * 2
+    try:
+        assert pool(2).run(one_after_another, job, (1, 2, 3)) == [[[], [], []]] * 2
+    finally:
+        shutil.rmtree(memory.directory(tmp_path), ignore_errors=True)
