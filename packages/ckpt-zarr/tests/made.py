@@ -19,6 +19,8 @@ from gangline_ckpt_zarr.staging import Staging
 from gangline_ckpt_zarr.stores.base import Store
 from gangline_ckpt_zarr.stores.local import LocalStore
 
+WRITE_ID = "0badcafe"
+
 Values = Callable[[str, Layout], torch.Tensor]
 
 
@@ -29,7 +31,7 @@ def whole(name: str, layout: Layout) -> torch.Tensor:
     return values.to(getattr(torch, layout.dtype)).reshape(layout.shape)
 
 
-def staged(registry: Registry, values: Values = whole, write_id: str = "0badcafe") -> dict[int, bytearray]:
+def staged(registry: Registry, values: Values = whole, write_id: str = WRITE_ID) -> dict[int, bytearray]:
     """The file of each rank, in memory, checksums and seals filled in."""
     files, found = Files(registry), {}
     staging = Staging()
@@ -63,7 +65,7 @@ def save(
     registry: Registry,
     values: Values = whole,
     document: Mapping[str, Any] | None = None,
-    write_id: str = "0badcafe",
+    write_id: str = WRITE_ID,
 ) -> metadata.Meta:
     """A whole checkpoint at the root of a store, or in a directory."""
     store = LocalStore(store) if isinstance(store, str) else store

@@ -7,13 +7,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
-import numpy as np
+import made
 import pytest
 import torch
-from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import registries
+from made import WRITE_ID, whole
 
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
@@ -21,46 +21,14 @@ from gangline.shard import Box, Division, Layout, Registry, Shard
 from gangline_ckpt_zarr import batches
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.cells import Files
-from gangline_ckpt_zarr.format.seal import TRAILER, seal_start, trailer
+from gangline_ckpt_zarr.format.seal import TRAILER
 from gangline_ckpt_zarr.reading import Reader, Target, plan
 from gangline_ckpt_zarr.staging import Staging
 
 
-def whole(name: str, layout: Layout) -> torch.Tensor:
-    """The global array: any bits that its dtype can hold."""
-    dtype = getattr(torch, layout.dtype)
-    count = int(np.prod(layout.shape, dtype=np.int64))
-    values = torch.randint(0, 251, (count,), generator=torch.Generator().manual_seed(len(name)))
-    return values.to(dtype).reshape(layout.shape)
-
-
 def staged(registry: Registry) -> tuple[metadata.Meta, dict[int, bytearray]]:
-    """The files of all ranks, in memory, checksums filled in."""
-    files, found = Files(registry), {}
-    staging = Staging()
-    for rank in range(registry.mesh.world):
-        shards = [
-            Shard(
-                name, layout.shape, getattr(torch, layout.dtype), box.offset, whole(name, layout)[box.slices], primary
-            )
-            for name, layout in registry.layouts.items()
-            for box, primary in registry.of_rank(name, rank)
-            if box.size
-        ]
-        file = files.of_rank(rank)
-        staging.fill(file, shards)
-        content = bytearray(file.size)
-        if file.size:
-            content[:] = staging._bytes[: file.size].numpy().tobytes()
-        for run in file.runs:
-            seals = seal_start("0badcafe", run.name, run.box.offset)
-            for number in range(run.count):
-                start = run.base + number * run.stride
-                end = start + run.nbytes
-                content[end : end + TRAILER] = trailer(seals, number, crc32c(content[start:end]))
-        found[rank] = content
-    staging.close()
-    return metadata.read(metadata.write(registry, files, {}, "0badcafe"), "zarr.json"), found
+    """What zarr.json says, and the files of all ranks in memory."""
+    return metadata.read(metadata.write(registry, Files(registry), {}, WRITE_ID), "zarr.json"), made.staged(registry)
 
 
 class Memory:

@@ -53,16 +53,16 @@ def test_prepared_memory_holds_the_same() -> None:
 def test_the_first_save_takes_what_was_prepared(tmp_path: Path, memory_every: int | None) -> None:
     found = checkpointer(tmp_path, memory_every=memory_every)
     found.prepare(REGISTRY)
-    assert found._preparing is not None
-    found._preparing.join()
-    prepared = found._prepared
+    assert found._buffers._preparing is not None
+    found._buffers._preparing.join()
+    prepared = found._buffers._prepared
     assert prepared is not None
     assert prepared.size >= Files(REGISTRY).of_rank(0).size
     for step in (1, 2, 3):
         found.save(step, shards(REGISTRY, step), REGISTRY, {"step": step, "attempt": 1}).wait()
-        assert found._prepared is None
+        assert found._buffers._prepared is None
         found.prepare(REGISTRY)  # a loop that begins again, after a rollback: there is nothing left to prepare
-        assert found._preparing is None
+        assert found._buffers._preparing is None
     for id in found.list():
         wanted = shards(REGISTRY)
         found.load(id, wanted, REGISTRY)
@@ -77,7 +77,7 @@ def test_a_run_that_never_saves_prepares_nothing(tmp_path: Path) -> None:
     found = checkpointer(tmp_path)
     found.config.every, found.config.at_end = None, False
     found.prepare(REGISTRY)
-    assert found._preparing is None
+    assert found._buffers._preparing is None
     found.close()
 
 
@@ -89,8 +89,8 @@ def test_no_room_is_for_the_save_to_say(tmp_path: Path, monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr("os.posix_fallocate", full)
         found.prepare(REGISTRY)
-        assert found._preparing is not None
-        found._preparing.join()
+        assert found._buffers._preparing is not None
+        found._buffers._preparing.join()
     found.save(1, shards(REGISTRY), REGISTRY, {"step": 1, "attempt": 1}).wait()
     assert len(found.list()) == 1
     found.close()

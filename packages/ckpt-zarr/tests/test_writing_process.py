@@ -58,6 +58,11 @@ def writer(staging: Staging) -> Iterator[WriterProcess]:
     found.kill()
 
 
+def empty(writer: WriterProcess, store: str | Path, path: str) -> int:
+    """A job that is done as soon as there is an object of no bytes."""
+    return writer.write(Memory(0), [], (str(store), path))
+
+
 def expected(content: bytes, runs: Sequence[tuple[int, int, int, int]]) -> bytes:
     """With the checksums filled in, by another library."""
     filled = bytearray(content)
@@ -68,85 +73,65 @@ def expected(content: bytes, runs: Sequence[tuple[int, int, int, int]]) -> bytes
     return bytes(filled)
 
 
-def test_checksums_are_filled_in_and_every_target_gets_the_bytes(
+def test_checksums_are_filled_in_and_the_target_gets_the_bytes(
     tmp_path: Path, staging: Staging, writer: WriterProcess
 ) -> None:
     runs = [(0, PAGE, 1000, 3), (3 * PAGE, 2 * PAGE, PAGE + 1, 2), (8 * PAGE, 1, 3, 1), (9 * PAGE, 12, 8, 500)]
     wanted = expected(staging.bytes[:], runs)
-    targets = [(str(tmp_path / "one"), "step/0.bin"), (f"file://{tmp_path}/two", "0.bin")]
-    answer = writer.wait(writer.write(staging.memory, runs, targets), SECONDS)
-    assert answer.done
-    assert answer.progress == 2 * len(wanted)
-    assert answer.outcome == (None, None)
-    assert (tmp_path / "one/step/0.bin").read_bytes() == wanted
-    assert (tmp_path / "two/0.bin").read_bytes() == wanted
-    assert staging.bytes[:] == wanted  # the memory tier has the very bytes
+    for store, path in ((str(tmp_path / "one"), "step/0.bin"), (f"file://{tmp_path}/two", "0.bin")):
+        answer = writer.wait(writer.write(staging.memory, runs, (store, path)), SECONDS)
+        assert answer.done
+        assert answer.progress == len(wanted)
+        assert (Path(store.removeprefix("file://")) / path).read_bytes() == wanted
+    assert staging.bytes[:] == wanted
+
+
+def test_without_a_target_the_memory_is_sealed(staging: Staging, writer: WriterProcess) -> None:
+    """The memory tier has the very bytes."""
+    runs = [(0, PAGE, 1000, 3), (9 * PAGE, 12, 8, 500)]
+    wanted = expected(staging.bytes[:], runs)
+    answer = writer.wait(writer.write(staging.memory, runs, None), SECONDS)
+    assert (answer.done, answer.progress) == (True, 0)
+    assert staging.bytes[:] == wanted
 
 
 def test_memory_by_path_and_memory_that_has_grown(tmp_path: Path, staging: Staging, writer: WriterProcess) -> None:
     place = tmp_path / "staging"
     place.write_bytes(bytes(PAGE))
-    job = writer.write(Memory(PAGE, path=str(place)), [(0, 1, 16, 1)], [(str(tmp_path), "a")])
+    job = writer.write(Memory(PAGE, path=str(place)), [(0, 1, 16, 1)], (str(tmp_path), "a"))
     assert writer.wait(job, SECONDS).done
     assert (tmp_path / "a").read_bytes() == place.read_bytes() == expected(bytes(PAGE), [(0, 1, 16, 1)])
-    writer.wait(writer.write(staging.memory, [], [(str(tmp_path), "b")]), SECONDS)
+    writer.wait(writer.write(staging.memory, [], (str(tmp_path), "b")), SECONDS)
     os.ftruncate(staging.fd, 20 * PAGE)
-    job = writer.write(Memory(20 * PAGE, staging.fd), [], [(str(tmp_path), "c")])
+    job = writer.write(Memory(20 * PAGE, staging.fd), [], (str(tmp_path), "c"))
     assert writer.wait(job, SECONDS).done
     assert (tmp_path / "c").read_bytes() == staging.bytes[:] + bytes(4 * PAGE)
     assert (tmp_path / "b").read_bytes() == staging.bytes[:]
 
 
 def test_more_is_asked_for_than_there_is(tmp_path: Path, staging: Staging, writer: WriterProcess) -> None:
-    too_large = writer.write(Memory(17 * PAGE, staging.fd), [], [(str(tmp_path), "a")])
+    too_large = writer.write(Memory(17 * PAGE, staging.fd), [], (str(tmp_path), "a"))
     assert "no more than" in str(writer.wait(too_large, SECONDS).failed)
-    beyond = writer.write(staging.memory, [(16 * PAGE - 8, 1, 8, 1)], [(str(tmp_path), "a")])
+    beyond = writer.write(staging.memory, [(16 * PAGE - 8, 1, 8, 1)], (str(tmp_path), "a"))
     assert "the memory at" in str(writer.wait(beyond, SECONDS).failed)
     assert os.listdir(tmp_path) == []
-
-
-def test_prefaulting(staging: Staging, writer: WriterProcess) -> None:
-    assert writer.wait(writer.prefault(staging.memory), SECONDS).done
-    assert os.fstat(staging.fd).st_blocks * 512 == len(staging.bytes)
-
-
-def test_one_target_that_fails_leaves_the_other_its_chance(
-    tmp_path: Path, staging: Staging, writer: WriterProcess
-) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    job = writer.write(staging.memory, [(0, 1, 100, 1)], [(str(tmp_path / "file"), "a"), (str(tmp_path), "b")])
-    answer = writer.wait(job, SECONDS)
-    assert not answer.done
-    assert answer.failed is not None
-    assert str(tmp_path / "file") in answer.failed
-    assert [line is None for line in answer.outcome] == [False, True]
-    assert (tmp_path / "b").read_bytes() == expected(staging.bytes[:], [(0, 1, 100, 1)])
 
 
 def test_a_disk_that_is_full_is_told_in_the_systems_words(
     tmp_path: Path, staging: Staging, writer: WriterProcess
 ) -> None:
-    assert writer.wait(writer.prefault(staging.memory), SECONDS).done  # the limit is for memory, too
+    assert writer.wait(writer.write(staging.memory, [], None), SECONDS).done  # the limit is for memory, too
     assert writer.pid is not None
     resource.prlimit(writer.pid, resource.RLIMIT_FSIZE, (15 * PAGE, 15 * PAGE))
-    answer = writer.wait(writer.write(staging.memory, [], [(str(tmp_path), "step/a")]), SECONDS)
+    answer = writer.wait(writer.write(staging.memory, [], (str(tmp_path), "step/a")), SECONDS)
     assert answer.failed == f"File too large ({tmp_path}/step/a)"
     assert (answer.kind, answer.errno) == ("OSError", errno.EFBIG)
     assert os.listdir(tmp_path / "step") == []
-    assert writer.wait(writer.commit(str(tmp_path), "a", "{}"), SECONDS).done  # it goes on
-
-
-def test_a_commit_is_made_once(tmp_path: Path, writer: WriterProcess) -> None:
-    assert writer.wait(writer.commit(str(tmp_path), "step/zarr.json", '{"é": 1}'), SECONDS).done
-    assert json.loads((tmp_path / "step/zarr.json").read_bytes()) == {"é": 1}
-    again = writer.wait(writer.commit(str(tmp_path), "step/zarr.json", "{}"), SECONDS)
-    assert (again.kind, again.failed) == ("FileExistsError", f"File exists ({tmp_path}/step/zarr.json)")
-    assert writer.wait(writer.delete(str(tmp_path), "step"), SECONDS).done
-    assert os.listdir(tmp_path) == []
+    assert writer.wait(empty(writer, tmp_path, "a"), SECONDS).done  # it goes on
 
 
 def test_progress_and_answers_in_order(tmp_path: Path, staging: Staging, writer: WriterProcess) -> None:
-    jobs = [writer.write(staging.memory, [], [(str(tmp_path), f"{number}")]) for number in range(3)]
+    jobs = [writer.write(staging.memory, [], (str(tmp_path), f"{number}")) for number in range(3)]
     found: list[Answer] = []
     deadline = time.monotonic() + SECONDS
     while sum(answer.over for answer in found) < 3:
@@ -164,7 +149,7 @@ def test_waiting_ends(tmp_path: Path, writer: WriterProcess) -> None:
     assert writer.pid is not None
     os.kill(writer.pid, signal.SIGSTOP)
     with pytest.raises(TimeoutError):
-        writer.wait(writer.commit(str(tmp_path), "zarr.json", "{}"), 0.05)
+        writer.wait(empty(writer, tmp_path, "a"), 0.05)
 
 
 @pytest.fixture
@@ -178,8 +163,9 @@ def silent_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_busy_writer_does_not_hold_up_the_trainer(tmp_path: Path, silent_s3: None, writer: WriterProcess) -> None:
-    busy = writer.commit("s3://bucket/runs", "zarr.json", "{}")
-    sends = threading.Thread(target=writer.commit, args=(str(tmp_path), "a", "x" * (4 << 20)), daemon=True)
+    busy = empty(writer, "s3://bucket/runs", "a")
+    runs = [(0, 1, 8, 0)] * (1 << 19)  # more words than a pipe holds
+    sends = threading.Thread(target=writer.write, args=(Memory(0), runs, (str(tmp_path), "a")), daemon=True)
     sends.start()
     sends.join(SECONDS)
     assert not sends.is_alive()
@@ -195,14 +181,14 @@ def test_a_process_that_died_is_a_failure_and_the_next_job_starts_another(
     first = writer.pid
     assert first is not None
     os.kill(first, signal.SIGSTOP)
-    jobs = [writer.commit(str(tmp_path), f"{number}", "{}") for number in range(2)]
+    jobs = [empty(writer, tmp_path, f"{number}") for number in range(2)]
     os.kill(first, signal.SIGKILL)
     for job in jobs:
         answer = writer.wait(job, SECONDS)
         assert answer.kind == "WriterDied"
         assert answer.failed == "the writer process was killed by SIGKILL"
     assert not writer.alive
-    assert writer.wait(writer.commit(str(tmp_path), "2", "{}"), SECONDS).done
+    assert writer.wait(empty(writer, tmp_path, "2"), SECONDS).done
     assert writer.pid != first
     assert os.listdir(tmp_path) == ["2"]
 
@@ -215,7 +201,7 @@ def test_last_words_are_kept_but_not_all_of_them(tmp_path: Path, monkeypatch: py
     babbler.chmod(0o755)
     monkeypatch.setattr("gangline_ckpt_zarr.writing.client.sys.executable", str(babbler))
     writer = WriterProcess()
-    failed = writer.wait(writer.commit(str(tmp_path), "a", "{}"), SECONDS).failed
+    failed = writer.wait(empty(writer, tmp_path, "a"), SECONDS).failed
     writer.close()
     assert failed is not None
     assert failed.startswith("the writer process ended with exit code 3\n")
@@ -224,13 +210,13 @@ def test_last_words_are_kept_but_not_all_of_them(tmp_path: Path, monkeypatch: py
 
 
 def test_only_the_trainer_stops_it(tmp_path: Path, writer: WriterProcess) -> None:
-    assert writer.wait(writer.commit(str(tmp_path), "a", "{}"), SECONDS).done
+    assert writer.wait(empty(writer, tmp_path, "a"), SECONDS).done
     assert writer.pid is not None
     for signum in (signal.SIGINT, signal.SIGTERM):
         os.kill(writer.pid, signum)
-    assert writer.wait(writer.commit(str(tmp_path), "b", "{}"), SECONDS).done
+    assert writer.wait(empty(writer, tmp_path, "b"), SECONDS).done
     pid = writer.pid
-    last = writer.commit(str(tmp_path), "c", "{}")
+    last = empty(writer, tmp_path, "c")
     writer.close()
     assert writer.wait(last, SECONDS).done
     assert not alive(pid)
@@ -239,8 +225,9 @@ def test_only_the_trainer_stops_it(tmp_path: Path, writer: WriterProcess) -> Non
 TRAINER = """
 import sys, time
 from gangline_ckpt_zarr.writing.client import WriterProcess
+from gangline_ckpt_zarr.writing.job import Memory
 writer = WriterProcess()
-writer.commit("s3://bucket/runs", "zarr.json", "{}")
+writer.write(Memory(0), [], ("s3://bucket/runs", "a"))
 print(writer.pid, flush=True)
 time.sleep(600)
 """
@@ -257,7 +244,7 @@ def test_it_dies_with_its_trainer_also_in_the_middle_of_something(silent_s3: Non
 
 
 def test_it_is_light(tmp_path: Path) -> None:
-    said = json.dumps({"job": 1, "op": "commit", "store": str(tmp_path), "path": "a", "content": "{}"})
+    said = json.dumps({"job": 1, "op": "write", "staging": {"size": 0}, "runs": [], "target": [str(tmp_path), "a"]})
     code = (
         "import sys\nsys.argv[1:] = ['0']\n"
         "from gangline_ckpt_zarr.writing.process import main\nmain()\n"
@@ -272,25 +259,20 @@ KILLS = 6
 
 
 @pytest.mark.parametrize("trial", range(KILLS))
-def test_a_kill_at_any_moment_leaves_a_commit_whole_or_not_there(
-    trial: int, tmp_path: Path, writer: WriterProcess
-) -> None:
+def test_what_is_answered_before_a_kill_at_any_moment_is_so(trial: int, tmp_path: Path, writer: WriterProcess) -> None:
     staging = Staging(64 * PAGE)
-    document = json.dumps({"trial": "x" * 100_000})
     place = Memory(64 * PAGE, path=f"/proc/{os.getpid()}/fd/{staging.fd}")
-    writer.wait(writer.prefault(place), SECONDS)
+    writer.wait(writer.write(place, [], None), SECONDS)
     runs = [(0, 512, 500, 64 * PAGE // 512)]
-    jobs = [writer.write(place, runs, [(str(tmp_path), "step/data/0.bin")])]
-    jobs.append(writer.commit(str(tmp_path), "step/zarr.json", document))
+    wanted = expected(staging.bytes[:], runs)
+    jobs = [writer.write(place, runs, (str(tmp_path), f"step/{number}.bin")) for number in range(3)]
     time.sleep(0.02 * trial / KILLS)
     writer.kill()
     answers = [writer.wait(job, SECONDS) for job in jobs]
-    visible = (tmp_path / "step/zarr.json").exists()
-    if answers[1].done:
-        assert visible
-    if visible:
-        assert (tmp_path / "step/zarr.json").read_text() == document
-        assert (tmp_path / "step/data/0.bin").read_bytes() == staging.bytes[:]
+    assert [answer.done for answer in answers] == sorted((answer.done for answer in answers), reverse=True)
+    for number, answer in enumerate(answers):
+        assert answer.done or answer.kind == "WriterDied"
+        assert not answer.done or (tmp_path / f"step/{number}.bin").read_bytes() == wanted
     os.close(staging.fd)
 
 

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gangline.comm import Store
 
-_FIRST, _LONGEST = 0.001, 0.25  # seconds between two looks
+# How long a wait sleeps between two looks: a tenth of what has passed, so that it is over at most a tenth late, and no
+# longer than it takes for all ranks together to ask the store no more than so often. Each look asks twice: 64 ranks
+# look every quarter of a second, 16,384 every 1.6 s.
+_FIRST, _LONGEST = 0.001, 0.25  # seconds
+_SHARE = 0.1
+_ASKED = 20_000  # times a second, by all ranks
 
 
 class Failed(Exception):
@@ -60,13 +65,8 @@ class Agreement:
         self._mine[key] = self._mine.get(key, 0) + number
         return self._mine[key]
 
-    def done(self, key: str) -> None:
-        """This rank is done with `key`."""
-        if self.store is not None and self.world > 1:
-            self.store.add(f"{self.name}/{key}", 1)
-
     def all_done(self, key: str) -> None:
-        """Wait until every rank is done with `key`; raises Failed where one failed."""
+        """Wait until every rank has counted 1 for `key`; raises Failed where one failed."""
         if self.store is not None and self.world > 1:
             store = self.store
             self._until(lambda: store.add(f"{self.name}/{key}", 0) >= self.world)
@@ -78,10 +78,9 @@ class Agreement:
         return self.store.check([f"{self.name}/{key}"])
 
     def _until(self, ready: Callable[[], bool]) -> None:
-        wait = _FIRST
+        began, longest = time.monotonic(), max(_LONGEST, 2 * self.world / _ASKED)
         while not ready():
             if self._there("failed"):
                 assert self.store is not None
                 raise Failed(json.loads(self.store.get(f"{self.name}/failed")))
-            time.sleep(wait)
-            wait = min(1.5 * wait, _LONGEST)
+            time.sleep(min(max(_FIRST, _SHARE * (time.monotonic() - began)), longest))

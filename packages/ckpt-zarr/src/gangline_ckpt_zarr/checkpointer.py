@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -13,14 +11,13 @@ import torch.distributed as dist
 from gangline.checkpoint.base import Checkpointer, CheckpointId, Handle
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.agreement import Agreement
+from gangline_ckpt_zarr.buffers import Buffers
 from gangline_ckpt_zarr.copies import unreadable
-from gangline_ckpt_zarr.format.cells import Files
 from gangline_ckpt_zarr.format.metadata import Meta, data_path
 from gangline_ckpt_zarr.interval import Interval, observed_mtbf
 from gangline_ckpt_zarr.loading import load
 from gangline_ckpt_zarr.memory import MemoryTier
 from gangline_ckpt_zarr.saving import Content, Saving, told, write_file
-from gangline_ckpt_zarr.staging import Staging
 from gangline_ckpt_zarr.tiers import Tier, disk_tiers
 from gangline_ckpt_zarr.writing.client import WriterProcess
 from gangline_ckpt_zarr.writing.job import Target
@@ -45,11 +42,8 @@ class ZarrCheckpointer(Checkpointer):
         self._asked: tuple[int, Sequence[Tier]] = (-1, ())  # by `due`: the step, and the tiers that want it
         self._last = False
         self._saving: Saving | None = None
-        self._staging: Staging | None = None
         self._writer = WriterProcess()
-        self._files: Files | None = None
-        self._preparing: threading.Thread | None = None
-        self._prepared: Staging | None = None
+        self._buffers = Buffers(self.memory, self._writer)
         mtbf = observed_mtbf(self._run_dir) if config.mtbf_hours is None else config.mtbf_hours * 3600
         self._interval = Interval(mtbf) if config.every == "auto" else None
         self._measured = -1  # the step of the newest save whose cost the interval knows
@@ -89,18 +83,8 @@ class ZarrCheckpointer(Checkpointer):
     # --- save --------------------------------------------------------------------------------------------------------
 
     def prepare(self, registry: Registry) -> None:
-        """Fresh memory costs several times what the copy into it does: it is found beside the first steps."""
-        saves = self.config.every is not None or self.config.at_end
-        if saves and self._files is None:  # else something has been staged already
-            self._preparing = threading.Thread(target=self._prepare, args=(registry,), daemon=True, name="prepare")
-            self._preparing.start()
-
-    def _prepare(self, registry: Registry) -> None:
-        self._files, rank = Files(registry), _rank() if registry.mesh.world > 1 else 0
-        with contextlib.suppress(OSError):  # the first save will say so
-            staging = self._buffer(rank)
-            staging.prepare(self._files.of_rank(rank))
-            self._prepared = staging
+        if self.config.every is not None or self.config.at_end:
+            self._buffers.prepare(registry, _rank_in(registry))
 
     def save(self, step: int, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]) -> Handle:
         start, id = time.perf_counter(), CheckpointId(step, document["attempt"])
@@ -108,18 +92,14 @@ class ZarrCheckpointer(Checkpointer):
         wanted = tiers if asked == step and tiers and not self._last else self.tiers
         if self._saving is not None:  # one at a time: the second waits, for the staging memory is in use
             self._saving.join()
-        if self._preparing is not None:
-            self._preparing.join()
-            self._preparing = None
         if self._last:  # what is in memory may have to outlive it
             wanted = [tier for tier in wanted if tier is not self.memory or not tier.has(id)]
-        if self._files is None or self._files.registry != registry:
-            self._files = Files(registry)
+        files = self._buffers.files(registry)
         talk = self._agreement("save", registry.mesh.world)
-        file = self._files.of_rank(talk.rank)
+        file = files.of_rank(talk.rank)
         failed = None
         try:
-            staging = self._buffer(talk.rank)
+            staging = self._buffers.take(talk.rank)
             staging.fill(file, shards)
         except OSError as error:
             failed = told(error)
@@ -128,28 +108,17 @@ class ZarrCheckpointer(Checkpointer):
             if not file.size:
                 return
             path = f"{id}/{data_path(write_id, talk.rank)}"
-            targets = [] if tier is self.memory else [Target(tier.store.url, path)]
-            write_file(self._writer, staging, file, write_id, targets, self.config.deadline_seconds, report)
+            target = None if tier is self.memory else Target(tier.store.url, path)
+            write_file(self._writer, staging, file, write_id, target, self.config.deadline_seconds, report)
             if isinstance(tier, MemoryTier):
                 tier.adopt(staging, id, path)
 
-        self._saving = Saving(self, id, wanted, Content(registry, self._files, document), talk, write)
+        self._saving = Saving(self, id, wanted, Content(registry, files, document), talk, write)
         self._saving.start(failed)
         self._saving.blocked_seconds = time.perf_counter() - start
         if self._interval is not None:
             self._interval.saved(self._saving.blocked_seconds)
         return self._saving
-
-    def _buffer(self, rank: int) -> Staging:
-        if self._prepared is not None:
-            staging, self._prepared = self._prepared, None
-            return staging
-        if self.memory is not None:
-            return self.memory.buffer(rank)
-        if self._staging is None:
-            self._staging = Staging()
-            self._writer.start([self._staging.fd])
-        return self._staging
 
     def _agreement(self, kind: str, world: int) -> Agreement:
         self._number += 1
@@ -163,9 +132,8 @@ class ZarrCheckpointer(Checkpointer):
             try:
                 found.update(tier.ids())
             except OSError as error:
-                if (
-                    not self._number or not found
-                ):  # at the start its newest may be what is wanted: no going back for that
+                starts = not self._number  # its newest may be what is wanted: no going back for that
+                if starts or not found:
                     raise unreadable(tier.store.url, told(error)) from error
                 self.note(f"{tier.store.url} cannot be read: {told(error)}; going by the nearer tiers")
         return sorted(found)
@@ -224,26 +192,27 @@ class ZarrCheckpointer(Checkpointer):
             self.note(note)
 
     def close(self) -> None:
-        for under_way in (self._preparing, self._saving):
-            if under_way is not None:
-                under_way.join()
+        if self._saving is not None:
+            self._saving.join()
         self._writer.close()
-        if self._staging is not None:
-            self._staging.close()
+        self._buffers.close()
         for tier in self.tiers:
             tier.close()
-        self._saving = self._staging = None
+        self._saving = None
 
 
 def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
+def _rank_in(registry: Registry) -> int:
+    """This rank where the registry is of all ranks; one process has rank 0."""
+    return _rank() if registry.mesh.world > 1 else 0
+
+
 def build(config: ZarrCheckpoint, run: Run, store: Store | None) -> ZarrCheckpointer:
     """The checkpointer of a run."""
-    if (
-        store is not None
-    ):  # what an earlier one has said in the job's store is not for this one: every rank counts alike
+    if store is not None:  # what an earlier one has said there is not for this one: every rank counts alike
         number = store.add(f"ckpt/made by {_rank()}", 1)
         store = cast("Store", dist.PrefixStore(f"ckpt/{number}", cast(dist.Store, store)))
     tiers = disk_tiers(config, run.run.dir or "")

@@ -46,7 +46,7 @@ def load(
         passed = fill(id, copies, targets if sharing is None else sharing.wanted(), verify)
         if passed and talk.count("passed over", len(passed)) == len(passed):
             talk.say("first passed over", passed[0])
-        talk.done("read")
+        talk.count("read", 1)
         talk.all_done("read")
         if sharing is not None:
             sharing.exchange()

@@ -116,7 +116,7 @@ class Saving(Handle):
             self.progress = (number + share) / len(self._tiers)
 
         self._write(tier, write_id, report)
-        self._talk.done(f"{tier.name} written")
+        self._talk.count(f"{tier.name} written", 1)
         self._talk.all_done(f"{tier.name} written")
         whole = f"{tier.name} whole {tier.scope}"
         if tier.commits(self._talk.rank):
@@ -150,17 +150,17 @@ def write_file(
     staging: Staging,
     file: File,
     write_id: str,
-    targets: Sequence[Target],
+    target: Target | None,
     deadline: float,
     report: Callable[[float], None],
 ) -> None:
-    """Have the writer process write what is staged, with checksums and seals; durable on return. Raises OSError."""
+    """Have the writer process seal what is staged and write it to the target; durable on return. Raises OSError."""
     cells = [
         Cells(run.base, run.stride, run.nbytes, run.count, seal_start(write_id, run.name, run.box.offset))
         for run in file.runs
     ]
     memory = Memory(file.size, path=staging.path) if staging.path else Memory(file.size, fd=staging.fd)
-    job = writer.write(memory, cells, targets, deadline_seconds=deadline)
+    job = writer.write(memory, cells, target, deadline_seconds=deadline)
     answer = None
     while answer is None or not answer.over:
         try:

@@ -88,7 +88,7 @@ def agreed(talk: Agreement, registry: Registry, targets: Sequence[Target], far: 
     if talk.world == 1 or registry.mesh.world != talk.world or not dist.is_initialized():
         return False
     talk.count("do not share", int(not (far and _all_of_it(registry, talk.rank, targets))))
-    talk.done("asked to share")
+    talk.count("asked to share", 1)
     talk.all_done("asked to share")
     return talk.count("do not share", 0) == 0
 

@@ -27,6 +27,7 @@ class Tier:
     every: int | None = None
     keep_last: int | None = None
     keep_every: int | None = None
+    scope: str = ""  # of a commit: "" where one is for all, else the machine it is for
     _metas: dict[CheckpointId, Meta] = field(default_factory=dict)
 
     def ids(self) -> list[CheckpointId]:
@@ -50,8 +51,6 @@ class Tier:
                 raise BadCheckpoint("every array", None, file, f"it is of {says}")
             self._metas = {id: found}
         return self._metas[id]
-
-    scope = ""  # of a commit: "" where one is for all, else the machine it is for
 
     def commits(self, rank: int) -> bool:
         """Whether this rank puts zarr.json there."""

@@ -68,29 +68,16 @@ class WriterProcess:
         self,
         staging: Memory,
         runs: Sequence[Cells | Sequence[int]],
-        targets: Sequence[Target | Sequence[str]],
+        target: Target | Sequence[str] | None,
         *,
         deadline_seconds: float | None = None,
     ) -> int:
-        """Fill in the checksums of the staged bytes and write them to each target in turn; the job's number.
+        """Fill in the checksums of the staged bytes and write them to the target, if there is one; the job's number.
 
         The memory belongs to the process until the job is over.
         """
-        said = {"staging": asdict(staging), "runs": runs, "targets": targets, "deadline_seconds": deadline_seconds}
+        said = {"staging": asdict(staging), "runs": runs, "target": target, "deadline_seconds": deadline_seconds}
         return self._ask("write", said)
-
-    def commit(self, store: str, path: str, content: str, *, deadline_seconds: float | None = None) -> int:
-        """`Store.commit`."""
-        said = {"store": store, "path": path, "content": content, "deadline_seconds": deadline_seconds}
-        return self._ask("commit", said)
-
-    def delete(self, store: str, path: str, *, deadline_seconds: float | None = None) -> int:
-        """`Store.delete`."""
-        return self._ask("delete", {"store": store, "path": path, "deadline_seconds": deadline_seconds})
-
-    def prefault(self, staging: Memory) -> int:
-        """Find pages for the memory (fails where there are none), and map it into the process."""
-        return self._ask("prefault", {"staging": asdict(staging)})
 
     def poll(self) -> list[Answer]:
         """What has been answered since, in order; never waits."""

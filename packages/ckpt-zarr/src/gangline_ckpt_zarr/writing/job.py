@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -55,11 +55,7 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True)
 class Answer:
-    """How a job goes. Neither `done` nor `failed`: still under way.
-
-    `progress` is in bytes written to the targets so far, `outcome` has a line for each target that failed and None for
-    each that did not.
-    """
+    """How a job goes. Neither `done` nor `failed`: still under way, with `progress` bytes written so far."""
 
     job: int
     progress: int = 0
@@ -68,7 +64,6 @@ class Answer:
     kind: str = ""  # the name of the exception's type
     errno: int | None = None
     seconds: float = 0.0
-    outcome: tuple[str | None, ...] = field(default=())
 
     @property
     def over(self) -> bool:
@@ -79,8 +74,7 @@ class Answer:
 
     @classmethod
     def parse(cls, line: bytes) -> Answer:
-        said = json.loads(line)
-        return cls(**said | {"outcome": tuple(said["outcome"])})
+        return cls(**json.loads(line))
 
 
 def request(job: int, op: str, **arguments: Any) -> bytes:

@@ -49,26 +49,16 @@ class WriterProcess:
             store.close()
 
     def _write(self, said: dict[str, Any]) -> Answer:
+        """Without a target the memory is sealed, and stays where it is."""
         view = self._map(memory(said["staging"]))
-        checksums = Checksums(view, cells(said["runs"]))
-        outcome: list[Exception | None] = []
-        progress = _Progress(said["job"], self._say)
+        checksums, progress = Checksums(view, cells(said["runs"])), _Progress(said["job"], self._say)
         try:
-            for target in said["targets"]:  # one that fails leaves the others their chance
-                try:
-                    self._put(Target(*target), said, view, checksums, progress)
-                    outcome.append(None)
-                except Exception as error:
-                    outcome.append(error)
+            if said["target"] is not None:
+                self._put(Target(*said["target"]), said, view, checksums, progress)
             checksums.wait(len(view))
         finally:
             checksums.stop()
-        lines = tuple(None if error is None else _why(error) for error in outcome)
-        first = next((error for error in outcome if error is not None), None)
-        if first is None:
-            return Answer(said["job"], progress.bytes, done=True, outcome=lines)
-        failed = "; ".join(line for line in lines if line)
-        return Answer(said["job"], progress.bytes, False, failed, type(first).__name__, _errno(first), outcome=lines)
+        return Answer(said["job"], progress.bytes, done=True)
 
     def _put(
         self, target: Target, said: dict[str, Any], view: memoryview, checksums: Checksums, progress: _Progress
@@ -84,19 +74,6 @@ class WriterProcess:
         except BaseException:
             writer.abort()
             raise
-
-    def _commit(self, said: dict[str, Any]) -> Answer:
-        content = said["content"].encode()
-        self._store(said["store"], said).commit(said["path"], content)
-        return Answer(said["job"], len(content), done=True)
-
-    def _delete(self, said: dict[str, Any]) -> Answer:
-        self._store(said["store"], said).delete(said["path"])
-        return Answer(said["job"], done=True)
-
-    def _prefault(self, said: dict[str, Any]) -> Answer:
-        """Have the system find the pages now, at leisure, rather than while the step waits for its first copy."""
-        return Answer(said["job"], len(self._map(memory(said["staging"]))), done=True)
 
     def _store(self, url: str, said: dict[str, Any]) -> Store:
         deadline = said.get("deadline_seconds") or DEADLINE_SECONDS

@@ -1,0 +1,78 @@
+"""The buffers a rank stages in, and where in them everything goes.
+
+The memory tier's own where there is one, else one that the writer process inherits. Fresh memory costs several times
+what the copy into it does, so the first is found by a thread, beside the first steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+from gangline_ckpt_zarr.format.cells import Files
+from gangline_ckpt_zarr.staging import Staging
+
+if TYPE_CHECKING:
+    from gangline.shard import Registry
+    from gangline_ckpt_zarr.memory import MemoryTier
+    from gangline_ckpt_zarr.writing.client import WriterProcess
+
+
+class Buffers:
+    """Of one rank. Buffers are used by one save at a time."""
+
+    def __init__(self, memory: MemoryTier | None, writer: WriterProcess) -> None:
+        self._memory, self._writer = memory, writer
+        self._own: Staging | None = None
+        self._files: Files | None = None
+        self._preparing: threading.Thread | None = None
+        self._prepared: Staging | None = None
+
+    def prepare(self, registry: Registry, rank: int) -> None:
+        """Have files and memory for the first save found, and return at once."""
+        if self._files is None and self._preparing is None:
+            self._preparing = threading.Thread(target=self._prepare, args=(registry, rank), daemon=True, name="prepare")
+            self._preparing.start()
+
+    def files(self, registry: Registry) -> Files:
+        """Where everything lies in the ranks' files; the same object for the same registry."""
+        self._join()
+        if self._files is None or self._files.registry != registry:
+            self._files = Files(registry)
+        return self._files
+
+    def take(self, rank: int) -> Staging:
+        """The buffer for the next save. Raises OSError where there is no memory for it."""
+        self._join()
+        if self._prepared is not None:
+            staging, self._prepared = self._prepared, None
+            return staging
+        return self._find(rank)
+
+    def close(self) -> None:
+        """Give back what is not the memory tier's."""
+        self._join()
+        if self._own is not None:
+            self._own.close()
+            self._own = None
+
+    def _prepare(self, registry: Registry, rank: int) -> None:
+        self._files = Files(registry)
+        with contextlib.suppress(OSError):  # the first save will say so
+            staging = self._find(rank)
+            staging.prepare(self._files.of_rank(rank))
+            self._prepared = staging
+
+    def _find(self, rank: int) -> Staging:
+        if self._memory is not None:
+            return self._memory.buffer(rank)
+        if self._own is None:
+            self._own = Staging()
+            self._writer.start([self._own.fd])
+        return self._own
+
+    def _join(self) -> None:
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
