@@ -2,139 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import signal
-import subprocess
-import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from gangline.testing import RealRuns
+
 settings.register_profile("gangline", deadline=None)  # a busy machine is no failure
 settings.load_profile("gangline")
 
-TINY = [
-    "model.dim=32",
-    "model.layers=2",
-    "model.heads=2",
-    "model.kv_heads=1",
-    "model.hidden=64",
-    "batch.global_size=4",
-    "batch.sequence_length=16",
-    "run.steps=6",
-    "run.sample=0",
-    "validate.every=null",
-    "track=[jsonl]",
-]
-
-
-class Train:
-    """Runs `train` as a user would, on a small text and a small model."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.corpus = directory / "corpus"
-        self.corpus.mkdir()
-        for number in range(40):
-            (self.corpus / f"{number}.txt").write_text(f"file {number}: " + "the quick brown fox jumps. " * 20)
-        self.started: list[subprocess.Popen] = []
-
-    def command(self, *arguments: str, tiny: bool = True) -> list[str]:
-        settings = [*TINY, f"data.path={self.corpus}"] if tiny else []
-        return [sys.executable, "-m", "gangline.cli.train", *settings, *arguments]
-
-    def start(self, *arguments: str, tiny: bool = True, **more) -> subprocess.Popen:
-        """A `train` in a process group of its own, so that a test can press Ctrl-C on all of it."""
-        process = subprocess.Popen(
-            self.command(*arguments, tiny=tiny),
-            cwd=self.directory,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **more},
-        )
-        self.started.append(process)
-        return process
-
-    def __call__(self, *arguments: str, code: int = 0, tiny: bool = True, **more) -> str:
-        """Run to the end; what was printed. The exit code must be `code`."""
-        process = self.start(*arguments, tiny=tiny, **more)
-        printed, _ = process.communicate(timeout=300)
-        assert process.returncode == code, f"exit code {process.returncode}, wanted {code}:\n{printed}"
-        return printed
-
-    def refused(self, *arguments: str, tiny: bool = True, **more) -> str:
-        """A user's mistake: exit code 2, a message, no traceback."""
-        printed = self(*arguments, code=2, tiny=tiny, **more)
-        assert "Traceback" not in printed, printed
-        return printed
-
-    def metrics(self, run_dir: str) -> list[dict]:
-        path = self.directory / run_dir / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def losses(self, run_dir: str) -> list[tuple[int, float, float]]:
-        return [(record["step"], record["loss"], record["grad_norm"]) for record in self.metrics(run_dir)]
-
-    def wait_for_step(self, process: subprocess.Popen, run_dir: str, step: int, timeout: float = 240) -> None:
-        """Return as soon as the record of `step` is on disk."""
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            if any(record["step"] >= step for record in self._whole_lines(run_dir)):
-                return
-            if process.poll() is not None:  # between the two looks, perhaps, and with all its steps done
-                done = any(record["step"] >= step for record in self._whole_lines(run_dir))
-                assert done, f"ended early:\n{process.stdout.read()}"
-                return
-            time.sleep(0.01)
-        raise AssertionError(f"step {step} was not reached in {timeout} s")
-
-    def _whole_lines(self, run_dir: str) -> list[dict]:
-        path = self.directory / run_dir / "metrics.jsonl"
-        text = path.read_text() if path.exists() else ""
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-    def kill(self, process: subprocess.Popen) -> None:
-        """SIGKILL to all of a `train`, also where it has just ended by itself."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-    def end_all(self) -> None:
-        for process in self.started:
-            if process.poll() is None:
-                self.kill(process)
-
 
 @pytest.fixture
-def train(tmp_path: Path):
-    runner = Train(tmp_path)
-    yield runner
-    runner.end_all()
-
-
-def processes_of(session: int) -> list[int]:
-    """The living processes of a session (a `train` started by the fixture leads one)."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            if int(fields[3]) == session and fields[0] != "Z":
-                found.append(int(entry.name))
-    return found
-
-
-@pytest.fixture
-def living():
-    return processes_of
+def runs(tmp_path: Path) -> Iterator[RealRuns]:
+    """A directory for real runs."""
+    with RealRuns(tmp_path) as found:
+        yield found
 
 
 @pytest.fixture

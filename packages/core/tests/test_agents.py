@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import random
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from gangline.launch import forkserver, requeue
 from gangline.launch.agents import detect, first_host, tasks_per_node
 from gangline.rundir import RunDirectory
 from gangline.testing.ports import free_port
+from gangline.testing.processes import kill
 
 HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node"]
@@ -182,8 +182,7 @@ def torchruns(tmp_path_factory):
     yield root, started
     for process in (process for processes in started.values() for process in processes):
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            kill(process)
 
 
 def finished(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from gangline.rundir import RunDirectory
+from gangline.testing.real_runs import small_text
 
 SCRIPT = """
 import sys
@@ -36,9 +37,7 @@ if __name__ == "__main__":
 
 
 def test_a_run_is_trained_from_a_script(tmp_path):
-    (tmp_path / "corpus").mkdir()
-    for number in range(9):
-        (tmp_path / "corpus" / f"{number}.txt").write_text("the quick brown fox. " * 20)
+    small_text(tmp_path / "corpus")
     (tmp_path / "script.py").write_text(SCRIPT)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -220,14 +220,14 @@ def test_other_shells_get_a_script_that_asks_train(capsys, shell):
 # --- several runs ----------------------------------------------------------------------------------------------------
 
 
-def test_a_multirun_runs_each_and_ends_with_a_table_and_the_first_failure(train):
-    RunDirectory.create(default_run(run={"dir": str(train.directory / "sweep" / "01")})).unlock()
+def test_a_multirun_runs_each_and_ends_with_a_table_and_the_first_failure(runs):
+    RunDirectory.create(default_run(run={"dir": str(runs.directory / "sweep" / "01")})).unlock()
     words = ["-m", "run.seed=1,2,3", "optimizer.learning_rate=1e-3", "run.dir=sweep", "run.steps=2", "validate.every=2"]
-    printed = train(*words, code=2)
+    printed = runs.train(*words, code=2)
     assert "sweep/01 already holds a run." in printed
     assert re.search(r"^sweep/01 +run\.seed=2 +2$", printed, re.MULTILINE), printed
     for number, seed in (("00", 1), ("02", 3)):
-        directory = RunDirectory.open(train.directory / "sweep" / number)
+        directory = RunDirectory.open(runs.directory / "sweep" / number)
         assert directory.run().seed == seed
         assert f"run.seed={seed}" in directory.read_provenance()["starts"][0]["command"]
         records = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
@@ -236,7 +236,7 @@ def test_a_multirun_runs_each_and_ends_with_a_table_and_the_first_failure(train)
     assert "run 1 of 3: run.seed=1" in printed
 
 
-def test_a_mistake_in_any_of_several_runs_is_found_before_the_first(train):
-    printed = train.refused("-m", "batch.global_size=4,0", "run.dir=sweep")
+def test_a_mistake_in_any_of_several_runs_is_found_before_the_first(runs):
+    printed = runs.refused("-m", "batch.global_size=4,0", "run.dir=sweep")
     assert "batch.global_size=0 must be at least 1." in printed
-    assert not (train.directory / "sweep").exists()
+    assert not (runs.directory / "sweep").exists()

@@ -74,11 +74,11 @@ def echo(tmp_path):
         yield
 
 
-def test_all_of_it_in_a_run_that_goes_out_and_comes_back(echo, train, capsys):
-    train("echo=on", "run.dir=first", "run.steps=1", "optimizer.learning_rate=0", "schedule=constant")
-    assert train.metrics("first")[-1]["metrics"] == {"echo/emitted": 0.0}
-    out = train.directory / "hf"
-    assert export_run([str(train.directory / "first"), str(out)]) == 0
+def test_all_of_it_in_a_run_that_goes_out_and_comes_back(echo, runs, capsys):
+    runs.train("echo=on", "run.dir=first", "run.steps=1", "optimizer.learning_rate=0", "schedule=constant")
+    assert runs.records("first")[-1]["metrics"] == {"echo/emitted": 0.0}
+    out = runs.directory / "hf"
+    assert export_run([str(runs.directory / "first"), str(out)]) == 0
     weights = load_file(out / "model.safetensors")
     assert weights["model.layers.0.mlp.up_proj.weight"].shape[0] == 16
     assert weights["model.norm.weight"].eq(2).all()
@@ -88,11 +88,11 @@ def test_all_of_it_in_a_run_that_goes_out_and_comes_back(echo, train, capsys):
     assert import_model([str(out)]) == 0
     words = capsys.readouterr().out.replace("\\\n", " ").split()[1:]
     assert words[-4:] == ["echo=on", "echo.by=16", "echo/colour=dark", "echo.colour.depth=3"]
-    train(*words, "run.dir=second", "run.steps=1")
-    assert "holds a model of architecture Echo" in train.refused(*words[:-4], "run.dir=third")
+    runs.train(*words, "run.dir=second", "run.steps=1")
+    assert "holds a model of architecture Echo" in runs.refused(*words[:-4], "run.dir=third")
 
 
-def test_an_edit_that_others_have_no_word_for_is_not_exported(echo, train):
-    train("echo=on", "echo.mute=true", "run.dir=first", "run.steps=1")
+def test_an_edit_that_others_have_no_word_for_is_not_exported(echo, runs):
+    runs.train("echo=on", "echo.mute=true", "run.dir=first", "run.steps=1")
     with pytest.raises(UserError, match=r"no Hugging Face architecture is known for it.\s+.*\(echo\)"):
-        export_run([str(train.directory / "first"), str(train.directory / "hf")])
+        export_run([str(runs.directory / "first"), str(runs.directory / "hf")])

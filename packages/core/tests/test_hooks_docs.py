@@ -79,9 +79,9 @@ def test_the_command_of_the_example_runs(documented, tmp_path):
     assert gangline(documented, "runs", str(tmp_path / "runs")).split() == [str(run)]
 
 
-def test_one_run_made_of_all_examples_trains(train, documented):
-    kept = train.directory / "kept"
-    printed = train(
+def test_one_run_made_of_all_examples_trains(runs, documented):
+    kept = runs.directory / "kept"
+    printed = runs.train(
         "parallel=watched",
         "precision=coarse",
         "checkpoint=elsewhere",
@@ -97,13 +97,13 @@ def test_one_run_made_of_all_examples_trains(train, documented):
         "run.steps=3",
         **documented.environment,
     )
-    records = train.metrics("out")
+    records = runs.records("out")
     assert [record["step"] for record in records] == [1, 2, 3], printed
     assert all("zero_gradients" in record["metrics"] for record in records)  # parallel=watched
     assert [path.name for path in (kept / "out").iterdir()] == ["step-00000003"]  # checkpoint=elsewhere
     assert all(verdict["kind"] == "high-loss" for record in records for verdict in record["verdicts"])
     assert any(record["verdicts"] for record in records)  # health=[ceiling]
-    facts = json.loads((train.directory / "out" / "provenance.json").read_text())
+    facts = json.loads((runs.directory / "out" / "provenance.json").read_text())
     assert facts["data"]["fingerprint"] == "counting-3-16-256-0"
     document = json.loads((kept / "out" / "step-00000003" / "document.json").read_text())
     assert document["parts"]["narrow"] == {"part": "on", "distribution": "gangline-narrow", "version": "0.1.0"}

@@ -333,29 +333,29 @@ class TestRefusals:
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_goes_out_and_comes_back_in(train, capsys):
+def test_a_run_goes_out_and_comes_back_in(runs, capsys):
     """train -> export -> transformers reads it -> import -> train on from it."""
-    train("run.dir=first", "model.tied=true")
-    out = train.directory / "hf"
-    assert export_run([str(train.directory / "first"), str(out)]) == 0
+    runs.train("run.dir=first", "model.tied=true")
+    out = runs.directory / "hf"
+    assert export_run([str(runs.directory / "first"), str(out)]) == 0
     theirs = AutoModelForCausalLM.from_pretrained(out)
     assert theirs.config.num_hidden_layers == 2
     assert import_model([str(out)]) == 0
     words = capsys.readouterr().out.replace("\\\n", " ").split()
     command = words[words.index("train") + 1 :]
     assert f"model.weights={out}" in command
-    train(*command, "run.dir=second", "run.steps=1", "optimizer.learning_rate=0", "schedule=constant")
+    runs.train(*command, "run.dir=second", "run.steps=1", "optimizer.learning_rate=0", "schedule=constant")
     first, second = (
-        export_run([str(train.directory / name), str(train.directory / f"{name}-out"), "--dtype", "bfloat16"])
-        or load_file(train.directory / f"{name}-out" / "model.safetensors")
+        export_run([str(runs.directory / name), str(runs.directory / f"{name}-out"), "--dtype", "bfloat16"])
+        or load_file(runs.directory / f"{name}-out" / "model.safetensors")
         for name in ("first", "second")
     )
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
     capsys.readouterr()
     shutil.rmtree(out)
-    assert "model.weights" in train.refused(*command, "run.dir=third")
-    printed = train("resume=second", "run.steps=2", tiny=False)  # its checkpoint has them
-    assert len(train.metrics("second")) == 2, printed
+    assert "model.weights" in runs.refused(*command, "run.dir=third")
+    printed = runs.train("resume=second", "run.steps=2")  # its checkpoint has them
+    assert len(runs.records("second")) == 2, printed
     with pytest.raises(UserError, match="no checkpoint step-00000099"):
-        export_run([str(train.directory / "first"), str(out), "--checkpoint", "step-00000099"])
+        export_run([str(runs.directory / "first"), str(out), "--checkpoint", "step-00000099"])

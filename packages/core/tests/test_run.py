@@ -10,6 +10,7 @@ import pytest
 
 from gangline.plugins import build
 from gangline.rundir import RunDirectory
+from gangline.testing.processes import kill, wait_until_none_lives
 
 
 def state(directory, run_dir, id=None):
@@ -41,12 +42,12 @@ def same(first, second):
     assert {key: document[key] for key in keys} == {key: other[key] for key in keys}
 
 
-def test_a_run_leaves_everything_it_promises(train):
-    printed = train("run.dir=out", "track=[console,jsonl,tensorboard]", "validate.every=3", "run.sample=20")
-    out = train.directory / "out"
+def test_a_run_leaves_everything_it_promises(runs):
+    printed = runs.train("run.dir=out", "track=[console,jsonl,tensorboard]", "validate.every=3", "run.sample=20")
+    out = runs.directory / "out"
     names = {path.name for path in out.iterdir()}
     assert {"config.yaml", "attempts.jsonl", "parts.json", "metrics.jsonl", "checkpoints", "tensorboard"} <= names
-    records = train.metrics("out")
+    records = runs.records("out")
     assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6]
     assert [record["validation_loss"] is not None for record in records] == [False, False, True] * 2
     last = records[-1]
@@ -54,71 +55,70 @@ def test_a_run_leaves_everything_it_promises(train):
     assert last["mfu"] > 0
     assert {"data", "forward_backward", "optimizer"} <= set(last["seconds"])
     assert last["memory_bytes"] > 1e6
-    attempts = [json.loads(line) for line in (out / "attempts.jsonl").read_text().splitlines()]
-    assert [(line["attempt"], line["start"]) for line in attempts] == [(1, None)]
+    assert [(line["attempt"], line["start"]) for line in runs.attempts("out")] == [(1, None)]
     parts = json.loads((out / "parts.json").read_text())
     assert parts["parallel"]["part"] == "single"
     assert parts["parallel"]["distribution"] == "gangline"
     assert "6/6" in printed or "step 6" in printed, printed
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another(train):
-    train("run.dir=a")
-    train("run.dir=b")
-    train("run.dir=c", "run.seed=1")
-    assert train.losses("a") == train.losses("b")
-    assert train.losses("a") != train.losses("c")
+def test_the_same_seed_gives_the_same_run_and_another_seed_another(runs):
+    runs.train("run.dir=a")
+    runs.train("run.dir=b")
+    runs.train("run.dir=c", "run.seed=1")
+    assert runs.curve("a") == runs.curve("b")
+    assert runs.curve("a") != runs.curve("c")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_killed_run_goes_on_as_if_never_killed(train, precision):
+def test_a_killed_run_goes_on_as_if_never_killed(runs, precision):
     settings = ("run.steps=12", "checkpoint.every=4", f"precision={precision}", "optimizer=adamw")
-    train("run.dir=whole", *settings)
-    killed = train.start("run.dir=killed", *settings)
-    train.wait_for_step(killed, "killed", 6)
-    train.kill(killed)
-    train("resume=killed", tiny=False)
-    assert train.losses("killed") == train.losses("whole")
-    same(state(train.directory, "killed"), state(train.directory, "whole"))
+    runs.train("run.dir=whole", *settings)
+    killed = runs.start("run.dir=killed", *settings)
+    runs.wait_for_step(killed, "killed", 6)
+    kill(killed)
+    runs.train("resume=killed")
+    assert runs.curve("killed") == runs.curve("whole")
+    same(state(runs.directory, "killed"), state(runs.directory, "whole"))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(8))
-def test_kills_at_random_moments_lose_nothing(train, seed):
+def test_kills_at_random_moments_lose_nothing(runs, seed):
     chance = random.Random(seed)
     width, every = chance.choice([1, 2]), chance.choice([1, 2, 5])
     settings = ("run.steps=20", f"checkpoint.every={every}", f"launch.processes={width}")
     layout = ("parallel=ddp", "run.deterministic=on")
-    train("run.dir=whole", *layout, *settings)
-    process = train.start("run.dir=killed", *layout, *settings)
+    runs.train("run.dir=whole", *layout, *settings)
+    process = runs.start("run.dir=killed", *layout, *settings)
     for _ in range(5):
-        train.wait_for_step(process, "killed", chance.randint(1, 18))
+        runs.wait_for_step(process, "killed", chance.randint(1, 18))
         time.sleep(chance.random() * 0.1)
-        train.kill(process)
-        process = train.start("resume=killed", tiny=False)
+        kill(process)
+        process = runs.start("resume=killed")
     assert process.wait(timeout=300) == 0
-    assert train.losses("killed") == train.losses("whole")
-    same(state(train.directory, "killed"), state(train.directory, "whole"))
+    assert runs.curve("killed") == runs.curve("whole")
+    same(state(runs.directory, "killed"), state(runs.directory, "whole"))
 
 
-def test_resume_extends_a_finished_run(train):
-    train("run.dir=out", "schedule=constant")
-    train("resume=out", "run.steps=9", tiny=False)
-    train("run.dir=straight", "schedule=constant", "run.steps=9")
-    assert train.losses("out") == train.losses("straight")
+def test_resume_extends_a_finished_run(runs):
+    runs.train("run.dir=out", "schedule=constant")
+    runs.train("resume=out", "run.steps=9")
+    runs.train("run.dir=straight", "schedule=constant", "run.steps=9")
+    assert runs.curve("out") == runs.curve("straight")
 
 
-def test_from_starts_afresh_with_the_same_settings(train):
-    train("run.dir=out", "run.seed=5")
-    train("from=out", "run.dir=again", tiny=False)
-    assert train.losses("again") == train.losses("out")
-    assert RunDirectory.open(train.directory / "again").run().seed == 5
+def test_from_starts_afresh_with_the_same_settings(runs):
+    runs.train("run.dir=out", "run.seed=5")
+    runs.train("from=out", "run.dir=again")
+    assert runs.curve("again") == runs.curve("out")
+    assert RunDirectory.open(runs.directory / "again").run().seed == 5
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_saves_a_checkpoint_and_leaves_no_process(train, living, name):
-    process = train.start("run.dir=out", "run.steps=100000", "parallel=ddp", "launch.processes=2")
-    train.wait_for_step(process, "out", 3)
+def test_a_signal_saves_a_checkpoint_and_leaves_no_process(runs, name):
+    process = runs.start("run.dir=out", "run.steps=100000", "parallel=ddp", "launch.processes=2")
+    runs.wait_for_step(process, "out", 3)
     if name == "SIGINT":
         os.killpg(process.pid, signal.SIGINT)
     else:
@@ -126,52 +126,49 @@ def test_a_signal_saves_a_checkpoint_and_leaves_no_process(train, living, name):
     printed, _ = process.communicate(timeout=240)
     assert process.returncode == 128 + getattr(signal, name), printed
     assert "Traceback" not in printed
-    deadline = time.monotonic() + 60
-    while living(process.pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert living(process.pid) == []
-    done = train.metrics("out")[-1]
+    wait_until_none_lives(process.pid)
+    done = runs.records("out")[-1]
     assert done["checkpoint"] == f"step-{done['step']:08d}"
-    _, document = state(train.directory, "out")
+    _, document = state(runs.directory, "out")
     assert document["step"] == done["step"]
 
 
-def test_two_ranks_save_and_one_and_four_go_on(train):
+def test_two_ranks_save_and_one_and_four_go_on(runs):
     layout = ("run.deterministic=on", "optimizer=adamw", "checkpoint.every=3", "precision=fp64")
-    train("run.dir=two", "parallel=ddp", "launch.processes=2", "run.steps=3", "schedule=constant", *layout)
-    train("run.dir=straight", "run.steps=6", "schedule=constant", *layout)
+    runs.train("run.dir=two", "parallel=ddp", "launch.processes=2", "run.steps=3", "schedule=constant", *layout)
+    runs.train("run.dir=straight", "run.steps=6", "schedule=constant", *layout)
     for width in (1, 4):
         copy = f"on{width}"
-        (train.directory / copy).mkdir()
-        os.system(f"cp -r {train.directory}/two/. {train.directory}/{copy}/")
-        train(f"resume={copy}", "run.steps=6", f"launch.processes={width}", tiny=False)
-        for (step, loss, norm), (_, loss2, norm2) in zip(train.losses(copy), train.losses("straight"), strict=True):
+        (runs.directory / copy).mkdir()
+        os.system(f"cp -r {runs.directory}/two/. {runs.directory}/{copy}/")
+        runs.train(f"resume={copy}", "run.steps=6", f"launch.processes={width}")
+        for (step, loss, norm), (_, loss2, norm2) in zip(runs.curve(copy), runs.curve("straight"), strict=True):
             assert loss == pytest.approx(loss2, rel=1e-10), step
             assert norm == pytest.approx(norm2, rel=1e-10), step
 
 
-def test_ddp_is_one_process_bit_by_bit(train):
+def test_ddp_is_one_process_bit_by_bit(runs):
     common = ("run.deterministic=on", "batch.micro_size=1", "validate.every=3", "validate.samples=5")
-    train("run.dir=one", "parallel=single", "parallel.groups=2", *common)
-    train("run.dir=two", "parallel=ddp", "launch.processes=2", *common)
-    assert train.losses("one") == train.losses("two")
-    one, two = ([r["validation_loss"] for r in train.metrics(name) if r["step"] % 3 == 0] for name in ("one", "two"))
+    runs.train("run.dir=one", "parallel=single", "parallel.groups=2", *common)
+    runs.train("run.dir=two", "parallel=ddp", "launch.processes=2", *common)
+    assert runs.curve("one") == runs.curve("two")
+    one, two = ([r["validation_loss"] for r in runs.records(name) if r["step"] % 3 == 0] for name in ("one", "two"))
     assert one == pytest.approx(two, rel=1e-6), "evaluation adds in another grouping, so within rounding"
-    same(state(train.directory, "one"), state(train.directory, "two"))
+    same(state(runs.directory, "one"), state(runs.directory, "two"))
 
 
-def test_recompute_and_muon_and_accumulation_run(train):
+def test_recompute_and_muon_and_accumulation_run(runs):
     plain = ("optimizer=muon", "batch.micro_size=2")
-    train("run.dir=plain", *plain)
-    train("run.dir=recomputed", *plain, "run.recompute=full")
-    assert train.losses("plain") == train.losses("recomputed")
+    runs.train("run.dir=plain", *plain)
+    runs.train("run.dir=recomputed", *plain, "run.recompute=full")
+    assert runs.curve("plain") == runs.curve("recomputed")
 
 
-def test_what_is_not_finite_stops_before_the_weights_change(train):
-    printed = train("run.dir=out", "precision=fp32", "optimizer.learning_rate=1e30", "checkpoint.every=1", code=3)
-    last = train.metrics("out")[-1]
+def test_what_is_not_finite_stops_before_the_weights_change(runs):
+    printed = runs.train("run.dir=out", "precision=fp32", "optimizer.learning_rate=1e30", "checkpoint.every=1", code=3)
+    last = runs.records("out")[-1]
     assert last["finite"] is False
     assert "not-finite" in printed
-    arrays, document = state(train.directory, "out")
+    arrays, document = state(runs.directory, "out")
     assert document["step"] == last["step"] - 1, "nothing is saved of a step that stopped the run"
     assert all(bool(array.isfinite().all()) for array in arrays.values())

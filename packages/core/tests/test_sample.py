@@ -224,11 +224,11 @@ def test_the_command_refuses_with_code_2_and_no_traceback(tmp_path, capsys):
         assert wrong[0] in capsys.readouterr().err
 
 
-def test_what_several_processes_trained_one_samples(train):
-    train("parallel=ddp", "launch.processes=2", "run.dir=r")
+def test_what_several_processes_trained_one_samples(runs):
+    runs.train("parallel=ddp", "launch.processes=2", "run.dir=r")
     command = [sys.executable, "-m", "gangline.cli.main", "sample", "r", "--prompt", "the ", "--tokens", "20"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=train.directory, capture_output=True, env=environment, timeout=300)
+    done = subprocess.run(command, cwd=runs.directory, capture_output=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.startswith(b"the ")
     assert len(done.stdout) > 10

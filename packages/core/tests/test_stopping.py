@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gangline.launch.signals import SAME_REQUEST_SECONDS
+from gangline.testing.processes import kill, living, wait_until_none_lives
 
 HERE = Path(__file__).parent
 SAVING = 300.0  # seconds that nobody wants to wait for
@@ -40,13 +41,10 @@ class Started:
             assert self.process.poll() is None, self.process.stdout.read()
             time.sleep(0.01)
 
-    def end(self, living, timeout: float = 120) -> tuple[int, str]:
+    def end(self, timeout: float = 120) -> tuple[int, str]:
         """Exit code and output, once no process of the session is left."""
         printed, _ = self.process.communicate(timeout=timeout)
-        deadline = time.monotonic() + 60  # a signal waits for the library that is being loaded
-        while (left := living(self.process.pid)) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        assert left == []
+        wait_until_none_lives(self.process.pid)  # a signal waits for the library that is being loaded
         return self.process.returncode, printed
 
 
@@ -66,8 +64,7 @@ def running(tmp_path_factory):
     yield started
     for one in started.values():
         if one.process.poll() is None:
-            os.killpg(one.process.pid, signal.SIGKILL)
-            one.process.wait()
+            kill(one.process)
 
 
 def saved(run_dir: Path) -> tuple[str, int]:
@@ -76,64 +73,64 @@ def saved(run_dir: Path) -> tuple[str, int]:
     return found[0]["signal"], len({rank["step"] for rank in found})
 
 
-def test_ctrl_c_ends_the_ranks_at_a_step_boundary(running, living):
+def test_ctrl_c_ends_the_ranks_at_a_step_boundary(running):
     one = running["ctrl-c"]
     one.wait_for("step")
     os.killpg(one.process.pid, signal.SIGINT)
-    code, printed = one.end(living)
+    code, printed = one.end()
     assert (code, saved(one.run_dir)) == (130, ("SIGINT", 1)), printed
     assert "Traceback" not in printed
 
 
-def test_sigterm_to_train_alone_does_so_too(running, living):
+def test_sigterm_to_train_alone_does_so_too(running):
     one = running["sigterm"]
     one.wait_for("step")
     one.process.terminate()
-    code, printed = one.end(living)
+    code, printed = one.end()
     assert (code, saved(one.run_dir)) == (143, ("SIGTERM", 1)), printed
     assert "Traceback" not in printed
 
 
-def test_sigterm_to_every_process_does_so_too(running, living):
+def test_sigterm_to_every_process_does_so_too(running):
     one = running["all-sigterm"]
     one.wait_for("step")
     os.killpg(one.process.pid, signal.SIGTERM)
-    code, printed = one.end(living)
+    code, printed = one.end()
     assert (code, saved(one.run_dir)) == (143, ("SIGTERM", 1)), printed
     assert "Traceback" not in printed
 
 
-def test_a_second_ctrl_c_ends_them_now(running, living):
+def test_a_second_ctrl_c_ends_them_now(running):
     one = running["impatient"]
     one.wait_for("step")
     os.killpg(one.process.pid, signal.SIGINT)
     one.wait_for("heard")
     time.sleep(SAME_REQUEST_SECONDS + 0.1)
     os.killpg(one.process.pid, signal.SIGINT)
-    code, printed = one.end(living, timeout=SAVING / 2)
+    code, printed = one.end(timeout=SAVING / 2)
     assert code == 130, printed
     assert not list(one.run_dir.glob("saved-*"))
 
 
-def test_ranks_that_do_not_hear_are_killed_when_their_grace_is_over(running, living):
+def test_ranks_that_do_not_hear_are_killed_when_their_grace_is_over(running):
     one = running["deaf"]
     one.wait_for("step")
     one.process.terminate()
     began = time.monotonic()
-    code, printed = one.end(living)
+    code, printed = one.end()
     assert code == 143, printed
     assert 0.9 < time.monotonic() - began < 25  # torch's own grace is 30 s
 
 
-def test_no_rank_outlives_a_train_that_was_killed(running, living):
+def test_no_rank_outlives_a_train_that_was_killed(running):
     one = running["agent"]
     one.wait_for("step")
     one.process.kill()
-    code, _ = one.end(living)
+    code, _ = one.end()
     assert code == -signal.SIGKILL
 
 
-def wait_for_the_server(living, parent: int) -> None:
+def wait_for_the_server(parent: int) -> None:
     """Return once the server looks after its parent: its alarm is the first thing that it sets, before it loads torch.
 
     Before that it is a Python that starts, and says of Ctrl-C what any Python says then.
@@ -154,7 +151,7 @@ def catches(pid: int, signum: signal.Signals) -> bool:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
-def test_a_server_that_still_loads_torch_goes_with_its_parent(living, name):
+def test_a_server_that_still_loads_torch_goes_with_its_parent(name):
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # in the background it is ignored
     code += "; from gangline.launch import forkserver; forkserver.warm(); print('warm', flush=True); input()"
     parent = subprocess.Popen(
@@ -166,10 +163,7 @@ def test_a_server_that_still_loads_torch_goes_with_its_parent(living, name):
         start_new_session=True,
     )
     assert parent.stdout.readline() == "warm\n"
-    wait_for_the_server(living, parent.pid)
+    wait_for_the_server(parent.pid)
     os.killpg(parent.pid, signal.Signals[name]) if name == "SIGINT" else parent.send_signal(signal.Signals[name])
-    deadline = time.monotonic() + 120
-    while living(parent.pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert living(parent.pid) == []
+    wait_until_none_lives(parent.pid, 120)
     assert "multiprocessing" not in parent.stdout.read()

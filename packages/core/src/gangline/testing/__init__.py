@@ -1,4 +1,4 @@
-"""The conformance kit: one suite class per hook, and the pool of ranks that makes multi-rank tests cheap.
+"""The conformance kit: one suite class per hook, the pool of ranks that makes multi-rank tests cheap, and real runs.
 
 An author subclasses a suite in five lines and states what the part can do as data:
 
@@ -23,6 +23,7 @@ _WHERE = {
     "OptimizerSuite": "optimizer",
     "PartSuite": "suite",
     "PrecisionSuite": "precision",
+    "RealRuns": "real_runs",
     "ScheduleSuite": "schedule",
     "StrategySuite": "strategy",
     "TrackerSuite": "tracker",

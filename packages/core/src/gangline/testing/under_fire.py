@@ -12,6 +12,7 @@ from pathlib import Path
 from gangline.checkpoint.base import SaveFailed
 from gangline.testing import checkpointer_ranks as ranks
 from gangline.testing import rank
+from gangline.testing.processes import children
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def seconds_of_a_save(job: ranks.Job, step: int) -> float:
 
 
 def _kill(whom: str) -> None:
-    killed = _children() if whom != "rank" else []
+    killed = list(children(os.getpid())) if whom != "rank" else []
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     if whom != "children":
@@ -75,9 +76,3 @@ def _kill(whom: str) -> None:
     while any(Path(f"/proc/{pid}").exists() for pid in killed) and time.monotonic() < deadline:
         time.sleep(0.005)
     time.sleep(0.02)
-
-
-def _children() -> list[int]:
-    """The processes that this one has started."""
-    tasks = Path("/proc/self/task").glob("*/children")
-    return sorted(int(pid) for task in tasks for pid in task.read_text().split())

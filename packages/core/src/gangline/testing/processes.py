@@ -1,0 +1,59 @@
+"""The processes that a test has started: which of them live, who started whom, and how all end. It reads /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Process:
+    """One living process: the id of the one that started it, and its command line."""
+
+    parent: int
+    command: str
+
+
+def living(session: int) -> dict[int, Process]:
+    """By id, what lives of a session. What is started with ``start_new_session=True`` leads one, of its own id."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):  # it has ended since
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                if int(fields[3]) == session and fields[0] != "Z":
+                    found[int(entry.name)] = Process(int(fields[1]), _command(entry))
+    return found
+
+
+def children(pid: int) -> dict[int, str]:
+    """By id, the command lines of the processes that one has started, also of those that it has not yet waited for."""
+    ids = [int(word) for task in Path(f"/proc/{pid}/task").glob("*/children") for word in task.read_text().split()]
+    return {child: _command(Path(f"/proc/{child}")) for child in sorted(ids)}
+
+
+def wait_until_none_lives(session: int, seconds: float = 60.0) -> None:
+    """Return once nothing of a session lives; fail where something still does after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while (left := living(session)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left, f"still alive after {seconds:g} s: {left}"
+
+
+def kill(process: subprocess.Popen[Any]) -> None:
+    """SIGKILL to all of the group that a process leads, also where it has just ended by itself."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _command(entry: Path) -> str:
+    with contextlib.suppress(OSError):
+        return (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""

@@ -1,0 +1,150 @@
+"""Real runs by the real command, with a small model on a small text: for tests of what a user gets to see.
+
+@pytest.fixture
+def runs(tmp_path):
+    with RealRuns(tmp_path) as found:
+        yield found
+
+def test_a_run_goes_on_where_it_was(runs):
+    runs.train("run.dir=out", "checkpoint=mine", "run.steps=3")
+    runs.train("resume=out", "run.steps=6")
+    assert [record["step"] for record in runs.records("out")] == [1, 2, 3, 4, 5, 6]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gangline.testing.processes import kill
+
+SMALL = (
+    "model.dim=32",
+    "model.layers=2",
+    "model.heads=2",
+    "model.kv_heads=1",
+    "model.hidden=64",
+    "batch.global_size=4",
+    "batch.sequence_length=16",
+    "run.steps=6",
+    "run.sample=0",
+    "validate.every=null",
+    "track=[jsonl]",
+)
+_FOREIGN = re.compile(r"RANK|WORLD_SIZE|LOCAL_.*|GROUP_.*|ROLE_.*|MASTER_.*|TORCHELASTIC_.*|SLURM_.*|GANGLINE_.*")
+
+
+def own_environment() -> dict[str, str]:
+    """The environment of this process, without what an agent says to its ranks.
+
+    Where one started the tests, it must not be taken for the one that starts a run.
+    """
+    return {name: value for name, value in os.environ.items() if not _FOREIGN.fullmatch(name)}
+
+
+def small_text(directory: Path) -> Path:
+    """Make a directory with 40 short files in it, some 20 KB of English; the directory."""
+    directory.mkdir()
+    for number in range(40):
+        (directory / f"{number}.txt").write_text(f"file {number}: " + "the quick brown fox jumps. " * 20)
+    return directory
+
+
+class RealRuns:
+    """A directory with a small text and runs in it. All that it started and that still lives ends with the block.
+
+    settings: words that each new run begins with; those of a test come behind them and win. seconds: a command that
+    takes longer has failed. `environment` holds variables for every command, beside `own_environment()`; add to it.
+    """
+
+    def __init__(self, directory: Path, settings: Sequence[str] = SMALL, *, seconds: float = 300.0) -> None:
+        self.directory = directory
+        self.settings = (f"data.path={small_text(directory / 'corpus')}", *settings)
+        self.seconds = seconds
+        self.environment = {"OMP_NUM_THREADS": "1"}  # several ranks share a few cores
+        self._started: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> RealRuns:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                kill(process)
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    def start(
+        self, *words: str, agent: Sequence[str] = (), prefix: Sequence[str] = (), **environment: str
+    ) -> subprocess.Popen[str]:
+        """`train WORDS` in a session of its own, so that a test can press Ctrl-C on all of it; errors go to stdout.
+
+        A new run gets the settings; one that goes on (`resume=`), or is made from another (`from=`), has its own.
+        agent: what starts the ranks, as arguments of Python: ``["-m", "torch.distributed.run", "--nproc-per-node=2"]``.
+        prefix: a command that runs all that, such as ``["prlimit", "--fsize=4096"]``.
+        """
+        has_settings = any(word.startswith(("resume=", "from=")) for word in words)
+        settings = () if has_settings else self.settings
+        process = subprocess.Popen(
+            [*prefix, sys.executable, *agent, "-m", "gangline.cli.train", *settings, *words],
+            cwd=self.directory,
+            env={**own_environment(), **self.environment, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return process
+
+    def finish(self, process: subprocess.Popen[str], code: int = 0) -> str:
+        """What it printed; it must end by itself, with this exit code."""
+        printed, _ = process.communicate(timeout=self.seconds)
+        assert process.returncode == code, f"exit code {process.returncode}, wanted {code}:\n{printed}"
+        return printed
+
+    def train(self, *words: str, code: int = 0, prefix: Sequence[str] = (), **environment: str) -> str:
+        """`start` and `finish`."""
+        return self.finish(self.start(*words, prefix=prefix, **environment), code)
+
+    def refused(self, *words: str, **environment: str) -> str:
+        """What `train` says to a user's mistake: exit code 2, a message, no traceback."""
+        printed = self.train(*words, code=2, **environment)
+        assert "Traceback" not in printed, printed
+        return printed
+
+    def wait_for_step(self, process: subprocess.Popen[str], run_dir: str, step: int, seconds: float = 240.0) -> None:
+        """Return as soon as the record of the step is on disk; fail where the process ends without it."""
+        deadline = time.monotonic() + seconds
+        while not self._reached(run_dir, step):
+            if process.poll() is not None:  # between the two looks, perhaps, and with all its steps done
+                assert self._reached(run_dir, step), f"ended early:\n{process.communicate()[0]}"
+                return
+            assert time.monotonic() < deadline, f"step {step} was not reached in {seconds:g} s"
+            time.sleep(0.01)
+
+    # --- what they wrote ---------------------------------------------------------------------------------------------
+
+    def records(self, run_dir: str) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`, each of which must be whole."""
+        return [json.loads(line) for line in (self.directory / run_dir / "metrics.jsonl").read_text().splitlines()]
+
+    def curve(self, run_dir: str) -> list[tuple[int, float, float]]:
+        """(step, loss, gradient norm) of each record: equal for two runs that computed the same bits."""
+        return [(record["step"], record["loss"], record["grad_norm"]) for record in self.records(run_dir)]
+
+    def attempts(self, run_dir: str) -> list[dict[str, Any]]:
+        """The lines of `attempts.jsonl`: each start of the run and each way back."""
+        return [json.loads(line) for line in (self.directory / run_dir / "attempts.jsonl").read_text().splitlines()]
+
+    def _reached(self, run_dir: str, step: int) -> bool:
+        path = self.directory / run_dir / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return any(json.loads(line)["step"] >= step for line in lines if line.endswith("\n"))
