@@ -13,7 +13,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from gangline.mesh import Mesh
 
 
 @lru_cache(maxsize=4096)
@@ -57,6 +60,38 @@ class Fold:
     name: str
     size: int
     out_of: tuple[str, ...]
+
+    def ranks(self, mesh: Mesh, rank: int) -> list[int]:
+        """The ranks of the fold that `rank` is in, in order; itself alone where the mesh has none of the fold's axes.
+
+        The ranks along those axes, in mesh order, are dealt out in runs of `size`: neighbours on the fastest axes make
+        a fold. Raises ValueError where they do not divide by it.
+        """
+        joint, together = self._place(mesh, rank)
+        first = joint - joint % self.size
+        return self._at(mesh, rank, range(first, min(first + self.size, together)))
+
+    def beside(self, mesh: Mesh, rank: int) -> list[int]:
+        """The ranks that have the same place in their folds as `rank`, in order. Raises ValueError as `ranks` does."""
+        joint, together = self._place(mesh, rank)
+        return self._at(mesh, rank, range(joint % self.size, together, self.size))
+
+    def _place(self, mesh: Mesh, rank: int) -> tuple[int, int]:
+        """(the joint index of `rank` along the fold's axes, how many ranks are along them)."""
+        axes = self._axes(mesh)
+        together = mesh.size(*axes)
+        if together > 1 and together % self.size:
+            raise ValueError(
+                f"{self.name}={self.size} must divide the {together} ranks along {' x '.join(axes)}, its axes"
+            )
+        return mesh.index(mesh.coordinate(rank), axes), together
+
+    def _at(self, mesh: Mesh, rank: int, joints: Iterable[int]) -> list[int]:
+        axes, coordinate = self._axes(mesh), mesh.coordinate(rank)
+        return [mesh.rank({**coordinate, **mesh.coordinate_along(axes, joint)}) for joint in joints]
+
+    def _axes(self, mesh: Mesh) -> tuple[str, ...]:
+        return tuple(axis for axis in mesh.axes if axis in self.out_of)
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gangline.model.tree import FeedForwardNode, Node, Shape
+from gangline.model.tree import FeedForwardNode, Here, Node, Shape, Travel
+from gangline_moe.config import FOLD
 from gangline_moe.routers.config import ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
+
+INDEX = 8  # bytes of a number of a token, of an expert, or of rows
+WHAT = "rows to experts and back, if balanced"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +30,34 @@ class RouterNode(Node):
     def shapes(self) -> dict[str, Shape]:
         return {"gate.weight": (self.experts, self.dim)}
 
+    def keeps(self, here: Here) -> int:
+        """Scores of all experts, those of the chosen and which they are; the input, where the gate reads a copy."""
+        N, E, K = here.tokens, self.experts, self.top_k
+        kept = N * (E + K) * here.wide + N * K * INDEX
+        if self.z_loss:
+            kept += N * (E + 1) * here.wide
+        if self.jitter:
+            kept += 2 * N * self.dim * here.wide
+        elif self.copies(here):
+            kept += N * self.dim * here.wide
+        return kept
+
+    def copies(self, here: Here) -> bool:
+        """Whether the gate reads another tensor than the layer is given: its weights have the masters' dtype."""
+        return bool(self.jitter) or here.wide != here.nbytes
+
+    def divides(self, here: Here) -> int:
+        """What it takes to divide the chosen scores by their sum: both of them."""
+        return here.tokens * (self.top_k + 1) * here.wide
+
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxNode(RouterNode):
     module: ClassVar[str] = "gangline_moe.routers.softmax:SoftmaxRouter"
     renormalise: bool = True
+
+    def keeps(self, here: Here) -> int:
+        return super().keeps(here) + self.renormalise * self.divides(here)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +65,9 @@ class SigmoidNode(RouterNode):
     module: ClassVar[str] = "gangline_moe.routers.sigmoid:SigmoidRouter"
     renormalise: bool = True
     scale: float = 1.0
+
+    def keeps(self, here: Here) -> int:
+        return super().keeps(here) + self.renormalise * self.divides(here)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +134,10 @@ class ExpertsNode(Node):
     def flops(self, sequence_length: int) -> int:
         return 2 * 3 * self.top_k * self.hidden * self.dim
 
+    def keeps(self, here: Here) -> int:
+        """Nothing beyond what the layer states: it knows how many rows come."""
+        return 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class MoeNode(Node):
@@ -114,3 +149,44 @@ class MoeNode(Node):
     shared: FeedForwardNode | None = None
     capacity_factor: float | None = None
     ranks_per_node: int | None = None
+
+    def rows(self, here: Here) -> int:
+        """Pairs of a token and an expert of it in a micro-batch on one rank, if all experts get as many: as many leave
+        a rank of the fold as come to it.
+        """
+        pairs, experts = here.tokens * self.router.top_k, self.router.experts
+        if self.capacity_factor is None:
+            return pairs
+        return min(pairs, experts * max(1, math.ceil(self.capacity_factor * pairs / experts)))
+
+    def keeps(self, here: Here) -> int:
+        """Each row on its way in and out and its two products before the gate; where rows and pairs lie, and on a fold
+        how those that came are ordered by expert; the input, where the gate multiplies it as it is and no shared
+        expert counts it.
+        """
+        rows, dim, hidden = self.rows(here), self.experts.dim, self.experts.hidden
+        kept = rows * 2 * (dim + hidden) * here.nbytes
+        kept += (rows + here.tokens * self.router.top_k) * INDEX
+        if 1 < here.size(FOLD) < self.experts.experts:
+            kept += 2 * rows * INDEX
+        if self.shared is None and not self.router.copies(here):
+            kept += here.tokens * dim * here.nbytes
+        return kept
+
+    def travels(self, here: Here) -> tuple[Travel, ...]:
+        """Rows to their experts and back in the forward pass, their gradients the same ways; how many they are."""
+        ranks, each = here.size(FOLD), self.ranks_per_node
+        if ranks == 1:
+            return ()
+        numbers = self.rows(here) * self.experts.dim * here.nbytes
+        counts = self.router.experts * INDEX * (ranks - 1) // ranks
+        if each is None or not 1 < each < ranks:
+            once = numbers * (ranks - 1) // ranks
+            return (Travel(fold=FOLD, what=WHAT, forward=(3, 2 * once + counts), backward=(2, 2 * once)),)
+        nodes = ranks // each
+        inside, between = numbers * (each - 1) // each, numbers * (nodes - 1) // nodes
+        counts += INDEX * ranks * (ranks - 1)
+        return (
+            Travel(fold=FOLD, what=f"{WHAT}: in nodes", forward=(2, 2 * inside), backward=(2, 2 * inside), among=each),
+            Travel(fold=FOLD, what=f"{WHAT}: between", forward=(4, 2 * between + counts), backward=(2, 2 * between)),
+        )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gangline.mesh import AXES, DATA_AXES
 from gangline_parallel_megatron_style.explain import Explained, Stage
 from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.layout.links import links
 from gangline_parallel_megatron_style.layout.notices import notices
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _sent(case: Case, stage: Stage) -> Iterable[str]:
     network = case.config.topology
     rows = [("axis", "what", "links", "messages", "bytes", "seconds at full speed")]
     for sent in stage.sent:
-        tier = network.tier(case.mesh, *sent.axes)
+        tier = links(case, sent)
         seconds = f"{sent.bytes / network.bandwidth(tier):.3g}"
         rows.append((" x ".join(sent.axes), sent.purpose, tier, str(sent.calls), _bytes(sent.bytes), seconds))
     return _table(rows) if len(rows) > 1 else ["  nothing"]

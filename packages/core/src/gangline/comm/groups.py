@@ -10,26 +10,6 @@ from gangline.mesh import Mesh
 from gangline.plan import Fold
 
 
-def fold_ranks(mesh: Mesh, rank: int, fold: Fold) -> tuple[list[int], list[int]]:
-    """(the ranks of the fold, the ranks of what is left beside it), both in order, for the fold that `rank` is in.
-
-    The ranks along the fold's axes, in mesh order, are dealt out in runs of `size`: neighbours on the fastest axes
-    make a fold. Where the mesh has none of the axes both are this rank alone.
-    Raises ValueError where the axes do not divide by the fold.
-    """
-    axes = tuple(axis for axis in mesh.axes if axis in fold.out_of)
-    together = mesh.group(rank, axes)
-    if len(together) == 1:
-        return [rank], [rank]
-    if len(together) % fold.size:
-        raise ValueError(
-            f"{fold.name}={fold.size} must divide the {len(together)} ranks along {' x '.join(axes)}, its axes"
-        )
-    place = together.index(rank)
-    first = place - place % fold.size
-    return together[first : first + fold.size], together[place % fold.size :: fold.size]
-
-
 class MeshComms(Comms):
     """Comms of one rank of a mesh: a subclass says how a list of ranks becomes a Comm. Each is made once."""
 
@@ -53,7 +33,7 @@ class MeshComms(Comms):
         return self._of(name, ranks)
 
     def fold(self, fold: Fold) -> Comm:
-        return self._of(fold.name, fold_ranks(self.mesh, self.rank, fold)[0])
+        return self._of(fold.name, fold.ranks(self.mesh, self.rank))
 
     def fold_rest(self, fold: Fold) -> Comm:
-        return self._of(f"{fold.name}_rest", fold_ranks(self.mesh, self.rank, fold)[1])
+        return self._of(f"{fold.name}_rest", fold.beside(self.mesh, self.rank))

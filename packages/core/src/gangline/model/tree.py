@@ -6,12 +6,52 @@ in the tree ("blocks.3.feed_forward") is the name of its module in the model. A 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import ClassVar
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Here:
+    """One micro-batch on one rank: what the costs of a module depend on beside its node.
+
+    tokens  of the hidden state that a block is given on this rank
+    inner   the same between products that tp cuts, where a rank may see more of them (sequence parallelism)
+    nbytes  bytes of a number in an activation
+    wide    bytes of a number that is computed in the dtype of the masters (`Plan.full`)
+    ranks   how many ranks an axis or a fold has, by its name; see `size`
+    """
+
+    tokens: int
+    inner: int
+    nbytes: int
+    wide: int
+    ranks: Mapping[str, int]
+
+    def size(self, axis: str) -> int:
+        """Ranks of a mesh axis, or of a fold: 1 where the mesh has none for it."""
+        return self.ranks.get(axis, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Travel:
+    """What a module sends over the fold that it is bound to, in bytes that leave a rank, for one micro-batch.
+
+    fold      the name of the fold
+    what      in a few words, for a table of a run's traffic; what is assumed of the data belongs here, too
+    forward   (calls, bytes) of its forward pass
+    backward  (calls, bytes) of its backward pass
+    among     so many neighbours of the fold, beyond whom nothing of it goes; None: all of it
+    """
+
+    fold: str
+    what: str
+    forward: tuple[int, int]
+    backward: tuple[int, int]
+    among: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +70,22 @@ class Node:
         What has two dims and more counts as multiplied once by each token; a node where that is not so overrides this.
         """
         return sum(2 * prod(shape) for shape in self.shapes().values() if len(shape) > 1)
+
+    def keeps(self, here: Here) -> int | None:
+        """Bytes that the forward pass of a micro-batch keeps for the backward pass on a rank, children left out.
+
+        An input that is kept counts, an output does not: that counts where it is read. None: the node does not say, and
+        who plans a run's memory guesses from its shapes.
+        """
+        return None
+
+    def travels(self, here: Here) -> tuple[Travel, ...]:
+        """What this module sends over folds, children left out; nothing where `here` has one rank for them.
+
+        For a module that is on a fold (`gangline.plan.Fold`) and communicates by itself through the Comm that `bind`
+        gave it: only the node knows what crosses. What a strategy sends for it (gradients) is not part of it.
+        """
+        return ()
 
     def ties(self) -> dict[str, str]:
         """Parameters of this module that are another one of it: alias -> the name it is kept under."""

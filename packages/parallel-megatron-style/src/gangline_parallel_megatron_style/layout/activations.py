@@ -13,36 +13,31 @@ from dataclasses import dataclass
 from math import gcd
 
 from gangline.config.schema import Recompute
-from gangline.model.tree import AttentionNode, FeedForwardNode, Node, NormNode, children
+from gangline.model.tree import AttentionNode, FeedForwardNode, Here, Node, NormNode, children
 from gangline_parallel_megatron_style.layout.case import Case
 
 CHUNK = 1 << 25  # elements of logits that the loss has in float32 at a time (gangline.model.loss)
 
 
-@dataclass(frozen=True)
-class Rates:
+@dataclass(frozen=True, kw_only=True)
+class Rates(Here):
     """What a rank's modules compute with.
 
     gpu: the kernels of a GPU. On a CPU a norm keeps its input and what it becomes in float32, and attention gives its
     output in another order than the product behind it reads, which keeps a copy.
     """
 
-    stream: int  # tokens in the residual stream
-    inner: int  # tokens in attention and between the products of a feed-forward layer
-    tp: int
-    nbytes: int  # of an activation
     gpu: bool = True
     ulysses: int = 1  # ranks among which Ulysses trades tokens for heads
 
     @classmethod
     def of(cls, case: Case, gpu: bool = True) -> Rates:
         ulysses = case.cp if case.config.context == "ulysses" else 1
-        return cls(case.stream_tokens, case.tokens, case.tp, case.bytes.compute, gpu, ulysses)
+        return cls(**vars(case.here), gpu=gpu, ulysses=ulysses)
 
     @property
-    def wide(self) -> int:
-        """Bytes of what is computed in float32 at least."""
-        return max(4, self.nbytes)
+    def tp(self) -> int:
+        return self.size("tp")
 
 
 def norm(rates: Rates, rows: int, width: int) -> int:
@@ -54,7 +49,7 @@ def norm(rates: Rates, rows: int, width: int) -> int:
 def attention(node: AttentionNode, rates: Rates) -> int:
     """x, then q, k, v after rotation, the output and its log-sum-exp; with q_norm and k_norm what these keep."""
     heads, key_heads = node.heads // rates.tp, max(1, node.kv_heads // rates.tp)
-    kept = rates.stream * node.dim * rates.nbytes
+    kept = rates.tokens * node.dim * rates.nbytes
     outputs = 2 if copies_output(rates, heads) else 1
     copies = rates.ulysses // gcd(rates.ulysses, key_heads)  # of key heads that its ranks do not divide
     kept += rates.inner * ((1 + outputs) * heads + 2 * copies * key_heads) * node.head_dim * rates.nbytes
@@ -67,13 +62,18 @@ def attention(node: AttentionNode, rates: Rates) -> int:
 
 def feed_forward(node: FeedForwardNode, rates: Rates) -> int:
     """x, then gate, up, the activated gate and their product."""
-    return (rates.stream * node.dim + 4 * rates.inner * (node.hidden // rates.tp)) * rates.nbytes
+    return (rates.tokens * node.dim + 4 * rates.inner * (node.hidden // rates.tp)) * rates.nbytes
 
 
 def of_node(node: Node, rates: Rates) -> int:
-    """Kept by a node and all in it. One of an unknown kind is taken to keep what goes in and out of each matrix."""
+    """Kept by a node and all in it: as it says, or as core's modules do. One of an unknown kind that says nothing is
+    taken to keep what goes in and out of each matrix.
+    """
+    said = node.keeps(rates)
+    if said is not None:
+        return said + sum(of_node(child, rates) for _, child in children(node))
     if isinstance(node, NormNode):
-        return norm(rates, rates.stream, node.dim)
+        return norm(rates, rates.tokens, node.dim)
     if isinstance(node, AttentionNode):
         return attention(node, rates)
     if isinstance(node, FeedForwardNode):
@@ -92,7 +92,7 @@ def of_block(case: Case, index: int, rates: Rates) -> int:
     if not case.recomputed(index):
         return whole
     if case.recompute is Recompute.full:
-        return min(whole, rates.stream * case.width * rates.nbytes)
+        return min(whole, rates.tokens * case.width * rates.nbytes)
     return whole - recomputed_attention(node, rates)
 
 
@@ -122,7 +122,7 @@ def angles(case: Case, rates: Rates) -> int:
 def head(case: Case, rates: Rates) -> dict[str, int]:
     """The last norm's input and output; logits with their log-sum-exp; and what the loss's backward pass takes."""
     vocabulary = -(-case.plan.facts.get("vocab_size", 0) // rates.tp)
-    stream = norm(rates, rates.stream, case.width) + rates.stream * case.width * rates.nbytes
+    stream = norm(rates, rates.tokens, case.width) + rates.tokens * case.width * rates.nbytes
     logits = rates.inner * vocabulary * rates.nbytes
     return {
         "activations": stream,

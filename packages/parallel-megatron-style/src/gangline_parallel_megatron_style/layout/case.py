@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from gangline.config.schema import Recompute
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
-from gangline.model.tree import Node, nodes, parameter_shapes
+from gangline.model.tree import Here, Node, nodes, parameter_shapes
 from gangline.optimizer.config import Muon
 from gangline.plan import Plan
 from gangline.precision.config import Fp32, Fp64
+from gangline_parallel_megatron_style.arrays import active_fold
 from gangline_parallel_megatron_style.layout.parameters import Array, arrays_of
 from gangline_parallel_megatron_style.layout.stages import balanced
 from gangline_parallel_megatron_style.pipeline.actions import stage_of
@@ -117,6 +118,19 @@ class Case:
     def stream_tokens(self) -> int:
         """Of a micro-batch, in the residual stream and the norms: sequence parallelism cuts them once more."""
         return self.tokens // (self.tp if self.sequence_parallel else 1)
+
+    @cached_property
+    def here(self) -> Here:
+        """What a node is told when it is asked what its module keeps and sends."""
+        ranks = dict(self.mesh.sizes)
+        ranks |= {fold.name: fold.size for fold in self.plan.folds if active_fold(self.plan, self.mesh, fold.name)}
+        return Here(
+            tokens=self.stream_tokens,
+            inner=self.tokens,
+            nbytes=self.bytes.compute,
+            wide=self.bytes.master,
+            ranks=ranks,
+        )
 
     @cached_property
     def by_path(self) -> dict[str, Node]:

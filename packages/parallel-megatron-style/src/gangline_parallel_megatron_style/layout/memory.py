@@ -9,7 +9,7 @@ from collections import Counter
 from gangline_parallel_megatron_style.layout import activations
 from gangline_parallel_megatron_style.layout.activations import Rates
 from gangline_parallel_megatron_style.layout.case import Case
-from gangline_parallel_megatron_style.layout.parameters import Array
+from gangline_parallel_megatron_style.layout.parameters import Array, Unit
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 
 
@@ -18,37 +18,44 @@ def state(case: Case, rank: int) -> Counter[str]:
 
     zero 0: all whole. 1: master weights and optimizer state cut over the shard ranks. 2: gradients too, but for those
     of the blocks whose backward pass is under way (and not where deterministic sums want all of them). 3: weights too,
-    but for those of the modules in use. Offloaded, masters and optimizer state are in the host's memory. Where the
-    forward pass computes in the masters' own dtype, whole weights are the masters.
+    but for those of the modules in use. What lies on a fold that leaves no rank beside it is cut by the fold alone.
+    Offloaded, masters and optimizer state are in the host's memory. Where the forward pass computes in the masters' own
+    dtype, whole weights are the masters.
     """
-    held, width, zero = case.held(rank), case.bytes, case.config.zero
-    numbers = sum(array.size for array in held)
-    parts = sum(part_of(case, array) for array in held)
-    states = sum(part_of(case, array) * (case.matrix_states if array.matrix else case.other_states) for array in held)
-    released = zero == 3 and case.shards > 1
+    held, width = case.held(rank), case.bytes
     found: Counter[str] = Counter()
-    found["weights"] = (gathered(case, rank) if released else numbers) * width.compute
-    if (width.compute != width.master or released) and not case.config.offload:
-        found["master weights"] = parts * width.master
-    if case.sums_each and case.shards > 1:
-        found["gradients"] = (parts + 2 * max(units(case, rank).values())) * width.gradient
-    else:
-        found["gradients"] = numbers * width.gradient
-    found["optimizer state"] = 0 if case.config.offload else states * width.master
+    found["weights"] = gathered(case, rank)
+    under_way: Counter[int | str] = Counter()  # gradients that are cut, while they are whole
+    for array in held:
+        cut, part = array.shards > 1, part_of(case, array)
+        whole_is_master = weight_bytes(case, array.unit) == width.master and not releases(case, array.unit)
+        if not whole_is_master and not case.config.offload:
+            found["master weights"] += part * width.master
+        if not releases(case, array.unit):
+            found["weights"] += array.size * weight_bytes(case, array.unit)
+        if case.sums_each and cut:
+            under_way[array.unit.place] += array.size
+            found["gradients"] += part * width.gradient
+        else:
+            found["gradients"] += array.size * width.gradient
+        if not case.config.offload:
+            states = case.matrix_states if array.matrix else case.other_states
+            found["optimizer state"] += part * states * width.master
+    found["gradients"] += 2 * max(under_way.values(), default=0) * width.gradient
     if case.config.compress == "onebit":
-        found["errors of compression"] = errors(case, numbers) * width.wire
+        numbers = (errors(case, unit, size) for unit, size in units(case, rank).items())
+        found["errors of compression"] = sum(numbers) * width.wire
     return found
 
 
-def errors(case: Case, numbers: int) -> int:
+def errors(case: Case, unit: Unit, numbers: int) -> int:
     """What error feedback keeps: of all that a rank sends compressed, and of the sums that it hands round."""
-    copies = case.mesh.size("dp_replicate")
-    if copies > 1:
-        sent = numbers // case.shards
-        return sent + sent // copies
-    if case.shards == 1:
+    if unit.copies > 1:
+        sent = numbers // unit.shards
+        return sent + sent // unit.copies
+    if unit.shards == 1:
         return 0
-    return numbers + (numbers // case.shards if case.config.zero == 0 else 0)
+    return numbers + (numbers // unit.shards if case.config.zero == 0 else 0)
 
 
 def part_of(case: Case, array: Array) -> int:
@@ -56,19 +63,31 @@ def part_of(case: Case, array: Array) -> int:
     return array.part if case.config.zero else array.size
 
 
-def units(case: Case, rank: int) -> Counter[int | str]:
-    """Numbers of each unit that is gathered and reduced in one piece: a block, the embedding, the head."""
-    found: Counter[int | str] = Counter()
+def weight_bytes(case: Case, unit: Unit) -> int:
+    """Bytes of one of the numbers that a unit computes with."""
+    return case.bytes.master if unit.full else case.bytes.compute
+
+
+def releases(case: Case, unit: Unit) -> bool:
+    """Whether a unit's weights are whole only while its module is in use."""
+    return case.config.zero == 3 and unit.shards > 1
+
+
+def units(case: Case, rank: int) -> Counter[Unit]:
+    """Numbers of each unit that is gathered and reduced in one piece, in the order of the model."""
+    found: Counter[Unit] = Counter()
     for array in case.held(rank):
-        found[array.kind if array.block is None else array.block] += array.size
+        found[array.unit] += array.size
     return found
 
 
 def gathered(case: Case, rank: int) -> int:
-    """Numbers of the weights that are whole at a time under zero=3: of the module in use and those gathered ahead."""
-    sizes = list(units(case, rank).values())
-    window = 1 + case.config.prefetch
-    return max(sum(sizes[start : start + window]) for start in range(len(sizes)))
+    """Bytes of the weights that come and go, at most: those of the module in use and of the modules gathered ahead."""
+    sizes: Counter[int | str] = Counter()
+    for unit, size in units(case, rank).items():
+        sizes[unit.place] += size * weight_bytes(case, unit) if releases(case, unit) else 0
+    each, window = list(sizes.values()), 1 + case.config.prefetch
+    return max((sum(each[start : start + window]) for start in range(len(each))), default=0)
 
 
 def under_way(case: Case, rank: int, schedule: Schedule | None, rates: Rates) -> int:
@@ -97,18 +116,21 @@ def recomputing(case: Case, rank: int, rates: Rates) -> int:
 
 
 def buffers(case: Case, rank: int) -> int:
-    """What comes and goes within a module: the hidden states of all tokens that tp gathers and scatters, the gradient
-    of one matrix before it is added to the others, and a unit of gradients where the wire has another dtype.
+    """What comes and goes within a module: the hidden states of all tokens that tp gathers and scatters, the gradients
+    of one module's own matrices before they are added to the others, and a unit of gradients where the wire has another
+    dtype.
     """
     width = case.bytes
-    found = max((array.size for array in case.held(rank) if array.matrix), default=0)
+    at_once: Counter[str] = Counter()
+    for array in case.held(rank):
+        if array.matrix:
+            at_once[array.name.rpartition(".")[0]] += array.size
+    found = max(at_once.values(), default=0)
     found *= width.compute + (width.gradient if width.compute != width.gradient else 0)
     if case.tp > 1:
         found += 3 * case.tokens * case.width * width.compute  # what goes in, its gradient, and a term of that
-    if case.mesh.size("dp_replicate", "dp_shard", "cp") > 1:
-        largest = max(units(case, rank).values())
-        found += largest * case.bytes.wire if case.bytes.wire != case.bytes.gradient else 0
-    return found
+    largest = max((size for unit, size in units(case, rank).items() if unit.shards * unit.copies > 1), default=0)
+    return found + (largest * width.wire if width.wire != width.gradient else 0)
 
 
 def of_rank(case: Case, rank: int, schedule: Schedule | None, gpu: bool = True) -> Counter[str]:

@@ -8,7 +8,20 @@ from math import prod
 
 from gangline.mesh import Mesh
 from gangline.plan import Fold, Plan, matches
-from gangline_parallel_megatron_style.arrays import active_fold, cuts_of
+from gangline_parallel_megatron_style.arrays import SHARD_AXES, active_fold, cuts_of
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Arrays that are gathered and reduced in one piece: those of a block, of the embedding or the head, which are
+    stored alike (`arrays.Group`).
+    """
+
+    place: int | str
+    fold: str | None
+    full: bool
+    shards: int
+    copies: int
 
 
 @dataclass(frozen=True)
@@ -22,6 +35,9 @@ class Array:
     stages: tuple[int, ...]  # the model stages that hold it: one, or for a tied one where each of its modules is
     own: tuple[int, ...]  # its shape on a rank that holds it, before data sharding
     shards: int  # ranks that would share its optimizer state
+    copies: int  # replicas of those: so many more have the same part
+    fold: str | None  # the fold that it lies on
+    full: bool  # computed in the dtype of the masters
     sums: int  # neighbouring tp ranks over which its gradient is added; 1: none
 
     @property
@@ -34,6 +50,12 @@ class Array:
         """Numbers of it whose state one rank keeps when it is sharded: whole rows, equal shares of them."""
         rows = prod(self.own[:-1])
         return self.size // rows * -(-rows // self.shards) if rows > 1 else -(-self.size // self.shards)
+
+    @property
+    def unit(self) -> Unit:
+        """What it is gathered and reduced with."""
+        place = self.kind if self.block is None else self.block
+        return Unit(place, self.fold, self.full, self.shards, self.copies)
 
     @property
     def matrix(self) -> bool:
@@ -58,9 +80,22 @@ def arrays_of(
         else:
             modules = {name, *(alias for alias, owner in plan.tied if owner == name)}
             on = tuple(sorted({len(stages) - 1 if matches(plan.head, module) else 0 for module in modules}))
-        own, shards = own_shape(plan, mesh, name, shape), shards_of(plan, mesh, name, shape)
-        sums = summed_over(plan, mesh, name, shape, sequence_parallel)
-        found.append(Array(name, shape, kind, block, on, own, shards, sums))
+        fold = fold_of(plan, mesh, name, shape)
+        found.append(
+            Array(
+                name=name,
+                shape=shape,
+                kind=kind,
+                block=block,
+                stages=on,
+                own=own_shape(plan, mesh, name, shape),
+                shards=mesh.size(*fold.out_of) // fold.size if fold else mesh.size(*SHARD_AXES),
+                copies=mesh.size(*replica_axes(fold)),
+                fold=fold.name if fold else None,
+                full=any(matches(pattern, name) for pattern in plan.full),
+                sums=summed_over(plan, mesh, name, shape, sequence_parallel),
+            )
+        )
     return found
 
 
@@ -85,10 +120,9 @@ def fold_of(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...]) -> Fold |
     return next((fold for fold in folds if fold is not None), None)
 
 
-def shards_of(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...]) -> int:
-    """Ranks that hold the same part of a parameter and so share its state: (dp_shard, cp), or those beside its fold."""
-    fold = fold_of(plan, mesh, name, shape)
-    return mesh.size(*fold.out_of) // fold.size if fold else mesh.size("dp_shard", "cp")
+def replica_axes(fold: Fold | None) -> tuple[str, ...]:
+    """Axes along which the groups of ranks that share a state are replicas of each other."""
+    return tuple(axis for axis in ("dp_replicate", *SHARD_AXES) if axis not in (fold.out_of if fold else SHARD_AXES))
 
 
 def summed_over(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...], sequence_parallel: bool) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from gangline.config.schema import Recompute
 from gangline.model.flops import BACKWARD_AND_FORWARD
-from gangline_parallel_megatron_style.layout.case import Case, forward_flops
+from gangline.model.tree import nodes
+from gangline_parallel_megatron_style.arrays import cuts_of
+from gangline_parallel_megatron_style.layout.case import Case
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.costs import Costs
 from gangline_parallel_megatron_style.pipeline.schedules import make_schedule
@@ -12,18 +14,30 @@ from gangline_parallel_megatron_style.pipeline.simulate import simulate
 
 
 def stage_flops(case: Case) -> list[tuple[int, int]]:
-    """(forward, forward again where blocks are recomputed) of one token in each model stage, before tp cuts."""
+    """(forward, forward again where blocks are recomputed) of one token in each model stage, before tp cuts; what tp
+    leaves whole counts as often as there are ranks that compute it.
+    """
     found = []
     for stage, blocks in enumerate(case.stages):
-        each = [forward_flops(case.blocks[index], case.sequence_length) for index in blocks]
+        each = [part_flops(case, f"{case.plan.blocks}.{index}") for index in blocks]
         again = [
             flops
             for index, flops in zip(blocks, each, strict=True)
             if case.recomputed(index) and case.recompute is Recompute.full
         ]
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
-        around = sum(forward_flops(case.by_path[part], case.sequence_length) for part in ends)
+        around = sum(part_flops(case, part) for part in ends)
         found.append((sum(each) + around, sum(again)))
+    return found
+
+
+def part_flops(case: Case, part: str) -> int:
+    """Forward, of one token in the node at path `part` and all in it."""
+    found = 0
+    for path, node in nodes(case.by_path[part], part):
+        names = [(f"{path}.{name}", len(shape)) for name, shape in node.shapes().items()]
+        cut = case.sequence_parallel or any("tp" in cuts_of(name, case.plan, dims) for name, dims in names)
+        found += node.flops(case.sequence_length) * (1 if cut else case.tp)
     return found
 
 
@@ -40,7 +54,8 @@ def schedule_of(case: Case) -> Schedule | None:
         return None
     chunks = len(case.stages) // case.pp
     name = case.config.schedule
-    return make_schedule(name, ranks=case.pp, micros=case.micros, chunks=chunks, costs=costs(case))
+    overlap = case.config.overlaps(case.plan, case.mesh)
+    return make_schedule(name, ranks=case.pp, micros=case.micros, chunks=chunks, costs=costs(case), overlap=overlap)
 
 
 def costs(case: Case) -> list[Costs]:

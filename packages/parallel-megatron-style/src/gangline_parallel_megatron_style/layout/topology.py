@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -37,13 +37,17 @@ class Topology:
         """The slowest links that any group along `axes` uses: groups that straddle two nodes count as such."""
         if mesh.size(*axes) == 1:
             return "self"
+        others = [axis for axis in mesh.axes if axis not in axes]
+        starts = mesh.along({}, others)
+        last = {axis: mesh.size(axis) - 1 for axis in axes}
+        return self.slowest((mesh.rank(point), mesh.rank({**point, **last})) for point in starts)
+
+    def slowest(self, groups: Iterable[Sequence[int]]) -> Tier:
+        """The slowest links that any of these groups of ranks uses."""
         order: list[Tier] = ["self", "node", "rack", "cluster"]
         slowest = 0
-        others = [axis for axis in mesh.axes if axis not in axes]
-        for point in mesh.along({}, others):
-            start = mesh.rank(point)
-            end = mesh.rank({**point, **{axis: mesh.size(axis) - 1 for axis in axes}})
-            slowest = max(slowest, order.index(self.tier_of((start, end))))
+        for ranks in groups:
+            slowest = max(slowest, order.index(self.tier_of(ranks)))
             if order[slowest] == "cluster":
                 break
         return order[slowest]

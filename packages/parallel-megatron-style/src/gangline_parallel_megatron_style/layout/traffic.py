@@ -8,35 +8,42 @@ collectives, or for a pipeline messages.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 
 from gangline.config.schema import Recompute
-from gangline.model.tree import AttentionNode, Node, nodes
+from gangline.model.tree import AttentionNode, nodes
+from gangline_parallel_megatron_style.arrays import SHARD_AXES, active_fold, cuts_of
 from gangline_parallel_megatron_style.layout import memory
 from gangline_parallel_megatron_style.layout.case import WIRE, Case
-from gangline_parallel_megatron_style.layout.parameters import Array
+from gangline_parallel_megatron_style.layout.links import BESIDE
+from gangline_parallel_megatron_style.layout.parameters import Array, Unit, replica_axes
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What one rank does along one axis (or several together) in a step, for one purpose."""
+    """What one rank does along one axis (or several together) in a step, for one purpose.
+
+    axes: those of the mesh; or the name of a fold; or `links.BESIDE` and that: the ranks with the same part of it.
+    """
 
     axes: tuple[str, ...]
     purpose: str
     calls: int
     bytes: int
+    among: int | None = None  # of a fold: so many neighbours, beyond whom nothing goes
 
     def __add__(self, other: Sent) -> Sent:
-        return Sent(self.axes, self.purpose, self.calls + other.calls, self.bytes + other.bytes)
+        return replace(self, calls=self.calls + other.calls, bytes=self.bytes + other.bytes)
 
 
 def of_rank(case: Case, rank: int) -> list[Sent]:
     """Everything that a rank of pipeline rank `rank` sends in a step, one entry for each (axes, purpose)."""
     found: dict[tuple[tuple[str, ...], str], Sent] = {}
-    for sent in [*tensor(case, rank), *context(case, rank), *pipeline(case, rank), *data(case, rank)]:
-        key = (sent.axes, sent.purpose)
-        found[key] = found[key] + sent if key in found else sent
+    for part in (tensor, context, folds, pipeline, data):
+        for sent in part(case, rank):
+            key = (sent.axes, sent.purpose)
+            found[key] = found[key] + sent if key in found else sent
     return [sent for sent in found.values() if sent.calls]
 
 
@@ -52,11 +59,15 @@ def _reduce(axes: tuple[str, ...], purpose: str, ranks: int, calls: int, nbytes:
 # --- tp --------------------------------------------------------------------------------------------------------------
 
 
-def regions(case: Case, block: Node) -> int:
+def regions(case: Case, index: int) -> int:
     """Modules of a block whose products tp cuts: each is entered and left once."""
-    cut = [cut.pattern.removeprefix(f"{case.plan.blocks}.*.") for cut in case.plan.cuts if cut.axis == "tp"]
-    paths = {path for path, _ in nodes(block) if path and any(pattern.startswith(f"{path}.") for pattern in cut)}
-    return len({path for path in paths if not any(other.startswith(f"{path}.") for other in paths)})
+    found = set()
+    for path, node in nodes(case.blocks[index]):
+        for name, shape in node.shapes().items():
+            cut = cuts_of(f"{case.plan.blocks}.{index}.{path}.{name}", case.plan, len(shape)).get("tp")
+            if cut is not None and len(shape) > 1:
+                found.add(f"{path}.{name}".rsplit(".", 2)[0])
+    return len(found)
 
 
 def tensor(case: Case, rank: int) -> list[Sent]:
@@ -74,7 +85,7 @@ def tensor(case: Case, rank: int) -> list[Sent]:
     for stage in case.stages_of(rank):
         enters = leaves = 0
         for index in case.stages[stage]:
-            own = regions(case, case.blocks[index])
+            own = regions(case, index)
             again = own if case.recomputed(index) and case.recompute is Recompute.full else 0
             enters += own + again
             leaves += own + max(0, again - 1)
@@ -160,6 +171,28 @@ def _ulysses(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
     return 2 * passes - ends_early, total * case.bytes.compute * (case.cp - 1) // case.cp
 
 
+# --- folds -----------------------------------------------------------------------------------------------------------
+
+
+def folds(case: Case, rank: int) -> list[Sent]:
+    """What modules on a fold send over it, as their nodes say; a recomputed block goes there twice."""
+    found = []
+    for stage in case.stages_of(rank):
+        ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
+        parts = [(case.by_path[part], 1) for part in ends]
+        for index in case.stages[stage]:
+            again = case.recomputed(index) and case.recompute is Recompute.full
+            parts.append((case.blocks[index], 2 if again else 1))
+        for part, passes in parts:
+            for _, node in nodes(part):
+                for travel in node.travels(case.here):
+                    (calls, nbytes), (back_calls, back) = travel.forward, travel.backward
+                    calls, nbytes = passes * calls + back_calls, passes * nbytes + back
+                    sent = Sent((travel.fold,), travel.what, case.micros * calls, case.micros * nbytes, travel.among)
+                    found.append(sent)
+    return found
+
+
 # --- pp --------------------------------------------------------------------------------------------------------------
 
 
@@ -193,14 +226,10 @@ def data(case: Case, rank: int) -> list[Sent]:
     """ZeRO (arXiv 1910.02054, section 7), unit by unit: 0 sums the gradients; from 1 on a rank gets the sum of its part
     (from 2 on after every micro-batch) and gathers the new weights; 3 gathers them for each pass over a module instead,
     but not again where the way back begins. Replicas add their sums once a step. Compressed gradients are those after
-    the warm-up.
+    the warm-up. What lies on a fold is shared by the ranks beside it, and its replicas are along the other axes.
     """
-    shards, copies, zero = case.shards, case.mesh.size("dp_replicate"), case.config.zero
-    axes = tuple(axis for axis in ("dp_shard", "cp") if case.mesh.size(axis) > 1)
-    plain = float(case.bytes.wire)
+    zero, plain = case.config.zero, float(case.bytes.wire)
     between = WIRE.get(case.config.compress, plain)  # between replicas, or where there are none between shards
-    inside = plain if copies > 1 else between
-    rounds = case.micros if case.sums_each else 1
     # a block is passed there and back; a tied embedding that is all on one rank is read by the head too
     held = case.held(rank)
     twice: set[int | str] = set(case.blocks_of(rank))
@@ -209,13 +238,22 @@ def data(case: Case, rank: int) -> list[Sent]:
     twice |= {array.kind for array in held if array.block is None and _whole_on(case, array, rank)}
     found: list[Sent] = []
     for unit, size in memory.units(case, rank).items():
-        gradients, weights = int(size * inside), size * case.bytes.compute
+        shards, copies = unit.shards, unit.copies
+        axes, replicas = _axes_of(case, unit)
+        gradients, weights = int(size * (plain if copies > 1 else between)), size * memory.weight_bytes(case, unit)
         if shards > 1 and zero == 0:
             found.append(_reduce(axes, "gradients", shards, 1, gradients))
         elif shards > 1:
-            found.append(_gather(axes, "gradients", shards, rounds, gradients))
-            passes = case.micros * (2 if unit in twice else 1) if zero == 3 else 1
+            found.append(_gather(axes, "gradients", shards, case.micros if case.sums_each else 1, gradients))
+            passes = case.micros * (2 if unit.place in twice else 1) if zero == 3 else 1
             found.append(_gather(axes, "weights", shards, passes, weights))
         if copies > 1:
-            found.append(_reduce(("dp_replicate",), "gradients", copies, 1, int(size * between) // shards))
+            found.append(_reduce(replicas, "gradients", copies, 1, int(size * between) // shards))
     return found
+
+
+def _axes_of(case: Case, unit: Unit) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(ranks that share a unit's state, replicas of those), as axes with more than one rank."""
+    fold = active_fold(case.plan, case.mesh, unit.fold) if unit.fold else None
+    shared = (f"{BESIDE}{fold.name}",) if fold else tuple(axis for axis in SHARD_AXES if case.mesh.size(axis) > 1)
+    return shared, tuple(axis for axis in replica_axes(fold) if case.mesh.size(axis) > 1)

@@ -1,0 +1,40 @@
+"""Which links a message goes over, be it along axes of the mesh, over a fold, or between the ranks beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gangline.plan import Fold
+from gangline_parallel_megatron_style.arrays import active_fold
+from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.layout.topology import Tier
+
+if TYPE_CHECKING:
+    from gangline_parallel_megatron_style.layout.traffic import Sent
+
+BESIDE = "beside "  # and the name of a fold: the ranks that hold the same part of it
+
+
+def links(case: Case, sent: Sent) -> Tier:
+    """The slowest links between any two ranks that are together in it."""
+    network, name = case.config.topology, sent.axes[0]
+    fold = active_fold(case.plan, case.mesh, name.removeprefix(BESIDE))
+    if fold is None:
+        return network.tier(case.mesh, *sent.axes)
+    groups = _groups(case, fold, name.startswith(BESIDE))
+    each = sent.among
+    if each is not None:
+        groups = (group[start : start + each] for group in groups for start in range(0, len(group), each))
+    return network.slowest(groups)
+
+
+def _groups(case: Case, fold: Fold, beside: bool) -> Iterator[list[int]]:
+    """The ranks of every fold on the mesh, or of every group beside one."""
+    mesh = case.mesh
+    axes = tuple(axis for axis in mesh.axes if axis in fold.out_of)
+    firsts = range(fold.size) if beside else range(0, mesh.size(*axes), fold.size)
+    for point in mesh.along({}, [axis for axis in mesh.axes if axis not in axes]):
+        for joint in firsts:
+            first = mesh.rank({**point, **mesh.coordinate_along(axes, joint)})
+            yield fold.beside(mesh, first) if beside else fold.ranks(mesh, first)
