@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from trained import train
 
 from gangline.config.resume import continued
 from gangline.config.serial import to_dict
 from gangline.errors import UserError
+from gangline.testing import RealRuns
 from gangline.testing.runs import small_run
 
 
@@ -22,7 +22,8 @@ def test_the_ranks_of_experts_may_change_and_their_number_may_not():
 
 @pytest.mark.nightly
 def test_a_compiled_layer_computes_the_same(tmp_path):
-    plain = train(tmp_path, "moe=on", "run.dir=plain")
-    compiled = train(tmp_path, "moe=on", "run.compile=true", "run.dir=compiled")
-    for one, other in zip(compiled, plain, strict=True):
+    with RealRuns(tmp_path) as runs:
+        runs.train("moe=on", "run.steps=4", "run.dir=plain")
+        runs.train("moe=on", "run.steps=4", "run.compile=true", "run.dir=compiled")
+    for one, other in zip(runs.records("compiled"), runs.records("plain"), strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from trained import train
 
 from gangline import plugins
 from gangline.batch import Batch
@@ -15,6 +14,7 @@ from gangline.model.init import shards_of, whole_model
 from gangline.rundir import RunDirectory
 from gangline.sample import load_model
 from gangline.shard import Shard
+from gangline.testing import RealRuns
 from gangline.testing.runs import small_run
 from gangline_moe.upcycle import upcycle
 
@@ -24,10 +24,10 @@ MODEL = ("model.vocab_size=256", "model.dim=32", "model.heads=2", "model.kv_head
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     """A directory with two runs in it, `dense` and `sparse`."""
-    directory = tmp_path_factory.mktemp("upcycle")
-    train(directory, "run.dir=dense")
-    train(directory, "run.dir=sparse", "moe=on", "moe.router.bias_rate=0.1")
-    return directory
+    with RealRuns(tmp_path_factory.mktemp("upcycle")) as runs:
+        runs.train("run.dir=dense", "run.steps=4")
+        runs.train("run.dir=sparse", "run.steps=4", "moe=on", "moe.router.bias_rate=0.1")
+    return runs.directory
 
 
 def run_of(here, *settings):
