@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
+from gangline import inside
 from gangline.testing import StrategySuite
 from gangline.testing.strategy import FLOAT64, Layout, Scenario
+from gangline.testing.strategy_ranks import Job, start
+from gangline_moe import exchange
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 SMALL = ("moe=on", "batch.sequence_length=16", "run.deterministic=false")
+MANY = ("batch.global_size=16", "batch.micro_size=1")  # micro-batches, for a pipeline to have something to order
 EVERYTHING = (
     "moe.shared=1",
     "moe/router=sigmoid",
@@ -58,10 +64,39 @@ def holds(on: str, *settings: str, steps: int = 2, bound: float = FLOAT64) -> No
         ("pp=2 dp_shard=2", 2, "dp_shard"),
         ("pp=2 dp_shard=2 schedule=interleaved_1f1b", 2, "dp_shard"),
         ("pp=2 dp_shard=2 schedule=zb_h1 zero=3", 2, "dp_shard"),
+        ("pp=2 dp_shard=2 schedule=dualpipe_v zero=3", 2, "dp_shard"),
     ],
 )
 def test_ranks_share_the_experts(on, ep, out_of):
-    holds(on, f"moe.ep={ep}", f"moe.ep_out_of=[{out_of}]", "model.layers=4", *EVERYTHING)
+    many = MANY if "pp" in on else ()
+    holds(on, f"moe.ep={ep}", f"moe.ep_out_of=[{out_of}]", "model.layers=4", *many, *EVERYTHING)
+
+
+def waits(job: Job) -> list[tuple[str, int]]:
+    """When this rank began to wait for an exchange, and when it went on, with the micro-batch."""
+    runtime, said = start(job), []
+
+    def noted() -> None:
+        micro = inside._frame.micro_batch
+        said.append(("waits", micro))
+        inside.give_way()
+        said.append(("goes on", micro))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchange, "give_way", noted)
+        runtime.step(job.share(0, *runtime.data_coordinate))
+    return said
+
+
+@pytest.mark.parametrize(("overlap", "side_by_side"), [("null", True), ("false", False)])
+def test_an_exchange_travels_beside_the_work_of_another_micro_batch(overlap, side_by_side):
+    options = ("pp=2", "dp_shard=2", "tp=1", "schedule=dualpipe_v", f"overlap={overlap}")
+    layout = Layout(4, tuple(f"parallel.{option}" for option in options))
+    law = Law()
+    job = law.job(layout, Scenario((*SMALL, "moe.ep=2", "model.layers=4", *MANY, *EVERYTHING)))
+    for said in law.on_ranks(waits, job):
+        between = [(first, second) for first, second in pairwise(said) if first[0] == "waits"]
+        assert any(first[1] != second[1] for first, second in between) == side_by_side
 
 
 @pytest.mark.nightly
@@ -81,8 +116,9 @@ def test_ranks_share_the_experts(on, ep, out_of):
     ],
 )
 def test_more_ranks_share_the_experts(on, ep, out_of):
-    holds(on, f"moe.ep={ep}", f"moe.ep_out_of=[{out_of}]", "model.layers=4", *EVERYTHING)
-    holds(on, f"moe.ep={ep}", f"moe.ep_out_of=[{out_of}]", "model.layers=4", "run.recompute=full", *EVERYTHING)
+    settings = (f"moe.ep={ep}", f"moe.ep_out_of=[{out_of}]", "model.layers=4", *(MANY if "pp" in on else ()))
+    holds(on, *settings, *EVERYTHING)
+    holds(on, *settings, "run.recompute=full", *EVERYTHING)
 
 
 def test_three_axes_and_experts_on_eight_processes():

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from gangline import inside
 from gangline.inside import Collected, Frame, at, draw, emit_loss, emit_metric, frame, over_sequence
 
 
@@ -151,3 +152,37 @@ class TestDraw:
 def test_over_sequence_is_what_the_frame_gives(hidden):
     with frame(Frame(over_sequence=lambda x: x * 2)):
         assert torch.equal(over_sequence(hidden), hidden * 2)
+
+
+def test_a_weight_gradient_is_computed_now_or_handed_over():
+    weight, kept = nn.Parameter(torch.ones(2)), []
+
+    def compute():
+        return weight * 3  # of a graph, which must not outlive the backward pass
+
+    assert inside.weight_gradient(weight, compute).equal(torch.full((2,), 3.0))
+    with inside.putting_off(lambda *what: kept.append(what)):
+        assert inside.weight_gradient(weight, compute) is None
+    (found,) = kept
+    assert found[0] is weight
+    assert found[1]().equal(torch.full((2,), 3.0))
+    assert not found[1]().requires_grad
+    assert inside.weight_gradient(weight, compute) is not None
+
+
+def test_nobody_gives_way_but_to_somebody():
+    said = []
+    inside.give_way()
+    with inside.taking_turns(lambda: said.append("other")):
+        inside.give_way()
+    inside.give_way()
+    assert said == ["other"]
+
+
+def test_surroundings_are_swapped():
+    frame = inside.Frame(micro_batch=3)
+    with inside.frame(frame), inside.at("blocks.1"):
+        left = inside.swap()
+        assert left == (frame, "blocks.1")
+        assert inside.swap(left) == (None, "")
+        assert inside.swap() == left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
@@ -205,3 +206,25 @@ def test_recomputing_the_gate_keeps_little():
     rows = pairs * (2 * D + 2 * H) * 4  # what went in, what came out, two products
     of_router = tokens * (2 * 8 * 4 + 2 * (4 + 8) + 4 * 4) + tokens * D * 4
     assert sum(kept.values()) - own <= rows + of_router
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_gradients_of_experts_may_come_later(dtype):
+    """What is put off has the bits of what is not, and names the parameters themselves."""
+
+    def gradients(later: bool) -> dict[str, Tensor | None]:
+        module, kept = layer(dtype=dtype, dim=16, hidden=16), []
+        x = x_of(dtype=dtype, dim=16).requires_grad_()
+        y = module(x)
+        with inside.putting_off(lambda *what: kept.append(what)) if later else contextlib.nullcontext():
+            y.sum().backward()
+        assert len(kept) == 3 * later
+        for weight, compute in kept:
+            assert weight.grad is None
+            weight.grad = compute()
+        return {"x": x.grad, **{name: weight.grad for name, weight in module.named_parameters()}}
+
+    now, later = gradients(False), gradients(True)
+    assert {"experts.w_gate", "experts.w_up", "experts.w_down"} < now.keys() == later.keys()
+    for name, want in now.items():
+        assert later[name].equal(want), name

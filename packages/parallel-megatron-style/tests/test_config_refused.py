@@ -106,6 +106,10 @@ def train(tmp_path, monkeypatch, capsys):
         ("parallel=3d parallel.context=rng", ["parallel.context=rng does not exist.", "Did you mean ring?"]),
         ("parallel=3d parallel.compress=bf15", ["parallel.compress=bf15 does not exist.", "Did you mean bf16?"]),
         ("parallel=fsdp parallel.zero=4", ["parallel.zero=4 must be 0, 1, 2 or 3.", "1 cuts the optimizer state"]),
+        (
+            "parallel=pp parallel.overlap=true",
+            ["parallel.overlap=true: schedule 1f1b has no forward beside a backward.", "parallel.schedule=dualpipe_v"],
+        ),
         ("parallel=fsdp parallel.prefetch=-1", ["parallel.prefetch=-1 must not be negative."]),
         ("parallel=3d parallel.tp=0", ["parallel.tp=0 must be at least 1."]),
         (

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from gangline import inside
 from gangline.comm.solo import Done
 from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
@@ -35,13 +36,34 @@ class Case:
     dtype: torch.dtype = torch.float32
     costs: tuple[Costs, ...] | Costs = UNIFORM
     split: bool = True  # SplitProduct in place of autograd's own backward
+    overlap: bool = False  # forwards take turns with backwards, at every layer
+
+
+class Waits(torch.autograd.Function):
+    """x -> x; gives way as if a transfer were under way, and notes when it is its turn again."""
+
+    @staticmethod
+    def forward(ctx, x, notes):
+        ctx.notes = notes
+        notes.append("F")
+        inside.give_way()
+        notes.append("f")
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.notes.append("B")
+        inside.give_way()
+        ctx.notes.append("b")
+        return grad, None
 
 
 class Part(nn.Module):
     """A stage of one to three layers, the first of them of core's own backward."""
 
-    def __init__(self, stage: int, case: Case) -> None:
+    def __init__(self, stage: int, case: Case, notes: list[str] | None = None) -> None:
         super().__init__()
+        self.notes = notes if case.overlap else None
         self.scale = nn.Parameter(torch.empty(DIM))
         self.layers = nn.ModuleList(Linear(DIM, DIM, bias=i == 0) for i in range(1 + stage % 3))
         generator = torch.Generator().manual_seed(stage)
@@ -55,6 +77,8 @@ class Part(nn.Module):
     def forward(self, x):
         for layer in self.layers:
             x = x + torch.tanh(layer(x * self.scale))
+            if self.notes is not None:
+                x = Waits.apply(x, self.notes)
         return x
 
 
@@ -103,12 +127,12 @@ def executor(case: Case, clock=None):
     comm = rank.comms(Mesh.of({"pp": rank.world})).axis("pp")
     stages = {}
     stage = Chain({}, stages, rank.world * case.chunks - 1, case)
-    made = Executor(stage, comm, case.name, chunks=case.chunks, costs=case.costs)
-    made.clock = clock
+    made = Executor(stage, comm, case.name, chunks=case.chunks, costs=case.costs, overlap=case.overlap)
+    made.clock, made.notes = clock, []
     schedule = made.schedule(case.micros)
     for chunk in range(case.chunks):
         stages[chunk] = schedule.stage(comm.index, chunk)
-        made.stage.parts[chunk] = Part(stages[chunk], case)
+        made.stage.parts[chunk] = Part(stages[chunk], case, made.notes)
     return made
 
 
@@ -149,6 +173,64 @@ def test_layers_that_put_nothing_off_are_right_too():
 def test_costs_change_the_order_and_not_the_bits():
     costs = tuple(Costs(F=1 + stage % 2, I=1.5 + stage, W=0.7) for stage in range(4))
     pool(2).run(check, Case("zb_v", 6, 2, costs=costs))
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+@pytest.mark.parametrize("micros", [1, 3, 9])
+def test_forwards_that_take_turns_with_backwards_have_the_bits_of_one_process(world, micros):
+    pool(world).run(check, Case("dualpipe_v", micros, 2, overlap=True))
+
+
+def noting(case: Case):
+    made = executor(case)
+    made.step(case.micros)
+    return "".join(made.notes), made.schedule(case.micros), rank.index
+
+
+def test_each_goes_on_while_the_other_waits():
+    """Between a wait's begin (F, B) and its end (f, b) the other one computes, up to a wait of its own."""
+    for notes, schedule, index in pool(2).run(noting, Case("dualpipe_v", 8, 2, overlap=True)):
+        pairs = sum(rank == index for rank, _ in schedule.pairs)
+        assert notes.count("FB") + notes.count("BF") >= pairs > 8
+        assert notes.count("F") == notes.count("f")
+        assert notes.count("B") == notes.count("b")
+    for notes, _, _ in pool(2).run(noting, Case("1f1b", 8, 1, overlap=True)):
+        assert "FB" not in notes
+        assert "BF" not in notes
+
+
+def failing_lane(case: Case, kind: str):
+    """An action fails that has another one beside it; the step after it is as good as ever."""
+    made = executor(case)
+    sound = getattr(made.stage, kind)
+    calls = 0
+
+    def fails(chunk, micro, *rest):
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            inside.give_way()
+            raise ArithmeticError(kind)
+        return sound(chunk, micro, *rest)
+
+    setattr(made.stage, kind, fails)
+    with pytest.raises(ArithmeticError, match=kind):
+        made.step(case.micros)
+    setattr(made.stage, kind, sound)
+    for part in made.stage.parts.values():
+        part.zero_grad()
+    made.step(case.micros)
+    want = reference(replace(case, overlap=False), 2)[1]
+    return all(
+        got.equal(want[stage][name])
+        for chunk, stage in made.stage.stages.items()
+        for name, got in gradients(made.stage.parts[chunk]).items()
+    )
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_a_failure_ends_what_takes_turns_with_it(kind):
+    assert pool(1).run(failing_lane, Case("dualpipe_v", 6, 2, overlap=True), kind) == [True]
 
 
 def changing(case: Case):

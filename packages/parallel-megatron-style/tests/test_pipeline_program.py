@@ -21,7 +21,7 @@ def schedules(draw):
     if name == "forward_only":
         return forward_only(ranks, micros, *draw(st.sampled_from([(1, "loop"), (3, "loop"), (2, "v")])))
     chunks = draw(st.integers(1, 3)) if SCHEDULES[name].free_chunks else None
-    return make_schedule(name, ranks=ranks, micros=micros, chunks=chunks)
+    return make_schedule(name, ranks=ranks, micros=micros, chunks=chunks, overlap=draw(st.booleans()))
 
 
 class Rendezvous:
@@ -38,14 +38,16 @@ class Rendezvous:
     def now(self, rank):
         return self.steps[rank][self.at[rank]] if self.at[rank] < len(self.steps[rank]) else None
 
-    def run(self, rank, action):
-        needed = input_of(self.schedule, rank, action)
-        if needed is not None:
-            assert needed in self.here[rank], f"rank {rank} runs {action} before it has {needed}"
-            self.used[rank].append(needed)
-        made = message_of(self.schedule, rank, action)
-        if made is not None:
-            self.here[rank].add(made)
+    def run(self, rank, *actions):
+        for action in actions:
+            needed = input_of(self.schedule, rank, action)
+            if needed is not None:
+                assert needed in self.here[rank], f"rank {rank} runs {action} before it has {needed}"
+                self.used[rank].append(needed)
+        for action in actions:
+            made = message_of(self.schedule, rank, action)
+            if made is not None:
+                self.here[rank].add(made)
 
     def transfer(self, rank, step):
         peer, other = step.peer, self.now(step.peer)
@@ -69,7 +71,7 @@ class Rendezvous:
             for rank in range(self.schedule.ranks):
                 step = self.now(rank)
                 if isinstance(step, Run):
-                    self.run(rank, step.action)
+                    self.run(rank, *filter(None, step))
                     self.at[rank] += 1
                     moved = True
                 elif isinstance(step, Send):
@@ -82,7 +84,9 @@ class Rendezvous:
 @settings(max_examples=200, deadline=None)
 def test_no_deadlock_without_buffers(schedule, times, latency):
     steps = programs(schedule, Costs(*times), latency)
-    assert [tuple(step.action for step in order if isinstance(step, Run)) for order in steps] == list(schedule.actions)
+    ran = [[tuple(filter(None, step)) for step in order if isinstance(step, Run)] for order in steps]
+    assert ran == [list(schedule.turns(rank)) for rank in range(schedule.ranks)]
+    assert [tuple(action for turn in turns for action in turn) for turns in ran] == list(schedule.actions)
     Rendezvous(schedule, steps).carry_out()
 
 

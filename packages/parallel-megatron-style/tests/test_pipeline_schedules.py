@@ -92,6 +92,30 @@ def test_zero_bubble_papers(ranks):
     assert dual.makespan - dual.busy(0) <= (ranks - 1) * (pair + costs.of("B") - 3 * costs.W) + 1e-9
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("costs", [Costs(), Costs(F=1.0, I=1.1, W=0.8)])
+def test_pairs_idle_as_the_table_of_dualpipe_says(ranks, costs):
+    micros = 2 * ranks + 1
+    found = simulate(make_schedule("dualpipe_v", ranks=ranks, micros=micros, overlap=True), costs)
+    both, whole = costs.F + costs.of("B"), costs.of("B")
+    assert found.makespan - found.busy(0) == pytest.approx((ranks - 1) * (both + whole - 3 * costs.W))
+
+
+@given(st.integers(1, 8), st.integers(1, 24))
+@settings(max_examples=60, deadline=None)
+def test_pairs_of_any_size_wait_for_nothing_that_never_comes(ranks, micros):
+    """And change neither what each rank does nor in which order."""
+    paired, plain = (make_schedule("dualpipe_v", ranks=ranks, micros=micros, overlap=o) for o in (True, False))
+    validate(paired)
+    assert paired.actions == plain.actions
+    assert plain.pairs == frozenset()
+    assert paired.pairs or micros < 2 * ranks
+    for rank in range(ranks):
+        for turn in paired.turns(rank):
+            kinds = [action.kind for action in turn]
+            assert len(turn) == 1 or (kinds == ["F", "B"] and turn[0].chunk != turn[1].chunk)
+
+
 @given(st.integers(1, 6), st.integers(1, 14), st.data())
 @settings(max_examples=60, deadline=None)
 def test_zb_v_made_for_other_costs(ranks, micros, data):

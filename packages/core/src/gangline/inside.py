@@ -1,7 +1,8 @@
 """What module code may call without knowing of ranks, stages or recomputation.
 
 In a bare module all of these change nothing: `emit_loss` gives `hidden` back, `emit_metric` is silent, `over_sequence`
-is the identity, `draw` is keyed by (seed 0, step 0, sample = row number).
+is the identity, `draw` is keyed by (seed 0, step 0, sample = row number), `weight_gradient` computes at once and
+`give_way` does nothing.
 
 A strategy opens a `frame` around each micro-batch's forward *and* around its backward pass. What is emitted is
 kept by (micro-batch, path, name), so a recomputed forward overwrites its own value and each token counts once.
@@ -56,6 +57,8 @@ class Frame:
 # autograd's own, which would see none. A rank runs one step at a time.
 _frame: Frame | None = None
 _path: str = ""
+_put_off: Callable[[Tensor, Callable[[], Tensor]], None] | None = None
+_give_way: Callable[[], None] | None = None
 
 
 @contextmanager
@@ -78,6 +81,36 @@ def at(path: str) -> Iterator[None]:
         yield
     finally:
         _path = before
+
+
+@contextmanager
+def putting_off(keep: Callable[[Tensor, Callable[[], Tensor]], None]) -> Iterator[None]:
+    """Weight gradients of the backward pass inside go to `keep(weight, compute)`, which sees to them (zero bubble)."""
+    global _put_off
+    before, _put_off = _put_off, keep
+    try:
+        yield
+    finally:
+        _put_off = before
+
+
+@contextmanager
+def taking_turns(give_way: Callable[[], None]) -> Iterator[None]:
+    """Modules inside that wait for a transfer call `give_way` first, so that something else can run meanwhile."""
+    global _give_way
+    before, _give_way = _give_way, give_way
+    try:
+        yield
+    finally:
+        _give_way = before
+
+
+def swap(surroundings: tuple[Frame | None, str] = (None, "")) -> tuple[Frame | None, str]:
+    """Be in these surroundings, and give those left: for a strategy that has two micro-batches under way."""
+    global _frame, _path
+    left = _frame, _path
+    _frame, _path = surroundings
+    return left
 
 
 class _AddTerm(torch.autograd.Function):
@@ -157,3 +190,25 @@ def draw(like: Tensor, site: str, first_feature: int = 0) -> Tensor:
     return uniforms(
         current.seed, current.step, sample[..., None], document[..., None], position[..., None], feature, key
     )
+
+
+def weight_gradient(weight: Tensor, compute: Callable[[], Tensor]) -> Tensor | None:
+    """What an autograd Function's backward returns for a parameter: `compute()`, or None where that comes later.
+
+    A zero-bubble pipeline (arXiv 2401.10241) computes the gradients of weights while its rank would wait. So whatever
+    `compute` needs must not be changed after the backward pass, and `weight` is the parameter itself, kept in `ctx` and
+    not as a saved tensor: a recomputed forward pass hands back other tensors than it was given.
+    """
+    if _put_off is None:
+        return compute()
+    _put_off(weight, torch.no_grad()(compute))
+    return None
+
+
+def give_way() -> None:
+    """Called between a transfer's begin and the wait for it: what else the rank has to do can go on meanwhile.
+
+    All ranks that take part in the transfer call it at the same place of the same micro-batch.
+    """
+    if _give_way is not None:
+        _give_way()

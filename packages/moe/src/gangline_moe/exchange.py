@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gangline.comm import Comm, Pending
+from gangline.inside import give_way
 from gangline_moe.by_node import by_node
 from gangline_moe.direct import Direct
 
@@ -87,6 +88,7 @@ class Flight:
 
     def end(self) -> Tensor:
         assert self.pending is not None
+        give_way()
         arrived, self.pending = self.pending.wait(), None
         return arrived
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from gangline import inside
 from gangline.precision import Precision
 from gangline_moe.grouped import Products, products_of
 from gangline_moe.nodes import ExpertsNode
@@ -34,13 +35,16 @@ class Experts(nn.Module):
 
 
 class GatedProducts(torch.autograd.Function):
-    """Keeps x and the two products before the gate; the gated rows are made again on the way back."""
+    """Keeps x and the two products before the gate; the gated rows are made again on the way back.
+
+    Weights are kept as themselves, too: gradients that are put off belong to these (`inside.weight_gradient`).
+    """
 
     @staticmethod
     def forward(
         ctx, x_AD: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, bounds: Tensor, products: Products
     ) -> Tensor:
-        ctx.products = products
+        ctx.products, ctx.weights = products, (w_gate, w_up, w_down)
         gate_AH, up_AH = products.rows(x_AD, w_gate, bounds), products.rows(x_AD, w_up, bounds)
         ctx.save_for_backward(x_AD, gate_AH, up_AH, w_gate, w_up, w_down, bounds)
         return products.rows(F.silu(gate_AH).mul_(up_AH), w_down, bounds)
@@ -53,12 +57,16 @@ class GatedProducts(torch.autograd.Function):
         products: Products = ctx.products
         dy_AD = dy_AD.contiguous()
         active_AH = F.silu(gate_AH)
-        dw_down = products.outer(dy_AD, active_AH * up_AH, bounds) if need_down else None
+
+        def weight_gradient(needed: bool, weight: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
+            return inside.weight_gradient(weight, lambda: products.outer(dy, x, bounds)) if needed else None
+
+        dw_down = weight_gradient(need_down, ctx.weights[2], dy_AD, active_AH * up_AH)
         dh_AH = products.back(dy_AD, w_down, bounds)
         dup_AH = active_AH.mul_(dh_AH)
         dgate_AH = torch.ops.aten.silu_backward(dh_AH.mul_(up_AH), gate_AH)
-        dw_gate = products.outer(dgate_AH, x_AD, bounds) if need_gate else None
-        dw_up = products.outer(dup_AH, x_AD, bounds) if need_up else None
+        dw_gate = weight_gradient(need_gate, ctx.weights[0], dgate_AH, x_AD)
+        dw_up = weight_gradient(need_up, ctx.weights[1], dup_AH, x_AD)
         dx_AD = None
         if need_x:
             dx_AD = products.back(dgate_AH, w_gate, bounds)

@@ -132,6 +132,7 @@ class Stages:
         self.blocks = [index for index, home in enumerate(blocks) if home == self.index]
         self.records = config.record and self.pp > 1
         self.costs = costs(Case.of(run, mesh)) if self.pp > 1 else UNIFORM
+        self.overlap = self.pp > 1 and config.overlaps(plan, mesh)
 
     def segments(self, model: nn.Module, chunk: int, arrays: Arrays) -> list[Segment]:
         """The modules of one chunk of this rank."""
@@ -167,7 +168,8 @@ class Stages:
     def executor(self, stage: Stage, comm: Comm, device: torch.device) -> Executor:
         """What runs this rank's part of the schedule."""
         clock = partial(_time, device) if self.records else None
-        return Executor(stage, comm, self.schedule, chunks=self.chunks, costs=self.costs, clock=clock)
+        overlap = self.overlap and device.type != "meta"  # what is counted there is counted in one thread
+        return Executor(stage, comm, self.schedule, chunks=self.chunks, costs=self.costs, clock=clock, overlap=overlap)
 
 
 def cut_context(config: Composed, model: nn.Module, plan: Plan, cp: Comm) -> Callable[[Batch], Batch]:

@@ -17,6 +17,7 @@ from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
+    from gangline.plan import Plan
 
 
 @dataclass
@@ -30,6 +31,7 @@ class Composed(ParallelConfig):
     dp_shard: int | None = None  # data parallelism, sharded: ranks that share batch and state; null: derived
     zero: int = 1  # what dp_shard and cp cut: 1 the optimizer state, 2 gradients too, 3 weights too; 0 nothing
     schedule: str = "1f1b"  # order of the pipeline: gpipe, 1f1b, interleaved_1f1b, zb_h1, zb_v or dualpipe_v
+    overlap: bool | None = None  # with dualpipe_v: forwards take turns with backwards; null: where a fold has transfers
     chunks: int | None = None  # model chunks a pipeline rank has; null: as the schedule needs (1 or 2)
     stages: list[int] | None = None  # blocks of each model chunk, first to last; null: balanced by what they cost
     sequence_parallel: bool = True  # with tp: between the matrices each rank keeps its part of the sequence only
@@ -90,6 +92,14 @@ class Composed(ParallelConfig):
             return 1
         whole_rounds = [number for number in divisors(share) if number % stages == 0]
         return nearest(4 * stages, whole_rounds or divisors(share), 1)[0]
+
+    def overlaps(self, plan: Plan, mesh: Mesh) -> bool:
+        """Whether forwards take turns with backwards, each hiding the other's transfers over folds."""
+        from gangline_parallel_megatron_style.arrays import active_fold
+
+        if not SCHEDULES[self.schedule].pairs:
+            return False
+        return any(active_fold(plan, mesh, fold.name) for fold in plan.folds) if self.overlap is None else self.overlap
 
     @property
     def model_chunks(self) -> int:

@@ -7,11 +7,11 @@ return it to autograd.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @torch.no_grad()
-def deposit(weight: nn.Parameter, gradient: Tensor) -> None:
+def deposit(weight: Tensor, gradient: Tensor) -> None:
     """Add `gradient` to `weight.grad` as autograd would, in the weight's `grad_dtype`, and tell who waits for it.
 
     Who waits has set `weight.deposited`, a callable without arguments.

@@ -68,6 +68,10 @@ def _values(config: Composed) -> Iterator[Problem]:
         yield Problem(f"parallel.stages={config.stages}: every stage has at least one block.")
     if config.schedule in SCHEDULES:
         yield from _chunks(config)
+        if config.overlap and not SCHEDULES[config.schedule].pairs:
+            what = f"parallel.overlap=true: schedule {config.schedule} has no forward beside a backward."
+            other = next(name for name, other in SCHEDULES.items() if other.pairs)
+            yield Problem(what, "", f"parallel.schedule={other}, or parallel.overlap=null")
     yield from config.topology.problems()
 
 

@@ -7,7 +7,7 @@ micro   the number of a micro-batch in the step
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -41,6 +41,8 @@ class Schedule:
 
     placement "loop": stage s lies on rank s % ranks (Megatron-LM's interleaving; with one chunk the plain pipeline).
     placement "v": with two chunks, down the ranks and back up, so that the first rank has the first and the last stage.
+    pairs: (rank, forward) of forwards that take turns with the backward right behind them, as one piece of work: while
+    one waits for a transfer the other computes.
     """
 
     ranks: int
@@ -48,6 +50,7 @@ class Schedule:
     micros: int
     placement: Placement
     actions: Orders
+    pairs: frozenset[tuple[int, Action]] = frozenset()
 
     @property
     def stages(self) -> int:
@@ -57,6 +60,12 @@ class Schedule:
     def splits_backward(self) -> bool:
         """Whether any backward is cut into I and W."""
         return any(action.kind == "W" for order in self.actions for action in order)
+
+    def turns(self, rank: int) -> Iterator[tuple[Action, ...]]:
+        """The pieces of work of a rank in their order: an action, or two that take turns."""
+        order = iter(self.actions[rank])
+        for action in order:
+            yield (action, next(order)) if (rank, action) in self.pairs else (action,)
 
     def stage(self, rank: int, chunk: int) -> int:
         """The stage that a rank holds as its chunk."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -35,35 +35,36 @@ def needs(schedule: Schedule, rank: int, action: Action) -> tuple[Done, ...]:
     return (own, Done("B", stage + 1, micro)) if stage + 1 < schedule.stages else (own,)
 
 
-def walk(schedule: Schedule) -> Iterator[tuple[int, int, Action]]:
-    """(rank, index, action) of every action, each after what it needs and after those before it on its rank.
+def walk(schedule: Schedule) -> Iterator[tuple[int, tuple[Action, ...]]]:
+    """(rank, turn) of every turn, each after what it needs and after those before it on its rank.
 
     Raises ValueError where the ranks wait for each other for ever, and names what one of them waits for.
     """
     done: set[Done] = set()
     waiting: dict[Done, list[int]] = defaultdict(list)
-    at = [0] * schedule.ranks
+    left = [deque(schedule.turns(rank)) for rank in range(schedule.ranks)]
     ready = list(range(schedule.ranks))
+
+    def missing(rank: int) -> tuple[Action, Done] | None:
+        waits = ((action, need) for action in left[rank][0] for need in needs(schedule, rank, action))
+        return next(((action, need) for action, need in waits if need not in done), None)
+
     while ready:
         rank = ready.pop()
-        order = schedule.actions[rank]
-        while at[rank] < len(order):
-            action = order[at[rank]]
-            missing = next((need for need in needs(schedule, rank, action) if need not in done), None)
-            if missing is not None:
-                waiting[missing].append(rank)
+        while left[rank]:
+            lacks = missing(rank)
+            if lacks is not None:
+                waiting[lacks[1]].append(rank)
                 break
-            yield rank, at[rank], action
-            at[rank] += 1
-            given = result(schedule, rank, action)
-            if given is not None:
+            turn = left[rank].popleft()
+            yield rank, turn
+            for given in filter(None, (result(schedule, rank, action) for action in turn)):
                 done.add(given)
                 ready += waiting.pop(given, ())
-    for rank, order in enumerate(schedule.actions):
-        if at[rank] < len(order):
-            action = order[at[rank]]
-            missing = next(need for need in needs(schedule, rank, action) if need not in done)
+    for rank in range(schedule.ranks):
+        if left[rank] and (lacks := missing(rank)) is not None:
+            action, need = lacks
             raise ValueError(
-                f"rank {rank} waits for ever before {action}: {missing.what} of micro-batch {missing.micro} "
-                f"on stage {missing.stage} never ends"
+                f"rank {rank} waits for ever before {action}: {need.what} of micro-batch {need.micro} "
+                f"on stage {need.stage} never ends"
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from gangline_parallel_megatron_style.pipeline.actions import Action, Schedule, padded
 
@@ -14,6 +15,7 @@ class _Order:
         self.actions: list[Action] = []
         self.forwards, self.backwards = [0, 0], [0, 0]
         self.put_off: deque[Action] = deque()
+        self.pairs: list[tuple[Action, Action]] = []
 
     def forward(self, chunk: int) -> None:
         self.actions.append(Action("F", chunk, self.forwards[chunk]))
@@ -26,6 +28,12 @@ class _Order:
         if split:
             self.put_off.append(Action("W", chunk, micro))
 
+    def both(self, chunk: int) -> None:
+        """A forward of this chunk beside a backward of the other."""
+        self.forward(chunk)
+        self.backward(1 - chunk)
+        self.pairs.append((self.actions[-2], self.actions[-1]))
+
     def weights(self) -> None:
         self.actions.append(self.put_off.popleft())
 
@@ -35,13 +43,13 @@ def dualpipe_v(ranks: int, micros: int) -> Schedule:
 
     DeepSeek-V3, arXiv 2412.19437, section 3.2.1, and its half that keeps each weight once (DualPipeV, "cut in half").
     Idle time of each rank, by the paper's table: (p - 1)(F&B + B - 3W) of one chunk, where m >= 2p, B = I + W and F&B
-    is a forward and a backward that overlap. Here they run one after the other and the backward does not wait for the
-    forward beside it, which leaves (p - 1)(F + I - W).
+    is a forward and a backward that take turns (`Schedule.pairs`). Without pairs, one after the other, a backward does
+    not wait for the forward beside it, which leaves (p - 1)(F + I - W).
     Activations (of one chunk): at most 2p + 1.
     """
     full = max(micros, 2 * ranks)
 
-    def order(rank: int) -> list[Action]:
+    def order(rank: int) -> _Order:
         above, o = ranks - 1 - rank, _Order()
         for _ in range(2 * above):
             o.forward(0)
@@ -53,14 +61,11 @@ def dualpipe_v(ranks: int, micros: int) -> Schedule:
             o.weights()
             o.forward(1)
         for _ in range(full - 2 * ranks + rank + 1):
-            o.forward(0)
-            o.backward(1)
-            o.forward(1)
-            o.backward(0)
+            o.both(0)
+            o.both(1)
         for _ in range(above):
             o.backward(1)
-            o.forward(1)
-            o.backward(0)
+            o.both(1)
         # From the middle of what is left on, backwards are cut in two: what is put off fills the waits at the end.
         for number in range(2 * (rank + 1)):
             o.backward(1 - number % 2, split=number > rank)
@@ -69,6 +74,10 @@ def dualpipe_v(ranks: int, micros: int) -> Schedule:
             o.backward(0, split=True)
         while o.put_off:
             o.weights()
-        return o.actions
+        return o
 
-    return padded(ranks, micros, 2, "v", order)
+    orders = [order(rank) for rank in range(ranks)]
+    schedule = padded(ranks, micros, 2, "v", lambda rank: orders[rank].actions)
+    there = {(rank, action) for rank, actions in enumerate(schedule.actions) for action in actions}
+    pairs = {(rank, f) for rank, o in enumerate(orders) for f, b in o.pairs if {(rank, f), (rank, b)} <= there}
+    return replace(schedule, pairs=frozenset(pairs))

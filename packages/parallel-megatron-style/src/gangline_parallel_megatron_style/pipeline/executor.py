@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from gangline_parallel_megatron_style.pipeline.program import (
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, forward_only, make_schedule
 from gangline_parallel_megatron_style.pipeline.simulate import Span
 from gangline_parallel_megatron_style.pipeline.stage import Stage
+from gangline_parallel_megatron_style.pipeline.turns import Turns
 
 AHEAD = 4  # messages that a rank may have under way to another one in an evaluation
 
@@ -34,6 +36,7 @@ class Executor:
 
     name, chunks, costs: as `make_schedule` takes them; the same on all ranks.
     clock: read before and after each action, for `spans`. A host's clock sees a GPU's work only if it waits for it.
+    overlap: as `make_schedule` takes it; forwards then do take turns with backwards.
     """
 
     def __init__(
@@ -45,9 +48,11 @@ class Executor:
         chunks: int | None = None,
         costs: Costs | Sequence[Costs] = UNIFORM,
         clock: Callable[[], float] | None = None,
+        overlap: bool = False,
     ) -> None:
         self.stage, self.comm, self.clock = stage, comm, clock
-        self.name, self.costs = name, costs
+        self.name, self.costs, self.overlap = name, costs, overlap
+        self._turns = Turns()
         self.chunks = SCHEDULES[name].chunks if chunks is None else chunks
         self.spans: tuple[Span, ...] = ()  # of the actions of the latest step or evaluation, where there is a clock
         self._made: dict[tuple[int, bool], tuple[Schedule, Program]] = {}
@@ -72,11 +77,11 @@ class Executor:
 
     def _carry_out(self, micros: int, train: bool) -> list[Tensor]:
         schedule, program = self._planned(micros, train)
-        one = _Pass(self.stage, self.comm, schedule, train, self.clock, self._known)
+        one = _Pass(self.stage, self.comm, schedule, train, self.clock, self._known, self._turns)
         for step in program:
             match step:
-                case Run(action):
-                    one.run(action)
+                case Run(action, beside):
+                    one.run(action) if beside is None else one.run_both(action, beside)
                 case Send(message, peer):
                     one.send(message, peer)
                 case Recv(message, peer, frees):
@@ -89,7 +94,8 @@ class Executor:
         if (micros, train) not in self._made:
             ranks, chunks = self.comm.size, self.chunks
             if train:
-                schedule = make_schedule(self.name, ranks=ranks, micros=micros, chunks=chunks, costs=self.costs)
+                sizes = {"ranks": ranks, "micros": micros, "chunks": chunks}
+                schedule = make_schedule(self.name, **sizes, costs=self.costs, overlap=self.overlap)
             else:
                 schedule = forward_only(ranks, micros, chunks, SCHEDULES[self.name].placement)
             self._made[micros, train] = schedule, programs(schedule, self.costs)[self.comm.index]
@@ -107,8 +113,9 @@ class _Pass:
         train: bool,
         clock: Callable[[], float] | None,
         known: set[tuple[torch.Size, torch.dtype]],
+        turns: Turns,
     ) -> None:
-        self.known = known
+        self.known, self.turns = known, turns
         self.stage, self.comm, self.schedule, self.train, self.clock = stage, comm, schedule, train, clock
         self.losses: dict[int, Tensor] = {}
         self.spans: list[Span] = []
@@ -119,9 +126,26 @@ class _Pass:
         self.freed: dict[int, int] = defaultdict(int)
 
     def run(self, action: Action) -> None:
-        needed = input_of(self.schedule, self.comm.index, action)
-        given = None if needed is None else self._take(needed)
+        given = self._input(action)
         start = self.clock() if self.clock else 0.0
+        self._run(action, given)
+        if self.clock:
+            self.spans.append((start, self.clock()))
+
+    def run_both(self, forward: Action, backward: Action) -> None:
+        """In turns; recorded one after the other, each as long as it had the rank."""
+        given = self._input(forward), self._input(backward)
+        start = self.clock() if self.clock else 0.0
+        first, second = (partial(self._run, action, it) for action, it in zip((forward, backward), given, strict=True))
+        seconds, _ = self.turns.run(first, second)
+        if self.clock:
+            self.spans += [(start, start + seconds), (start + seconds, self.clock())]
+
+    def _input(self, action: Action) -> Tensor | None:
+        needed = input_of(self.schedule, self.comm.index, action)
+        return None if needed is None else self._take(needed)
+
+    def _run(self, action: Action, given: Tensor | None) -> None:
         if action.kind == "F":
             out = self._forward(action, given)
         elif action.kind == "W":
@@ -130,8 +154,6 @@ class _Pass:
             out = None
         else:
             out = self._backward(action, given)
-        if self.clock:
-            self.spans.append((start, self.clock()))
         message = message_of(self.schedule, self.comm.index, action)
         if message is not None and out is not None:
             self.made[message] = out

@@ -29,7 +29,10 @@ class Message(NamedTuple):
 
 
 class Run(NamedTuple):
+    """`beside`: what the action takes turns with."""
+
     action: Action
+    beside: Action | None = None
 
 
 class Send(NamedTuple):
@@ -82,17 +85,17 @@ def programs(schedule: Schedule, costs: Costs | Sequence[Costs] = UNIFORM, laten
     used: set[Message] = set()
     for ending_together in _by_end(simulate(schedule, costs, latency)):
         made: list[tuple[Message, int, int, int]] = []
-        for rank, action in ending_together:
-            steps[rank].append(Run(action))
-            if (taken := input_of(schedule, rank, action)) is not None:
-                used.add(taken)
-            message = message_of(schedule, rank, action)
-            if message is None or (peer := schedule.place(message.target)[0]) == rank:
-                continue
-            back = (peer, rank)
-            while freed[back] < len(sent[back]) and sent[back][freed[back]] in used:
-                freed[back] += 1
-            made.append((message, rank, peer, freed[back]))
+        for rank, turn in ending_together:
+            steps[rank].append(Run(*turn))
+            used.update(taken for action in turn if (taken := input_of(schedule, rank, action)) is not None)
+            for message in filter(None, (message_of(schedule, rank, action) for action in turn)):
+                peer = schedule.place(message.target)[0]
+                if peer == rank:
+                    continue
+                back = (peer, rank)
+                while freed[back] < len(sent[back]) and sent[back][freed[back]] in used:
+                    freed[back] += 1
+                made.append((message, rank, peer, freed[back]))
         for message, rank, peer, frees in made:
             steps[rank].append(Send(message, peer))
             steps[peer].append(Recv(message, rank, frees))
@@ -100,12 +103,11 @@ def programs(schedule: Schedule, costs: Costs | Sequence[Costs] = UNIFORM, laten
     return tuple(map(tuple, steps))
 
 
-def _by_end(timeline: Timeline) -> Iterator[list[tuple[int, Action]]]:
-    """(rank, action) of all ranks in the order of their ends; those that end at one time together."""
-    events = sorted(
-        (span[1], rank, action)
-        for rank, (order, spans) in enumerate(zip(timeline.schedule.actions, timeline.spans, strict=True))
-        for action, span in zip(order, spans, strict=True)
-    )
-    for _, together in groupby(events, key=lambda event: event[0]):
-        yield [(rank, action) for _, rank, action in together]
+def _by_end(timeline: Timeline) -> Iterator[list[tuple[int, tuple[Action, ...]]]]:
+    """(rank, turn) of all ranks in the order of their ends; those that end at one time together."""
+    events = []
+    for rank, spans in enumerate(timeline.spans):
+        ends = iter(end for _, end in spans)
+        events += [([next(ends) for _ in turn][-1], rank, turn) for turn in timeline.schedule.turns(rank)]
+    for _, together in groupby(sorted(events), key=lambda event: event[0]):
+        yield [(rank, turn) for _, rank, turn in together]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gangline_parallel_megatron_style.pipeline.actions import Action, Placement, Schedule
 from gangline_parallel_megatron_style.pipeline.classic import gpipe, one_f_one_b, zb_h1
@@ -22,6 +22,7 @@ class ScheduleType:
     free_chunks: bool = False  # whether the user may
     placement: Placement = "loop"
     splits_backward: bool = False  # into I and W
+    pairs: bool = False  # has forwards that may take turns with backwards; that leaves another `idle`: see `dualpipe_v`
     generate: Callable[[int, int, int, Costs | Sequence[Costs]], Schedule]  # p, m, v, k
     idle: Callable[[int, Costs], float]  # p, k: the time that each rank waits, where `exact` and F = I = W
     exact: Callable[[int, int], bool]  # p, m: whether `idle` is the whole truth; elsewhere `simulate` knows
@@ -83,6 +84,7 @@ SCHEDULES: dict[str, ScheduleType] = {
         chunks=2,
         placement="v",
         splits_backward=True,
+        pairs=True,
         generate=lambda p, m, v, k: dualpipe_v(p, m),
         idle=lambda p, k: (p - 1) * (k.F + k.I - k.W),
         exact=lambda p, m: m >= 2 * p,
@@ -92,9 +94,18 @@ SCHEDULES: dict[str, ScheduleType] = {
 
 
 def make_schedule(
-    name: str, *, ranks: int, micros: int, chunks: int | None = None, costs: Costs | Sequence[Costs] = UNIFORM
+    name: str,
+    *,
+    ranks: int,
+    micros: int,
+    chunks: int | None = None,
+    costs: Costs | Sequence[Costs] = UNIFORM,
+    overlap: bool = False,
 ) -> Schedule:
     """The schedule of that name. `costs` (of each stage or of all; the same on all ranks) guide zb_v alone.
+
+    overlap: let forwards take turns with backwards where the schedule has such pairs (dualpipe_v): worth it where
+    modules wait for transfers inside. Without, they run one after the other.
 
     Raises ValueError for a name that does not exist and for numbers that the schedule cannot have.
     """
@@ -106,7 +117,8 @@ def make_schedule(
         raise ValueError(f"a pipeline of {ranks} ranks, {micros} micro-batches and {chunks} chunks a rank")
     if chunks != chosen.chunks and not chosen.free_chunks:
         raise ValueError(f"the pipeline schedule {name} has {chosen.chunks} chunks a rank, not {chunks}")
-    return chosen.generate(ranks, micros, chunks, costs)
+    made = chosen.generate(ranks, micros, chunks, costs)
+    return made if overlap else replace(made, pairs=frozenset())
 
 
 def forward_only(ranks: int, micros: int, chunks: int, placement: Placement) -> Schedule:

@@ -42,23 +42,26 @@ class Timeline:
 def simulate(schedule: Schedule, costs: Costs | Sequence[Costs] = UNIFORM, latency: float = 0.0) -> Timeline:
     """Every action as early as its rank, its place in the rank's order and what it needs allow.
 
-    costs: of every stage, or of each stage in turn. latency: from the end of an action until its result is at
-    another rank. Raises ValueError where the schedule deadlocks.
+    Two that take turns begin when both can and end together, having taken as long as one after the other would; here
+    one lies behind the other. costs: of every stage, or of each stage in turn. latency: from the end of an action until
+    its result is at another rank. Raises ValueError where the schedule deadlocks.
     """
     each = per_stage(costs, schedule.stages)
     free = [0.0] * schedule.ranks
     done: dict[Done, tuple[float, int]] = {}
     spans: list[list[Span]] = [[] for _ in free]
-    for rank, _, action in walk(schedule):
-        start = free[rank]
-        for need in needs(schedule, rank, action):
-            end, where = done[need]
-            start = max(start, end if where == rank else end + latency)
-        free[rank] = start + each[schedule.stage(rank, action.chunk)].of(action.kind)
-        spans[rank].append((start, free[rank]))
-        given = result(schedule, rank, action)
-        if given is not None:
-            done[given] = (free[rank], rank)
+    for rank, turn in walk(schedule):
+        at = free[rank]
+        for action in turn:
+            for need in needs(schedule, rank, action):
+                end, where = done[need]
+                at = max(at, end if where == rank else end + latency)
+        for action in turn:
+            start, at = at, at + each[schedule.stage(rank, action.chunk)].of(action.kind)
+            spans[rank].append((start, at))
+        free[rank] = at
+        for given in filter(None, (result(schedule, rank, action) for action in turn)):
+            done[given] = (at, rank)
     return Timeline(schedule, tuple(map(tuple, spans)))
 
 

@@ -4,8 +4,9 @@
         output.backward(gradient)
     store.run(chunk, micro)                 # W: they run, in the order in which they came
 
-Which store is open is one value of the module, no context variable: autograd runs the backward pass of a GPU in a
-thread of its own, to which a context variable does not travel.
+Modules of other packages reach it by `inside.weight_gradient`. Which store is open is one value of the module, no
+context variable: autograd runs the backward pass of a GPU in a thread of its own, to which a context variable does not
+travel.
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from torch import Tensor
+
+from gangline import inside
+from gangline_parallel_megatron_style.deposit import deposit
 
 Closure = Callable[[], None]
 
@@ -46,7 +52,8 @@ class WeightGradients:
             raise RuntimeError("a store of weight gradients is open already")
         _kept = self._put_off[chunk, micro]
         try:
-            yield
+            with inside.putting_off(_keep):
+                yield
         finally:
             _kept = None
 
@@ -63,3 +70,7 @@ class WeightGradients:
     def __len__(self) -> int:
         """How many closures are kept."""
         return sum(map(len, self._put_off.values()))
+
+
+def _keep(weight: Tensor, compute: Callable[[], Tensor]) -> None:
+    later(lambda: deposit(weight, compute()))

@@ -1,0 +1,105 @@
+"""Two computations of one rank in turns: while one waits for a transfer, the other goes on.
+
+Each has a thread, for a backward pass cannot be left and taken up again otherwise. One runs at a time, and they change
+places only where a module says `inside.give_way`: the order in which the rank begins transfers then follows from the
+model alone, and is the same on all ranks that take part in them.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from gangline import inside
+
+
+class Abandoned(Exception):
+    """Raised in the computation that is left when the other one failed."""
+
+
+class Turns:
+    """Runs pairs; keeps the thread of the second ones."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, first: Callable[[], object], second: Callable[[], object]) -> tuple[float, float]:
+        """Both, `first` in this thread and from its beginning to its first wait; what either raises.
+
+        Gives the seconds that each of them had.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="turns", daemon=True)
+            self._thread.start()
+        pair, stream = _Pair(), _same_stream()
+
+        def other() -> None:
+            with stream:
+                pair.lane(1, second)
+
+        surroundings = inside.swap()
+        self._jobs.put(other)
+        with inside.taking_turns(pair.give_way):
+            if not pair.lane(0, first):
+                pair.go[0].acquire()
+        inside.swap(surroundings)
+        if pair.failed is not None:
+            raise pair.failed
+        return pair.seconds[0], pair.seconds[1]
+
+    def _serve(self) -> None:
+        while True:
+            self._jobs.get()()
+
+
+class _Pair:
+    def __init__(self) -> None:
+        self.go = threading.Semaphore(1), threading.Semaphore(0)
+        self.over = [False, False]
+        self.seconds = [0.0, 0.0]
+        self.failed: BaseException | None = None
+        self._turn, self._since = 0, time.perf_counter()
+
+    def lane(self, number: int, work: Callable[[], object]) -> bool:
+        """One of the two, from its first turn to its end; whether the other one is over by then."""
+        self.go[number].acquire()
+        try:
+            if self.failed is None:
+                work()
+        except Abandoned:
+            pass
+        except BaseException as error:
+            self.failed = self.failed or error
+        self.over[number] = True
+        last = self.over[1 - number]
+        self._pass_on()
+        return last
+
+    def give_way(self) -> None:
+        """Let the other one go on, until it waits itself or is over."""
+        number = self._turn
+        if self.over[1 - number]:
+            return
+        left = inside.swap()
+        self._pass_on()
+        self.go[number].acquire()
+        inside.swap(left)
+        if self.failed is not None:
+            raise Abandoned
+
+    def _pass_on(self) -> None:
+        now = time.perf_counter()
+        self.seconds[self._turn] += now - self._since
+        self._turn, self._since = 1 - self._turn, now
+        self.go[self._turn].release()
+
+
+def _same_stream() -> AbstractContextManager[object]:
+    """Which stream of which GPU is the current one is each thread's own."""
+    return torch.cuda.stream(torch.cuda.current_stream()) if torch.cuda.is_initialized() else nullcontext()

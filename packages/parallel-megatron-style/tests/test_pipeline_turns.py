@@ -1,0 +1,117 @@
+"""Two computations in turns: one at a time, changing places where they give way and nowhere else."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from gangline import inside
+from gangline_parallel_megatron_style.pipeline.turns import Turns
+
+
+def steps(name: str, waits: int, said: list[str]):
+    def work():
+        for number in range(waits):
+            said.append(f"{name}{number}")
+            inside.give_way()
+        said.append(f"{name} ends")
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (2, 2, ["a0", "b0", "a1", "b1", "a ends", "b ends"]),
+        (0, 2, ["a ends", "b0", "b1", "b ends"]),
+        (3, 1, ["a0", "b0", "a1", "b ends", "a2", "a ends"]),
+        (1, 0, ["a0", "b ends", "a ends"]),
+        (0, 0, ["a ends", "b ends"]),
+    ],
+)
+def test_they_change_places_where_they_give_way(a, b, expected):
+    turns = Turns()
+    for _ in range(3):
+        said: list[str] = []
+        seconds = turns.run(steps("a", a, said), steps("b", b, said))
+        assert said == expected
+        assert min(seconds) > 0
+    assert inside._give_way is None
+
+
+def test_the_second_keeps_its_thread():
+    turns, names = Turns(), set()
+    for _ in range(3):
+        turns.run(lambda: None, lambda: names.add(threading.get_ident()))
+    assert len(names) == 1
+    assert threading.get_ident() not in names
+
+
+def test_each_has_its_own_surroundings():
+    seen = {}
+
+    def emits(micro):
+        collected = inside.Collected()
+        with inside.frame(inside.Frame(micro_batch=micro, collected=collected)), inside.at(f"blocks.{micro}"):
+            inside.give_way()
+            inside.emit_metric("here", torch.tensor(float(micro)))
+            inside.give_way()
+        seen[micro] = [*collected.metrics]
+
+    with inside.at("outside"):
+        Turns().run(lambda: emits(1), lambda: emits(2))
+        assert inside._path == "outside"
+    assert seen == {1: [(1, "blocks.1", "here")], 2: [(2, "blocks.2", "here")]}
+    assert inside._frame is None
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_what_one_raises_ends_the_other_and_is_raised(failing):
+    turns, ended = Turns(), []
+
+    def fails():
+        inside.give_way()
+        raise ArithmeticError("this one")
+
+    def goes_on():
+        try:
+            inside.give_way()
+            inside.give_way()
+            inside.give_way()
+        finally:
+            ended.append(True)
+
+    both = [goes_on, goes_on]
+    both[failing] = fails
+    with pytest.raises(ArithmeticError, match="this one"):
+        turns.run(*both)
+    assert ended == [True]
+    said: list[str] = []
+    turns.run(steps("a", 1, said), steps("b", 1, said))
+    assert said == ["a0", "b0", "a ends", "b ends"]
+
+
+def test_a_backward_pass_can_be_left_and_taken_up_again():
+    """Both are in the middle of autograd when they change places."""
+
+    class Waits(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            inside.give_way()
+            return 2 * grad
+
+    def gradient(size, found):
+        x = torch.ones(size, requires_grad=True)
+        Waits.apply(Waits.apply(x)).sum().backward()
+        found.append(x.grad)
+
+    one, two = [], []
+    Turns().run(lambda: gradient(2, one), lambda: gradient(3, two))
+    assert one[0].equal(torch.full((2,), 4.0))
+    assert two[0].equal(torch.full((3,), 4.0))
