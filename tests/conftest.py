@@ -13,6 +13,5 @@ def curves(tmp_path_factory):
     """Small runs on any layout; what one process draws is trained once."""
     from curves import Curves
 
-    made = Curves(tmp_path_factory.mktemp("curves"))
-    yield made
-    made.end_all()
+    with Curves(tmp_path_factory.mktemp("curves")) as made:
+        yield made

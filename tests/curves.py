@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import re
-import signal
-import subprocess
-import sys
 from functools import cached_property
 from pathlib import Path
+
+from gangline.testing import RealRuns
 
 TIMEOUT = 900  # seconds for one command: eight processes share what the machine has left
 STEPS = 12
@@ -32,66 +27,18 @@ SETTINGS = (
 )
 
 
-FOREIGN = re.compile(r"RANK|WORLD_SIZE|LOCAL_.*|GROUP_.*|ROLE_.*|MASTER_.*|TORCHELASTIC_.*|SLURM_.*|GANGLINE_.*")
-
-
-class Curves:
-    """Runs in one directory, and what they wrote."""
+class Curves(RealRuns):
+    """Runs in one directory, of `STEPS` steps where they do not say more."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        corpus = directory / "corpus"
-        corpus.mkdir()
-        for number in range(40):
-            (corpus / f"{number}.txt").write_text(f"file {number}: " + "the quick brown fox jumps. " * 20)
-        # An agent that started the tests must not be taken for the one that starts a run.
-        self.environment = {name: value for name, value in os.environ.items() if not FOREIGN.fullmatch(name)}
-        self.environment.update(OMP_NUM_THREADS="1", TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
-        self._started: list[subprocess.Popen[str]] = []
-
-    def start(self, *command: str) -> subprocess.Popen[str]:
-        """A Python with these arguments, in a process group of its own."""
-        process = subprocess.Popen(
-            [sys.executable, *command],
-            cwd=self.directory,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self._started.append(process)
-        return process
-
-    def finish(self, processes: list[subprocess.Popen[str]]) -> None:
-        """Wait for all; each must end well."""
-        printed = [process.communicate(timeout=TIMEOUT)[0] for process in processes]
-        assert [process.returncode for process in processes] == [0] * len(processes), "\n".join(printed)
-
-    def train(self, *words: str) -> None:
-        """`train WORDS`."""
-        self.finish([self.start("-m", "gangline.cli.train", *words)])
-
-    def words(self, run_dir: str, *more: str) -> list[str]:
-        """A new run, of the small model on the small text."""
-        return [*SETTINGS, "data.path=corpus", f"run.steps={STEPS}", f"run.dir={run_dir}", *more]
-
-    def records(self, run_dir: str) -> list[dict]:
-        """The metrics of each step."""
-        return [json.loads(line) for line in (self.directory / run_dir / "metrics.jsonl").read_text().splitlines()]
+        super().__init__(directory, (*SETTINGS, f"run.steps={STEPS}"), seconds=TIMEOUT)
+        self.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
 
     @cached_property
     def alone(self) -> list[dict]:
         """What one process draws."""
-        self.train(*self.words("alone", f"run.steps={LONGEST}"))
+        self.train("run.dir=alone", f"run.steps={LONGEST}")
         return self.records("alone")
-
-    def end_all(self) -> None:
-        for process in self._started:
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
 
 
 def same(found: list[dict], expected: list[dict]) -> None:

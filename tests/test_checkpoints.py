@@ -15,6 +15,7 @@ from gangline.rundir import RunDirectory
 from gangline.shard import Layout, Registry, Shard
 from gangline.testing import rank
 from gangline.testing.pool import pool
+from gangline.testing.real_runs import small_text
 from gangline.train.build import build
 from gangline.train.session import Session
 from gangline.train.worker import train
@@ -62,9 +63,7 @@ PAIRS = {
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
     found = tmp_path_factory.mktemp("law")
-    (found / "corpus").mkdir()
-    for number in range(40):
-        (found / "corpus" / f"{number}.txt").write_text(f"file {number}: " + "the quick brown fox jumps. " * 20)
+    small_text(found / "corpus")
     return found
 
 

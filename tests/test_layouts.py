@@ -9,7 +9,7 @@ from curves import STEPS, same
 @pytest.fixture(scope="module")
 def three_d(curves) -> str:
     """The directory of a run on eight processes: tp 2, pp 2, dp_shard 2."""
-    curves.train(*curves.words("three-d", "parallel=3d"))
+    curves.train("run.dir=three-d", "parallel=3d")
     return "three-d"
 
 

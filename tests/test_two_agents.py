@@ -16,8 +16,7 @@ def test_two_agents_draw_the_curve_of_one_process(curves):
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint=127.0.0.1:{free_port()}",
         "--rdzv-id=two-agents",
-        "-m",
-        "gangline.cli.train",
     ]
-    curves.finish([curves.start(*agent, *curves.words("two-agents", "parallel=3d")) for _ in range(2)])
+    for process in [curves.start("run.dir=two-agents", "parallel=3d", agent=agent) for _ in range(2)]:
+        curves.finish(process)
     same(curves.records("two-agents"), curves.alone[:STEPS])
