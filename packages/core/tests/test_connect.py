@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -14,14 +13,12 @@ import torch
 from gangline.comm.transport import connect
 from gangline.determinism import use_deterministic_kernels
 from gangline.mesh import Mesh
+from gangline.testing.ports import free_port
 
 
 def ranks(world: int, body: str) -> list[tuple[int, str]]:
     """Run `body` in `world` fresh processes; (exit code, output) of each."""
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        ports = [str(free.getsockname()[1]) for free in (one, other)]
+    ports = {"MASTER_PORT": str(free_port()), "ANOTHER_PORT": str(free_port())}
     script = "from gangline.comm.transport import connect\nfrom gangline.mesh import Mesh\nimport os, torch, time\n"
     processes = [
         subprocess.Popen(
@@ -34,8 +31,7 @@ def ranks(world: int, body: str) -> list[tuple[int, str]]:
                 "RANK": str(rank),
                 "WORLD_SIZE": str(world),
                 "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": ports[0],
-                "ANOTHER_PORT": ports[1],
+                **ports,
                 "OMP_NUM_THREADS": "1",
             },
         )

@@ -6,11 +6,18 @@ import contextlib
 import random
 import socket
 
+_given: set[int] = set()
+
 
 def free_port() -> int:
-    """A port that nobody listens on, below those that the system hands out to whoever asks for any."""
-    while True:
-        port = random.randrange(20000, 32000)
+    """A port that nobody listens on, below those that the system hands out to whoever asks for any; each time another.
+
+    Raises RuntimeError where none is left.
+    """
+    ports = [port for port in range(20000, 32000) if port not in _given]
+    for port in random.sample(ports, len(ports)):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            _given.add(port)
             return port
+    raise RuntimeError("no port between 20000 and 32000 is free")
