@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from gangline.testing import RealRuns
+from gangline.testing import RealRuns, as_installed
 
 settings.register_profile("gangline", deadline=None)  # a busy machine is no failure
 settings.load_profile("gangline")
@@ -20,6 +20,13 @@ def runs(tmp_path: Path) -> Iterator[RealRuns]:
     """A directory for real runs."""
     with RealRuns(tmp_path) as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def broken_parts() -> Iterator[None]:
+    """Parts that are wrong in one way each, installed."""
+    with as_installed("gangline-broken", "broken_parts", path=Path(__file__).parent / "broken"):
+        yield
 
 
 @pytest.fixture

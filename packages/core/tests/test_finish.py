@@ -13,19 +13,25 @@ from gangline.testing.inputs import micro_batch
 from gangline.train.finish import finisher
 
 
-class Block(nn.Module):
-    """Counts its calls, emits a loss and a metric, and drops features at random by the law."""
-
+class Plain(nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.weight = nn.Parameter(torch.randn(8, 8, dtype=torch.float64))
-        self.calls = 0
+
+    def forward(self, hidden, batch):
+        return torch.tanh(hidden @ self.weight)
+
+
+class Block(Plain):
+    """Counts its calls, emits a loss and a metric, and drops features at random by the law."""
+
+    calls = 0
 
     def forward(self, hidden, batch):
         self.calls += 1
         kept = inside.draw(hidden, "dropout") > 0.5
-        hidden = torch.tanh(hidden @ self.weight) * kept
+        hidden = super().forward(hidden, batch) * kept
         inside.emit_metric("kept", kept.sum())
         return inside.emit_loss(hidden, hidden.pow(2).sum())
 
@@ -94,15 +100,6 @@ def test_names_of_parameters_stay():
 
 @pytest.mark.nightly
 def test_compiled_blocks_give_the_same():
-    class Plain(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.weight = nn.Parameter(torch.randn(8, 8, dtype=torch.float64))
-
-        def forward(self, hidden, batch):
-            return torch.tanh(hidden @ self.weight)
-
     results = []
     for recompute in Recompute:
         for compile in (False, True):

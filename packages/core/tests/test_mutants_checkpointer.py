@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.testing import as_installed
 from gangline.testing.mutants import Mutant, assert_found, assert_only_its_behaviour
+
+pytestmark = pytest.mark.usefixtures("broken_parts")
 
 SAME = "test_the_same_layout_gets_back_every_bit"
 
@@ -23,12 +24,6 @@ MUTANTS = [
     Mutant("checkpoint=hides-full-disk", "test_a_full_disk_fails_the_save_alone", "instead of SaveFailed"),
     Mutant("checkpoint=keeps-damage-to-itself", "test_a_lost_file_is_damage_that_is_named", "without .*npy"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def broken():
-    with as_installed("gangline-broken", "broken_parts", path=Path(__file__).parent / "broken"):
-        yield
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)

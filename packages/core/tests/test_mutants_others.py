@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.testing import as_installed
 from gangline.testing.mutants import Mutant, assert_found, assert_only_its_behaviour
+
+pytestmark = pytest.mark.usefixtures("broken_parts")
 
 EPOCH = "test_an_epoch_repeats_nothing_and_leaves_nothing_out"
 LINES = """
@@ -77,12 +78,6 @@ SUITES = {
     ],
 }
 ALL = [(suite, mutant) for suite, mutants in SUITES.items() for mutant in mutants]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def broken():
-    with as_installed("gangline-broken", "broken_parts", path=Path(__file__).parent / "broken"):
-        yield
 
 
 @pytest.mark.parametrize(("suite", "mutant"), ALL, ids=str)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gangline.testing import as_installed
 from gangline.testing.mutants import Mutant, assert_found, assert_only_its_behaviour
+
+pytestmark = pytest.mark.usefixtures("broken_parts")
 
 TWO = "layouts = (Layout(2),)"
 FOUR = "layouts = (Layout(4),)"
@@ -27,12 +28,6 @@ MUTANTS = [
     Mutant("parallel=evaluates-in-training", "test_a_module_on_a_fold", "evaluated loss is", more=TWO),
     Mutant("parallel=clips-vectors", "test_clip_scales_all_gradients_alike", "clipped gradient", more=TWO),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def broken():
-    with as_installed("gangline-broken", "broken_parts", path=Path(__file__).parent / "broken"):
-        yield
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)

@@ -44,14 +44,15 @@ def make_run(path: Path, *steps: int, data: Text | None = None, checkpoint=None,
     directory = RunDirectory.create(run)
     kept = DcpCheckpointer(str(path))
     for step in steps:
-        shards, registry = weights_of(run, step)
-        moment = Shard("optimizer/m", (9,), torch.float32, (0,), MOMENT)
-        kept.save(step, [*shards, moment], registry, {"step": step, "attempt": 1})
+        shards = [*drawn(run, step)[1], Shard("optimizer/m", (9,), torch.float32, (0,), MOMENT)]
+        registry = Registry.of(Mesh.of({}), {shard.name: Layout(shard.global_shape) for shard in shards})
+        kept.save(step, shards, registry, {"step": step, "attempt": 1})
     directory.unlock()
     return run
 
 
-def weights_of(run: Run, seed: int) -> tuple[list[Shard], Registry]:
+def drawn(run: Run, seed: int):
+    """(model, its weights as shards), drawn from the seed."""
     tree, plan = compose_model(run)
     model = materialise(construct(tree), plan)
     shards = [
@@ -59,20 +60,7 @@ def weights_of(run: Run, seed: int) -> tuple[list[Shard], Registry]:
         for name, p in model.named_parameters()
     ]
     initialise(shards, plan, seed)
-    layouts = {shard.name: Layout(shard.global_shape) for shard in shards}
-    return shards, Registry.of(Mesh.of({}), {**layouts, "optimizer/m": Layout((9,))})
-
-
-def model_of(run: Run, seed: int):
-    """The model that the checkpoint of step `seed` holds, made another way."""
-    tree, plan = compose_model(run)
-    model = materialise(construct(tree), plan)
-    shards = [
-        Shard(f"model/{name}", tuple(p.shape), p.dtype, (0,) * p.dim(), p.detach())
-        for name, p in model.named_parameters()
-    ]
-    initialise(shards, plan, seed)
-    return model
+    return model, shards
 
 
 def batch_of(tokens: list[int]) -> Batch:
@@ -86,7 +74,7 @@ def batch_of(tokens: list[int]) -> Batch:
 
 
 def test_temperature_0_takes_the_likeliest_within_the_context(tmp_path):
-    model = model_of(make_run(tmp_path / "run"), seed=3)
+    model, _ = drawn(make_run(tmp_path / "run"), seed=3)
     row = [1, 2, 3]
     with torch.no_grad():
         for _ in range(2 * CONTEXT):
@@ -96,7 +84,7 @@ def test_temperature_0_takes_the_likeliest_within_the_context(tmp_path):
 
 
 def test_a_seed_writes_the_same_again_and_another_something_else(tmp_path):
-    model = model_of(make_run(tmp_path / "run"), seed=3)
+    model, _ = drawn(make_run(tmp_path / "run"), seed=3)
     model.train()
     texts = [generate(model, [65], 40, 1.0, seed, CONTEXT) for seed in (0, 0, 1)]
     assert texts[0] == texts[1] != texts[2]
@@ -139,7 +127,7 @@ def test_the_newest_checkpoint_is_taken_or_the_one_asked_for(tmp_path, tied):
     run = make_run(tmp_path / "run", 5, 9, tied=tied)
 
     def expected(step: int) -> str:
-        tokens = generate(model_of(run, step), list(b"def "), 30, 0.8, 0, CONTEXT)
+        tokens = generate(drawn(run, step)[0], list(b"def "), 30, 0.8, 0, CONTEXT)
         return "def " + bytes(tokens).decode(errors="replace").replace("\0", "\n")
 
     assert sample(run.run.dir, "def ", 30) == expected(9)
