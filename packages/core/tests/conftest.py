@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,6 +93,13 @@ class Strangers:
         needs = f"Requires-Dist: {requires}\n" if requires else ""
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n{needs}")
         (info / "entry_points.txt").write_text(f"[gangline.{contract}]\n{plugin or module} = {module}\n")
+
+    def run(
+        self, module: str, *words: str, cwd: Path | None = None, timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """`python -m MODULE WORDS` where they are on the path."""
+        command, environment = [sys.executable, "-m", module, *words], {**os.environ, **self.environment}
+        return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
 
 
 @pytest.fixture

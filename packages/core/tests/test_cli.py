@@ -134,10 +134,8 @@ def gangline_parts():
     yield Part(group="optimizer", name="lossy", config=Lossy, build="a:b", summary="Loses", law="rounds on the wire")
 """,
     )
-    command = [sys.executable, "-m", "gangline.cli.main", "plugins"]
-    done = subprocess.run(
-        command, env={**os.environ, **strangers.environment}, capture_output=True, text=True, check=True
-    )
+    done = strangers.run("gangline.cli.main", "plugins")
+    assert done.returncode == 0, done.stderr
     assert "Outside the law of layouts\n  optimizer=lossy: rounds on the wire" in done.stdout
 
 

@@ -1,8 +1,6 @@
 """`gangline conform`: a table for what passes, a line and exit code 1 for what does not."""
 
-import os
 import subprocess
-import sys
 
 import pytest
 
@@ -16,9 +14,8 @@ def conform(strangers, tmp_path):
     def run(source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "--no-such-flag"\n')
         strangers.add("gangline-mine", source, module="gangline_mine")
-        command = [sys.executable, "-m", "gangline.cli.main", "conform", *(arguments or ("gangline-mine",))]
-        environment = {**os.environ, **strangers.environment}
-        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+        words = arguments or ("gangline-mine",)
+        return strangers.run("gangline.cli.main", "conform", *words, cwd=tmp_path, timeout=300)
 
     return run
 

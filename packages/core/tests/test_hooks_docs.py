@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -38,14 +35,8 @@ def documented(strangers):
 
 
 def gangline(documented, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "gangline.cli.main", *words],
-        env={**os.environ, **documented.environment},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    done = documented.run("gangline.cli.main", *words)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 

@@ -1,6 +1,5 @@
 """`gangline new-plugin`: what it writes is small, installs and shows up; what cannot be is refused."""
 
-import os
 import subprocess
 import sys
 
@@ -19,11 +18,10 @@ def code_lines(text: str) -> int:
     return sum(1 for line in text.splitlines() if line.strip() and not line.strip().startswith("#"))
 
 
-def run(strangers, *arguments: str) -> str:
-    environment = {**os.environ, **strangers.environment}
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=True, env=environment
-    ).stdout
+def run(strangers, module: str, *words: str) -> str:
+    done = strangers.run(module, *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_the_smallest_plugin_is_small():
@@ -37,11 +35,11 @@ def test_the_smallest_plugin_is_small():
 def test_each_kind_shows_up_and_composes(kind, tmp_path, strangers):
     folder = write("my-own", kind, tmp_path)
     strangers.add("gangline-my-own", (folder / "gangline_my_own.py").read_text(), module="gangline_my_own")
-    listed = run(strangers, "-m", "gangline.cli.main", "plugins")
+    listed = run(strangers, "gangline.cli.main", "plugins")
     assert "gangline-my-own" in listed
     group, _, name = KINDS[kind].choice.format(name="my_own" if kind == "edit" else "my-own").partition("=")
     chosen = f"{group}=[{name}]" if group in ("track", "health") else f"{group}={name}"
-    composed = run(strangers, "-m", "gangline.cli.train", chosen, "--cfg", "job")
+    composed = run(strangers, "gangline.cli.train", chosen, "--cfg", "job")
     assert yaml.safe_load(composed)["parts"][group] in (name, [name])
 
 
