@@ -67,7 +67,8 @@ class SigmoidNode(RouterNode):
     scale: float = 1.0
 
     def keeps(self, here: Here) -> int:
-        return super().keeps(here) + self.renormalise * self.divides(here)
+        sums = here.tokens * here.wide if self.sequence_loss or self.step_loss else 0  # what makes scores a share of 1
+        return super().keeps(here) + self.renormalise * self.divides(here) + sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,15 +161,16 @@ class MoeNode(Node):
         return min(pairs, experts * max(1, math.ceil(self.capacity_factor * pairs / experts)))
 
     def keeps(self, here: Here) -> int:
-        """Each row on its way in and out and its two products before the gate; where rows and pairs lie, and on a fold
-        how those that came are ordered by expert; the input, where the gate multiplies it as it is and no shared
-        expert counts it.
+        """Each row on its way in and out and its two products before the gate; where rows and pairs lie and where each
+        expert's rows begin, on a fold also of those that came; the input, where the gate multiplies it as it is and no
+        shared expert counts it.
         """
         rows, dim, hidden = self.rows(here), self.experts.dim, self.experts.hidden
         kept = rows * 2 * (dim + hidden) * here.nbytes
-        kept += (rows + here.tokens * self.router.top_k) * INDEX
-        if 1 < here.size(FOLD) < self.experts.experts:
-            kept += 2 * rows * INDEX
+        kept += (rows + here.tokens * self.router.top_k + self.router.experts + 1) * INDEX
+        own = self.router.experts // here.size(FOLD)
+        if here.size(FOLD) > 1:
+            kept += (own + 1 + (2 * rows if own > 1 else 0)) * INDEX
         if self.shared is None and not self.router.copies(here):
             kept += here.tokens * dim * here.nbytes
         return kept

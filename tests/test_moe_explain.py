@@ -1,0 +1,209 @@
+"""What `gangline parallel explain` says of a model with experts, against the model itself."""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+
+from gangline import inside, plugins
+from gangline.comm.fake import FakeComms
+from gangline.config import default_run
+from gangline.config.compose import compose_one
+from gangline.mesh import Mesh
+from gangline.model.build import construct
+from gangline.model.tree import FeedForwardNode
+from gangline.parallel.prepare import set_products
+from gangline.plan import Fold, Plan
+from gangline.train.finish import finisher
+from gangline_moe.config import FOLD, MoeOptions
+from gangline_moe.edit import layer_node
+from gangline_moe.exchange import Exchange
+from gangline_moe.nodes import MoeNode
+from gangline_moe.routers.config import Grouped, Sigmoid, Softmax
+from gangline_parallel_megatron_style.arrays import active_fold
+from gangline_parallel_megatron_style.commands import main
+from gangline_parallel_megatron_style.explain import explained
+from gangline_parallel_megatron_style.layout import activations, memory, traffic
+from gangline_parallel_megatron_style.layout.activations import Rates
+from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.layout.links import links
+from gangline_parallel_megatron_style.trace import Allocations, Traced, trace
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DIM, HIDDEN, EXPERTS, B, T = 32, 48, 8, 2, 16
+
+
+# --- what a layer keeps ----------------------------------------------------------------------------------------------
+
+
+def kept(node: MoeNode, precision: str, ep: int) -> int:
+    """Bytes that live behind a layer's forward pass on a rank and did not before, its output left out."""
+    layer = construct(node)
+    plan = Plan("embed", "blocks", "head", 1, full=("router",))
+    layer.experts.to(DTYPES[precision])
+    if layer.shared is not None:
+        layer.shared.to(DTYPES[precision])
+    set_products(layer, plan, plugins.build(default_run(precision=precision).precision, default_run()))
+    layer.bind(FakeComms(Mesh.of({"dp_shard": ep}), 0, "meta").fold(Fold(FOLD, ep, ("dp_shard",))))
+    with inside.frame(inside.Frame()), torch.device("meta"), Allocations(left_out=layer) as counted:
+        given = torch.empty(B, T, DIM, dtype=DTYPES[precision], requires_grad=True)
+        y = layer(given * 1)
+        gc.collect()
+        return counted.live - given.nbytes - y.untyped_storage().nbytes()
+
+
+@pytest.mark.parametrize("precision", DTYPES)
+@pytest.mark.parametrize("ep", [1, 2, 8])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shared": 1},
+        {"router": Softmax(renormalise=False)},
+        {"router": Softmax(z_loss=0.1)},
+        {"router": Softmax(jitter=0.1), "shared": 1},
+        {"router": Sigmoid(bias_rate=0.0), "top_k": 3},
+        {"router": Grouped(bias_rate=0.0, groups=4, top_groups=2, jitter=0.1)},
+    ],
+    ids=str,
+)
+def test_a_layer_keeps_what_its_node_says(precision, ep, options):
+    node = layer_node(FeedForwardNode(dim=DIM, hidden=HIDDEN), MoeOptions(experts=EXPERTS, hidden=HIDDEN, **options))
+    nbytes = DTYPES[precision].itemsize
+    rates = Rates(tokens=B * T, inner=B * T, nbytes=nbytes, wide=4, ranks={FOLD: ep})
+    found, told = kept(node, precision, ep), activations.of_node(node, rates)
+    assert told <= found <= told + 4 * B * 4 * EXPERTS  # terms of the loss: a few numbers of each sequence and expert
+
+
+# --- what it sends, and what lies on a rank --------------------------------------------------------------------------
+
+SMALL = (
+    "model.layers=2 model.dim=128 model.heads=4 model.hidden=256 model.vocab_size=512 model.tied=false run.device=cuda "
+    "batch.global_size=16 batch.micro_size=1 batch.sequence_length=16 moe=on moe.router.bias_rate=0.01"
+)
+LAYOUTS = [
+    "parallel=fsdp launch.processes=4 moe.ep=2",
+    "parallel=fsdp launch.processes=4 moe.ep=4 precision=bf16",
+    "parallel=fsdp launch.processes=4 moe.ep=2 precision=bf16 run.recompute=full",
+    "parallel=fsdp launch.processes=8 parallel.cp=2 moe.ep=4 parallel.zero=2 moe.shared=1",
+    "parallel=fsdp launch.processes=8 parallel.cp=2 moe.ep=2 moe.ep_out_of=[cp] run.recompute=selective",
+    "parallel=hsdp launch.processes=8 parallel.dp_shard=4 moe.ep=2 precision=bf16",
+    "parallel=hsdp launch.processes=8 parallel.dp_shard=4 moe.ep=4 parallel.zero=0",
+    "parallel=hsdp launch.processes=8 parallel.dp_shard=2 moe.ep=4 moe.ep_out_of=[dp_replicate,dp_shard]",
+    "parallel=3d launch.processes=16 parallel.dp_shard=4 moe.ep=2 moe.every=2 moe.first=1 moe.shared=1",
+    "parallel=3d launch.processes=16 parallel.dp_shard=4 moe.ep=8 moe.ep_out_of=[dp_shard,tp] precision=bf16",
+    "parallel=3d launch.processes=8 parallel.pp=1 parallel.dp_shard=4 moe.ep=2 parallel.sequence_parallel=false",
+    "parallel=fsdp launch.processes=4 moe.ep=1 precision=bf16",
+]
+
+
+def moved(real: Traced, case: Case) -> Counter[str]:
+    """Axis -> bytes that a rank sends: a ring's share of what it hands in. "data": all that is of no axis below."""
+    mesh, fold = case.mesh, active_fold(case.plan, case.mesh, FOLD)
+    ranks = {"world": mesh.world}
+    if fold is not None:
+        ranks |= {FOLD: fold.size, f"{FOLD}_rest": mesh.size(*fold.out_of) // fold.size}
+    found: Counter[str] = Counter()
+    for (axis, operation), nbytes in real.sent.items():
+        n = ranks.get(axis) or mesh.size(*axis.split("+"))
+        rings = {"all_gather": n - 1, "all_reduce": Fraction(2 * (n - 1), n), "exchange": 1}
+        found[axis if axis in (FOLD, "tp", "cp", "pp") else "data"] += int(
+            nbytes * rings.get(operation, Fraction(n - 1, n))
+        )
+    return found
+
+
+@pytest.mark.parametrize("words", LAYOUTS)
+def test_what_a_step_sends(words):
+    """To the byte over the fold; beside it and over the data axes but for what fills up a buffer."""
+    case = explained(run := compose_one([*SMALL.split(), *words.split()])).case
+    for rank in range(case.pp):
+        real, told, calls = trace(run, case, rank), Counter[str](), 0
+        for sent in traffic.of_rank(case, rank):
+            told["data" if sent.purpose in ("gradients", "weights") else sent.axes[0]] += sent.bytes
+            calls += sent.calls if sent.axes == (FOLD,) else 0
+        found = moved(real, case)
+        assert told[FOLD] == found[FOLD]
+        assert calls == sum(count for (axis, _), count in real.calls.items() if axis == FOLD)
+        assert told["data"] <= found["data"] <= 1.05 * told["data"]
+        assert found["tp"] == pytest.approx(told["tp"], rel=0.02)
+        assert (told["pp"], told["cp"]) == (found["pp"], found["cp"])
+
+
+@pytest.mark.parametrize("words", LAYOUTS)
+def test_what_lies_on_a_rank(words):
+    """Of the storages that the strategy and the optimizer make, in bytes, but for what fills up a buffer."""
+    run = compose_one([*SMALL.split(), *words.split()])
+    case = Case.of(run, mesh := Mesh.of(run.parallel.axes(run.launch.processes)))
+    for pp in range(case.pp):
+        comms = FakeComms(mesh, mesh.rank({"pp": pp}), "meta")
+        precision, finish = plugins.build(run.precision, run), finisher(run.run.recompute, False)
+        runtime = plugins.build(run.parallel, run, construct(case.tree), case.plan, mesh, comms, precision, finish)
+        optimizer = plugins.build(run.optimizer, run, runtime)
+        flats, told = runtime.storage.flats, memory.state(case, pp)
+        numbers = sum(array.size for array in case.held(pp))
+        assert sum(shape.numel() for flat in flats for shape in map(torch.Size, flat.shapes.values())) == numbers
+        states = sum(shard.local.nbytes for shard in optimizer.shards())
+        assert told["optimizer state"] == pytest.approx(states, rel=0.03)
+        apart = [
+            flat.shard for flat in flats if flat.shard.untyped_storage()._cdata != flat.full.untyped_storage()._cdata
+        ]
+        assert told["master weights"] == pytest.approx(sum(shard.nbytes for shard in apart), rel=0.03)
+        lasting = sum(flat.full.nbytes for flat in flats if not flat.releases)
+        assert told["weights"] - memory.gathered(case, pp) == pytest.approx(lasting, rel=0.03)
+
+
+SHAPE = (
+    "model=llama3-8b model.layers=4 precision=bf16 batch.micro_size=1 batch.sequence_length=4096 batch.global_size=16"
+)
+PIPELINE = "parallel=3d parallel.tp=8 parallel.pp=2 parallel.dp_shard=4 launch.processes=64"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [f"{PIPELINE} moe.ep=2", f"{PIPELINE} moe.ep=1", "parallel=fsdp parallel.zero=1 launch.processes=8 moe.ep=2"],
+)
+def test_the_peak_is_what_the_closed_form_says(words):
+    run = compose_one([*SHAPE.split(), "moe=on", *words.split()])
+    found = explained(run)
+    assert trace(run, found.case, found.fullest).peak == pytest.approx(
+        found.stages[found.fullest].memory.total(), rel=0.03
+    )
+
+
+def test_rows_go_inside_a_node_first():
+    """By the real exchange, on a transport that counts: the same bytes leave, and some of them twice."""
+    words = "parallel=fsdp launch.processes=8 parallel.topology.gpus_per_node=4"
+    run = compose_one([*SMALL.split(), *words.split(), "moe.ep=8", "moe.experts=64", "moe.ranks_per_node=4"])
+    case = Case.of(run, mesh := Mesh.of(run.parallel.axes(8)))
+    comms = FakeComms(mesh)
+    comm, layer = comms.fold(active_fold(case.plan, mesh, FOLD)), construct(case.by_path["blocks.0.feed_forward"])
+    rows = torch.zeros(B * 64, 128, requires_grad=True)
+    exchange = Exchange(comm, rows, torch.full((64,), len(rows) // 64), layer.node.ranks_per_node)
+    exchange.returned(exchange.arrived() * 1).sum().backward()
+    here = replace(case.here, tokens=len(rows) // 2)
+    inside_nodes, between = layer.node.travels(here)
+    bytes_of = comms.traffic.bytes
+    told = sum(travel.forward[1] + travel.backward[1] for travel in (inside_nodes, between))
+    small = Fraction(7, 8) * bytes_of[FOLD, "all_to_all"] + 7 * bytes_of[FOLD, "all_gather"]
+    assert told == bytes_of[FOLD, "exchange"] + small
+    of = {sent.purpose: links(case, sent) for sent in traffic.folds(case, 0)}
+    assert of == {inside_nodes.what: "node", between.what: "rack"}
+
+
+def test_the_page_says_what_is_assumed(capsys):
+    assert (
+        main(["explain", *SMALL.split(), "parallel=hsdp", "launch.processes=16", "parallel.dp_shard=8", "moe.ep=4"])
+        == 0
+    )
+    rows = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    links_of = {tuple(row[:2]): row[2] for row in rows if len(row) == 6}
+    assert links_of[FOLD, "rows to experts and back, if balanced"] == "node"
+    assert links_of[f"beside {FOLD}", "gradients"] == "node"
+    assert links_of["dp_replicate", "gradients"] == "rack"
