@@ -1,8 +1,9 @@
-"""Pipelines: the bubble beside its formula, an action beside torch's, a backward in two halves beside a whole one.
+"""Pipelines: the bubble beside its formula, transfers hidden by turns, an action beside torch's, a backward in halves.
 
-    python benchmarks/pipeline.py --processes 2 4
+    python benchmarks/pipeline.py --processes 2 4 [--only bubble overlap action split]
 
 bubble   stages that sleep, so that few cores do not matter; each rank's work is the same under every schedule
+overlap  dualpipe_v of such stages with transfers inside: with none, one after the other, and in turns
 action   small real stages: milliseconds of a step for each action of a rank, ours and torch.distributed.pipelining's
 split    milliseconds of forward and backward of a stack of linear layers on one process
 """
@@ -17,6 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from gangline import inside
 from gangline.mesh import Mesh
 from gangline.model.linear import Linear
 from gangline.precision.plain import Plain
@@ -51,6 +53,27 @@ class Nap(torch.autograd.Function):
         return gradient, None
 
 
+class Transfer(torch.autograd.Function):
+    """Takes that long to arrive, forth and back, whatever the rank does meanwhile."""
+
+    @staticmethod
+    def forward(ctx, x, seconds):
+        ctx.seconds = seconds
+        Transfer.wait(seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Transfer.wait(ctx.seconds)
+        return gradient, None
+
+    @staticmethod
+    def wait(seconds: float) -> None:
+        arrives = time.perf_counter() + seconds
+        inside.give_way()
+        time.sleep(max(0.0, arrives - time.perf_counter()))
+
+
 class Parts(Stage):
     """The modules of this rank's chunks; the loss is the sum of squares."""
 
@@ -75,9 +98,10 @@ def chunk_of(executor: Executor, micros: int, stage: int) -> int | None:
     return chunk if where == rank.index else None
 
 
-def pipeline(name: str, micros: int, parts: list[Callable]) -> Executor:
+def pipeline(name: str, micros: int, parts: list[Callable], overlap: bool = False) -> Executor:
     comm = rank.comms(Mesh.of({"pp": rank.world}), False).axis("pp")
-    executor = Executor(Parts(parts, None, None, torch.ones(ROWS, DIM)), comm, name, clock=time.perf_counter)
+    stage = Parts(parts, None, None, torch.ones(ROWS, DIM))
+    executor = Executor(stage, comm, name, clock=time.perf_counter, overlap=overlap)
     executor.stage.last = chunk_of(executor, micros, -1)
     return executor
 
@@ -100,7 +124,7 @@ def nap(name: str, micros: int, seconds: float):
 
 
 def bubble(processes: list[int], micros: int, seconds: float) -> None:
-    print(f"bubble, F = I = W = {seconds * 1e3:g} ms of a whole rank, {micros} micro-batches")
+    print(f"\nbubble, F = I = W = {seconds * 1e3:g} ms of a whole rank, {micros} micro-batches")
     print(f"{'ranks':>5} {'schedule':<18} {'measured':>9} {'formula':>9} {'step':>9} {'1F1B / it':>9}")
     for world in processes:
         base = None
@@ -115,6 +139,41 @@ def bubble(processes: list[int], micros: int, seconds: float) -> None:
                 f"{base / timeline.makespan:>9.3f}",
                 flush=True,
             )
+
+
+def travel(micros: int, seconds: float, transfer: float, overlap: bool) -> float:
+    """Seconds of a step of chunks of four blocks that compute that long and wait for a transfer."""
+    x = torch.ones(ROWS, DIM, requires_grad=True)
+    times = [0.0, 0.0]
+
+    def part(hidden: torch.Tensor) -> torch.Tensor:
+        hidden = hidden if hidden.requires_grad else x
+        for _ in range(4):
+            hidden = Transfer.apply(Nap.apply(hidden, times[0]), times[1])
+        return hidden
+
+    executor = pipeline("dualpipe_v", micros, [part, part], overlap)
+    executor.step(micros)
+    times[:] = seconds, transfer
+    world = rank.comms(Mesh.of({"pp": rank.world}), False).world
+    world.barrier()
+    start = time.perf_counter()
+    executor.step(micros)
+    world.barrier()
+    return time.perf_counter() - start
+
+
+def overlaps(processes: list[int], seconds: float) -> None:
+    print("\noverlap, dualpipe_v, four micro-batches a rank, a transfer behind each block; seconds of a step")
+    print(f"{'ranks':>5} {'transfer / F':>12} {'none':>8} {'in a row':>8} {'in turns':>8} {'of it hidden':>12}")
+    for world in processes:
+        for share in (0.25, 1.0):
+            none, row, turns = (
+                max(pool(world).run(travel, 4 * world, seconds, transfer, overlap, timeout=600))
+                for transfer, overlap in ((0.0, False), (share * seconds, False), (share * seconds, True))
+            )
+            hidden = (row - turns) / (row - none)
+            print(f"{world:>5} {share:>12} {none:>8.2f} {row:>8.2f} {turns:>8.2f} {hidden:>12.2f}", flush=True)
 
 
 def layers(split: bool) -> nn.Module:
@@ -210,6 +269,7 @@ def halves(dim: int, rows: int, depth: int) -> dict[str, Callable[[], None]]:
 
 def split(repeats: int) -> None:
     print("\nsplit, 8 layers, 256 rows, float32, one thread, medians (of the whole backward)")
+    close_all()  # for a quiet machine
     torch.set_num_threads(1)
     for dim in (128, 256, 512):
         ways = halves(dim, 256, 8)
@@ -235,11 +295,18 @@ def main() -> None:
     parser.add_argument("--nap", type=float, default=0.1, help="seconds of F, I and W of a rank's whole part")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--only", nargs="+", choices=["bubble", "overlap", "action", "split"])
     chosen = parser.parse_args()
-    bubble(chosen.processes, chosen.micros, chosen.nap)
-    action(chosen.processes, chosen.micros, chosen.steps)
+    processes, micros = chosen.processes, chosen.micros
+    parts: dict[str, Callable[[], None]] = {
+        "bubble": lambda: bubble(processes, micros, chosen.nap),
+        "overlap": lambda: overlaps(processes, chosen.nap / 10),
+        "action": lambda: action(processes, micros, chosen.steps),
+        "split": lambda: split(chosen.repeats),
+    }
+    for name in chosen.only or parts:
+        parts[name]()
     close_all()
-    split(chosen.repeats)
 
 
 if __name__ == "__main__":
