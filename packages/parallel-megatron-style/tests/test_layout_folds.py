@@ -1,0 +1,197 @@
+"""Closed forms of a module on a fold: what its node says, and what follows from where its arrays lie."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+
+from gangline.config import RunSection, default_run
+from gangline.config.schema import Recompute
+from gangline.mesh import Mesh
+from gangline.model.shapes import DecoderConfig
+from gangline.model.tree import Here, Node, NormNode, Shape, Travel
+from gangline.plan import Cut, Fold
+from gangline_parallel_megatron_style.config import ThreeD
+from gangline_parallel_megatron_style.layout import activations, memory, timing, traffic
+from gangline_parallel_megatron_style.layout.activations import Rates
+from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.layout.links import BESIDE, links
+from gangline_parallel_megatron_style.layout.topology import Topology
+
+MODEL = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, hidden=48)
+LANES, WIDTH = 4, 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanesNode(Node):
+    """A stack of matrices on the fold `lane`, and a norm in front."""
+
+    module: ClassVar[str] = "nowhere:Lanes"
+    dim: int
+    norm: NormNode
+    lanes: int = LANES
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"w": (self.lanes, WIDTH, self.dim)} if self.lanes else {}
+
+    def keeps(self, here: Here) -> int:
+        return here.tokens * 100 + here.inner * here.nbytes + here.wide
+
+    def travels(self, here: Here) -> tuple[Travel, ...]:
+        ranks = here.size("lane")
+        if ranks == 1:
+            return ()
+        each = here.tokens * self.dim * here.nbytes * (ranks - 1) // ranks
+        return (
+            Travel(fold="lane", what="forth and back", forward=(2, 2 * each), backward=(1, each)),
+            Travel(fold="lane", what="nearby", forward=(1, each), backward=(0, 0), among=2),
+        )
+
+
+class SilentNode(LanesNode):
+    keeps = Node.keeps
+
+
+def case_of(
+    out_of: tuple[str, ...] = ("dp_shard",), size: int = 2, recompute: str = "none", lanes: int = LANES, **settings
+) -> Case:
+    """A small decoder with lanes in the place of its second feed-forward."""
+    axes = {name: settings.pop(name) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp") if name in settings}
+    precision = settings.pop("precision", "bf16")
+    run = default_run(
+        parallel=ThreeD(**settings),
+        model=MODEL,
+        precision=precision,
+        run=RunSection(recompute=Recompute(recompute)),
+        batch={"global_size": 16, "micro_size": 1, "sequence_length": 16},
+    )
+    case = Case.of(run, Mesh.of(axes))
+    node = LanesNode(dim=32, norm=NormNode(dim=32), lanes=lanes)
+    first, second = case.tree.blocks
+    tree = replace(case.tree, blocks=(first, replace(second, feed_forward=node)))
+    cut, fold = Cut("blocks.*.feed_forward.w", 0, "lane"), Fold("lane", size, out_of)
+    return replace(case, tree=tree, plan=case.plan.extended(cuts=(cut,), folds=(fold,)))
+
+
+def sent(case: Case) -> dict[tuple[str, str], tuple[int, int]]:
+    return {(sent.axes[0], sent.purpose): (sent.calls, sent.bytes) for sent in traffic.of_rank(case, 0)}
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_each_pass_sends_what_the_node_says(recompute):
+    case = case_of(dp_shard=4, recompute=recompute)
+    each, there = 16 * 32 * 2 // 2, 2 if recompute == "full" else 1
+    found = sent(case)
+    assert found["lane", "forth and back"] == (4 * (2 * there + 1), 4 * (2 * there + 1) * each)
+    assert found["lane", "nearby"] == (4 * there, 4 * there * each)
+
+
+def test_a_fold_that_the_mesh_has_no_ranks_for_sends_nothing():
+    assert not any(axis.endswith("lane") for axis, _ in sent(case_of(dp_shard=1)))
+    assert not any(axis.endswith("lane") for axis, _ in sent(case_of(size=1, dp_shard=4)))
+
+
+STACK = LANES * WIDTH * 32
+
+
+@pytest.mark.parametrize(
+    ("axes", "out_of", "shards", "copies"),
+    [
+        ({"dp_shard": 4}, ("dp_shard",), 2, ()),
+        ({"dp_shard": 2}, ("dp_shard",), 1, ()),
+        ({"dp_shard": 4, "cp": 2}, ("dp_shard",), 2, ("cp",)),
+        ({"dp_shard": 2, "cp": 2}, ("dp_shard", "cp"), 2, ()),
+        ({"dp_replicate": 2, "dp_shard": 4}, ("dp_shard",), 2, ("dp_replicate",)),
+        ({"dp_replicate": 2, "dp_shard": 2}, ("dp_replicate", "dp_shard"), 2, ()),
+        ({"dp_shard": 2, "tp": 2}, ("dp_shard", "tp"), 2, ()),
+    ],
+    ids=str,
+)
+def test_gradients_are_added_beside_the_fold_and_over_what_it_is_not_made_of(axes, out_of, shards, copies):
+    """A rank has half of the stack; those beside it share its state, and the other data axes have copies of it."""
+    case = case_of(out_of, zero=1, **axes)
+    (unit,) = [unit for unit in memory.units(case, 0) if unit.fold]
+    assert (unit.shards, unit.copies) == (shards, case.mesh.size(*copies))
+    alone = case_of(out_of, size=1, zero=1, **axes)
+    found = sent(case)
+    own = STACK // 2
+    assert found.get((f"{BESIDE}lane", "gradients")) == ((1, own * 4 // 2) if shards > 1 else None)
+    assert found.get((f"{BESIDE}lane", "weights")) == ((1, own * 2 // 2) if shards > 1 else None)
+    for axis in copies:
+        crossing = 2 * own * 4 // shards * (case.mesh.size(*copies) - 1) // case.mesh.size(*copies)
+        dense = sum(size for unit, size in memory.units(case, 0).items() if not unit.fold)
+        over_axis = 2 * dense * 4 // case.shards // 2 if axis == "dp_replicate" else 0
+        assert found[axis, "gradients"][1] == pytest.approx(crossing + over_axis, abs=16)
+    assert memory.state(alone, 0)["gradients"] - memory.state(case, 0)["gradients"] == own * 4
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("dp_shard", [2, 4])
+def test_bytes_of_a_stack_on_a_fold(zero, dp_shard):
+    """2 + 4 + 4 + 8 bytes a number (ZeRO, arXiv 1910.02054, section 3), cut by the fold and by what is beside it."""
+    case, without = (case_of(dp_shard=dp_shard, zero=zero, lanes=lanes) for lanes in (LANES, 0))
+    own, beside = STACK // 2, dp_shard // 2
+    parts = beside if zero else 1
+    (stack,) = [array for array in case.held(0) if array.fold]
+    assert (stack.size, stack.part) == (own, own // beside)
+    more = memory.state(case, 0)
+    more.subtract(memory.state(without, 0))
+    assert more["optimizer state"] == 8 * own // parts
+    assert more["master weights"] == 4 * own // parts
+    if zero < 2 or beside == 1:  # nothing beside the fold cuts it
+        assert more["gradients"] == 4 * own
+    if zero < 3 or beside == 1:
+        assert more["weights"] == 2 * own
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_node_says_what_its_module_keeps_and_its_children_are_asked(tp):
+    case = case_of(tp=tp, dp_shard=2, sequence_parallel=True)
+    rates, stream = Rates.of(case), 16 // tp
+    norm = activations.norm(rates, stream, 32)
+    assert activations.of_node(case.by_path["blocks.1.feed_forward"], rates) == stream * 100 + 16 * 2 + 4 + norm
+
+
+def test_a_node_that_says_nothing_is_guessed_by_its_shapes():
+    case = case_of(dp_shard=2)
+    silent = SilentNode(dim=32, norm=NormNode(dim=32))
+    guessed = 16 * (WIDTH + 32) * 2 + activations.norm(Rates.of(case), 16, 32)
+    assert activations.of_node(silent, Rates.of(case)) == guessed
+
+
+@pytest.mark.parametrize(("sequence_parallel", "times"), [(True, 1), (False, 2)])
+def test_without_sequence_parallelism_ranks_of_tp_compute_the_same_lanes(sequence_parallel, times):
+    """What tp does not cut sees all tokens on each of its ranks."""
+    one, two = (case_of(tp=2, lanes=lanes, sequence_parallel=sequence_parallel) for lanes in (LANES, 0))
+    stack = 2 * STACK * 3 * 16 * one.micros
+    assert timing.flops(one, 0) - timing.flops(two, 0) == times * stack // 2
+
+
+def test_a_block_whose_products_are_not_cut_is_no_region():
+    """The plan still has the rule for the feed-forwards that are left."""
+    case = case_of(tp=2, dp_shard=2)
+    assert [traffic.regions(case, index) for index in (0, 1)] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("size", "per_node", "fold", "beside", "nearby"),
+    [
+        (4, 4, "node", "rack", "node"),
+        (4, 2, "rack", "rack", "node"),
+        (2, 4, "node", "rack", "node"),
+        (8, 8, "node", "cluster", "node"),
+    ],
+)
+def test_links_of_a_fold_and_of_what_is_beside_it(size, per_node, fold, beside, nearby):
+    """Folds are runs of neighbours; the ranks beside them are far apart."""
+    case = case_of(
+        size=size,
+        dp_shard=16,
+        topology=Topology(gpus_per_node=per_node, nodes_per_rack=16 // per_node if per_node < 8 else 1),
+    )
+    found = {(sent.axes[0], sent.purpose): links(case, sent) for sent in traffic.of_rank(case, 0)}
+    assert found["lane", "forth and back"] == fold
+    assert found["lane", "nearby"] == nearby
+    assert found[f"{BESIDE}lane", "gradients"] == beside
