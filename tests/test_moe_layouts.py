@@ -12,7 +12,6 @@ from gangline.testing.strategy import FLOAT64, Layout, Scenario
 from gangline.testing.strategy_ranks import Job, start
 from gangline_moe import exchange
 
-AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 SMALL = ("moe=on", "batch.sequence_length=16", "run.deterministic=false")
 MANY = ("batch.global_size=16", "batch.micro_size=1")  # micro-batches, for a pipeline to have something to order
 EVERYTHING = (
@@ -33,12 +32,7 @@ class Law(StrategySuite):
 
 def holds(on: str, *settings: str, steps: int = 2, bound: float = FLOAT64) -> None:
     """Loss, gradients, norm, weights and evaluation against one process. on: "pp=2 tp=2 zero=3"."""
-    options = {**dict.fromkeys(AXES, "1"), **dict(word.split("=") for word in on.split())}
-    world = 1
-    for axis in AXES:
-        world *= int(options[axis])
-    layout = Layout(world, tuple(f"parallel.{name}={value}" for name, value in options.items()))
-    law = Law()
+    law, layout = Law(), Layout.on(on)
     scenario = Scenario((*SMALL, *settings), steps=steps)
     job = law.job(layout, scenario)
     problems = [*job.run.parallel.check(job.run), *job.run.edits["moe"].check(job.run)]

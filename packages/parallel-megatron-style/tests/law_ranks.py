@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from gangline.config.check import layout_problems
 from gangline.errors import Problem
-from gangline.mesh import AXES
 from gangline.plan import Fold
 from gangline.testing import StrategySuite, rank, strategy_ranks
 from gangline.testing.strategy import FLOAT64, Layout, Scenario
@@ -51,9 +50,7 @@ class Composition:
 
     @property
     def layout(self) -> Layout:
-        options = {**dict.fromkeys(AXES, "1"), **dict(word.split("=") for word in self.on.split())}
-        world = math.prod(int(options[axis]) for axis in AXES)
-        return Layout(world, tuple(f"parallel.{name}={value}" for name, value in options.items()))
+        return Layout.on(self.on)
 
     @property
     def scenario(self) -> Scenario:

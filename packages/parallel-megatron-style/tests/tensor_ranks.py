@@ -131,13 +131,17 @@ def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def one_rank(case: Case) -> Found:
-    """Losses and gradients of one rank: all micro-batches forward, then all backward, first to last."""
-    model, _ = cut_model(case, tp())
+def trained(case: Case, model: torch.nn.Module) -> Found:
+    """Losses and gradients: all micro-batches forward, then all backward, first to last."""
     losses = [model(batch_of(case, number)) for number in range(case.micro_batches)]
     for loss in losses:
         (loss * 0.125).backward()
     return Found([loss.detach() for loss in losses], gradients_of(model))
+
+
+def one_rank(case: Case) -> Found:
+    """Losses and gradients of one rank."""
+    return trained(case, cut_model(case, tp())[0])
 
 
 def one_process(case: Case, dtype: torch.dtype | None = None) -> Found:
@@ -146,10 +150,7 @@ def one_process(case: Case, dtype: torch.dtype | None = None) -> Found:
     for parameter in model.parameters():
         if parameter.dtype == torch.bfloat16:
             parameter.grad_dtype = torch.float32
-    losses = [model(batch_of(case, number)) for number in range(case.micro_batches)]
-    for loss in losses:
-        (loss * 0.125).backward()
-    return Found([loss.detach() for loss in losses], gradients_of(model))
+    return trained(case, model)
 
 
 def assembled(case: Case, ranks: list[Found], reference: Found) -> dict[str, torch.Tensor]:

@@ -15,7 +15,7 @@ from gangline.testing.pool import pool
 from gangline.testing.runs import small_run
 from gangline.testing.strategy_ranks import Job
 from gangline.testing.toys.plugin import Lanes, edit_lanes
-from gangline.testing.whole import close
+from gangline.testing.whole import gathered_whole
 
 
 @pytest.mark.parametrize(
@@ -35,11 +35,4 @@ def test_each_rank_gathers_the_matrices_it_has_a_part_of(mesh, fold, zero):
     job = Job(build, run, tree, plan, Mesh.of(mesh), torch.float64, "ragged", 1)
     first = pool(1).run(strategy_ranks.expect, replace(job, build="", mesh=Mesh.of({})), 1)[0][0]
     for parameters in pool(Mesh.of(mesh).world).run(strategy_ranks.gather_and_scatter, job):
-        for name, held, whole, same in parameters:
-            assert same, name
-            want = first[name] * 2
-            if want.dim() > 2:
-                starts = [offset[0] for _, offset, _ in held]
-                stops = [offset[0] + local.shape[0] for _, offset, local in held]
-                want = want[min(starts, default=0) : max(stops, default=0)]
-            close(name, whole, want, 0)
+        gathered_whole(parameters, first)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gangline.errors import UserError
-from gangline.mesh import Mesh
+from gangline.mesh import AXES, Mesh
 from gangline.model.compose import compose_model
 from gangline.testing import strategy_ranks as ranks
 from gangline.testing.claims import needs
@@ -21,7 +21,7 @@ from gangline.testing.pool import pool
 from gangline.testing.strategy_ranks import Job, Trained
 from gangline.testing.suite import PartSuite
 from gangline.testing.toys.plugin import Lanes, edit_lanes
-from gangline.testing.whole import Held, all_close, assemble, close, number_close
+from gangline.testing.whole import Held, all_close, assemble, close, gathered_whole, number_close
 
 FLOAT64, FLOAT32 = 1e-12, 1e-5  # the law's bounds, relative to the largest magnitude of an array
 
@@ -32,6 +32,13 @@ class Layout:
 
     world: int
     settings: tuple[str, ...] = ()
+
+    @classmethod
+    def on(cls, words: str) -> Layout:
+        """Axes and options of a strategy that has every axis, "pp=2 tp=2 zero=3"; an axis left out has one rank."""
+        options = {**dict.fromkeys(AXES, "1"), **dict(word.split("=") for word in words.split())}
+        world = math.prod(int(options[axis]) for axis in AXES)
+        return cls(world, tuple(f"parallel.{name}={value}" for name, value in options.items()))
 
     def __str__(self) -> str:
         return "-".join([str(self.world), *(setting.split(".")[-1] for setting in self.settings)])
@@ -207,14 +214,7 @@ class StrategySuite(PartSuite):
             job = self.job(layout, scenario)
             first = self.expected(job, 1)[0]
             for parameters in self.on_ranks(ranks.gather_and_scatter, job):
-                for name, held, whole, same in parameters:
-                    assert same, f"scatter does not give back the pieces of {name}"
-                    want = first[name] * 2
-                    if want.dim() > 2:
-                        starts = [offset[0] for _, offset, _ in held]
-                        stops = [offset[0] + local.shape[0] for _, offset, local in held]
-                        want = want[min(starts, default=0) : max(stops, default=0)]
-                    close(f"gathered {name}", whole, want, 0)
+                gathered_whole(parameters, first)
 
     # --- one step ----------------------------------------------------------------------------------------------------
 

@@ -71,3 +71,19 @@ def number_close(what: str, got: float, want: float, relative: float) -> None:
     """One number; 0: the same bits."""
     apart = abs(got - want)
     assert apart <= relative * abs(want), f"{what} is {got!r}, expected {want!r}"
+
+
+def gathered_whole(parameters: Iterable[tuple[str, list[Held], Tensor, bool]], first: Mapping[str, Tensor]) -> None:
+    """Assert that `gather` gave one rank the whole of each parameter, and `scatter` its pieces back.
+
+    parameters: what `strategy_ranks.gather_and_scatter` says of them, doubled; first: their initial values. Of a stack
+    the whole is the matrices that the rank has a part of.
+    """
+    for name, held, whole, same in parameters:
+        assert same, f"scatter does not give back the pieces of {name}"
+        want = first[name] * 2
+        if want.dim() > 2:
+            starts = [offset[0] for _, offset, _ in held]
+            stops = [offset[0] + local.shape[0] for _, offset, local in held]
+            want = want[min(starts, default=0) : max(stops, default=0)]
+        close(f"gathered {name}", whole, want, 0)
