@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
+from runtimes import runtime_of
 from torch import Tensor
 
 from gangline.batch import Batch
 from gangline.comm import Comm
 from gangline.comm.wrap import Wrapped, WrappedComms
 from gangline.config import default_run
-from gangline.config.schema import Recompute
 from gangline.mesh import Mesh
-from gangline.model.build import construct
-from gangline.model.compose import compose_model
-from gangline.model.init import initialise
 from gangline.model.shapes import DecoderConfig
 from gangline.optimizer.adamw import build as build_adamw
 from gangline.optimizer.config import Adamw
 from gangline.precision.plain import Plain
 from gangline.testing import rank
-from gangline.train.finish import finisher
-from gangline_parallel_megatron_style.build import build
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.data.codec import CODECS
 from gangline_parallel_megatron_style.data.compress import Compressed, Switch
@@ -118,16 +113,11 @@ def built(
     """A runtime with its first weights; `counter`: of the bytes on each axis."""
     axes = axes or {"dp_replicate": 1, "dp_shard": rank.world}
     parallel = ThreeD(tp=1, pp=1, zero=zero, compress=compress, compress_after=after, **axes)
-    run = default_run(model=MODEL, parallel=parallel)
-    tree, plan = compose_model(run)
-    mesh = Mesh.of(parallel.axes(rank.world))
-    comms = rank.comms(mesh, False)
+    comms = rank.comms(Mesh.of(parallel.axes(rank.world)), False)
     if counter is not None:
         comms = WrappedComms(comms, lambda comm: ByAxis(comm, counter))
-    precision = Plain(compute, torch.float32)
-    runtime = build(parallel, run, construct(tree), plan, mesh, comms, precision, finisher(Recompute.none, False))
-    initialise(runtime.shards(), plan, 0)
-    return runtime
+    run = default_run(model=MODEL, parallel=parallel)
+    return runtime_of(run, comms=comms, precision=Plain(compute, torch.float32))
 
 
 class ByAxis(Counting):

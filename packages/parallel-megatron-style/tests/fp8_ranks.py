@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import torch
+from runtimes import runtime_of
 
 from gangline import plugins
 from gangline.batch import Batch
-from gangline.mesh import Mesh
-from gangline.model.build import construct
-from gangline.model.compose import compose_model
-from gangline.model.init import initialise
-from gangline.testing import rank
 from gangline.testing.runs import small_run
-from gangline.train.finish import finisher
 
 ROWS, LENGTH, VOCABULARY = 8, 12, 61
 
@@ -29,21 +24,10 @@ def batches(step: int, rows: int) -> list[Batch]:
     ]
 
 
-def built(settings: tuple[str, ...]):
-    """(run, runtime) of a small run in this process, or in all ranks of this pool."""
-    run = small_run(*settings)
-    tree, plan = compose_model(run)
-    mesh = Mesh.of(run.parallel.axes(rank.world))
-    finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
-    precision, comms = plugins.build(run.precision, run), rank.comms(mesh, run.deterministic)
-    runtime = plugins.build(run.parallel, run, construct(tree), plan, mesh, comms, precision, finish)
-    initialise(runtime.shards(), plan, run.seed)
-    return run, runtime
-
-
 def losses(settings: tuple[str, ...], steps: int, micro: int = ROWS) -> list[float]:
     """The mean loss of each step of a training with AdamW."""
-    run, runtime = built(settings)
+    run = small_run(*settings)
+    runtime = runtime_of(run)
     optimizer = plugins.build(run.optimizer, run, runtime)
     index, width = runtime.data_coordinate
     own = ROWS // micro // width

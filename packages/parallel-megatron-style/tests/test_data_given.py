@@ -4,42 +4,37 @@ from __future__ import annotations
 
 import pytest
 import torch
+from runtimes import runtime_of
 
-from gangline.config.schema import Recompute
-from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
-from gangline.plugins import build
 from gangline.precision.plain import Plain
-from gangline.testing import rank
 from gangline.testing.inputs import share
 from gangline.testing.pool import pool
 from gangline.testing.runs import small_run
 from gangline.testing.whole import all_close, assemble
-from gangline.train.finish import finisher
 
 LAYOUTS = ["parallel=fsdp", "parallel=tp", "parallel=pp"]
+FLOAT64 = Plain(torch.float64, torch.float64)
 
 
-def runtime_of(settings, frozen=(), deterministic=True):
-    run = small_run(*settings, f"run.deterministic={str(deterministic).lower()}")
-    tree, plan = compose_model(run)
-    model = whole_model(tree, plan, seed=3, dtype=torch.float64)
+def given(settings, frozen=()):
+    """(run, its strategy with a model that has its weights)."""
+    run = small_run(*settings)
+    model = whole_model(*compose_model(run), seed=3, dtype=torch.float64)
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
-    mesh = Mesh.of(run.parallel.axes(rank.world))
-    precision, finish = Plain(torch.float64, torch.float64), finisher(Recompute.none, False)
-    return run, build(run.parallel, run, model, plan, mesh, rank.comms(mesh, deterministic), precision, finish)
+    return run, runtime_of(run, model=model, precision=FLOAT64)
 
 
 def held(settings):
-    _, runtime = runtime_of(settings)
+    _, runtime = given(settings)
     return [(shard.name, shard.offset, shard.local.clone()) for shard in runtime.shards()]
 
 
 def stepped(settings, frozen):
-    run, runtime = runtime_of(settings, frozen)
+    run, runtime = given(settings, frozen)
     index, width = runtime.data_coordinate
     size, length = run.batch.global_size, run.batch.sequence_length
     micros = share(0, index, width, size=size, micro=1, length=length, vocab_size=61, kind="ragged")
@@ -65,14 +60,11 @@ def test_a_model_keeps_the_values_it_comes_with(layout):
 def shared_buffer(settings):
     """(what each block has of one buffer that two of them registered on the meta device, names it is kept under)."""
     run = small_run(*settings)
-    tree, plan = compose_model(run)
-    model = construct(tree)
+    model = construct(compose_model(run)[0])
     table = torch.empty(3, device="meta")
     for block in model.blocks:
         block.register_buffer("table", table)
-    mesh = Mesh.of(run.parallel.axes(rank.world))
-    precision, finish = Plain(torch.float64, torch.float64), finisher(Recompute.none, False)
-    runtime = build(run.parallel, run, model, plan, mesh, rank.comms(mesh), precision, finish)
+    runtime = runtime_of(run, model=model, precision=FLOAT64)
     kept = [shard for shard in runtime.shards() if "table" in shard.name]
     for shard in kept:
         shard.local.copy_(torch.arange(3))

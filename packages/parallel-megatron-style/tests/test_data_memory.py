@@ -6,22 +6,16 @@ from collections import Counter
 
 import pytest
 import torch
+from runtimes import runtime_of
 from torch import Tensor
 
 from gangline.config import default_run
-from gangline.config.schema import Recompute
 from gangline.mesh import Mesh
-from gangline.model.build import construct
-from gangline.model.compose import compose_model
-from gangline.model.init import initialise
 from gangline.model.shapes import DecoderConfig
 from gangline.optimizer.adamw import build as build_adamw
-from gangline.plugins import build as build_part
 from gangline.testing import rank
 from gangline.testing.inputs import share
 from gangline.testing.pool import pool
-from gangline.train.finish import finisher
-from gangline_parallel_megatron_style.build import build
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.layout.case import Case
 from gangline_parallel_megatron_style.layout.memory import state
@@ -61,12 +55,7 @@ def held(runtime: ComposedRuntime) -> Counter[str]:
 def body(zero: int, precision: str) -> tuple[Counter[str], int]:
     """(kind -> most bytes held during two steps, numbers of the model)."""
     run = run_of(rank.world, zero, precision)
-    tree, plan = compose_model(run)
-    mesh = Mesh.of(run.parallel.axes(rank.world))
-    comms = rank.comms(mesh, False)
-    kept = build_part(run.precision, run)
-    runtime = build(run.parallel, run, construct(tree), plan, mesh, comms, kept, finisher(Recompute.none, False))
-    initialise(runtime.shards(), plan, 0)
+    runtime = runtime_of(run)
     optimizer = build_adamw(run.optimizer, run, runtime)
     most = Counter[str]()
 

@@ -6,9 +6,11 @@ from functools import cache
 
 import pytest
 import torch
-from fp8_ranks import ROWS, batches, built, losses
+from fp8_ranks import ROWS, batches, losses
+from runtimes import runtime_of
 
 from gangline.testing.pool import pool
+from gangline.testing.runs import small_run
 from gangline_parallel_megatron_style.precision.fp8 import RECIPES, Fp8Precision
 
 SCALINGS = list(RECIPES)
@@ -86,7 +88,7 @@ def multiplied(settings: tuple[str, ...]) -> tuple[list, list, list]:
 
     Fp8Precision.product = watched
     try:
-        _, runtime = built(settings)
+        runtime = runtime_of(small_run(*settings))
         runtime.evaluate(batches(0, ROWS))
     finally:
         Fp8Precision.product = product

@@ -1,0 +1,43 @@
+"""The strategies of this package on the ranks of a pool, built as `train` builds them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from gangline import plugins
+from gangline.comm import Comms
+from gangline.config.schema import Run
+from gangline.mesh import Mesh
+from gangline.model.build import construct
+from gangline.model.compose import compose_model
+from gangline.model.init import initialise
+from gangline.precision import Precision
+from gangline.testing import rank
+from gangline.train.finish import finisher
+
+
+def runtime_of(
+    run: Run, *, model: nn.Module | None = None, comms: Comms | None = None, precision: Precision | None = None
+) -> Any:
+    """The run's strategy on all ranks of this pool, its weights drawn.
+
+    What is given takes the place of what the run says: a `model` with values of its own, of which none are drawn;
+    `comms` that count; a `precision`.
+    """
+    tree, plan = compose_model(run)
+    mesh = Mesh.of(run.parallel.axes(rank.world))
+    runtime = plugins.build(
+        run.parallel,
+        run,
+        construct(tree) if model is None else model,
+        plan,
+        mesh,
+        comms or rank.comms(mesh, run.deterministic),
+        precision or plugins.build(run.precision, run),
+        finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams),
+    )
+    if model is None:
+        initialise(runtime.shards(), plan, run.seed)
+    return runtime
