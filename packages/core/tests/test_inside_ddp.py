@@ -132,15 +132,19 @@ class Case:
     kept: torch.dtype = torch.float64
 
 
-def runtime_of(case: Case):
+def built(case: Case, kind: type[nn.Module] = Toy, plan: Plan = PLAN):
+    """(runtime, model), nothing drawn yet."""
     mesh = Mesh.of(case.parallel.axes(rank.world))
     run = SimpleNamespace(seed=1, deterministic=True)
     with torch.device("meta"):
-        model = Toy()
+        model = kind()
     build = build_single if isinstance(case.parallel, Single) else build_ddp
-    precision = Plain(case.compute, case.kept)
-    finish = finisher(case.recompute, False)
-    runtime = build(case.parallel, run, model, PLAN, mesh, rank.comms(mesh), precision, finish)
+    precision, finish = Plain(case.compute, case.kept), finisher(case.recompute, False)
+    return build(case.parallel, run, model, plan, mesh, rank.comms(mesh), precision, finish), model
+
+
+def runtime_of(case: Case):
+    runtime, model = built(case)
     for shard in runtime.shards():
         generator = torch.Generator().manual_seed(len(shard.name))
         shard.local.copy_(torch.randn(shard.global_shape, generator=generator, dtype=torch.float64) * 0.3)
@@ -231,13 +235,8 @@ def test_modules_on_a_fold_are_told_once_and_stand_alone():
 
 def test_a_fold_without_a_module_that_binds_is_a_mistake():
     plan_without = Plan(**{**PLAN.__dict__, "cuts": (Cut("embed.weight", 0, "parts"),)})
-    mesh, run = Mesh.of({}), SimpleNamespace(seed=1, deterministic=True)
-    finish = finisher(Recompute.none, False)
-    with torch.device("meta"):
-        model = Toy()
-    precision = Plain(torch.float32, torch.float32)
     with pytest.raises(TypeError, match=r"embed\.weight is cut along the fold 'parts', but no module"):
-        build_single(Single(), run, model, plan_without, mesh, rank.comms(mesh), precision, finish)
+        built(Case(Single()), plan=plan_without)
 
 
 def test_full_modules_compute_in_the_master_dtype():
@@ -264,13 +263,7 @@ class Shared(Toy):
 
 
 def test_a_buffer_of_two_blocks_stays_one():
-    with torch.device("meta"):
-        model = Shared()
-    mesh, run = Mesh.of({}), SimpleNamespace(seed=1, deterministic=True)
-    precision = Plain(torch.float32, torch.float32)
-    runtime = build_single(
-        Single(), run, model, PLAN, mesh, rank.comms(mesh), precision, finisher(Recompute.none, False)
-    )
+    runtime, model = built(Case(Single(), compute=torch.float32, kept=torch.float32), Shared)
     assert [name for name in runtime.registry if "seen" in name] == ["model/blocks.0.seen"]
     (kept,) = [shard.local for shard in runtime.shards() if "seen" in shard.name]
     kept.fill_(3)
@@ -293,9 +286,5 @@ class Lost(Toy):
 
 
 def test_a_buffer_that_nothing_would_fill_is_refused():
-    mesh, run = Mesh.of({}), SimpleNamespace(seed=1, deterministic=True)
-    with torch.device("meta"):
-        model = Lost()
-    precision = Plain(torch.float32, torch.float32)
     with pytest.raises(ValueError, match="the buffer table is not persistent, so nothing fills it"):
-        build_single(Single(), run, model, PLAN, mesh, rank.comms(mesh), precision, finisher(Recompute.none, False))
+        built(Case(Single()), Lost)

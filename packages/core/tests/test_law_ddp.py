@@ -91,9 +91,8 @@ def batch_of(samples: range, step: int) -> Batch:
     )
 
 
-def train(case: Case) -> Outcome:
-    """What one rank sees of the run."""
-    run = run_of(case)
+def runtime_of(case: Case, run: Run):
+    """On this rank, with its weights."""
     mesh = Mesh.of(case.parallel.axes(rank.world))
     tree, plan = decoder(run.model)
     build = build_single if isinstance(case.parallel, Single) else build_ddp
@@ -101,6 +100,13 @@ def train(case: Case) -> Outcome:
     precision = Plain(*DTYPES[case.precision])
     runtime = build(case.parallel, run, construct(tree), plan, mesh, comms, precision, finisher(Recompute.none, False))
     initialise(runtime.shards(), plan, run.seed)
+    return runtime
+
+
+def train(case: Case) -> Outcome:
+    """What one rank sees of the run."""
+    run = run_of(case)
+    runtime = runtime_of(case, run)
     optimizer = build_adamw(run.optimizer, run, runtime)
     if case.broken_rank == rank.index:
         next(iter(runtime.shards())).local[0] = math.nan
@@ -203,12 +209,7 @@ def test_a_batch_that_does_not_divide_into_groups_is_refused():
 
 
 def primaries(case: Case) -> list[str]:
-    run, mesh = run_of(case), Mesh.of(case.parallel.axes(rank.world))
-    tree, plan = decoder(run.model)
-    comms = rank.comms(mesh)
-    runtime = build_ddp(
-        case.parallel, run, construct(tree), plan, mesh, comms, Plain(*DTYPES[Fp32]), finisher(Recompute.none, False)
-    )
+    runtime = runtime_of(case, run_of(case))
     assert runtime.data_coordinate == (rank.index, rank.world)
     return [shard.name for shard in runtime.shards() if shard.primary]
 

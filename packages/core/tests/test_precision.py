@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -41,13 +42,17 @@ def tiny_batch(rows=2, step=0):
     )
 
 
-def runtime_of(precision: Precision, parallel=None):
+def runtime_of(precision: Precision, parallel=None, frozen: Sequence[str] = ()):
+    """With its weights; `frozen`: parameters that are not trained."""
     tree, plan = decoder(DecoderConfig(vocab_size=16, dim=8, layers=1, heads=2, hidden=8))
+    model = construct(tree)
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
     parallel = parallel or Single()
     mesh = Mesh.of(parallel.axes(rank.world))
     build = build_single if isinstance(parallel, Single) else build_ddp
     comms = rank.comms(mesh, False)
-    runtime = build(parallel, RUN, construct(tree), plan, mesh, comms, precision, finisher(Recompute.none, False))
+    runtime = build(parallel, RUN, model, plan, mesh, comms, precision, finisher(Recompute.none, False))
     initialise(runtime.shards(), plan, 1)
     return runtime
 
@@ -212,14 +217,7 @@ def test_weights_that_exist_are_kept():
 
 
 def test_frozen_weights_are_kept_and_not_trained():
-    tree, plan = decoder(DecoderConfig(vocab_size=16, dim=8, layers=1, heads=2, hidden=8))
-    model = construct(tree)
-    model.embed.weight.requires_grad_(False)
-    mesh = Mesh.of({})
-    precision = Plain(torch.bfloat16, torch.float32)
-    comms = rank.comms(mesh, False)
-    runtime = build_single(Single(), RUN, model, plan, mesh, comms, precision, finisher(Recompute.none, False))
-    initialise(runtime.shards(), plan, 1)
+    runtime = runtime_of(Plain(torch.bfloat16, torch.float32), frozen=["embed.weight"])
     assert runtime.step([tiny_batch()]).finite
     assert "embed.weight" not in [named.name for named in runtime.parameters()]
     assert "model/embed.weight" in [shard.name for shard in runtime.shards()]
