@@ -27,6 +27,7 @@ from gangline.model.shapes import Tiny
 from gangline.rundir import RunDirectory
 from gangline.sample import generate, sample
 from gangline.shard import Layout, Registry, Shard
+from gangline.testing.inputs import whole_sequences
 
 CONTEXT = 16
 MOMENT = torch.full((9,), 7.25)
@@ -63,13 +64,6 @@ def drawn(run: Run, seed: int):
     return model, shards
 
 
-def batch_of(tokens: list[int]) -> Batch:
-    row = torch.tensor([tokens])
-    return Batch(
-        row, row, torch.ones_like(row, dtype=torch.bool), torch.arange(len(tokens))[None], torch.zeros(1).long()
-    )
-
-
 # --- generate --------------------------------------------------------------------------------------------------------
 
 
@@ -78,7 +72,7 @@ def test_temperature_0_takes_the_likeliest_within_the_context(tmp_path):
     row = [1, 2, 3]
     with torch.no_grad():
         for _ in range(2 * CONTEXT):
-            row.append(int(model.logits(batch_of(row[-CONTEXT:]))[0, -1].argmax()))
+            row.append(int(model.logits(whole_sequences(torch.tensor([row[-CONTEXT:]])))[0, -1].argmax()))
     assert generate(model, [1, 2, 3], 2 * CONTEXT, 0.0, 0, CONTEXT) == row[3:]
     assert generate(model, [1, 2, 3], 2 * CONTEXT, 0.9, 5, CONTEXT, top_k=1) == row[3:]
 

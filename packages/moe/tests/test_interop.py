@@ -16,7 +16,6 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from gangline.batch import Batch
 from gangline.errors import UserError
 from gangline.interop import export, load_pretrained
 from gangline.interop.config import config_json, edited_config_from
@@ -24,6 +23,7 @@ from gangline.interop.names import theirs_of
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.model.init import shards_of
+from gangline.testing.inputs import whole_sequences
 from gangline.testing.runs import small_run
 from gangline_moe.config import MoeOptions
 from gangline_moe.interop import of_hugging_face, to_hugging_face
@@ -79,11 +79,6 @@ def words(directory):
     return small_run("model.qk_norm=false", *_settings(config, "model"), *found)
 
 
-def batch_of(tokens):
-    B, T = tokens.shape
-    return Batch(tokens, tokens, torch.ones(B, T, dtype=torch.bool), torch.arange(T).expand(B, T), torch.arange(B))
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_those_of_transformers(case, tmp_path):
     cls, config = CASES[case]
@@ -101,7 +96,7 @@ def test_logits_equal_those_of_transformers(case, tmp_path):
     load_pretrained(tmp_path / "hf", shards_of(ours, plan), plan)
     tokens = torch.randint(0, 97, (3, 20), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        got, want = ours.logits(batch_of(tokens)), theirs(tokens).logits
+        got, want = ours.logits(whole_sequences(tokens)), theirs(tokens).logits
     assert want.std() > 0.3
     torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * float(want.abs().max()))
 

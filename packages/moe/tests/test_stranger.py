@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gangline.batch import Batch
 from gangline.errors import UserError
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
 from gangline.testing import as_installed
+from gangline.testing.inputs import whole_sequences
 from gangline.testing.runs import small_run
 
 PLUGIN = """
@@ -63,8 +63,7 @@ def test_a_foreign_router_is_chosen_by_name(tmp_path):
         model = whole_model(tree, plan, seed=0)
         router = model.blocks[0].feed_forward.router
         assert router(torch.zeros(1, 5, 24)).expert_NK.flatten().tolist() == [3, 0, 1, 2, 3]
-        tokens = torch.zeros(2, 6, dtype=torch.int64)
-        batch = Batch(tokens, tokens, tokens.bool(), tokens, torch.arange(2))
+        batch = whole_sequences(torch.zeros(2, 6, dtype=torch.int64))
         assert model.logits(batch).isfinite().all()
         with pytest.raises(UserError, match=r"Installed choices for moe/router: .*turns"):
             small_run("moe=on", "moe/router=none")

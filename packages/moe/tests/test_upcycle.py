@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from gangline import plugins
-from gangline.batch import Batch
 from gangline.config.check import check
 from gangline.errors import UserError
 from gangline.model.compose import compose_model
@@ -15,6 +14,7 @@ from gangline.rundir import RunDirectory
 from gangline.sample import load_model
 from gangline.shard import Shard
 from gangline.testing import RealRuns
+from gangline.testing.inputs import whole_sequences
 from gangline.testing.runs import small_run
 from gangline_moe.upcycle import upcycle
 
@@ -51,8 +51,7 @@ def test_it_begins_as_the_model_it_came_from(here, settings):
     drawn = model.blocks[0].feed_forward.router.gate.weight.clone()
     run.edits["moe"].first_weights(run, shards_of(model, plan), plan)
     tokens = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
-    mask, position = torch.ones(2, 16, dtype=torch.bool), torch.arange(16).expand(2, 16)
-    batch = Batch(tokens, tokens, mask, position, torch.arange(2))
+    batch = whole_sequences(tokens)
     with torch.no_grad():
         torch.testing.assert_close(model.logits(batch), dense_model(here).logits(batch), rtol=1e-5, atol=1e-5)
     assert torch.equal(model.blocks[0].feed_forward.router.gate.weight, drawn)

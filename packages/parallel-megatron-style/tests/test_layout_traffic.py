@@ -15,6 +15,7 @@ from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
+from gangline.testing.inputs import whole_sequences
 from gangline.train.finish import finisher
 from gangline_parallel_megatron_style.layout import traffic
 from gangline_parallel_megatron_style.layout.case import Case
@@ -26,10 +27,7 @@ TINY = (
 
 
 def micro_batch(case: Case) -> Batch:
-    shape = (case.micro_size, case.sequence_length)
-    tokens = torch.zeros(shape, dtype=torch.int64)
-    position = torch.arange(shape[1]).expand(shape)
-    return Batch(tokens, tokens, torch.ones(shape, dtype=torch.bool), position, torch.arange(shape[0]))
+    return whole_sequences(torch.zeros(case.micro_size, case.sequence_length, dtype=torch.int64))
 
 
 def counted(words: str, stage: int, every: int = 1) -> tuple[Case, Mesh, list[FakeComms]]:

@@ -49,6 +49,13 @@ def micro_batch(numbers: list[int], step: int, length: int, vocab_size: int, kin
     )
 
 
+def whole_sequences(tokens_BT: torch.Tensor) -> Batch:
+    """These tokens as one micro-batch, for tests of logits and of sizes: each counts, and is its own target."""
+    rows, length = tokens_BT.shape
+    position = torch.arange(length).expand(rows, length)
+    return Batch(tokens_BT, tokens_BT, torch.ones(rows, length, dtype=torch.bool), position, torch.arange(rows))
+
+
 def share(
     step: int, index: int, width: int, *, size: int, micro: int, length: int, vocab_size: int, kind: Kind
 ) -> list[Batch]:
