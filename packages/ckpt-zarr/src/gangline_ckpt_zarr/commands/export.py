@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gangline.errors import UserError
-from gangline.interop.names import theirs_of
-from gangline.interop.write import DTYPES, MAX_SHARD_BYTES, export
+from gangline.interop.commands import PREFIX, add_output, write_model
 from gangline.shard import Box
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
@@ -22,37 +22,16 @@ if TYPE_CHECKING:
 
     from gangline.config.schema import Run
 
-PREFIX = "model/"
-
 
 def run(argv: Sequence[str]) -> int:
     """Write config.json and safetensors; no run directory is needed, for a checkpoint holds its configuration."""
     words = parser("export", "Write the model of a checkpoint as a Hugging Face directory.")
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
-    words.add_argument("out", metavar="OUT", help="the directory to write; it must not exist")
-    words.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights (%(default)s)")
-    words.add_argument("--shard-gb", type=float, default=MAX_SHARD_BYTES / 1e9, help="size of a file (%(default)g)")
+    add_output(words)
     options = words.parse_args(list(argv))
     copy = one(options.place).only(options.tier).copy()
-
-    from gangline.interop.commands import described
-    from gangline.model.compose import compose_model
-
-    trained = _run(copy)
-    config = described(trained, copy.store.url, options.dtype)
-    _, names = compose_model(trained)
-    shapes = {name.removeprefix(PREFIX): shape for name, shape in copy.meta.shapes.items() if name.startswith(PREFIX)}
-    shapes = {name: shape for name, shape in shapes.items() if theirs_of(names, name, shape)}
-    export(
-        options.out,
-        _arrays(copy, shapes),
-        plan=names,
-        shapes=shapes,
-        config=config,
-        dtype=options.dtype,
-        max_shard_bytes=int(options.shard_gb * 1e9),
-    )
-    print(f"{options.out}: {text.place(copy.store.url)}, {len(shapes)} tensors in {options.dtype}")
+    count = write_model(options, _run(copy), copy.store.url, copy.meta.shapes, partial(_arrays, copy))
+    print(f"{options.out}: {text.place(copy.store.url)}, {count} tensors in {options.dtype}")
     return 0
 
 

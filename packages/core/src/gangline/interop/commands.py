@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,37 +31,55 @@ def export_run(argv: Sequence[str]) -> int:
         prog="gangline export", description="Write a run's model as a Hugging Face directory."
     )
     parser.add_argument("run_dir", metavar="RUN_DIR", help="the run's directory")
-    parser.add_argument("out", metavar="OUT", help="the directory to write; it must not exist")
+    add_output(parser)
     parser.add_argument("--checkpoint", metavar="ID", help="such as step-00000100; by default the newest")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights (%(default)s)")
-    parser.add_argument("--shard-gb", type=float, default=MAX_SHARD_BYTES / 1e9, help="size of a file (%(default)g)")
     options = parser.parse_args(list(argv))
 
     from gangline import plugins
-    from gangline.model.compose import compose_model
     from gangline.rundir import RunDirectory
 
     run = RunDirectory.open(options.run_dir).run()
-    config = described(run, options.run_dir, options.dtype)
-    _, plan = compose_model(run)
     kept: Checkpointer = plugins.build(run.checkpoint, run, None)
     id = _choose(kept, options.run_dir, options.checkpoint)
-    shapes = {name.removeprefix(PREFIX): shape for name, shape in kept.arrays(id).items() if name.startswith(PREFIX)}
-    shapes = {name: shape for name, shape in shapes.items() if theirs_of(plan, name, shape)}
-    export(
-        options.out,
-        _arrays(kept, id, shapes),
-        plan=plan,
-        shapes=shapes,
-        config=config,
-        dtype=options.dtype,
-        max_shard_bytes=int(options.shard_gb * 1e9),
-    )
-    print(f"{options.out}: {id} of {options.run_dir}, {len(shapes)} tensors in {options.dtype}")
+    count = write_model(options, run, options.run_dir, kept.arrays(id), partial(_arrays, kept, id))
+    print(f"{options.out}: {id} of {options.run_dir}, {count} tensors in {options.dtype}")
     return 0
 
 
-def described(run: Run, run_dir: str, dtype: str) -> dict[str, Any]:
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Where to write a model and how: what `write_model` goes by."""
+    parser.add_argument("out", metavar="OUT", help="the directory to write; it must not exist")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights (%(default)s)")
+    parser.add_argument("--shard-gb", type=float, default=MAX_SHARD_BYTES / 1e9, help="size of a file (%(default)g)")
+
+
+def write_model(
+    options: argparse.Namespace,
+    run: Run,
+    where: str,
+    arrays: Mapping[str, tuple[int, ...]],
+    read: Callable[[Mapping[str, tuple[int, ...]]], Iterator[tuple[str, torch.Tensor]]],
+) -> int:
+    """Write the model of a checkpoint as a Hugging Face directory; how many tensors it has.
+
+    where: what holds it, for messages. arrays: the shapes of all that the checkpoint holds. read: from the names of
+    parameters (without "model/") and their shapes to each of them, whole. Raises UserError where no architecture of
+    theirs is known for the model.
+    """
+    from gangline.model.compose import compose_model
+
+    config = _described(run, where, options.dtype)
+    _, plan = compose_model(run)
+    found = {name.removeprefix(PREFIX): shape for name, shape in arrays.items() if name.startswith(PREFIX)}
+    shapes = {name: shape for name, shape in found.items() if theirs_of(plan, name, shape)}
+    most = int(options.shard_gb * 1e9)
+    export(
+        options.out, read(shapes), plan=plan, shapes=shapes, config=config, dtype=options.dtype, max_shard_bytes=most
+    )
+    return len(shapes)
+
+
+def _described(run: Run, where: str, dtype: str) -> dict[str, Any]:
     """The config.json of the run's model, edits and all."""
     what = type(run.model).__name__
     if isinstance(run.model, DecoderConfig):
@@ -74,7 +93,7 @@ def described(run: Run, run_dir: str, dtype: str) -> dict[str, Any]:
         else:
             return config
     raise UserError(
-        f"{run_dir} cannot be exported: no Hugging Face architecture is known for it.",
+        f"{where} cannot be exported: no Hugging Face architecture is known for it.",
         f"Its model is not a plain decoder ({what}).",
     )
 
