@@ -22,8 +22,9 @@ class Asked:
 
 
 # What becomes of a request: None (it is passed on), a status to answer with at once, "hang" (no answer), "reset" (half
-# of the answer, then the connection breaks), "lose" (the server does it, and nobody is told).
-Fault = Callable[[Asked], "int | str | None"]
+# of the answer, then the connection breaks), "lose" (the server does it, and nobody is told), an event (it is passed on
+# once that is set).
+Fault = Callable[[Asked], "int | str | threading.Event | None"]
 
 
 class FaultyProxy:
@@ -71,6 +72,8 @@ class FaultyProxy:
             fault = self.fault(asked)
         if isinstance(fault, int):
             return _answer(handler, fault, {}, b"<Error><Code>InternalError</Code></Error>")
+        if isinstance(fault, threading.Event):
+            fault.wait()
         if fault == "hang":
             self._over.wait()
             return _break(handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import torch.distributed as dist
@@ -44,7 +45,9 @@ class Job:
         if self.checkpointer.due(step, 0.1, 2):
             shards = kit.shards_of(REGISTRY, step if salt is None else salt)
             document = kit.document(step, attempt, step)
-            self.checkpointer.save(step, shards, REGISTRY, document).wait()
+            handle = self.checkpointer.save(step, shards, REGISTRY, document)
+            while not handle.poll():  # as the loop does after each step
+                time.sleep(0.001)
 
     def where(self, step: int, attempt: int = 1) -> list[str]:
         assert self.checkpointer is not None

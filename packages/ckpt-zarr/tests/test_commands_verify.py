@@ -14,11 +14,12 @@ from made import run_dir, save, small, staged
 from gangline.cli.main import main
 from gangline.mesh import Mesh
 from gangline.shard import Layout, Registry
-from gangline_ckpt_zarr.commands import scan
-from gangline_ckpt_zarr.commands.scan import Check, Window, merged
+from gangline_ckpt_zarr import scanning
+from gangline_ckpt_zarr.commands.scan import Bad, Check, merged
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.cells import Files, Run
 from gangline_ckpt_zarr.format.seal import TRAILER
+from gangline_ckpt_zarr.scanning import Window, windows
 from gangline_ckpt_zarr.stores.open import open_store
 
 PLACE = "step-00000012"
@@ -164,7 +165,7 @@ def test_what_cannot_be_read_is_bad_and_the_rest_is_not(tmp_path, monkeypatch) -
     store = open_store(str(tmp_path))
     meta = save(store, registry)
     file, length = meta.files.of_rank(0), 8192
-    monkeypatch.setattr(scan, "LOCAL", length)
+    monkeypatch.setattr(scanning, "LOCAL", length)
     read = store.read_into
 
     def fails(path, ranges):
@@ -174,7 +175,7 @@ def test_what_cannot_be_read_is_bad_and_the_rest_is_not(tmp_path, monkeypatch) -
 
     monkeypatch.setattr(store, "read_into", fails)
     check, found = Check(file, meta), []
-    for window in scan.windows(store, meta.path(0), file.size):
+    for window in windows(store, meta.path(0), file.size):
         found += check.feed(window)
     touched = [run for run in file.runs if run.base < 2 * length and run.base + run.nbytes + TRAILER > length]
     assert [bad.run for bad in found] == touched
@@ -185,6 +186,6 @@ def test_a_run_that_is_bad_throughout_is_one_line() -> None:
     registry = Registry.of(Mesh.of({}), {"model/w": Layout((5000, 1000), "float32")})
     run = Files(registry).of_rank(0).runs[0]
     assert run.count > 2
-    every = [scan.Bad(run, number, "x") for number in range(run.count)]
+    every = [Bad(run, number, "x") for number in range(run.count)]
     assert [(bad.number, bad.box) for bad in merged(every)] == [(None, ((0, 5000), (0, 1000)))]
     assert list(merged(every[1:])) == every[1:]

@@ -88,7 +88,8 @@ def test_what_a_save_costs_is_what_it_blocks_and_what_steps_beside_it_lose() -> 
     found.saved(0.25)
     for seconds in (1.5, 1.3, 1.0):
         assert not found.due(seconds, saving=True)
-    found.over()
+    assert found.cost == FIRST_COST
+    assert not found.due(1.0, saving=False)
     assert found.cost == pytest.approx(0.25 + 0.8)
     assert found.seconds == best_interval(found.cost, 3600.0)
 
@@ -103,6 +104,22 @@ def test_it_is_due_when_so_many_seconds_of_steps_have_gone_by_and_never_beside_a
     assert found.due(1.0, saving=False)
     found.saved(0.1)
     assert not found.due(1.0, saving=False)
+
+
+def test_what_steps_beside_a_copy_lose_is_a_cost_and_no_reason_to_wait() -> None:
+    """Also where the copy is still under way when the next save begins."""
+    found = Interval(3600.0)
+    for _ in range(10):
+        found.due(1.0, saving=False)
+    found.saved(0.25)
+    found.due(1.5, saving=True)
+    found.due(1.2, saving=False, copying=True)
+    assert found.due(10_000.0, saving=False, copying=True)
+    found.saved(0.5)
+    assert found.cost == pytest.approx(0.25 + 0.5 + 0.2 + 9_999)
+    found.due(1.0, saving=False, copying=True)
+    found.due(1.0, saving=False)
+    assert found.cost == pytest.approx((0.25 + 0.5 + 0.2 + 9_999 + 0.5) / 2)
 
 
 def test_one_slow_step_is_no_cost_of_saving() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch.distributed as dist
@@ -13,14 +13,17 @@ from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.buffers import Buffers
 from gangline_ckpt_zarr.copies import unreadable
+from gangline_ckpt_zarr.delivery import told
+from gangline_ckpt_zarr.durable import Copies
 from gangline_ckpt_zarr.format.metadata import Meta, data_path
 from gangline_ckpt_zarr.interval import Interval, observed_mtbf
 from gangline_ckpt_zarr.loading import load
 from gangline_ckpt_zarr.memory import MemoryTier
-from gangline_ckpt_zarr.saving import Content, Saving, told, write_file
+from gangline_ckpt_zarr.putting import Report, copy_file, write_file
+from gangline_ckpt_zarr.saving import Content, Job, Saving
 from gangline_ckpt_zarr.tiers import Tier, disk_tiers
 from gangline_ckpt_zarr.writing.client import WriterProcess
-from gangline_ckpt_zarr.writing.job import Target
+from gangline_ckpt_zarr.writing.job import Object
 
 if TYPE_CHECKING:
     from gangline.comm import Store
@@ -36,17 +39,19 @@ class ZarrCheckpointer(Checkpointer):
         assert run.run.dir is not None, "a run has its directory before it has a checkpointer"
         self._run_dir, self._steps, self.tiers, self.store = run.run.dir, run.steps, tiers, store
         self.memory = next((tier for tier in tiers if isinstance(tier, MemoryTier)), None)
+        self.disk = next(tier for tier in tiers if tier.name == "disk")
+        self.durable = next((tier for tier in tiers if tier.name == "durable"), None)
         self.config = config
         self._notices: list[str] = []
         self._number = 0  # of saves and loads: all ranks count the same
         self._asked: tuple[int, Sequence[Tier]] = (-1, ())  # by `due`: the step, and the tiers that want it
         self._last = False
         self._saving: Saving | None = None
-        self._writer = WriterProcess()
+        self._writer, self._copier = WriterProcess(), WriterProcess()
+        self.copies = Copies("" if self.durable is None else self.durable.store.url)
         self._buffers = Buffers(self.memory, self._writer)
         mtbf = observed_mtbf(self._run_dir) if config.mtbf_hours is None else config.mtbf_hours * 3600
         self._interval = Interval(mtbf) if config.every == "auto" else None
-        self._measured = -1  # the step of the newest save whose cost the interval knows
 
     @property
     def run_dir(self) -> str:
@@ -72,10 +77,7 @@ class ZarrCheckpointer(Checkpointer):
         if self._interval is None:
             return super().due(step, seconds, every)
         saving = self._saving is not None and not self._saving.over
-        if self._saving is not None and self._saving.over and self._saving.id.step != self._measured:
-            self._interval.over()
-            self._measured = self._saving.id.step
-        return self._interval.due(seconds, saving) and _rank() == 0
+        return self._interval.due(seconds, saving, copying=bool(self.copies.held())) and _rank() == 0
 
     def ending(self) -> None:
         self._last = True
@@ -92,36 +94,52 @@ class ZarrCheckpointer(Checkpointer):
         wanted = tiers if asked == step and tiers and not self._last else self.tiers
         if self._saving is not None:  # one at a time: the second waits, for the staging memory is in use
             self._saving.join()
-        if self._last:  # what is in memory may have to outlive it
-            wanted = [tier for tier in wanted if tier is not self.memory or not tier.has(id)]
-        files = self._buffers.files(registry)
-        talk = self._agreement("save", registry.mesh.world)
-        file = files.of_rank(talk.rank)
+        files, world = self._buffers.files(registry), registry.mesh.world
+        self._number += 1
+        near, far = self._agreement("save", world), self._agreement("copy", world)
+        if near.rank == 0 and self.durable in wanted:  # one copy at a time
+            self.copies.join()
+        file = files.of_rank(near.rank)
         failed = None
         try:
-            staging = self._buffers.take(talk.rank)
+            staging = self._buffers.take(near.rank)
             staging.fill(file, shards)
         except OSError as error:
             failed = told(error)
 
-        def write(tier: Tier, write_id: str, report: Callable[[float], None]) -> None:
+        def write(tier: Tier, write_id: str, report: Report) -> None:
             if not file.size:
                 return
-            path = f"{id}/{data_path(write_id, talk.rank)}"
-            target = None if tier is self.memory else Target(tier.store.url, path)
+            path = f"{id}/{data_path(write_id, near.rank)}"
+            target = None if tier is self.memory else Object(tier.store.url, path)
             write_file(self._writer, staging, file, write_id, target, self.config.deadline_seconds, report)
             if isinstance(tier, MemoryTier):
                 tier.adopt(staging, id, path)
 
-        self._saving = Saving(self, id, wanted, Content(registry, files, document), talk, write)
+        def copy(tier: Tier, write_id: str, report: Report) -> None:
+            if file.size:
+                path = f"{id}/{data_path(write_id, far.rank)}"
+                source, target = Object(self.disk.store.url, path), Object(tier.store.url, path)
+                copy_file(self._copier, source, file, write_id, target, self.config.deadline_seconds, report)
+
+        job = Job(id, wanted, self.durable, Content(registry, files, document), again=self._last)
+        self._saving = Saving(self, job, near, far, write, copy, self.disk)
         self._saving.start(failed)
         self._saving.blocked_seconds = time.perf_counter() - start
         if self._interval is not None:
             self._interval.saved(self._saving.blocked_seconds)
         return self._saving
 
+    @property
+    def ends(self) -> bool:
+        """Whether the run will do no more steps: who waits for a save then waits for its copy too."""
+        return self._last or self._asked[0] == self._steps
+
+    def held(self) -> Collection[CheckpointId]:
+        """What retention may not touch."""
+        return self.copies.held()
+
     def _agreement(self, kind: str, world: int) -> Agreement:
-        self._number += 1
         return Agreement(self.store, f"ckpt/{kind}/{self._number}", _rank() if world > 1 else 0, world)
 
     # --- look --------------------------------------------------------------------------------------------------------
@@ -186,6 +204,7 @@ class ZarrCheckpointer(Checkpointer):
 
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
         world = 1 if self.store is None else registry.mesh.world
+        self._number += 1
         talk = self._agreement("load", world)
         far = not all(tier.store.local for tier in self.tiers)
         for note in load(id, self.metas(id), [*shards], registry if far else None, talk, self.config.verify):
@@ -194,7 +213,11 @@ class ZarrCheckpointer(Checkpointer):
     def close(self) -> None:
         if self._saving is not None:
             self._saving.join()
+        self.copies.join()
+        for failed, why in self.copies.split()[1]:
+            self.note(f"checkpoint {failed} could not be saved: {why}")
         self._writer.close()
+        self._copier.close()
         self._buffers.close()
         for tier in self.tiers:
             tier.close()

@@ -52,6 +52,7 @@ class Interval:
         self._quiet: deque[float] = deque(maxlen=64)  # steps with no save beside them
         self._busy: list[float] = []  # steps beside the save under way
         self._blocked = 0.0
+        self._open = False  # whether the newest save's cost is still to be counted
         self._since = 0.0
 
     @property
@@ -64,21 +65,27 @@ class Interval:
         """Between two saves."""
         return best_interval(self.cost, self.mtbf)
 
-    def due(self, seconds: float, saving: bool) -> bool:
-        """Whether to save after a step that took `seconds`, beside a save or not."""
-        (self._busy if saving else self._quiet).append(seconds)
+    def due(self, seconds: float, saving: bool, copying: bool = False) -> bool:
+        """Whether to save after a step that took `seconds`, beside a save or its copy to the durable tier or not.
+
+        What the steps beside a copy lose is part of the save's cost, but no reason to wait with the next.
+        """
+        if self._open and not (saving or copying):
+            self._count()
+        (self._busy if saving or copying else self._quiet).append(seconds)
         self._since += seconds
         return not saving and self._since + seconds / 2 >= self.seconds
 
     def saved(self, blocked: float) -> None:
         """A save has begun and blocked the step for so long."""
-        self._blocked, self._since = blocked, 0.0
-        self._busy.clear()
+        if self._open:  # the copy of the one before is still under way: it cost what is known by now
+            self._count()
+        self._blocked, self._since, self._open = blocked, 0.0, True
 
-    def over(self) -> None:
-        """The save is whole: what it cost is known."""
+    def _count(self) -> None:
         self._costs.append(self._blocked + slowdown(self._busy, self._quiet))
         self._busy.clear()
+        self._open = False
 
 
 def slowdown(busy: Sequence[float], quiet: Sequence[float]) -> float:

@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import signal
+from collections.abc import Collection
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -184,7 +185,7 @@ class MemoryTier(Tier):
     def saved(self, id: CheckpointId) -> None:
         self._own = [*self._own[-1:], id]
 
-    def prune(self, run_dir: str, saved: CheckpointId) -> None:
+    def prune(self, run_dir: str, kept: Collection[CheckpointId]) -> None:
         """What earlier workers left has had its time; buffers of these workers are taken back one by one."""
         for id in self._found or ():
             self.store.delete(str(id))

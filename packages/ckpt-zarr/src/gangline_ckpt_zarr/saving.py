@@ -1,27 +1,22 @@
-"""One save under way, after the step has been let go: written, agreed on, committed, tier by tier."""
+"""One save under way, after the step has been let go: to the near tiers, then a copy from there to the durable one."""
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gangline.checkpoint.base import CheckpointId, Handle, SaveFailed
+from gangline.errors import BadCheckpoint
 from gangline.shard import Registry
-from gangline_ckpt_zarr.agreement import Agreement, Failed
+from gangline_ckpt_zarr import delivery
+from gangline_ckpt_zarr.agreement import Agreement
+from gangline_ckpt_zarr.delivery import Delivery, Plan, Put
+from gangline_ckpt_zarr.durable import Copies
 from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.cells import File, Files
-from gangline_ckpt_zarr.format.metadata import NAME, data_path
-from gangline_ckpt_zarr.format.seal import seal_start
-from gangline_ckpt_zarr.staging import Staging
+from gangline_ckpt_zarr.format.cells import Files
 from gangline_ckpt_zarr.tiers import Tier
-from gangline_ckpt_zarr.writing.client import WriterProcess
-from gangline_ckpt_zarr.writing.job import Cells, Memory, Target
-
-Write = Callable[[Tier, str, Callable[[float], None]], None]  # (tier, write id, progress): puts this rank's file there
 
 
 @dataclass(frozen=True)
@@ -32,149 +27,158 @@ class Content:
     files: Files
     document: dict[str, Any]
 
+    def text(self, write_id: str) -> bytes:
+        return metadata.write(self.registry, self.files, self.document, write_id)
 
-class Owner(Protocol):
+
+class Owner(delivery.Owner, Protocol):
     """What a save asks of its checkpointer."""
 
-    tiers: Sequence[Tier]
+    copies: Copies
 
     @property
-    def run_dir(self) -> str: ...
+    def ends(self) -> bool: ...
 
-    def note(self, text: str) -> None: ...
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be saved where. `wanted`: of rank 0 it counts, and is the near tiers and perhaps the durable one.
+
+    `again`: a tier that has the checkpoint already is no error but done.
+    """
+
+    id: CheckpointId
+    wanted: Sequence[Tier]
+    durable: Tier | None
+    content: Content
+    again: bool = False
 
 
 class Saving(Handle):
-    """Followed by a thread, which does little: the writer process has the work, the job's store the words.
+    """The near tiers first: from then on the checkpoint is whole, the staging memory free, and the next save may begin.
 
-    Which tiers it goes to is what rank 0 wants.
+    A copy to the durable tier goes on by itself. `poll` says that all is over, the copy too; `wait` returns when the
+    near tiers have it, unless the run is at its end: then what is wanted is durable before it returns. After a `wait`
+    that did not wait for the copy, `poll` does not either; if the copy then fails, the next save tells.
     """
 
     def __init__(
-        self, owner: Owner, id: CheckpointId, wanted: Sequence[Tier], content: Content, talk: Agreement, write: Write
+        self, owner: Owner, job: Job, near: Agreement, far: Agreement, write: Put, copy: Put, source: Tier
     ) -> None:
-        self.id, self.blocked_seconds = id, 0.0
-        self.progress = 0.0  # of this rank's bytes, all tiers together
-        self._owner, self._wanted, self._content, self._talk, self._write = owner, wanted, content, talk, write
-        self._tiers: Sequence[Tier] = ()
-        self._why: str | None = None
-        self._thread = threading.Thread(target=self._follow, name=f"save {id}", daemon=True)
+        self.id, self.blocked_seconds = job.id, 0.0
+        self._owner, self._job, self._far, self._copy_file, self._source = owner, job, far, copy, source
+        self._near = Delivery(owner, job.id, near, self._plan, write, job.content.text, self._planned, self._near_whole)
+        self._before: list[Delivery] = []  # copies of earlier saves that were under way when this one began
+        self._failed_before: list[tuple[str, str]] = []  # (id, why) of those that nobody has been told of
+        self._write_id, self._goes_far = "", False
+        self._copy: Delivery | None = None
+        self._let_go = False
 
     def start(self, failed: str | None = None) -> None:
         """Let the save go on by itself; `failed`: why this rank could not stage."""
-        if failed is not None:
-            self._talk.fail(failed)
-        self._thread.start()
+        self._near.start(failed)
+
+    # --- the handle --------------------------------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> float:  # type: ignore[override]
+        """Of this rank's bytes, all tiers together."""
+        if self._copy is None:
+            return self._near.progress / (1 + self._goes_far)
+        return (self._near.progress + self._copy.progress) / 2
 
     @property
     def over(self) -> bool:
-        """Whether it has ended, well or not."""
-        return not self._thread.is_alive()
-
-    def poll(self) -> bool:
-        if self.over:
-            self._raise()
-        return self.over
-
-    def wait(self) -> None:
-        self._thread.join()
-        self._raise()
+        """Whether the next save may begin: the near tiers have it, or it has failed."""
+        return self._near.over
 
     def join(self) -> None:
-        """Wait for its end, whatever that is."""
-        self._thread.join()
+        """Wait until the staging memory is free."""
+        self._near.join()
 
-    def _raise(self) -> None:
-        if self._why is not None:
-            raise SaveFailed(self.id, self._why)
+    def poll(self) -> bool:
+        if not self._near.over:
+            return False
+        self._raise_near()
+        if not self._let_go:
+            if not all(copy.over for copy in self._copies):
+                return False
+            self._raise(self._owner.copies.tell(self._copies))
+        return True
 
-    def _follow(self) -> None:
-        write_id = ""
-        try:
-            if self._talk.rank == 0:
-                for tier in self._wanted:
-                    if tier.has(self.id):
-                        place = f"{tier.store.url}/{self.id}"
-                        raise FileExistsError(f"{place} is there already, and a checkpoint is never overwritten")
-                    tier.clear()
-                self._talk.say("plan", [secrets.token_hex(4), [tier.name for tier in self._wanted]])
-            write_id, wanted = self._talk.hear("plan")
-            self._tiers = [tier for tier in self._owner.tiers if tier.name in wanted]
-            for number, tier in enumerate(self._tiers):
-                self._save_to(tier, write_id, number)
-        except Failed as failed:
-            self._why = str(failed.what)
-        except Exception as error:
-            self._why = told(error)
-            with contextlib.suppress(Exception):  # without the job's store there is nobody to tell
-                self._talk.fail(self._why)
-        if self._why is not None and write_id:
-            self._abandon(write_id)
+    def wait(self) -> None:
+        self._near.join()
+        self._raise_near()
+        if self._owner.ends:
+            for copy in self._copies:
+                copy.join()
+        self._let_go = not self.poll()
 
-    def _save_to(self, tier: Tier, write_id: str, number: int) -> None:
-        def report(share: float) -> None:
-            self.progress = (number + share) / len(self._tiers)
+    @property
+    def _copies(self) -> list[Delivery]:
+        return self._before + ([] if self._copy is None else [self._copy])
 
-        self._write(tier, write_id, report)
-        self._talk.count(f"{tier.name} written", 1)
-        self._talk.all_done(f"{tier.name} written")
-        whole = f"{tier.name} whole {tier.scope}"
-        if tier.commits(self._talk.rank):
-            content = self._content
-            text = metadata.write(content.registry, content.files, content.document, write_id)
-            tier.store.commit(f"{self.id}/{NAME}", text)
-            self._talk.say(whole, True)
-            self._prune(tier)
-        self._talk.hear(whole)
-        tier.saved(self.id)
+    def _raise_near(self) -> None:
+        own = [(str(self.id), self._near.why)] if self._near.why else []
+        failed, self._failed_before = own + self._failed_before, []
+        self._raise(failed)
 
-    def _prune(self, tier: Tier) -> None:
-        """What was saved is safe: that something old cannot be deleted is no reason to end a run."""
-        try:
-            tier.prune(self._owner.run_dir, self.id)
-        except OSError as error:
-            self._owner.note(f"an old checkpoint could not be deleted: {told(error)}")
+    def _raise(self, failed: Sequence[tuple[str, str]]) -> None:
+        if failed:
+            (first, why), *others = failed
+            id = CheckpointId.parse(first)
+            assert id is not None
+            more = (f"checkpoint {one} could not be saved: {so}" for one, so in others)
+            raise SaveFailed(id, "; ".join([why, *more]))
 
-    def _abandon(self, write_id: str) -> None:
-        """A full disk should not stay full: this rank's file goes. What is whole already stays."""
-        for tier in self._tiers:
-            try:
-                if not tier.has(self.id):
-                    tier.abandon(self.id, f"{self.id}/{data_path(write_id, self._talk.rank)}")
-            except OSError as error:
-                self._owner.note(f"what is left of checkpoint {self.id} could not be deleted: {told(error)}")
+    # --- the near tiers ----------------------------------------------------------------------------------------------
 
+    def _plan(self) -> Plan:
+        """Of the near tiers; what is told of copies goes with it."""
+        job, going = self._job, []
+        done = job.again and self._source.has(job.id)  # then nothing nearer matters any more
+        for tier in () if done else job.wanted:
+            if tier is job.durable:
+                continue
+            if not tier.has(job.id):
+                tier.clear()
+                going.append(tier.name)
+            elif not job.again:
+                raise _there_already(tier, job.id)
+        write_id = self._source.meta(job.id).write_id if done else secrets.token_hex(4)
+        return Plan(write_id, going, [job.durable in job.wanted, *self._owner.copies.split()])
 
-def write_file(
-    writer: WriterProcess,
-    staging: Staging,
-    file: File,
-    write_id: str,
-    target: Target | None,
-    deadline: float,
-    report: Callable[[float], None],
-) -> None:
-    """Have the writer process seal what is staged and write it to the target; durable on return. Raises OSError."""
-    cells = [
-        Cells(run.base, run.stride, run.nbytes, run.count, seal_start(write_id, run.name, run.box.offset))
-        for run in file.runs
-    ]
-    memory = Memory(file.size, path=staging.path) if staging.path else Memory(file.size, fd=staging.fd)
-    job = writer.write(memory, cells, target, deadline_seconds=deadline)
-    answer = None
-    while answer is None or not answer.over:
-        try:
-            answer = writer.wait(job, timeout=0.25)
-        except TimeoutError:
-            for answer in writer.poll():
-                report(answer.progress / file.size)
-    if answer.failed is not None:
-        raise OSError(answer.failed)
-    report(1.0)
+    def _planned(self, plan: Plan) -> None:
+        self._write_id = plan.write_id
+        self._goes_far, under_way, self._failed_before = plan.more
+        self._before = self._owner.copies.keep(under_way)
+
+    def _near_whole(self) -> None:
+        if self._goes_far:
+            plan, put, content = self._plan_copy, self._copy_file, self._content_there
+            self._copy = Delivery(self._owner, self.id, self._far, plan, put, content)
+            self._owner.copies.add(self._copy)
+            self._copy.start()
+
+    # --- the copy ----------------------------------------------------------------------------------------------------
+
+    def _plan_copy(self) -> Plan:
+        durable = self._job.durable
+        assert durable is not None
+        if not durable.has(self.id):
+            durable.clear()
+            return Plan(self._write_id, [durable.name])
+        if not self._job.again:
+            raise _there_already(durable, self.id)
+        return Plan(self._write_id, [])
+
+    def _content_there(self, write_id: str) -> bytes:
+        """zarr.json of the nearer tier, which must be what was put there. Raises BadCheckpoint."""
+        content, file = self._source.content(self.id), f"{self._source.store.url}/{self.id}/{metadata.NAME}"
+        if metadata.read(content, file).write_id != write_id:
+            raise BadCheckpoint("every array", None, file, "it is of another save")
+        return content
 
 
-def told(error: BaseException) -> str:
-    """An error in one line."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
-    return str(error) or type(error).__name__
+def _there_already(tier: Tier, id: CheckpointId) -> FileExistsError:
+    return FileExistsError(f"{tier.store.url}/{id} is there already, and a checkpoint is never overwritten")

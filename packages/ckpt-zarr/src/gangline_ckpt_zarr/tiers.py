@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,22 +76,25 @@ class Tier:
             if id is not None and id not in whole:
                 self.store.delete(name)
 
-    def prune(self, run_dir: str, saved: CheckpointId) -> None:
-        """Delete what the rules do not keep, once `saved` is whole."""
+    def prune(self, run_dir: str, kept: Collection[CheckpointId]) -> None:
+        """Delete what the rules do not keep, but for `kept`: what has just become whole, and what is being copied."""
         if self.keep_last is None:
             return
-        for id in self.superfluous(run_dir, saved):
+        for id in self.superfluous(run_dir, kept):
             self.store.delete(str(id))
 
     def close(self) -> None:
         """Let go of the store."""
         self.store.close()
 
-    def superfluous(self, run_dir: str, saved: CheckpointId | None = None) -> list[CheckpointId]:
-        """What is neither of the newest `keep_last` that led to where the run stands nor of every `keep_every`."""
+    def superfluous(self, run_dir: str, others: Collection[CheckpointId] = ()) -> list[CheckpointId]:
+        """What is neither of the newest `keep_last` that led to where the run stands nor of every `keep_every`.
+
+        Nor one of `others`.
+        """
         ids = self.ids()
         branch = attempts.branch(run_dir, ids)
-        kept = {saved, *branch[: self.keep_last]}
+        kept = {*others, *branch[: self.keep_last]}
         if self.keep_every is not None:
             kept |= {id for id in branch if id.step % self.keep_every == 0}
         return [id for id in ids if id not in kept]

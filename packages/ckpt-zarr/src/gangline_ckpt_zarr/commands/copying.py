@@ -13,7 +13,7 @@ from gangline.checkpoint.base import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.blocks import Blocks
-from gangline_ckpt_zarr.commands.scan import Check, windows
+from gangline_ckpt_zarr.commands.scan import Check
 from gangline_ckpt_zarr.commands.verify import damaged
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser, tiers_of
 from gangline_ckpt_zarr.format import opened, overlap
@@ -21,6 +21,7 @@ from gangline_ckpt_zarr.format.cells import Run
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
 from gangline_ckpt_zarr.format.opened import OpenMeta
 from gangline_ckpt_zarr.format.seal import CHECKSUM, TRAILER, wrong
+from gangline_ckpt_zarr.scanning import windows
 from gangline_ckpt_zarr.stores.base import Store
 from gangline_ckpt_zarr.stores.open import open_store
 

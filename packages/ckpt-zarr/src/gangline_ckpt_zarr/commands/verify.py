@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.commands import text
-from gangline_ckpt_zarr.commands.scan import Bad, Check, merged, windows
+from gangline_ckpt_zarr.commands.scan import Bad, Check, merged
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, Place, one, parser
 from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.scanning import windows
 from gangline_ckpt_zarr.stores.base import Store
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from gangline_ckpt_zarr.writing.job import Answer, Cells, Memory, Target, request
+from gangline_ckpt_zarr.writing.job import Answer, Cells, Memory, Object, request
 
 _LAST_WORDS = 20  # lines kept of what it says on its standard error
 _LINE = 500  # bytes kept of each
@@ -68,7 +68,7 @@ class WriterProcess:
         self,
         staging: Memory,
         runs: Sequence[Cells | Sequence[int]],
-        target: Target | Sequence[str] | None,
+        target: Object | Sequence[str] | None,
         *,
         deadline_seconds: float | None = None,
     ) -> int:
@@ -78,6 +78,22 @@ class WriterProcess:
         """
         said = {"staging": asdict(staging), "runs": runs, "target": target, "deadline_seconds": deadline_seconds}
         return self._ask("write", said)
+
+    def copy(
+        self,
+        source: Object | Sequence[str],
+        target: Object | Sequence[str],
+        size: int,
+        runs: Sequence[Cells],
+        *,
+        deadline_seconds: float | None = None,
+    ) -> int:
+        """Copy an object of `size` bytes, every cell of it checked on the way; the job's number.
+
+        The answer's `cell` names the first that is not what was written, or cannot be read.
+        """
+        said = {"source": source, "target": target, "size": size, "runs": runs, "deadline_seconds": deadline_seconds}
+        return self._ask("copy", said)
 
     def poll(self) -> list[Answer]:
         """What has been answered since, in order; never waits."""

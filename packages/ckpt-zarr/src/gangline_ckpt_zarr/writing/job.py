@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gangline_ckpt_zarr.format.seal import CHECKSUM, TRAILER
+
+if TYPE_CHECKING:
+    from gangline_ckpt_zarr.format.cells import Run
 
 
 class Cells(NamedTuple):
@@ -36,6 +39,11 @@ class Cells(NamedTuple):
         return self.base + (self.number - 1) * self.stride + self.nbytes + self.trailer
 
 
+def cells_of(runs: Iterable[Run], seal_start: Callable[[Run], int | None]) -> list[Cells]:
+    """Of boxes in a file; `seal_start`: what the seals of a box start from."""
+    return [Cells(run.base, run.stride, run.nbytes, run.count, seal_start(run)) for run in runs]
+
+
 @dataclass(frozen=True)
 class Memory:
     """Shared memory of `size` bytes: a file descriptor that the writer process inherited, or a path (on tmpfs, or
@@ -46,8 +54,8 @@ class Memory:
     path: str | None = None
 
 
-class Target(NamedTuple):
-    """An object to be made."""
+class Object(NamedTuple):
+    """An object in a store, that is there or is to be made."""
 
     store: str
     path: str
@@ -63,6 +71,7 @@ class Answer:
     failed: str | None = None
     kind: str = ""  # the name of the exception's type
     errno: int | None = None
+    cell: tuple[int, int] | None = None  # that is not what was written: the number of its run, its number in the run
     seconds: float = 0.0
 
     @property
@@ -74,7 +83,8 @@ class Answer:
 
     @classmethod
     def parse(cls, line: bytes) -> Answer:
-        return cls(**json.loads(line))
+        said = json.loads(line)
+        return cls(**said | {"cell": said["cell"] and tuple(said["cell"])})
 
 
 def request(job: int, op: str, **arguments: Any) -> bytes:

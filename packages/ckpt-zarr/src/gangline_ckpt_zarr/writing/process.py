@@ -1,11 +1,13 @@
 """The writer process: ``python -m gangline_ckpt_zarr.writing.process TRAINER_PID``.
 
-One for each rank, started by `gangline_ckpt_zarr.writing.client`. It has neither torch nor numpy, so it starts in a
-tenth of a second and takes little memory; it dies with its trainer, and only its trainer can ask it to stop.
+One for each rank, and one more where it copies, started by `gangline_ckpt_zarr.writing.client`. It has neither torch
+nor numpy, so it starts in a tenth of a second and takes little memory; it dies with its trainer, and only its trainer
+can ask it to stop.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import mmap
@@ -15,18 +17,28 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from gangline.launch.guard import die_with
-from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.scanning import BadCell, Check, windows
+from gangline_ckpt_zarr.stores.base import Store, Writer
 from gangline_ckpt_zarr.stores.open import DEADLINE_SECONDS, open_store
 from gangline_ckpt_zarr.writing.checksum import Checksums
-from gangline_ckpt_zarr.writing.job import Answer, Memory, Target, cells, memory
+from gangline_ckpt_zarr.writing.job import Answer, Memory, Object, cells, memory
 
 BLOCK = 8 << 20  # bytes: smaller ones are slower with O_DIRECT, larger ones are not faster
 NICE = 10  # the trainer goes first; costs nothing where there is a core to spare
 REPORT_SECONDS = 0.2
 SWITCH_SECONDS = 0.0001  # Python's 5 ms is as long as a block takes to write: the disk would wait for the checksums
+
+
+class Damaged(Exception):
+    """What is to be copied is not what was written."""
+
+    def __init__(self, bad: BadCell) -> None:
+        self.cell = bad.run, bad.number
+        super().__init__(bad.why)
 
 
 class WriterProcess:
@@ -43,7 +55,7 @@ class WriterProcess:
             try:
                 answer = getattr(self, f"_{said['op']}")(said)
             except Exception as error:
-                answer = Answer(said["job"], failed=_why(error), kind=type(error).__name__, errno=_errno(error))
+                answer = Answer(said["job"], 0, False, _why(error), type(error).__name__, _errno(error), _cell(error))
             self._say(Answer(**vars(answer) | {"seconds": time.monotonic() - began}))
         for store in self._stores.values():
             store.close()
@@ -54,26 +66,44 @@ class WriterProcess:
         checksums, progress = Checksums(view, cells(said["runs"])), _Progress(said["job"], self._say)
         try:
             if said["target"] is not None:
-                self._put(Target(*said["target"]), said, view, checksums, progress)
+                self._put(said, view, checksums, progress)
             checksums.wait(len(view))
         finally:
             checksums.stop()
         return Answer(said["job"], progress.bytes, done=True)
 
-    def _put(
-        self, target: Target, said: dict[str, Any], view: memoryview, checksums: Checksums, progress: _Progress
-    ) -> None:
-        writer = self._store(target.store, said).create(target.path, len(view))
+    def _copy(self, said: dict[str, Any]) -> Answer:
+        """Every cell is checked as it goes by; one that is not what was written ends it, and nothing is there then."""
+        source, check, progress = Object(*said["source"]), Check(cells(said["runs"])), _Progress(said["job"], self._say)
+        with self._created(said, said["size"]) as writer:
+            for window in windows(self._store(source.store, said), source.path, said["size"]):
+                for bad in check.feed(window):
+                    raise Damaged(bad)
+                if window.content is None:
+                    raise Damaged(check.unread(window))
+                writer.write(window.content)
+                progress.add(window.size)
+        return Answer(said["job"], progress.bytes, done=True)
+
+    @contextlib.contextmanager
+    def _created(self, said: dict[str, Any], size: int) -> Iterator[Writer]:
+        """What is to be made: durable when the block ends, given up where it fails."""
+        target = Object(*said["target"])
+        writer = self._store(target.store, said).create(target.path, size)
         try:
+            yield writer
+            writer.close()
+        except BaseException:
+            writer.abort()
+            raise
+
+    def _put(self, said: dict[str, Any], view: memoryview, checksums: Checksums, progress: _Progress) -> None:
+        with self._created(said, len(view)) as writer:
             for start in range(0, len(view), BLOCK):
                 block = view[start : start + BLOCK]
                 checksums.wait(start + len(block))
                 writer.write(block)
                 progress.add(len(block))
-            writer.close()
-        except BaseException:
-            writer.abort()
-            raise
 
     def _store(self, url: str, said: dict[str, Any]) -> Store:
         deadline = said.get("deadline_seconds") or DEADLINE_SECONDS
@@ -132,6 +162,10 @@ def _why(error: BaseException) -> str:
 
 def _errno(error: BaseException) -> int | None:
     return error.errno if isinstance(error, OSError) else None
+
+
+def _cell(error: BaseException) -> tuple[int, int] | None:
+    return error.cell if isinstance(error, Damaged) else None
 
 
 def _listen(lines: BinaryIO, jobs: queue.Queue[dict[str, Any] | None]) -> None:

@@ -1,0 +1,77 @@
+"""One rank's file, put where it belongs by its writer process: what is staged, or what a nearer tier holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gangline.errors import BadCheckpoint
+from gangline_ckpt_zarr.format.cells import File, Run
+from gangline_ckpt_zarr.format.seal import seal_start
+from gangline_ckpt_zarr.staging import Staging
+from gangline_ckpt_zarr.writing.client import WriterProcess
+from gangline_ckpt_zarr.writing.job import Answer, Memory, Object, cells_of
+
+Report = Callable[[float], None]  # of the share that is written
+_LOOK = 0.25  # seconds between two looks at how far it is
+
+
+def write_file(
+    writer: WriterProcess,
+    staging: Staging,
+    file: File,
+    write_id: str,
+    target: Object | None,
+    deadline: float,
+    report: Report,
+) -> None:
+    """Have what is staged sealed and written to the target, if there is one; durable on return. Raises OSError."""
+    memory = Memory(file.size, path=staging.path) if staging.path else Memory(file.size, fd=staging.fd)
+    runs = cells_of(file.runs, _seals(write_id))
+    job = writer.write(memory, runs, target, deadline_seconds=deadline)
+    answer = _follow(writer, job, file.size, report)
+    if answer.failed is not None:
+        raise OSError(answer.failed)
+
+
+def copy_file(
+    writer: WriterProcess,
+    source: Object,
+    file: File,
+    write_id: str,
+    target: Object,
+    deadline: float,
+    report: Report,
+) -> None:
+    """Have a file copied from a nearer tier, every cell checked on the way; durable on return.
+
+    Raises BadCheckpoint, naming array, box and file, where a cell is not what was written or cannot be read; OSError
+    where the target cannot be written.
+    """
+    job = writer.copy(source, target, file.size, cells_of(file.runs, _seals(write_id)), deadline_seconds=deadline)
+    answer = _follow(writer, job, file.size, report)
+    if answer.failed is None:
+        return
+    if answer.cell is None:
+        raise OSError(answer.failed)
+    number, cell = answer.cell
+    box = file.runs[number].cell_box(cell)
+    limits = tuple((start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
+    raise BadCheckpoint(file.runs[number].name, limits, f"{source.store}/{source.path}", answer.failed)
+
+
+def _seals(write_id: str) -> Callable[[Run], int]:
+    return lambda run: seal_start(write_id, run.name, run.box.offset)
+
+
+def _follow(writer: WriterProcess, job: int, size: int, report: Report) -> Answer:
+    """The job's last answer; what comes before is reported."""
+    while True:
+        try:
+            answer = writer.wait(job, timeout=_LOOK)
+        except TimeoutError:
+            for said in writer.poll():
+                report(said.progress / size)
+            continue
+        if answer.done:
+            report(1.0)
+        return answer

@@ -1,0 +1,117 @@
+"""A file of cells from front to back: read ahead by a thread, each cell checked as its bytes go by. Torch-free.
+
+What lies between cells is padding, not data, and is not looked at.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fastcrc.crc32 import iscsi as crc32c
+
+from gangline_ckpt_zarr.format.seal import wrong
+from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.writing.job import Cells
+
+LOCAL, REMOTE = 8 << 20, 64 << 20  # bytes read at once: what stays in the cache; enough for requests side by side
+
+
+class BadCell(NamedTuple):
+    """A cell that is not what was written: the number of its run, its number in the run, and why."""
+
+    run: int
+    number: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Window:
+    """Bytes of a file from `start` on, valid until the next is asked for; or why they cannot be had."""
+
+    start: int
+    size: int
+    content: memoryview | None
+    why: str = ""
+
+
+def windows(store: Store, path: str, size: int) -> Iterator[Window]:
+    """The first `size` bytes of a file; what cannot be read comes as a window without content."""
+    length = LOCAL if store.local else REMOTE
+    buffers = [memoryview(mmap.mmap(-1, min(length, size) or 1)) for _ in range(2)]  # on pages, so O_DIRECT takes them
+    try:
+        there = min(store.size(path), size)
+    except FileNotFoundError:
+        yield Window(0, size, None, "the file is missing")
+        return
+
+    def read(start: int) -> Window:
+        stop = min(start + length, there)
+        content = buffers[start // length % 2][: stop - start]
+        try:
+            store.read_into(path, [(start, [content])])
+        except (OSError, EOFError) as error:
+            return Window(start, stop - start, None, str(error))
+        return Window(start, stop - start, content)
+
+    with ThreadPoolExecutor(1, thread_name_prefix="read ahead") as ahead:
+        starts = iter(range(0, there, length))
+        pending = next((ahead.submit(read, start) for start in starts), None)
+        while pending is not None:
+            window = pending.result()
+            pending = next((ahead.submit(read, start) for start in starts), None)
+            yield window
+    if there < size:
+        yield Window(there, size - there, None, f"the file ends at {there}, and should have {size} bytes")
+
+
+class Check:
+    """Checks the cells of a file; windows come in order."""
+
+    def __init__(self, runs: Sequence[Cells]) -> None:
+        self._runs = runs
+        self._run = self._number = 0  # the cell that comes next, or is half seen
+        self._crc, self._kept, self._why = 0, b"", ""  # of that cell
+
+    def feed(self, window: Window) -> Iterator[BadCell]:
+        """The bad cells that end in this window."""
+        start, stop, content = window.start, window.start + window.size, window.content
+        while self._run < len(self._runs):
+            base, stride, nbytes, count, seals, first = run = self._runs[self._run]
+            trailer = run.trailer
+            while self._number < count:
+                begin = base + self._number * stride
+                if begin >= stop:
+                    return
+                end, why = begin + nbytes, ""
+                if begin >= start and end + trailer <= stop and content is not None:
+                    at = end - start
+                    checksum = crc32c(content[begin - start : at])
+                    why = wrong(seals, first + self._number, checksum, content[at : at + trailer])
+                else:
+                    self._part(window, begin, end, trailer)
+                    if end + trailer > stop:
+                        return
+                    why = self._why or wrong(seals, first + self._number, self._crc, self._kept)
+                    self._crc, self._kept, self._why = 0, b"", ""
+                if why:
+                    yield BadCell(self._run, self._number, why)
+                self._number += 1
+            self._run, self._number = self._run + 1, 0
+
+    def unread(self, window: Window) -> BadCell:
+        """The cell that lies in a window without content, after it was fed: the next, or one that is half seen."""
+        return BadCell(min(self._run, len(self._runs) - 1), self._number, window.why)
+
+    def _part(self, window: Window, begin: int, end: int, trailer: int) -> None:
+        """What a window has of a cell that is not wholly in it."""
+        if window.content is None:
+            self._why = self._why or window.why
+            return
+        start, stop = window.start, window.start + window.size
+        self._crc = crc32c(window.content[max(begin, start) - start : max(0, min(end, stop) - start)], self._crc)
+        if stop > end:
+            self._kept += bytes(window.content[max(end, start) - start : min(end + trailer, stop) - start])

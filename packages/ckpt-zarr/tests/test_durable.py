@@ -1,0 +1,401 @@
+"""The durable tier is a copy of the near one, made beside training: slow, silent, killed or fed with damage, it holds
+nothing up, shows nothing half, and swallows nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import fsspec
+import pytest
+from aiobotocore.session import AioSession
+from faulty_proxy import FaultyProxy
+from moto.server import ThreadedMotoServer
+from stepping import REGISTRY, Job
+
+from gangline.checkpoint.base import CheckpointId, SaveFailed
+from gangline.config.compose import compose_one
+from gangline.mesh import Mesh
+from gangline.testing import checkpointer_ranks as kit
+from gangline.testing import rank
+from gangline.testing.pool import PoolBroken, pool
+from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer
+from gangline_ckpt_zarr.commands.verify import damaged
+from gangline_ckpt_zarr.saving import Saving
+from gangline_ckpt_zarr.stores.open import open_store
+from gangline_ckpt_zarr.tiers import Tier
+
+BUCKETS = count()
+SECONDS = 60.0  # a test that waits longer than this has failed
+
+
+@dataclass
+class Place:
+    """A bucket behind a proxy that can fail, and what it takes to get there."""
+
+    url: str
+    proxy: FaultyProxy
+    environment: dict[str, str]
+
+    def hold(self, mark: str, method: str = "PUT") -> Callable[[], None]:
+        """Requests whose path holds `mark` are answered once what is given back is called."""
+        go = threading.Event()
+        self.proxy.fault = lambda asked: go if asked.method == method and mark in asked.path else None
+        return go.set
+
+    def ids(self) -> list[int]:
+        """The steps of which the store shows a checkpoint."""
+        return [id.step for id in Tier("durable", open_store(self.url)).ids()]
+
+    def objects(self, mark: str = "") -> list[str]:
+        return [path for path in open_store(self.url).walk() if mark in path]
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[FaultyProxy]:
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    with FaultyProxy(server.get_host_and_port()[1]) as proxy, pytest.MonkeyPatch.context() as patch:
+        patch.setitem(fsspec.config.conf, "s3", {"session": AioSession()})  # reads the description of S3 only once
+        yield proxy
+    server.stop()
+
+
+@pytest.fixture
+def place(proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    proxy.reset()
+    environment = {"AWS_ENDPOINT_URL": proxy.url, "AWS_DEFAULT_REGION": "us-east-1"}
+    environment |= {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "a-secret"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    bucket = f"durable-{next(BUCKETS)}"
+    with urlopen(Request(f"{proxy.url}/{bucket}", method="PUT")):
+        yield Place(f"s3://{bucket}/run", proxy, environment)
+    proxy.reset()
+
+
+@pytest.fixture
+def job(tmp_path: Path, place: Place) -> Iterator[Job]:
+    """Each second step on disk, of which one is kept; each fourth in the durable store as well."""
+    found = Job(
+        tmp_path,
+        f"checkpoint.durable={place.url}",
+        "checkpoint.durable_every=4",
+        "checkpoint.keep_last=1",
+        "run.steps=20",
+    )
+    found.start()
+    yield found
+    place.proxy.reset()
+    found.end()
+
+
+def begin(job: Job, step: int) -> Saving:
+    checkpointer = job.checkpointer
+    assert checkpointer is not None
+    assert checkpointer.due(step, 0.1, 2)
+    handle = checkpointer.save(step, kit.shards_of(REGISTRY, step), REGISTRY, kit.document(step, 1, step))
+    assert isinstance(handle, Saving)
+    return handle
+
+
+def on_disk(job: Job) -> list[int]:
+    assert job.checkpointer is not None
+    return [id.step for id in job.checkpointer.disk.ids()]
+
+
+def hasty(job: Job) -> Job:
+    """Half a second is all that the writer processes give a store."""
+    assert job.checkpointer is not None
+    job.checkpointer.config.deadline_seconds = 0.5
+    return job
+
+
+def test_a_slow_store_holds_up_no_nearer_save_and_keeps_what_it_copies(job: Job, place: Place) -> None:
+    go = place.hold("step-00000004")
+    first = begin(job, 4)
+    first.join()
+    assert not first.poll()
+    first.wait()
+    assert first.poll(), "what was waited for is over"
+    for step in (6, 10):
+        handle = begin(job, step)
+        handle.wait()
+        assert handle.progress == 1
+        assert on_disk(job) == [4, step], "what is being copied is gone, or something else stayed"
+        assert job.load(step) == []
+    assert place.ids() == []
+    next_one = threading.Thread(target=lambda: begin(job, 12).wait(), daemon=True)
+    next_one.start()
+    next_one.join(0.2)
+    assert next_one.is_alive(), "two copies at a time"
+    assert on_disk(job) == [4, 10]
+    go()
+    next_one.join(SECONDS)
+    assert not next_one.is_alive()
+    job.end()
+    assert place.ids() == [4, 12]
+    assert on_disk(job) == [12]
+
+
+def test_the_end_of_a_run_waits_for_the_copy(job: Job, place: Place) -> None:
+    go = place.hold("step-00000020")
+    handle = begin(job, 20)
+    threading.Timer(0.1, go).start()
+    handle.wait()
+    assert place.ids() == [20]
+
+
+def test_so_does_a_run_that_ends_before_its_last_step(job: Job, place: Place) -> None:
+    go = place.hold("step-00000004")
+    begin(job, 4).wait()
+    assert job.checkpointer is not None
+    job.checkpointer.ending()
+    threading.Timer(0.1, go).start()
+    shards = kit.shards_of(REGISTRY, 5)
+    job.checkpointer.save(5, shards, REGISTRY, kit.document(5, 1, 5)).wait()
+    assert place.ids() == [4, 5]
+
+
+@pytest.mark.parametrize("fault", [503, "hang"])
+def test_a_copy_that_fails_is_told_by_its_own_save(job: Job, place: Place, fault: int | str) -> None:
+    hasty(job)
+    place.proxy.fault = lambda asked: fault if asked.method == "PUT" else None
+    with pytest.raises(SaveFailed, match=rf"step-00000004 .*: its copy to {place.url}: .*no success within 0.5 s"):
+        job.step(4)
+    place.proxy.reset()
+    assert job.load(4) == []
+    assert place.objects() == []
+    job.step(8)
+    assert place.ids() == [8]
+
+
+def test_a_copy_that_fails_when_its_save_is_long_over_is_told_by_the_next(job: Job, place: Place) -> None:
+    hasty(job)
+    place.proxy.fault = lambda asked: "hang" if asked.method == "PUT" else None
+    begin(job, 4).wait()
+    handle = begin(job, 6)
+    with pytest.raises(SaveFailed, match="step-00000004 could not be saved: its copy"):
+        until_over(handle)
+    assert job.load(6) == []
+    place.proxy.reset()
+    handle = begin(job, 8)
+    until_over(handle)
+    assert place.ids() == [8]
+    job.end()
+    assert job.checkpointer is not None
+    assert job.checkpointer.notices() == [], "told once"
+
+
+def test_a_copy_that_fails_while_the_next_waits_for_it_is_told_by_that(job: Job, place: Place) -> None:
+    hasty(job)
+    place.proxy.fault = lambda asked: 503 if "step-00000004" in asked.path and asked.method == "PUT" else None
+    begin(job, 4).wait()
+    handle = begin(job, 8)
+    with pytest.raises(SaveFailed, match="step-00000004 could not be saved: its copy"):
+        handle.wait()
+    job.end()
+    assert place.ids() == [8]
+
+
+def test_a_copy_that_fails_when_no_save_follows_is_told_as_a_note(job: Job, place: Place) -> None:
+    hasty(job)
+    place.proxy.fault = lambda asked: 503 if asked.method == "PUT" else None
+    begin(job, 4).wait()
+    job.end()
+    assert job.checkpointer is not None
+    (note,) = job.checkpointer.notices()
+    assert "checkpoint step-00000004 could not be saved: its copy" in note
+
+
+def test_the_last_save_is_tried_again_where_its_copy_failed(job: Job, place: Place) -> None:
+    """The loop saves once more what was not saved: what is on disk stays as it is, and only the copy is made."""
+    hasty(job)
+    place.proxy.fault = lambda asked: 503 if asked.method == "PUT" else None
+    checkpointer = job.checkpointer
+    assert checkpointer is not None
+    with pytest.raises(SaveFailed):
+        begin(job, 20).wait()
+    write_id = checkpointer.disk.meta(CheckpointId(20)).write_id
+    place.proxy.reset()
+    checkpointer.ending()
+    for _ in range(2):  # and where nothing is left to do nothing is done
+        checkpointer.save(20, kit.shards_of(REGISTRY, 3), REGISTRY, kit.document(20, 1, 20)).wait()
+        assert place.ids() == [20]
+        assert [part for part in place.objects() if write_id not in part] == ["step-00000020/zarr.json"]
+    assert job.load(20) == []
+
+
+def until_over(handle: Saving) -> None:
+    deadline = threading.Event()
+    for _ in range(int(SECONDS * 100)):
+        if handle.poll():
+            return
+        deadline.wait(0.01)
+    raise AssertionError("never over")
+
+
+def rot(content: bytes) -> bytes:
+    return content[:70] + bytes([content[70] ^ 8]) + content[71:]
+
+
+@pytest.mark.parametrize("what", ["flipped", "cut off", "lost", "of another step"])
+def test_damage_between_save_and_copy_is_named_and_never_committed(job: Job, place: Place, what: str) -> None:
+    job.step(2)
+    (other,) = (job.run_dir / "checkpoints" / "step-00000002").rglob("*.bin")
+    elsewhere = other.read_bytes()
+    go = place.hold(".bin", "HEAD")  # before it begins to read
+    handle = begin(job, 4)
+    handle.join()
+    (data,) = (job.run_dir / "checkpoints" / "step-00000004").rglob("*.bin")
+    if what == "flipped":
+        data.write_bytes(rot(data.read_bytes()))
+    elif what == "cut off":
+        os.truncate(data, 80)
+    elif what == "lost":
+        data.unlink()
+    else:
+        data.write_bytes(elsewhere)
+    go()
+    with pytest.raises(SaveFailed, match=rf"model/embed.weight\[0:\d+, 0:\d+\] in {data} is damaged"):
+        until_over(handle)
+    assert place.objects() == []
+    job.step(8)
+    assert place.ids() == [8]
+
+
+def test_damage_of_the_commit_itself_is_not_copied(job: Job, place: Place) -> None:
+    go = place.hold(".bin")
+    handle = begin(job, 4)
+    handle.join()
+    text = job.run_dir / "checkpoints" / "step-00000004" / "zarr.json"
+    text.write_bytes(rot(text.read_bytes()))
+    go()
+    with pytest.raises(SaveFailed, match=f"{text} is damaged"):
+        until_over(handle)
+    assert place.objects() == []
+
+
+def test_a_copier_that_is_killed_fails_its_copy_and_the_next_is_made(job: Job, place: Place) -> None:
+    go = place.hold(".bin")
+    assert job.checkpointer is not None
+    handle = begin(job, 4)
+    handle.join()
+    while job.checkpointer._copier.pid is None:
+        assert not handle.poll()
+    os.kill(job.checkpointer._copier.pid, signal.SIGKILL)
+    with pytest.raises(SaveFailed, match=r"its copy to .* was killed by SIGKILL"):
+        until_over(handle)
+    go()
+    assert place.objects("zarr.json") == []
+    job.step(8)
+    assert [path for path in place.objects() if "step-00000008" not in path] == []
+    assert job.load(8) == []
+
+
+# --- several ranks ---------------------------------------------------------------------------------------------------
+
+MESH = Mesh.of({"dp_shard": 2})
+
+
+def job_of(directory: Path, name: str, *words: str) -> kit.Job:
+    run = compose_one(["recipe=tiny", "checkpoint=zarr", f"run.dir={directory}", *words])
+    return kit.Job("gangline_ckpt_zarr.checkpointer:build", run, MESH, f"{directory}-{name}")
+
+
+def opened(job: kit.Job, environment: dict[str, str]) -> ZarrCheckpointer:
+    os.environ.update(environment)
+    found = kit.opened(job)
+    assert isinstance(found, ZarrCheckpointer)
+    return found
+
+
+def save_and_copy(
+    job: kit.Job, environment: dict[str, str], steps: tuple[int, ...], deadline: float = 60.0
+) -> list[str]:
+    """What came of each save; near saves follow each other while copies go on."""
+    checkpointer, came = opened(job, environment), []
+    checkpointer.config.deadline_seconds = deadline
+    for step in steps:
+        try:
+            came.append(kit.save_with(checkpointer, job, step, step))
+        except SaveFailed as failed:
+            came.append(str(failed))
+    checkpointer.close()
+    return came
+
+
+def test_ranks_copy_each_its_own_file_and_one_object_makes_it_whole(tmp_path: Path, place: Place) -> None:
+    job = job_of(tmp_path, "all", f"checkpoint.durable={place.url}")
+    names = ["step-00000001", "step-00000002", "step-00000003"]
+    assert pool(2).run(save_and_copy, job, place.environment, (1, 2, 3)) == [names] * 2
+    assert place.ids() == [1, 2, 3]
+    assert len(place.objects(".bin")) == 6
+    store = open_store(place.url)
+    for id in Tier("durable", store).ids():
+        meta = Tier("durable", store).meta(id)
+        there = open_store(f"{place.url}/{id}")
+        assert [damaged(there, meta, rank, lambda size: None) for rank in range(2)] == [[], []]
+
+
+def test_one_ranks_failure_is_told_by_all(tmp_path: Path, place: Place) -> None:
+    file = re.compile(r"step-00000001/data-\w+/00001")
+    place.proxy.fault = lambda asked: 503 if asked.method == "PUT" and file.search(asked.path) else None
+    job = job_of(tmp_path, "one", f"checkpoint.durable={place.url}")
+    first, second = pool(2).run(save_and_copy, job, place.environment, (1, 2), 0.5)
+    assert first == second
+    assert first[0] == "step-00000001"
+    assert first[1].startswith("checkpoint step-00000001 could not be saved: its copy")
+    assert place.ids() == [2]
+    assert len(place.objects(".bin")) == 2
+
+
+def save_and_die(job: kit.Job, environment: dict[str, str], victim: int, seconds: float) -> None:
+    checkpointer, registry = opened(job, environment), kit.registry_of(MESH, job.large)
+    checkpointer.save(1, kit.shards_of(registry, 1), registry, kit.document(1, 1, 1)).wait()
+    if rank.index == victim:
+        threading.Event().wait(seconds)
+        os.kill(os.getpid(), signal.SIGKILL)
+    checkpointer.close()
+
+
+def check_after_a_kill(tmp_path: Path, url: str, environment: dict[str, str]) -> None:
+    """What is to be seen is whole; the next save works, and clears what the dead copy left."""
+    store = open_store(url)
+    tier = Tier("durable", store)
+    before = tier.ids()
+    for id in before:
+        there = open_store(f"{url}/{id}")
+        assert [damaged(there, tier.meta(id), number, lambda size: None) for number in range(2)] == [[], []]
+    after = job_of(tmp_path, "after", f"checkpoint.durable={url}")
+    assert pool(2).run(save_and_copy, after, environment, (2,)) == [["step-00000002"]] * 2
+    assert tier.ids() == [*before, CheckpointId(2)]
+    assert {path.partition("/")[0] for path in store.walk()} == {str(id) for id in tier.ids()}
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_kill_in_the_middle_of_an_upload_shows_nothing(tmp_path: Path, place: Place, victim: int) -> None:
+    """Of a rank whose own file is under way, or there."""
+    dies, go = job_of(tmp_path, "dies", f"checkpoint.durable={place.url}"), place.hold("00000.bin")
+    with pytest.raises(PoolBroken):
+        pool(2).run(save_and_die, dies, place.environment, victim, 1.0, grace=0.3)
+    assert place.ids() == []
+    go()
+    place.proxy.reset()
+    check_after_a_kill(tmp_path, place.url, place.environment)
+
+
+@pytest.mark.parametrize("moment", range(6))
+def test_a_kill_at_any_moment_of_the_copy_shows_nothing_half(tmp_path: Path, moment: int) -> None:
+    url = str(tmp_path / "durable")
+    dies = replace(job_of(tmp_path, "dies", f"checkpoint.durable={url}"), large=512)
+    with pytest.raises(PoolBroken):
+        pool(2).run(save_and_die, dies, {}, moment % 2, 0.03 * moment, grace=0.3)
+    check_after_a_kill(tmp_path, url, {})
