@@ -11,18 +11,15 @@ import torch
 from torch import Tensor
 
 from gangline.mesh import Mesh
-from gangline.model.build import construct
 from gangline.model.compose import compose_model
-from gangline.model.init import initialise
 from gangline.optimizer import Optimizer
 from gangline.plugins import load
 from gangline.precision.plain import Plain
 from gangline.runtime import Runtime
 from gangline.shard import Registry
-from gangline.testing import rank
 from gangline.testing.claims import needs
 from gangline.testing.pool import pool
-from gangline.testing.strategy_ranks import Job, arrays
+from gangline.testing.strategy_ranks import Job, arrays, start_rows
 from gangline.testing.suite import PartSuite
 from gangline.testing.whole import Held, all_close, assemble, close
 
@@ -41,12 +38,8 @@ class Stepped:
 
 
 def start(job: Job) -> tuple[Runtime, Optimizer]:
-    """The optimizer on `rows`, whose pieces are rows of matrices and boxes of stacks."""
-    comms, precision = rank.comms(job.mesh, True), Plain(job.dtype, job.dtype)
-    model = construct(job.tree)
-    build = load("gangline.testing.toys.rows:build")
-    runtime = build(None, job.run, model, job.plan, job.mesh, comms, precision, lambda *_: None)
-    initialise(runtime.shards(), job.plan, job.run.seed)
+    """The optimizer on a toy strategy."""
+    runtime = start_rows(job, Plain(job.dtype, job.dtype))
     return runtime, load(job.build)(job.run.optimizer, job.run, runtime)
 
 

@@ -32,15 +32,8 @@ def _product(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
 
 def trained(build: str, job: Job) -> tuple[list[float], list[dict[str, Tensor]], list[str]]:
     """Losses, gradients and dtypes of a short training in one process, in the precision under test."""
-    from gangline.model.build import construct
-    from gangline.model.init import initialise
-    from gangline.testing import rank
-
     precision: Precision = load(build)(job.run.precision, job.run)
-    comms = rank.comms(job.mesh, True)
-    build_runtime = load("gangline.testing.toys.rows:build")
-    runtime = build_runtime(None, job.run, construct(job.tree), job.plan, job.mesh, comms, precision, lambda *_: None)
-    initialise(runtime.shards(), job.plan, job.run.seed)
+    runtime = ranks.start_rows(job, precision)
     losses, gradients = [], []
     velocities: dict[int, torch.Tensor] = {}
     for step in range(STEPS):

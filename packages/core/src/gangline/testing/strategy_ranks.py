@@ -16,12 +16,14 @@ from gangline.model.init import initialise
 from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline.plugins import load
+from gangline.precision import Precision
 from gangline.precision.plain import Plain
 from gangline.runtime import Runtime
 from gangline.shard import Registry
 from gangline.testing import rank
 from gangline.testing.inputs import share
 from gangline.testing.reference import Expected, Reference, descend
+from gangline.testing.toys.rows import RowsRuntime
 from gangline.testing.whole import Held
 from gangline.train.finish import finisher
 
@@ -98,6 +100,17 @@ def start(job: Job) -> Runtime:
     precision = Plain(job.compute or job.dtype, job.dtype)
     build = load(job.build)
     runtime = build(job.run.parallel, job.run, construct(job.tree), job.plan, job.mesh, comms, precision, finish)
+    initialise(runtime.shards(), job.plan, job.run.seed)
+    return runtime
+
+
+def start_rows(job: Job, precision: Precision) -> Runtime:
+    """The job's model on the toy strategy, whose pieces are rows of matrices and boxes of stacks; sums in rank order.
+
+    For parts that are no strategies; `job.build` is not looked at.
+    """
+    comms = rank.comms(job.mesh, True)
+    runtime = RowsRuntime(job.run, construct(job.tree), job.plan, job.mesh, comms, precision, lambda *_: None)
     initialise(runtime.shards(), job.plan, job.run.seed)
     return runtime
 
