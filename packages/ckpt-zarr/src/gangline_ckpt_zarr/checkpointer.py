@@ -19,7 +19,7 @@ from gangline_ckpt_zarr.format.metadata import Meta, data_path
 from gangline_ckpt_zarr.interval import Interval, observed_mtbf
 from gangline_ckpt_zarr.loading import load
 from gangline_ckpt_zarr.memory import MemoryTier
-from gangline_ckpt_zarr.putting import Report, copy_file, write_file
+from gangline_ckpt_zarr.putting import Report, copy_file, fair, write_file
 from gangline_ckpt_zarr.saving import Content, Job, Saving
 from gangline_ckpt_zarr.tiers import Tier, disk_tiers
 from gangline_ckpt_zarr.writing.client import WriterProcess
@@ -98,7 +98,7 @@ class ZarrCheckpointer(Checkpointer):
         self._number += 1
         near, far = self._agreement("save", world), self._agreement("copy", world)
         if near.rank == 0 and self.durable in wanted:  # one copy at a time
-            self.copies.join()
+            self.copies.join(near.alive)
         file = files.of_rank(near.rank)
         failed = None
         try:
@@ -140,7 +140,10 @@ class ZarrCheckpointer(Checkpointer):
         return self.copies.held()
 
     def _agreement(self, kind: str, world: int) -> Agreement:
-        return Agreement(self.store, f"ckpt/{kind}/{self._number}", _rank() if world > 1 else 0, world)
+        """One about a save or a copy has an end, later than that of a writer process that gets no further."""
+        patience = None if kind == "load" else 1.25 * fair(self.config.deadline_seconds)
+        rank = _rank() if world > 1 else 0
+        return Agreement(self.store, f"ckpt/{kind}/{self._number}", rank, world, patience, f"ckpt/{kind}/words")
 
     # --- look --------------------------------------------------------------------------------------------------------
 

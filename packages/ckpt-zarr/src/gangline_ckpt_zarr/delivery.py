@@ -78,12 +78,13 @@ class Delivery:
         """Whether it has ended; where that was not well, `why` says so."""
         return self._thread.ident is not None and not self._thread.is_alive()
 
-    def join(self) -> None:
-        """Wait for its end, whatever that is."""
-        self._thread.join()
+    def join(self, seconds: float | None = None) -> bool:
+        """Wait for its end, whatever that is, or so long; whether it has ended."""
+        self._thread.join(seconds)
+        return self.over
 
     def _follow(self) -> None:
-        write_id = ""
+        write_id, late = "", False
         try:
             if self._talk.rank == 0:
                 self._talk.say("plan", self._plan())
@@ -96,27 +97,29 @@ class Delivery:
             self.progress = 1.0
             self._delivered()
         except Failed as failed:
-            self.why = str(failed.what)
+            self.why, late = str(failed.what), failed.late
         except Exception as error:
             self.why = told(error)
             with contextlib.suppress(Exception):  # without the job's store there is nobody to tell
                 self._talk.fail(self.why)
-        if self.why and write_id:
+        if self.why and write_id and not late:
             self._abandon(write_id)
 
     def _to(self, tier: Tier, write_id: str, number: int) -> None:
         def report(share: float) -> None:
             self.progress = (number + share) / len(self._tiers)
+            self._talk.alive()
 
         self._put(tier, write_id, report)
-        self._talk.count(f"{tier.name} written", 1)
+        self._talk.done(f"{tier.name} written")
         self._talk.all_done(f"{tier.name} written")
-        whole = f"{tier.name} whole {tier.scope}"
+        whole, who = f"{tier.name} whole {tier.scope}", f"the first rank of machine {tier.scope}"
         if tier.commits(self._talk.rank):
+            self._talk.check()  # whoever was tired of waiting has told people that it failed
             tier.store.commit(f"{self.id}/{NAME}", self._content(write_id))
             self._talk.say(whole, True)
             self._prune(tier)
-        self._talk.hear(whole)
+        self._talk.hear(whole, who if tier.scope else "rank 0")
         tier.saved(self.id)
 
     def _prune(self, tier: Tier) -> None:
@@ -127,7 +130,11 @@ class Delivery:
             self._owner.note(f"an old checkpoint could not be deleted: {told(error)}")
 
     def _abandon(self, write_id: str) -> None:
-        """A full disk should not stay full: this rank's file goes. What is whole already stays."""
+        """A full disk should not stay full: this rank's file goes. What is whole already stays.
+
+        Not where a rank was silent for too long: it may be about to commit what the others have written, and what looks
+        whole must be. What is left then goes with the next.
+        """
         for tier in self._tiers:
             try:
                 if not tier.has(self.id):

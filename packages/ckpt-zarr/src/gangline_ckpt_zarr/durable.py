@@ -7,10 +7,12 @@ under way then, and which failures this save has to tell.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from gangline.checkpoint.base import CheckpointId
 from gangline_ckpt_zarr.delivery import Delivery
+
+_LOOK = 0.25  # seconds
 
 
 class Copies:
@@ -27,10 +29,11 @@ class Copies:
         """What is being copied, and must stay where it is copied from."""
         return {copy.id for copy in self._all if not copy.over}
 
-    def join(self) -> None:
-        """Wait until none is under way."""
+    def join(self, waiting: Callable[[], None] = lambda: None) -> None:
+        """Wait until none is under way; `waiting` is called again and again meanwhile."""
         for copy in self._all:
-            copy.join()
+            while not copy.join(_LOOK):
+                waiting()
 
     def split(self) -> tuple[list[str], list[tuple[str, str]]]:
         """(those under way, those that failed and why), as rank 0 sees it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from gangline.errors import BadCheckpoint
@@ -13,6 +14,7 @@ from gangline_ckpt_zarr.writing.job import Answer, Memory, Object, cells_of
 
 Report = Callable[[float], None]  # of the share that is written
 _LOOK = 0.25  # seconds between two looks at how far it is
+GRACE = 30.0  # seconds: a process has to start, a disk to flush what it holds
 
 
 def write_file(
@@ -28,7 +30,7 @@ def write_file(
     memory = Memory(file.size, path=staging.path) if staging.path else Memory(file.size, fd=staging.fd)
     runs = cells_of(file.runs, _seals(write_id))
     job = writer.write(memory, runs, target, deadline_seconds=deadline)
-    answer = _follow(writer, job, file.size, report)
+    answer = _follow(writer, job, file.size, deadline, report)
     if answer.failed is not None:
         raise OSError(answer.failed)
 
@@ -48,7 +50,7 @@ def copy_file(
     where the target cannot be written.
     """
     job = writer.copy(source, target, file.size, cells_of(file.runs, _seals(write_id)), deadline_seconds=deadline)
-    answer = _follow(writer, job, file.size, report)
+    answer = _follow(writer, job, file.size, deadline, report)
     if answer.failed is None:
         return
     if answer.cell is None:
@@ -59,18 +61,32 @@ def copy_file(
     raise BadCheckpoint(file.runs[number].name, limits, f"{source.store}/{source.path}", answer.failed)
 
 
+def fair(deadline: float) -> float:
+    """Seconds without progress after which a writer process counts as hanging.
+
+    A request may take a deadline and fail, and so may the one that clears up behind it.
+    """
+    return 2 * deadline + GRACE
+
+
 def _seals(write_id: str) -> Callable[[Run], int]:
     return lambda run: seal_start(write_id, run.name, run.box.offset)
 
 
-def _follow(writer: WriterProcess, job: int, size: int, report: Report) -> Answer:
-    """The job's last answer; what comes before is reported."""
+def _follow(writer: WriterProcess, job: int, size: int, deadline: float, report: Report) -> Answer:
+    """The job's last answer; what comes before is reported. One that gets no further for too long has failed."""
+    far, since = 0, time.monotonic()
     while True:
         try:
             answer = writer.wait(job, timeout=_LOOK)
         except TimeoutError:
             for said in writer.poll():
-                report(said.progress / size)
+                if said.job == job and said.progress > far:
+                    far, since = said.progress, time.monotonic()
+                    report(far / size)
+            if time.monotonic() - since > fair(deadline):
+                writer.give_up()
+                raise OSError(f"the writer process got no further within {fair(deadline):g} s") from None
             continue
         if answer.done:
             report(1.0)

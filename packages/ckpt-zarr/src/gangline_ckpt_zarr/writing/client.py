@@ -133,6 +133,16 @@ class WriterProcess:
             self._process.kill()
             self.close()
 
+    def give_up(self) -> None:
+        """As `kill`, without waiting for its end, which does not come while a disk does not answer."""
+        with self._sending:
+            process, self._process = self._process, None
+            if process is None:
+                return
+            process.kill()
+            with self._news:
+                self._end("the writer process was given up")
+
     def _ask(self, op: str, said: Mapping[str, object]) -> int:
         with self._sending:
             self.start()
@@ -165,9 +175,13 @@ class WriterProcess:
         how = f"was killed by {_signal(-code)}" if code < 0 else f"ended with exit code {code}"
         why = f"the writer process {how}" + "".join(f"\n  {line}" for line in words)
         with self._news:
-            self._ended = why
-            for job in sorted(self._open):
-                self._fail(job, why)
+            if self._process is process:  # else it was given up, and another may be at work
+                self._end(why)
+
+    def _end(self, why: str) -> None:
+        self._ended = why
+        for job in sorted(self._open):
+            self._fail(job, why)
 
     def _hear(self, answer: Answer) -> None:
         with self._news:

@@ -1,0 +1,198 @@
+"""A rank or a writer process that hangs, and does not die: the save fails, the silent are named, training goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from gangline.checkpoint.base import SaveFailed
+from gangline.config.compose import compose_one
+from gangline.launch.guard import wait_for_end
+from gangline.mesh import Mesh
+from gangline.testing import checkpointer_ranks as kit
+from gangline.testing import rank
+from gangline.testing.pool import pool
+from gangline_ckpt_zarr import putting
+from gangline_ckpt_zarr.agreement import Agreement, Failed
+from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer
+from gangline_ckpt_zarr.writing.client import WriterProcess
+from gangline_ckpt_zarr.writing.job import Memory
+
+MESH = Mesh.of({"dp_shard": 2})
+SECONDS = 60.0
+
+
+def opened(job: kit.Job) -> ZarrCheckpointer:
+    putting.GRACE = 0.5
+    found = kit.opened(job)
+    assert isinstance(found, ZarrCheckpointer)
+    return found
+
+
+def outcome(checkpointer: ZarrCheckpointer, job: kit.Job, step: int) -> str:
+    try:
+        return kit.save_with(checkpointer, job, step, step)
+    except SaveFailed as failed:
+        return failed.why
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[kit.Job]:
+    words = ["recipe=tiny", "checkpoint=zarr", f"run.dir={tmp_path}", "checkpoint.deadline_seconds=0.2"]
+    grace = putting.GRACE
+    yield kit.Job("gangline_ckpt_zarr.checkpointer:build", compose_one(words), MESH, str(tmp_path))
+    pool(2).run(be_patient, grace)
+
+
+def be_patient(grace: float) -> None:
+    putting.GRACE = grace
+
+
+def save_with_a_stopped_writer(job: kit.Job) -> list[str]:
+    """Rank 1's writer process is stopped before the second save; what became of it after that is said last."""
+    checkpointer = opened(job)
+    came = [outcome(checkpointer, job, 1)]
+    pid = checkpointer._writer.pid
+    assert pid is not None
+    if rank.index == 1:
+        os.kill(pid, signal.SIGSTOP)
+    came += [outcome(checkpointer, job, 2), outcome(checkpointer, job, 3)]
+    if rank.index == 1:
+        assert wait_for_end(pid, SECONDS)
+        assert checkpointer._writer.pid not in (None, pid)
+    checkpointer.close()
+    return came
+
+
+def test_a_writer_that_is_stopped_fails_its_save_on_all_ranks(job: kit.Job) -> None:
+    came = pool(2).run(save_with_a_stopped_writer, job)
+    why = "the writer process got no further within 0.9 s"
+    assert came == [["step-00000001", why, "step-00000003"]] * 2
+    shown = {path.parent.name for path in Path(job.run.run.dir).rglob("zarr.json")}
+    assert shown == {"step-00000001", "step-00000003"}
+    left = {path.name for path in (Path(job.run.run.dir) / "checkpoints").iterdir()}
+    assert left == shown
+
+
+def save_beside_a_stopped_rank(job: kit.Job) -> list[str]:
+    """Rank 0 stops rank 1 itself before the second save, and lets it go on when its own save has failed."""
+    checkpointer, store = opened(job), dist.PrefixStore(f"{job.token}/test", rank.comms(job.mesh).store)  # type: ignore
+    came = [outcome(checkpointer, job, 1)]
+    if rank.index == 1:
+        store.set("pid", str(os.getpid()))
+        store.get("go")
+    else:
+        pid = int(store.get("pid"))
+        os.kill(pid, signal.SIGSTOP)
+        came.append(outcome(checkpointer, job, 2))
+        os.kill(pid, signal.SIGCONT)
+        store.set("go", "")
+    if rank.index == 1:
+        came.append(outcome(checkpointer, job, 2))
+    came.append(outcome(checkpointer, job, 3))
+    checkpointer.close()
+    return came
+
+
+def test_a_rank_that_is_stopped_is_named_and_the_others_go_on(job: kit.Job) -> None:
+    came = pool(2).run(save_beside_a_stopped_rank, job)
+    why = "rank 1 has not answered within 1.125 s"
+    assert came == [["step-00000001", why, "step-00000003"]] * 2
+    shown = {path.parent.name for path in Path(job.run.run.dir).rglob("zarr.json")}
+    assert shown == {"step-00000001", "step-00000003"}
+
+
+# --- what ranks say --------------------------------------------------------------------------------------------------
+
+
+def together(world: int, patience: float, act: Callable[[Agreement], None], store: dist.Store) -> list[str]:
+    """What each of so many ranks, as threads, gets to hear."""
+    heard = [""] * world
+
+    def run(rank: int) -> None:
+        talk = Agreement(store, "save/1", rank, world, patience, "words")  # type: ignore[arg-type]
+        try:
+            act(talk)
+            talk.all_done("written")
+        except Failed as failed:
+            heard[rank] = f"{failed.what}{' (late)' if failed.late else ''}"
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    return heard
+
+
+def test_all_who_are_silent_are_named() -> None:
+    def act(talk: Agreement) -> None:
+        if talk.rank not in (1, 3):
+            talk.done("written")
+
+    store = dist.HashStore()
+    before = [Agreement(store, "save/0", number, 5, 1.0, "words") for number in range(5)]  # type: ignore[arg-type]
+    for talk in before:  # what they said of an earlier save is not of this one
+        talk.done("written")
+    assert together(5, 0.2, act, store) == ["ranks 1, 3 have not answered within 0.2 s (late)"] * 5
+
+
+def test_of_many_some_are_named() -> None:
+    def act(talk: Agreement) -> None:
+        if talk.rank == 0:
+            talk.done("written")
+
+    (first, *_) = together(12, 0.2, act, dist.HashStore())
+    assert first == "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more have not answered within 0.2 s (late)"
+
+
+def test_nobody_is_tired_while_some_rank_gets_on() -> None:
+    """A store may be slow, and files of unequal size; what counts is that something moves."""
+
+    def act(talk: Agreement) -> None:
+        if talk.rank == 1:
+            end = time.monotonic() + 0.8
+            while time.monotonic() < end:
+                talk.alive()
+                time.sleep(0.01)
+        talk.done("written")
+
+    assert together(3, 0.2, act, dist.HashStore()) == [""] * 3
+
+
+def test_without_patience_a_wait_has_no_end() -> None:
+    go, over = threading.Event(), []
+
+    def act(talk: Agreement) -> None:
+        talk.patience = None
+        if talk.rank == 1:
+            go.wait(SECONDS)
+        talk.done("written")
+
+    runs = threading.Thread(target=lambda: over.extend(together(2, 0.01, act, dist.HashStore())), daemon=True)
+    runs.start()
+    runs.join(0.3)
+    assert runs.is_alive()
+    go.set()
+    runs.join(SECONDS)
+    assert over == ["", ""]
+
+
+def test_a_writer_that_was_given_up_has_no_say_in_what_the_next_does(tmp_path: Path) -> None:
+    writer = WriterProcess()
+    writer.start()
+    assert writer.pid is not None
+    os.kill(writer.pid, signal.SIGSTOP)
+    first = writer.write(Memory(0), [], (str(tmp_path), "a"))
+    writer.give_up()
+    assert writer.wait(first, SECONDS).failed == "the writer process was given up"
+    for number in range(3):
+        assert writer.wait(writer.write(Memory(0), [], (str(tmp_path), str(number))), SECONDS).done
+    writer.close()
