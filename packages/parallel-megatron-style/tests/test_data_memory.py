@@ -17,8 +17,10 @@ from gangline.testing import rank
 from gangline.testing.inputs import share
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.config import ThreeD
+from gangline_parallel_megatron_style.layout.activations import Rates
 from gangline_parallel_megatron_style.layout.case import Case
 from gangline_parallel_megatron_style.layout.memory import state
+from gangline_parallel_megatron_style.layout.moments import moments
 from gangline_parallel_megatron_style.runtime import ComposedRuntime
 
 MODEL = DecoderConfig(vocab_size=64, dim=64, layers=6, heads=4, hidden=192)
@@ -95,7 +97,10 @@ def test_bytes_by_kind_are_those_of_the_closed_form(world, zero, precision):
     n, half = world if zero else 1, precision == "bf16"
     ranks = pool(world).run(body, zero, precision)
     run = run_of(world, zero, precision)
-    told = state(Case.of(run, Mesh.of(run.parallel.axes(world))), 0)
+    case = Case.of(run, Mesh.of(run.parallel.axes(world)))
+    told = state(case, 0)
+    for kind in ("weights", "gradients"):
+        told[kind] += max(moment[kind] for moment in moments(case, 0, None, Rates.of(case)))
     for found, numbers in ranks:
         block = (numbers - 2 * 64 * 64 - 64) // MODEL.layers
         two = 2 * block  # in use and gathered ahead; being filled and under way

@@ -48,7 +48,7 @@ def test_a_page_of_a_small_run(say):
     assert table(text, "8 ranks")["pp"] == ["2", "4", "node", "0, 4"]
     assert "a step is 2.05 k tokens: on each data rank 8 micro-batches of 1 sequence\n" in text
     assert "pipeline: zb_h1, 2 stages of 2 x 2 blocks; a rank waits" in text
-    assert {"weights", "gradients", "master weights", "activations", "logits", "together"} <= set(
+    assert {"weights", "gradients", "master weights", "activations", "buffers", "together"} <= set(
         table(text, "memory of a rank")
     )
     assert text.endswith("fits a GPU of 80 GB\n")

@@ -19,7 +19,7 @@ from gangline.model.build import construct
 from gangline.model.shapes import DecoderConfig
 from gangline.train.finish import finisher
 from gangline_parallel_megatron_style.config import Pp, Tp
-from gangline_parallel_megatron_style.layout import activations, memory, timing
+from gangline_parallel_megatron_style.layout import activations, moments, timing
 from gangline_parallel_megatron_style.layout.activations import Rates
 from gangline_parallel_megatron_style.layout.case import Case
 
@@ -153,4 +153,4 @@ def test_a_pipeline_keeps_as_many_as_its_schedule_says():
         each = activations.of_block(case, 0, rates) + activations.angles(case, rates)
         head = activations.head(case, rates)["activations"]
         for rank, count in enumerate(counts):
-            assert memory.under_way(case, rank, order, rates) == count * (each + (head if rank == 3 else 0))
+            assert moments.under_way(case, rank, order, rates) == count * (each + (head if rank == 3 else 0))

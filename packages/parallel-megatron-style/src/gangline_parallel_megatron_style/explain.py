@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline_parallel_megatron_style.config import Composed
-from gangline_parallel_megatron_style.layout import check, memory, timing, traffic
+from gangline_parallel_megatron_style.layout import check, moments, timing, traffic
 from gangline_parallel_megatron_style.layout.case import Case
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def of_case(case: Case, gpu: bool = True) -> Explained:
     schedule, stages = timing.schedule_of(case), []
     for rank in range(case.pp):
         numbers = sum(array.size for array in case.held(rank))
-        needs, sent = memory.of_rank(case, rank, schedule, gpu), traffic.of_rank(case, rank)
+        needs, sent = moments.of_rank(case, rank, schedule, gpu), traffic.of_rank(case, rank)
         stages.append(Stage(len(case.blocks_of(rank)), numbers, timing.flops(case, rank), needs, sent))
     return Explained(case, stages, timing.bubble(case, schedule))
 

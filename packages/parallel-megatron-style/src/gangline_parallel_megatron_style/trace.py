@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,8 @@ from torch.utils._pytree import tree_leaves
 
 from gangline import plugins
 from gangline.batch import Batch
-from gangline.comm.fake import FakeComms
+from gangline.comm import Comm, Pending
+from gangline.comm.fake import FakeComm, FakeComms
 from gangline.mesh import DATA_AXES
 from gangline.model.build import construct
 from gangline.model.norm import RMSNorm
@@ -43,6 +45,33 @@ class Traced:
     seconds: float
     calls: Counter[tuple[str, str]]
     sent: Counter[tuple[str, str]]
+
+
+@dataclass
+class Held:
+    """A sum under way: what is sent lies in memory until somebody waits."""
+
+    result: Tensor
+    sent: Tensor | None
+
+    def wait(self) -> Tensor:
+        self.sent = None
+        return self.result
+
+
+class Holding(FakeComm):
+    """Peers that exist nowhere, and take their time."""
+
+    def reduce_scatter(self, x: Tensor, async_: bool = False) -> Tensor | Pending:
+        result: Tensor = super().reduce_scatter(x)  # type: ignore[assignment]
+        return Held(result, x) if async_ else result
+
+
+class HoldingComms(FakeComms):
+    """`FakeComms` of these."""
+
+    def connect(self, axis: str, ranks: Sequence[int]) -> Comm:
+        return Holding(axis, ranks, self.rank, self.traffic)
 
 
 class Allocations(TorchDispatchMode):
@@ -85,7 +114,7 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
     """One step of the first rank of a pipeline rank."""
     began = time.perf_counter()
     mesh = case.mesh
-    comms = FakeComms(mesh, mesh.rank({"pp": pipeline_rank}), "meta")
+    comms = HoldingComms(mesh, mesh.rank({"pp": pipeline_rank}), "meta")
     finish = finisher(run.run.recompute, False, run.run.recompute_every, case.plan.seams)
     precision = plugins.build(run.precision, run)
 

@@ -1,0 +1,129 @@
+"""Memory of a rank at its fullest: the moments of a backward pass, module by module, and which of them needs most.
+
+Activations are most where the way back begins; gradients of the vocabulary's matrices are large when there are none of
+a block, and the other way round. So nothing is added up that is not there at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from gangline_parallel_megatron_style.layout import activations, memory
+from gangline_parallel_megatron_style.layout.activations import Rates
+from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.layout.parameters import Array
+from gangline_parallel_megatron_style.pipeline.actions import Schedule
+
+Place = int | str  # the number of a block, or "embed" or "head"
+
+
+def of_rank(case: Case, rank: int, schedule: Schedule | None, gpu: bool = True) -> Counter[str]:
+    """Kind -> bytes for a rank of pipeline rank `rank`, at the moment when most is needed."""
+    fullest = max(moments(case, rank, schedule, Rates.of(case, gpu)), key=lambda moment: moment.total())
+    return memory.state(case, rank) + fullest
+
+
+def moments(case: Case, rank: int, schedule: Schedule | None, rates: Rates) -> Iterator[Counter[str]]:
+    """What is there beside `memory.state` while the backward pass goes through each module of a rank.
+
+    With as many micro-batches under way as the schedule has at most. Of gradients that are cut, two modules' are whole
+    at a time: those of the module before are still being added. Weights that are cut are whole for the module at hand
+    and those gathered ahead of it.
+    """
+    most = under_way(case, rank, schedule, rates)
+    for stage in case.stages_of(rank):
+        held = _by_place(case, rank, stage)
+        places = list(held)
+        kept = {place: _kept(case, place, rates) for place in places}
+        whole = {place: _whole(case, arrays) for place, arrays in held.items()}
+        before, freed = whole[places[0]] if case.micros > 1 else 0, 0  # of the micro-batch before the last one arrives
+        for index in reversed(range(len(places))):
+            place = places[index]
+            found = Counter(_within(case, place, held[place], rates))
+            found["weights"] = sum(_gathered(case, held[other]) for other in _in_use(case, places, index))
+            found["gradients"] = whole[place] + before
+            found["activations"] += most - freed
+            yield found
+            freed, before = freed + kept[place], whole[place]
+
+
+def under_way(case: Case, rank: int, schedule: Schedule | None, rates: Rates) -> int:
+    """Bytes of activations that a rank keeps at most, over the order of its schedule."""
+    sizes = []
+    for stage in case.stages_of(rank):
+        size = sum(activations.of_block(case, block, rates) for block in case.stages[stage])
+        size += activations.angles(case, rates)
+        if stage == case.last_stage:
+            size += activations.head(case, rates)["activations"]
+        sizes.append(size)
+    if schedule is None:
+        return sizes[0]
+    live = most = 0
+    for action in schedule.actions[rank]:
+        live += {"F": 1, "I": 0, "B": -1, "W": -1}[action.kind] * sizes[action.chunk]
+        most = max(most, live)
+    return most
+
+
+def _by_place(case: Case, rank: int, stage: int) -> dict[Place, list[Array]]:
+    """The parameters of each module of a stage, in order; a tied one where its backward pass ends."""
+    first, last = stage == 0, stage == case.last_stage
+    found: dict[Place, list[Array]] = {"embed": []} if first else {}
+    found |= {block: [] for block in case.stages[stage]}
+    if last:
+        found["head"] = []
+    both = 0 in case.stages_of(rank)
+    for array in case.held(rank):
+        place = array.unit.place
+        if place == "embed" and not both:
+            place = "head"  # a copy of a tied one
+        if place in found:
+            found[place].append(array)
+    return found
+
+
+def _kept(case: Case, place: Place, rates: Rates) -> int:
+    """Activations that are free once the backward pass is through with a module."""
+    if isinstance(place, int):
+        return activations.of_block(case, place, rates)
+    return activations.head(case, rates)["activations"] if place == "head" else 0
+
+
+def _whole(case: Case, arrays: list[Array]) -> int:
+    return sum(array.size for array in arrays if memory.cuts_gradients(case, array.unit)) * case.bytes.gradient
+
+
+def _gathered(case: Case, arrays: list[Array]) -> int:
+    units = ((array.size, array.unit) for array in arrays)
+    return sum(size * memory.weight_bytes(case, unit) for size, unit in units if memory.releases(case, unit))
+
+
+def _in_use(case: Case, places: list[Place], index: int) -> list[Place]:
+    """The modules whose weights are whole on the way back; a lookup needs none."""
+    return [place for place in places[max(0, index - case.config.prefetch) : index + 1] if place != "embed"]
+
+
+def _within(case: Case, place: Place, arrays: list[Array], rates: Rates) -> dict[str, int]:
+    """What comes and goes within a module: the hidden states of all tokens that tp gathers and scatters, what a block
+    keeps that is computed again, logits, and the gradients of one module's own matrices before they are added to the
+    others, in the dtype of the product and in that of gradients.
+    """
+    width = case.bytes
+    at_once: Counter[str] = Counter()
+    for array in arrays:
+        if len(array.shape) > 1:
+            at_once[array.name.rpartition(".")[0]] += array.size
+    gradients = max(at_once.values(), default=0)
+    gradients *= width.compute + (width.gradient if width.compute != width.gradient else 0)
+    travels = 3 * case.tokens * case.width * width.compute if case.tp > 1 else 0  # in, its gradient, a term of that
+    if place == "head":
+        logits = activations.head(case, rates)
+        # by then the loss is through, and where memory for the whole gradient is only now asked for, logits are gone
+        beside = 0 if _whole(case, arrays) else logits["gradient of logits"]
+        more = max(0, gradients + beside - logits["logits"])
+        return {"activations": 0, "logits": logits["logits"], "buffers": more + travels}
+    again = 0
+    if isinstance(place, int) and case.recomputed(place):
+        again = activations.of_node(case.blocks[place], rates) - activations.of_block(case, place, rates)
+    return {"activations": again, "buffers": gradients + travels}
