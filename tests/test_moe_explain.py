@@ -167,7 +167,14 @@ PIPELINE = "parallel=3d parallel.tp=8 parallel.pp=2 parallel.dp_shard=4 launch.p
 
 @pytest.mark.parametrize(
     "words",
-    [f"{PIPELINE} moe.ep=2", f"{PIPELINE} moe.ep=1", "parallel=fsdp parallel.zero=1 launch.processes=8 moe.ep=2"],
+    [
+        f"{PIPELINE} moe.ep=2",
+        "parallel=fsdp launch.processes=8 moe.ep=1",
+        "parallel=fsdp launch.processes=8 moe.ep=2",
+        "parallel=fsdp launch.processes=8 moe.ep=8 parallel.zero=1 moe.shared=1 moe/router=sigmoid",
+        "parallel=fsdp launch.processes=8 moe.ep=4 moe.capacity_factor=1.25",
+        "parallel=fsdp launch.processes=8 moe.ep=4 moe/router=expert_choice",
+    ],
 )
 def test_the_peak_is_what_the_closed_form_says(words):
     run = compose_one([*SHAPE.split(), "moe=on", *words.split()])

@@ -42,6 +42,7 @@ def permutation(expert_NK: Tensor, experts: int, whole: bool = True) -> Permutat
     bounds = torch.searchsorted(flat[order], edges)
     place = torch.empty_like(order)
     place[order] = torch.arange(N * K, device=flat.device)
+    whole = whole or flat.is_meta  # a plan without memory: nobody knows what is dropped
     if not whole:
         order = order[: int(bounds[-1])]
         place = torch.where(flat < experts, place, -1)

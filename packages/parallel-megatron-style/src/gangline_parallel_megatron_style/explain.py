@@ -65,7 +65,8 @@ def case_of(run: Run) -> Case:
         part = installed().part_of(run.parallel).part.name
         listed = ", ".join(name for name, offer in installed().offers("parallel").items() if _ours(offer.part.config))
         raise UserError(f"parallel={part} is not explained here.", f"These are: {listed}.")
-    problems = [*run.model.check(run), *(problem for edit in run.edits.values() for problem in edit.check(run))]
+    opened = [getattr(edit, name) for edit in run.edits.values() for name in installed().part_of(edit).part.opens]
+    problems = [problem for part in (run.model, *run.edits.values(), *opened) for problem in part.check(run)]
     problems += check.check(run.parallel, run) or layout_problems(run)
     if problems:
         raise UserError.of(problems)

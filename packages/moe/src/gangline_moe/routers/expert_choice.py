@@ -25,7 +25,8 @@ class ExpertChoiceRouter(Router):
         count = min(N, -(-N * self.node.top_k // E))
         taken = prob_NE.detach().topk(count, dim=0).indices
         chosen_NE = torch.zeros_like(prob_NE, dtype=torch.bool).scatter_(0, taken, True)
-        most = int(chosen_NE.sum(1).max())
+        # a plan without memory: every token has as many
+        most = self.node.top_k if chosen_NE.is_meta else int(chosen_NE.sum(1).max())
         every = torch.arange(E, device=prob_NE.device)
         expert_NK = torch.where(chosen_NE, every, E).sort(-1).values[:, :most].contiguous()
         weight_NK = prob_NE.gather(1, expert_NK.clamp(max=E - 1))
