@@ -163,9 +163,8 @@ def test_a_wrong_option_is_one_message(word: str, said: str) -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[Runs]:
-    found = Runs(tmp_path)
-    yield found
-    found.end_all()
+    with Runs(tmp_path) as found:
+        yield found
 
 
 def test_a_wrong_option_is_exit_code_two_and_no_traceback(runs: Runs) -> None:

@@ -14,9 +14,10 @@ from urllib.request import Request, urlopen
 import pytest
 from faulty_proxy import Asked, FaultyProxy
 from moto.server import ThreadedMotoServer
-from runs import Runs, can_mount, children, on_a_disk_that_cannot_be_written, on_a_small_disk, ranks
+from runs import Runs, can_mount, on_a_disk_that_cannot_be_written, on_a_small_disk, ranks
 
 from gangline.cli.main import main
+from gangline.testing.processes import children
 from gangline_ckpt_zarr import memory
 
 BUCKETS = count()
@@ -24,9 +25,8 @@ BUCKETS = count()
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[Runs]:
-    found = Runs(tmp_path)
-    yield found
-    found.end_all()
+    with Runs(tmp_path) as found:
+        yield found
 
 
 def notes(records: list[dict]) -> str:

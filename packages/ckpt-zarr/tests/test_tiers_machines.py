@@ -9,26 +9,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import Runs, can_mount, children
+from runs import Runs, can_mount
 
 from gangline.testing.ports import free_port
+from gangline.testing.processes import children
 
 PRIVATE = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh"]
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[Runs]:
-    found = Runs(tmp_path)
-    yield found
-    found.end_all()
+    with Runs(tmp_path) as found:
+        yield found
 
 
 def agents(runs: Runs, *words: str) -> list[subprocess.Popen[str]]:
     """Two machines with two ranks each."""
     rendezvous = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=machines"]
-    module = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--max-restarts=2", *rendezvous]
+    agent = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--max-restarts=2", *rendezvous]
     prefix = PRIVATE if can_mount() else []
-    return [runs.start(*words, prefix=prefix, module=[*module, "-m", "gangline.cli.train"]) for _ in range(2)]
+    return [runs.start(*words, prefix=prefix, agent=agent) for _ in range(2)]
 
 
 def workers(agent: int) -> list[int]:
