@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 
 class ZarrCheckpointer(Checkpointer):
-    """Saves beside training, tier by tier; loads from the nearest tier that has a good copy."""
+    """Saves beside training, tier by tier; loads from the nearest tier that has a good copy.
+
+    A save that wants the durable tier waits until no copy to it is under way; others do not.
+    """
 
     def __init__(self, run: Run, tiers: Sequence[Tier], store: Store | None, config: ZarrCheckpoint) -> None:
         assert run.run.dir is not None, "a run has its directory before it has a checkpointer"

@@ -24,7 +24,7 @@ class ZarrCheckpoint(CheckpointConfig):
     keep_every: int | None = None  # those of every so many steps are kept for good
     verify: bool = True  # check every checksum when loading
     memory_every: int | None = None  # steps between saves to the machine's memory, which outlive a worker; null: none
-    durable: str | None = None  # a second place, a directory or URL, for what must outlive the first
+    durable: str | None = None  # a directory or URL for what must outlive `path`, copied from there beside training
     durable_every: int | None = None  # steps between saves there, a multiple of `every`; null: each save
     durable_keep_last: int | None = None  # as keep_last, there
     durable_keep_every: int | None = None  # as keep_every, there
