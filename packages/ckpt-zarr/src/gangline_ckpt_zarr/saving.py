@@ -72,7 +72,8 @@ class Saving(Handle):
         self._failed_before: list[tuple[str, str]] = []  # (id, why) of those that nobody has been told of
         self._write_id, self._goes_far = "", False
         self._copy: Delivery | None = None
-        self._let_go = False
+        self._failed: list[tuple[str, str]] = []  # what is raised, each time that it is asked for
+        self._told = self._let_go = False
 
     def start(self, failed: str | None = None) -> None:
         """Let the save go on by itself; `failed`: why this rank could not stage."""
@@ -99,37 +100,34 @@ class Saving(Handle):
     def poll(self) -> bool:
         if not self._near.over:
             return False
-        self._raise_near()
-        if not self._let_go:
-            if not all(copy.over for copy in self._copies):
-                return False
-            self._raise(self._owner.copies.tell(self._copies))
-        return True
+        if not self._failed and not self._told:
+            own = [(str(self.id), self._near.why)] if self._near.why else []
+            self._failed = own + self._failed_before
+            if not self._failed and not self._let_go and all(copy.over for copy in self._copies):
+                self._failed, self._told = self._owner.copies.tell(self._copies), True
+        if self._failed:
+            self._raise()
+        return self._told or self._let_go
 
     def wait(self) -> None:
         self._near.join()
-        self._raise_near()
         if self._owner.ends:
             for copy in self._copies:
                 copy.join()
-        self._let_go = not self.poll()
+            self._let_go = False
+        if not self.poll():
+            self._let_go = True
 
     @property
     def _copies(self) -> list[Delivery]:
         return self._before + ([] if self._copy is None else [self._copy])
 
-    def _raise_near(self) -> None:
-        own = [(str(self.id), self._near.why)] if self._near.why else []
-        failed, self._failed_before = own + self._failed_before, []
-        self._raise(failed)
-
-    def _raise(self, failed: Sequence[tuple[str, str]]) -> None:
-        if failed:
-            (first, why), *others = failed
-            id = CheckpointId.parse(first)
-            assert id is not None
-            more = (f"checkpoint {one} could not be saved: {so}" for one, so in others)
-            raise SaveFailed(id, "; ".join([why, *more]))
+    def _raise(self) -> None:
+        (first, why), *others = self._failed
+        id = CheckpointId.parse(first)
+        assert id is not None
+        more = (f"checkpoint {one} could not be saved: {so}" for one, so in others)
+        raise SaveFailed(id, "; ".join([why, *more]))
 
     # --- the near tiers ----------------------------------------------------------------------------------------------
 
