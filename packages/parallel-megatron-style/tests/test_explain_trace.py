@@ -17,8 +17,8 @@ PIPELINE = ("parallel=3d", "parallel.tp=8", "parallel.pp=2", "parallel.dp_shard=
     [
         ((*PIPELINE, "batch.global_size=16"), 0.03),
         ((*PIPELINE, "batch.global_size=16", "run.recompute=full"), 0.03),
-        (("parallel=fsdp", "launch.processes=8", "batch.global_size=16"), 0.01),
-        (("parallel=fsdp", "parallel.zero=1", "launch.processes=8", "batch.global_size=16"), 0.01),
+        (("parallel=fsdp", "launch.processes=8", "batch.global_size=16"), 0.02),
+        (("parallel=fsdp", "parallel.zero=1", "launch.processes=8", "batch.global_size=16"), 0.02),
     ],
     ids=["3d", "recomputed", "fsdp", "zero=1"],
 )

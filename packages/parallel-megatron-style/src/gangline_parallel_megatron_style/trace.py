@@ -171,13 +171,27 @@ def _is_module(module: nn.Module) -> bool:
 
 @dataclass
 class _Norm:
-    """The fused norm."""
+    """The fused norm, which keeps its input and one number a row."""
 
     of: RMSNorm
 
     def __call__(self, x: Tensor) -> Tensor:
-        weight = self.of.weight.to(x.dtype)
-        return torch.ops.aten._fused_rms_norm(x, list(weight.shape), weight, self.of.eps)[0]
+        return _FusedNorm.apply(x, self.of.weight.to(x.dtype))
+
+
+class _FusedNorm(torch.autograd.Function):
+    """`aten::_fused_rms_norm`: on the meta device it is taken apart, and autograd would keep what lies between."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        rstd = torch.empty(*x.shape[:-1], 1, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+        ctx.save_for_backward(x, weight, rstd)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight, _ = ctx.saved_tensors
+        return torch.empty_like(x), torch.empty_like(weight)
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor) -> Tensor:

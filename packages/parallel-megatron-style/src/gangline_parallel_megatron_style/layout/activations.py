@@ -126,6 +126,5 @@ def head(case: Case, rates: Rates) -> dict[str, int]:
     logits = rates.inner * vocabulary * rates.nbytes
     return {
         "activations": stream,
-        "gradient of logits": logits,
         "logits": 2 * logits + rates.inner * (rates.wide + 9) + 2 * min(rates.inner * vocabulary, CHUNK) * rates.wide,
     }

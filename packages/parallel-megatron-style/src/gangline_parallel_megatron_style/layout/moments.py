@@ -40,11 +40,10 @@ def moments(case: Case, rank: int, schedule: Schedule | None, rates: Rates) -> I
         before, freed = whole[places[0]] if case.micros > 1 else 0, 0  # of the micro-batch before the last one arrives
         for index in reversed(range(len(places))):
             place = places[index]
-            found = Counter(_within(case, place, held[place], rates))
-            found["weights"] = sum(_gathered(case, held[other]) for other in _in_use(case, places, index))
-            found["gradients"] = whole[place] + before
-            found["activations"] += most - freed
-            yield found
+            weights = sum(_gathered(case, held[other]) for other in _in_use(case, places, index))
+            for found in _within(case, place, held[place], rates):
+                found.update(weights=weights, gradients=before, activations=most - freed)
+                yield found
             freed, before = freed + kept[place], whole[place]
 
 
@@ -104,26 +103,24 @@ def _in_use(case: Case, places: list[Place], index: int) -> list[Place]:
     return [place for place in places[max(0, index - case.config.prefetch) : index + 1] if place != "embed"]
 
 
-def _within(case: Case, place: Place, arrays: list[Array], rates: Rates) -> dict[str, int]:
+def _within(case: Case, place: Place, arrays: list[Array], rates: Rates) -> Iterator[Counter[str]]:
     """What comes and goes within a module: the hidden states of all tokens that tp gathers and scatters, what a block
     keeps that is computed again, logits, and the gradients of one module's own matrices before they are added to the
-    others, in the dtype of the product and in that of gradients.
+    others. These are in the dtype of the product first and then in that of gradients; where the whole is cut, memory
+    for it is asked for when the first of them comes, and the first dtype is gone. Logits are gone before either.
     """
     width = case.bytes
-    at_once: Counter[str] = Counter()
+    both = width.compute + width.gradient if width.compute != width.gradient else width.gradient
+    made: Counter[str] = Counter()
     for array in arrays:
         if len(array.shape) > 1:
-            at_once[array.name.rpartition(".")[0]] += array.size
-    gradients = max(at_once.values(), default=0)
-    gradients *= width.compute + (width.gradient if width.compute != width.gradient else 0)
+            each = width.gradient if memory.cuts_gradients(case, array.unit) else both
+            made[array.name.rpartition(".")[0]] += array.size * each
     travels = 3 * case.tokens * case.width * width.compute if case.tp > 1 else 0  # in, its gradient, a term of that
-    if place == "head":
-        logits = activations.head(case, rates)
-        # by then the loss is through, and where memory for the whole gradient is only now asked for, logits are gone
-        beside = 0 if _whole(case, arrays) else logits["gradient of logits"]
-        more = max(0, gradients + beside - logits["logits"])
-        return {"activations": 0, "logits": logits["logits"], "buffers": more + travels}
     again = 0
-    if isinstance(place, int) and case.recomputed(place):
+    if place == "head":
+        yield Counter({"logits": activations.head(case, rates)["logits"], "buffers": travels})
+    elif isinstance(place, int) and case.recomputed(place):
         again = activations.of_node(case.blocks[place], rates) - activations.of_block(case, place, rates)
-    return {"activations": again, "buffers": gradients + travels}
+    gradients = max(made.values(), default=0)
+    yield Counter({"gradients": _whole(case, arrays), "activations": again, "buffers": gradients + travels})
