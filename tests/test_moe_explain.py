@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import re
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
@@ -15,6 +17,7 @@ from gangline import inside, plugins
 from gangline.comm.fake import FakeComms
 from gangline.config import default_run
 from gangline.config.compose import compose_one
+from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.tree import FeedForwardNode
@@ -214,3 +217,19 @@ def test_the_page_says_what_is_assumed(capsys):
     assert links_of[FOLD, "rows to experts and back, if balanced"] == "node"
     assert links_of[f"beside {FOLD}", "gradients"] == "node"
     assert links_of["dp_replicate", "gradients"] == "rack"
+
+
+def test_what_does_not_fit_is_told():
+    words = "parallel=fsdp launch.processes=8 moe.experts=8 moe/router=grouped moe.router.groups=8"
+    with pytest.raises(UserError, match="into groups of two and more"):
+        explained(compose_one([*SMALL.split(), *words.split()]))
+
+
+def test_it_needs_no_torch():
+    words = ["explain", *SMALL.split(), "parallel=fsdp", "launch.processes=8", "moe.ep=2"]
+    script = (
+        "import sys; from gangline_parallel_megatron_style.commands import main; "
+        f"assert main({words!r}) == 0; sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
