@@ -102,6 +102,18 @@ def test_a_lost_answer_to_a_commit(store: FsspecStore, monkeypatch: pytest.Monke
         store.commit("zarr.json", b"mine")
 
 
+def test_a_store_that_ignores_the_condition_overwrites_nothing_either(
+    store: FsspecStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an emulator of Google's store does."""
+    original = store._fs.pipe_file
+    monkeypatch.setattr(store._fs, "pipe_file", lambda path, content, mode: original(path, content))
+    store.commit("zarr.json", b"mine")
+    with pytest.raises(FileExistsError):
+        store.commit("zarr.json", b"another's")
+    assert store.read("zarr.json") == b"mine"
+
+
 def test_a_password_in_the_url_is_not_shown() -> None:
     store = object.__new__(FsspecStore)
     store.url = "ftp://someone:secret@host/place"

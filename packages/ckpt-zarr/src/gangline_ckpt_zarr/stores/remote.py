@@ -38,6 +38,8 @@ class FsspecStore(Store):
         return _Stream(self, path, size)
 
     def commit(self, path: str, content: bytes) -> None:
+        if self.exists(path):  # a store that ignores the condition still refuses here
+            raise FileExistsError(f"{self._where(path)}: it is there already")
         tries = 0
 
         def once(left: float) -> None:
