@@ -24,11 +24,11 @@ from gangline_ckpt_zarr.checkpointer import build as build_checkpointer
 from gangline_ckpt_zarr.config import ZarrCheckpoint
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.cells import Files
-from gangline_ckpt_zarr.saving import write_file
+from gangline_ckpt_zarr.putting import write_file
 from gangline_ckpt_zarr.staging import Staging
 from gangline_ckpt_zarr.stores.local import LocalStore
 from gangline_ckpt_zarr.writing.client import WriterProcess
-from gangline_ckpt_zarr.writing.job import Target
+from gangline_ckpt_zarr.writing.job import Object
 
 BLOCK = 8 << 20
 Way = Callable[[str], None]  # (folder)
@@ -87,7 +87,7 @@ class FromStaging:
 
     def __call__(self, folder: str) -> None:
         path = metadata.data_path("0badcafe", rank.index)
-        write_file(self.writer, self.staging, self.file, "0badcafe", [Target(folder, path)], 600.0, lambda share: None)
+        write_file(self.writer, self.staging, self.file, "0badcafe", Object(folder, path), 600.0, lambda share: None)
         barrier()
         if rank.index == 0:
             content = metadata.write(self.registry, self.files, {}, "0badcafe")
