@@ -16,13 +16,15 @@ import tempfile
 from pathlib import Path
 
 OFF = ("moe.router.step_loss=0", "moe.router.bias_rate=0", "moe.router.sequence_loss=0")
+SOFTMAX, SIGMOID = (("moe=on", f"moe/router={router}") for router in ("softmax", "sigmoid"))
 RUNS = {
     "dense, same cost": ("moe=off",),
-    "softmax, loss": ("moe=on",),
-    "softmax, bias": ("moe=on", *OFF, "moe.router.bias_rate=0.01"),
-    "sigmoid, bias": ("moe=on", "moe/router=sigmoid"),
-    "softmax, none": ("moe=on", *OFF),
-    "sigmoid, none": ("moe=on", "moe/router=sigmoid", *OFF),
+    "sigmoid, bias": (*SIGMOID,),
+    "softmax, bias": (*SOFTMAX, *OFF, "moe.router.bias_rate=0.01"),
+    "softmax, sequence": (*SOFTMAX, *OFF, "moe.router.sequence_loss=0.03"),
+    "softmax, step": (*SOFTMAX, *OFF, "moe.router.step_loss=0.02"),
+    "softmax, none": (*SOFTMAX, *OFF),
+    "sigmoid, none": (*SIGMOID, *OFF),
 }
 
 

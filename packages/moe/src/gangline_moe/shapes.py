@@ -45,7 +45,7 @@ def _part(name: str, config: type, summary: str, router: str = "softmax") -> Par
 
 
 PARTS = (
-    _part("on", MoeOptions, "feed-forward layers become mixtures of experts"),
+    _part("on", MoeOptions, "feed-forward layers become mixtures of experts", "sigmoid"),
     _part("mixtral_8x7b", Mixtral8x7B, "the experts of Mixtral 8x7B: 8, of which 2"),
     _part("qwen3_30b_a3b", Qwen3_30B_A3B, "the experts of Qwen3 30B-A3B: 128, of which 8"),
     _part("deepseek_v3", DeepSeekV3, "the experts of DeepSeek-V3: 256, of which 8 and a shared one", "grouped"),
