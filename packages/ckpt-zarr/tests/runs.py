@@ -9,19 +9,12 @@ from pathlib import Path
 
 from gangline.testing import RealRuns
 from gangline.testing.processes import living
+from gangline.testing.real_runs import SMALL
 
 SETTINGS = (
+    *SMALL,
     "model=tiny",
-    "model.dim=32",
-    "model.layers=2",
-    "model.heads=2",
-    "model.kv_heads=1",
-    "model.hidden=64",
-    "batch.global_size=4",
-    "batch.sequence_length=16",
     "schedule=constant",
-    "run.sample=0",
-    "validate.every=null",
     "track=[console,jsonl]",
     "track.console.every=1",
     "checkpoint=zarr",

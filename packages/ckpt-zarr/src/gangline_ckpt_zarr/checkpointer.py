@@ -13,7 +13,6 @@ from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.buffers import Buffers
 from gangline_ckpt_zarr.copies import unreadable
-from gangline_ckpt_zarr.delivery import told
 from gangline_ckpt_zarr.durable import Copies
 from gangline_ckpt_zarr.format.metadata import Meta, data_path
 from gangline_ckpt_zarr.interval import Interval, observed_mtbf
@@ -22,6 +21,7 @@ from gangline_ckpt_zarr.memory import MemoryTier
 from gangline_ckpt_zarr.putting import Report, copy_file, fair, write_file
 from gangline_ckpt_zarr.saving import Content, Job, Saving
 from gangline_ckpt_zarr.tiers import Tier, disk_tiers
+from gangline_ckpt_zarr.told import told
 from gangline_ckpt_zarr.writing.client import WriterProcess
 from gangline_ckpt_zarr.writing.job import Object
 

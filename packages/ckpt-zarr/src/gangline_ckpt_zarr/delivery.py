@@ -17,6 +17,7 @@ from gangline_ckpt_zarr.agreement import Agreement, Failed
 from gangline_ckpt_zarr.format.metadata import NAME, data_path
 from gangline_ckpt_zarr.putting import Report
 from gangline_ckpt_zarr.tiers import Tier
+from gangline_ckpt_zarr.told import told
 
 Put = Callable[[Tier, str, Report], None]  # (tier, write id, report): puts this rank's file there
 
@@ -141,10 +142,3 @@ class Delivery:
                     tier.abandon(self.id, f"{self.id}/{data_path(write_id, self._talk.rank)}")
             except OSError as error:
                 self._owner.note(f"what is left of checkpoint {self.id} could not be deleted: {told(error)}")
-
-
-def told(error: BaseException) -> str:
-    """An error in one line."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
-    return str(error) or type(error).__name__

@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import signal
+import time
 from collections.abc import Collection
 from hashlib import blake2b
 from pathlib import Path
@@ -34,6 +35,7 @@ if TYPE_CHECKING:  # the sidecar and the tools that come here have no use for to
 
 ROOT = Path("/dev/shm")
 SPARE = "spare"
+LAST_WORDS = 5.0  # seconds in which ranks end when their launcher was killed; less than a sidecar then has
 
 
 def directory(run_dir: str | Path) -> Path:
@@ -44,11 +46,16 @@ def directory(run_dir: str | Path) -> Path:
 
 def keep(run_dir: str) -> None:
     """The sidecar: the directory is there for as long as the job."""
-    place = directory(run_dir)
+    place, launcher = directory(run_dir), os.getppid()
     place.mkdir(parents=True, exist_ok=True, mode=0o700)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.sigwait({signal.SIGTERM})
     shutil.rmtree(place, ignore_errors=True)
+    if os.getppid() != launcher:  # it was killed, and ranks that die of it may be in the middle of a save
+        end = time.monotonic() + LAST_WORDS
+        while time.monotonic() < end:
+            time.sleep(0.1)
+            shutil.rmtree(place, ignore_errors=True)
 
 
 class MemoryTier(Tier):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from gangline_ckpt_zarr.stores.base import StoreError
+from gangline_ckpt_zarr.told import told
 
 T = TypeVar("T")
 
@@ -81,11 +82,6 @@ def named(error: BaseException, where: str) -> OSError:
     kind = next((kind for kind in (*_CANNOT_PASS, EOFError) if isinstance(error, kind)), StoreError)
     number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
     return kind(number, f"{where}: {told(error)}")  # type: ignore[return-value]
-
-
-def told(error: BaseException) -> str:
-    """An error in one line."""
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -24,6 +24,7 @@ from gangline.launch.guard import die_with
 from gangline_ckpt_zarr.scanning import BadCell, Check, windows
 from gangline_ckpt_zarr.stores.base import Store, Writer
 from gangline_ckpt_zarr.stores.open import DEADLINE_SECONDS, open_store
+from gangline_ckpt_zarr.told import told
 from gangline_ckpt_zarr.writing.checksum import Checksums
 from gangline_ckpt_zarr.writing.job import Answer, Memory, Object, cells, memory
 
@@ -55,7 +56,7 @@ class WriterProcess:
             try:
                 answer = getattr(self, f"_{said['op']}")(said)
             except Exception as error:
-                answer = Answer(said["job"], 0, False, _why(error), type(error).__name__, _errno(error), _cell(error))
+                answer = Answer(said["job"], 0, False, told(error), type(error).__name__, _errno(error), _cell(error))
             self._say(Answer(**vars(answer) | {"seconds": time.monotonic() - began}))
         for store in self._stores.values():
             store.close()
@@ -151,13 +152,6 @@ class _Progress:
         if now >= self._next:
             self._next = now + REPORT_SECONDS
             self._say(Answer(self._job, self.bytes))
-
-
-def _why(error: BaseException) -> str:
-    """What failed, in the words of the system, with the place."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
-    return str(error) or type(error).__name__
 
 
 def _errno(error: BaseException) -> int | None:
