@@ -113,7 +113,7 @@ def blocked_ranks(gib: float, count: int, folder: str) -> dict[str, list[float]]
     ours.close()
     ours = Ours(state, f"{folder}/next")
     ours.checkpointer.prepare(state.registry)  # as a run does before its first step
-    while ours.checkpointer._prepared is None:
+    while ours.checkpointer._buffers._prepared is None:
         steps()
     for number in range(count + 1):
         found["alone"].append(statistics.fmean(steps() for _ in range(20)))

@@ -28,6 +28,7 @@ from gangline_ckpt_zarr.writing import checksum
 from gangline_ckpt_zarr.writing.checksum import Checksums
 from gangline_ckpt_zarr.writing.client import WriterProcess
 from gangline_ckpt_zarr.writing.job import Answer, Cells, Memory, cells
+from gangline_ckpt_zarr.writing.process import NICE
 
 PAGE = 4096
 SECONDS = 60.0  # a test that waits longer than this has failed
@@ -241,6 +242,16 @@ def test_it_dies_with_its_trainer_also_in_the_middle_of_something(silent_s3: Non
     trainer.wait()
     trainer.stdout.close()
     assert wait_for_end(pid, SECONDS)
+
+
+def test_the_trainer_goes_first(tmp_path: Path, writer: WriterProcess) -> None:
+    """By its own word, and by that of its session, which is a group of its own where the kernel weighs sessions."""
+    writer.wait(empty(writer, tmp_path, "a"))
+    assert writer.pid is not None
+    assert os.getpriority(os.PRIO_PROCESS, writer.pid) - os.getpriority(os.PRIO_PROCESS, 0) == NICE
+    group = Path(f"/proc/{writer.pid}/autogroup")
+    said = group.read_text().split()[-1] if group.exists() else str(NICE)
+    assert said == str(NICE)
 
 
 def test_it_is_light(tmp_path: Path) -> None:

@@ -172,11 +172,22 @@ def _listen(lines: BinaryIO, jobs: queue.Queue[dict[str, Any] | None]) -> None:
     jobs.put(None)
 
 
+def be_nice() -> None:
+    """Let the trainer go first.
+
+    A session of its own is a group of its own to the scheduler, which then weighs groups (sched(7), autogroup): what a
+    process says of itself counts only inside. So the group says it, too.
+    """
+    os.nice(NICE)
+    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as group:
+        group.write(str(NICE))
+
+
 def main() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)  # the trainer decides when a save that is under way is given up
     die_with(int(sys.argv[1]))
-    os.nice(NICE)
+    be_nice()
     sys.setswitchinterval(SWITCH_SECONDS)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints disturbs no answer
