@@ -25,6 +25,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from gangline.testing.real_runs import own_environment
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("packages/*/README.md")])
 RUN = ("bash", "console", "python")
@@ -35,8 +37,6 @@ _BLOCK = re.compile(
 )
 _FILE = re.compile(r"(?:#!.*\n)?(?:#|//) (?P<name>[\w./-]+\.\w+)(?::.*)?\n")
 _NUMBER = re.compile(r"\d+\\\.\d+(?:e[+-]?\d+|e\\[+-]\d+)?")
-# An agent that started the tests must not be taken for the one that starts a run.
-_FOREIGN = re.compile(r"RANK|WORLD_SIZE|LOCAL_.*|GROUP_.*|ROLE_.*|MASTER_.*|TORCHELASTIC_.*|SLURM_.*|GANGLINE_.*")
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Reader:
             f"import editable\neditable.install(sys.argv[1:], {str(site)!r})\n"
         )
         pip.chmod(0o755)
-        kept = {name: value for name, value in os.environ.items() if not _FOREIGN.fullmatch(name)}
+        kept = own_environment()
         search = [str(tools), str(Path(sys.executable).parent), kept.get("PATH", "")]
         alike = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # the pages show a machine without a GPU
         self.environment = {**kept, **alike, "PATH": os.pathsep.join(search), "PYTHONPATH": str(site)}

@@ -55,6 +55,11 @@ def be_patient(grace: float) -> None:
     putting.GRACE = grace
 
 
+def whole(job: kit.Job) -> set[str]:
+    """The checkpoints that can be seen."""
+    return {path.parent.name for path in Path(job.run.run.dir).rglob("zarr.json")}
+
+
 def save_with_a_stopped_writer(job: kit.Job) -> list[str]:
     """Rank 1's writer process is stopped before the second save; what became of it after that is said last."""
     checkpointer = opened(job)
@@ -75,10 +80,9 @@ def test_a_writer_that_is_stopped_fails_its_save_on_all_ranks(job: kit.Job) -> N
     came = pool(2).run(save_with_a_stopped_writer, job)
     why = "the writer process got no further within 0.9 s"
     assert came == [["step-00000001", why, "step-00000003"]] * 2
-    shown = {path.parent.name for path in Path(job.run.run.dir).rglob("zarr.json")}
-    assert shown == {"step-00000001", "step-00000003"}
+    assert whole(job) == {"step-00000001", "step-00000003"}
     left = {path.name for path in (Path(job.run.run.dir) / "checkpoints").iterdir()}
-    assert left == shown
+    assert left == whole(job)
 
 
 def save_beside_a_stopped_rank(job: kit.Job) -> list[str]:
@@ -105,8 +109,7 @@ def test_a_rank_that_is_stopped_is_named_and_the_others_go_on(job: kit.Job) -> N
     came = pool(2).run(save_beside_a_stopped_rank, job)
     why = "rank 1 has not answered within 1.125 s"
     assert came == [["step-00000001", why, "step-00000003"]] * 2
-    shown = {path.parent.name for path in Path(job.run.run.dir).rglob("zarr.json")}
-    assert shown == {"step-00000001", "step-00000003"}
+    assert whole(job) == {"step-00000001", "step-00000003"}
 
 
 # --- what ranks say --------------------------------------------------------------------------------------------------

@@ -80,8 +80,10 @@ class Executor:
         one = _Pass(self.stage, self.comm, schedule, train, self.clock, self._known, self._turns)
         for step in program:
             match step:
-                case Run(action, beside):
-                    one.run(action) if beside is None else one.run_both(action, beside)
+                case Run(action, beside) if beside is not None:
+                    one.run_both(action, beside)
+                case Run(action):
+                    one.run(action)
                 case Send(message, peer):
                     one.send(message, peer)
                 case Recv(message, peer, frees):
