@@ -254,6 +254,15 @@ def test_the_trainer_goes_first(tmp_path: Path, writer: WriterProcess) -> None:
     assert said == str(NICE)
 
 
+def test_who_shares_a_session_leaves_it_as_it_is() -> None:
+    own = Path("/proc/self/autogroup")
+    before = own.read_text() if own.exists() else ""
+    subprocess.run(
+        [sys.executable, "-c", "from gangline_ckpt_zarr.writing.process import be_nice; be_nice()"], check=True
+    )
+    assert (own.read_text() if own.exists() else "") == before
+
+
 def test_it_is_light(tmp_path: Path) -> None:
     said = json.dumps({"job": 1, "op": "write", "staging": {"size": 0}, "runs": [], "target": [str(tmp_path), "a"]})
     code = (

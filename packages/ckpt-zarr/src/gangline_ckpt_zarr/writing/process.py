@@ -176,11 +176,12 @@ def be_nice() -> None:
     """Let the trainer go first.
 
     A session of its own is a group of its own to the scheduler, which then weighs groups (sched(7), autogroup): what a
-    process says of itself counts only inside. So the group says it, too.
+    process says of itself counts only inside. So the group says it, too, where it is nobody else's.
     """
     os.nice(NICE)
-    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as group:
-        group.write(str(NICE))
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as group:
+            group.write(str(NICE))
 
 
 def main() -> None:
