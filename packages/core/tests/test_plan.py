@@ -60,12 +60,12 @@ class TestEveryPart:
     def test_every_matrix_may_be_cut_and_divides_into_units(self, part):
         tree, plan = decoder(part.config())
         for name, shape in parameter_shapes(tree).items():
-            cut = plan.cut(name)
+            cuts = plan.cuts_of(name, len(shape))
             if len(shape) == 1:
-                assert cut is None, name
+                assert not cuts, name
             else:
-                assert cut is not None, name
-                assert shape[cut.dim] % cut.unit == 0
+                assert list(cuts) == ["tp"], name
+                assert shape[cuts["tp"].dim] % cuts["tp"].unit == 0
 
     def test_the_meta_model_has_the_shapes_of_the_tree(self, part):
         config = replace(part.config(), layers=2)
@@ -136,11 +136,34 @@ class TestRules:
         with pytest.raises(LookupError, match=r"c\.weight"):
             plan.init("c.weight")
 
-    def test_cuts(self):
-        plan = Plan("e", "b", "h", 1, cuts=(Cut.colwise("b.*.up", 4), Cut.rowwise("b.*.down")))
-        assert plan.cut("b.0.up.weight") == Cut("b.*.up", 0, "tp", 4)
-        assert plan.cut("b.0.down.weight").dim == 1
-        assert plan.cut("b.0.norm.weight") is None
+    def test_for_each_axis_the_first_rule_decides_also_where_the_array_lacks_its_dim(self):
+        cuts = (
+            Cut.rowwise("b.*.down"),
+            Cut("b.*.down.bias", 0),
+            Cut.colwise("b.*.down", 4),
+            Cut("b.*.down", 0, "lane"),
+        )
+        plan = Plan("e", "b", "h", 1, cuts=cuts)
+        assert plan.cuts_of("b.0.down.weight", 2) == {"tp": Cut("b.*.down", 1), "lane": Cut("b.*.down", 0, "lane")}
+        assert plan.cuts_of("b.0.down.bias", 1) == {"lane": Cut("b.*.down", 0, "lane")}
+        assert plan.cuts_of("b.0.norm.weight", 1) == {}
+
+    def test_whole_says_so_outright_along_one_axis_or_all(self):
+        rest = (Cut.colwise("b.*.up"), Cut("b.*.up", 0, "lane"))
+        plan = Plan("e", "b", "h", 1, cuts=(Cut.whole("b.*.up.small"), Cut.whole("b.*.up.side", "tp"), *rest))
+        assert plan.cuts_of("b.0.up.small.weight", 2) == {}
+        assert list(plan.cuts_of("b.0.up.side.weight", 2)) == ["lane"]
+        assert list(plan.cuts_of("b.0.up.weight", 2)) == ["tp", "lane"]
+        assert plan.extended(cuts=(Cut.rowwise("b.*.up.small"),)).cuts_of("b.0.up.small", 2).keys() == {"tp"}
+
+    def test_a_tied_parameter_is_cut_as_the_one_it_is_kept_under(self):
+        plan = Plan("e", "b", "h", 1, cuts=(Cut("e.w", 0), Cut.whole("h.w")), tied=(("h.w", "e.w"),))
+        assert plan.cuts_of("h.w", 2) == plan.cuts_of("e.w", 2) == {"tp": Cut("e.w", 0)}
+
+    @pytest.mark.parametrize("wrong", [{"dim": -1}, {"dim": 0, "unit": 0}, {"dim": 0, "axis": "*"}])
+    def test_a_cut_without_meaning_is_refused(self, wrong):
+        with pytest.raises(ValueError, match=r"the cut of b\.\*"):
+            Cut("b.*", **wrong)
 
     def test_names_carry_what_the_stars_matched(self):
         assert Name("b.*.e.*.w", "layers.{0}.experts.{1}.w").translate("b.3.e.7.w") == "layers.3.experts.7.w"

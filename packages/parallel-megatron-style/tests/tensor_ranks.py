@@ -82,11 +82,9 @@ def whole_of(case: Case, dtype: torch.dtype | None = None) -> tuple[torch.nn.Mod
     return model.to(dtype or case.dtype), plan
 
 
-def extent(case: Case, plan: Plan, name: str, rows: int, index: int, n: int) -> tuple[int, int, int] | None:
-    """(dim, first, end) of what rank `index` of `n` holds of a parameter with `rows` rows; None: it is whole."""
-    cut = plan.cut(name)
-    if cut is None:
-        return None
+def extent(case: Case, plan: Plan, name: str, rows: int, index: int, n: int) -> tuple[int, int, int]:
+    """(dim, first, end) of what rank `index` of `n` holds of a matrix that is cut, with `rows` along that dim."""
+    cut = plan.cuts_of(name, 2)["tp"]
     if name.split(".")[-2] in ("wk", "wv") and case.kv_heads < n:
         each = rows // case.kv_heads
         head = index * case.kv_heads // n
@@ -102,10 +100,10 @@ def cut_model(case: Case, comm: Comm, dtype: torch.dtype | None = None):
     first_rows = {}
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         owner = plan.owner(name)
-        cut = plan.cut(owner)
+        cut = plan.cuts_of(owner, parameter.dim()).get("tp")
         if id(parameter) not in made:
             part = parameter.detach()
-            if cut is not None and part.dim() > cut.dim:
+            if cut is not None:
                 dim, first, end = extent(case, plan, owner, part.shape[cut.dim], comm.index, comm.size)
                 part = part.narrow(dim, first, end - first).clone()
                 first_rows[owner] = first
@@ -159,8 +157,8 @@ def assembled(case: Case, ranks: list[Found], reference: Found) -> dict[str, tor
     found = {}
     for name, whole in reference.gradients.items():
         total = torch.zeros_like(whole)
-        cut = plan.cut(name)
-        if cut is not None and whole.dim() > cut.dim:
+        cut = plan.cuts_of(name, whole.dim()).get("tp")
+        if cut is not None:
             for index, one in enumerate(ranks):
                 dim, first, end = extent(case, plan, name, whole.shape[cut.dim], index, len(ranks))
                 total.narrow(dim, first, end - first).add_(one.gradients[name])

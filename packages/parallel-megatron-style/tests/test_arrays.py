@@ -85,6 +85,20 @@ def test_boxes_tile_every_array_and_each_has_one_primary(mesh, fold, tied, seque
         assert (written == 1).all(), name
 
 
+def test_arrays_lie_as_the_plan_reads_its_cuts():
+    """Where an edit's rule comes first: no later one is taken up for what that rule leaves whole."""
+    mine = (Cut.whole("blocks.0.q"), Cut.rowwise("blocks.*.q_norm"), Cut("blocks.*.q_norm", 0), Cut("blocks.1.q", 1))
+    plan = replace(PLAN, cuts=(*mine, *PLAN.cuts), folds=(Fold("lane", 2, ("dp_shard",)),))
+    mesh = Mesh.of({"dp_shard": 2, "tp": 2})
+    arrays = lay_out(plan, mesh, of(False), [0] * 5, zero=0, sequence_parallel=True, dtype="float32")
+    for name, shape in SHAPES.items():
+        cut = {division.dim for division in arrays.registry[f"model/{name}"].divisions}
+        assert cut == {rule.dim for rule in plan.cuts_of(name, len(shape)).values()}, name
+    parts = [arrays.registry.of_rank(f"model/blocks.{i}.q", 0)[0][0].shape for i in range(3)]
+    assert parts == [(8, 8), (8, 4), (4, 8)]
+    assert arrays.registry.of_rank("model/blocks.0.q_norm", 0)[0][0].shape == (2,)
+
+
 def test_key_heads_that_ranks_share_are_added_over_their_neighbours():
     mesh = Mesh.of({"tp": 4})
     arrays = lay_out(PLAN, mesh, of(False), [0] * 5, zero=1, sequence_parallel=False, dtype="float32")

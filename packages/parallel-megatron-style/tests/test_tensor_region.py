@@ -333,6 +333,13 @@ def test_a_foreign_module_with_cut_parameters_is_bound_once():
     assert foreign[1].comms == []  # what lies on a fold is bound to the fold
 
 
+def test_a_parameter_on_a_fold_is_cut_along_tp_as_well():
+    foreign = torch.nn.ModuleList([Bound()])
+    cuts = (Cut("foreign.0", 0, "ep"), Cut.whole("foreign.0.b"), Cut("foreign.0", 1))
+    _, comm = applied(Case(), foreign=foreign, cuts=cuts)
+    assert foreign[0].comms == [comm]
+
+
 def test_a_product_that_is_not_cut_stays_whole():
     model, _ = applied(Case(), cuts=(Cut.colwise("blocks.*.attention.wq"),), full=("blocks.*.attention.wk",))
     attention = model.blocks[0].attention

@@ -10,6 +10,7 @@ Patterns are dotted module or parameter names in which `*` stands for one compon
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -17,6 +18,10 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from gangline.mesh import Mesh
+
+
+EVERY_AXIS = "*"
+NO_DIM = sys.maxsize  # a dim that no array has
 
 
 @lru_cache(maxsize=4096)
@@ -33,14 +38,20 @@ def matches(pattern: str, name: str) -> bool:
 class Cut:
     """Parameters matching `pattern` may be cut along tensor dim `dim` by mesh (or fold) axis `axis`.
 
-    `unit`: rows that stay together (the width of a head). A parameter with fewer dims than `dim + 1`
-    is whole (the bias of a rowwise layer).
+    `unit`: rows that stay together (the width of a head). Which rule counts says `Plan.cuts_of`; a pattern of a module
+    covers all that lies in it, also what an edit adds there.
     """
 
     pattern: str
     dim: int
     axis: str = "tp"
     unit: int = 1
+
+    def __post_init__(self) -> None:
+        if self.dim < 0 or self.unit < 1:
+            raise ValueError(f"the cut of {self.pattern}: dim={self.dim} counts from 0, unit={self.unit} from 1")
+        if self.axis == EVERY_AXIS and self.dim != NO_DIM:
+            raise ValueError(f"the cut of {self.pattern}: one dim cannot be cut by every axis; Cut.whole cuts none")
 
     @classmethod
     def colwise(cls, pattern: str, unit: int = 1) -> Cut:
@@ -51,6 +62,11 @@ class Cut:
     def rowwise(cls, pattern: str, unit: int = 1) -> Cut:
         """Y = X Wᵀ with W (out, in) cut along its inputs: partial sums to be added."""
         return cls(pattern, 1, "tp", unit)
+
+    @classmethod
+    def whole(cls, pattern: str, axis: str = EVERY_AXIS) -> Cut:
+        """Not cut, along `axis` or along every axis, whatever a later rule says."""
+        return cls(pattern, NO_DIM, axis)
 
 
 @dataclass(frozen=True)
@@ -162,9 +178,19 @@ class Plan:
                 return rule
         raise LookupError(f"the plan has no Init for parameter {name!r}")
 
-    def cut(self, name: str) -> Cut | None:
-        """How the parameter `name` may be cut, or None."""
-        return next((cut for cut in self.cuts if matches(cut.pattern, name)), None)
+    def cuts_of(self, name: str, dims: int) -> dict[str, Cut]:
+        """Axis -> how it cuts the parameter `name` of so many dims; an axis that is not there leaves it whole.
+
+        For each axis the first rule that matches decides, and no later one, also where it says `Cut.whole` or where the
+        parameter lacks its dim (the bias of a rowwise layer). A tied parameter is cut as the one it is kept under.
+        """
+        name, found = self.owner(name), dict[str, Cut]()
+        for cut in self.cuts:
+            if matches(cut.pattern, name):
+                if cut.axis == EVERY_AXIS:
+                    break
+                found.setdefault(cut.axis, cut)
+        return {axis: cut for axis, cut in found.items() if cut.dim < dims}
 
     def owner(self, name: str) -> str:
         """The name a parameter is kept under: itself, unless it is tied to another."""

@@ -154,15 +154,6 @@ class _Placed:
         return Rows(name, prod(self.shape[:-1]), self.shape[-1])
 
 
-def cuts_of(name: str, plan: Plan, dims: int) -> dict[str, Cut]:
-    """Axis -> the plan's first rule about that axis for this parameter of so many dims."""
-    found: dict[str, Cut] = {}
-    for cut in plan.cuts:
-        if matches(cut.pattern, name) and cut.dim < dims:
-            found.setdefault(cut.axis, cut)
-    return found
-
-
 def active_fold(plan: Plan, mesh: Mesh, name: str) -> Fold | None:
     """The fold of that name, where this mesh has ranks for it."""
     return next((f for f in plan.folds if f.name == name and f.size > 1 and mesh.size(*f.out_of) > 1), None)
@@ -172,7 +163,7 @@ def _placed(name: str, shape: tuple[int, ...], plan: Plan, mesh: Mesh) -> _Place
     divisions: tuple[Division, ...] = ()
     fold_axes: tuple[str, ...] = ()
     left, fold_name, neighbours = list(shape), None, mesh.size("tp")
-    for axis, cut in cuts_of(name, plan, len(shape)).items():
+    for axis, cut in plan.cuts_of(name, len(shape)).items():
         fold = active_fold(plan, mesh, axis)
         if axis == "tp" and mesh.size("tp") > 1:
             bounds, every = over_tp(name, shape[cut.dim], cut, mesh.size("tp"))

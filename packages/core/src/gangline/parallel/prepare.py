@@ -39,9 +39,9 @@ def bind_folds(model: nn.Module, plan: Plan, comm_of: Callable[[str], Comm]) -> 
     """
     folds = {fold.name for fold in plan.folds}
     bound: set[str] = set()
-    for name, _ in model.named_parameters(remove_duplicate=False):
-        cut = plan.cut(name)
-        if cut is None or cut.axis not in folds:
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        fold = next((axis for axis in plan.cuts_of(name, parameter.dim()) if axis in folds), None)
+        if fold is None:
             continue
         path = name
         while path:
@@ -50,10 +50,10 @@ def bind_folds(model: nn.Module, plan: Plan, comm_of: Callable[[str], Comm]) -> 
             if hasattr(module, "bind"):
                 break
         else:
-            raise TypeError(f"{name} is cut along the fold {cut.axis!r}, but no module around it has `bind(axis)`")
+            raise TypeError(f"{name} is cut along the fold {fold!r}, but no module around it has `bind(axis)`")
         if path not in bound:
             bound.add(path)
-            module.bind(comm_of(cut.axis))  # type: ignore[operator]
+            module.bind(comm_of(fold))  # type: ignore[operator]
 
 
 def finish_blocks(model: nn.Module, plan: Plan, finish: Callable[[nn.Module, str], None]) -> None:

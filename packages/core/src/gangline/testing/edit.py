@@ -132,13 +132,13 @@ class ModelEditSuite(PartSuite):
         tree, plan, _ = self.after()
         model = construct(tree)
         before = dict(construct(self.before()[0]).named_parameters(remove_duplicate=False))
-        for name, _ in model.named_parameters(remove_duplicate=False):
-            cut = plan.cut(name)
-            if cut is None or name in before:
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            axes = set(plan.cuts_of(name, parameter.dim()))
+            if not axes or name in before:
                 continue
             around = [name.rsplit(".", depth)[0] for depth in range(1, name.count(".") + 1)]
             modules = [model.get_submodule(path) for path in around]
-            known = isinstance(modules[0], Linear | Embedding) and cut.axis == "tp"
+            known = isinstance(modules[0], Linear | Embedding) and axes == {"tp"}
             assert known or any(hasattr(module, "bind") for module in modules), f"{name} is cut, and nobody has `bind`"
 
     # --- what it computes --------------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def tensor(config: Composed, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[
             "Each tensor-parallel rank has the same number of heads and features (a key head may serve several ranks).",
             f"Choose parallel.tp among {', '.join(map(str, fitting))}.",
         )
-    if not any(seam.name == "loss" for seam in plan.seams) and plan.cut(f"{plan.head}.weight") is not None:
+    if not any(seam.name == "loss" for seam in plan.seams) and "tp" in plan.cuts_of(f"{plan.head}.weight", 2):
         yield Problem(
             f"parallel.tp={tp}: the plan cuts {plan.head}.weight, and has no loss seam.",
             "Each rank would see a part of the vocabulary and take it for the whole.",
@@ -105,8 +105,8 @@ def _units(plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     facts = {name: size for name in ("heads", "kv_heads", "hidden") if (size := plan.facts.get(name))}
     found: dict[str, int] = {}
     for name, shape in shapes.items():
-        cut = plan.cut(name)
-        if cut is None or cut.axis != "tp" or len(shape) <= cut.dim:
+        cut = plan.cuts_of(name, len(shape)).get("tp")
+        if cut is None:
             continue
         count = shape[cut.dim] // cut.unit
         if _of_vocabulary(plan, name):

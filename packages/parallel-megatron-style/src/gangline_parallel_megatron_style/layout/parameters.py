@@ -8,7 +8,7 @@ from math import prod
 
 from gangline.mesh import Mesh
 from gangline.plan import Fold, Plan, matches
-from gangline_parallel_megatron_style.arrays import SHARD_AXES, active_fold, cuts_of
+from gangline_parallel_megatron_style.arrays import SHARD_AXES, active_fold
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def own_shape(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...]) -> tupl
     divide. Where there are fewer units than ranks each is held by several (key heads; arXiv 2305.13245, section 2.2).
     """
     left = list(shape)
-    for axis, cut in cuts_of(name, plan, len(shape)).items():
+    for axis, cut in plan.cuts_of(name, len(shape)).items():
         fold = active_fold(plan, mesh, axis)
         ranks = fold.size if fold else mesh.size(axis) if axis in mesh.axes else 1
         units = -(-left[cut.dim] // cut.unit)
@@ -116,7 +116,7 @@ def own_shape(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...]) -> tupl
 
 def fold_of(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...]) -> Fold | None:
     """The fold that a parameter lies on, where this mesh has ranks for it."""
-    folds = (active_fold(plan, mesh, axis) for axis in cuts_of(name, plan, len(shape)))
+    folds = (active_fold(plan, mesh, axis) for axis in plan.cuts_of(name, len(shape)))
     return next((fold for fold in folds if fold is not None), None)
 
 
@@ -130,7 +130,7 @@ def summed_over(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...], seque
     tp, fold = mesh.size("tp"), fold_of(plan, mesh, name, shape)
     if fold is not None and "tp" in fold.out_of:
         return 1
-    cut = cuts_of(name, plan, len(shape)).get("tp")
+    cut = plan.cuts_of(name, len(shape)).get("tp")
     if cut is not None:
         units = -(-shape[cut.dim] // cut.unit)
         return tp // units if units < tp and tp % units == 0 else 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 from gangline.config.schema import Recompute
 from gangline.model.flops import BACKWARD_AND_FORWARD
 from gangline.model.tree import nodes
-from gangline_parallel_megatron_style.arrays import cuts_of
 from gangline_parallel_megatron_style.layout.case import Case
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.costs import Costs
@@ -36,7 +35,7 @@ def part_flops(case: Case, part: str) -> int:
     found = 0
     for path, node in nodes(case.by_path[part], part):
         names = [(f"{path}.{name}", len(shape)) for name, shape in node.shapes().items()]
-        cut = case.sequence_parallel or any("tp" in cuts_of(name, case.plan, dims) for name, dims in names)
+        cut = case.sequence_parallel or any("tp" in case.plan.cuts_of(name, dims) for name, dims in names)
         found += node.flops(case.sequence_length) * (1 if cut else case.tp)
     return found
 

@@ -13,7 +13,7 @@ from math import gcd
 
 from gangline.config.schema import Recompute
 from gangline.model.tree import AttentionNode, nodes
-from gangline_parallel_megatron_style.arrays import SHARD_AXES, active_fold, cuts_of
+from gangline_parallel_megatron_style.arrays import SHARD_AXES, active_fold
 from gangline_parallel_megatron_style.layout import memory
 from gangline_parallel_megatron_style.layout.case import WIRE, Case
 from gangline_parallel_megatron_style.layout.links import BESIDE
@@ -64,7 +64,7 @@ def regions(case: Case, index: int) -> int:
     found = set()
     for path, node in nodes(case.blocks[index]):
         for name, shape in node.shapes().items():
-            cut = cuts_of(f"{case.plan.blocks}.{index}.{path}.{name}", case.plan, len(shape)).get("tp")
+            cut = case.plan.cuts_of(f"{case.plan.blocks}.{index}.{path}.{name}", len(shape)).get("tp")
             if cut is not None and len(shape) > 1:
                 found.add(f"{path}.{name}".rsplit(".", 2)[0])
     return len(found)
@@ -116,10 +116,10 @@ def home(case: Case, array: Array) -> int:
 def _ends(case: Case, stage: int, hidden: int) -> list[Sent]:
     """The embedding and the loss, whose vocabulary is cut."""
     axes, n, cut, found = ("tp",), case.tp, case.sequence_parallel, []
-    if stage == 0 and case.plan.cut(f"{case.plan.embed}.weight") is not None:
+    if stage == 0 and "tp" in case.plan.cuts_of(f"{case.plan.embed}.weight", 2):
         made = _gather(axes, "embedding", n, 2 * case.micros, hidden)
         found.append(made if cut else _reduce(axes, "embedding", n, case.micros, hidden))
-    if stage == case.last_stage and case.plan.cut(f"{case.plan.head}.weight") is not None:
+    if stage == case.last_stage and "tp" in case.plan.cuts_of(f"{case.plan.head}.weight", 2):
         found.append(_gather(axes, "loss", n, case.micros, 2 * n * case.tokens * max(4, case.bytes.compute)))
         made = _gather(axes, "loss", n, 3 * case.micros, hidden)
         found.append(made if cut else _reduce(axes, "loss", n, case.micros, hidden))

@@ -48,8 +48,8 @@ class _Cutter:
         self.model, self.plan, self.setting, self.first_rows = model, plan, setting, first_rows
         self.cuts: dict[str, dict[str, int]] = {}  # module path -> own parameter's name -> the dim that is cut
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            cut = plan.cut(plan.owner(name))
-            if cut is not None and cut.axis == AXIS and parameter.dim() > cut.dim:
+            cut = plan.cuts_of(name, parameter.dim()).get(AXIS)
+            if cut is not None:
                 path, _, own = name.rpartition(".")
                 self.cuts.setdefault(path, {})[own] = cut.dim
         self.regions: dict[str, Region] = {}  # path of the module around the products -> its region

@@ -45,10 +45,11 @@ class RowsRuntime(Runtime):
         self.deterministic = run.deterministic
         folds = {fold.name: fold for fold in plan.folds if mesh.size(*fold.out_of) > 1 and fold.size > 1}
         shapes = self._describe(model)
-        cuts = {name: plan.cut(name) for name in shapes}
-        on_fold = {
-            name: (cut.dim, folds[cut.axis].size) for name, cut in cuts.items() if cut is not None and cut.axis in folds
+        cuts = {
+            name: next((cut for axis, cut in plan.cuts_of(name, len(shape)).items() if axis in folds), None)
+            for name, (shape, _) in shapes.items()
         }
+        on_fold = {name: (cut.dim, folds[cut.axis].size) for name, cut in cuts.items() if cut is not None}
         self.registry = Registry.of(
             mesh,
             {
