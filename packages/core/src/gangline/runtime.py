@@ -69,6 +69,16 @@ class Runtime(ABC):
         """(global loss sum, global token count), without gradients."""
 
     @abstractmethod
+    def score(self, batches: Sequence[Batch]) -> torch.Tensor:
+        """(n,) float64, in the host's memory: each sample's log-likelihood in nats, in global order, on all ranks.
+
+        Each rank passes its share, one sample a batch and as many as every other rank; what does not divide is filled
+        up with samples whose `loss_mask` is empty, and these score 0. The shares follow each other in order of
+        `data_coordinate`. Valid targets are summed; in evaluation, without gradients. Raises ValueError, on all ranks,
+        where the shares differ in length.
+        """
+
+    @abstractmethod
     def clip(self, max_norm: float | None) -> float:
         """Scale the gradients so that their global norm is at most `max_norm`; gives the norm before that."""
 

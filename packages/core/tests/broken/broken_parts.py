@@ -48,6 +48,8 @@ broken(
     "evaluates-alone",
     "evaluates-in-training",
     "clips-vectors",
+    "forgets-a-share",
+    "scores-backwards",
 )
 broken(
     "checkpoint",

@@ -147,3 +147,19 @@ class ClipsVectors(Broken):
         if max_norm is not None:
             norm.clip([t for _, part, t in self.gradients() if not part.cut], max_norm, self._norm, self._value)
         return self._value
+
+
+class ForgetsAShare(Broken):
+    """The last rank's samples score 0."""
+
+    def score(self, batches):
+        scores = super().score(batches)
+        scores[-len(batches) :] = 0
+        return scores
+
+
+class ScoresBackwards(Broken):
+    """The shares follow each other in the opposite order of their ranks."""
+
+    def score(self, batches):
+        return super().score(batches).view(self.comm.size, -1).flip(0).flatten()

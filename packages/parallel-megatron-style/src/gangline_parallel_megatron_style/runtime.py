@@ -22,6 +22,7 @@ from gangline.mesh import DATA_AXES
 from gangline.parallel import norm as scaling
 from gangline.parallel.metrics import Tally
 from gangline.parallel.micro import count_on_host, count_tokens, frame_of
+from gangline.parallel.score import check_share, in_global_order
 from gangline.runtime import Named, Runtime, StepResult
 from gangline.shard import Registry, Shard
 from gangline_parallel_megatron_style.chunk import Chunk, Segment
@@ -98,22 +99,33 @@ class ComposedRuntime(Runtime, Stage):
         schedule = self._executor.schedule(micros)
         return record.told(self._executor.spans, schedule, coordinate["pp"], first, self.world, self.device)
 
-    @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[Batch]) -> tuple[float, int]:
-        self.storage.refresh()
-        self.made.model.eval()
-        self._begin(micro_batches, None)
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
-        try:
-            for loss in self._executor.evaluate(len(micro_batches)) if micro_batches else ():
-                total[0] += loss if self._counts_loss else 0
-        finally:
-            self.made.model.train()
+        for loss in self._losses(micro_batches):
+            total[0] += loss
         if self._counts_loss and self.mesh.coordinate(self.rank)["pp"] == 0:
             total[1] = count_tokens(self._batches, self.device)[0]
         self._begin((), None)
         loss_sum, tokens = self.world.all_reduce(total).tolist()  # type: ignore[union-attr]
         return loss_sum, int(tokens)
+
+    def score(self, batches: Sequence[Batch]) -> Tensor:
+        check_share(batches, self.world, self.device)
+        losses = self._losses(batches)
+        self._begin((), None)
+        return in_global_order(losses, len(batches), self.data_coordinate, self.world, self.device)
+
+    @torch.no_grad()
+    def _losses(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
+        """In evaluation, of each micro-batch the loss of this rank's tokens; none where another rank counts them."""
+        self.storage.refresh()
+        self.made.model.eval()
+        self._begin(micro_batches, None)
+        try:
+            losses = self._executor.evaluate(len(micro_batches)) if micro_batches else []
+        finally:
+            self.made.model.train()
+        return losses if self._counts_loss else []
 
     def _begin(self, micro_batches: Sequence[Batch], collected: Collected | None) -> None:
         self._collected = collected or Collected()

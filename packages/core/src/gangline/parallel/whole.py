@@ -20,6 +20,7 @@ from gangline.parallel import norm
 from gangline.parallel.metrics import Tally
 from gangline.parallel.micro import Stages, count_on_host, count_tokens, frame_of
 from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
+from gangline.parallel.score import check_share, in_global_order
 from gangline.parallel.storage import Storage
 from gangline.plan import Plan
 from gangline.precision import Precision
@@ -104,18 +105,29 @@ class WholeRuntime(Runtime):
         finite = math.isfinite(tallied.loss_sum) and math.isfinite(self._norm_value)
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics)
 
-    @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[Batch]) -> tuple[float, int]:
-        self.storage.refresh()
-        self.model.eval()
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for index, batch in enumerate(micro_batches):
-            with inside.frame(frame_of(batch, index, self.seed, None)):
-                total[0] += self.stages.loss(batch)
+        for loss in self._losses(micro_batches):
+            total[0] += loss
         total[1] = count_tokens(micro_batches, self.device)[0]
-        self.model.train()
         loss_sum, tokens = self.comm.all_reduce(total).tolist()  # type: ignore[union-attr]
         return loss_sum, int(tokens)
+
+    def score(self, batches: Sequence[Batch]) -> Tensor:
+        check_share(batches, self.comm, self.device)
+        return in_global_order(self._losses(batches), len(batches), self.data_coordinate, self.comm, self.device)
+
+    @torch.no_grad()
+    def _losses(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
+        """The loss of each micro-batch, 0-d, in evaluation."""
+        self.storage.refresh()
+        self.model.eval()
+        losses = []
+        for index, batch in enumerate(micro_batches):
+            with inside.frame(frame_of(batch, index, self.seed, None)):
+                losses.append(self.stages.loss(batch))
+        self.model.train()
+        return losses
 
     def clip(self, max_norm: float | None) -> float:
         if max_norm is not None:

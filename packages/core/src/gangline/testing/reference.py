@@ -170,6 +170,10 @@ class Reference:
         self.model.train()
         return loss_sum, tokens
 
+    def score(self, batches: Sequence[Batch]) -> Tensor:
+        """Each sample's log-likelihood, of batches of one sample."""
+        return torch.tensor([-self.evaluate([[batch]])[0] for batch in batches], dtype=torch.float64)
+
 
 def descend(weight: Tensor, gradient: Tensor, velocity: Tensor) -> None:
     """Momentum, operation by operation, so that a piece of a tensor gets the bits that the whole would."""

@@ -132,7 +132,7 @@ class StrategySuite(PartSuite):
         job = self.job(layout, scenario)
         got = self.trained(job)
         width = got[0].coordinate[1]
-        _, steps, last, evaluated = self.expected(job, width)
+        _, steps, last, evaluated, scores = self.expected(job, width)
         for number, want in enumerate(steps):
             one = got[0].steps[number]
             number_close(f"loss of step {number}", one.loss_sum, want.loss_sum, relative)
@@ -142,6 +142,7 @@ class StrategySuite(PartSuite):
             number_close(f"norm of step {number}", one.norm, want.norm, relative)
         all_close("at the end:", self.whole([of_rank.last for of_rank in got], last), last, relative)
         number_close("evaluated loss", got[0].evaluated[0], evaluated[0], relative)
+        close("score of sample", got[0].scores, scores, relative)
 
     # --- what lies where ---------------------------------------------------------------------------------------------
 
@@ -311,6 +312,22 @@ class StrategySuite(PartSuite):
         for of_rank in got:
             number_close("evaluated loss", of_rank.evaluated[0], loss_sum, FLOAT64)
             assert of_rank.evaluated[1] == tokens
+
+    def test_score(self, layout: Layout) -> None:
+        """Each sample's log-likelihood, in global order, the same bits on all ranks; 0 for what fills a share up."""
+        job = self.job(layout, PLAIN)
+        got = self.trained(job)
+        scores = self.expected(job, got[0].coordinate[1])[4]
+        for of_rank in got:
+            close("score of sample", of_rank.scores, scores, FLOAT64)
+            close("score of sample, between two ranks,", of_rank.scores, got[0].scores, 0)
+        assert got[0].scores[-1] == 0
+
+    def test_score_refuses_shares_that_do_not_fit(self, layout: Layout) -> None:
+        """On every rank alike, for a rank that went on alone would wait for ever."""
+        for answers in zip(*self.on_ranks(ranks.misfit_shares, self.job(layout, PLAIN)), strict=True):
+            assert len(set(answers)) == 1, f"the ranks say {answers}"
+            assert answers[0].startswith("ValueError"), f"score took shares that do not fit: {answers[0]}"
 
     def test_what_is_written_through_shards_is_computed_with(self, layout: Layout) -> None:
         """A checkpoint is loaded so."""

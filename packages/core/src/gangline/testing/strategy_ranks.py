@@ -65,6 +65,23 @@ class Job:
             kind=self.batches,
         )
 
+    def scored(self, index: int, width: int) -> list[Batch]:
+        """The share of one data rank for `score`: one sample a batch; the very last fills up and has no targets."""
+        batch = self.run.batch
+        batches = share(
+            self.steps,
+            index,
+            width,
+            size=batch.global_size,
+            micro=1,
+            length=batch.sequence_length,
+            vocab_size=self.vocab_size,
+            kind=self.batches,
+        )
+        if index == width - 1:
+            batches[-1].loss_mask = torch.zeros_like(batches[-1].loss_mask)
+        return batches
+
 
 @dataclass
 class Stepped:
@@ -89,6 +106,7 @@ class Trained:
     steps: list[Stepped] = field(default_factory=list)
     last: list[Held] = field(default_factory=list)  # the arrays at the end
     evaluated: tuple[float, int] = (0.0, 0)
+    scores: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 def start(job: Job) -> Runtime:
@@ -150,7 +168,7 @@ def apply(runtime: Runtime, velocities: dict[int, Tensor]) -> None:
 
 
 def train(job: Job) -> Trained:
-    """Some steps, then an evaluation of the step after them."""
+    """Some steps, then an evaluation of the step after them, and its samples' scores."""
     runtime = start(job)
     index, width = runtime.data_coordinate
     names = [named.name for named in runtime.parameters()]
@@ -160,12 +178,15 @@ def train(job: Job) -> Trained:
         trained.steps.append(one_step(runtime, job.share(step, index, width)))
         apply(runtime, velocities)
     trained.evaluated = runtime.evaluate(job.share(job.steps, index, width))
+    trained.scores = runtime.score(job.scored(index, width))
     trained.last = arrays(runtime)
     return trained
 
 
-def expect(job: Job, width: int) -> tuple[dict[str, Tensor], list[Expected], dict[str, Tensor], tuple[float, int]]:
-    """The same on the reference: initial arrays, each step, final arrays, the evaluation."""
+def expect(
+    job: Job, width: int
+) -> tuple[dict[str, Tensor], list[Expected], dict[str, Tensor], tuple[float, int], Tensor]:
+    """The same on the reference: initial arrays, each step, final arrays, the evaluation, the scores."""
     reference = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype)
     first = {name: array.clone() for name, array in reference.arrays().items()}
     steps = []
@@ -173,7 +194,8 @@ def expect(job: Job, width: int) -> tuple[dict[str, Tensor], list[Expected], dic
         steps.append(reference.step([job.share(step, index, width) for index in range(width)]))
         reference.update()
     evaluated = reference.evaluate([job.share(job.steps, index, width) for index in range(width)])
-    return first, steps, {name: array.clone() for name, array in reference.arrays().items()}, evaluated
+    scores = reference.score(job.scored(0, 1))
+    return first, steps, {name: array.clone() for name, array in reference.arrays().items()}, evaluated, scores
 
 
 def held_shards(job: Job) -> list[tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], str, bool]]:
@@ -215,6 +237,25 @@ def clipped(job: Job, max_norm: float) -> tuple[float, list[Held], list[Held]]:
     before = gradients(runtime)
     norm = runtime.clip(max_norm)
     return norm, before, gradients(runtime)
+
+
+def misfit_shares(job: Job) -> list[str]:
+    """What `score` raises where a batch has two samples, and where the first share is shorter than the others."""
+    runtime = start(job)
+    index, width = runtime.data_coordinate
+    one = job.scored(index, width)[0]
+    names = ("tokens", "targets", "loss_mask", "position", "sample")
+    two: dict[str, Any] = {name: torch.cat((getattr(one, name),) * 2) for name in names}
+    shares = [[replace(one, **two)]]
+    if width > 1:
+        shares.append([one] if index else [])
+    told = []
+    for batches in shares:
+        try:
+            told.append(repr(runtime.score(batches)))
+        except ValueError as error:
+            told.append(f"ValueError: {error}")
+    return told
 
 
 def write_and_evaluate(job: Job, factor: float) -> tuple[float, int]:

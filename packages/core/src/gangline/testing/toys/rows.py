@@ -18,6 +18,7 @@ from gangline.parallel import norm
 from gangline.parallel.metrics import Tally
 from gangline.parallel.micro import Stages, count_tokens, frame_of
 from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
+from gangline.parallel.score import check_share, in_global_order
 from gangline.plan import Plan, matches
 from gangline.precision import Precision
 from gangline.runtime import Named, Piece, Runtime, StepResult
@@ -163,18 +164,28 @@ class RowsRuntime(Runtime):
             norm.clip(held, max_norm, self._norm, self._value)
         return self._value
 
-    @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[Batch]) -> tuple[float, int]:
-        self._refresh()
         total = torch.zeros(2, dtype=torch.float64)
-        self.model.eval()
-        for index, batch in enumerate(micro_batches):
-            with inside.frame(frame_of(batch, index, self.seed, None)):
-                total[0] += self.stages.loss(batch)
-        self.model.train()
+        for loss in self._losses(micro_batches):
+            total[0] += loss
         total[1] = count_tokens(micro_batches, self.device)[0]
         loss_sum, tokens = self.comm.all_reduce(total).tolist()  # type: ignore[union-attr]
         return loss_sum, int(tokens)
+
+    def score(self, batches: Sequence[Batch]) -> Tensor:
+        check_share(batches, self.comm, self.device)
+        return in_global_order(self._losses(batches), len(batches), self.data_coordinate, self.comm, self.device)
+
+    @torch.no_grad()
+    def _losses(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
+        self._refresh()
+        self.model.eval()
+        losses = []
+        for index, batch in enumerate(micro_batches):
+            with inside.frame(frame_of(batch, index, self.seed, None)):
+                losses.append(self.stages.loss(batch))
+        self.model.train()
+        return losses
 
     @torch.no_grad()
     def applied(self) -> None:

@@ -1,0 +1,41 @@
+"""The log-likelihood of each sample, in global order, on every rank: what `Runtime.score` of any layout is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gangline.batch import Batch
+from gangline.comm import Comm
+
+
+def check_share(batches: Sequence[Batch], world: Comm, device: torch.device) -> None:
+    """Raise ValueError, on every rank, unless all ranks pass the same number of batches, each of one sample."""
+    odd = next((batch.shape[0] for batch in batches if batch.shape[0] != 1), 1)
+    mine = torch.tensor([[len(batches), odd]], dtype=torch.int64, device=device)
+    told = world.all_gather(mine).tolist()  # type: ignore[union-attr]
+    for rank, (count, rows) in zip(world.ranks, told, strict=True):
+        if rows != 1:
+            raise ValueError(f"score takes one sample a micro-batch, and rank {rank} passes one of {rows}")
+        if count != told[0][0]:
+            raise ValueError(
+                f"score takes as many samples from each rank: rank {world.ranks[0]} passes {told[0][0]}, "
+                f"rank {rank} {count}. Fill a share up with samples whose loss_mask is empty"
+            )
+
+
+def in_global_order(
+    losses: Sequence[Tensor], count: int, coordinate: tuple[int, int], comm: Comm, device: torch.device
+) -> Tensor:
+    """(width · count,) float64 in the host's memory: minus the loss of each sample, shares in order of their index.
+
+    losses: 0-d, of this rank's `count` samples, or of the part of their tokens that is counted here; none where they
+    are counted elsewhere. comm: all the ranks that hold a part; what they hold of one sample is added up.
+    """
+    index, width = coordinate
+    every = torch.zeros(width, count, dtype=torch.float64, device=device)
+    if losses:
+        every[index] -= torch.stack([loss.double() for loss in losses])
+    return comm.all_reduce(every).flatten().cpu()  # type: ignore[union-attr]
