@@ -49,9 +49,14 @@ def orthogonalise(matrix: Tensor, iterations: int = 5, eps: float = 1e-7) -> Ten
 
 
 def orthogonalise_stack(whole: Tensor, iterations: int) -> Tensor:
-    """Each matrix of a stack (..., m, n) by itself, so that its bits do not depend on how many a rank has."""
+    """Each matrix of a stack (..., m, n) by itself, so that its bits do not depend on how many a rank has.
+
+    A rank may have none of a stack's matrices.
+    """
     if whole.dim() == 2:
         return orthogonalise(whole, iterations)
+    if not len(whole):
+        return whole
     matrices = whole.reshape(-1, *whole.shape[-2:])
     return torch.stack([orthogonalise(matrix, iterations) for matrix in matrices]).view_as(whole)
 

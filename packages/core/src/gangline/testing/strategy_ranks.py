@@ -128,7 +128,8 @@ def start_rows(job: Job, precision: Precision) -> Runtime:
     For parts that are no strategies; `job.build` is not looked at.
     """
     comms = rank.comms(job.mesh, True)
-    runtime = RowsRuntime(job.run, construct(job.tree), job.plan, job.mesh, comms, precision, lambda *_: None)
+    finish = finisher(Recompute.none, False, 1, job.plan.seams)
+    runtime = RowsRuntime(job.run, construct(job.tree), job.plan, job.mesh, comms, precision, finish)
     initialise(runtime.shards(), job.plan, job.run.seed)
     return runtime
 

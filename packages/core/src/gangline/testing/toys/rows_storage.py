@@ -43,7 +43,7 @@ class RowsOf:
     """One parameter. `comm` holds the ranks that share its rows: all, or those beside the fold."""
 
     def __init__(self, name: str, registry: Registry, rank: int, comm: Comm, dtype: torch.dtype) -> None:
-        self.name, self.comm = name, comm
+        self.name, self.comm, self.dtype = name, comm, dtype
         layout = registry[f"model/{name}"]
         self.shape = layout.shape
         held = registry.of_rank(f"model/{name}", rank)
@@ -69,10 +69,6 @@ class RowsOf:
             mine[: len(rows)] = rows
         every = self.comm.all_gather(mine).view(len(counts), max(counts), self.width)  # type: ignore[union-attr]
         return torch.cat([part[:count] for part, count in zip(every, counts, strict=True)]).view(self.place.shape)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.tensors[0].dtype if self.tensors else torch.get_default_dtype()
 
     def reduced(self, gradient: Tensor) -> list[Tensor]:
         """The sum over the ranks, in rank order, of this rank's pieces of a whole gradient."""
