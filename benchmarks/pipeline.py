@@ -21,6 +21,7 @@ from torch import nn
 from gangline import inside
 from gangline.mesh import Mesh
 from gangline.model.linear import Linear
+from gangline.model.tree import LinearNode
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import close_all, pool
@@ -177,7 +178,7 @@ def overlaps(processes: list[int], seconds: float) -> None:
 
 
 def layers(split: bool) -> nn.Module:
-    made = nn.Sequential(*(Linear(DIM, DIM) for _ in range(LAYERS)))
+    made = nn.Sequential(*(Linear(LinearNode(in_features=DIM, out_features=DIM)) for _ in range(LAYERS)))
     for layer in made:
         nn.init.normal_(layer.weight, std=DIM**-0.5)
         if split:
@@ -240,7 +241,8 @@ def halves(dim: int, rows: int, depth: int) -> dict[str, Callable[[], None]]:
     """Forward and backward of a stack in four ways."""
     from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
-    plain, split = (nn.Sequential(*(Linear(dim, dim) for _ in range(depth))) for _ in range(2))
+    node = LinearNode(in_features=dim, out_features=dim)
+    plain, split = (nn.Sequential(*(Linear(node) for _ in range(depth))) for _ in range(2))
     for one, other in zip(plain, split, strict=True):
         nn.init.normal_(one.weight, std=dim**-0.5)
         other.weight.data.copy_(one.weight.data)

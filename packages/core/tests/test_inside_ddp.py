@@ -16,6 +16,7 @@ from gangline.mesh import Mesh
 from gangline.model.build import materialise
 from gangline.model.init import shards_of
 from gangline.model.linear import Linear
+from gangline.model.tree import LinearNode
 from gangline.parallel.config import Ddp, Single
 from gangline.parallel.ddp import build as build_ddp
 from gangline.parallel.single import build as build_single
@@ -54,8 +55,8 @@ class Block(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.linear = Linear(D, D)
-        self.gate = Linear(D, D)
+        self.linear = Linear(LinearNode(in_features=D, out_features=D))
+        self.gate = Linear(LinearNode(in_features=D, out_features=D))
         self.part = Part()
         self.sometimes = nn.Parameter(torch.empty(D))
         self.never = nn.Parameter(torch.empty(D))

@@ -19,7 +19,7 @@ from gangline.model.loss import loss
 from gangline.model.norm import RMSNorm
 from gangline.model.plan import decoder
 from gangline.model.shapes import DecoderConfig
-from gangline.model.tree import FeedForwardNode, Node, NormNode, nodes, parameter_shapes, replaced
+from gangline.model.tree import FeedForwardNode, LinearNode, Node, NormNode, nodes, parameter_shapes, replaced
 
 SMALL = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=40, qk_norm=True)
 
@@ -225,10 +225,12 @@ class TestTree:
         tree, _ = decoder(SMALL)
         other = FeedForwardNode(dim=24, hidden=8)
         changed = replaced(tree, "blocks.1.feed_forward", other)
+        inside = {f"blocks.1.feed_forward.{name}" for name in ("w_gate", "w_up", "w_down")}
         assert {path for path, node in nodes(changed) if dict(nodes(tree))[path] != node} == {
             "",
             "blocks.1",
             "blocks.1.feed_forward",
+            *inside,
         }
         assert dict(nodes(changed))["blocks.1.feed_forward"] is other
         assert replaced(tree, "", other) is other
@@ -237,6 +239,17 @@ class TestTree:
     def test_refuses_a_path_that_is_not_there(self, path):
         with pytest.raises(LookupError, match="no node"):
             replaced(decoder(SMALL)[0], path, FeedForwardNode(dim=24, hidden=8))
+
+    def test_linears_are_nodes_of_the_size_that_the_node_around_them_says(self):
+        tree, _ = decoder(SMALL)
+        node = dict(nodes(tree))["blocks.1.feed_forward"]
+        assert replace(node, hidden=8).w_down == LinearNode(in_features=8, out_features=24)
+        biased = replaced(tree, "blocks.1.attention.wq", LinearNode(bias=True))
+        shapes = parameter_shapes(biased)
+        assert shapes["blocks.1.attention.wq.bias"] == shapes["blocks.1.attention.wq.weight"][:1]
+        foreign = replaced(tree, "blocks.1.attention.wo", ScaleNode(by=0.5))
+        attention = dict(nodes(foreign))["blocks.1.attention"]
+        assert replace(attention, q_norm=None).wo == ScaleNode(by=0.5)
 
     def test_a_foreign_node_names_its_module(self, random_batch):
         tree, plan = decoder(SMALL)

@@ -14,6 +14,7 @@ from gangline.comm.solo import Done
 from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
 from gangline.model.linear import Linear
+from gangline.model.tree import LinearNode
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import pool
@@ -65,7 +66,8 @@ class Part(nn.Module):
         super().__init__()
         self.notes = notes if case.overlap else None
         self.scale = nn.Parameter(torch.empty(DIM))
-        self.layers = nn.ModuleList(Linear(DIM, DIM, bias=i == 0) for i in range(1 + stage % 3))
+        node = LinearNode(in_features=DIM, out_features=DIM)
+        self.layers = nn.ModuleList(Linear(replace(node, bias=i == 0)) for i in range(1 + stage % 3))
         generator = torch.Generator().manual_seed(stage)
         self.to(case.dtype)
         for parameter in self.parameters():

@@ -9,6 +9,7 @@ import torch
 
 from gangline.mesh import Mesh
 from gangline.model.linear import Linear
+from gangline.model.tree import LinearNode
 from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.pipeline.executor import Executor
@@ -58,7 +59,7 @@ def both(name, micros):
     stages = [made.schedule(micros).stage(comm.index, chunk) for chunk in range(made.chunks)]
     count = rank.world * made.chunks
     for stage in stages:
-        layer = Linear(DIM, DIM, bias=True)
+        layer = Linear(LinearNode(in_features=DIM, out_features=DIM, bias=True))
         generator = torch.Generator().manual_seed(stage)
         for parameter in layer.parameters():
             parameter.data.copy_(torch.randn(parameter.shape, generator=generator))

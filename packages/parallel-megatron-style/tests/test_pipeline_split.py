@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from gangline.model.linear import Linear
+from gangline.model.tree import LinearNode
 from gangline.precision.plain import Plain
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
 from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradients, is_open, later
@@ -15,7 +16,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 
 def layer(dtype, bias):
-    made = Linear(24, 40, bias=bias).to(dtype)
+    made = Linear(LinearNode(in_features=24, out_features=40, bias=bias)).to(dtype)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in made.parameters():

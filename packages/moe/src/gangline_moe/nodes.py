@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from gangline.model.tree import FeedForwardNode, Here, Node, Shape, Travel
+from gangline.model.tree import LINEAR, FeedForwardNode, Here, Node, Shape, Travel, fitted
 from gangline_moe.config import FOLD
 from gangline_moe.routers.config import ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
 
@@ -26,9 +26,10 @@ class RouterNode(Node):
     step_loss: float = 0.0
     z_loss: float = 0.0
     jitter: float = 0.0
+    gate: Node = LINEAR
 
-    def shapes(self) -> dict[str, Shape]:
-        return {"gate.weight": (self.experts, self.dim)}
+    def __post_init__(self) -> None:
+        fitted(self, {"gate": (self.dim, self.experts)})
 
     def keeps(self, here: Here) -> int:
         """Scores of all experts, those of the chosen and which they are; the input, where the gate reads a copy."""
@@ -83,7 +84,7 @@ class ExpertChoiceNode(RouterNode):
     module: ClassVar[str] = "gangline_moe.routers.expert_choice:ExpertChoiceRouter"
 
 
-def _common(config: RouterConfig) -> dict[str, float]:
+def _common(config: RouterConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in ("bias_rate", "sequence_loss", "step_loss", "z_loss", "jitter")}
 
 

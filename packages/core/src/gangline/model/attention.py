@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from gangline.batch import Batch
 from gangline.model.build import construct
-from gangline.model.linear import Linear
 from gangline.model.recall import Recall
 from gangline.model.rope import frequencies, rotated
 from gangline.model.tree import AttentionNode
@@ -51,11 +50,8 @@ class Attention(nn.Module):
 
     def __init__(self, node: AttentionNode) -> None:
         super().__init__()
-        q, kv = node.heads * node.head_dim, node.kv_heads * node.head_dim
-        self.wq = Linear(node.dim, q)
-        self.wk = Linear(node.dim, kv)
-        self.wv = Linear(node.dim, kv)
-        self.wo = Linear(q, node.dim)
+        self.wq, self.wk, self.wv = construct(node.wq), construct(node.wk), construct(node.wv)
+        self.wo = construct(node.wo)
         self.q_norm = construct(node.q_norm) if node.q_norm else None
         self.k_norm = construct(node.k_norm) if node.k_norm else None
         self.head_dim, self.rates = node.head_dim, frequencies(node.rope, node.head_dim)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gangline.model.linear import Linear
+from gangline.model.build import construct
 from gangline.model.tree import FeedForwardNode
 
 
@@ -14,9 +14,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, node: FeedForwardNode) -> None:
         super().__init__()
-        self.w_gate = Linear(node.dim, node.hidden)
-        self.w_up = Linear(node.dim, node.hidden)
-        self.w_down = Linear(node.hidden, node.dim)
+        self.w_gate, self.w_up = construct(node.w_gate), construct(node.w_up)
+        self.w_down = construct(node.w_down)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.w_down(F.silu(self.w_gate(x)) * self.w_up(x))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gangline.batch import Batch
-from gangline.model.tree import EmbeddingNode
+from gangline.model.tree import EmbeddingNode, LinearNode
 
 
 class Linear(nn.Module):
@@ -24,10 +24,10 @@ class Linear(nn.Module):
 
     product: Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
+    def __init__(self, node: LinearNode) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
-        self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
+        self.weight = nn.Parameter(torch.empty(node.out_features, node.in_features))
+        self.bias = nn.Parameter(torch.empty(node.out_features)) if node.bias else None
         self.product = F.linear
 
     def forward(self, x: Tensor) -> Tensor:

@@ -146,6 +146,39 @@ class NormNode(Node):
         return {"weight": (self.dim,)}
 
 
+@dataclass(frozen=True, kw_only=True)
+class LinearNode(Node):
+    """x (..., in) -> x Wᵀ + b (..., out). Below a node that knows its sizes (`fitted`) they may be left out."""
+
+    module: ClassVar[str] = "gangline.model.linear:Linear"
+    in_features: int = 0
+    out_features: int = 0
+    bias: bool = False
+
+    def shapes(self) -> dict[str, Shape]:
+        shapes: dict[str, Shape] = {"weight": (self.out_features, self.in_features)}
+        return shapes | ({"bias": (self.out_features,)} if self.bias else {})
+
+    def keeps(self, here: Here) -> int:
+        """Nothing of its own: the module around it counts its input, for it knows who else reads that."""
+        return 0
+
+
+LINEAR = LinearNode()  # of the size that the node around it says
+
+
+def fitted(node: Node, sizes: Mapping[str, tuple[int, int]]) -> None:
+    """Give the plain linears below `node` their sizes: name of the field -> (in_features, out_features).
+
+    For `__post_init__` of a node whose own fields say how wide its products are: so `replace(node, hidden=...)` changes
+    them too. What an edit has put there instead of a `LinearNode` stays as it is.
+    """
+    for name, (in_features, out_features) in sizes.items():
+        child = getattr(node, name)
+        if type(child) is LinearNode:
+            object.__setattr__(node, name, replace(child, in_features=in_features, out_features=out_features))
+
+
 @dataclass(frozen=True)
 class RopeScaling:
     """Longer context by slower rotation, as Llama 3.1 does it; see `gangline.model.rope`."""
@@ -176,19 +209,18 @@ class AttentionNode(Node):
     rope: Rope = Rope()
     q_norm: NormNode | None = None
     k_norm: NormNode | None = None
+    wq: Node = LINEAR
+    wk: Node = LINEAR
+    wv: Node = LINEAR
+    wo: Node = LINEAR
 
-    def shapes(self) -> dict[str, Shape]:
+    def __post_init__(self) -> None:
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        return {
-            "wq.weight": (q, self.dim),
-            "wk.weight": (kv, self.dim),
-            "wv.weight": (kv, self.dim),
-            "wo.weight": (self.dim, q),
-        }
+        fitted(self, {"wq": (self.dim, q), "wk": (self.dim, kv), "wv": (self.dim, kv), "wo": (q, self.dim)})
 
     def flops(self, sequence_length: int) -> int:
-        """Projections, and q·k and p·v with all `sequence_length` keys (PaLM counts no discount for causality)."""
-        return super().flops(sequence_length) + 4 * self.heads * self.head_dim * sequence_length
+        """q·k and p·v with all `sequence_length` keys (PaLM counts no discount for causality)."""
+        return 4 * self.heads * self.head_dim * sequence_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,13 +230,13 @@ class FeedForwardNode(Node):
     module: ClassVar[str] = "gangline.model.feed_forward:FeedForward"
     dim: int
     hidden: int
+    w_gate: Node = LINEAR
+    w_up: Node = LINEAR
+    w_down: Node = LINEAR
 
-    def shapes(self) -> dict[str, Shape]:
-        return {
-            "w_gate.weight": (self.hidden, self.dim),
-            "w_up.weight": (self.hidden, self.dim),
-            "w_down.weight": (self.dim, self.hidden),
-        }
+    def __post_init__(self) -> None:
+        up, down = (self.dim, self.hidden), (self.hidden, self.dim)
+        fitted(self, {"w_gate": up, "w_up": up, "w_down": down})
 
 
 @dataclass(frozen=True, kw_only=True)

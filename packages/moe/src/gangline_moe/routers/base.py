@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gangline.inside import draw
-from gangline.model.linear import Linear
+from gangline.model.build import construct
 from gangline_moe.nodes import RouterNode
 
 
@@ -42,7 +42,7 @@ class Router(nn.Module, ABC):
 
     def __init__(self, node: RouterNode) -> None:
         super().__init__()
-        self.gate = Linear(node.dim, node.experts)
+        self.gate = construct(node.gate)
         self.node = node
         self.register_buffer("bias", torch.empty(node.experts, dtype=torch.float32) if node.bias_rate else None)
         self.register_buffer("share", torch.empty(node.experts, dtype=torch.float32) if node.step_loss else None)

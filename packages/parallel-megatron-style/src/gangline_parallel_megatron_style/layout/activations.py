@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from gangline.config.schema import Recompute
-from gangline.model.tree import AttentionNode, FeedForwardNode, Here, Node, NormNode, children
+from gangline.model.tree import AttentionNode, FeedForwardNode, Here, LinearNode, Node, NormNode, children
 from gangline_parallel_megatron_style.layout.case import Case
 
 CHUNK = 1 << 25  # elements of logits that the loss has in float32 at a time (gangline.model.loss)
@@ -78,8 +78,10 @@ def of_node(node: Node, rates: Rates) -> int:
         return attention(node, rates)
     if isinstance(node, FeedForwardNode):
         return feed_forward(node, rates)
-    kept = sum(of_node(child, rates) for _, child in children(node))
-    for shape in node.shapes().values():
+    inside = [child for _, child in children(node)]
+    matrices = [node.shapes(), *(child.shapes() for child in inside if isinstance(child, LinearNode))]
+    kept = sum(of_node(child, rates) for child in inside)
+    for shape in (shape for shapes in matrices for shape in shapes.values()):
         if len(shape) > 1:
             kept += rates.inner * sum(shape[-2:]) * rates.nbytes
     return kept

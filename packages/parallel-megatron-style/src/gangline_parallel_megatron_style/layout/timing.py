@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gangline.config.schema import Recompute
 from gangline.model.flops import BACKWARD_AND_FORWARD
-from gangline.model.tree import nodes
+from gangline.model.tree import Node, nodes
 from gangline_parallel_megatron_style.layout.case import Case
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.costs import Costs
@@ -32,12 +32,21 @@ def stage_flops(case: Case) -> list[tuple[int, int]]:
 
 def part_flops(case: Case, part: str) -> int:
     """Forward, of one token in the node at path `part` and all in it."""
-    found = 0
-    for path, node in nodes(case.by_path[part], part):
-        names = [(f"{path}.{name}", len(shape)) for name, shape in node.shapes().items()]
-        cut = case.sequence_parallel or any("tp" in case.plan.cuts_of(name, dims) for name, dims in names)
-        found += node.flops(case.sequence_length) * (1 if cut else case.tp)
-    return found
+    return sum(
+        node.flops(case.sequence_length) * (1 if case.sequence_parallel or _cut(case, path, node) else case.tp)
+        for path, node in nodes(case.by_path[part], part)
+    )
+
+
+def _cut(case: Case, path: str, node: Node) -> bool:
+    """Whether tp cuts what a node computes: by its own matrices, or where it has none by those of the nodes in it."""
+    own = any(len(shape) > 1 for shape in node.shapes().values())
+    inside = [(path, node)] if own else nodes(node, path)
+    return any(
+        "tp" in case.plan.cuts_of(f"{at}.{name}", len(shape))
+        for at, inner in inside
+        for name, shape in inner.shapes().items()
+    )
 
 
 def flops(case: Case, rank: int) -> int:
