@@ -349,3 +349,18 @@ def test_a_record_costs_microseconds(tmp_path, make, most):
     spent = (time.process_time() - began) / len(records)
     tracker.end({})
     assert spent < most
+
+
+def test_several_validation_sets_are_told_by_name(tmp_path):
+    losses = {f"set{n}": float(n) for n in range(12)}
+    told = record(2, validation_loss=4.25, validation_losses=losses)
+    lines = printed(record(1), told, record(3), last=9).splitlines()
+    sets = [line for line in lines if "set" in line]
+    assert sets[0] == "  validation " + " ".join(f"set{n}={n:.4f}" for n in range(5))
+    assert sets[:2] == sets[2:], "beside the step, and at the end"
+    assert all(len(line) <= 80 for line in sets)
+    tracker = TensorBoardTracker(None)
+    tracker.begin(start(tmp_path))
+    tracker.record(told)
+    tracker.end({})
+    assert [(p.step, p.value) for p in curves(tmp_path).Scalars("validation_losses/set7")] == [(2, 7.0)]

@@ -26,7 +26,8 @@ class StepRecord:
     memory_bytes: int = 0  # peak of this rank: device memory on a GPU, resident set on a CPU
     finite: bool = True  # false: the optimizer left everything as it was
     skipped: str = ""  # why the optimizer did not step
-    validation_loss: float | None = None
+    validation_loss: float | None = None  # on the held-out part of the run's own data, in the steps that had one
+    validation_losses: dict[str, float] = field(default_factory=dict)  # by name, of what else was validated
     metrics: dict[str, float | list[float]] = field(default_factory=dict)
     verdicts: list[dict] = field(default_factory=list)
     checkpoint: str | None = None  # the id of the checkpoint that is saved after this step

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from gangline.config.schema import Run
+from gangline.config.validation import check_sets
 from gangline.errors import Problem, UserError
 from gangline.launch import agents
 from gangline.launch.config import gpus, processes
@@ -19,6 +20,7 @@ def check(run: Run) -> None:
     problems = list(_numbers(run))
     for config in _configs(run):
         problems += config.check(run)
+    problems += check_sets(run)
     if not problems:
         problems += _refused(lambda: compose_model(run))
         problems += layout_problems(run)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Container
 from typing import Any
 
+from gangline.config import validation
 from gangline.config.schema import Run
 from gangline.config.serial import to_dict
 from gangline.parts import PartConfig
@@ -25,12 +26,14 @@ def rooted(run: Run) -> dict[str, Any]:
         _root_options(config, options, place, run.references)
         for name in installed().part_of(config).part.opens:
             _root_options(getattr(config, name), options[name], f"{place}.{name}", run.references)
+    for name, options in content["validate"]["sets"].items():
+        _root_options(run.data, options or {}, f"{validation.PATH}.{name}", run.references)
     return content
 
 
 def _root_options(config: PartConfig, options: dict[str, Any], place: str, references: Container[str]) -> None:
     for name in config.file_options:
-        if f"{place}.{name}" not in references:
+        if name in options and f"{place}.{name}" not in references:
             options[name] = _rooted(options[name])
 
 

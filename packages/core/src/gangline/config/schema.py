@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from gangline.parts import (
     GROUPS,
@@ -63,10 +64,14 @@ class BatchSection:
 
 @dataclass
 class ValidateSection:
-    """Loss on held-out data."""
+    """Loss on held-out data: the run's own, and further sets, each the run's data part with other options.
+
+    A set that is null is none: so a run that goes on, or a recipe's, can do without one.
+    """
 
     every: int | None = 100  # steps; null: never
-    samples: int = 64  # sequences, rounded up to whole micro-batches
+    samples: int = 64  # sequences of each set, rounded up to whole micro-batches
+    sets: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # more sets by name: {code: {path: src}}
 
 
 @dataclass

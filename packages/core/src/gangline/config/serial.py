@@ -67,7 +67,7 @@ def from_dict(content: Mapping[str, Any]) -> Run:
     problems: list[Problem] = []
     given: dict[str, Any] = {}
     for name, cls in SECTIONS.items():
-        given[name] = _fill(cls, values.pop(name, None), name, problems)
+        given[name] = fill(cls, values.pop(name, None), name, problems)
     for group in SINGLE:
         if group not in chosen:
             problems.append(
@@ -103,10 +103,10 @@ def _configure(
     for field, default in offer.part.opens.items():
         inner = installed().find(f"{group}/{field}", str(chosen.pop(f"{group}/{field}", default)))
         opened[field] = inner.part.config
-    return _fill(offer.part.config, values, path or group, problems, opened, offer)
+    return fill(offer.part.config, values, path or group, problems, opened, offer)
 
 
-def _fill(
+def fill(
     cls: type,
     values: Any,
     path: str,
@@ -114,7 +114,11 @@ def _fill(
     opened: Mapping[str, type] | None = None,
     offer: Offer | None = None,
 ) -> Any:
-    """A dataclass from plain values, defaults where they are silent; None where something did not fit."""
+    """A dataclass from plain values, defaults where they are silent; None where something did not fit.
+
+    path: where the values stand, for messages. opened: the classes of fields that other parts fill. offer: whose
+    options they are, where they are a part's.
+    """
     if isinstance(values, cls):
         return values
     if values is not None and not isinstance(values, Mapping):
@@ -135,7 +139,7 @@ def _fill(
         if values.get(key, defaults(cls)[key]) == REQUIRED:
             problems.append(Problem(f"{where} must be given.", f"It is {describe(hint)}; there is no default."))
         elif inner is not None and (key in values or key in opened):
-            arguments[key] = _fill(inner, values.get(key), where, problems)
+            arguments[key] = fill(inner, values.get(key), where, problems)
         elif key in values:
             try:
                 arguments[key] = typed(hint, values[key])

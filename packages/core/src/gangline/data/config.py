@@ -29,7 +29,7 @@ class Text(DataConfig):
     tokenizer: str | None = None  # a tokenizer.json; null: one token for each byte, vocabulary 256
     separator: str | None = None  # the token between files; null: the tokenizer's own end of text, or byte 0
     documents: bool = False  # each file stands alone: no attention across files, positions start anew
-    validation_fraction: float = 0.02  # of the files (of one file: its end) is held out
+    validation_fraction: float = 0.02  # of the files (of one file: its end) is held out; 1, of a validation set: all
     encoding_errors: str = "replace"  # of text that is not UTF-8, with a tokenizer: replace, ignore or strict
 
     def codec(self) -> Codec:
@@ -43,12 +43,12 @@ class Text(DataConfig):
         from gangline.data.corpus import listing
 
         problems = []
-        if not 0 <= self.validation_fraction < 1:
+        if not 0 <= self.validation_fraction <= 1 or (self.validation_fraction == 1 and self is run.data):
             problems.append(
                 Problem(
                     f"data.validation_fraction={self.validation_fraction} is not a fraction.",
                     "It says which part of the text is held out, and some has to be left to train on.",
-                    "Choose 0 <= data.validation_fraction < 1.",
+                    "Choose 0 <= data.validation_fraction < 1; all of it may be held out of a validation set.",
                 )
             )
         elif self.validation_fraction == 0 and run.validate.every:

@@ -28,7 +28,14 @@ def strange() -> list[StepRecord]:
         replace(plain, mfu=None, rank_seconds=None, seconds={}),
         replace(plain, step=2, loss=math.nan, grad_norm=math.inf, finite=False, skipped="why", verdicts=[verdict]),
         replace(plain, step=3, metrics={"blocks.0/use": [1.0, 2.0, 3.0], "blocks.0/peak": math.nan}),
-        replace(plain, step=4, metrics={"new": 1.0}, validation_loss=3.5, checkpoint="step-00000004"),
+        replace(
+            plain,
+            step=4,
+            metrics={"new": 1.0},
+            validation_loss=3.5,
+            validation_losses={"code": 3.0},
+            checkpoint="step-00000004",
+        ),
         replace(plain, step=5, validation_loss=math.nan, tokens=0, step_seconds=0.0, tokens_per_second=0.0),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ class ConsoleTracker(Tracker):
         self.terminal = terminal or Terminal(soft_wrap=True, highlight=False, markup=False)
         self.live: Live | None = None
         self.newest: StepRecord | None = None
-        self.validation: tuple[int, float] | None = None
+        self.validated: StepRecord | None = None  # the newest record with a validation loss
         self.drawn = 0.0
 
     def begin(self, start: Start) -> None:
@@ -49,10 +50,12 @@ class ConsoleTracker(Tracker):
             self.began, self.began_at = time.monotonic(), record.step
         self.newest = record
         if record.validation_loss is not None:
-            self.validation = (record.step, record.validation_loss)
+            self.validated = record
         worth_a_line = record.validation_loss is not None or record.checkpoint or record.skipped
         if worth_a_line or record.step in (self.first + 1, self.final) or record.step % self.between == 0:
             self._print(self.line(record))
+        for line in validation_lines(record):
+            self._print(line)
         if self.live is not None and time.monotonic() - self.drawn > REFRESH_SECONDS:
             self.live.update(self._progress(record), refresh=True)
             self.drawn = time.monotonic()
@@ -64,7 +67,7 @@ class ConsoleTracker(Tracker):
         if self.live is not None:
             self.live.stop()
             self.live = None
-        for line in closing(summary, self.newest, self.validation):
+        for line in closing(summary, self.newest, self.validated):
             self._print(line)
 
     def line(self, record: StepRecord) -> str:
@@ -110,7 +113,7 @@ class ConsoleTracker(Tracker):
         self.terminal.print(text)
 
 
-def closing(summary: dict[str, Any], newest: StepRecord | None, validation: tuple[int, float] | None) -> list[str]:
+def closing(summary: dict[str, Any], newest: StepRecord | None, validated: StepRecord | None) -> list[str]:
     """The last lines: how the run ended, what it reached, what it left behind."""
     steps, seconds = summary.get("steps", 0), summary.get("seconds", 0.0)
     why = summary.get("why", "done")
@@ -119,8 +122,11 @@ def closing(summary: dict[str, Any], newest: StepRecord | None, validation: tupl
     if newest is not None:
         entropy = summary.get("unigram_entropy")
         beside = "" if entropy is None else f"  (unigram entropy of the text {entropy:.4f})"
-        held_out = "" if validation is None else f", held-out loss {validation[1]:.4f} at step {validation[0]}"
+        held_out = ""
+        if validated is not None:
+            held_out = f", held-out loss {validated.validation_loss:.4f} at step {validated.step}"
         lines.append(f"  loss {newest.loss:.4f} at step {newest.step}{held_out}{beside}")
+        lines += [] if validated is None else validation_lines(validated)
     if summary.get("failed_save"):
         lines.append(f"  the last checkpoint could not be saved: {summary['failed_save']}")
     if summary.get("checkpoint"):
@@ -128,6 +134,12 @@ def closing(summary: dict[str, Any], newest: StepRecord | None, validation: tupl
     if summary.get("directory"):
         lines.append(f"  {summary['directory']}")
     return lines
+
+
+def validation_lines(record: StepRecord) -> list[str]:
+    """The losses that were validated beside the run's own, as lines of at most 80 columns."""
+    losses = " ".join(f"{name}={loss:.4f}" for name, loss in record.validation_losses.items())
+    return textwrap.wrap(losses, 80, initial_indent="  validation ", subsequent_indent="    ", break_long_words=False)
 
 
 def quantity(number: float) -> str:

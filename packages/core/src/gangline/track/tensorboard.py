@@ -81,6 +81,7 @@ def numbers(record: StepRecord) -> dict[str, float | list[float]]:
         found["mfu"] = record.mfu
     if record.validation_loss is not None:
         found["validation_loss"] = record.validation_loss
+    found |= {f"validation_losses/{name}": loss for name, loss in record.validation_losses.items()}
     found |= {f"seconds/{phase}": seconds for phase, seconds in record.seconds.items()}
     found |= {f"rank_seconds/{name}": seconds for name, seconds in (record.rank_seconds or {}).items()}
     return found | record.metrics

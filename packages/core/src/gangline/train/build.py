@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import torch
 
@@ -10,7 +11,9 @@ from gangline import plugins
 from gangline.checkpoint import Checkpointer
 from gangline.comm import Comms
 from gangline.config.schema import Run
+from gangline.config.validation import validation_sets
 from gangline.data import DataSource
+from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
@@ -60,6 +63,19 @@ def build_source(run: Run, split: str) -> DataSource:
     return plugins.build(run.data, run, split)
 
 
+def held_out_sources(run: Run) -> dict[str, DataSource]:
+    """What the run validates on: the held-out part of its own data under "", then the sets by name."""
+    if not run.validate.every:
+        return {}
+    sources = {"": build_source(run, "validation")}
+    for name, config in validation_sets(run).items():
+        try:
+            sources[name] = build_source(replace(run, data=config), "validation")
+        except UserError as error:
+            raise UserError(f"validate.sets.{name}: {error.what}", *error.details) from error
+    return sources
+
+
 def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: torch.device) -> Session:
     """Build every part and restore the newest checkpoint, if there is one. Called by all ranks."""
     tree, plan = compose_model(run)
@@ -73,10 +89,10 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
     source = build_source(run, "train")
     micro = micro_size(run, runtime.data_coordinate[1], mesh)
     batches = Batches(source, run.batch.global_size, micro, runtime.data_coordinate, device)
-    validation = None
-    if run.validate.every:
-        held_out = build_source(run, "validation")
-        validation = Batches(held_out, run.batch.global_size, micro, runtime.data_coordinate, device)
+    held_out = {
+        name: Batches(source, run.batch.global_size, micro, runtime.data_coordinate, device)
+        for name, source in held_out_sources(run).items()
+    }
     session = Session(
         run=run,
         directory=directory,
@@ -89,7 +105,8 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
         schedule=plugins.build(run.schedule, run),
         source=source,
         batches=batches,
-        validation=validation,
+        validation=held_out.pop("", None),
+        validation_sets=held_out,
         checkpointer=checkpointer,
         health={name: plugins.build(config, run) for name, config in run.health.items()},
         reporter=Reporter.build(run, tree, mesh, comms, device, precision),

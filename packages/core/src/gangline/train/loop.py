@@ -10,6 +10,7 @@ from gangline.health import Action, Verdict, decide
 from gangline.launch.signals import stop_requested
 from gangline.record import StepRecord
 from gangline.train.agree import agree
+from gangline.train.batches import Batches
 from gangline.train.report import Clock, peak_memory
 from gangline.train.restore import capture, roll_back
 from gangline.train.session import Session
@@ -42,7 +43,9 @@ def loop(s: Session) -> Ending:
         saves = keeps and (agreed.due or bool(agreed.signal and s.run.run.save_on_signal))
         if action < Action.ROLL_BACK and s.run.validate.every and s.step % s.run.validate.every == 0:
             with clock("validate"):
-                record.validation_loss = validate(s)
+                assert s.validation is not None
+                record.validation_loss = validate(s, s.validation)
+                record.validation_losses = {name: validate(s, held_out) for name, held_out in s.validation_sets.items()}
         if saves:
             record.checkpoint = str(CheckpointId(s.step, s.attempt))
         record.saving, record.failed_save = s.saving.progress if s.saving else None, s.failed_save
@@ -131,11 +134,10 @@ def observe(s: Session, name: str, call) -> list[Verdict]:
         return []
 
 
-def validate(s: Session) -> float:
-    """Mean loss over the held-out samples."""
-    assert s.validation is not None
-    count = min(s.run.validate.samples, len(s.validation.source))
-    loss_sum, tokens = s.runtime.evaluate(s.validation.held_out(count))
+def validate(s: Session, held_out: Batches) -> float:
+    """Mean loss over held-out samples."""
+    count = min(s.run.validate.samples, len(held_out.source))
+    loss_sum, tokens = s.runtime.evaluate(held_out.held_out(count))
     return loss_sum / max(tokens, 1)
 
 

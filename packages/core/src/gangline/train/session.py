@@ -37,6 +37,7 @@ class Session:
     source: DataSource
     batches: Batches
     validation: Batches | None
+    validation_sets: dict[str, Batches]  # beside it, by name
     checkpointer: Checkpointer
     health: dict[str, HealthCheck]
     reporter: Reporter

@@ -9,6 +9,7 @@ import time
 
 from gangline.checkpoint import CheckpointId
 from gangline.comm.transport import connect
+from gangline.data import DataSource
 from gangline.determinism import use_deterministic_kernels
 from gangline.errors import UserError
 from gangline.mesh import Mesh
@@ -48,7 +49,9 @@ def train(s: Session) -> int:
     """Loop, final checkpoint, summary."""
     began, first = time.time(), s.step
     if s.comms.rank == 0:
-        s.directory.add_provenance("data", {"fingerprint": s.source.fingerprint(), "is": s.source.describe()})
+        s.directory.add_provenance("data", provenance_of(s.source))
+        sets = {name: provenance_of(held_out.source) for name, held_out in s.validation_sets.items()}
+        s.directory.add_provenance("validation_sets", sets)
     s.reporter.describe["data"] = s.source.describe()
     s.reporter.begin(s.run, str(s.directory.path), s.step, s.attempt, s.mesh.world)
     tell(s)
@@ -60,6 +63,11 @@ def train(s: Session) -> int:
     tell(s)
     s.reporter.end(summary(s, ending, time.time() - began, s.step - first))
     return exit_code(s, ending)
+
+
+def provenance_of(source: DataSource) -> dict[str, str]:
+    """What the run directory keeps of a data source."""
+    return {"fingerprint": source.fingerprint(), "is": source.describe()}
 
 
 def save_at_end(s: Session) -> None:

@@ -1,0 +1,61 @@
+"""Validation sets: each is named, and has the run's own data part with other options. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from typing import Any
+
+from gangline.config.schema import Run
+from gangline.config.serial import fill
+from gangline.config.values import plain
+from gangline.errors import Problem, UserError
+from gangline.parts import DataConfig
+from gangline.plugins import installed
+
+_NAME = re.compile(r"\w[\w-]*")  # without dots and slashes: a name is a step of a path, and of a curve's tag
+PATH = "validate.sets"
+
+
+def validation_sets(run: Run) -> dict[str, DataConfig]:
+    """The data of every set, by name. Raises UserError, which lists all that does not fit."""
+    found, problems = read_sets(run)
+    if problems:
+        raise UserError.of(problems)
+    return found
+
+
+def read_sets(run: Run) -> tuple[dict[str, DataConfig], list[Problem]]:
+    """The sets that fit, and what is wrong with the others; a set that is null is none."""
+    found: dict[str, DataConfig] = {}
+    problems: list[Problem] = []
+    offer = installed().part_of(run.data)
+    opened = {name: type(getattr(run.data, name)) for name in offer.part.opens}
+    for name, options in run.validate.sets.items():
+        if not _NAME.fullmatch(name):
+            problems.append(Problem(f"{PATH}: {name!r} is no name of a set.", "Letters, digits, '_' and '-'.", ""))
+        elif options is not None:
+            config = fill(type(run.data), _over(run.data, options), f"{PATH}.{name}", problems, opened, offer)
+            if config is not None:
+                found[name] = config
+    return found, problems
+
+
+def check_sets(run: Run) -> list[Problem]:
+    """What can be refused before anything is read: unknown options, values that do not fit, and what the part says."""
+    found, problems = read_sets(run)
+    for name, config in found.items():
+        said = config.check(run)
+        problems += [Problem(f"{PATH}.{name}: {problem.what}", problem.why, problem.mend) for problem in said]
+    return problems
+
+
+def _over(config: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The plain options of a configuration with some replaced; those that are dataclasses option by option."""
+    merged = plain(config)
+    for name, value in options.items():
+        inner = getattr(config, name, None)
+        deeper = is_dataclass(inner) and isinstance(value, Mapping)
+        merged[name] = _over(inner, value) if deeper else value
+    return merged

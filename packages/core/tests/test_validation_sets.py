@@ -1,0 +1,89 @@
+"""Several validation sets: what they are, what is refused, and a run that has some."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from gangline.config.check import check
+from gangline.config.paths import rooted
+from gangline.config.serial import from_dict, to_dict
+from gangline.config.validation import validation_sets
+from gangline.errors import UserError
+from gangline.testing.runs import small_run
+
+
+@pytest.fixture
+def corpora(tmp_path, monkeypatch):
+    """a/ and b/, each a file of other text."""
+    for name, text in (("a", "the quick brown fox. "), ("b", "lorem ipsum dolor sit amet, ")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "text.txt").write_text(text * 200)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(*settings: str) -> str:
+    with pytest.raises(UserError) as caught:
+        check(small_run("model.vocab_size=256", "data.path=a", *settings))
+    return str(caught.value)
+
+
+def test_a_set_is_the_runs_data_with_other_options(corpora):
+    run = small_run(
+        "model.vocab_size=256",
+        "data.path=a",
+        "data.documents=true",
+        "validate.sets.b={path: b, validation_fraction: 1}",
+        "validate.sets.none=null",
+    )
+    check(run)
+    assert list(validation_sets(run)) == ["b"]
+    config = validation_sets(run)["b"]
+    assert (config.path, config.documents, config.validation_fraction) == ("b", True, 1.0)
+    written = rooted(run)
+    assert written["validate"]["sets"]["b"] == {"path": os.path.abspath("b"), "validation_fraction": 1}
+    assert to_dict(from_dict(written))["validate"] == written["validate"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("validate.sets.b={pth: b}", "validate.sets.b.pth: data=text has no such option"),
+        ("validate.sets.b={documents: 7}", "validate.sets.b.documents=7: expected true or false"),
+        ("validate.sets.b={path: c}", "validate.sets.b: data.path=c names no text"),
+        ("validate.sets.b={validation_fraction: 2}", "validate.sets.b: data.validation_fraction=2.0 is not"),
+        ("validate.sets={a/b: {path: b}}", "'a/b' is no name of a set"),
+        ("validate.sets.b=b", "expected a mapping"),
+        ("data.validation_fraction=1", "data.validation_fraction=1.0 is not"),
+    ],
+)
+def test_what_a_set_cannot_be_is_refused(setting, message, corpora):
+    assert message in refused(setting)
+
+
+def test_a_run_validates_on_each_of_its_sets(runs, corpora):
+    """Sets of the run's own options have its loss; a run that goes on may have others; a mistake writes nothing."""
+    words = (
+        "run.dir=out",
+        f"data.path={corpora}/a",
+        "validate.every=3",
+        "validate.samples=3",
+        f"validate.sets={{same: {{}}, b: {{path: {os.path.relpath(corpora / 'b', runs.directory)}, "
+        "validation_fraction: 1}}",
+    )
+    assert "has no such option" in runs.train(*words, "validate.sets.b.fraction=1", code=2)
+    assert not (runs.directory / "out").exists()
+    printed = runs.train(*words, "track=[console,jsonl]")
+    held = [record for record in runs.records("out") if record["validation_losses"]]
+    assert [record["step"] for record in held] == [3, 6]
+    for record in held:
+        assert record["validation_losses"]["same"] == record["validation_loss"]
+        assert record["validation_losses"]["b"] != record["validation_loss"]
+    assert f"b={held[-1]['validation_losses']['b']:.4f}" in printed
+    kept = json.loads((runs.directory / "out" / "provenance.json").read_text())
+    assert kept["validation_sets"]["b"]["is"].startswith("1 files")
+    runs.train("resume=out", "run.steps=9", "validate.sets.same=null", "validate.sets.more={documents: true}")
+    assert set(runs.records("out")[-1]["validation_losses"]) == {"b", "more"}
