@@ -44,6 +44,12 @@ def test_a_full_disk_fails_saves_and_nothing_else(runs: Runs, tmp_path: Path, ca
     assert f"could not be saved: {room}" in printed
     assert "training goes on" in printed
     assert f"could not be saved: {room}" in notes(records)
+    whole = ["step-00000002"] if can_mount() else []
+    assert [record["saved"] for record in records if record["saved"]] == whole
+    assert sorted({*re.findall(r"  saved (step-\d+)", printed)}) == whole, "what only began was said to be saved"
+    assert re.findall(r"  saving (step-\d+)", printed) == [f"step-{step:08d}" for step in (2, 4, 6, 8, 9)]
+    for step in (4, 6, 8):  # the last is tried once more
+        assert len(re.findall(rf"checkpoint step-0000000{step} could not be saved", printed)) == 1
     assert room in records[-1]["failed_save"]
     newest = "The newest whole one is step-00000002." if can_mount() else "There is no earlier one."
     assert re.search(rf"train: the last checkpoint could not be saved: .*\n.*{newest}", printed)

@@ -235,7 +235,8 @@ def printed(*records: StepRecord, every: int | None = None, last: int = 100, ter
 
 
 def test_plain_lines_say_what_matters():
-    text = printed(record(1), record(2, validation_loss=4.25, checkpoint="step-00000002"), last=2)
+    saved = {"saved": "step-00000001", "checkpoint": "step-00000002"}
+    text = printed(record(1), record(2, validation_loss=4.25, **saved), last=2)
     assert "\x1b" not in text, "no control characters off a terminal"
     header, model, data, first, second, note, *_ = text.splitlines()
     assert header == "tiny: steps 1 to 2, in runs/a"
@@ -253,7 +254,7 @@ def test_plain_lines_say_what_matters():
     ):
         assert part in first
     assert "validation 4.2500" in second
-    assert "saved step-00000002" in second
+    assert "saved step-00000001  saving step-00000002" in second, "what only begins is not saved yet"
     assert "left" not in second, "nothing is left after the last step"
     assert note == "[a] note"
 
@@ -287,8 +288,10 @@ def test_lines_come_every_so_many_steps():
 
 def test_what_is_worth_a_line_gets_one():
     odd = [record(7, validation_loss=1.0), record(8, checkpoint="step-00000008"), record(9, skipped="not finite")]
-    text = printed(*map(record, range(1, 7)), *odd, record(10), every=50)
-    assert steps_with_a_line(text) == [1, 7, 8, 9]
+    saved, again = record(11, saved="step-00000008"), record(13, checkpoint="step-00000013", failed_save="no room")
+    text = printed(*map(record, range(1, 7)), *odd, record(10), saved, record(12), again, every=50)
+    assert steps_with_a_line(text) == [1, 7, 8, 9, 11, 13]
+    assert "saving step-00000013, for the last save failed" in text
     assert "skipped: not finite" in text
 
 

@@ -30,7 +30,8 @@ class StepRecord:
     validation_losses: dict[str, float] = field(default_factory=dict)  # by name, of what else was validated
     metrics: dict[str, float | list[float]] = field(default_factory=dict)
     verdicts: list[dict] = field(default_factory=list)
-    checkpoint: str | None = None  # the id of the checkpoint that is saved after this step
+    checkpoint: str | None = None  # the id of the checkpoint whose save begins after this step
+    saved: str | None = None  # the id of the checkpoint that has become whole since the step before
     saving: float | None = None  # of the save under way, the share that is written; None: there is none
     failed_save: str | None = None  # why the newest save that has ended came to nothing, if it did
     notes: list[str] = field(default_factory=list)  # what people were told since the step before

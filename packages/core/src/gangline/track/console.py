@@ -51,7 +51,7 @@ class ConsoleTracker(Tracker):
         self.newest = record
         if record.validation_loss is not None:
             self.validated = record
-        worth_a_line = record.validation_loss is not None or record.checkpoint or record.skipped
+        worth_a_line = record.validation_loss is not None or record.checkpoint or record.saved or record.skipped
         if worth_a_line or record.step in (self.first + 1, self.final) or record.step % self.between == 0:
             self._print(self.line(record))
         for line in validation_lines(record):
@@ -86,8 +86,11 @@ class ConsoleTracker(Tracker):
         parts.append(f"mem {quantity(record.memory_bytes)}B")
         if record.validation_loss is not None:
             parts.append(f"validation {record.validation_loss:.4f}")
+        if record.saved:
+            parts.append(f"saved {record.saved}")
         if record.checkpoint:
-            parts.append(f"saved {record.checkpoint}")
+            again = ", for the last save failed" if record.failed_save else ""
+            parts.append(f"saving {record.checkpoint}{again}")
         if record.skipped:
             parts.append(f"skipped: {record.skipped}")
         left = self.seconds_left(record)

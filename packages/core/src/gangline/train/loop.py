@@ -49,6 +49,7 @@ def loop(s: Session) -> Ending:
         if saves:
             record.checkpoint = str(CheckpointId(s.step, s.attempt))
         record.saving, record.failed_save = s.saving.progress if s.saving else None, s.failed_save
+        record.saved, s.fresh = s.fresh, None
         # Before the save: a kill in between must not leave a checkpoint of a step that no tracker has seen.
         s.reporter.record(record)
         clock = Clock()
@@ -161,7 +162,8 @@ def poll(s: Session, wait: bool = False) -> None:
             s.saving.wait()
         elif not s.saving.poll():
             return
-        s.saved, s.failed_save = str(s.saving.id), None
+        s.saved = s.fresh = str(s.saving.id)
+        s.failed_save = None
     except SaveFailed as error:
         give_up(s, error)
     s.saving = None
@@ -175,6 +177,7 @@ def tell(s: Session) -> None:
 
 
 def give_up(s: Session, error: SaveFailed) -> None:
-    """A save came to nothing: say so and train on; the end of the run looks at it again."""
+    """A save came to nothing: say so, once, and train on; the end of the run looks at it again."""
     s.failed_save = error.why
-    s.reporter.note(f"{error}; what was saved before is untouched, and training goes on")
+    goes_on = ", and training goes on" if s.step < s.run.steps else ""
+    s.reporter.note(f"{error}; what was saved before is untouched{goes_on}")

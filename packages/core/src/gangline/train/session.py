@@ -46,7 +46,8 @@ class Session:
     cursor: int = 0  # the next global sample number
     tokens: int = 0  # valid tokens seen
     attempt: int = 1
-    saved: str | None = None  # the newest checkpoint, whole or under way
+    saved: str | None = None  # the newest whole checkpoint
+    fresh: str | None = None  # the checkpoint that has become whole since the last record
     saving: Handle | None = None
     failed_save: str | None = None  # why the newest save came to nothing
     notes: list[str] = field(default_factory=list)
