@@ -103,7 +103,7 @@ def _table(found: Iterable[Option]) -> Iterator[str]:
     yield "|---|---|---|---|"
     for option in found:
         default = f"`{_value(option.default)}`"
-        yield f"| `{option.path}` | {describe(option.hint)} | {default} | {cell(option.comment)} |"
+        yield f"| `{option.path}` | {describe(option.hint)} | {default} | {cell(option.help)} |"
 
 
 def _value(value: object) -> str:

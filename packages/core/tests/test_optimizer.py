@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -91,7 +89,7 @@ def adamw_of(pieces, deterministic=True, **settings):
 
 
 @pytest.mark.parametrize("deterministic", [False, True], ids=["fused", "foreach"])
-@pytest.mark.parametrize("settings", [{}, {"decay_vectors": True}, {"weight_decay": 0.0, "betas": [0.8, 0.9]}])
+@pytest.mark.parametrize("settings", [{}, {"decay_vectors": True}, {"weight_decay": 0.0, "betas": (0.8, 0.9)}])
 def test_adamw_is_torchs(deterministic, settings):
     config = Adamw(**settings)
     pieces = Pieces(values(0), cut=False)
@@ -202,18 +200,3 @@ def test_each_matrix_of_a_stack_is_orthogonalised_by_itself():
 def test_muon_of_pieces_is_muon_of_the_whole_to_the_bit():
     one, other = (trained(muon_of(pieces), pieces) for pieces in (Pieces(values(0), cut) for cut in (False, True)))
     assert all(one[name].equal(other[name]) for name in SHAPES)
-
-
-@pytest.mark.parametrize(
-    ("config", "word"),
-    [
-        (Adamw(betas=[0.9]), "betas"),
-        (Adamw(betas=[0.9, 1.0]), "betas"),
-        (Muon(momentum=1.0), "momentum"),
-        (Muon(iterations=0), "iterations"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(config, word):
-    (problem,) = config.check(SimpleNamespace())
-    assert word in problem.what
-    assert Muon().check(SimpleNamespace()) == []

@@ -94,7 +94,6 @@ class TestEveryPart:
         ({"heads": 12, "kv_heads": 5}, ["model.kv_heads=5", "1, 2, 3, 4, 6, 12"]),
         ({"head_dim": 15}, ["model.head_dim=15 is odd", "model.head_dim=16"]),
         ({"dim": 36, "heads": 12}, ["model.head_dim=3 is odd"]),
-        ({"layers": 0, "vocab_size": -1}, ["model.layers=0", "model.vocab_size=-1"]),
         ({"weights": "/nowhere"}, ["model.weights", "/nowhere", "config.json"]),
     ],
 )

@@ -176,11 +176,8 @@ def test_the_loss_scale_grows_shrinks_and_is_kept():
     assert again.scale == 4
 
 
-@pytest.mark.parametrize(
-    "config", [Fp16(min_scale=0.0), Fp16(initial_scale=0.5, min_scale=1.0), Fp16(growth_interval=0)]
-)
-def test_a_loss_scale_that_cannot_work_is_refused(config):
-    assert len(config.check(RUN)) == 1
+def test_a_loss_scale_that_starts_below_the_least_is_refused():
+    assert len(Fp16(initial_scale=0.5, min_scale=1.0).check(RUN)) == 1
     assert Fp16().check(RUN) == []
 
 

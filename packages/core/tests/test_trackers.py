@@ -19,7 +19,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from gangline.record import StepRecord
 from gangline.track import Start, Tracker
-from gangline.track.config import Console
 from gangline.track.console import ConsoleTracker, duration, quantity
 from gangline.track.jsonl import JsonLinesTracker
 from gangline.track.tensorboard import TensorBoardTracker
@@ -326,11 +325,6 @@ def test_quantities_are_short(number, text):
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (65, "1:05"), (3725, "1:02:05"), (59.7, "1:00")])
 def test_durations_read_as_a_clock(seconds, text):
     assert duration(seconds) == text
-
-
-def test_an_interval_without_sense_is_refused():
-    assert Console(every=0).check(None)[0].what == "track.console.every=0 is not a number of steps."
-    assert Console().check(None) == Console(every=5).check(None) == []
 
 
 # --- cost ------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from gangline.config.check import meaningless
 from gangline.errors import UserError
 from gangline.health import Action
 from gangline.record import StepRecord
@@ -19,7 +20,7 @@ from gangline.testing.runs import small_run
 from gangline.track.base import Start
 from gangline_moe.health import ExpertsCheck
 from gangline_moe.heatmap import PIXELS, HeatmapTracker, png
-from gangline_moe.parts import ExpertsHealth, Heatmap
+from gangline_moe.parts import ExpertsHealth
 from gangline_moe.report import as_svg, as_text, colour, main, rgb, shade
 from gangline_moe.sight import told, windows
 
@@ -147,13 +148,17 @@ def pixels(data: bytes) -> list[list[tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize(
-    ("config", "message"),
+    ("words", "message"),
     [
-        (ExpertsHealth(patience=0), "must be at least 1"),
-        (ExpertsHealth(hot=1.0), "must be more than 1"),
-        (Heatmap(every=0), "is not a number of steps"),
+        (("health=experts", "health.experts.patience=0"), "health.experts.patience=0 must be at least 1."),
+        (("health=experts", "health.experts.hot=1"), "health.experts.hot=1.0 must be more than 1, or inf."),
+        (("track=experts", "track.experts.every=0"), "track.experts.every=0 must be at least 1."),
     ],
 )
-def test_bad_options(config, message):
-    (problem,) = config.check(small_run())
-    assert message in problem.what
+def test_bad_options(words, message):
+    (problem,) = meaningless(small_run("moe=on", *words))
+    assert problem.what == message
+
+
+def test_no_load_is_too_hot_where_the_bound_is_infinite():
+    assert meaningless(small_run("moe=on", "health=experts", "health.experts.hot=inf")) == []

@@ -133,11 +133,6 @@ def test_the_message_of_a_layout_that_does_not_fit():
     )
 
 
-def test_an_axis_without_a_rank():
-    with pytest.raises(UserError, match=r"parallel\.cp=-1, parallel\.tp=0 must be at least 1"):
-        ThreeD(tp=0, cp=-1).axes(8)
-
-
 @given(st.integers(1, 64))
 def test_nothing_is_left_open_when_all_is_named(world):
     assert factor(world, {axis: world if axis == "cp" else 1 for axis in AXES}, {}, ())["cp"] == world

@@ -161,11 +161,12 @@ def gangline_data_sources() -> Iterable[Part]:
         from gangline import Part, hookimpl
         from gangline.data import DataSource
         from gangline.parts import DataConfig
+        from gangline.ranges import PositiveInt
 
 
         @dataclass
         class Counting(DataConfig):
-            stride: int = 1  # from one number to the next
+            stride: PositiveInt = 1  # from one number to the next
 
 
         class CountingSource(DataSource):
@@ -238,11 +239,12 @@ def gangline_parts() -> Iterable[Part]:
 
         from gangline import Part, hookimpl
         from gangline.parts import EditConfig
+        from gangline.ranges import PositiveInt
 
 
         @dataclass
         class Narrow(EditConfig):
-            by: int = 2  # how many times narrower
+            by: PositiveInt = 2  # how many times narrower
 
 
         def edit(tree, plan, options):

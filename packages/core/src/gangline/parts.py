@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gangline.errors import Problem
+from gangline.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -75,7 +76,7 @@ class PartConfig:
 class ModelConfig(PartConfig):
     """`build(config, run) -> (tree, plan)`: the tree of config nodes and its `gangline.plan.Plan`. Torch-free."""
 
-    vocab_size: int = 256  # different tokens that the data may have
+    vocab_size: PositiveInt = 256  # different tokens that the data may have
 
 
 @dataclass
@@ -142,15 +143,15 @@ class PrecisionConfig(PartConfig):
 class OptimizerConfig(PartConfig):
     """`build(config, run, runtime) -> gangline.optimizer.Optimizer`."""
 
-    learning_rate: float = 3e-3  # at its highest; the schedule multiplies it with a factor up to 1
-    clip_norm: float | None = 1.0  # global gradient norm; null for none
+    learning_rate: NonNegativeFloat = 3e-3  # at its highest; the schedule multiplies it with a factor up to 1
+    clip_norm: PositiveFloat | None = 1.0  # global gradient norm; null for none
 
 
 @dataclass
 class ScheduleConfig(PartConfig):
     """`build(config, run) -> callable(step) -> factor` in [0, 1], pure, torch-free; multiplies the learning rate."""
 
-    warmup_steps: int | None = None  # steps to climb to the full rate; null: a twentieth of the run
+    warmup_steps: NonNegativeInt | None = None  # steps to climb to the full rate; null: a twentieth of the run
 
     def warmup(self, run: Run) -> int:
         """`warmup_steps` with its default filled in."""
@@ -161,7 +162,7 @@ class ScheduleConfig(PartConfig):
 class CheckpointConfig(PartConfig):
     """`build(config, run, store) -> gangline.checkpoint.Checkpointer`."""
 
-    every: str | int | None = None  # steps, or "auto" where the part can; null: only at the end
+    every: PositiveInt | Literal["auto"] | None = None  # steps, or "auto" where the part can; null: only at the end
     at_end: bool = True  # save after the last step
 
 
@@ -188,7 +189,7 @@ class TrackConfig(PartConfig):
 class LaunchConfig(PartConfig):
     """`build(config, run) -> gangline.launch.Launcher`: a run directory in, processes out."""
 
-    processes: int | None = None  # null: all GPUs; without a GPU what the strategy asks for
+    processes: PositiveInt | None = None  # null: all GPUs; without a GPU what the strategy asks for
 
 
 # The groups that core itself reads, in the order in which they are shown.

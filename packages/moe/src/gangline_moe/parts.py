@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Annotated, ClassVar
 
-from gangline.errors import Problem
 from gangline.parts import HealthConfig, Part, TrackConfig
-
-if TYPE_CHECKING:
-    from gangline.config.schema import Run
+from gangline.ranges import MoreThan, OrInfinite, PositiveInt
 
 
 @dataclass
 class ExpertsHealth(HealthConfig):
     """Warns of an expert without tokens, and of one with far more than its share."""
 
-    patience: int = 20  # steps in a row before it is said
-    hot: float = 4.0  # times the mean load of its layer
-
-    def check(self, run: Run) -> list[Problem]:
-        found = []
-        if self.patience < 1:
-            found.append(Problem(f"health.experts.patience={self.patience} must be at least 1."))
-        if not self.hot > 1:
-            found.append(Problem(f"health.experts.hot={self.hot} must be more than 1, the mean load."))
-        return found
+    patience: PositiveInt = 20  # steps in a row before it is said
+    hot: Annotated[float, MoreThan(1), OrInfinite()] = 4.0  # times the mean load of its layer
 
 
 @dataclass
@@ -34,13 +23,8 @@ class Heatmap(TrackConfig):
 
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
-    every: int = 50  # steps from one picture to the next; each is of all steps since the last
+    every: PositiveInt = 50  # steps from one picture to the next; each is of all steps since the last
     path: str | None = None  # null: tensorboard/experts in the run directory
-
-    def check(self, run: Run) -> list[Problem]:
-        if self.every > 0:
-            return []
-        return [Problem(f"track.experts.every={self.every} is not a number of steps.", "", "track.experts.every=50")]
 
 
 HEALTH = (

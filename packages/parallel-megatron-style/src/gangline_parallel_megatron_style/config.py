@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from gangline.errors import Problem
 from gangline.mesh import AXES, Mesh
 from gangline.parts import ParallelConfig
+from gangline.ranges import NonNegativeInt, OneOf, PositiveInt
 from gangline_parallel_megatron_style.layout import check as layout_check
 from gangline_parallel_megatron_style.layout.factor import divisors, factor, nearest
 from gangline_parallel_megatron_style.layout.topology import Topology
@@ -24,21 +25,21 @@ if TYPE_CHECKING:
 class Composed(ParallelConfig):
     """All five axes, each of which may be left open (null) and is then derived from the number of processes."""
 
-    tp: int | None = None  # tensor parallelism: ranks that share every matrix; null: derived
-    pp: int | None = None  # pipeline parallelism: groups of ranks that share the blocks; null: derived
-    cp: int | None = None  # context parallelism: ranks that share every sequence; null: 1
-    dp_replicate: int | None = None  # data parallelism, whole copies: ranks that share the batch; null: derived
-    dp_shard: int | None = None  # data parallelism, sharded: ranks that share batch and state; null: derived
-    zero: int = 1  # what dp_shard and cp cut: 1 the optimizer state, 2 gradients too, 3 weights too; 0 nothing
-    schedule: str = "1f1b"  # order of the pipeline: gpipe, 1f1b, interleaved_1f1b, zb_h1, zb_v or dualpipe_v
+    tp: PositiveInt | None = None  # tensor parallelism: ranks that share every matrix; null: derived
+    pp: PositiveInt | None = None  # pipeline parallelism: groups of ranks that share the blocks; null: derived
+    cp: PositiveInt | None = None  # context parallelism: ranks that share every sequence; null: 1
+    dp_replicate: PositiveInt | None = None  # data parallelism, whole copies: ranks that share the batch; null: derived
+    dp_shard: PositiveInt | None = None  # data parallelism, sharded: ranks that share batch and state; null: derived
+    zero: Literal[0, 1, 2, 3] = 1  # what dp_shard and cp cut: 1 optimizer state, 2 and gradients, 3 and weights; 0 none
+    schedule: Annotated[str, OneOf(SCHEDULES)] = "1f1b"  # order of the pipeline
     overlap: bool | None = None  # with dualpipe_v: forwards take turns with backwards; null: where a fold has transfers
-    chunks: int | None = None  # model chunks a pipeline rank has; null: as the schedule needs (1 or 2)
-    stages: list[int] | None = None  # blocks of each model chunk, first to last; null: balanced by what they cost
+    chunks: PositiveInt | None = None  # model chunks a pipeline rank has; null: as the schedule needs (1 or 2)
+    stages: list[PositiveInt] | None = None  # blocks of each model chunk, first to last; null: balanced by their cost
     sequence_parallel: bool = True  # with tp: between the matrices each rank keeps its part of the sequence only
-    context: str = "ring"  # with cp: ring (keys and values go round) or ulysses (heads for tokens, all-to-all)
-    prefetch: int = 1  # with zero=3: how many blocks' weights are gathered ahead of the one being computed
-    compress: str = "none"  # gradients on the wire between data ranks: none, bf16 or onebit (with error feedback)
-    compress_after: int = 100  # with compress=onebit: the steps before it, whose gradients travel as they are
+    context: Literal["ring", "ulysses"] = "ring"  # with cp: keys and values go round (ring), or heads for tokens
+    prefetch: NonNegativeInt = 1  # with zero=3: how many blocks' weights are gathered ahead of the one being computed
+    compress: Literal["none", "bf16", "onebit"] = "none"  # gradients on the wire; onebit with error feedback
+    compress_after: NonNegativeInt = 100  # with compress=onebit: steps before it send gradients as they are
     offload: bool = False  # with a GPU: keep master weights and optimizer state in host memory, and step there
     record: bool = False  # with pp: time every action of every step, for `gangline parallel draw RUN_DIR`
     force: bool = False  # allow what is refused because it is slow: tp wider than a node
@@ -63,7 +64,6 @@ class Composed(ParallelConfig):
 
     def axes(self, world: int) -> dict[str, int]:
         """Sizes of all five axes; raises UserError, with the nearest layouts that fit, where there is none."""
-        layout_check.refuse_sizes(self)
         return factor(world, self.named(), self._wishes(world), self.TAKERS)
 
     def _wishes(self, world: int) -> Mapping[str, int]:
@@ -104,7 +104,7 @@ class Composed(ParallelConfig):
     @property
     def model_chunks(self) -> int:
         """`chunks` with its default filled in."""
-        return self.chunks or (SCHEDULES[self.schedule].chunks if self.schedule in SCHEDULES else 1)
+        return self.chunks or SCHEDULES[self.schedule].chunks
 
 
 @dataclass
@@ -120,14 +120,14 @@ class ThreeD(Composed):
 class Fsdp(Composed):
     """Weights, gradients and optimizer state cut over all ranks; each block's weights are gathered when needed."""
 
-    zero: int = 3
+    zero: Literal[0, 1, 2, 3] = 3
 
 
 @dataclass
 class Hsdp(Composed):
     """As fsdp inside a group of ranks (a node, or half of what there is), with copies over the groups."""
 
-    zero: int = 3
+    zero: Literal[0, 1, 2, 3] = 3
 
     DEFAULT_WORLD = 4
     TAKERS = ("dp_replicate", "dp_shard")

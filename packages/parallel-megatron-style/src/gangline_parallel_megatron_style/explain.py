@@ -58,13 +58,15 @@ def explained(run: Run) -> Explained:
 
 def case_of(run: Run) -> Case:
     """A run on its mesh. Raises UserError as `explained` does."""
-    from gangline.config.check import layout_problems, world_of
+    from gangline.config.check import layout_problems, meaningless, world_of
     from gangline.plugins import installed
 
     if not isinstance(run.parallel, Composed):
         part = installed().part_of(run.parallel).part.name
         listed = ", ".join(name for name, offer in installed().offers("parallel").items() if _ours(offer.part.config))
         raise UserError(f"parallel={part} is not explained here.", f"These are: {listed}.")
+    if problems := meaningless(run):
+        raise UserError.of(problems)
     opened = [getattr(edit, name) for edit in run.edits.values() for name in installed().part_of(edit).part.opens]
     problems = [problem for part in (run.model, *run.edits.values(), *opened) for problem in part.check(run)]
     problems += check.check(run.parallel, run) or layout_problems(run)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gangline.errors import Problem
 from gangline.parts import CheckpointConfig, Part
+from gangline.ranges import PositiveInt
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -16,27 +17,15 @@ if TYPE_CHECKING:
 class TorchCheckpoint(CheckpointConfig):
     """Checkpoints in the files of torch.distributed.checkpoint, with checksums, made visible by one rename."""
 
-    keep_last: int | None = None  # the newest so many are kept (with 1 there is none to fall back on); null: all
+    keep_last: PositiveInt | None = None  # the newest so many stay (with 1 there is none to fall back on); null: all
 
     def check(self, run: Run) -> list[Problem]:
-        problems = []
-        if self.every is not None and not (str(self.every).isdecimal() and int(self.every) > 0):
-            problems.append(
-                Problem(
-                    f"checkpoint.every={self.every} is not a number of steps.",
-                    "checkpoint=torch cannot choose the interval by itself.",
-                    "checkpoint.every=100, or null to save only at the end.",
-                )
-            )
-        if self.keep_last is not None and self.keep_last < 1:
-            problems.append(
-                Problem(
-                    f"checkpoint.keep_last={self.keep_last} would keep no checkpoint.",
-                    "A run that is interrupted goes on from the newest one.",
-                    "checkpoint.keep_last=1 keeps the newest; checkpoint=off saves none.",
-                )
-            )
-        return problems
+        if self.every != "auto":
+            return []
+        why = "checkpoint=torch cannot choose the interval by itself."
+        return [
+            Problem("checkpoint.every=auto is no number of steps.", why, "checkpoint.every=100, or null: at the end")
+        ]
 
 
 @dataclass

@@ -6,7 +6,7 @@ import types
 from collections.abc import Iterator, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 from gangline.config.chosen import known
 from gangline.config.recipes import recipes
@@ -92,15 +92,13 @@ def _values(before: Sequence[str], key: str, value: str) -> list[str]:
         names = installed().choices(group)
         return [f"{start}{name}" for name in names if name not in done.strip("[").split(",") or group not in LISTS]
     option = known(before).options.get(group)
-    return [] if option is None else _words(option.hint)
+    return [] if option is None else list(dict.fromkeys([*option.choices, *_words(option.hint)]))
 
 
 def _words(hint: Any) -> list[str]:
     """The values of a type that has few."""
     if get_origin(hint) in (Union, types.UnionType):
         return [word for member in get_args(hint) for word in _words(member)]
-    if get_origin(hint) is Literal:
-        return [str(word) for word in get_args(hint)]
     if hint is bool:
         return ["true", "false"]
     if hint is type(None):

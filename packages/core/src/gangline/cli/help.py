@@ -13,7 +13,7 @@ from gangline.config.defaults import DEFAULTS
 from gangline.config.fields import REQUIRED, Option
 from gangline.config.recipes import recipes, summary
 from gangline.config.schema import SECTIONS
-from gangline.config.values import describe
+from gangline.config.values import describe, written
 from gangline.discovery import version_of
 from gangline.parts import LISTS
 from gangline.plugins import OFF, installed
@@ -85,7 +85,7 @@ def _groups() -> str:
 
 
 def _options(options: Iterable[Option]) -> str:
-    rows = [(f"{option.path}={_value(option.default)}", option.comment or _choices(option.hint)) for option in options]
+    rows = [(f"{option.path}={_value(option.default)}", option.help or _choices(option.hint)) for option in options]
     width = min(44, max((len(left) for left, _ in rows), default=0))
     lines = []
     for left, comment in rows:
@@ -102,15 +102,7 @@ def _choices(hint: Any) -> str:
 
 
 def _value(value: object) -> str:
-    if value == REQUIRED:
-        return "<required>"
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list):
-        return f"[{','.join(_value(item) for item in value)}]"
-    return str(value)
+    return "<required>" if value == REQUIRED else written(value)
 
 
 def _recipes() -> str:

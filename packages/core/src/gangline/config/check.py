@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
+from typing import Any
 
-from gangline.config.schema import Run
-from gangline.config.validation import check_sets
+from gangline.config.fields import REQUIRED, comments_of, defaults, stated
+from gangline.config.schema import SECTIONS, Run
+from gangline.config.suggest import near
+from gangline.config.validation import PATH as VALIDATION_SETS
+from gangline.config.validation import check_sets, read_sets
+from gangline.config.values import written
 from gangline.errors import Problem, UserError
 from gangline.launch import agents
 from gangline.launch.config import gpus, processes
@@ -13,14 +19,17 @@ from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
 from gangline.parts import PartConfig
 from gangline.plugins import installed
+from gangline.ranges import choices, wrong
 
 
 def check(run: Run) -> None:
-    """Raises UserError that lists everything found: numbers, parts, model edits, layout, batch."""
-    problems = list(_numbers(run))
-    for config in _configs(run):
-        problems += config.check(run)
-    problems += check_sets(run)
+    """Raises UserError that lists everything found: values without meaning; else parts, model edits, layout, batch."""
+    problems = meaningless(run)
+    if not problems:
+        problems += _device(run)
+        for config in _configs(run):
+            problems += config.check(run)
+        problems += check_sets(run)
     if not problems:
         problems += _refused(lambda: compose_model(run))
         problems += layout_problems(run)
@@ -34,22 +43,28 @@ def world_of(run: Run) -> int:
     return job.world if job else processes(run)
 
 
-def _numbers(run: Run) -> Iterator[Problem]:
-    least = {
-        "run.steps": (run.run.steps, 1),
-        "run.sample": (run.run.sample, 0),
-        "run.recompute_every": (run.run.recompute_every, 1),
-        "batch.global_size": (run.batch.global_size, 1),
-        "batch.micro_size": (run.batch.micro_size, 1),
-        "batch.sequence_length": (run.batch.sequence_length, 1),
-        "validate.every": (run.validate.every, 1),
-        "validate.samples": (run.validate.samples, 1),
-        "launch.processes": (run.launch.processes, 1),
-        "schedule.warmup_steps": (run.schedule.warmup_steps, 0),
-    }
-    for path, (value, least_value) in least.items():
-        if value is not None and value < least_value:
-            yield Problem(f"{path}={value} must be at least {least_value}.")
+def meaningless(run: Run) -> list[Problem]:
+    """Values outside of the ranges that the fields of sections and parts state (`gangline.ranges`)."""
+    places = [*((name, getattr(run, name)) for name in SECTIONS), *run.parts()]
+    places += [(f"{VALIDATION_SETS}.{name}", config) for name, config in read_sets(run)[0].items()]
+    return [problem for place, config in places for problem in _meaningless(config, place)]
+
+
+def _meaningless(config: Any, path: str) -> Iterator[Problem]:
+    cls: Any = type(config)
+    for name, default in defaults(cls).items():
+        value, hint = getattr(config, name), stated(cls)[name]
+        if is_dataclass(value):
+            yield from _meaningless(value, f"{path}.{name}")
+        elif complaint := wrong(hint, value):
+            usual = "" if default == REQUIRED else f"The default:  {path}.{name}={written(default)}"
+            comment = f"It is: {comments_of(cls)[name]}" if name in comments_of(cls) else ""
+            yield Problem(
+                f"{path}.{name}={written(value)} {complaint}.", near(str(value), choices(hint)) or comment, usual
+            )
+
+
+def _device(run: Run) -> Iterator[Problem]:
     device = run.run.device
     if device is not None and device.split(":")[0] == "cuda" and not gpus():
         yield Problem(

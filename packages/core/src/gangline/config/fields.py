@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
-import re
+import io
+import textwrap
+import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from gangline.config.values import plain
+from gangline.ranges import choices, words
 
 REQUIRED = "???"  # an option without a default, as OmegaConf writes it
 
@@ -22,6 +26,19 @@ class Option:
     hint: Any
     default: Any  # plain; REQUIRED where there is none
     comment: str
+    stated: Any  # the hint with its range, see `gangline.ranges`
+
+    @property
+    def choices(self) -> list[str]:
+        """Its values, where they can be listed."""
+        return choices(self.stated)
+
+    @property
+    def help(self) -> str:
+        """The comment, and the values that have a meaning."""
+        listed = [] if all(word in self.comment for word in self.choices) else [f"one of {', '.join(self.choices)}"]
+        ranges = "; ".join(filter(None, [*listed, "" if self.choices else words(self.stated)]))
+        return f"{self.comment} ({ranges})" if self.comment and ranges else self.comment or ranges
 
 
 @cache
@@ -31,6 +48,20 @@ def hints(cls: type) -> dict[str, Any]:
         return get_type_hints(cls)
     except NameError as error:
         raise TypeError(f"{cls.__qualname__}: the type of an option must be importable at run time: {error}") from error
+
+
+@cache
+def stated(cls: type) -> dict[str, Any]:
+    """As `hints`, with the ranges: a field that a class only gives another default keeps that of the class above."""
+    found: dict[str, Any] = {}
+    bare: dict[str, Any] = {}
+    hints(cls)  # says what cannot be imported
+    for base in reversed(cls.__mro__):
+        full, stripped = get_type_hints(base, include_extras=True), get_type_hints(base)
+        for name in vars(base).get("__annotations__", {}):
+            if bare.get(name) != stripped[name] or full[name] != stripped[name]:
+                found[name], bare[name] = full[name], stripped[name]
+    return found
 
 
 def defaults(cls: type) -> dict[str, Any]:
@@ -48,11 +79,11 @@ def defaults(cls: type) -> dict[str, Any]:
 def options(cls: type, prefix: str, opened: Mapping[str, type] | None = None) -> Iterator[Option]:
     """The options of a class, nested dataclasses opened up; `opened` says which class fills a field."""
     opened = opened or {}
-    comments, types, values = comments_of(cls), hints(cls), defaults(cls)
+    comments, types, ranges, values = comments_of(cls), hints(cls), stated(cls), defaults(cls)
     for name, value in values.items():
         inner = opened.get(name) or _dataclass_in(types[name])
         if inner is None:
-            yield Option(f"{prefix}.{name}", types[name], value, comments.get(name, ""))
+            yield Option(f"{prefix}.{name}", types[name], value, comments.get(name, ""), ranges[name])
         else:
             yield from options(inner, f"{prefix}.{name}")
 
@@ -74,9 +105,17 @@ def comments_of(cls: type) -> dict[str, str]:
         if not is_dataclass(base):
             continue
         try:
-            source = inspect.getsource(base)
+            source = textwrap.dedent(inspect.getsource(base))
         except (OSError, TypeError):
             continue
-        for match in re.finditer(r"^\s+(\w+)\s*:[^#\n]*#\s*(.+?)\s*$", source, re.MULTILINE):
-            found[match[1]] = match[2]
+        comments = {
+            token.start[0]: token.string.lstrip("#").strip()
+            for token in tokenize.generate_tokens(io.StringIO(source).readline)
+            if token.type == tokenize.COMMENT
+        }
+        for item in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+                lines = range(item.lineno, (item.end_lineno or item.lineno) + 1)
+                if said := " ".join(comments[line] for line in lines if line in comments):
+                    found[item.target.id] = said
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
 from gangline.parts import (
     GROUPS,
@@ -26,6 +26,7 @@ from gangline.parts import (
     ScheduleConfig,
     TrackConfig,
 )
+from gangline.ranges import AnyNumber, NonNegativeInt, PositiveInt
 
 
 class Recompute(Enum):
@@ -42,14 +43,14 @@ class RunSection:
 
     name: str = "run"  # for people: it ends the directory's name
     dir: str | None = None  # null: runs/<date>-<time>-<name>
-    seed: int = 0  # weights, the order of data and every other draw follow from it
-    steps: int = 300  # optimizer steps
+    seed: Annotated[int, AnyNumber()] = 0  # weights, the order of data and every other draw follow from it
+    steps: PositiveInt = 300  # optimizer steps
     deterministic: bool = False  # sums over ranks in rank order, deterministic kernels: slower, reproducible to the bit
     device: str | None = None  # null: a GPU where there is one
     recompute: Recompute = Recompute.none  # what the backward pass computes again: none, selective (attention), full
-    recompute_every: int = 1  # of every n blocks one is recomputed
+    recompute_every: PositiveInt = 1  # of every n blocks one is recomputed
     compile: bool = False  # torch.compile, block by block
-    sample: int = 200  # tokens to write from the finished model; 0: none
+    sample: NonNegativeInt = 200  # tokens to write from the finished model; 0: none
     save_on_signal: bool = True  # SIGTERM or Ctrl-C: save a checkpoint at the step boundary, then end
 
 
@@ -57,9 +58,9 @@ class RunSection:
 class BatchSection:
     """How much data a step sees. global_size = micro_size x accumulation x data-parallel width."""
 
-    global_size: int = 16  # sequences a step, over all ranks
-    micro_size: int | None = None  # sequences a forward pass, on one rank; null: a rank's whole share
-    sequence_length: int = 128  # tokens
+    global_size: PositiveInt = 16  # sequences a step, over all ranks
+    micro_size: PositiveInt | None = None  # sequences a forward pass, on one rank; null: a rank's whole share
+    sequence_length: PositiveInt = 128  # tokens
 
 
 @dataclass
@@ -69,8 +70,8 @@ class ValidateSection:
     A set that is null is none: so a run that goes on, or a recipe's, can do without one.
     """
 
-    every: int | None = 100  # steps; null: never
-    samples: int = 64  # sequences of each set, rounded up to whole micro-batches
+    every: PositiveInt | None = 100  # steps; null: never
+    samples: PositiveInt = 64  # sequences of each set, rounded up to whole micro-batches
     sets: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # more sets by name: {code: {path: src}}
 
 

@@ -21,10 +21,11 @@ from typing import Any
 from gangline.config.fields import REQUIRED, defaults, hints
 from gangline.config.schema import SECTIONS, SINGLE, Run
 from gangline.config.suggest import near, synonym
-from gangline.config.values import Misfit, describe, plain, typed
+from gangline.config.values import Misfit, describe, plain, typed, written
 from gangline.errors import Problem, UserError
 from gangline.parts import GROUPS, LISTS, EditConfig, PartConfig
 from gangline.plugins import OFF, Offer, installed
+from gangline.ranges import choices
 
 ENVIRONMENT = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)\s*(?:,([^}]*))?\}")
 
@@ -144,7 +145,8 @@ def fill(
             try:
                 arguments[key] = typed(hint, values[key])
             except Misfit as misfit:
-                problems.append(Problem(f"{where}={_shown(values[key])}: {misfit}."))
+                guess = near(str(values[key]), choices(hint))
+                problems.append(Problem(f"{where}={written(values[key])}: {misfit}.", guess))
     if len(problems) > before:
         return None
     try:
@@ -152,10 +154,6 @@ def fill(
     except (ValueError, UserError) as error:  # a class may refuse in __post_init__
         problems.append(Problem(f"{path}: {error}"))
         return None
-
-
-def _shown(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _expand(value: Any, path: str, references: dict[str, str]) -> Any:

@@ -43,6 +43,15 @@ def plain(value: Any) -> Any:
     return value
 
 
+def written(value: Any) -> str:
+    """A value as a user types it."""
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(written, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)
+
+
 def describe(hint: Any) -> str:
     """A type in a user's words."""
     if hint is None or hint is type(None):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gangline.errors import Problem, UserError
 from gangline.parts import DataConfig, Part
+from gangline.ranges import Share
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
     from gangline.data.codec import Codec
-
-ERRORS = ("replace", "ignore", "strict")
 
 
 @dataclass
@@ -29,8 +28,8 @@ class Text(DataConfig):
     tokenizer: str | None = None  # a tokenizer.json; null: one token for each byte, vocabulary 256
     separator: str | None = None  # the token between files; null: the tokenizer's own end of text, or byte 0
     documents: bool = False  # each file stands alone: no attention across files, positions start anew
-    validation_fraction: float = 0.02  # of the files (of one file: its end) is held out; 1, of a validation set: all
-    encoding_errors: str = "replace"  # of text that is not UTF-8, with a tokenizer: replace, ignore or strict
+    validation_fraction: Share = 0.02  # of the files (of one file: its end) is held out; 1, of a validation set: all
+    encoding_errors: Literal["replace", "ignore", "strict"] = "replace"  # of text that is not UTF-8, with a tokenizer
 
     def codec(self) -> Codec:
         """Text to tokens and back, without reading the data. Raises UserError."""
@@ -43,12 +42,12 @@ class Text(DataConfig):
         from gangline.data.corpus import listing
 
         problems = []
-        if not 0 <= self.validation_fraction <= 1 or (self.validation_fraction == 1 and self is run.data):
+        if self.validation_fraction == 1 and self is run.data:
             problems.append(
                 Problem(
-                    f"data.validation_fraction={self.validation_fraction} is not a fraction.",
-                    "It says which part of the text is held out, and some has to be left to train on.",
-                    "Choose 0 <= data.validation_fraction < 1; all of it may be held out of a validation set.",
+                    "data.validation_fraction=1 leaves no text to train on.",
+                    "It says which part of the text is held out; all of it may be, of a validation set.",
+                    "Choose 0 <= data.validation_fraction < 1.",
                 )
             )
         elif self.validation_fraction == 0 and run.validate.every:
@@ -57,12 +56,6 @@ class Text(DataConfig):
                     "data.validation_fraction=0 leaves no text to validate on.",
                     f"The run validates every {run.validate.every} steps.",
                     "validate.every=null turns that off.",
-                )
-            )
-        if self.encoding_errors not in ERRORS:
-            problems.append(
-                Problem(
-                    f"data.encoding_errors={self.encoding_errors} is not known.", "", f"Choices: {', '.join(ERRORS)}."
                 )
             )
         problems += self._check_vocabulary(run)
@@ -86,7 +79,7 @@ class Text(DataConfig):
             needed = self.codec().vocab_size
         except UserError as error:
             return [error.problem()]
-        if needed <= run.model.vocab_size or run.model.vocab_size < 1:  # the model refuses that itself
+        if needed <= run.model.vocab_size:
             return []
         whose = "bytes" if self.tokenizer is None else f"data.tokenizer={self.tokenizer}"
         return [

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gangline.errors import Problem
 from gangline.parts import LaunchConfig, Part
+from gangline.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -20,19 +21,13 @@ if TYPE_CHECKING:
 class LocalLaunch(LaunchConfig):
     """Processes on this machine, watched by torch.distributed's elastic agent."""
 
-    max_restarts: int = 0  # how often the ranks are started again, from the latest checkpoint, after one failed
-    monitor_interval: float = 0.1  # seconds between two looks at the ranks
-    grace_seconds: float = 60.0  # from Ctrl-C or SIGTERM to SIGKILL: for the step under way and its checkpoint
+    max_restarts: NonNegativeInt = 0  # how often ranks are started again, from the latest checkpoint, after one failed
+    monitor_interval: PositiveFloat = 0.1  # seconds between two looks at the ranks
+    grace_seconds: NonNegativeFloat = 60.0  # from Ctrl-C or SIGTERM to SIGKILL: for the step under way and a checkpoint
 
     def check(self, run: Run) -> list[Problem]:
-        """Numbers that cannot be; more ranks than GPUs."""
+        """More ranks than GPUs."""
         problems = []
-        if self.max_restarts < 0:
-            problems.append(Problem(f"launch.max_restarts={self.max_restarts} is negative."))
-        if self.monitor_interval <= 0:
-            problems.append(Problem(f"launch.monitor_interval={self.monitor_interval:g} must be more than 0 seconds."))
-        if self.grace_seconds < 0:
-            problems.append(Problem(f"launch.grace_seconds={self.grace_seconds:g} is negative."))
         found, wanted = gpus(run.run.device), self.processes or 0
         if 0 < found < wanted:
             problems.append(

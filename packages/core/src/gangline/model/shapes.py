@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from gangline.errors import Problem
 from gangline.parts import ModelConfig, Part
+from gangline.ranges import AtLeast, NonNegativeFloat, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -20,40 +21,25 @@ class DecoderConfig(ModelConfig):
 
     file_options: ClassVar[tuple[str, ...]] = ("weights",)
 
-    dim: int = 768  # width of the residual stream
-    layers: int = 12  # blocks of attention and feed-forward
-    heads: int = 12  # of attention: queries
-    kv_heads: int | None = None  # key and value heads, each for heads / kv_heads query heads; null: as many as heads
-    head_dim: int | None = None  # width of a head; null: dim / heads
-    hidden: int = 2048  # width of the feed-forward
+    dim: PositiveInt = 768  # width of the residual stream
+    layers: PositiveInt = 12  # blocks of attention and feed-forward
+    heads: PositiveInt = 12  # of attention: queries
+    kv_heads: PositiveInt | None = None  # key and value heads, each for heads / kv_heads query heads; null: heads
+    head_dim: PositiveInt | None = None  # width of a head; null: dim / heads
+    hidden: PositiveInt = 2048  # width of the feed-forward
     qk_norm: bool = False  # RMSNorm of each query and key head, as in Qwen3
     tied: bool = False  # the head multiplies with the embedding's weight
-    norm_eps: float = 1e-5  # added to the mean square in every RMSNorm
-    rope_theta: float = 10_000.0  # base of the wavelengths of rotary positions
-    rope_scaling_factor: float | None = None  # long wavelengths grow by this, as in Llama 3.1; null: none
-    rope_low_freq_factor: float = 1.0  # wavelengths above rope_original_max_position / this grow in full
-    rope_high_freq_factor: float = 4.0  # wavelengths below rope_original_max_position / this stay
-    rope_original_max_position: int = 8192  # sequence length that the rotary positions were made for
-    init_std: float = 0.02  # of every matrix; those that write to the residual stream take 1 / sqrt(2 · layers) of it
+    norm_eps: NonNegativeFloat = 1e-5  # added to the mean square in every RMSNorm
+    rope_theta: PositiveFloat = 10_000.0  # base of the wavelengths of rotary positions
+    rope_scaling_factor: Annotated[float, AtLeast(1)] | None = None  # long wavelengths grow by this (Llama 3.1)
+    rope_low_freq_factor: PositiveFloat = 1.0  # wavelengths above rope_original_max_position / this grow in full
+    rope_high_freq_factor: PositiveFloat = 4.0  # wavelengths below rope_original_max_position / this stay
+    rope_original_max_position: PositiveInt = 8192  # sequence length that the rotary positions were made for
+    init_std: NonNegativeFloat = 0.02  # of every matrix; those that write to the residual stream: / sqrt(2 · layers)
     weights: str | None = None  # a Hugging Face directory to start from instead of drawn weights
 
     def check(self, run: Run) -> list[Problem]:
-        sizes = {
-            "vocab_size": self.vocab_size,
-            "dim": self.dim,
-            "layers": self.layers,
-            "heads": self.heads,
-            "kv_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "hidden": self.hidden,
-        }
-        found = [
-            Problem(f"model.{name}={size} must be at least 1")
-            for name, size in sizes.items()
-            if size is not None and size < 1
-        ]
-        if found:
-            return found
+        found = []
         if self.head_dim is None and self.dim % self.heads:
             found.append(
                 Problem(
@@ -76,6 +62,15 @@ class DecoderConfig(ModelConfig):
                     f"model.kv_heads={self.key_heads} does not divide model.heads={self.heads}",
                     "Each key head serves the same number of query heads.",
                     f"Choose kv_heads among {_divisors(self.heads)}.",
+                )
+            )
+        if self.rope_scaling_factor and self.rope_high_freq_factor <= self.rope_low_freq_factor:
+            found.append(
+                Problem(
+                    f"model.rope_high_freq_factor={self.rope_high_freq_factor} is not more than "
+                    f"model.rope_low_freq_factor={self.rope_low_freq_factor}",
+                    "Wavelengths between the two grow the less the shorter they are.",
+                    f"Take model.rope_high_freq_factor={4 * self.rope_low_freq_factor}.",
                 )
             )
         return found + self._check_weights(run)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gangline.errors import Problem, UserError
 from gangline.parts import ParallelConfig, Part
+from gangline.ranges import PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 class Single(ParallelConfig):
     """One process."""
 
-    groups: int = 1  # add gradients as this many data ranks would: the reference for a run of that width
+    groups: PositiveInt = 1  # add gradients as this many data ranks would: the reference for a run of that width
 
     def world(self, gpus: int) -> int:
         return 1
@@ -30,8 +31,6 @@ class Single(ParallelConfig):
         return {}
 
     def check(self, run: Run) -> list[Problem]:
-        if self.groups < 1:
-            return [Problem(f"parallel.groups={self.groups} must be at least 1.")]
         size = run.batch.global_size
         if size % self.groups or (size // self.groups) % (run.batch.micro_size or 1):
             return [
@@ -48,18 +47,13 @@ class Single(ParallelConfig):
 class Ddp(ParallelConfig):
     """Every rank holds the whole model and reads its share of the batch."""
 
-    bucket_mb: float = 4.0  # gradients travel in buckets of this many MiB, each as soon as it is full
+    bucket_mb: PositiveFloat = 4.0  # gradients travel in buckets of this many MiB, each as soon as it is full
 
     def world(self, gpus: int) -> int:
         return gpus or 2
 
     def axes(self, world: int) -> dict[str, int]:
         return {"dp_replicate": world}
-
-    def check(self, run: Run) -> list[Problem]:
-        if self.bucket_mb <= 0:
-            return [Problem(f"parallel.bucket_mb={self.bucket_mb} must be positive.")]
-        return []
 
 
 PARTS = (

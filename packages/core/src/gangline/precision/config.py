@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gangline.errors import Problem
 from gangline.parts import Part, PrecisionConfig
+from gangline.ranges import PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -31,19 +32,15 @@ class Bf16(PrecisionConfig):
 class Fp16(PrecisionConfig):
     """Compute in float16 under a loss scale; master weights, gradients and optimizer state in float32."""
 
-    initial_scale: float = 65536.0  # the loss is multiplied by this; powers of two cost no rounding
-    growth_interval: int = 2000  # finite steps in a row after which the scale doubles
-    min_scale: float = 1.0  # it is halved after a step that is not finite, down to this
+    initial_scale: PositiveFloat = 65536.0  # the loss is multiplied by this; powers of two cost no rounding
+    growth_interval: PositiveInt = 2000  # finite steps in a row after which the scale doubles
+    min_scale: PositiveFloat = 1.0  # it is halved after a step that is not finite, down to this
 
     def check(self, run: Run) -> list[Problem]:
-        if self.min_scale <= 0 or self.initial_scale < self.min_scale or self.growth_interval < 1:
-            return [
-                Problem(
-                    "precision=fp16 needs 0 < min_scale <= initial_scale and growth_interval >= 1.",
-                    f"They are {self.min_scale}, {self.initial_scale} and {self.growth_interval}.",
-                )
-            ]
-        return []
+        if self.initial_scale >= self.min_scale:
+            return []
+        what = f"precision.initial_scale={self.initial_scale} is less than precision.min_scale={self.min_scale}."
+        return [Problem(what, "The scale starts there, and is never less than the least.")]
 
 
 PARTS = (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gangline.errors import Problem
 from gangline.parts import Part, ScheduleConfig
+from gangline.ranges import NonNegativeInt, Share
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -26,22 +27,19 @@ class Constant(ScheduleConfig):
 class Cosine(Constant):
     """Warm up, then fall along half a cosine to `final` at the run's end (Loshchilov and Hutter, arXiv 1608.03983)."""
 
-    final: float = 0.1  # factor of the peak rate
-
-    def check(self, run: Run) -> list[Problem]:
-        return super().check(run) + _final(self.final)
+    final: Share = 0.1  # factor of the peak rate
 
 
 @dataclass
 class Wsd(Constant):
     """Warm up, stay, then fall in a straight line (MiniCPM, arXiv 2404.06395, section 4)."""
 
-    decay_steps: int | None = None  # null: a tenth of the run
-    final: float = 0.0  # factor of the peak rate
+    decay_steps: NonNegativeInt | None = None  # null: a tenth of the run
+    final: Share = 0.0  # factor of the peak rate
 
     def check(self, run: Run) -> list[Problem]:
-        problems = super().check(run) + _final(self.final)
-        if self.decay_steps is not None and not 0 <= self.decay_steps <= run.steps - self.warmup(run):
+        problems = super().check(run)
+        if self.decay_steps is not None and self.decay_steps > run.steps - self.warmup(run):
             problems.append(
                 Problem(
                     f"schedule.decay_steps={self.decay_steps} does not fit into the run.",
@@ -50,10 +48,6 @@ class Wsd(Constant):
                 )
             )
         return problems
-
-
-def _final(final: float) -> list[Problem]:
-    return [] if 0 <= final <= 1 else [Problem(f"schedule.final={final} must be a factor between 0 and 1.")]
 
 
 PARTS = (

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from gangline.errors import Problem
 from gangline.parts import Part, TrackConfig
-
-if TYPE_CHECKING:
-    from gangline.config.schema import Run
+from gangline.ranges import PositiveInt
 
 
 @dataclass
 class Console(TrackConfig):
     """A progress line on a terminal, and a line of text now and then anywhere."""
 
-    every: int | None = None  # steps between lines; null: about 30 lines in a run
-
-    def check(self, run: Run) -> list[Problem]:
-        if self.every is None or self.every > 0:
-            return []
-        return [Problem(f"track.console.every={self.every} is not a number of steps.", "", "track.console.every=10")]
+    every: PositiveInt | None = None  # steps between lines; null: about 30 lines in a run
 
 
 @dataclass

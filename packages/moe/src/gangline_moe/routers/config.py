@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from gangline.errors import Problem
 from gangline.parts import Part, PartConfig
+from gangline.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, ShareBelowOne
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -23,24 +24,18 @@ GROUP = "moe/router"
 class RouterConfig(PartConfig):
     """What every router has: ways to keep the load even, each switched off by 0, and noise."""
 
-    bias_rate: float = 0.0  # step of a bias of each expert that the choice sees, up or down by the step's load
-    sequence_loss: float = 0.0  # weight of the load-balancing loss over each sequence
-    step_loss: float = 0.0  # weight of the load-balancing loss with the last step's load over the whole batch
-    z_loss: float = 0.0  # weight of the mean squared log-sum-exp of the router's logits
-    jitter: float = 0.0  # the router sees each feature multiplied by 1 - jitter to 1 + jitter
+    bias_rate: NonNegativeFloat = 0.0  # step of a bias of each expert that the choice sees, up or down by its load
+    sequence_loss: NonNegativeFloat = 0.0  # weight of the load-balancing loss over each sequence
+    step_loss: NonNegativeFloat = 0.0  # weight of the load-balancing loss with the last step's load, whole batch
+    z_loss: NonNegativeFloat = 0.0  # weight of the mean squared log-sum-exp of the router's logits
+    jitter: ShareBelowOne = 0.0  # the router sees each feature multiplied by 1 - jitter to 1 + jitter
 
     def check(self, run: Run) -> list[Problem]:
         return list(self.problems(run))
 
     def problems(self, run: Run) -> Iterator[Problem]:
-        """Values that mean nothing."""
-        for name in ("bias_rate", "sequence_loss", "step_loss", "z_loss"):
-            if not getattr(self, name) >= 0:
-                yield Problem(
-                    f"moe.router.{name}={getattr(self, name)} must not be negative.", "", "0 switches it off."
-                )
-        if not 0 <= self.jitter < 1:
-            yield Problem(f"moe.router.jitter={self.jitter} is no share.", "", "Choose 0 <= moe.router.jitter < 1.")
+        """What does not fit together."""
+        yield from ()
 
 
 @dataclass
@@ -58,7 +53,7 @@ class Sigmoid(RouterConfig):
     bias_rate: float = 0.01
     sequence_loss: float = 0.0001
     renormalise: bool = True  # the weights of a token's experts are made to add up to `scale`
-    scale: float = 1.0  # the weights are multiplied by this
+    scale: PositiveFloat = 1.0  # the weights are multiplied by this
 
 
 @dataclass
@@ -67,19 +62,19 @@ class Grouped(Sigmoid):
 
     bias_rate: float = 0.001
     scale: float = 2.5
-    groups: int = 8  # runs of as many neighbouring experts
-    top_groups: int = 4  # of them a token's experts come from
+    groups: PositiveInt = 8  # runs of as many neighbouring experts
+    top_groups: PositiveInt = 4  # of them a token's experts come from
 
     def problems(self, run: Run) -> Iterator[Problem]:
         yield from super().problems(run)
         experts, top_k = run.edits["moe"].experts, run.edits["moe"].top_k  # type: ignore[attr-defined]
-        if self.groups < 1 or experts % self.groups or experts // self.groups < 2:
+        if experts % self.groups or experts // self.groups < 2:
             yield Problem(
                 f"moe.router.groups={self.groups} does not divide moe.experts={experts} into groups of two and more.",
                 "A group is as good as its two best experts.",
                 f"Choose among {', '.join(str(n) for n in range(1, experts // 2 + 1) if experts % n == 0) or 'none'}.",
             )
-        elif not 1 <= self.top_groups <= self.groups or top_k > self.top_groups * (experts // self.groups):
+        elif self.top_groups > self.groups or top_k > self.top_groups * (experts // self.groups):
             least = -(-top_k // (experts // self.groups))
             yield Problem(
                 f"moe.router.top_groups={self.top_groups} of {self.groups} groups leave too few experts, or too many.",

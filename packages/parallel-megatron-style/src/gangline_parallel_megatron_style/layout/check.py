@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from gangline.config.suggest import near
 from gangline.errors import Problem, UserError
 from gangline.mesh import AXES, Mesh
 from gangline_parallel_megatron_style.layout import fits
@@ -14,16 +13,6 @@ from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 if TYPE_CHECKING:
     from gangline.config.schema import Run
     from gangline_parallel_megatron_style.config import Composed
-
-CONTEXTS = ("ring", "ulysses")
-COMPRESSIONS = ("none", "bf16", "onebit")
-
-
-def refuse_sizes(config: Composed) -> None:
-    """Raises UserError for an axis with less than one rank."""
-    wrong = [f"parallel.{axis}={size}" for axis, size in config.named().items() if size < 1]
-    if wrong:
-        raise UserError(f"{', '.join(wrong)} must be at least 1.", "An axis that is not wanted has size 1.")
 
 
 def check(config: Composed, run: Run) -> list[Problem]:
@@ -52,33 +41,11 @@ def model_problems(config: Composed, run: Run, mesh: Mesh) -> list[Problem]:
 
 
 def _values(config: Composed) -> Iterator[Problem]:
-    words: dict[str, Sequence[str]] = {"schedule": list(SCHEDULES), "context": CONTEXTS, "compress": COMPRESSIONS}
-    for name, known in words.items():
-        yield from _word(name, getattr(config, name), known)
-    if config.zero not in (0, 1, 2, 3):
-        yield Problem(
-            f"parallel.zero={config.zero} must be 0, 1, 2 or 3.",
-            "1 cuts the optimizer state over the data ranks, 2 gradients too, 3 weights too; 0 cuts nothing.",
-        )
-    if config.compress_after < 0:
-        yield Problem(f"parallel.compress_after={config.compress_after} must not be negative.")
-    if config.prefetch < 0:
-        yield Problem(f"parallel.prefetch={config.prefetch} must not be negative.")
-    if config.stages is not None and min(config.stages, default=0) < 1:
-        yield Problem(f"parallel.stages={config.stages}: every stage has at least one block.")
-    if config.schedule in SCHEDULES:
-        yield from _chunks(config)
-        if config.overlap and not SCHEDULES[config.schedule].pairs:
-            what = f"parallel.overlap=true: schedule {config.schedule} has no forward beside a backward."
-            other = next(name for name, other in SCHEDULES.items() if other.pairs)
-            yield Problem(what, "", f"parallel.schedule={other}, or parallel.overlap=null")
-    yield from config.topology.problems()
-
-
-def _word(name: str, value: str, known: Sequence[str]) -> Iterator[Problem]:
-    if value not in known:
-        what = f"parallel.{name}={value} does not exist."
-        yield Problem(what, near(value, known), f"Choices: {', '.join(known)}.")
+    yield from _chunks(config)
+    if config.overlap and not SCHEDULES[config.schedule].pairs:
+        what = f"parallel.overlap=true: schedule {config.schedule} has no forward beside a backward."
+        other = next(name for name, other in SCHEDULES.items() if other.pairs)
+        yield Problem(what, "", f"parallel.schedule={other}, or parallel.overlap=null")
 
 
 def _chunks(config: Composed) -> Iterator[Problem]:

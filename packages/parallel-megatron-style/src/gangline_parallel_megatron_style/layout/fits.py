@@ -31,7 +31,7 @@ def problems(config: Composed, run: Run, mesh: Mesh, tree: Node, plan: Plan) -> 
     if mesh.size("cp") > 1:
         yield from context(config, mesh, plan)
     yield from sequence(config, run.batch.sequence_length, mesh)
-    if mesh.size("pp") > 1:
+    if mesh.size("pp") > 1 or config.stages is not None:
         yield from pipeline(config, mesh, plan)
     for fold in plan.folds:
         yield from folded(config, mesh, fold)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gangline.errors import Problem
 from gangline.mesh import Mesh
+from gangline.ranges import PositiveFloat, PositiveInt
 
 Tier = Literal["self", "node", "rack", "cluster"]
 
@@ -18,11 +18,11 @@ class Topology:
     link each.
     """
 
-    gpus_per_node: int = 8  # ranks that share a node
-    nodes_per_rack: int = 4  # nodes behind one switch
-    node_bandwidth: float = 450.0  # GB/s that a rank sends inside its node
-    rack_bandwidth: float = 50.0  # GB/s that a rank sends to another node of its rack
-    cluster_bandwidth: float = 50.0  # GB/s that a rank sends beyond its rack
+    gpus_per_node: PositiveInt = 8  # ranks that share a node
+    nodes_per_rack: PositiveInt = 4  # nodes behind one switch
+    node_bandwidth: PositiveFloat = 450.0  # GB/s that a rank sends inside its node
+    rack_bandwidth: PositiveFloat = 50.0  # GB/s that a rank sends to another node of its rack
+    cluster_bandwidth: PositiveFloat = 50.0  # GB/s that a rank sends beyond its rack
 
     def tier_of(self, ranks: Sequence[int]) -> Tier:
         """The slowest links between any two of `ranks`."""
@@ -56,11 +56,3 @@ class Topology:
         """Bytes a second that a rank sends over a tier."""
         found = {"node": self.node_bandwidth, "rack": self.rack_bandwidth, "cluster": self.cluster_bandwidth}
         return found[tier] * 1e9 if tier in found else float("inf")
-
-    def problems(self) -> list[Problem]:
-        """Sizes that cannot be."""
-        return [
-            Problem(f"parallel.topology.{name}={value:g} must be more than 0.")
-            for name, value in vars(self).items()
-            if value <= 0
-        ]

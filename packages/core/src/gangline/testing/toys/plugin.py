@@ -19,6 +19,7 @@ from gangline.parts import (
     TrackConfig,
 )
 from gangline.plan import Cut, Fold, Init, Plan, matches
+from gangline.ranges import NonNegativeFloat, PositiveInt
 
 
 @dataclass
@@ -36,10 +37,10 @@ class Rows(ParallelConfig):
 class Lanes(EditConfig):
     """Feed-forwards replaced by `lanes` narrow ones side by side, which `fold` ranks of `dp_shard` share."""
 
-    lanes: int = 4
-    width: int = 8
-    fold: int = 1
-    penalty: float = 0.01  # weight of the emitted loss
+    lanes: PositiveInt = 4
+    width: PositiveInt = 8
+    fold: PositiveInt = 1
+    penalty: NonNegativeFloat = 0.01  # weight of the emitted loss
 
     def check(self, run) -> list[Problem]:
         if self.lanes % self.fold:
@@ -87,7 +88,7 @@ def edit_lanes(tree: Node, plan: Plan, options: Lanes) -> tuple[Node, Plan, list
 class Nan(HealthConfig):
     """Skips a step that was not finite, and ends the run after `patience` of them in a row."""
 
-    patience: int = 3
+    patience: PositiveInt = 3
 
 
 @dataclass
@@ -99,7 +100,7 @@ class Files(CheckpointConfig):
 class Numbers(DataConfig):
     """Counting words, or the text in `path`; every tenth window is held out."""
 
-    numbers: int = 2000
+    numbers: PositiveInt = 2000
 
 
 @dataclass

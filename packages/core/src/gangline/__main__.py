@@ -1,0 +1,8 @@
+"""`python -m gangline` is the command `gangline`."""
+
+import sys
+
+from gangline.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

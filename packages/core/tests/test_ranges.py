@@ -1,0 +1,164 @@
+"""What values an option may have: stated on its field, refused in one message before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf, nan
+from typing import Annotated, Any, Literal
+
+import pytest
+
+from gangline.config import default_run
+from gangline.config.check import check, meaningless
+from gangline.config.fields import options
+from gangline.errors import UserError
+from gangline.launch.config import LocalLaunch
+from gangline.model.shapes import DecoderConfig
+from gangline.optimizer.config import Adamw, Muon
+from gangline.parallel.config import Ddp, Single
+from gangline.precision.config import Fp16
+from gangline.ranges import (
+    AnyNumber,
+    AtLeast,
+    AtMost,
+    LessThan,
+    MoreThan,
+    OneOf,
+    OrInfinite,
+    PositiveInt,
+    ShareBelowOne,
+    choices,
+    states_all,
+    words,
+    wrong,
+)
+from gangline.schedule.config import Cosine, Wsd
+from gangline.track.config import Console
+
+ONE_SIDED = Annotated[float, MoreThan(1), OrInfinite()]
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "complaint"),
+    [
+        (PositiveInt, 1, None),
+        (PositiveInt, 0, "must be at least 1"),
+        (PositiveInt | None, None, None),
+        (PositiveInt | None, 0, "must be at least 1"),
+        (PositiveInt | Literal["auto"] | None, "auto", None),
+        (PositiveInt | Literal["auto"] | None, -1, "must be at least 1"),
+        (Annotated[int | None, AtLeast(1)], None, None),
+        (ShareBelowOne, 1.0, "must be at least 0 and less than 1"),
+        (ShareBelowOne, 0, None),
+        (Annotated[float, AtMost(2)], 3, "must be at most 2"),
+        (Annotated[float, AtLeast(0)], nan, "must be finite and at least 0"),
+        (Annotated[float, AtLeast(0)], inf, "must be finite and at least 0"),
+        (ONE_SIDED, inf, None),
+        (ONE_SIDED, nan, "must be more than 1, or inf"),
+        (float, nan, "must be finite"),
+        (float | None, -inf, "must be finite"),
+        (float, 7, None),
+        (Annotated[int, AnyNumber()], -5, None),
+        (Annotated[float, AnyNumber()], nan, "must be finite"),
+        (Literal["a", "b"], "c", "must be one of a, b"),
+        (Annotated[str, OneOf(("a", "b"))], "c", "must be one of a, b"),
+        (list[PositiveInt] | None, [1, 0], "must each be at least 1"),
+        (list[Literal["a"]], ["b"], "must each be one of a"),
+        (tuple[ShareBelowOne, PositiveInt], (0.5, 0), "must each be at least 1"),
+        (tuple[ShareBelowOne, ShareBelowOne], (0.5,), "must be 2 values"),
+        (tuple[PositiveInt, ...], (1, 2, 0), "must each be at least 1"),
+        (dict[str, PositiveInt], {"a": 0}, "must each be at least 1"),
+        (dict[str, Any], {"a": 0}, None),
+        (bool, False, None),
+    ],
+)
+def test_what_a_value_must_be(hint, value, complaint):
+    assert wrong(hint, value) == complaint
+
+
+def test_ranges_in_words():
+    assert words(PositiveInt | None) == "at least 1"
+    assert words(list[ShareBelowOne]) == "each at least 0 and less than 1"
+    assert words(Annotated[int, AtLeast(1), LessThan(9)] | Literal["auto"]) == "at least 1 and less than 9"
+    assert words(str) == ""
+    assert choices(Literal[0, 1] | None) == ["0", "1"]
+    assert choices(Annotated[str, OneOf({"a": 1})]) == ["a"]
+
+
+def test_what_states_no_range_is_told():
+    assert all(map(states_all, (PositiveInt, list[PositiveInt] | None, Literal[1, 2], str, bool, ONE_SIDED)))
+    assert not any(map(states_all, (int, float | None, list[int], tuple[PositiveInt, float], dict[str, int])))
+
+
+@dataclass
+class Base:
+    rate: Annotated[float, AtLeast(0)] = 0.1  # how fast
+    count: PositiveInt | None = None
+    order: Literal["once", "again"] = "once"  # whether samples come back
+    long: Annotated[dict[str, Annotated[list[ShareBelowOne], "of no weight here"]], "nor this"] = field(
+        default_factory=dict  # said inside, where the line is full
+    )
+
+
+@dataclass
+class Derived(Base):
+    rate: float = 0.5
+    count: Annotated[int, AtLeast(2)] | None = 3
+
+
+def test_a_part_that_changes_a_default_keeps_the_range():
+    found = {option.path: option for option in options(Derived, "x")}
+    assert found["x.rate"].help == "how fast (at least 0)"
+    assert found["x.count"].help == "at least 2"
+    assert found["x.order"].help == "whether samples come back (one of once, again)"
+    assert found["x.long"].help == "said inside, where the line is full (each at least 0 and less than 1)"
+    assert found["x.order"].choices == ["once", "again"]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (Adamw(learning_rate=-1e-3), "optimizer.learning_rate=-0.001 must be at least 0."),
+        (Adamw(learning_rate=nan), "optimizer.learning_rate=nan must be finite and at least 0."),
+        (Adamw(clip_norm=-1.0), "optimizer.clip_norm=-1.0 must be more than 0."),
+        (Adamw(clip_norm=nan), "optimizer.clip_norm=nan must be finite and more than 0."),
+        (Adamw(betas=(0.9,)), "optimizer.betas=[0.9] must be 2 values."),
+        (Adamw(betas=(0.9, 1.0)), "optimizer.betas=[0.9,1.0] must each be at least 0 and less than 1."),
+        (Adamw(weight_decay=-0.1), "optimizer.weight_decay=-0.1 must be at least 0."),
+        (Muon(momentum=1.0), "optimizer.momentum=1.0 must be at least 0 and less than 1."),
+        (Muon(iterations=0), "optimizer.iterations=0 must be at least 1."),
+        (DecoderConfig(norm_eps=-1.0), "model.norm_eps=-1.0 must be at least 0."),
+        (DecoderConfig(layers=0), "model.layers=0 must be at least 1."),
+        (DecoderConfig(rope_theta=0.0), "model.rope_theta=0.0 must be more than 0."),
+        (Cosine(final=1.5), "schedule.final=1.5 must be at least 0 and at most 1."),
+        (Wsd(decay_steps=-1), "schedule.decay_steps=-1 must be at least 0."),
+        (Fp16(min_scale=0.0), "precision.min_scale=0.0 must be more than 0."),
+        (Fp16(growth_interval=0), "precision.growth_interval=0 must be at least 1."),
+        (Single(groups=0), "parallel.groups=0 must be at least 1."),
+        (Ddp(bucket_mb=0.0), "parallel.bucket_mb=0.0 must be more than 0."),
+        (LocalLaunch(max_restarts=-1), "launch.max_restarts=-1 must be at least 0."),
+        (LocalLaunch(monitor_interval=0.0), "launch.monitor_interval=0.0 must be more than 0."),
+        (LocalLaunch(grace_seconds=-1.0), "launch.grace_seconds=-1.0 must be at least 0."),
+    ],
+)
+def test_a_value_without_meaning_is_refused(config, message):
+    group = message.partition(".")[0]
+    with pytest.raises(UserError) as caught:
+        check(default_run(**{group: config}))
+    assert str(caught.value).startswith(message)
+    assert f"The default:  {message.partition('=')[0]}=" in str(caught.value)
+
+
+def test_a_value_without_meaning_of_a_part_in_a_list():
+    (problem,) = meaningless(default_run(track=[Console(every=0)]))
+    assert problem.what == "track.console.every=0 must be at least 1."
+
+
+def test_a_slip_in_a_word_gets_its_question():
+    run = default_run()
+    run.data.encoding_errors = "stric"
+    (problem,) = meaningless(run)
+    assert (problem.what, problem.why) == (
+        "data.encoding_errors=stric must be one of replace, ignore, strict.",
+        "Did you mean strict?",
+    )

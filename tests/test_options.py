@@ -1,0 +1,59 @@
+"""Every option of every part of this repository says what values it may have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gangline.config.defaults import default_run
+from gangline.config.fields import REQUIRED, Option, options
+from gangline.config.schema import SECTIONS
+from gangline.config.values import typed
+from gangline.parts import GROUPS, LISTS
+from gangline.plugins import installed
+from gangline.ranges import states_all, wrong
+
+HOW = """{path}: a number without a range. Say which values have a meaning, beside the type:
+    from gangline.ranges import AtLeast, LessThan, PositiveInt
+    steps: PositiveInt = 10                                  (also NonNegativeInt, PositiveFloat, Share, ...)
+    momentum: Annotated[float, AtLeast(0), LessThan(1)] = 0.9
+    offset: Annotated[int, AnyNumber()] = 0                  where every finite number has one
+What depends on other options is for the part's own `check`, which comes after the ranges."""
+
+
+def every_option() -> Iterator[tuple[str, Option]]:
+    """The class that has it, and the option."""
+    classes: dict[str, type] = {**SECTIONS, **GROUPS}
+    for group in installed().groups():
+        classes |= {f"{group}={name}": offer.part.config for name, offer in installed().offers(group).items()}
+    for choice, cls in classes.items():
+        for option in options(cls, choice):
+            yield choice, option
+
+
+def test_every_number_states_a_range():
+    silent = [HOW.format(path=option.path) for _, option in every_option() if not states_all(option.stated)]
+    assert not silent, "\n".join(silent)
+
+
+def test_every_default_is_in_its_range():
+    found = [option for _, option in every_option() if option.default != REQUIRED]
+    outside = {
+        option.path: option.default for option in found if wrong(option.stated, typed(option.hint, option.default))
+    }
+    assert len(found) > 250
+    assert outside == {}
+
+
+@pytest.mark.parametrize("group", [group for group in GROUPS if group not in LISTS])
+def test_a_range_reaches_help_and_completion(group):
+    """Through the part that a run has by default: one table, read by all."""
+    from gangline.cli.complete import candidates
+    from gangline.cli.help import text
+
+    part = installed().part_of(getattr(default_run(), group)).part
+    page = " ".join(text([f"{group}={part.name}"]).split())
+    for option in options(part.config, group):
+        assert option.help in page
+        assert set(option.choices) <= {word.partition("=")[2] for word in candidates([f"{option.path}="])}
