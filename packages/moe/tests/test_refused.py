@@ -21,7 +21,7 @@ CASES = {
     "moe.capacity_factor=.nan": "moe.capacity_factor=nan must be finite",
     "moe.ep=3": "moe.ep=3 does not divide moe.experts=8",
     "moe.ep=0": "moe.ep=0 must be at least 1",
-    "moe.ep_out_of=[pp]": "expected a list of dp_replicate or dp_shard or cp or tp",
+    "moe.ep_out_of=[pp]": "expected dp_replicate or dp_shard or cp or tp, got 'pp'",
     "moe.ep_out_of=[dp]": "expected dp_replicate or dp_shard or cp or tp, got 'dp'",
     "moe.ep_out_of=[]": "names no ranks",
     "moe.first=2": "moe.first=2 leaves no block with experts",

@@ -121,7 +121,7 @@ def train(tmp_path, monkeypatch, capsys):
         ("parallel=3d parallel.tpp=2", ["there is no option parallel.tpp.", "Did you mean parallel.tp?"]),
         (
             "parallel=tp launch.processes=4 parallel.zero=9 parallel.context=x parallel.tp=4",
-            ["2 things cannot work:", "1. parallel.context=x", "2. parallel.zero=9"],
+            ["2 things cannot work:", "1. parallel.zero=9", "2. parallel.context=x"],
         ),
         (
             "parallel=3d launch.processes=16 parallel.tp=4 parallel.pp=4 batch.sequence_length=126 "
