@@ -54,10 +54,13 @@ def test_a_set_is_the_runs_data_with_other_options(corpora):
         ("validate.sets.b={pth: b}", "validate.sets.b.pth: data=text has no such option"),
         ("validate.sets.b={documents: 7}", "validate.sets.b.documents=7: expected true or false"),
         ("validate.sets.b={path: c}", "validate.sets.b: data.path=c names no text"),
-        ("validate.sets.b={validation_fraction: 2}", "validate.sets.b: data.validation_fraction=2.0 is not"),
+        (
+            "validate.sets.b={validation_fraction: 2}",
+            "validate.sets.b.validation_fraction=2.0 must be at least 0 and at most 1",
+        ),
         ("validate.sets={a/b: {path: b}}", "'a/b' is no name of a set"),
         ("validate.sets.b=b", "expected a mapping"),
-        ("data.validation_fraction=1", "data.validation_fraction=1.0 is not"),
+        ("data.validation_fraction=1", "data.validation_fraction=1 leaves no text to train on"),
     ],
 )
 def test_what_a_set_cannot_be_is_refused(setting, message, corpora):
