@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from gangline.batch import Batch
-from gangline.model.attention import same_document
+from gangline.model.calls import AttentionCall
 from gangline.model.init import whole_model
 from gangline.model.plan import decoder
+from gangline.model.scores import visible
 from gangline.model.shapes import DecoderConfig
 
 CONFIG = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=40, qk_norm=True)
@@ -70,7 +71,7 @@ def test_positions_are_read_from_the_batch(model, random_batch):
 
 def test_the_mask_is_of_the_past_in_the_same_document():
     document = torch.tensor([[4, 4, 9, 9, 4]])  # a number that comes back is still the same document
-    assert same_document(document)[0, 0].int().tolist() == [
+    assert visible(AttentionCall(), document, document)[0, 0].int().tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],
         [0, 0, 1, 0, 0],

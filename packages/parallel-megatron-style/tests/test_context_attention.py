@@ -11,7 +11,9 @@ import torch.nn.functional as F
 
 from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
-from gangline.model.attention import attention, same_document
+from gangline.model.attention import attention
+from gangline.model.calls import AttentionCall
+from gangline.model.scores import visible
 from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.context import ring as ring_module
@@ -252,26 +254,26 @@ def test_a_block(kernel, mask, kv_heads):
     q, k, v, dout = (
         torch.randn(B, h, 6, E, dtype=torch.float64, generator=generator) for h in (4, kv_heads, kv_heads, 4)
     )
-    visible = None
+    seen = None
     if mask in ("some", "a row that sees nothing"):
-        visible = same_document(torch.tensor([[0, 0, 1, 1, 1, 2]] * B))
+        document = torch.tensor([[0, 0, 1, 1, 1, 2]] * B)
+        seen = visible(AttentionCall(), document, document)
         if mask == "a row that sees nothing":
-            visible = visible.clone()
-            visible[:, :, 2] = False
+            seen[:, :, 2] = False
     causal = mask == "causal"
-    out, lse = kernel.forward(q, k, v, causal, visible)
+    out, lse = kernel.forward(q, k, v, causal, seen)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     wide = (leaves[0], *(x.repeat_interleave(4 // kv_heads, 1) for x in leaves[1:]))
-    wanted = F.scaled_dot_product_attention(*wide, attn_mask=visible, is_causal=causal)
+    wanted = F.scaled_dot_product_attention(*wide, attn_mask=seen, is_causal=causal)
     scores = wide[0] @ wide[1].mT / E**0.5
     hidden = torch.ones(6, 6, dtype=torch.bool).tril().logical_not() if causal else None
-    hidden = ~visible if visible is not None else hidden
+    hidden = ~seen if seen is not None else hidden
     whole_lse = (scores if hidden is None else scores.masked_fill(hidden, -torch.inf)).logsumexp(-1)
     torch.testing.assert_close(lse, whole_lse.detach(), rtol=1e-13, atol=1e-13)
     sees = lse.isfinite()[..., None]
     torch.testing.assert_close(out * sees, wanted.detach() * sees, rtol=1e-13, atol=1e-13)
     assert out.isfinite().all()
     (wanted * sees).backward(dout)
-    gradients = kernel.backward(dout, q, k, v, out, lse.masked_fill(~lse.isfinite(), 0), causal, visible)
+    gradients = kernel.backward(dout, q, k, v, out, lse.masked_fill(~lse.isfinite(), 0), causal, seen)
     for found, leaf in zip(gradients, leaves, strict=True):
         torch.testing.assert_close(found, leaf.grad, rtol=1e-12, atol=1e-12)

@@ -26,12 +26,18 @@ NO_DIM = sys.maxsize  # a dim that no array has
 
 @lru_cache(maxsize=4096)
 def _regex(pattern: str) -> re.Pattern[str]:
-    return re.compile(re.escape(pattern).replace(r"\*", r"[^.]+") + r"(\..+)?")
+    return re.compile("(" + re.escape(pattern).replace(r"\*", r"[^.]+") + r")(\..+)?")
 
 
 def matches(pattern: str, name: str) -> bool:
     """Whether `name` is what `pattern` names, or lies inside it."""
     return _regex(pattern).fullmatch(name) is not None
+
+
+def names(pattern: str, name: str) -> bool:
+    """Whether `name` is what `pattern` names, and not a thing inside it."""
+    found = _regex(pattern).fullmatch(name)
+    return found is not None and found[2] is None
 
 
 @dataclass(frozen=True)
@@ -147,6 +153,9 @@ class Seam:
     Calls are fixed:
       attention(q, k, v, document, position) -> out     q (B, H, T, E), k and v (B, K, T, E), after rotation
       loss(hidden, weight, targets, loss_mask) -> sum   hidden (B, T, D), weight (V, D), targets and loss_mask (B, T)
+
+    What the call computes is data of the node there (`Node.seams`), and what is put there says the same of itself, as
+    its attribute `computes`. A strategy that puts its own call there computes just that, or refuses.
     """
 
     name: Literal["attention", "loss"]

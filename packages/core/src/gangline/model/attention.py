@@ -1,4 +1,4 @@
-"""Causal self-attention with grouped key and value heads (GQA; Ainslie et al., arXiv 2305.13245).
+"""Self-attention with grouped key and value heads (GQA; Ainslie et al., arXiv 2305.13245).
 
 B batch, T tokens, D model width, H query heads, K key and value heads, E width of a head.
 Where a strategy cuts heads or tokens, H, K and T are this rank's: they are read off the tensors.
@@ -7,46 +7,90 @@ Where a strategy cuts heads or tokens, H, K and T are this rank's: they are read
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gangline.batch import Batch
+from gangline.comm import Comm
 from gangline.model.build import construct
+from gangline.model.calls import AttentionCall
+from gangline.model.flex import block_mask, flex, takes
 from gangline.model.recall import Recall
 from gangline.model.rope import frequencies, rotated
-from gangline.model.tree import AttentionNode
+from gangline.model.scores import attend, visible
+from gangline.model.tree import AttentionNode, SinksNode
 
-_recall = Recall()  # the mask, which all layers share
-
-
-def same_document(document_BT: Tensor) -> Tensor:
-    """(B, 1, T, T), true where query i may look at key j: j is not after i, and in the same document."""
-    same = document_BT[:, None, :, None] == document_BT[:, None, None, :]
-    return same.tril()
+PLAIN = AttentionCall()
 
 
-def attention(
-    q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, document_BT: Tensor | None, position_BT: Tensor
-) -> Tensor:
-    """softmax(q kᵀ / sqrt(E)) v over the past, (B, H, T, E). The default of the `attention` seam.
+@dataclass(frozen=True)
+class PlainAttention:
+    """The default of the `attention` seam. Layers that compute the same share one (`plain`), and so its mask."""
 
-    Without documents the kernels' own causal path; with them a mask, and key heads repeated, because fused kernels that
-    take a mask do not take fewer key heads.
-    """
-    groups = q_BHTE.shape[1] // k_BKTE.shape[1]
-    if document_BT is None:
-        return F.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, is_causal=True, enable_gqa=groups > 1)
-    mask = _recall(None, document_BT, lambda: same_document(document_BT))
-    if groups > 1:
-        k_BKTE, v_BKTE = (x.repeat_interleave(groups, dim=1) for x in (k_BKTE, v_BKTE))
-    return F.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, attn_mask=mask)
+    computes: AttentionCall = PLAIN
+    _recall: Recall = field(default_factory=Recall, repr=False, compare=False)
+
+    def __call__(
+        self,
+        q_BHTE: Tensor,
+        k_BKTE: Tensor,
+        v_BKTE: Tensor,
+        document_BT: Tensor | None,
+        position_BT: Tensor,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        """What `AttentionCall` says, (B, H, T, E).
+
+        Plain attention without documents takes the kernels' own causal path; documents and windows a mask, and key
+        heads repeated, because fused kernels that take a mask do not take fewer key heads.
+        """
+        call = self.computes
+        if document_BT is None and call.window is None and call.soft_cap is None and sinks_H is None:
+            grouped = q_BHTE.shape[1] > k_BKTE.shape[1]
+            return F.scaled_dot_product_attention(
+                q_BHTE, k_BKTE, v_BKTE, is_causal=call.causal, scale=call.scale, enable_gqa=grouped
+            )
+        source_BT = position_BT if document_BT is None else document_BT
+        if call != PLAIN and takes(q_BHTE) and not torch.compiler.is_compiling():
+            mask = self._recall("blocks", source_BT, lambda: block_mask(call, document_BT, position_BT))
+            return flex(q_BHTE, k_BKTE, v_BKTE, mask, call, sinks_H)
+        seen = self._recall("keys", source_BT, lambda: visible(call, document_BT, position_BT))
+        if call.soft_cap is not None or sinks_H is not None:
+            return attend(q_BHTE, k_BKTE, v_BKTE, seen, call, sinks_H)
+        groups = q_BHTE.shape[1] // k_BKTE.shape[1]
+        if groups > 1:
+            k_BKTE, v_BKTE = (x.repeat_interleave(groups, dim=1) for x in (k_BKTE, v_BKTE))
+        return F.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, attn_mask=seen, scale=call.scale)
+
+
+@lru_cache(maxsize=64)
+def plain(call: AttentionCall) -> PlainAttention:
+    """The one of that call."""
+    return PlainAttention(call)
+
+
+attention = plain(PLAIN)
+
+
+class Sinks(nn.Module):
+    """A logit for each head that takes part in its softmax, and has no value."""
+
+    def __init__(self, node: SinksNode) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(node.heads))
+
+    def bind(self, comm: Comm) -> None:
+        """They are cut as the heads are, so there is nothing to ask the other ranks."""
 
 
 class Attention(nn.Module):
     """x (B, T, D) -> (B, T, D). Queries and keys are normalised (if at all) before they are rotated, as in Qwen3."""
 
-    attention: Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], Tensor]
+    attention: Callable[..., Tensor]
 
     def __init__(self, node: AttentionNode) -> None:
         super().__init__()
@@ -55,7 +99,8 @@ class Attention(nn.Module):
         self.q_norm = construct(node.q_norm) if node.q_norm else None
         self.k_norm = construct(node.k_norm) if node.k_norm else None
         self.head_dim, self.rates = node.head_dim, frequencies(node.rope, node.head_dim)
-        self.attention = attention
+        self.attention = plain(node.call)
+        self.sinks = construct(node.sinks) if node.sinks else None
 
     def forward(self, x_BTD: Tensor, batch: Batch) -> Tensor:
         q_BTHE, k_BTKE, v_BTKE = (
@@ -66,5 +111,6 @@ class Attention(nn.Module):
         if self.k_norm is not None:
             k_BTKE = self.k_norm(k_BTKE)
         q, k = rotated(q_BTHE.transpose(1, 2), k_BTKE.transpose(1, 2), batch.position, self.rates)
-        out_BHTE = self.attention(q, k, v_BTKE.transpose(1, 2), batch.document, batch.position)
+        more = () if self.sinks is None else (self.sinks.weight,)
+        out_BHTE = self.attention(q, k, v_BTKE.transpose(1, 2), batch.document, batch.position, *more)
         return self.wo(out_BHTE.transpose(1, 2).flatten(-2))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gangline.batch import Batch
 from gangline.model.build import construct
-from gangline.model.loss import logits, loss
+from gangline.model.loss import CrossEntropy, logits
 from gangline.model.tree import HeadNode
 
 
@@ -25,7 +25,7 @@ class Head(nn.Module):
         super().__init__()
         self.norm = construct(node.norm)
         self.weight = nn.Parameter(torch.empty(node.vocab_size, node.dim))
-        self.loss = loss
+        self.loss = CrossEntropy(node.call)
 
     def forward(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
         return self.loss(self.norm(hidden_BTD), self.weight, batch.targets, batch.loss_mask)

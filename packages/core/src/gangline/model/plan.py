@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import sqrt
 
 from gangline.config.schema import Run
@@ -16,6 +17,7 @@ from gangline.model.tree import (
     NormNode,
     Rope,
     RopeScaling,
+    SinksNode,
 )
 from gangline.plan import Cut, Init, Name, Plan, Seam
 
@@ -30,24 +32,31 @@ def tree_of(config: DecoderConfig) -> DecoderNode:
     """The nodes, block by block, so that an edit can replace one of them."""
     norm = NormNode(dim=config.dim, eps=config.norm_eps)
     head_norm = NormNode(dim=config.head_width, eps=config.norm_eps) if config.qk_norm else None
+    attention = AttentionNode(
+        dim=config.dim,
+        heads=config.heads,
+        kv_heads=config.key_heads,
+        head_dim=config.head_width,
+        rope=Rope(config.rope_theta, _scaling(config)),
+        q_norm=head_norm,
+        k_norm=head_norm,
+        scale=config.attention_scale,
+        soft_cap=config.soft_cap,
+        sinks=SinksNode(heads=config.heads) if config.sinks else None,
+    )
     block = BlockNode(
         attention_norm=norm,
-        attention=AttentionNode(
-            dim=config.dim,
-            heads=config.heads,
-            kv_heads=config.key_heads,
-            head_dim=config.head_width,
-            rope=Rope(config.rope_theta, _scaling(config)),
-            q_norm=head_norm,
-            k_norm=head_norm,
-        ),
+        attention=attention,
         feed_forward_norm=norm,
         feed_forward=FeedForwardNode(dim=config.dim, hidden=config.hidden),
     )
     return DecoderNode(
         embed=EmbeddingNode(vocab_size=config.vocab_size, dim=config.dim),
-        blocks=(block,) * config.layers,
-        head=HeadNode(vocab_size=config.vocab_size, dim=config.dim, norm=norm),
+        blocks=tuple(
+            replace(block, attention=replace(attention, window=config.window_of(index)))
+            for index in range(config.layers)
+        ),
+        head=HeadNode(vocab_size=config.vocab_size, dim=config.dim, norm=norm, z=config.z_loss),
         tied=config.tied,
     )
 
@@ -82,6 +91,7 @@ def plan_of(config: DecoderConfig, tree: DecoderNode) -> Plan:
             Cut.colwise("blocks.*.attention.wk", head),
             Cut.colwise("blocks.*.attention.wv", head),
             Cut.rowwise("blocks.*.attention.wo", head),
+            *((Cut("blocks.*.attention.sinks", 0),) if config.sinks else ()),
             Cut.colwise("blocks.*.feed_forward.w_gate"),
             Cut.colwise("blocks.*.feed_forward.w_up"),
             Cut.rowwise("blocks.*.feed_forward.w_down"),
@@ -94,6 +104,7 @@ def plan_of(config: DecoderConfig, tree: DecoderNode) -> Plan:
                 if qk
                 else ()
             ),
+            *((Init("blocks.*.attention.sinks", "constant", 0.0),) if config.sinks else ()),
             Init("blocks.*.attention.wo", "normal", residual),
             Init("blocks.*.attention", "normal", config.init_std),
             Init("blocks.*.feed_forward.w_down", "normal", residual),
@@ -103,7 +114,7 @@ def plan_of(config: DecoderConfig, tree: DecoderNode) -> Plan:
             Init("head.norm", "constant"),
             Init("head.weight", "normal", config.init_std),
         ),
-        names=NAMES + (QK_NAMES if qk else ()),
+        names=NAMES + (QK_NAMES if qk else ()) + (SINK_NAMES if config.sinks else ()),
         tied=tuple(tree.ties().items()),
         seams=(Seam("attention", "blocks.*.attention"), Seam("loss", "head")),
         partial=("blocks.*.attention.q_norm", "blocks.*.attention.k_norm") if qk else (),
@@ -138,3 +149,5 @@ QK_NAMES = (
     Name("blocks.*.attention.q_norm.weight", "model.layers.{0}.self_attn.q_norm.weight"),
     Name("blocks.*.attention.k_norm.weight", "model.layers.{0}.self_attn.k_norm.weight"),
 )
+# As GptOssForCausalLM names them.
+SINK_NAMES = (Name("blocks.*.attention.sinks.weight", "model.layers.{0}.self_attn.sinks"),)

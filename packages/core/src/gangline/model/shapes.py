@@ -35,6 +35,12 @@ class DecoderConfig(ModelConfig):
     rope_low_freq_factor: PositiveFloat = 1.0  # wavelengths above rope_original_max_position / this grow in full
     rope_high_freq_factor: PositiveFloat = 4.0  # wavelengths below rope_original_max_position / this stay
     rope_original_max_position: PositiveInt = 8192  # sequence length that the rotary positions were made for
+    window: PositiveInt | None = None  # tokens that a query sees, itself among them; null: all before it
+    full_every: PositiveInt | None = None  # with a window: of so many blocks the last one sees all; null: none does
+    attention_scale: PositiveFloat | None = None  # of the scores of attention; null: 1 / sqrt(head_dim)
+    soft_cap: PositiveFloat | None = None  # bounds the scores to cap · tanh(scores / cap), as in Gemma 2; null: no bound
+    sinks: bool = False  # a learned number per head joins the sum of its softmax, as in gpt-oss
+    z_loss: NonNegativeFloat = 0.0  # weight of log²Z of the logits: joins the gradients, not the loss (PaLM: 1e-4)
     init_std: NonNegativeFloat = 0.02  # of every matrix; those that write to the residual stream: / sqrt(2 · layers)
     weights: str | None = None  # a Hugging Face directory to start from instead of drawn weights
 
@@ -73,6 +79,8 @@ class DecoderConfig(ModelConfig):
                     f"Take model.rope_high_freq_factor={4 * self.rope_low_freq_factor}.",
                 )
             )
+        if self.full_every is not None and self.window is None:
+            found.append(Problem("model.full_every: without a window all blocks see all", "", "Give model.window too."))
         return found + self._check_weights(run)
 
     def _check_weights(self, run: Run) -> list[Problem]:
@@ -83,6 +91,10 @@ class DecoderConfig(ModelConfig):
         from gangline.rundir import holds_checkpoint
 
         return [] if holds_checkpoint(run) else check_weights(self, run.edits.values())
+
+    def window_of(self, block: int) -> int | None:
+        """The window of that block, or None."""
+        return None if self.full_every and (block + 1) % self.full_every == 0 else self.window
 
     @property
     def key_heads(self) -> int:

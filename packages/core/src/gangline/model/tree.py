@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import ClassVar
 
+from gangline.model.calls import AttentionCall, Call, LossCall
+
 Shape = tuple[int, ...]
 
 
@@ -86,6 +88,14 @@ class Node:
         gave it: only the node knows what crosses. What a strategy sends for it (gradients) is not part of it.
         """
         return ()
+
+    def seams(self) -> Mapping[str, Call]:
+        """What this module's calls at seams of the plan compute, by the seam's name: {"attention": AttentionCall(...)}.
+
+        It counts for the `module` of this very class: a class that names another module says it anew, perhaps by
+        `return super().seams()`, or else what its module computes there is unknown (`gangline.model.seams`).
+        """
+        return {}
 
     def ties(self) -> dict[str, str]:
         """Parameters of this module that are another one of it: alias -> the name it is kept under."""
@@ -198,8 +208,22 @@ class Rope:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SinksNode(Node):
+    """A number per query head, which joins the sum of its softmax (`AttentionCall`)."""
+
+    module: ClassVar[str] = "gangline.model.attention:Sinks"
+    heads: int
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.heads,)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionNode(Node):
-    """Causal self-attention with grouped key and value heads; with `q_norm` and `k_norm` over each head's width."""
+    """Self-attention with grouped key and value heads; with `q_norm` and `k_norm` over each head's width.
+
+    causal, window, scale, soft_cap and sinks are of the call at its seam, as `AttentionCall` has them.
+    """
 
     module: ClassVar[str] = "gangline.model.attention:Attention"
     dim: int
@@ -213,14 +237,30 @@ class AttentionNode(Node):
     wk: Node = LINEAR
     wv: Node = LINEAR
     wo: Node = LINEAR
+    causal: bool = True
+    window: int | None = None
+    scale: float | None = None
+    soft_cap: float | None = None
+    sinks: SinksNode | None = None
 
     def __post_init__(self) -> None:
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         fitted(self, {"wq": (self.dim, q), "wk": (self.dim, kv), "wv": (self.dim, kv), "wo": (q, self.dim)})
 
     def flops(self, sequence_length: int) -> int:
-        """q·k and p·v with all `sequence_length` keys (PaLM counts no discount for causality)."""
-        return 4 * self.heads * self.head_dim * sequence_length
+        """q·k and p·v with all keys of the window (PaLM counts no discount for causality)."""
+        return 4 * self.heads * self.head_dim * min(sequence_length, self.window or sequence_length)
+
+    @property
+    def call(self) -> AttentionCall:
+        """What is computed at its seam."""
+        sinks = "sinks.weight" if self.sinks else None
+        return AttentionCall(
+            causal=self.causal, window=self.window, scale=self.scale, soft_cap=self.soft_cap, sinks=sinks
+        )
+
+    def seams(self) -> Mapping[str, Call]:
+        return {"attention": self.call}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,12 +308,21 @@ class EmbeddingNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadNode(Node):
-    """The last norm, the product with the vocabulary, and the loss."""
+    """The last norm, the product with the vocabulary, and the loss; `z`: of `LossCall`."""
 
     module: ClassVar[str] = "gangline.model.head:Head"
     vocab_size: int
     dim: int
     norm: Node
+    z: float = 0.0
+
+    @property
+    def call(self) -> LossCall:
+        """What is computed at its seam."""
+        return LossCall(z=self.z)
+
+    def seams(self) -> Mapping[str, Call]:
+        return {"loss": self.call}
 
     def shapes(self) -> dict[str, Shape]:
         return {"weight": (self.vocab_size, self.dim)}

@@ -1,0 +1,67 @@
+"""What the calls at a model's seams compute, as data of its nodes. Torch-free.
+
+A strategy that puts its own call into a seam (`gangline.plan.Seam`) computes just this, or refuses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCall:
+    """What `attention(q, k, v, document, position) -> out` computes, for each head, over the keys that a query sees.
+
+        s = scale · q kᵀ      z = soft_cap · tanh(s / soft_cap)      out = exp(z) v / (exp(sink) + Σ exp(z))
+
+    Keys of other documents are never visible.
+
+    causal    query i sees key j only where j <= i
+    window    and only where position i - window < position j; a query sees itself and window - 1 keys before it
+    scale     of the scores; None: 1 / sqrt(width of a head)
+    soft_cap  bounds the scores (Gemma 2, arXiv 2408.00118, section 2); None: they are not bounded
+    sinks     the name of a parameter of the module, a number per head, which joins the sum below the line only (Xiao et
+              al., arXiv 2309.17453); it extends the call: `attention(q, k, v, document, position, sinks_H)`
+    """
+
+    causal: bool = True
+    window: int | None = None
+    scale: float | None = None
+    soft_cap: float | None = None
+    sinks: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and (self.window < 1 or not self.causal):
+            raise ValueError(f"window={self.window}: a window is of at least one key, and of causal attention")
+        if self.soft_cap is not None and self.soft_cap <= 0:
+            raise ValueError(f"soft_cap={self.soft_cap} must be positive")
+
+    def __str__(self) -> str:
+        """What differs from plain causal attention, in the words of the fields."""
+        return _changed(self) or "plain causal attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossCall:
+    """What `loss(hidden, weight, targets, loss_mask) -> sum` computes: cross-entropy of the logits hidden · weightᵀ.
+
+    z  weight of log²Z, Z the sum of a token's exp(logits) (PaLM, arXiv 2204.02311, section 5): a term that joins the
+       gradients by `gangline.inside.emit_loss` under the name "z_loss", and not the sum that is returned
+    """
+
+    z: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.z < 0:
+            raise ValueError(f"z={self.z} must not be negative")
+
+    def __str__(self) -> str:
+        return _changed(self) or "plain cross-entropy"
+
+
+Call = AttentionCall | LossCall
+
+
+def _changed(call: Call) -> str:
+    default = type(call)()
+    return ", ".join(f"{name}={value}" for name, value in vars(call).items() if value != getattr(default, name))

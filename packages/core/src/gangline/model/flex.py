@@ -1,0 +1,79 @@
+"""Attention with windows, soft caps and sinks by FlexAttention, on CUDA. Not yet measured, nor run in the checks.
+
+Only imported and compiled where a GPU asks for it.
+
+B batch, T tokens, H query heads, K key and value heads, E width of a head
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gangline.model.calls import AttentionCall
+
+
+def takes(q_BHTE: Tensor) -> bool:
+    """Whether these are queries for FlexAttention: on CUDA, of a dtype and a width of head that its kernels have."""
+    width = q_BHTE.shape[-1]
+    return q_BHTE.is_cuda and q_BHTE.dtype != torch.float64 and width >= 16 and width & (width - 1) == 0
+
+
+def block_mask(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor, compiled: bool = True) -> Any:
+    """Which blocks of keys are seen, of whole sequences; made once for all layers of a batch."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        seen = i >= j if call.causal else i == i
+        if document_BT is not None:
+            seen = seen & (document_BT[b, i] == document_BT[b, j])
+        if call.window is not None:
+            seen = seen & (position_BT[b, i] - position_BT[b, j] < call.window)
+        return seen
+
+    B, T = position_BT.shape
+    return create_block_mask(sees, B, None, T, T, device=position_BT.device, _compile=compiled)
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)
+
+
+def flex(
+    q_BHTE: Tensor,
+    k_BKTE: Tensor,
+    v_BKTE: Tensor,
+    mask: Any,
+    call: AttentionCall,
+    sinks_H: Tensor | None,
+    kernel: Callable[..., Any] | None = None,
+) -> Tensor:
+    """(B, H, T, E) as `AttentionCall` says it. A sink scales a row's output by the share that it leaves the keys."""
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    cap = call.soft_cap
+
+    def capped(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return cap * torch.tanh(score / cap)
+
+    out, aux = (kernel or _kernel())(
+        q_BHTE,
+        k_BKTE,
+        v_BKTE,
+        score_mod=None if cap is None else capped,
+        block_mask=mask,
+        scale=call.scale,
+        enable_gqa=q_BHTE.shape[1] != k_BKTE.shape[1],
+        return_aux=AuxRequest(lse=True),
+    )
+    if sinks_H is None:
+        return out
+    left_BHT = (aux.lse - sinks_H.to(aux.lse.dtype)[None, :, None]).sigmoid()
+    return out * left_BHT[..., None].to(out.dtype)

@@ -1,0 +1,49 @@
+"""Attention whose scores are bounded or that has sinks, in plain mathematics; and which keys a query sees.
+
+No fused kernel of torch's CPU has either (FlexAttention has no backward pass there), so this is the reference, in
+float64 as in any dtype. It keeps the scores: B·H·T² numbers, a few times.
+
+B batch, T tokens, H query heads, K key and value heads, E width of a head
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gangline.model.calls import AttentionCall
+
+
+def visible(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor) -> Tensor | None:
+    """(B, 1, T, T) or (1, 1, T, T), true where query i sees key j; None: all see all."""
+    T = position_BT.shape[1]
+    found: Tensor | None = None
+    if document_BT is not None:
+        found = document_BT[:, None, :, None] == document_BT[:, None, None, :]
+    if call.window is not None:
+        near = position_BT[:, None, :, None] - position_BT[:, None, None, :] < call.window
+        found = near if found is None else found & near
+    if call.causal:
+        found = torch.ones(1, 1, T, T, dtype=torch.bool, device=position_BT.device) if found is None else found
+        found = found.tril()
+    return found
+
+
+def attend(
+    q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, seen: Tensor | None, call: AttentionCall, sinks_H: Tensor | None
+) -> Tensor:
+    """(B, H, T, E) as `AttentionCall` says it, softmax in float32 at least. Every query has to see a key."""
+    groups = q_BHTE.shape[1] // k_BKTE.shape[1]
+    wide = torch.promote_types(q_BHTE.dtype, torch.float32)
+    k_BHTE, v_BHTE = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (k_BKTE, v_BKTE))
+    scale = q_BHTE.shape[-1] ** -0.5 if call.scale is None else call.scale
+    z_BHTT = (q_BHTE @ k_BHTE.mT).to(wide) * scale
+    if call.soft_cap is not None:
+        z_BHTT = call.soft_cap * (z_BHTT / call.soft_cap).tanh()
+    if seen is not None:
+        z_BHTT = z_BHTT.masked_fill(~seen, -torch.inf)
+    if sinks_H is not None:
+        sinks = sinks_H.to(wide).view(1, -1, 1, 1).expand(*z_BHTT.shape[:3], 1)
+        z_BHTT = torch.cat((z_BHTT, sinks), dim=-1)
+    p_BHTT = z_BHTT.softmax(-1)[..., : k_BHTE.shape[2]]
+    return p_BHTT.to(v_BHTE.dtype) @ v_BHTE

@@ -1,0 +1,57 @@
+"""From a model's tree and plan to what is computed at each of its seams. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from gangline.model.calls import Call
+from gangline.model.tree import Node, nodes
+from gangline.plan import Plan, names
+
+
+def said(node: Node, seam: str) -> Call | None:
+    """What `node` says its module computes at the seam of that name; None: it says nothing.
+
+    A class that names another module than its base and does not say anew what that computes (`seams`) says nothing:
+    what the base says is of the base's module.
+    """
+    for cls in type(node).__mro__:
+        if "seams" in vars(cls):
+            return node.seams().get(seam)
+        if "module" in vars(cls):
+            return None
+    return None
+
+
+def calls(tree: Node, plan: Plan, seam: Literal["attention", "loss"]) -> dict[str, Call | None]:
+    """Path of a node -> what is computed at the seam of its module; None: *unknown*, for nobody says it.
+
+    Those are the nodes that the plan's patterns name, or where such a node says nothing (a wrapper) the nodes in it
+    that do. Of attention each block without any such node is unknown as well: it may mix tokens in its own way.
+    """
+    patterns = [place.pattern for place in plan.seams if place.name == seam]
+    found: dict[str, Call | None] = {}
+    for path, node in nodes(tree):
+        if any(names(pattern, path) for pattern in patterns):
+            found |= _in(node, path, seam) or {path: None}
+    if seam == "attention" and patterns:
+        by_path = dict(nodes(tree))
+        for index in range(plan.layers):
+            block = f"{plan.blocks}.{index}"
+            if block in by_path and not any(path == block or path.startswith(f"{block}.") for path in found):
+                found |= _in(by_path[block], block, seam) or {block: None}
+    return found
+
+
+def _in(node: Node, path: str, seam: str) -> dict[str, Call | None]:
+    return {inner: call for inner, each in nodes(node, path) if (call := said(each, seam)) is not None}
+
+
+def call_at(found: Mapping[str, Call | None], path: str) -> Call | None:
+    """What `calls` found for the module at `path`: of its own node, else of the nearest around it."""
+    while path:
+        if path in found:
+            return found[path]
+        path = path.rpartition(".")[0]
+    return None
