@@ -11,13 +11,15 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from gangline.config import default_run
 from gangline.errors import UserError
 from gangline.interop import config_json, export, load_pretrained, model_config_from
 from gangline.interop.commands import export_run, import_model
+from gangline.interop.config import architecture_of
 from gangline.interop.names import theirs_of
+from gangline.interop.window import read_window
 from gangline.model.build import construct, materialise
 from gangline.model.init import shards_of, whole_model
 from gangline.model.plan import decoder
@@ -36,6 +38,8 @@ CASES = {
     ),
     "qwen3": replace(LLAMA, qk_norm=True, head_dim=16, norm_eps=1e-6, rope_theta=1_000_000.0),
     "qwen3-tied": replace(LLAMA, qk_norm=True, head_dim=16, tied=True),
+    "mistral": replace(LLAMA, window=7),
+    "qwen3-windows": replace(LLAMA, qk_norm=True, head_dim=16, window=5, full_every=2),
 }
 
 
@@ -80,7 +84,7 @@ def test_transformers_computes_the_same_logits_from_what_we_write(name, tmp_path
     config, batch = CASES[name], random_batch(2, 96, 97)
     ours = randomised(config)
     theirs = AutoModelForCausalLM.from_pretrained(write(tmp_path / "out", config, ours), dtype=torch.float32)
-    assert type(theirs).__name__ == ("Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLM")
+    assert type(theirs).__name__ == architecture_of(config)
     with torch.no_grad():
         expected, logits = theirs(batch.tokens).logits, ours.logits(batch)
     assert logits.std() > 0.1
@@ -92,8 +96,8 @@ def test_we_compute_the_same_logits_from_what_transformers_writes(name, tmp_path
     config, batch = CASES[name], random_batch(2, 96, 97)
     torch.manual_seed(0)
     values = config_json(config)
-    cls, hf = (Qwen3ForCausalLM, Qwen3Config) if config.qk_norm else (LlamaForCausalLM, LlamaConfig)
-    theirs = cls(hf(**{key: value for key, value in values.items() if key not in ("architectures", "model_type")}))
+    theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values))
+    assert type(theirs).__name__ == architecture_of(config)
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
     found = model_config_from(tmp_path)
     filled = replace(config, kv_heads=config.key_heads, head_dim=config.head_width, weights=str(tmp_path))
@@ -244,12 +248,15 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("values", "words"),
         [
-            ({"architectures": ["MambaForCausalLM"]}, ["MambaForCausalLM", "LlamaForCausalLM, Qwen3ForCausalLM"]),
+            (
+                {"architectures": ["MambaForCausalLM"]},
+                ["MambaForCausalLM", "LlamaForCausalLM, MistralForCausalLM, Qwen3ForCausalLM"],
+            ),
             ({"architectures": None}, ["architecture None"]),
             ({"attention_bias": True}, ["attention_bias=True"]),
             ({"hidden_act": "gelu"}, ["hidden_act=gelu"]),
             ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, ["yarn", "default, llama3"]),
-            ({"layer_types": ["full_attention", "sliding_attention"]}, ["sliding-window"]),
+            ({"layer_types": ["full_attention", "sliding_attention"]}, ["a Llama with sliding windows"]),
             ({"hidden_size": None, "num_key_value_heads": None}, ["does not give hidden_size, num_key_value_heads"]),
         ],
     )
@@ -257,6 +264,30 @@ class TestRefusals:
         self.change(directory, **values)
         text = self.error(model_config_from, directory)
         assert all(word in text for word in words), text
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"soft_cap": 30.0, "sinks": True}, ["model.soft_cap, model.sinks"]),
+            ({"attention_scale": 0.1}, ["model.attention_scale"]),
+            ({"window": 8, "full_every": 2}, ["model.full_every=2", "Mistral"]),
+        ],
+    )
+    def test_what_nobody_else_computes_is_not_exported(self, options, words):
+        text = self.error(config_json, replace(LLAMA, **options))
+        assert all(word in text for word in words), text
+        assert "z_loss" not in config_json(replace(LLAMA, z_loss=1e-4))
+
+    def test_windows_that_transformers_takes_where_a_file_is_silent(self):
+        of = lambda name, **more: read_window("there", {"architectures": [name], **more}, 4)  # noqa: E731
+        assert of("MistralForCausalLM") == {"window": 4096}
+        assert of("MistralForCausalLM", sliding_window=None) == {"window": None}
+        assert of("Qwen3ForCausalLM") == of("Qwen3ForCausalLM", use_sliding_window=True) == {}
+        assert of("Qwen3ForCausalLM", use_sliding_window=True, max_window_layers=0)["window"] == 4096
+        two = {"use_sliding_window": True, "max_window_layers": 2}
+        assert "not evenly spaced" in self.error(lambda: of("Qwen3ForCausalLM", **two))
+        lying = {"layer_types": ["sliding_attention"] * 4}
+        assert "not in use" in self.error(lambda: of("Qwen3ForCausalLM", **lying))
 
     def test_no_directory_and_no_json(self, directory, tmp_path):
         assert "config.json" in self.error(model_config_from, tmp_path / "nowhere")

@@ -77,6 +77,7 @@ def test_attention_computes_what_it_says(name, documents):
     torch.testing.assert_close(found, by_hand(call, q, k, v, sinks, document, position), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("documents", [False, True], ids=["plain", "documents"])
 @pytest.mark.parametrize("name", [name for name in CALLS if name != "plain"])
 def test_what_a_gpu_would_compute_is_the_same(name, documents):

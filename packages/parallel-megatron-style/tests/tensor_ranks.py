@@ -13,6 +13,7 @@ from gangline.mesh import Mesh
 from gangline.model.init import whole_model
 from gangline.model.linear import Linear
 from gangline.model.plan import decoder
+from gangline.model.seams import calls
 from gangline.model.shapes import DecoderConfig
 from gangline.plan import Plan
 from gangline.precision.plain import Plain
@@ -96,6 +97,7 @@ def extent(case: Case, plan: Plan, name: str, rows: int, index: int, n: int) -> 
 def cut_model(case: Case, comm: Comm, dtype: torch.dtype | None = None):
     """This rank's part of the model: parameters replaced by slices, products and seams set."""
     model, plan = whole_of(case, dtype)
+    losses = calls(case.built()[0], plan, "loss")
     made: dict[int, torch.nn.Parameter] = {}
     first_rows = {}
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
@@ -114,7 +116,9 @@ def cut_model(case: Case, comm: Comm, dtype: torch.dtype | None = None):
         setattr(model.get_submodule(path), own, made[id(parameter)])
     wide = torch.float32 if (dtype or case.dtype) == torch.bfloat16 else dtype or case.dtype
     precision = Plain(dtype or case.dtype, wide)
-    cut_modules(model, plan, comm, precision, sequence_parallel=case.sequence_parallel, first_rows=first_rows)
+    cut_modules(
+        model, plan, comm, precision, sequence_parallel=case.sequence_parallel, first_rows=first_rows, losses=losses
+    )
     finish = finisher(case.recompute, False, seams=plan.seams)
     for index, block in enumerate(model.blocks):
         finish(block, f"blocks.{index}")

@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gangline.comm.solo import Solo
 from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
-from gangline.model.attention import attention
+from gangline.model.attention import PLAIN, attention, plain
 from gangline.model.calls import AttentionCall
 from gangline.model.scores import visible
 from gangline.testing import rank
@@ -34,6 +35,7 @@ class Case:
     kv_heads: int = 4
     documents: tuple[tuple[int, ...], ...] | None = None  # where each begins, a tuple a sequence
     math: bool = False
+    call: AttentionCall = PLAIN
 
 
 def cp():
@@ -48,13 +50,18 @@ def inputs(case: Case):
     position, document = torch.arange(T).expand(B, T), None
     if case.documents is not None:
         document = torch.stack([(torch.arange(T)[:, None] >= torch.tensor(starts)).sum(1) for starts in case.documents])
+        position = position - torch.stack([(row[:, None] == row).int().argmax(-1) for row in document])
     return tensors, document, position
+
+
+def sinks_of(case: Case) -> list[torch.Tensor]:
+    return [torch.linspace(-1, 1, case.heads, dtype=case.dtype)] if case.call.sinks else []
 
 
 def whole(case: Case) -> list[torch.Tensor]:
     (q, k, v, dout), document, position = inputs(case)
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    out = attention(*leaves, document, position)
+    out = plain(case.call)(*leaves, document, position, *sinks_of(case))
     out.backward(dout)
     return [out.detach(), *(x.grad for x in leaves)]
 
@@ -74,8 +81,9 @@ def parts(case: Case):
     if case.math:
         ring_module.kernel_for = lambda q, masked: MATH
     try:
-        here = RingAttention(comm) if case.method == "ring" else UlyssesAttention(comm, attention)
-        out = here(*leaves, document, cut(position))
+        ring = case.method == "ring"
+        here = RingAttention(comm, case.call) if ring else UlyssesAttention(comm, plain(case.call))
+        out = here(*leaves, document, cut(position), *sinks_of(case))
         out.backward(dout)
     finally:
         ring_module.kernel_for = lambda q, masked: CPU
@@ -105,6 +113,29 @@ def test_float64(world, method, kv_heads, documents):
     case = Case(method, kv_heads=kv_heads, documents=DOCUMENTS[documents])
     for name, found, wanted in zip(NAMES, together(pool(world).run(parts, case)), whole(case), strict=True):
         assert (found - wanted).norm() <= 1e-12 * wanted.norm(), name
+
+
+CALLS = {
+    "a narrow window": {"window": 2},
+    "a wide window and a scale": {"window": 11, "scale": 0.2},
+    "both ways": {"causal": False, "scale": 0.5},
+    "all that Ulysses wraps": {"window": 5, "soft_cap": 1.5, "sinks": "sinks.weight"},
+}
+
+
+@pytest.mark.parametrize("documents", ["no documents", "documents", "blocks that nobody sees"])
+@pytest.mark.parametrize("method", ["ring", "math", "ulysses"])
+def test_calls_that_are_declared(method, documents):
+    kinds = [AttentionCall(**call) for call in CALLS.values()]
+    for call in kinds if method == "ulysses" else kinds[:3]:
+        case = Case(method.replace("math", "ring"), documents=DOCUMENTS[documents], math=method == "math", call=call)
+        for name, found, wanted in zip(NAMES, together(pool(4).run(parts, case)), whole(case), strict=True):
+            assert (found - wanted).norm() <= 1e-12 * wanted.norm(), (call, name)
+
+
+def test_what_ring_attention_cannot_compute_it_refuses():
+    with pytest.raises(ValueError, match="does not have a soft cap and sinks"):
+        RingAttention(Solo("cp"), AttentionCall(soft_cap=1.0, sinks="sinks.weight"))
 
 
 @pytest.mark.parametrize("documents", ["no documents", "documents", "short documents"])
@@ -261,7 +292,7 @@ def test_a_block(kernel, mask, kv_heads):
         if mask == "a row that sees nothing":
             seen[:, :, 2] = False
     causal = mask == "causal"
-    out, lse = kernel.forward(q, k, v, causal, seen)
+    out, lse = kernel.forward(q, k, v, causal, seen, None)
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     wide = (leaves[0], *(x.repeat_interleave(4 // kv_heads, 1) for x in leaves[1:]))
     wanted = F.scaled_dot_product_attention(*wide, attn_mask=seen, is_causal=causal)
@@ -274,6 +305,6 @@ def test_a_block(kernel, mask, kv_heads):
     torch.testing.assert_close(out * sees, wanted.detach() * sees, rtol=1e-13, atol=1e-13)
     assert out.isfinite().all()
     (wanted * sees).backward(dout)
-    gradients = kernel.backward(dout, q, k, v, out, lse.masked_fill(~lse.isfinite(), 0), causal, seen)
+    gradients = kernel.backward(dout, q, k, v, out, lse.masked_fill(~lse.isfinite(), 0), causal, seen, None)
     for found, leaf in zip(gradients, leaves, strict=True):
         torch.testing.assert_close(found, leaf.grad, rtol=1e-12, atol=1e-12)

@@ -12,6 +12,7 @@ from gangline.config.schema import Recompute
 from gangline.mesh import Mesh
 from gangline.model.init import whole_model
 from gangline.model.plan import decoder
+from gangline.model.seams import calls
 from gangline.model.shapes import DecoderConfig
 from gangline.testing import rank
 from gangline.testing.pool import pool
@@ -76,7 +77,7 @@ def model_of(method: str | None, comm=None, recompute: Recompute = Recompute.non
     tree, plan = decoder(DecoderConfig(vocab_size=29, dim=32, layers=2, heads=4, kv_heads=2, hidden=48, init_std=0.1))
     model = whole_model(tree, plan, seed=1, dtype=torch.float64)
     if method is not None:
-        set_attention(model, plan, comm, method)
+        set_attention(model, plan, comm, method, calls(tree, plan, "attention"))
     finish = finisher(recompute, False, seams=plan.seams)
     for index, block in enumerate(model.blocks):
         finish(block, f"blocks.{index}")

@@ -16,25 +16,28 @@ TWO_EACH = "batch.global_size=16 batch.micro_size=2"
 ONE_EACH = "batch.global_size=4 batch.micro_size=2"  # one micro-batch on each of two data ranks
 TRAINED = {"steps": 20, "bound": 1e-10}  # twenty steps carry a rounding on
 
+WINDOWS = "window=5 full_every=3 attention_scale=0.3 z_loss=0.01"  # what every strategy honours
+SEAMS = f"{WINDOWS} soft_cap=1.5 sinks=true"  # and ring attention refuses
+
 ON_FOUR = (
-    C("pp=2 tp=2", "layers=3", TWO_EACH),
-    C("tp=2 dp_shard=2 zero=1 sequence_parallel=false", "tied=true"),
+    C("pp=2 tp=2", f"layers=3 {SEAMS}", TWO_EACH, batches="documents"),
+    C("tp=2 dp_shard=2 zero=1 sequence_parallel=false", f"tied=true {SEAMS}"),
     C("tp=2 dp_shard=2 zero=3", "layers=3 tied=true qk_norm=false", TWO_EACH),
-    C("cp=2 tp=2 zero=3", "kv_heads=1", batches="documents"),
+    C("cp=2 tp=2 zero=3", f"kv_heads=1 {WINDOWS}", batches="documents"),
     C("pp=2 dp_shard=2 zero=3 schedule=interleaved_1f1b", "layers=5", FULL),
     C("pp=2 cp=2 zero=2", "tied=true layers=3", batches="documents"),
-    C("dp_shard=2 cp=2 zero=2 context=ulysses", "", TWO_EACH),
+    C("dp_shard=2 cp=2 zero=2 context=ulysses", f"layers=3 {SEAMS}", TWO_EACH),
     C("tp=4 sequence_parallel=false", "kv_heads=1 vocab_size=9", SELECTIVE),
     C("dp_replicate=2 dp_shard=2 zero=2", lanes=4, out_of=("dp_replicate", "dp_shard")),
     C("dp_shard=2 tp=2 zero=3", "tied=true", FULL, lanes=4, out_of=("dp_shard", "tp")),
     C("pp=4 schedule=zb_h1 stages=[1,2,2,1]", "layers=6 tied=true"),
-    C("cp=4 zero=1", "", FULL, batches="documents"),
+    C("cp=4 zero=1", f"layers=3 {WINDOWS}", FULL),
     C("pp=2 dp_replicate=2 schedule=dualpipe_v", "layers=4 tied=true", lanes=2),
 )
 ON_EIGHT = (
     C("pp=2 dp_shard=2 tp=2", "tied=true", **TRAINED),
-    C("pp=2 cp=2 tp=2 zero=3", "layers=3", SELECTIVE, batches="documents"),
-    C("dp_shard=2 cp=2 tp=2 zero=3 context=ulysses", "tied=true", TWO_EACH),
+    C("pp=2 cp=2 tp=2 zero=3", f"layers=3 {WINDOWS}", SELECTIVE, batches="documents"),
+    C("dp_shard=2 cp=2 tp=2 zero=3 context=ulysses", f"tied=true {SEAMS}", TWO_EACH),
     C("pp=2 tp=4 schedule=dualpipe_v sequence_parallel=false", "layers=4 tied=true", SELECTIVE),
     C("pp=2 dp_replicate=2 dp_shard=2 zero=3 schedule=zb_v", "layers=4", lanes=2),
     C("dp_replicate=2 dp_shard=2 tp=2 zero=2", "", "batch.global_size=4", lanes=2, out_of=("dp_shard", "tp")),
@@ -51,6 +54,8 @@ NIGHTLY = (
     C("pp=2 dp_shard=2 tp=2 zero=3 schedule=dualpipe_v", "layers=4", SELECTIVE, lanes=4, out_of=("dp_shard", "tp")),
     C("pp=2 cp=2 tp=2 zero=1 context=ulysses schedule=zb_h1", "layers=3 tied=true", batches="documents"),
     C("pp=2 cp=4 zero=3", "layers=3", FULL),
+    C("pp=4 tp=2 schedule=zb_v", f"layers=8 {SEAMS}", SELECTIVE),
+    C("pp=2 cp=2 tp=2 context=ulysses sequence_parallel=false", f"layers=3 {SEAMS}", batches="documents"),
     C("cp=4 tp=2 zero=2", "kv_heads=1 tied=true", batches="documents"),
     C("cp=2 tp=4 zero=3 sequence_parallel=false", "", SELECTIVE),
     C("dp_shard=4 tp=2 zero=3", "vocab_size=7 tied=true", lanes=8 // 2, out_of=("dp_shard", "tp")),
@@ -161,6 +166,10 @@ def compositions(draw):
         "vocab_size": draw(st.integers(5, 70)),
         "tied": draw(st.sampled_from(["true", "false"])),
         "qk_norm": draw(st.sampled_from(["true", "false"])),
+        "window": draw(st.sampled_from(["null", "1", "3", "9"])),
+        "soft_cap": draw(st.sampled_from(["null", "null", "1.5"])),
+        "sinks": draw(st.sampled_from(["false", "false", "true"])),
+        "z_loss": draw(st.sampled_from([0.0, 0.01])),
     }
     run = {
         "batch.global_size": 16,

@@ -21,6 +21,7 @@ from tensor_ranks import (
 
 from gangline.config.schema import Recompute
 from gangline.mesh import Mesh
+from gangline.model.seams import calls
 from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
@@ -136,7 +137,7 @@ def with_context(case: Case, method: str) -> Found:
     comms = rank.comms(Mesh.of({"cp": 2, "tp": 2}))
     cp = comms.axis("cp")
     model, plan = cut_model(case, comms.axis("tp"))
-    set_attention(model, plan, cp, method)
+    set_attention(model, plan, cp, method, calls(case.built()[0], plan, "attention"))
     loss = model(cut_batch(batch_of(case), cp.index, cp.size, ORDERS[method]))
     (loss * 0.125).backward()
     return Found([loss.detach()], gradients_of(model))

@@ -8,9 +8,12 @@ import pytest
 import torch
 from tensor_ranks import Case, tp, whole_of
 
+from gangline import inside
 from gangline.comm.solo import Solo
 from gangline.comm.wrap import Wrapped
-from gangline.model.loss import loss as core_loss
+from gangline.inside import Collected, Frame
+from gangline.model.calls import LossCall
+from gangline.model.loss import CrossEntropy
 from gangline.plan import Cut
 from gangline.precision.plain import Plain
 from gangline.testing import rank
@@ -226,7 +229,7 @@ def test_lookup_is_exact(vocabulary, sequence_parallel):
         assert off < 1e-13
 
 
-def lost(vocabulary: int, sequence_parallel: bool, chunk: int, dtype: torch.dtype):
+def lost(vocabulary: int, sequence_parallel: bool, chunk: int, dtype: torch.dtype, z: float = 0.0):
     comm = tp()
     loss_module.CHUNK, before = chunk, loss_module.CHUNK
     generator = torch.Generator().manual_seed(0)
@@ -241,15 +244,22 @@ def lost(vocabulary: int, sequence_parallel: bool, chunk: int, dtype: torch.dtyp
     if sequence_parallel:
         h = cut_sequence(h, comm)
     h.requires_grad_()
-    loss = VocabularyLoss(Setting(comm, Plain(dtype, dtype), sequence_parallel), own.start)(h, w, targets, mask)
-    (loss * 3).backward()
+    collected, other = Collected(), Collected()
+    setting, call = Setting(comm, Plain(dtype, dtype), sequence_parallel), LossCall(z=z)
+    with inside.frame(Frame(coefficient=3.0, collected=collected)):
+        loss = VocabularyLoss(setting, own.start, call)(h, w, targets, mask)
+        (loss * 3).backward()
     loss_module.CHUNK = before
     exact_w, exact_h = whole.double().requires_grad_(), hidden.double().requires_grad_()
-    exact = core_loss(exact_h, exact_w, targets, mask)
-    (exact * 3).backward()
+    with inside.frame(Frame(coefficient=3.0, collected=other)):
+        exact = CrossEntropy(call)(exact_h, exact_w, targets, mask)
+        (exact * 3).backward()
     wanted_h = cut_sequence(exact_h.grad, comm) if sequence_parallel else exact_h.grad
     off = [(loss - exact).abs() / exact.abs(), (h.grad - wanted_h).norm() / exact_h.grad.norm()]
     off.append((w.grad - exact_w.grad[own]).norm() / exact_w.grad.norm())
+    for key, term in other.losses.items():
+        emitted = comm.all_reduce(collected.losses[key].clone()) if sequence_parallel else collected.losses[key]
+        off.append((emitted - term).abs() / term)
     return loss.detach(), [x.item() for x in off]
 
 
@@ -258,6 +268,7 @@ def lost(vocabulary: int, sequence_parallel: bool, chunk: int, dtype: torch.dtyp
 @pytest.mark.parametrize("vocabulary", [5, 8, 11])
 def test_the_loss_over_parts_of_the_vocabulary(vocabulary, sequence_parallel, chunk):
     found = pool(4).run(lost, vocabulary, sequence_parallel, chunk, WIDE)
+    found += pool(4).run(lost, vocabulary, sequence_parallel, chunk, WIDE, 0.2)
     for loss, off in found:
         assert loss.equal(found[0][0])
         assert max(off) < 1e-12
@@ -321,7 +332,13 @@ def applied(case: Case, **changes):
     comm = Solo("tp")
     first_rows = {"embed.weight": 0, "head.weight": 0}
     cut_modules(
-        model, replace(plan, **changes), comm, Plain(WIDE, WIDE), sequence_parallel=False, first_rows=first_rows
+        model,
+        replace(plan, **changes),
+        comm,
+        Plain(WIDE, WIDE),
+        sequence_parallel=False,
+        first_rows=first_rows,
+        losses=changes.get("losses", {"head": LossCall()}),
     )
     return model, comm
 

@@ -27,7 +27,7 @@ class Own(nn.Module):
 def test_a_module_that_multiplies_by_itself_is_told_once(cut):
     model, precision = nn.Sequential(Own()), Plain(torch.float32, torch.float32)
     if cut:
-        cut_modules(model, PLAN, Solo("tp", 0), precision, sequence_parallel=False, first_rows={})
+        cut_modules(model, PLAN, Solo("tp", 0), precision, sequence_parallel=False, first_rows={}, losses={})
     else:
         set_products(model, PLAN, precision)
     assert model[0].told is precision

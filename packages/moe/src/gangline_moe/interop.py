@@ -61,8 +61,9 @@ def to_hugging_face(options: MoeOptions, config: dict[str, Any]) -> dict[str, An
     if dense == LLAMA and _is_mixtral(options):
         more = {"num_local_experts": options.experts, "sliding_window": None, "intermediate_size": hidden}
         return {**config, "architectures": [MIXTRAL], "model_type": "mixtral", **each, **more}
-    if dense != QWEN_DENSE:
+    if dense != QWEN_DENSE or config["use_sliding_window"]:  # their experts stand behind attention without windows
         return None
+    config = {key: value for key, value in config.items() if key != "layer_types"}
     each["moe_intermediate_size"] = hidden
     if _is_softmax(options):
         assert isinstance(router, Softmax)
@@ -88,7 +89,8 @@ def of_hugging_face(cls: type[Options], config: dict[str, Any]) -> tuple[Options
     if architecture not in (MIXTRAL, QWEN, DOTS):
         return None
     if config.get("sliding_window") is not None:
-        raise UserError(f"a model with sliding_window={config['sliding_window']}.", "gangline's attention has none.")
+        what = f"a model of experts with sliding_window={config['sliding_window']}."
+        raise UserError(what, "gangline reads windows of models without experts only.")
     top_k = config["num_experts_per_tok"]
     if architecture == MIXTRAL:
         found = cls(experts=config["num_local_experts"], top_k=top_k, hidden=config["intermediate_size"])

@@ -16,6 +16,8 @@ from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.model.linear import Linear
+from gangline.model.seams import calls
+from gangline.model.tree import Node
 from gangline.parallel.prepare import bind_folds, set_products
 from gangline.parallel.storage import dtype_name
 from gangline.plan import Plan
@@ -73,12 +75,20 @@ def build(
     )
     if tp.size > 1:
         rows = first_rows(arrays, plan, mesh, comms.rank, given)
-        cut_modules(model, plan, tp, precision, sequence_parallel=sequence_parallel, first_rows=rows)
+        cut_modules(
+            model,
+            plan,
+            tp,
+            precision,
+            sequence_parallel=sequence_parallel,
+            first_rows=rows,
+            losses=calls(stages.tree, plan, "loss"),
+        )
     else:
         set_products(model, plan, precision)
         if stages.splits:
             split_products(model, precision)
-    own_part = cut_context(config, model, plan, cp)
+    own_part = cut_context(config, model, plan, cp, stages.tree)
     bind_folds(model, plan, partial(fold_comm, plan, mesh, comms))
     each = config.zero >= 2 and not run.deterministic
     codec = CODECS[config.compress]() if config.compress in CODECS else None
@@ -124,8 +134,8 @@ class Stages:
         self.splits = kind.splits_backward and self.pp > 1
         self.placement: Placement = kind.placement
         self.chunks = config.model_chunks if self.pp > 1 else 1
-        tree, _ = compose_model(run)
-        self.ranges = partition(config, mesh, tree, plan, run.batch.sequence_length)
+        self.tree, _ = compose_model(run)
+        self.ranges = partition(config, mesh, self.tree, plan, run.batch.sequence_length)
         homes = [place_of(self.pp, self.placement, stage)[0] for stage in range(len(self.ranges))]
         blocks = [homes[stage] for stage, found in enumerate(self.ranges) for _ in found]
         self.ranks: Sequence[int] = (homes[0], *blocks, homes[-1])
@@ -172,7 +182,7 @@ class Stages:
         return Executor(stage, comm, self.schedule, chunks=self.chunks, costs=self.costs, clock=clock, overlap=overlap)
 
 
-def cut_context(config: Composed, model: nn.Module, plan: Plan, cp: Comm) -> Callable[[Batch], Batch]:
+def cut_context(config: Composed, model: nn.Module, plan: Plan, cp: Comm, tree: Node) -> Callable[[Batch], Batch]:
     """Let attention see the whole sequence; how a batch is cut for it."""
     if cp.size == 1:
         return _as_it_is
@@ -180,7 +190,7 @@ def cut_context(config: Composed, model: nn.Module, plan: Plan, cp: Comm) -> Cal
     from gangline_parallel_megatron_style.context.cut import cut_batch
 
     method = cast("Method", config.context)
-    set_attention(model, plan, cp, method)
+    set_attention(model, plan, cp, method, calls(tree, plan, "attention"))
     return partial(cut_batch, index=cp.index, size=cp.size, order=ORDERS[method])
 
 

@@ -44,12 +44,15 @@ def main(argv: Sequence[str]) -> int:
 def _explain(argv: Sequence[str]) -> int:
     from gangline.config.compose import compose_one
     from gangline_parallel_megatron_style.explain import explained
+    from gangline_parallel_megatron_style.layout.fits import untraceable
     from gangline_parallel_megatron_style.show import text, traced
 
     flags, words = flags_of([word for word in argv if word != "--trace"], ("gpu-memory",))
     gpu = number("gpu-memory", flags.get("gpu-memory", "80"))
     run = compose_one(words)
     found = explained(run)
+    if "--trace" in argv and (problems := list(untraceable(found.case.tree, found.case.plan))):
+        raise UserError.of(problems)
     print(text(found, gpu))
     if "--trace" in argv:
         from gangline_parallel_megatron_style.trace import trace

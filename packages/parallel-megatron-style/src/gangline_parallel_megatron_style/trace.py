@@ -23,7 +23,9 @@ from gangline.batch import Batch
 from gangline.comm import Comm, Pending
 from gangline.comm.fake import FakeComm, FakeComms
 from gangline.mesh import DATA_AXES
+from gangline.model.attention import PlainAttention
 from gangline.model.build import construct
+from gangline.model.calls import AttentionCall
 from gangline.model.norm import RMSNorm
 from gangline.plan import matches
 from gangline.train.finish import finisher
@@ -157,16 +159,13 @@ def step(runtime: ComposedRuntime, case: Case, micros: int) -> None:
 
 def use_gpu_kernels(module: nn.Module, path: str, case: Case) -> None:
     """What a GPU would run, where the meta device would take an operator apart."""
+    seams = [seam.pattern for seam in case.plan.seams if seam.name == "attention"]
     for name, inner in module.named_modules(prefix=path):
         if isinstance(inner, RMSNorm):
             inner.forward = _Norm(inner)  # type: ignore[method-assign]
-        seams = [seam.pattern for seam in case.plan.seams if seam.name == "attention"]
-        if case.cp == 1 and any(matches(pattern, name) for pattern in seams) and not _is_module(inner):
-            inner.attention = _flash
-
-
-def _is_module(module: nn.Module) -> bool:
-    return isinstance(getattr(module, "attention", None), nn.Module | type(None))
+        function = getattr(inner, "attention", None)
+        if isinstance(function, PlainAttention) and any(matches(pattern, name) for pattern in seams):
+            inner.attention = _Flash(function.computes)
 
 
 @dataclass
@@ -194,8 +193,15 @@ class _FusedNorm(torch.autograd.Function):
         return torch.empty_like(x), torch.empty_like(weight)
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor) -> Tensor:
-    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+@dataclass(frozen=True)
+class _Flash:
+    """The fused kernel, which keeps queries, keys, values, output and a number a row, whatever the window."""
+
+    computes: AttentionCall
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor) -> Tensor:
+        call = self.computes
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, call.causal, scale=call.scale)[0]
 
 
 def watch(flat: Flat, counted: Allocations) -> None:

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from gangline.errors import Problem, UserError
+from gangline.interop.window import read_window, window_json
 from gangline.model.shapes import DecoderConfig
 from gangline.parts import EditConfig
 
-ARCHITECTURES = {"LlamaForCausalLM": False, "Qwen3ForCausalLM": True}  # -> whether queries and keys are normalised
+# -> whether queries and keys are normalised
+ARCHITECTURES = {"LlamaForCausalLM": False, "MistralForCausalLM": False, "Qwen3ForCausalLM": True}
+MODEL_TYPES = {"LlamaForCausalLM": "llama", "MistralForCausalLM": "mistral", "Qwen3ForCausalLM": "qwen3"}
 
 # ours -> theirs, where the value is the same
 SAME = {
@@ -34,7 +37,7 @@ SCALING = {
 }
 NEEDED = ("vocab_size", "dim", "layers", "heads", "kv_heads", "hidden")
 # What this architecture does not have: theirs -> the only value that means it is absent.
-ABSENT = {"attention_bias": False, "mlp_bias": False, "use_sliding_window": False, "hidden_act": "silu"}
+ABSENT = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:
@@ -97,15 +100,17 @@ def _decoder(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
             raise UserError(
                 f"{directory} holds a model with {key}={theirs[key]}.", f"gangline's decoder has only {key}={value}."
             )
-    if set(theirs.get("layer_types") or ()) - {"full_attention"}:
-        raise UserError(f"{directory} holds a model with layers of sliding-window attention.", "gangline has none.")
     ours = {mine: theirs[key] for mine, key in SAME.items() if theirs.get(key) is not None}
     missing = [SAME[name] for name in NEEDED if name not in ours]
     if missing:
         raise UserError(f"{directory}/config.json does not give {', '.join(missing)}.")
     ours.setdefault("norm_eps", 1e-6)  # what transformers takes where a file is silent
     return DecoderConfig(
-        **ours, **_rope(directory, theirs), qk_norm=ARCHITECTURES[architecture], weights=str(directory)
+        **ours,
+        **_rope(directory, theirs),
+        **read_window(directory, theirs, ours["layers"]),
+        qk_norm=ARCHITECTURES[architecture],
+        weights=str(directory),
     )
 
 
@@ -123,13 +128,26 @@ def _rope(directory: str | Path, theirs: dict[str, Any]) -> dict[str, Any]:
     return found | {mine: rope[key] for mine, key in SCALING.items()}
 
 
+def architecture_of(config: DecoderConfig) -> str:
+    """Who of theirs computes what this model does. Raises UserError where nobody does."""
+    other = {"attention_scale": config.attention_scale, "soft_cap": config.soft_cap, "sinks": config.sinks or None}
+    if left := [f"model.{name}" for name, value in other.items() if value is not None]:
+        raise UserError(
+            f"a model with {', '.join(left)} has no Hugging Face architecture.",
+            f"{', '.join(ARCHITECTURES)} would leave it out and compute something else.",
+        )
+    if config.qk_norm:
+        return "Qwen3ForCausalLM"
+    return "LlamaForCausalLM" if config.window is None else "MistralForCausalLM"
+
+
 def config_json(config: DecoderConfig, *, dtype: str = "float32", max_position: int = 2048) -> dict[str, Any]:
     """What transformers needs to open the model, in the words that both 4 and 5 read.
 
-    max_position: the context it was trained with; with rotary scaling it follows from the scaling.
+    max_position: the context it was trained with; with rotary scaling it follows from the scaling. Raises UserError for
+    what no architecture of theirs computes. The z-term of the loss is of training alone.
     """
-    qk_norm = config.qk_norm
-    architecture = next(name for name, normalised in ARCHITECTURES.items() if normalised == qk_norm)
+    architecture = architecture_of(config)
     values = {theirs: getattr(config, mine) for mine, theirs in SAME.items()}
     scaling = None
     if config.rope_scaling_factor is not None:
@@ -137,11 +155,12 @@ def config_json(config: DecoderConfig, *, dtype: str = "float32", max_position: 
         max_position = round(config.rope_original_max_position * config.rope_scaling_factor)
     return {
         "architectures": [architecture],
-        "model_type": "qwen3" if qk_norm else "llama",
+        "model_type": MODEL_TYPES[architecture],
         **values,
         "num_key_value_heads": config.key_heads,
         "head_dim": config.head_width,
-        **{key: value for key, value in ABSENT.items() if key != "use_sliding_window" or qk_norm},
+        **ABSENT,
+        **window_json(config, architecture),
         "rope_theta": config.rope_theta,
         "rope_scaling": scaling,
         "max_position_embeddings": max_position,
@@ -179,5 +198,5 @@ def check_weights(config: DecoderConfig, edits: Iterable[EditConfig] = ()) -> li
 def _comparable(config: DecoderConfig) -> dict[str, Any]:
     values = {item.name: getattr(config, item.name) for item in fields(DecoderConfig)}
     values |= {"kv_heads": config.key_heads, "head_dim": config.head_width}
-    silent = {"init_std", "weights"} | (set(SCALING) if config.rope_scaling_factor is None else set())
+    silent = {"init_std", "weights", "z_loss"} | (set(SCALING) if config.rope_scaling_factor is None else set())
     return {name: value for name, value in values.items() if name not in silent or name == "rope_scaling_factor"}

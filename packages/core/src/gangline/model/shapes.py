@@ -38,7 +38,7 @@ class DecoderConfig(ModelConfig):
     window: PositiveInt | None = None  # tokens that a query sees, itself among them; null: all before it
     full_every: PositiveInt | None = None  # with a window: of so many blocks the last one sees all; null: none does
     attention_scale: PositiveFloat | None = None  # of the scores of attention; null: 1 / sqrt(head_dim)
-    soft_cap: PositiveFloat | None = None  # bounds the scores to cap · tanh(scores / cap), as in Gemma 2; null: no bound
+    soft_cap: PositiveFloat | None = None  # bounds the scores to cap · tanh(scores / cap), as in Gemma 2; null: none
     sinks: bool = False  # a learned number per head joins the sum of its softmax, as in gpt-oss
     z_loss: NonNegativeFloat = 0.0  # weight of log²Z of the logits: joins the gradients, not the loss (PaLM: 1e-4)
     init_std: NonNegativeFloat = 0.02  # of every matrix; those that write to the residual stream: / sqrt(2 · layers)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from torch import nn
 
 from gangline.comm import Comm
+from gangline.errors import UserError
+from gangline.model.calls import AttentionCall, Call
 from gangline.model.recall import Recall
-from gangline.plan import Plan, matches
+from gangline.model.seams import call_at
+from gangline.plan import Plan, matches, names
 from gangline_parallel_megatron_style.context.cut import Order
+from gangline_parallel_megatron_style.context.known import beyond_ring
 from gangline_parallel_megatron_style.context.ring import RingAttention
 from gangline_parallel_megatron_style.context.ulysses import UlyssesAttention
 
@@ -17,18 +22,49 @@ Method = Literal["ring", "ulysses"]
 ORDERS: dict[Method, Order] = {"ring": "zigzag", "ulysses": "contiguous"}  # how each wants sequences cut
 
 
-def set_attention(model: nn.Module, plan: Plan, comm: Comm, method: Method) -> None:
+def set_attention(
+    model: nn.Module, plan: Plan, comm: Comm, method: Method, declared: Mapping[str, Call | None]
+) -> None:
     """Set the `attention` seam of every module that the plan names; nothing on one rank.
 
-    Ring attention takes the seam's place, Ulysses wraps what is there.
+    Ring attention takes the seam's place and computes what is declared there (`gangline.model.seams.calls`); Ulysses
+    wraps what is there. Raises UserError where ring attention would compute something else, and where a module that the
+    plan names has no such seam.
     """
     if comm.size == 1:
         return
     patterns = [seam.pattern for seam in plan.seams if seam.name == "attention"]
-    ring, recall = RingAttention(comm), Recall()
-    for path, module in model.named_modules():
-        if hasattr(module, "attention") and any(matches(pattern, path) for pattern in patterns):
-            inner = module.attention
-            if isinstance(inner, nn.Module):  # the block above, whose attribute of that name is the layer
-                continue
-            module.attention = ring if method == "ring" else UlyssesAttention(comm, inner, recall)
+    rings: dict[AttentionCall, RingAttention] = {}
+    recall, done = Recall(), list[str]()
+    modules = {path: m for path, m in model.named_modules() if any(matches(pattern, path) for pattern in patterns)}
+    for path, module in modules.items():
+        inner = getattr(module, "attention", None)
+        if inner is None or isinstance(inner, nn.Module):  # the block above, whose attribute of that name is the layer
+            continue
+        if method == "ring":
+            call = _agreed(path, inner, call_at(declared, path))
+            module.attention = rings.setdefault(call, RingAttention(comm, call))  # type: ignore[assignment]
+        else:
+            module.attention = UlyssesAttention(comm, inner, recall)  # type: ignore[assignment,arg-type]
+        done.append(path)
+    for path in modules:
+        named = any(names(pattern, path) for pattern in patterns)
+        if named and not any(one == path or one.startswith(f"{path}.") for one in done):
+            raise UserError(
+                f"{path} has no function `attention`, where the plan says that context parallelism can step in.",
+                "Tokens of one sequence lie on several ranks, and this module would see its own alone.",
+                "Use parallel.cp=1.",
+            )
+
+
+def _agreed(path: str, function: object, declared: Call | None) -> AttentionCall:
+    """What ring attention is to compute instead of `function`: what its node and the function itself say alike."""
+    own = getattr(function, "computes", None)
+    if not isinstance(own, AttentionCall) or own != declared or beyond_ring(own):
+        raise UserError(
+            f"{path}: ring attention would take the place of a function that computes "
+            f"{'nobody says what' if own is None else own}.",
+            f"Its node says: {'nothing' if declared is None else declared}.",
+            "parallel.context=ulysses wraps the function that is there; or have both say what it computes.",
+        )
+    return own

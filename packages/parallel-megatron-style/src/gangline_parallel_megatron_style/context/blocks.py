@@ -1,6 +1,6 @@
 """Attention of some queries over some keys, with the log-sum-exp of each row, so that blocks can be merged.
 
-    S = q kᵀ / sqrt(E)      lse = log Σ exp(S)      out = exp(S - lse) v
+    S = scale · q kᵀ      lse = log Σ exp(S)      out = exp(S - lse) v
 
 The backward pass of a block takes `out` and `lse` of the *whole* row: then P = exp(S - lse) is the block's share of the
 row's softmax, and the gradients of all blocks add up (Dao et al., FlashAttention, arXiv 2205.14135, section 3.1).
@@ -21,18 +21,18 @@ _cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backw
 _cuda_forward = torch.ops.aten._scaled_dot_product_flash_attention
 _cuda_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
 
-Forward = Callable[[Tensor, Tensor, Tensor, bool, Tensor | None], tuple[Tensor, Tensor]]
+Forward = Callable[[Tensor, Tensor, Tensor, bool, Tensor | None, float | None], tuple[Tensor, Tensor]]
 Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 class Kernel(NamedTuple):
     """How to compute a block.
 
-    forward(q, k, v, causal, visible) -> out (B, H, T, E), lse (B, H, T) in float32 at least. A row that sees none of
-    the keys has lse -inf, and any finite out.
-    backward(dout, q, k, v, out, lse, causal, visible) -> dq, dk, dv
+    forward(q, k, v, causal, visible, scale) -> out (B, H, T, E), lse (B, H, T) in float32 at least. A row that
+    sees none of the keys has lse -inf, and any finite out.
+    backward(dout, q, k, v, out, lse, causal, visible, scale) -> dq, dk, dv
     q (B, H, T, E), k and v (B, K, S, E); causal: T = S and query i sees keys 0 to i; visible (B, 1, T, S) bool, or None
-    where all are. Not both.
+    where all are. Not both. scale: None is 1 / sqrt(E).
     """
 
     forward: Forward
@@ -52,32 +52,33 @@ def _additive(q: Tensor, visible: Tensor | None) -> Tensor | None:
     return None if visible is None else q.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf)
 
 
-def _forward_cpu(q, k, v, causal, visible):
-    out, lse = _cpu_forward(q, k, v, 0.0, causal, attn_mask=_additive(q, visible))
+def _forward_cpu(q, k, v, causal, visible, scale):
+    out, lse = _cpu_forward(q, k, v, 0.0, causal, attn_mask=_additive(q, visible), scale=scale)
     if visible is not None:  # the kernel says 0
         lse = lse.masked_fill(~visible.any(-1), -torch.inf)
     return out, lse
 
 
-def _backward_cpu(dout, q, k, v, out, lse, causal, visible):
-    return _cpu_backward(dout, q, k, v, out, lse, 0.0, causal, attn_mask=_additive(q, visible))
+def _backward_cpu(dout, q, k, v, out, lse, causal, visible, scale):
+    return _cpu_backward(dout, q, k, v, out, lse, 0.0, causal, attn_mask=_additive(q, visible), scale=scale)
 
 
-def _forward_cuda(q, k, v, causal, visible):
-    out, lse, *_ = _cuda_forward(q, k, v, 0.0, causal, False)
+def _forward_cuda(q, k, v, causal, visible, scale):
+    out, lse, *_ = _cuda_forward(q, k, v, 0.0, causal, False, scale=scale)
     return out, lse
 
 
-def _backward_cuda(dout, q, k, v, out, lse, causal, visible):
+def _backward_cuda(dout, q, k, v, out, lse, causal, visible, scale):
     unused = torch.empty(0, dtype=torch.int64, device=q.device)  # the state of a dropout that is not there
     queries, keys = q.shape[2], k.shape[2]
-    return _cuda_backward(dout, q, k, v, out, lse, None, None, queries, keys, 0.0, causal, unused, unused)
+    whole = None, None, queries, keys, 0.0, causal, unused, unused
+    return _cuda_backward(dout, q, k, v, out, lse, *whole, scale=scale)
 
 
-def _scores(q: Tensor, k: Tensor, causal: bool, visible: Tensor | None) -> Tensor:
+def _scores(q: Tensor, k: Tensor, causal: bool, visible: Tensor | None, scale: float | None) -> Tensor:
     """(B, K, G, T, S) in float32 at least, G = H / K queries to each key head; -inf where a key is not seen."""
     grouped = _wide(q).unflatten(1, (k.shape[1], -1))
-    scores = grouped @ _wide(k).mT.unsqueeze(2) * q.shape[-1] ** -0.5
+    scores = grouped @ _wide(k).mT.unsqueeze(2) * _scale(q, scale)
     if causal:
         visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
     elif visible is not None:
@@ -85,19 +86,23 @@ def _scores(q: Tensor, k: Tensor, causal: bool, visible: Tensor | None) -> Tenso
     return scores if visible is None else scores.masked_fill(~visible, -torch.inf)
 
 
-def _forward_math(q, k, v, causal, visible):
-    scores = _scores(q, k, causal, visible)
+def _scale(q: Tensor, scale: float | None) -> float:
+    return q.shape[-1] ** -0.5 if scale is None else scale
+
+
+def _forward_math(q, k, v, causal, visible, scale):
+    scores = _scores(q, k, causal, visible, scale)
     lse = scores.logsumexp(-1)
     p = (scores - lse.masked_fill(lse.isneginf(), 0).unsqueeze(-1)).exp()
     return (p @ _wide(v).unsqueeze(2)).flatten(1, 2).to(q.dtype), lse.flatten(1, 2)
 
 
-def _backward_math(dout, q, k, v, out, lse, causal, visible):
+def _backward_math(dout, q, k, v, out, lse, causal, visible, scale):
     dout, heads = _wide(dout), (k.shape[1], -1)
-    p = (_scores(q, k, causal, visible) - lse.unflatten(1, heads).unsqueeze(-1)).exp()
+    p = (_scores(q, k, causal, visible, scale) - lse.unflatten(1, heads).unsqueeze(-1)).exp()
     each = (dout * _wide(out)).sum(-1, keepdim=True).unflatten(1, heads)
     dout = dout.unflatten(1, heads)
-    ds = p * (dout @ _wide(v).mT.unsqueeze(2) - each) * q.shape[-1] ** -0.5
+    ds = p * (dout @ _wide(v).mT.unsqueeze(2) - each) * _scale(q, scale)
     dq = (ds @ _wide(k).unsqueeze(2)).flatten(1, 2)
     dk = (ds.mT @ _wide(q).unflatten(1, heads)).sum(2)
     dv = (p.mT @ dout).sum(2)

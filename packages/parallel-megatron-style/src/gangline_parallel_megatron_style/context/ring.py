@@ -6,7 +6,8 @@ computes with them. Outputs of blocks are merged by their log-sum-exp:
     lse' = log(exp(lse) + exp(lse_b))       out' = out + sigmoid(lse_b - lse) (out_b - out)
 
 Backward the keys and values go round again, and behind them the sum of their gradients, which comes home in the end.
-Sequences are cut zig-zag (`gangline_parallel_megatron_style.context.cut`), so that all ranks work the same.
+Sequences are cut zig-zag (`gangline_parallel_megatron_style.context.cut`), so that all ranks work the same. It has
+causal attention and such that looks both ways, windows and scales; what bounds scores or adds sinks it refuses.
 """
 
 from __future__ import annotations
@@ -18,59 +19,72 @@ import torch
 from torch import Tensor
 
 from gangline.comm import Comm, Pending
+from gangline.model.attention import PLAIN
+from gangline.model.calls import AttentionCall
 from gangline.model.recall import Recall
 from gangline_parallel_megatron_style.context.blocks import kernel_for
-from gangline_parallel_megatron_style.context.sight import Block, Documents, block_of
+from gangline_parallel_megatron_style.context.known import beyond_ring
+from gangline_parallel_megatron_style.context.sight import Block, Sight, block_of
 
 
 @dataclass(frozen=True)
 class RingAttention:
-    """The `attention` seam over the ranks of `comm`. One for all layers, which share what is known of documents."""
+    """The `attention` seam over the ranks of `comm`. Layers that compute the same share one, and what it knows.
+
+    Raises ValueError for a call that it cannot compute.
+    """
 
     comm: Comm
+    computes: AttentionCall = PLAIN
     _recall: Recall = field(default_factory=Recall, repr=False)
+
+    def __post_init__(self) -> None:
+        if left := beyond_ring(self.computes):
+            raise ValueError(f"ring attention does not have {left}")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor) -> Tensor:
         """q (B, H, T, E), k and v (B, K, T, E), document (B, T) or None, of this rank's tokens -> (B, H, T, E)."""
-        documents = None
-        if document is not None:
-            documents = self._recall(None, document, lambda: Documents(document, self.comm))
-        return _Ring.apply(q, k, v, documents, self.comm)
+        sight, call = None, self.computes
+        if document is not None or call.window is not None:
+            source = position if document is None else document
+            sight = self._recall(None, source, lambda: Sight(document, position, call, self.comm))
+        return _Ring.apply(q, k, v, sight, self.comm, call)
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, documents: Documents | None, comm: Comm) -> Tensor:
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, sight: Sight | None, comm: Comm, call: AttentionCall) -> Tensor:
         out = lse = q.new_empty(0)
-        for source, block, kv in _round(k, v, comm):
-            if documents is not None and documents.hides_all(source):
+        for source, block, kv in _round(k, v, comm, call.causal):
+            if sight is not None and sight.hides_all(source):
                 continue
-            visible = None if documents is None else documents.visible(source, block)
+            visible = None if sight is None else sight.visible(source, block)
             arguments = q[:, :, block.first :], kv[0][:, :, : block.end], kv[1][:, :, : block.end]
             part, part_lse = kernel_for(q, visible is not None).forward(
-                *arguments, block.causal and visible is None, visible
+                *arguments, block.causal and visible is None, visible, call.scale
             )
             if source == comm.index:  # the first, over all queries
                 out, lse = part.to(part_lse.dtype), part_lse
             else:
                 _merge(out[:, :, block.first :], lse[:, :, block.first :], part, part_lse)
         out = out.to(q.dtype)
-        ctx.documents, ctx.comm = documents, comm
+        ctx.sight, ctx.comm, ctx.call = sight, comm, call
         ctx.save_for_backward(q, k, v, out, lse)
         return out
 
     @staticmethod
     def backward(ctx, dout: Tensor):
         q, k, v, out, lse = ctx.saved_tensors
-        documents: Documents | None = ctx.documents
+        sight: Sight | None = ctx.sight
         comm: Comm = ctx.comm
+        call: AttentionCall = ctx.call
         dq = torch.zeros_like(q, dtype=lse.dtype)
         dkv = lse.new_zeros(2, *k.shape)
         coming: Pending | None = None
-        for source, block, kv in _round(k, v, comm):
+        for source, block, kv in _round(k, v, comm, call.causal):
             gradients = None
-            if documents is None or not documents.hides_all(source):
-                visible = None if documents is None else documents.visible(source, block)
+            if sight is None or not sight.hides_all(source):
+                visible = None if sight is None else sight.visible(source, block)
                 rows, keys = (slice(None), slice(None), slice(block.first, None)), slice(block.end)
                 gradients = kernel_for(q, visible is not None).backward(
                     dout[rows],
@@ -81,6 +95,7 @@ class _Ring(torch.autograd.Function):
                     lse[rows],
                     block.causal and visible is None,
                     visible,
+                    call.scale,
                 )
             if coming is not None:
                 (dkv,) = coming.wait()
@@ -90,16 +105,16 @@ class _Ring(torch.autograd.Function):
                 dkv[1][:, :, : block.end] += gradients[2]
             coming = _pass_on(dkv, comm)
         (dkv,) = coming.wait()  # type: ignore[union-attr]
-        return dq.to(q.dtype), dkv[0].to(k.dtype), dkv[1].to(v.dtype), None, None
+        return dq.to(q.dtype), dkv[0].to(k.dtype), dkv[1].to(v.dtype), None, None, None
 
 
-def _round(k: Tensor, v: Tensor, comm: Comm) -> Iterator[tuple[int, Block, Tensor]]:
+def _round(k: Tensor, v: Tensor, comm: Comm, causal: bool) -> Iterator[tuple[int, Block, Tensor]]:
     """(source, block, keys and values (2, B, K, T, E)) of each step; the next ones travel while the caller computes."""
     kv = torch.stack((k, v))
     for step in range(comm.size):
         coming = _pass_on(kv, comm) if step < comm.size - 1 else None
         source = (comm.index - step) % comm.size
-        yield source, block_of(comm.index, source, k.shape[2]), kv
+        yield source, block_of(comm.index, source, k.shape[2], causal), kv
         if coming is not None:
             (kv,) = coming.wait()
 

@@ -6,7 +6,8 @@ Of 2n chunks rank i holds number i ("front") and number 2n - 1 - i ("back"). Cau
     j < i    all queries see the front of j, none its back
     j > i    the back of i sees all of j, its front nothing
 
-so with every rank but itself a rank multiplies half of the queries with the keys, whatever i and j.
+so with every rank but itself a rank multiplies half of the queries with the keys, whatever i and j. Attention that is
+not causal multiplies all with all.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gangline.comm import Comm
+from gangline.model.calls import AttentionCall
 
 
 @dataclass(frozen=True)
@@ -28,44 +30,62 @@ class Block:
     causal: bool
 
 
-def block_of(index: int, source: int, tokens: int) -> Block:
+def block_of(index: int, source: int, tokens: int, causal: bool = True) -> Block:
     """What rank `index` computes with the keys of rank `source`, each holding `tokens`."""
-    if source == index:
-        return Block(0, tokens, True)
+    if source == index or not causal:
+        return Block(0, tokens, causal)
     return Block(0, tokens // 2, False) if source < index else Block(tokens // 2, tokens, False)
 
 
-class Documents:
-    """The documents of all ranks, gathered once for all layers, and what they hide.
+class Sight:
+    """What documents and a window hide, gathered once for all layers.
 
     With one look by the host it is known of each rank whether its keys are all seen, or none, or some; only for some a
-    mask is made, and with none nothing is computed.
+    mask is made, and with none nothing is computed. Bounds on documents and positions say so, not the keys one by one:
+    where they do not know, a mask is made.
     """
 
-    def __init__(self, document_BT: Tensor, comm: Comm) -> None:
-        B, T = document_BT.shape
-        self.index = comm.index
-        self.all_nBT: Tensor = comm.all_gather(document_BT.contiguous()).view(comm.size, B, T)  # type: ignore[union-attr]
+    def __init__(self, document_BT: Tensor | None, position_BT: Tensor, call: AttentionCall, comm: Comm) -> None:
+        self.index, self.call = comm.index, call
+        given = {"document": document_BT, "position": None if call.window is None else position_BT}
+        held = {name: x for name, x in given.items() if x is not None}
+        B, T = next(iter(held.values())).shape
+        both = torch.stack([x.to(torch.int64) for x in held.values()])
+        all_ncBT: Tensor = comm.all_gather(both[None].contiguous()).view(comm.size, len(held), B, T)  # type: ignore[union-attr]
+        self.all = {name: all_ncBT[:, number] for number, name in enumerate(held)}
         seen = []
         for source in range(comm.size):
-            block = block_of(comm.index, source, T)
-            q, k = self._of(source, block)
-            low, high = torch.maximum(q.amin(1), k.amin(1)), torch.minimum(q.amax(1), k.amax(1))
-            one = (torch.maximum(q.amax(1), k.amax(1)) == torch.minimum(q.amin(1), k.amin(1))).all()
-            seen.append(torch.stack(((low <= high).any(), one)))
+            block = block_of(comm.index, source, T, call.causal)
+            bounds = [self._bounds(name, source, block) for name in self.all]
+            seen.append(torch.stack([torch.stack(x).all() for x in zip(*bounds, strict=True)]))
         self._seen: list[list[bool]] = torch.stack(seen).tolist()
 
-    def _of(self, source: int, block: Block) -> tuple[Tensor, Tensor]:
-        return self.all_nBT[self.index][:, block.first :], self.all_nBT[source][:, : block.end]
+    def _of(self, name: str, source: int, block: Block) -> tuple[Tensor, Tensor]:
+        return self.all[name][self.index][:, block.first :], self.all[name][source][:, : block.end]
+
+    def _bounds(self, name: str, source: int, block: Block) -> tuple[Tensor, Tensor]:
+        """(whether some query may see a key, whether every query sees every one), as far as bounds tell."""
+        q, k = self._of(name, source, block)
+        if name == "position":
+            assert self.call.window is not None
+            return (q.amin(1) - k.amax(1) < self.call.window).any(), (q.amax(1) - k.amin(1) < self.call.window).all()
+        low, high = torch.maximum(q.amin(1), k.amin(1)), torch.minimum(q.amax(1), k.amax(1))
+        one = torch.maximum(q.amax(1), k.amax(1)) == torch.minimum(q.amin(1), k.amin(1))
+        return (low <= high).any(), one.all()
 
     def hides_all(self, source: int) -> bool:
-        """Whether no query has a key of its document on rank `source`."""
+        """Whether no query sees a key on rank `source`."""
         return not self._seen[source][0]
 
     def visible(self, source: int, block: Block) -> Tensor | None:
-        """(B, 1, T, S), causality included; None where documents hide nothing."""
+        """(B, 1, T, S), causality included; None where nothing is hidden."""
         if self._seen[source][1]:
             return None
-        q_BT, k_BS = self._of(source, block)
-        same = q_BT[:, None, :, None] == k_BS[:, None, None, :]
-        return same.tril() if block.causal else same
+        found: Tensor | None = None
+        for name in self.all:
+            q_BT, k_BS = self._of(name, source, block)
+            q, k = q_BT[:, None, :, None], k_BS[:, None, None, :]
+            one = q == k if name == "document" else q - k < self.call.window
+            found = one if found is None else found & one
+        assert found is not None
+        return found.tril() if block.causal else found

@@ -19,7 +19,7 @@ from gangline.comm import Comm
 from gangline.comm.autograd import all_to_all
 from gangline.model.recall import Recall
 
-Attention = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], Tensor]
+Attention = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,13 @@ class UlyssesAttention:
     inner: Attention
     recall: Recall = field(default_factory=Recall, repr=False)
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor) -> Tensor:
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor, *per_head: Tensor
+    ) -> Tensor:
         """q (B, H, t, E), k and v (B, K, t, E), document (B, t) or None, position (B, t) -> (B, H, t, E).
 
-        Raises ValueError where the ranks do not divide H.
+        per_head: what has a number for each query head (sinks), of which a rank takes those of its heads. Raises
+        ValueError where the ranks do not divide H.
         """
         if q.shape[1] % self.comm.size:
             raise ValueError(f"{q.shape[1]} query heads do not divide over the {self.comm.size} ranks along cp")
@@ -41,8 +44,9 @@ class UlyssesAttention:
         if copies > 1:
             k, v = (x.repeat_interleave(copies, dim=1) for x in (k, v))
         known = self.recall(document is None, position, lambda: _whole(position, document, self.comm))
+        mine = [x.chunk(self.comm.size)[self.comm.index] for x in per_head]
         q, k, v = _heads((q, k, v), self.comm)
-        return _tokens(self.inner(q, k, v, known.document, known.position), self.comm)
+        return _tokens(self.inner(q, k, v, known.document, known.position, *mine), self.comm)
 
 
 def _heads(parts: tuple[Tensor, ...], comm: Comm) -> list[Tensor]:

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING
 
 from gangline.errors import Problem
 from gangline.mesh import Mesh
+from gangline.model.calls import AttentionCall
+from gangline.model.seams import calls
 from gangline.model.tree import Node, parameter_shapes
 from gangline.plan import Fold, Plan, matches
+from gangline_parallel_megatron_style.context.known import beyond_ring
 from gangline_parallel_megatron_style.layout.factor import divisors, nearest
 
 if TYPE_CHECKING:
@@ -28,8 +31,10 @@ def problems(config: Composed, run: Run, mesh: Mesh, tree: Node, plan: Plan) -> 
     yield from _unmatched(plan, shapes)
     if mesh.size("tp") > 1:
         yield from tensor(config, mesh, plan, shapes)
+        yield from cut_loss(mesh, tree, plan)
     if mesh.size("cp") > 1:
         yield from context(config, mesh, plan)
+        yield from attention(config, mesh, tree, plan)
     yield from sequence(config, run.batch.sequence_length, mesh)
     if mesh.size("pp") > 1 or config.stages is not None:
         yield from pipeline(config, mesh, plan)
@@ -90,6 +95,17 @@ def tensor(config: Composed, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[
         )
 
 
+def cut_loss(mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
+    """The loss over a cut vocabulary takes the place of the module's own, and computes what its node declares."""
+    for path, call in calls(tree, plan, "loss").items():
+        if call is None and "tp" in plan.cuts_of(f"{path}.weight", 2):
+            yield Problem(
+                f"parallel.tp={mesh.size('tp')}: {path} does not say what its loss computes.",
+                "The vocabulary is cut over tp, and the loss over it would take the place of the module's own.",
+                f"Have its node say it (`seams`), or leave its vocabulary whole with Cut.whole({f'{path}.weight'!r}).",
+            )
+
+
 def _over_tp(name: str, count: int, tp: int) -> bool:
     """Whether `count` heads, features or rows divide over tp ranks.
 
@@ -145,6 +161,37 @@ def context(config: Composed, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
             "Ulysses gives each context-parallel rank all tokens of some of the heads (arXiv 2309.14509).",
             f"Choose parallel.cp among {', '.join(map(str, divisors(heads // tp)))}; or parallel.context=ring",
         )
+
+
+def attention(config: Composed, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
+    """Ring attention takes the place of the modules' own, and computes what their nodes declare or refuses."""
+    if config.context != "ring":
+        return
+    refused: dict[str, list[str]] = {}
+    for path, call in calls(tree, plan, "attention").items():
+        if not isinstance(call, AttentionCall):
+            refused.setdefault("it does not say what its attention computes", []).append(path)
+        elif left := beyond_ring(call):
+            refused.setdefault(f"it has {left}", []).append(path)
+    for why, paths in refused.items():
+        more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+        yield Problem(
+            f"parallel.cp={mesh.size('cp')}: ring attention cannot take the place of {paths[0]}{more}: {why}.",
+            "It has causal attention and such that looks both ways, windows and scales, where nodes say so (`seams`).",
+            "parallel.context=ulysses, which wraps the module's own; or parallel.cp=1.",
+        )
+
+
+def untraceable(tree: Node, plan: Plan) -> Iterator[Problem]:
+    """Attention of which the meta device has no operator that a GPU runs."""
+    for path, call in calls(tree, plan, "attention").items():
+        if isinstance(call, AttentionCall) and beyond_ring(call):
+            yield Problem(
+                f"--trace: {path} has {beyond_ring(call)}.",
+                "FlexAttention computes it, compiled on the GPU itself; the plain path of a CPU would keep all scores.",
+                "Leave --trace out: the closed forms count it.",
+            )
+            return
 
 
 def sequence_unit(config: Composed, mesh: Mesh) -> int:

@@ -9,7 +9,10 @@ from functools import partial
 from torch import nn
 
 from gangline.comm import Comm
+from gangline.errors import UserError
+from gangline.model.calls import Call, LossCall
 from gangline.model.linear import Embedding, Linear
+from gangline.model.seams import call_at
 from gangline.parallel.prepare import full_product
 from gangline.plan import Plan, matches
 from gangline.precision import Precision
@@ -30,6 +33,7 @@ def cut_modules(
     *,
     sequence_parallel: bool,
     first_rows: Mapping[str, int],
+    losses: Mapping[str, Call | None],
 ) -> None:
     """Let the modules of `model` compute with the parts of their parameters that this rank of `comm` holds.
 
@@ -38,14 +42,24 @@ def cut_modules(
     puts the parts in their places, before or after. A stage of a pipeline may lack modules that the plan names.
 
     first_rows: the first row here of every embedding and head that is cut, by the name its weight is kept under.
-    Raises TypeError where a cut is not one that its module can compute with.
+    losses: what is computed at the `loss` seams (`gangline.model.seams.calls`).
+    Raises TypeError where a cut is not one that its module can compute with, UserError where
+    a loss over a cut vocabulary would be another than the module's own.
     """
-    _Cutter(model, plan, Setting(comm, precision, sequence_parallel), first_rows).run()
+    _Cutter(model, plan, Setting(comm, precision, sequence_parallel), first_rows, losses).run()
 
 
 class _Cutter:
-    def __init__(self, model: nn.Module, plan: Plan, setting: Setting, first_rows: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        setting: Setting,
+        first_rows: Mapping[str, int],
+        losses: Mapping[str, Call | None],
+    ) -> None:
         self.model, self.plan, self.setting, self.first_rows = model, plan, setting, first_rows
+        self.losses = losses
         self.cuts: dict[str, dict[str, int]] = {}  # module path -> own parameter's name -> the dim that is cut
         for name, parameter in model.named_parameters(remove_duplicate=False):
             cut = plan.cuts_of(name, parameter.dim()).get(AXIS)
@@ -96,7 +110,8 @@ class _Cutter:
     def _loss(self, path: str, head: nn.Module) -> None:
         first = self._first_row(path)
         if first is not None:
-            head.loss = VocabularyLoss(self.setting, first)  # type: ignore[assignment]
+            call = _agreed(path, head.loss, call_at(self.losses, path))
+            head.loss = VocabularyLoss(self.setting, first, call)  # type: ignore[assignment]
         elif self.setting.sequence_parallel:
             head.loss = partial(own_loss, loss=head.loss, comm=self.setting.comm)  # type: ignore[assignment,arg-type]
 
@@ -118,6 +133,19 @@ class _Cutter:
         if around not in self.bound:
             self.bound.add(around)
             self.model.get_submodule(around).bind(self.setting.comm)  # type: ignore[operator]
+
+
+def _agreed(path: str, function: object, declared: Call | None) -> LossCall:
+    """What the loss over a cut vocabulary is to compute: what the node and the function there say alike."""
+    own = getattr(function, "computes", None)
+    if not isinstance(own, LossCall) or own != declared:
+        raise UserError(
+            f"{path}: the loss over a cut vocabulary would take the place of a function that computes "
+            f"{'nobody says what' if own is None else own}.",
+            f"Its node says: {'nothing' if declared is None else declared}.",
+            f"Take the Cut of {path}.weight out of the plan, or have both say what it computes.",
+        )
+    return own
 
 
 def _parent(path: str) -> str:

@@ -5,6 +5,8 @@ is elsewhere), in float32 at least; these are gathered, and every rank merges th
 
     lse = log Σ_i exp(lse_i)        loss = lse - Σ_i target_i        d loss / d logits_i = exp(logits_i - lse) - onehot
 
+The z-term, Σ lse² over the tokens, has 2 lse exp(logits_i - lse) for its gradient, and is emitted by rank 0 alone.
+
 As careful of memory as core's own loss: kept are the logits of this rank and a few numbers a row; exponentials are in
 float32 a few rows at a time. Under sequence parallelism hidden is kept as this rank's part and gathered again.
 
@@ -20,6 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gangline.comm import Pending
+from gangline.inside import emit_loss
+from gangline.model.calls import LossCall
 from gangline_parallel_megatron_style.pipeline.weight_gradients import later
 from gangline_parallel_megatron_style.tensor.rows import to_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting, anchor, hand_over, wants
@@ -33,6 +37,7 @@ class VocabularyLoss:
 
     setting: Setting
     first: int
+    computes: LossCall
 
     def __call__(self, hidden_BTD: Tensor, w_VD: Tensor, targets_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
         """hidden (B, t, D), w (V, D), targets and loss_mask (B, T) -> the sum over all T, 0-d, equal on all ranks."""
@@ -40,11 +45,19 @@ class VocabularyLoss:
         targets_N, counts_N = ((x.t() if tokens_first else x).reshape(-1) for x in (targets_BT, loss_mask_BT))
         h_ND = to_rows(hidden_BTD, tokens_first)
         wanted = None if h_ND.requires_grad else anchor(w_VD)
-        return _Loss.apply(h_ND, wanted, (w_VD,), targets_N - self.first, counts_N, self.setting)
+        loss, squares = _Loss.apply(h_ND, wanted, (w_VD,), targets_N - self.first, counts_N, self.setting)
+        if not self.computes.z:
+            return loss
+        term = self.computes.z * squares
+        if tokens_first and self.setting.comm.index:  # every rank emits, and each of them has all tokens
+            term = term - term.detach()
+        return emit_loss(loss, term, "z_loss")
 
 
 class _Loss(torch.autograd.Function):
-    """Rows of hidden (N, D) or this rank's part of them, targets (N,) counted from this rank's first row -> 0-d."""
+    """Rows of hidden (N, D) or this rank's part of them, targets (N,) counted from this rank's first row
+    -> (Σ lse - logit of the target, Σ lse²), both 0-d.
+    """
 
     @staticmethod
     def forward(ctx, h_ND, anchor, hidden: tuple[Tensor], targets_N: Tensor, counts_N: Tensor, setting: Setting):
@@ -58,16 +71,19 @@ class _Loss(torch.autograd.Function):
         lse_N = lse_nN.logsumexp(0)
         ctx.setting, ctx.w = setting, w
         ctx.save_for_backward(h_ND, logits_NV, targets_N, here_N, counts_N, lse_N)
-        return (lse_N - target_nN.sum(0)).masked_fill(~counts_N, 0).sum()
+        ctx.set_materialize_grads(False)
+        squares = lse_N.square().masked_fill(~counts_N, 0).sum()
+        return (lse_N - target_nN.sum(0)).masked_fill(~counts_N, 0).sum(), squares
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx, grad: Tensor, grad_squares: Tensor | None):
         h_ND, logits_NV, targets_N, here_N, counts_N, lse_N = ctx.saved_tensors
         setting: Setting = ctx.setting
         w, comm = ctx.w, setting.comm
         gathers = setting.sequence_parallel and wants(w)
         gathering: Pending | None = comm.all_gather(h_ND, async_=True) if gathers else None  # type: ignore[assignment]
-        dlogits_NV = _gradient(logits_NV, targets_N, here_N, counts_N.to(grad.dtype) * grad, lse_N)
+        z_N = None if grad_squares is None else 2 * lse_N * counts_N * grad_squares
+        dlogits_NV = _gradient(logits_NV, targets_N, here_N, counts_N.to(grad.dtype) * grad, lse_N, z_N)
         travelling = None
         if ctx.needs_input_grad[0]:
             begin = comm.reduce_scatter if setting.sequence_parallel else comm.all_reduce
@@ -97,15 +113,20 @@ def _parts(logits_NV: Tensor, targets_N: Tensor, here_N: Tensor) -> Tensor:
     return torch.stack((lse_N, target_N))
 
 
-def _gradient(logits_NV: Tensor, targets_N: Tensor, here_N: Tensor, each_N: Tensor, lse_N: Tensor) -> Tensor:
-    """(softmax - onehot) · each row's factor, in the dtype of the logits."""
+def _gradient(
+    logits_NV: Tensor, targets_N: Tensor, here_N: Tensor, each_N: Tensor, lse_N: Tensor, z_N: Tensor | None
+) -> Tensor:
+    """(softmax - onehot) · each row's factor + softmax · each row's z, in the dtype of the logits."""
     out_NV = torch.empty_like(logits_NV)
     if not out_NV.shape[1]:
         return out_NV
     columns = (x[:, None] for x in (targets_N, here_N.to(lse_N.dtype), each_N, lse_N))
-    pieces = (x.split(_rows(logits_NV)) for x in (logits_NV, out_NV, *columns))
-    for logits, out, target, here, each, lse in zip(*pieces, strict=True):
+    rows = _rows(logits_NV)
+    pieces = (x.split(rows) for x in (logits_NV, out_NV, *columns))
+    for index, (logits, out, target, here, each, lse) in enumerate(zip(*pieces, strict=True)):
         p = (_wide(logits) - lse).exp_()
+        more = None if z_N is None else p * z_N[index * rows : (index + 1) * rows, None]
         p.scatter_add_(1, target, -here)
-        out.copy_(p.mul_(each))
+        p.mul_(each)
+        out.copy_(p if more is None else p.add_(more))
     return out_NV

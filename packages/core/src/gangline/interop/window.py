@@ -1,0 +1,75 @@
+"""Which blocks have a window, in the words of config.json. Torch-free.
+
+Llama has none, Mistral one for all blocks, Qwen3 says it of each block (`layer_types`; `max_window_layers` where a file
+has no such list). Their window counts as ours does: a query sees itself and the `sliding_window` - 1 tokens before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gangline.errors import UserError
+
+if TYPE_CHECKING:
+    from gangline.model.shapes import DecoderConfig
+
+WINDOW, FIRST = 4096, 28  # what transformers takes where a file is silent: sliding_window, max_window_layers
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def read_window(directory: str | Path, theirs: Mapping[str, Any], layers: int) -> dict[str, int | None]:
+    """`window` and `full_every` of the model of a config.json. Raises UserError for an order that they cannot say."""
+    architecture = (theirs.get("architectures") or [None])[0]
+    if architecture == "LlamaForCausalLM":
+        if theirs.get("use_sliding_window") or SLIDING in (theirs.get("layer_types") or ()):
+            raise UserError(f"{directory} holds a Llama with sliding windows.", "transformers computes none there.")
+        return {}
+    if architecture == "MistralForCausalLM":
+        return {"window": theirs.get("sliding_window", WINDOW)}
+    window = theirs.get("sliding_window", WINDOW) if theirs.get("use_sliding_window") else None
+    if window is None:
+        first = layers
+    else:
+        first = theirs.get("max_window_layers", FIRST)
+    types = theirs.get("layer_types") or [SLIDING if i >= first else FULL for i in range(layers)]
+    slides = [kind == SLIDING for kind in types]
+    if window is None or not any(slides):
+        if any(slides) or set(types) - {SLIDING, FULL}:
+            raise UserError(f"{directory} holds a model with layer_types={types}.", "Its sliding_window is not in use.")
+        return {}
+    return {"window": window, "full_every": _full_every(directory, slides)}
+
+
+def _full_every(directory: str | Path, slides: Sequence[bool]) -> int | None:
+    if all(slides):
+        return None
+    every = slides.index(False) + 1
+    if list(slides) != [(index + 1) % every != 0 for index in range(len(slides))]:
+        raise UserError(
+            f"{directory} holds a model whose blocks with sliding windows are not evenly spaced.",
+            "gangline's decoder has a window in all blocks, or in all but every so many (model.full_every).",
+        )
+    return every
+
+
+def window_json(config: DecoderConfig, architecture: str) -> dict[str, Any]:
+    """The way back. Raises UserError where the architecture has windows in all blocks or none."""
+    if architecture == "LlamaForCausalLM":
+        return {}
+    if architecture == "MistralForCausalLM":
+        if config.full_every is not None:
+            raise UserError(
+                f"a model with model.full_every={config.full_every} has no Hugging Face architecture.",
+                "Mistral has the window in every block; Qwen3 says it of each, and has model.qk_norm.",
+            )
+        return {"sliding_window": config.window}
+    windows = [config.window_of(index) for index in range(config.layers)]
+    first = next((index for index, window in enumerate(windows) if window is not None), config.layers)
+    return {
+        "use_sliding_window": config.window is not None,
+        "sliding_window": config.window,
+        "max_window_layers": first,
+        "layer_types": [FULL if window is None else SLIDING for window in windows],
+    }

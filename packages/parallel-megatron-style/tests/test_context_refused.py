@@ -1,0 +1,187 @@
+"""A function that nobody described is never thrown away: ring attention refuses to take its place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tensor_ranks import Case, whole_of
+
+from gangline.comm.solo import Solo
+from gangline.config.check import check
+from gangline.errors import UserError
+from gangline.model.attention import plain
+from gangline.model.calls import AttentionCall, LossCall
+from gangline.model.loss import CrossEntropy
+from gangline.model.seams import calls
+from gangline.precision.plain import Plain
+from gangline.testing import as_installed
+from gangline.testing.runs import small_run
+from gangline_parallel_megatron_style.commands import main
+from gangline_parallel_megatron_style.context.apply import set_attention
+from gangline_parallel_megatron_style.context.ring import RingAttention
+from gangline_parallel_megatron_style.tensor.apply import cut_modules
+
+PLUGIN = """
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from gangline import Part, hookimpl
+from gangline.model.calls import AttentionCall
+from gangline.model.tree import AttentionNode, HeadNode, nodes, replaced
+from gangline.parts import EditConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windowed(AttentionNode):
+    module: ClassVar[str] = "narrow_modules:Windowed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Said(Windowed):
+    def seams(self):
+        return {"attention": AttentionCall(window=3)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smooth(HeadNode):
+    module: ClassVar[str] = "narrow_modules:Smooth"
+
+
+@dataclass
+class Narrow(EditConfig):
+    said: bool = False
+    head: bool = False
+
+
+def edit(tree, plan, options):
+    cls, new = (HeadNode, Smooth) if options.head else (AttentionNode, Said if options.said else Windowed)
+    found = {path: node for path, node in nodes(tree) if type(node) is cls}
+    for path, node in found.items():
+        tree = replaced(tree, path, new(**{item.name: getattr(node, item.name) for item in fields(node)}))
+    return tree, plan, list(found)
+
+
+@hookimpl
+def gangline_parts():
+    yield Part(group="narrow", name="on", config=Narrow, build="narrow:edit", summary="See three tokens")
+"""
+CP = ("parallel=3d", "parallel.cp=2", "parallel.tp=1", "parallel.pp=1", "parallel.dp_shard=1", "launch.processes=2")
+
+
+@pytest.fixture
+def narrow(tmp_path):
+    (tmp_path / "narrow.py").write_text(PLUGIN)
+    with as_installed("gangline-narrow", "narrow", path=tmp_path):
+        yield
+
+
+def refusal(*words: str) -> str:
+    """What `train` says to these words before it starts anything; nothing where it starts."""
+    try:
+        check(small_run(*words))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_a_strangers_attention_is_refused_before_a_process_starts(narrow):
+    said = refusal("narrow=on", *CP)
+    for word in ("parallel.cp=2", "blocks.0.attention", "does not say", "parallel.context=ulysses"):
+        assert word in said
+    assert refusal("narrow=on", *CP, "parallel.context=ulysses") == ""
+    assert refusal("narrow=on", "narrow.said=true", *CP) == ""
+    assert refusal("narrow=on", "parallel=tp", "launch.processes=2") == ""
+    assert refusal("narrow=on", "parallel=pp", "launch.processes=2") == ""
+
+
+@pytest.mark.parametrize("option", ["model.soft_cap=2.0", "model.sinks=true"])
+def test_what_ring_attention_has_not_is_refused(option):
+    said = refusal(option, *CP)
+    assert "blocks.0.attention" in said
+    assert ("a soft cap" if "cap" in option else "sinks") in said
+    assert refusal(option, *CP, "parallel.context=ulysses") == ""
+
+
+def test_a_strangers_loss_is_refused_where_the_vocabulary_is_cut(narrow):
+    said = refusal("narrow=on", "narrow.head=true", "parallel=tp", "launch.processes=2")
+    for word in ("parallel.tp=2", "head does not say", "Cut.whole('head.weight')"):
+        assert word in said
+    assert refusal("narrow=on", "narrow.head=true", *CP) == ""
+
+
+def test_a_trace_of_what_no_operator_computes_is_refused():
+    with pytest.raises(UserError, match=r"--trace: blocks.0.attention has a soft cap and sinks"):
+        main(["explain", "--trace", "model.soft_cap=2.0", "model.sinks=true", "parallel=fsdp", "launch.processes=2"])
+
+
+# --- what a worker finds ----------------------------------------------------------------------------------------------
+
+
+def two(axis: str) -> Solo:
+    comm = Solo(axis)
+    comm.size = 2
+    return comm
+
+
+def model_with(function, declared: AttentionCall | None):
+    """A model whose second block has `function` in its seam, after ring attention stepped in."""
+    case = Case()
+    model, plan = whole_of(case)
+    found = calls(case.built()[0], plan, "attention")
+    found["blocks.1.attention"] = declared
+    model.blocks[1].attention.attention = function
+    set_attention(model, plan, two("cp"), "ring", found)
+    return model
+
+
+WINDOW = AttentionCall(window=3)
+
+
+@pytest.mark.parametrize(
+    ("function", "declared"),
+    [
+        (lambda q, k, v, document, position: v, AttentionCall()),
+        (plain(WINDOW), AttentionCall()),
+        (plain(AttentionCall()), WINDOW),
+        (plain(WINDOW), None),
+    ],
+    ids=["a function that says nothing", "another than declared", "declared and not there", "not declared"],
+)
+def test_ring_attention_refuses_a_function_that_is_not_the_declared_one(function, declared):
+    with pytest.raises(UserError, match=r"blocks\.1\.attention"):
+        model_with(function, declared)
+
+
+def test_ring_attention_computes_for_each_layer_what_it_declares():
+    model = model_with(plain(WINDOW), WINDOW)
+    rings = [block.attention.attention for block in model.blocks]
+    assert all(isinstance(ring, RingAttention) for ring in rings)
+    assert [ring.computes for ring in rings] == [AttentionCall(), WINDOW]
+
+
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_a_module_without_the_seam_is_refused(method):
+    case = Case()
+    model, plan = whole_of(case)
+    del model.blocks[0].attention.attention
+    with pytest.raises(UserError, match=r"blocks\.0\.attention has no function `attention`"):
+        set_attention(model, plan, two("cp"), method, calls(case.built()[0], plan, "attention"))
+
+
+@pytest.mark.parametrize("function", [torch.sum, CrossEntropy(LossCall(z=0.1))], ids=["unknown", "another"])
+def test_a_loss_that_is_not_the_declared_one_is_refused(function):
+    case = Case()
+    model, plan = whole_of(case)
+    model.head.loss = function
+    with pytest.raises(UserError, match="head: the loss over a cut vocabulary"):
+        cut_modules(
+            model,
+            replace(plan, cuts=tuple(cut for cut in plan.cuts if cut.pattern == "head.weight")),
+            Solo("tp"),
+            Plain(torch.float64, torch.float64),
+            sequence_parallel=False,
+            first_rows={"head.weight": 0},
+            losses={"head": LossCall()},
+        )
