@@ -43,6 +43,7 @@ SUITES = {
         Mutant("no_init=on", "test_every_array_has_an_init", "no Init for parameter"),
         Mutant("dead_pattern=on", "test_every_pattern_of_the_plan_matches", "w_inn"),
         Mutant("own_lanes=on", "test_layouts_agree", "expected", "law", "own_lanes.fold=2", TWO),
+        Mutant("boasts=on", "test_functions_compute_what_their_nodes_say", "window=3"),
         Mutant("dice=on", "test_pure", "something else the second time"),
         Mutant("heavy=on", "test_torch_free_and_the_same_in_every_process", "torch is imported"),
     ],

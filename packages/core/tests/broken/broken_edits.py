@@ -6,7 +6,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from gangline.model.tree import nodes, replaced
+from gangline.model.calls import AttentionCall
+from gangline.model.tree import AttentionNode, nodes, replaced
 from gangline.plan import Cut
 from gangline.testing.toys.plugin import LanesNode, edit_lanes
 
@@ -50,6 +51,23 @@ def OwnLanes(tree, plan, options):
         own = OwnLanesNode(dim=node.dim, lanes=node.lanes, width=node.width, penalty=node.penalty)
         tree = replaced(tree, path, own)
     return tree, plan, claimed
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoastingNode(AttentionNode):
+    module: ClassVar[str] = "gangline.model.attention:Attention"
+
+    def seams(self):
+        return {"attention": AttentionCall(window=3)}
+
+
+def Boasts(tree, plan, options):
+    """Says of plain attention that it has a window."""
+    tree, plan, claimed = edited(tree, plan, options)
+    node = tree.blocks[0].attention
+    sizes = {name: getattr(node, name) for name in ("dim", "heads", "kv_heads", "head_dim", "q_norm", "k_norm")}
+    tree = replaced(tree, "blocks.0.attention", BoastingNode(**sizes))
+    return tree, plan, [*claimed, "blocks.0.attention"]
 
 
 def Dice(tree, plan, options):

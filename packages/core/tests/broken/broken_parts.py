@@ -81,7 +81,17 @@ broken(
 broken("health", Nan, "broken_others", "jumpy", "forgetful", "chatty", "blind", "tidy")
 broken("health", HealthConfig, "broken_others", "proud")
 broken(
-    "edit", Lanes, "broken_edits", "in-place", "claims-nothing", "no-init", "dead-pattern", "own-lanes", "dice", "heavy"
+    "edit",
+    Lanes,
+    "broken_edits",
+    "in-place",
+    "claims-nothing",
+    "no-init",
+    "dead-pattern",
+    "own-lanes",
+    "dice",
+    "heavy",
+    "boasts",
 )
 broken("track", TrackConfig, "broken_others", "needs-mfu", "drops", "appends", "littering", "scaling")
 broken(

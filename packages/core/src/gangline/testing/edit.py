@@ -21,6 +21,7 @@ from gangline.model.build import construct
 from gangline.model.compose import compose_model
 from gangline.model.flops import flops_per_token
 from gangline.model.linear import Embedding, Linear
+from gangline.model.seams import calls
 from gangline.model.tree import Node, children, parameter_shapes
 from gangline.plan import Plan
 from gangline.testing import strategy_ranks as ranks
@@ -140,6 +141,18 @@ class ModelEditSuite(PartSuite):
             modules = [model.get_submodule(path) for path in around]
             known = isinstance(modules[0], Linear | Embedding) and axes == {"tp"}
             assert known or any(hasattr(module, "bind") for module in modules), f"{name} is cut, and nobody has `bind`"
+
+    def test_functions_compute_what_their_nodes_say(self) -> None:
+        """At each seam of the plan: a strategy that puts its own call there computes what is said of the module's."""
+        tree, plan, _ = self.after()
+        modules = dict(construct(tree).named_modules())
+        for seam in plan.seams:
+            for path, call in calls(tree, plan, seam.name).items():
+                function = getattr(modules[path], seam.name, None)
+                if call is None or function is None or isinstance(function, torch.nn.Module):
+                    continue
+                own = getattr(function, "computes", None)
+                assert own == call, f"{path}.{seam.name}: its node says {call}, the function {own or 'nothing'}"
 
     # --- what it computes --------------------------------------------------------------------------------------------
 

@@ -144,10 +144,17 @@ def context(case: Case, rank: int) -> list[Sent]:
                 sent = _ulysses if case.config.context == "ulysses" else _ring
                 calls, nbytes = sent(case, node, again)
                 found.append(Sent(("cp",), "attention", case.micros * calls, case.micros * nbytes))
-    if case.config.context == "ulysses":  # positions, once for all layers of a stage
-        stages = len(case.stages_of(rank))
-        found.append(_gather(("cp",), "positions", case.cp, case.micros * stages, 8 * case.tokens * case.cp))
+    if gathers := sum(_positions(case, stage) for stage in case.stages_of(rank)):
+        found.append(_gather(("cp",), "positions", case.cp, case.micros * gathers, 8 * case.tokens * case.cp))
     return found
+
+
+def _positions(case: Case, stage: int) -> int:
+    """How often a micro-batch gathers them: once for all layers; the ring does it for each kind of window."""
+    if case.config.context == "ulysses":
+        return 1
+    inside = [node for index in case.stages[stage] for _, node in nodes(case.blocks[index])]
+    return len({node.call for node in inside if isinstance(node, AttentionNode) and node.window is not None})
 
 
 def _ring(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
