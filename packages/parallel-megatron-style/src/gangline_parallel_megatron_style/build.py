@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,9 +38,6 @@ from gangline_parallel_megatron_style.pipeline.stage import Stage
 from gangline_parallel_megatron_style.runtime import ComposedRuntime
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, over_sequence
-
-if TYPE_CHECKING:
-    from gangline_parallel_megatron_style.context.apply import Method
 
 Finish = Callable[[nn.Module, str], None]
 
@@ -189,7 +185,7 @@ def cut_context(config: Composed, model: nn.Module, plan: Plan, cp: Comm, tree: 
     from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
     from gangline_parallel_megatron_style.context.cut import cut_batch
 
-    method = cast("Method", config.context)
+    method = config.context
     set_attention(model, plan, cp, method, calls(tree, plan, "attention"))
     return partial(cut_batch, index=cp.index, size=cp.size, order=ORDERS[method])
 

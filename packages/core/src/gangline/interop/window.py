@@ -19,7 +19,7 @@ WINDOW, FIRST = 4096, 28  # what transformers takes where a file is silent: slid
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
-def read_window(directory: str | Path, theirs: Mapping[str, Any], layers: int) -> dict[str, int | None]:
+def read_window(directory: str | Path, theirs: Mapping[str, Any], layers: int) -> dict[str, Any]:
     """`window` and `full_every` of the model of a config.json. Raises UserError for an order that they cannot say."""
     architecture = (theirs.get("architectures") or [None])[0]
     if architecture == "LlamaForCausalLM":

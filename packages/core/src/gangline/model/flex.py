@@ -58,7 +58,7 @@ def flex(
     """(B, H, T, E) as `AttentionCall` says it. A sink scales a row's output by the share that it leaves the keys."""
     from torch.nn.attention.flex_attention import AuxRequest
 
-    cap = call.soft_cap
+    cap = call.soft_cap or 1.0
 
     def capped(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return cap * torch.tanh(score / cap)
@@ -67,7 +67,7 @@ def flex(
         q_BHTE,
         k_BKTE,
         v_BKTE,
-        score_mod=None if cap is None else capped,
+        score_mod=None if call.soft_cap is None else capped,
         block_mask=mask,
         scale=call.scale,
         enable_gqa=q_BHTE.shape[1] != k_BKTE.shape[1],

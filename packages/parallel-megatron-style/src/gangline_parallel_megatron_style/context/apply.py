@@ -43,9 +43,9 @@ def set_attention(
             continue
         if method == "ring":
             call = _agreed(path, inner, call_at(declared, path))
-            module.attention = rings.setdefault(call, RingAttention(comm, call))  # type: ignore[assignment]
+            module.attention = rings.setdefault(call, RingAttention(comm, call))
         else:
-            module.attention = UlyssesAttention(comm, inner, recall)  # type: ignore[assignment,arg-type]
+            module.attention = UlyssesAttention(comm, inner, recall)
         done.append(path)
     for path in modules:
         named = any(names(pattern, path) for pattern in patterns)

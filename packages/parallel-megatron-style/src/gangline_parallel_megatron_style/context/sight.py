@@ -46,7 +46,7 @@ class Sight:
     """
 
     def __init__(self, document_BT: Tensor | None, position_BT: Tensor, call: AttentionCall, comm: Comm) -> None:
-        self.index, self.call = comm.index, call
+        self.index, self.window = comm.index, call.window or 0
         given = {"document": document_BT, "position": None if call.window is None else position_BT}
         held = {name: x for name, x in given.items() if x is not None}
         B, T = next(iter(held.values())).shape
@@ -67,8 +67,7 @@ class Sight:
         """(whether some query may see a key, whether every query sees every one), as far as bounds tell."""
         q, k = self._of(name, source, block)
         if name == "position":
-            assert self.call.window is not None
-            return (q.amin(1) - k.amax(1) < self.call.window).any(), (q.amax(1) - k.amin(1) < self.call.window).all()
+            return (q.amin(1) - k.amax(1) < self.window).any(), (q.amax(1) - k.amin(1) < self.window).all()
         low, high = torch.maximum(q.amin(1), k.amin(1)), torch.minimum(q.amax(1), k.amax(1))
         one = torch.maximum(q.amax(1), k.amax(1)) == torch.minimum(q.amin(1), k.amin(1))
         return (low <= high).any(), one.all()
@@ -85,7 +84,7 @@ class Sight:
         for name in self.all:
             q_BT, k_BS = self._of(name, source, block)
             q, k = q_BT[:, None, :, None], k_BS[:, None, None, :]
-            one = q == k if name == "document" else q - k < self.call.window
+            one = q == k if name == "document" else q - k < self.window
             found = one if found is None else found & one
         assert found is not None
         return found.tril() if block.causal else found
