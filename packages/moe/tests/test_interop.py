@@ -145,6 +145,8 @@ def test_options_come_back_from_the_config_they_make(options, config):
         (MoeOptions(router=Sigmoid()), NORMED),
         (MoeOptions(shared=1, router=Sigmoid(), every=2), NORMED),
         (MoeOptions(shared=1, router=Sigmoid(), capacity_factor=1.0), NORMED),
+        (MoeOptions(router=Softmax()), NORMED | {"use_sliding_window": True}),
+        (MoeOptions(router=Softmax()), PLAIN | {"architectures": ["MistralForCausalLM"], "sliding_window": 8}),
     ],
 )
 def test_what_others_do_not_have_is_not_exported(options, config):

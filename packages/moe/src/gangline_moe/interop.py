@@ -61,7 +61,7 @@ def to_hugging_face(options: MoeOptions, config: dict[str, Any]) -> dict[str, An
     if dense == LLAMA and _is_mixtral(options):
         more = {"num_local_experts": options.experts, "sliding_window": None, "intermediate_size": hidden}
         return {**config, "architectures": [MIXTRAL], "model_type": "mixtral", **each, **more}
-    if dense != QWEN_DENSE or config["use_sliding_window"]:  # their experts stand behind attention without windows
+    if dense != QWEN_DENSE or config.get("use_sliding_window"):  # their experts stand behind attention without windows
         return None
     config = {key: value for key, value in config.items() if key != "layer_types"}
     each["moe_intermediate_size"] = hidden
