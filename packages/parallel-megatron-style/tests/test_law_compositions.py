@@ -166,7 +166,7 @@ def compositions(draw):
         "vocab_size": draw(st.integers(5, 70)),
         "tied": draw(st.sampled_from(["true", "false"])),
         "qk_norm": draw(st.sampled_from(["true", "false"])),
-        "window": draw(st.sampled_from(["null", "1", "3", "9"])),
+        "window": draw(st.sampled_from(["null", "2", "3", "9"])),  # of 1: gradients that are nothing but rounding
         "soft_cap": draw(st.sampled_from(["null", "null", "1.5"])),
         "sinks": draw(st.sampled_from(["false", "false", "true"])),
         "z_loss": draw(st.sampled_from([0.0, 0.01])),
