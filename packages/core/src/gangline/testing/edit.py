@@ -164,7 +164,7 @@ class ModelEditSuite(PartSuite):
         return Job(build, run, tree, plan, Mesh.of({"dp_shard": world}), torch.float64, "ragged", 3, recompute)
 
     def test_loss_and_gradients_are_finite(self) -> None:
-        _, steps, last, _ = pool(1).run(ranks.expect, self.job(1), 1)[0]
+        _, steps, last, _, _ = pool(1).run(ranks.expect, self.job(1), 1)[0]
         assert all(math.isfinite(step.loss_sum) and step.finite for step in steps)
         assert all(bool(torch.isfinite(array).all()) for array in last.values() if array.is_floating_point())
         still = [name for name, gradient in steps[0].gradients.items() if not bool(gradient.any())]
@@ -185,7 +185,7 @@ class ModelEditSuite(PartSuite):
 
     def compare(self, job: Job, relative: float) -> None:
         got = pool(job.mesh.world).run(ranks.train, job)
-        _, steps, last, evaluated = pool(1).run(ranks.expect, job, job.mesh.world)[0]
+        _, steps, last, evaluated, _ = pool(1).run(ranks.expect, job, job.mesh.world)[0]
         for number, want in enumerate(steps):
             one = got[0].steps[number]
             number_close(f"loss of step {number}", one.loss_sum, want.loss_sum, relative)
