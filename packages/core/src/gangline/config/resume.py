@@ -26,6 +26,8 @@ MAY_CHANGE = (
     "batch.micro_size",
     "data.path",
     "data.tokenizer",
+    "data.text_field",
+    "data.binary",
     "parallel",
     "precision",
     "launch",

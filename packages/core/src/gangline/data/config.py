@@ -13,21 +13,26 @@ if TYPE_CHECKING:
     from gangline.config.schema import Run
     from gangline.data.codec import Codec
 
+HEADS = 100  # files of which a check reads the beginning
+
 
 @dataclass
 class Text(DataConfig):
     """Text files, read into memory.
 
     `path` is a file, a directory, a glob, or a list of these; null is the Python standard library's own source, which
-    every machine with Python has.
+    every machine with Python has. Files are plain text or JSON lines (.jsonl, .ndjson), and may be compressed (.gz,
+    .bz2, .xz, .zst).
     """
 
     file_options: ClassVar[tuple[str, ...]] = ("path", "tokenizer")
 
     path: str | list[str] | None = None  # a file, a directory, a glob or a list of these; null: Python's own source
     tokenizer: str | None = None  # a tokenizer.json; null: one token for each byte, vocabulary 256
+    text_field: str = "text"  # of a .jsonl, each line of which is a document: the field with its text
+    binary: bool = False  # read what does not look like text, too
     separator: str | None = None  # the token between files; null: the tokenizer's own end of text, or byte 0
-    documents: bool = False  # each file stands alone: no attention across files, positions start anew
+    documents: bool = False  # each file, or line of a .jsonl, stands alone: no attention across, positions start anew
     validation_fraction: Share = 0.02  # of the files (of one file: its end) is held out; 1, of a validation set: all
     encoding_errors: Literal["replace", "ignore", "strict"] = "replace"  # of text that is not UTF-8, with a tokenizer
 
@@ -38,8 +43,9 @@ class Text(DataConfig):
         return open_codec(self)
 
     def check(self, run: Run) -> list[Problem]:
-        """Everything that names and sizes of files can tell; nothing is read but a tokenizer."""
+        """Everything that names, sizes and beginnings of files can tell."""
         from gangline.data.corpus import listing
+        from gangline.data.formats import check_head, compression, is_lines
 
         problems = []
         if self.validation_fraction == 1 and self is run.data:
@@ -60,11 +66,15 @@ class Text(DataConfig):
             )
         problems += self._check_vocabulary(run)
         try:
-            size = sum(file.size for file in listing(self.path))
+            files = listing(self.path)
+            for file in files[:: max(1, len(files) // HEADS)] if self.path is not None else ():
+                check_head(file.path, self.text_field, self.binary)
         except UserError as error:
             return [*problems, error.problem()]
+        stored = any(compression(file.path) or is_lines(file.path) for file in files)  # their text has another size
+        size = sum(file.size for file in files)
         needed = run.batch.sequence_length + 1
-        if self.tokenizer is None and size < needed:
+        if self.tokenizer is None and not stored and size < needed:
             problems.append(
                 Problem(
                     f"data.path={self.path} is too short.",

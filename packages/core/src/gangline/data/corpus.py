@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+from gangline.data import formats
 from gangline.errors import UserError
 
 # Absent from some distributions of Python, or not part of it: the default corpus must not depend on them.
@@ -32,16 +33,23 @@ class Piece:
     cut: int | None = None
     after: bool = False
 
-    def read(self) -> bytes:
-        """The bytes. Raises UserError where the file cannot be read."""
-        try:
-            content = Path(self.file.path).read_bytes()
-        except OSError as error:
-            raise UserError(f"data.path: {self.file.path} cannot be read.", error.strerror or str(error)) from error
-        if self.cut is None:
-            return content
-        at = _line_end(content, self.cut)
-        return content[at:] if self.after else content[:at]
+    def read(self, field: str = "text", binary: bool = False) -> list[bytes]:
+        """The documents in it: all of a file of text, each line of a .jsonl, of which `field` is the text.
+
+        binary: what does not look like text is read, too. Raises UserError where the file cannot be read.
+        """
+        path = self.file.path
+        content = formats.read(path)
+        cut = None if self.cut is None else self.cut * len(content) // self.file.size  # the size is of what is stored
+        if formats.is_lines(path):
+            lines, first = formats.lines_of(content, cut, self.after)
+            return formats.documents(lines, path, field, first)
+        if not binary:
+            formats.refuse_binary(content, path)
+        if cut is None:
+            return [content]
+        at = _line_end(content, cut)
+        return [content[at:] if self.after else content[:at]]
 
 
 def listing(path: str | list[str] | None) -> list[File]:

@@ -15,6 +15,7 @@ import numpy as np
 from gangline.data.base import DataSource, Sample, Split
 from gangline.data.codec import Codec
 from gangline.data.corpus import listing, split
+from gangline.data.formats import is_lines
 from gangline.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 class TextSource(DataSource):
     """Windows of T tokens out of one long row of them.
 
-    tokens  (N,) all files in order, each followed by the separator
-    starts  (files,) where each file begins
+    tokens  (N,) all files (of a .jsonl: lines) in order, each followed by the separator
+    starts  (files,) where each of them begins
     Window w reads tokens w·T to (w+1)·T inclusive, so that in an epoch each token but the first is a target once (the
     last N-1 mod T never are). With `documents`, a target in another file than its input does not count.
     """
@@ -41,8 +42,9 @@ class TextSource(DataSource):
         seed: int,
         split: str,
         documents: bool = False,
+        called: str = "files",
     ) -> None:
-        self.tokens, self.starts, self.codec = tokens, starts, codec
+        self.tokens, self.starts, self.codec, self.called = tokens, starts, codec, called
         self.length, self.seed, self.split, self.documents = sequence_length, seed, split, documents
         self.windows = (len(tokens) - 1) // sequence_length
         self.tokens.flags.writeable = False  # samples are views of it
@@ -75,7 +77,7 @@ class TextSource(DataSource):
     def describe(self) -> str:
         vocabulary = "bytes" if self.codec.identity == "bytes" else f"a vocabulary of {self.codec.vocab_size}"
         return (
-            f"{len(self.starts)} files, {len(self.tokens) / 1e6:.4g} M tokens ({vocabulary}), "
+            f"{len(self.starts)} {self.called}, {len(self.tokens) / 1e6:.4g} M tokens ({vocabulary}), "
             f"unigram entropy {self._entropy:.3f} nats"
         )
 
@@ -108,7 +110,8 @@ def build(config: Text, run: Run, split_name: Split) -> TextSource:
     end = np.asarray([] if codec.separator is None else [codec.separator], codec.dtype)
     parts: list[np.ndarray] = []
     for piece in pieces:
-        parts += [codec.encode_file(piece.read(), piece.file.path), end]
+        for document in piece.read(config.text_field, config.binary):
+            parts += [codec.encode_file(document, piece.file.path), end]
     lengths = [len(text) + len(end) for text in parts[::2]]
     tokens = np.concatenate([np.empty(0, codec.dtype), *parts])
     T = run.batch.sequence_length
@@ -126,4 +129,5 @@ def build(config: Text, run: Run, split_name: Split) -> TextSource:
         seed=run.seed,
         split=split_name,
         documents=config.documents,
+        called="documents" if any(is_lines(piece.file.path) for piece in pieces) else "files",
     )

@@ -1,0 +1,127 @@
+"""From a file to its documents: plain text, JSON lines, either of them compressed. Torch-free."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import zlib
+from collections.abc import Callable
+from typing import IO, Any
+
+from gangline.errors import UserError
+
+HEAD = 1 << 16  # bytes that are enough to tell text from other bytes
+NULS, INVALID = 1e-3, 0.3  # more of them than this is no text: prose in Latin-1 has up to 0.1 of invalid UTF-8
+LINES = (".jsonl", ".ndjson")
+
+
+def _zstd(path: str) -> IO[bytes]:
+    try:
+        import zstandard
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"data.path: {path} cannot be read.", "Zstandard is read by the package zstandard:  pip install zstandard"
+        ) from error
+    return zstandard.open(path, "rb")
+
+
+def _plain(path: str) -> IO[bytes]:
+    return open(path, "rb")
+
+
+_OPEN: dict[str, Callable[[str], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _zstd,
+}
+
+
+def compression(path: str) -> str:
+    """The ending that says how a file is compressed, "" for one that is not."""
+    return next((ending for ending in _OPEN if path.lower().endswith(ending)), "")
+
+
+def is_lines(path: str) -> bool:
+    """Whether each line of a file is a JSON object, a document of its own."""
+    return path.lower().removesuffix(compression(path)).endswith(LINES)
+
+
+def read(path: str, limit: int = -1) -> bytes:
+    """The uncompressed bytes of a file, `limit` of them at most. Raises UserError where it cannot be read."""
+    try:
+        with _OPEN.get(compression(path), _plain)(path) as file:
+            return file.read(limit)
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise UserError(f"data.path: {path} is damaged, or not what its name says.", str(error)) from error
+    except OSError as error:
+        raise UserError(f"data.path: {path} cannot be read.", error.strerror or str(error)) from error
+
+
+def check_head(path: str, field: str, binary: bool) -> None:
+    """Raises UserError for a file whose beginning says that it cannot be read as text."""
+    head = read(path, HEAD)
+    if is_lines(path):
+        documents(head if len(head) < HEAD else head[: head.rfind(b"\n") + 1], path, field)
+    elif not binary:
+        refuse_binary(head, path)
+
+
+def refuse_binary(content: bytes, path: str) -> None:
+    """Raises UserError for bytes that are no text."""
+    head = content[:HEAD]
+    nuls, invalid = head.count(0), head[:-4].decode(errors="replace").count("�")  # its end may cut a character
+    if nuls <= NULS * len(head) and invalid <= INVALID * len(head):
+        return
+    what = f"{nuls} NUL bytes" if nuls > NULS * len(head) else f"{invalid} bytes that are not UTF-8"
+    endings = ", ".join(_OPEN)
+    raise UserError(
+        f"data.path: {path} does not look like text.",
+        f"Its first {len(head)} bytes have {what}.",
+        f"Read are text and {LINES[0]}, as they are or compressed ({endings}).",
+        "data.binary=true takes the bytes as they are.",
+    )
+
+
+def documents(content: bytes, path: str, field: str, first: int = 1) -> list[bytes]:
+    """The text of each line, a JSON object, of which `field` holds it. first: the number of the first line.
+
+    Raises UserError that names the line, and the fields that are there.
+    """
+    found = []
+    for number, line in enumerate(content.split(b"\n"), first):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"data.path: line {number} of {path} is not JSON.", str(error)) from error
+        if not isinstance(record, dict):
+            raise UserError(f"data.path: line {number} of {path} is no JSON object.", 'Each has to be {"text": "..."}.')
+        if not isinstance(record.get(field), str):
+            raise _no_text(record, number, path, field)
+        found.append(record[field].encode(errors="replace"))
+    return found
+
+
+def _no_text(record: dict[str, Any], number: int, path: str, field: str) -> UserError:
+    texts = [name for name, value in record.items() if isinstance(value, str)]
+    what = "no text" if field in record else "no field"
+    return UserError(
+        f"data.path: line {number} of {path} has {what} {field!r}.",
+        f"Its fields: {', '.join(record) or 'none'}.",
+        f"The text is in another:  {'  or  '.join(f'data.text_field={name}' for name in texts)}" if texts else "",
+    )
+
+
+def lines_of(content: bytes, cut: int | None, after: bool) -> tuple[bytes, int]:
+    """Whole lines of one side of byte `cut`, and the number of the first: a line is where it begins."""
+    if cut is None:
+        return content, 1
+    at = content.rfind(b"\n", 0, cut) + 1
+    at = at if at == cut else (content.find(b"\n", cut) + 1 or len(content))
+    if at >= len(content.rstrip()):  # the last line is the one to hold out
+        at = content.rstrip().rfind(b"\n") + 1
+    return (content[at:], content.count(b"\n", 0, at) + 1) if after else (content[:at], 1)
