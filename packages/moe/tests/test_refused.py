@@ -21,6 +21,7 @@ CASES = {
     "moe.capacity_factor=.nan": "moe.capacity_factor=nan must be finite",
     "moe.ep=3": "moe.ep=3 does not divide moe.experts=8",
     "moe.ep=0": "moe.ep=0 must be at least 1",
+    "moe.ep=2": "moe.ep=2: under parallel=single no ranks share the experts",
     "moe.ep_out_of=[pp]": "expected dp_replicate or dp_shard or cp or tp, got 'pp'",
     "moe.ep_out_of=[dp]": "expected dp_replicate or dp_shard or cp or tp, got 'dp'",
     "moe.ep_out_of=[]": "names no ranks",
@@ -54,6 +55,16 @@ def test_bad_options(setting):
 def test_bad_routers(settings, message):
     with pytest.raises(UserError, match=message):
         check(small_run("moe=on", *settings))
+
+
+def test_experts_that_no_ranks_share():
+    """ddp has ranks, and folds none of them."""
+    words = ("moe=on", "model.vocab_size=256", "parallel=ddp", "launch.processes=2", "moe.ep_out_of=[dp_replicate]")
+    with pytest.raises(UserError, match=r"moe.ep=2: under parallel=ddp no ranks share the experts"):
+        check(small_run(*words, "moe.ep=2"))
+    run = small_run(*words)
+    check(run)
+    assert run.edits["moe"].resolved(run).ep == 1
 
 
 def test_a_model_without_feed_forwards():

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gangline.errors import Problem, UserError
 from gangline.mesh import Mesh
+from gangline.parallel.config import Ddp, Single
 from gangline.parts import EditConfig
+from gangline.plugins import installed
 from gangline.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from gangline_moe.routers.config import RouterConfig, Softmax
 
@@ -46,15 +48,18 @@ class MoeOptions(EditConfig):
     def resolved(self, run: Run) -> MoeOptions:
         """With `ep` as large as experts and layout allow, where it was left open."""
         options = replace(self, hidden=self.dense_hidden(run)) if self.upcycle_from and not self.hidden else self
-        if self.ep is not None:
-            return options
+        return replace(options, ep=gcd(self.experts, self._ranks(run))) if self.ep is None else options
+
+    def _ranks(self, run: Run) -> int:
+        """Ranks that may share a layer's experts: of the axes of `ep_out_of`, where the strategy folds any."""
         from gangline.config.check import world_of
 
+        if isinstance(run.parallel, Single | Ddp):
+            return 1
         try:
-            ranks = Mesh.of(run.parallel.axes(world_of(run))).size(*self.ep_out_of)
+            return Mesh.of(run.parallel.axes(world_of(run))).size(*self.ep_out_of)
         except UserError:  # said where layouts are checked
-            ranks = 1
-        return replace(options, ep=gcd(self.experts, ranks))
+            return 1
 
     @staticmethod
     def dense_hidden(run: Run) -> int | None:
@@ -101,6 +106,13 @@ class MoeOptions(EditConfig):
         return found
 
     def _nodes(self, run: Run) -> Iterator[Problem]:
+        if (self.ep or 1) > 1 and self._ranks(run) == 1:
+            name = installed().part_of(run.parallel).part.name
+            yield Problem(
+                f"moe.ep={self.ep}: under parallel={name} no ranks share the experts.",
+                f"They are taken of {' x '.join(self.ep_out_of)}, and this layout has one rank there.",
+                "moe.ep=null takes as many as there are.",
+            )
         ep, each = self.resolved(run).ep or 1, self.ranks_per_node
         if each is not None and ep > each and ep % each:
             yield Problem(
