@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +154,19 @@ def test_the_rank_that_was_killed_is_named(run_dir, capsys, culprit):
     assert said.startswith(f"train: rank {culprit} failed first: it was killed by SIGKILL")
     assert "| about to go\n" in said
     assert "Traceback" not in said
+
+
+def test_a_killed_server_is_told_without_a_traceback(run_dir, capsys):
+    """Before a rank was forked; the next start has a server of its own."""
+    forkserver.warm()
+    os.kill(multiprocessing.forkserver._forkserver._forkserver_pid, signal.SIGSTOP)  # it answers nobody
+    killed = threading.Timer(1.0, os.kill, (multiprocessing.forkserver._forkserver._forkserver_pid, signal.SIGKILL))
+    killed.start()
+    assert start(run_dir, 1, target="launched:reduce") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("train: the process that ranks are forked from is gone: it was killed by SIGKILL")
+    assert "Traceback" not in said
+    assert start(run_dir, 1, target="launched:reduce") == 0
 
 
 @pytest.mark.nightly

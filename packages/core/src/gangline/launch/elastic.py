@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, Signa
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from gangline.launch import failures, worker
+from gangline.launch import failures, forkserver, worker
 from gangline.launch.config import LocalLaunch
 from gangline.launch.failures import EXIT_FAILURE, Failure
 from gangline.launch.signals import HANDED_ON, SAME_REQUEST_SECONDS, STOP
@@ -51,6 +51,11 @@ def run_agent(run_dir: Path, world: int, config: LocalLaunch, target: str, args:
             if request.signum:
                 return 128 + request.signum
             return _explain(error, logs, files.restarts)
+        except (EOFError, OSError):
+            if not (code := forkserver.lost()):
+                raise
+            print(f"train: {_server_lost(code)}", file=sys.stderr, flush=True)
+            return EXIT_FAILURE
         finally:
             request.heard = True
             _leave_nobody(others)
@@ -160,12 +165,17 @@ def _explain(error: ChildFailedError, logs: Path, restarts: int) -> int:
     failure = failures.first(logs, restarts)
     if failure is None:  # it had no time to write, or only followers are known
         rank, seen = next(iter(error.failures.items()))
-        failure = Failure(rank, "bug", EXIT_FAILURE, _how_it_ended(seen.exitcode))
+        code = forkserver.lost()
+        failure = Failure(rank, "bug", EXIT_FAILURE, _server_lost(code) if code else _how_it_ended(seen.exitcode))
     if failure.kind == "user":
         raise failure.error()
     if failure.kind == "bug":
         print(failures.report(failure, logs), file=sys.stderr, end="", flush=True)
     return failure.exit_code
+
+
+def _server_lost(code: int) -> str:
+    return f"the process that ranks are forked from is gone: {_how_it_ended(code)}"
 
 
 def _how_it_ended(exit_code: int) -> str:

@@ -73,6 +73,20 @@ def set_environment() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
+def lost() -> int:
+    """How the server ended: 0 while it lives or where none was started, else its exit code, -n after signal n."""
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if pid is None:
+        return 0
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return 1
+    if ended is None:
+        return 0
+    return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+
 def drop() -> None:
     """End the server at once. Without ranks it would hold the terminal until torch is loaded."""
     server: Any = forkserver._forkserver
