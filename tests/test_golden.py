@@ -49,3 +49,10 @@ def test_a_recipe_fits_on_a_screen_and_says_first_what_it_is(path):
     assert lines[0].startswith("# ")
     assert lines[0].endswith(".")
     assert len(lines) <= 40
+
+
+def test_what_the_pages_tell_a_newcomer_to_start_ships_in_the_wheel():
+    import gangline
+
+    shipped = {path.stem for path in (Path(gangline.__file__).parent / "conf" / "recipe").glob("*.yaml")}
+    assert {"tiny", "quick"} <= shipped

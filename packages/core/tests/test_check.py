@@ -84,6 +84,16 @@ def test_axes_that_do_not_multiply_to_the_world(monkeypatch):
 def test_a_gpu_that_is_not_there(monkeypatch):
     monkeypatch.setattr("gangline.config.check.gpus", lambda: 0)
     assert "run.device=cuda: there is no GPU here." in refused(run={"device": "cuda"})
+    assert refused(run={"device": "gpu"}).splitlines() == [
+        "run.device=gpu is no device.",
+        "  A GPU is called cuda.",
+        "  run.device=cpu, or null: there is no GPU.",
+    ]
+    assert "Did you mean cuda?" in refused(run={"device": "cuad:0"})
+    check(default_run(run={"device": "cpu"}))
+    monkeypatch.setattr("gangline.config.check.gpus", lambda: 2)
+    check(default_run(run={"device": "cuda:1"}))
+    assert "run.device=cuda:2: there are 2 GPUs here, counted from 0." in refused(run={"device": "cuda:2"})
 
 
 def test_everything_is_told_in_one_message(corpus):

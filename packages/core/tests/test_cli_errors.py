@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gangline import catalogue
 from gangline.cli.train import main
 from gangline.config.fields import defaults
 from gangline.config.schema import SECTIONS
@@ -56,11 +57,27 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
         (["optimizer=adam"], ["optimizer=adam is not available here.", "Did you mean optimizer=adamw?", "adamw, muon"]),
         (
             ["moe=on"],
-            ["moe=on is not available here.", "gangline-moe:  pip install gangline-moe", "choices for moe: off."],
+            [
+                "moe=on is not available here.",
+                f"gangline-moe:  {catalogue.get('gangline-moe')}",
+                "choices for moe: off.",
+            ],
         ),
         (["moe=onn"], ["moe=onn is not available here.", "Did you mean moe=on?"]),
-        (["moe=true"], ["moe=on is not available here.", "pip install gangline-moe"]),
-        (["+moe=on"], ["moe=on is not available here.", "pip install gangline-moe"]),
+        (["moe=true"], ["moe=on is not available here.", catalogue.get("gangline-moe")]),
+        (["+moe=on"], ["moe=on is not available here.", catalogue.get("gangline-moe")]),
+        (["data=tokshard"], ["data=tokshard is not available here.", "to come with gangline-dataloader, not here yet"]),
+        (["data=texts/a.txt"], ["To read files:  data.path=texts/a.txt"]),
+        (["data=*.txt"], ["To read files:  data.path=*.txt"]),
+        (["model=meta-llama/Llama-3.2-1B"], ["gangline import meta-llama/Llama-3.2-1B  prints the command"]),
+        (["wandb=true"], ["No part here speaks to wandb", "gangline new-plugin wandb --kind tracker"]),
+        (["track.wandb=true"], ["gangline new-plugin wandb --kind tracker"]),
+        (["bf16=true"], ["Did you mean precision=bf16?"]),
+        (["tensorboard=on"], ["Did you mean track=[tensorboard]?"]),
+        (["--lr", "1e-3"], ["there is no flag --lr.", "without dashes:  optimizer.learning_rate=1e-3"]),
+        (["--batch-size=8"], ["without dashes:  batch.global_size=8"]),
+        (["--steps", "10"], ["without dashes:  run.steps=10"]),
+        (["--every", "10"], ["validate.every=10  or  checkpoint.every=10"]),
         (["moe.k=2"], ["there is no option moe.k.", "moe is off in this run", "gangline-moe offers on,"]),
         (["ckpt=torch"], ["there is no group ckpt, and no option.", "Did you mean checkpoint=torch?"]),
         (["+ckpt=zarr"], ["there is no group ckpt, and no option.", "Did you mean checkpoint=zarr?"]),
@@ -88,8 +105,14 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
         (["model@x=tiny"], ["'@' has no meaning here"]),
         (["~run.steps"], ["only a group can be taken away; set a key to null instead."]),
         (["~optimizer"], ["optimizer=off is not available here."]),
-        (["steps"], ["cannot read 'steps': expected key=value."]),
-        (["data.path=[a"], ["cannot read 'data.path=[a'"]),
+        (["steps"], ["cannot read 'steps': expected key=value.", "without spaces around =, as in  run.steps=10"]),
+        (["run.steps", "=", "10"], ["cannot read 'run.steps'", "without spaces around =, as in  run.steps=10"]),
+        (["rexume"], ["cannot read 'rexume'", "Did you mean resume?"]),
+        (["data.path=[a"], ["cannot read 'data.path=[a': ] is missing at its end.", "put the whole word in quotes"]),
+        (["run.name={a: [1"], ["cannot read 'run.name={a: [1': ] is missing"]),
+        (["run.name='it"], ["cannot read \"run.name='it\": ' is missing at its end."]),
+        (['run.name="a\\\\\\"'], [': " is missing at its end.']),
+        (["run steps=3"], ["cannot read 'run steps=3': expected key=value."]),
         (["run.name=${nothing}"], ["the configuration cannot be composed.", "nothing"]),
         (["run.name=${oc.env:NO_SUCH_VARIABLE}"], ["needs the environment variable NO_SUCH_VARIABLE"]),
         (["hydra.run.dir=x"], ["there is no option hydra.run.dir."]),
@@ -120,8 +143,11 @@ def test_words_that_cannot_be_composed(tmp_path, monkeypatch, capsys, words, mes
         (["parallel=ddp", "launch.processes=3"], ["batch.global_size=16 does not divide over 3"]),
         (["launch.processes=2"], ["parallel=single is one process, and this job has 2."]),
         (["run.dir=/proc/x"], ["cannot write the run directory /proc/x"]),
+        (["run.device=gpu"], ["run.device=gpu is no device.", "A GPU is called cuda."]),
+        (["optimizer.learning_rate=nan", "run.dir=new"], ["learning_rate=nan must be finite and at least 0."]),
+        (["model.weights=meta-llama/Llama-3.2-1B"], ["hf download meta-llama/Llama-3.2-1B --local-dir Llama-3.2-1B"]),
         (["data.path=nothing.txt"], ["nothing.txt"]),
-        (["--steps=3"], ["there is no flag --steps=3.", "Values are set without dashes:  steps=3"]),
+        (["--steps=3"], ["there is no flag --steps=3.", "Values are set without dashes:  run.steps=3"]),
         (["--hlep"], ["there is no flag --hlep.", "Did you mean --help?"]),
         (["--completion", "tcsh"], ["no completion for the shell 'tcsh'.", "Shells: bash, zsh, fish."]),
         (["optimizer=adam", "--help"], ["optimizer=adam is not available here."]),
@@ -246,10 +272,12 @@ def test_a_second_train_on_a_directory(tmp_path, run):
     [
         (["plugin"], ["there is no verb 'plugin'.", "Did you mean plugins?"]),
         (["train"], ["there is no verb 'train'.", "Training is a command of its own:  train --help"]),
+        (["run.steps=5", "moe=on"], ["Training is a command of its own:  train run.steps=5 moe=on"]),
+        (["train", "data.path=a b"], ["Training is a command of its own:  train 'data.path=a b'"]),
     ],
 )
 def test_unknown_verbs(tmp_path, words, messages):
-    said = refused(tmp_path, *words, module="gangline.cli.main")
+    said = refused(tmp_path, *words, module="gangline")
     for message in messages:
         assert message in said
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -149,9 +150,20 @@ def test_a_plugin_of_another_contract_is_named_without_being_imported(strangers,
 
 def test_a_part_that_is_not_installed_is_explained_by_the_catalogue(strangers):
     said = ask(strangers, "checkpoint=zarr", "moe=on", "parallel=3d")["said"]
-    assert "It is supplied by gangline-ckpt-zarr:  pip install gangline-ckpt-zarr" in said["checkpoint=zarr"]
+    assert f"It is supplied by gangline-ckpt-zarr:  {catalogue.get('gangline-ckpt-zarr')}" in said["checkpoint=zarr"]
     assert "Installed choices for moe: off." in said["moe=on"]
-    assert "pip install gangline-parallel-megatron-style" in said["parallel=3d"]
+    assert catalogue.get("gangline-parallel-megatron-style") in said["parallel=3d"]
+
+
+def test_no_hint_names_a_package_that_cannot_be_had():
+    """What is in this tree is installed from it; what is not there yet is not to be installed."""
+    tree = Path(catalogue.__file__).parents[3].parent / "packages"
+    here = {f"gangline-{path.parent.name}" for path in tree.glob("*/pyproject.toml")} - {"gangline-core"}
+    named = {entry.distribution for entry in catalogue.ENTRIES}
+    assert named - catalogue.COMING == here & named, "a package that is made now: take it out of catalogue.COMING"
+    for distribution in sorted(named):
+        command = catalogue.get(distribution)
+        assert command == ("" if distribution in catalogue.COMING else f"pip install -e {tree}/{distribution[9:]}")
 
 
 def test_a_known_supplier_without_the_part_should_be_upgraded(strangers):

@@ -307,3 +307,26 @@ def test_the_environment_is_not_written(tmp_path, monkeypatch):
     for path in made.path.rglob("*"):
         if path.is_file():
             assert "sh-very-secret" not in path.read_text()
+
+
+def test_a_run_that_was_refused_leaves_no_directory(tmp_path):
+    run = default_run(run={"dir": str(tmp_path / "runs" / "new")})
+    RunDirectory.create(run).discard()
+    assert not (tmp_path / "runs").exists()
+    (tmp_path / "mine").mkdir()
+    kept = RunDirectory.create(default_run(run={"dir": str(tmp_path / "mine")}))
+    kept.discard()  # the directory is the user's
+    assert kept.config.exists()
+    begun = RunDirectory.create(run)
+    begun.add_provenance("data", {})
+    begun.discard()
+    assert begun.config.exists()
+    begun.unlock()
+    kept.unlock()
+
+
+def test_what_cannot_be_written_whole_leaves_no_directory(tmp_path, monkeypatch):
+    monkeypatch.setattr("gangline.rundir.part_versions", lambda run: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        RunDirectory.create(default_run(run={"dir": str(tmp_path / "runs" / "new")}))
+    assert not (tmp_path / "runs").exists()

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from gangline import plugins
 from gangline.config.check import check
 from gangline.config.schema import Run
+from gangline.errors import UserError
 from gangline.rundir import RunDirectory
 
 
@@ -48,6 +49,13 @@ def prepare(run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDi
 
 
 def launch(directory: RunDirectory) -> int:
-    """Start the processes of the run in a directory and wait for them; gives the exit code."""
+    """Start the processes of the run in a directory and wait for them; gives the exit code.
+
+    A new directory whose run is refused before its first step is taken away again.
+    """
     run = directory.run()
-    return plugins.build(run.launch, run).launch(directory.path)
+    try:
+        return plugins.build(run.launch, run).launch(directory.path)
+    except UserError:
+        directory.discard()
+        raise

@@ -10,6 +10,7 @@ import difflib
 import os
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -105,21 +106,33 @@ class Installed:
         if (plugin := self._found.left_out.get(normal(supplier))) is not None:
             return [f"It is supplied by {supplier}, which {VARIABLE} leaves out; add {plugin} to {VARIABLE}."]
         if (version := version_of(supplier)) is None:
-            return [f"It is supplied by {supplier}:  pip install {supplier}"]
+            how = catalogue.get(supplier)
+            return [f"It is supplied by {supplier}:  {how}" if how else f"It is to come with {supplier}, not here yet."]
         return [f"{supplier} {version} is installed but does not offer it:  pip install --upgrade {supplier}"]
 
     def _guesses(self, group: str, name: str) -> list[str]:
         """What an unknown name may have meant: a slip, a plugin that failed, or one that is not installed."""
+        if lines := self._files(group, name):
+            return lines
         close = difflib.get_close_matches(name, [*self.choices(group), *catalogue.names(group)], 1, 0.5)
         lines = [f"Did you mean {group}={close[0]}?"] if close else []
         for failure in self.failures:
             lines += [f"{failure.supplier} may be what offers it, but it {failure.why}", failure.mend]
         return lines if close else [*lines, *self.elsewhere(group)]
 
+    def _files(self, group: str, name: str) -> list[str]:
+        """Lines for a name that is a path: of text, or of weights."""
+        if group == "data" and ("/" in name or "*" in name or Path(name).exists()):
+            return [f"To read files:  data.path={name}"]
+        if group == "model" and "/" in name:
+            return [f"Of a Hugging Face directory:  gangline import {name}  prints the command that takes it."]
+        return []
+
     def elsewhere(self, group: str) -> list[str]:
         """Lines that say who would offer more for a group, and is not installed."""
         others = catalogue.suppliers(group).items()
-        return [f"{dist} offers {what}:  pip install {dist}" for dist, what in others if not version_of(dist)]
+        absent = [(dist, what, catalogue.get(dist)) for dist, what in others if not version_of(dist)]
+        return [f"{dist} offers {what}:  {how}" for dist, what, how in absent if how]
 
     def listed(self, group: str) -> str:
         """The line that ends every message about a choice."""

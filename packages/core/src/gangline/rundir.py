@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ class RunDirectory:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._lock: int | None = None
+        self._made: list[Path] = []  # by `create`: the directory and those above it that were not there
 
     config = property(lambda self: self.path / "config.yaml")
     parts = property(lambda self: self.path / "parts.json")
@@ -58,6 +60,7 @@ class RunDirectory:
         """
         provenance.refuse_secrets(to_dict(run))
         directory = cls(run.run.dir or fresh(run.run.name))
+        directory._made = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
         try:
             directory.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -73,8 +76,21 @@ class RunDirectory:
             directory._write(run, argv, job, changed={})
         except BaseException:
             directory.unlock()
+            directory.discard()
             raise
         return directory
+
+    def discard(self) -> None:
+        """Take away what `create` made, unless ranks were about to train: a refused run leaves no directory."""
+        if self.path not in self._made or "data" in self.read_provenance():
+            return
+        self.unlock()
+        shutil.rmtree(self.path, ignore_errors=True)
+        for parent in self._made[1:]:  # runs/, where it was made for this one and holds no other
+            try:
+                parent.rmdir()
+            except OSError:
+                return
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:

@@ -38,6 +38,9 @@ def main(argv: Sequence[str]) -> int:
     verb, *rest = argv
     if verb not in verbs:
         raise UserError(f"there is no gangline parallel {verb}.", near(verb, verbs), f"Choices: {', '.join(verbs)}.")
+    if {"-h", "--help"} & set(rest):
+        print(USAGE)
+        return 0
     return verbs[verb](rest)
 
 

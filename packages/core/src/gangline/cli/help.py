@@ -75,6 +75,7 @@ def _groups() -> str:
         usual = default if isinstance(default, list) else [default]
         marked = [f"{name}*" if name in usual else name for name in found.choices(group)]
         absent = [name for name in catalogue.names(group) if name not in found.offers(group)]
+        absent = [name for name in absent if catalogue.get(catalogue.supplier(group, name) or "")]
         if absent and not any(version_of(dist) for dist in catalogue.suppliers(group)):
             marked.append(f"(not installed: {', '.join(absent)})")
         body = " ".join(marked) or "(none installed)"

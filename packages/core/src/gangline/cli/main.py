@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -30,7 +31,9 @@ def _verb(words: Sequence[str]) -> int:
     verb, *rest = words
     commands = installed().commands()
     if verb not in commands:
-        hint = "Training is a command of its own:  train --help" if verb == "train" else near(verb, commands)
+        training = verb == "train" or "=" in verb
+        own = " ".join(shlex.quote(word) for word in words[verb == "train" :]) or "--help"
+        hint = f"Training is a command of its own:  train {own}" if training else near(verb, commands)
         raise UserError(f"there is no verb {verb!r}.", hint, f"Verbs: {', '.join(sorted(commands))}.")
     return int(load(commands[verb].run)(rest) or 0)
 

@@ -85,5 +85,5 @@ def _missing(entries: list[catalogue.Entry]):
     table = Table(box=None, pad_edge=False, show_header=False)
     for entry in entries:
         name = "..." if entry.name == "*" else entry.name
-        table.add_row(f"  {entry.group}={name}", entry.summary, f"pip install {entry.distribution}")
+        table.add_row(f"  {entry.group}={name}", entry.summary, catalogue.get(entry.distribution) or "not here yet")
     return table

@@ -60,7 +60,7 @@ def read(argv: Sequence[str]) -> Line:
         elif word == "--complete":
             line.complete, rest = rest, []
         elif word.startswith("-"):
-            _refuse_flag(word)
+            _refuse_flag(word, rest)
         elif word.startswith("resume="):
             line.resume = word.removeprefix("resume=")
         else:
@@ -68,11 +68,20 @@ def read(argv: Sequence[str]) -> Line:
     return line
 
 
-def _refuse_flag(word: str) -> None:
-    from gangline.config.suggest import near
+def _refuse_flag(word: str, rest: Sequence[str]) -> None:
+    from gangline.config.chosen import known
+    from gangline.config.suggest import near, options_called
 
     flags = ("--help", "--cfg job", "--multirun", "-m", "--completion bash|zsh|fish", "--version")
-    hint = f"Values are set without dashes:  {word.lstrip('-')}" if "=" in word else near(word, flags)
+    name, sign, value = word.lstrip("-").partition("=")
+    if not sign and rest and "=" not in rest[0] and not rest[0].startswith("--"):  # --lr 1e-3
+        value = rest[0]
+    meant = options_called(name, known([]).options)
+    if (meant and value) or sign:
+        words = [f"{path}={value}" for path in meant] or [f"{name}={value}"]
+        hint = f"Values are set without dashes:  {'  or  '.join(words)}"
+    else:
+        hint = near(word, flags)
     raise UserError(f"there is no flag {word}.", hint, f"Flags: {', '.join(flags)}.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
 from typing import Any
@@ -65,11 +66,19 @@ def _meaningless(config: Any, path: str) -> Iterator[Problem]:
 
 
 def _device(run: Run) -> Iterator[Problem]:
+    """A device by torch's name for it, on this machine."""
     device = run.run.device
-    if device is not None and device.split(":")[0] == "cuda" and not gpus():
-        yield Problem(
-            f"run.device={device}: there is no GPU here.", "", "run.device=cpu, or null to take what there is."
-        )
+    if device is None:
+        return
+    name, _, number = device.partition(":")
+    take = "run.device=cuda, or null to take what there is." if gpus() else "run.device=cpu, or null: there is no GPU."
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        meant = "A GPU is called cuda." if name in ("gpu", "nvidia") else near(device, ["cpu", "cuda"])
+        yield Problem(f"run.device={device} is no device.", meant, take)
+    elif name == "cuda" and not gpus():
+        yield Problem(f"run.device={device}: there is no GPU here.", "", take)
+    elif number and int(number) >= gpus():
+        yield Problem(f"run.device={device}: there are {gpus()} GPUs here, counted from 0.", "", take)
 
 
 def _configs(run: Run) -> Iterator[PartConfig]:

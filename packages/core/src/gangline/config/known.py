@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 from gangline import catalogue
 from gangline.config.fields import Option, options
 from gangline.config.schema import SECTIONS
-from gangline.config.suggest import near, synonym
+from gangline.config.suggest import foreign, near, synonym
 from gangline.errors import UserError
 from gangline.parts import LISTS
 from gangline.plugins import OFF, Offer, installed
@@ -89,8 +89,13 @@ class Known:
         if rest:
             guess = synonym(path, self.options) or near(path, self.options) or near(head, [*groups, *SECTIONS])
             return UserError(what, guess, listed)
+        if lines := foreign(path, _names("track")):
+            return UserError(f"there is no group {path}, and no option.", *lines)
         meant = [f"{known}={text}" for known in self.options if known.rpartition(".")[2] == path]
         meant = meant or [f"{group}={text}" for group in groups if text in catalogue.names(group) + _names(group)]
+        if text.lower() in ("true", "on", "1", "yes"):  # bf16=true
+            named = [group for group in groups if path in catalogue.names(group) + _names(group)]
+            meant = meant or [f"{group}=[{path}]" if group in LISTS else f"{group}={path}" for group in named]
         guess = f"Did you mean {' or '.join(meant)}?" if meant else synonym(path, self.options)
         guess = guess or near(path, [*groups, *LAYERS])
         return UserError(f"there is no group {path}, and no option.", guess, listed)

@@ -7,6 +7,7 @@ every word is compared with what is installed and what the catalogue knows, and 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,13 +17,15 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
 from gangline.config.defaults import DEFAULTS
-from gangline.config.known import Known
+from gangline.config.known import LAYERS, Known
+from gangline.config.suggest import near
 from gangline.errors import UserError
 from gangline.parts import GROUPS, LISTS
 from gangline.plugins import OFF, Offer, installed
 
 Choice = str | list[str]
 _SWITCH = {True: "on", False: OFF}
+_KEY = re.compile(r"[+~]{0,2}[\w./@:-]+")
 
 
 @dataclass
@@ -37,17 +40,54 @@ class Asked:
 
 def parse(word: str) -> Override:
     """One word by Hydra's grammar. A value with characters that the grammar keeps for itself is taken as text."""
+    key, sign, value = (piece.strip() for piece in word.partition("="))
+    if not _KEY.fullmatch(key) or not (sign or key.startswith("~")):
+        raise UserError(f"cannot read {word!r}: expected key=value.", *_no_key(key, sign, value))
+    if value[:1] in ("[", "{", '"', "'") and (missing := unclosed(value)):
+        raise UserError(
+            f"cannot read {word!r}: {missing} is missing at its end.",
+            "A shell takes quotes, and cuts at spaces: put the whole word in quotes, as in  'track=[console, jsonl]'",
+        )
     parser = OverridesParser.create()
     try:
-        return parser.parse_override(word)
+        return parser.parse_override(f"{key}{sign}{value}")
+    except HydraException:
+        pass
+    try:
+        return parser.parse_override(f'{key}="{_escaped(value)}"')
     except HydraException as error:
-        key, sign, value = word.partition("=")
-        if sign and value and value[0] not in "[{\"'":
-            quoted = value.replace("\\", "\\\\").replace('"', '\\"')
-            return parser.parse_override(f'{key}="{quoted}"')
-        what = "expected key=value" if not sign else " ".join(str(error).split())
-        flags = "Options of train itself begin with -, see  train --help" if not sign else ""
-        raise UserError(f"cannot read {word!r}: {what}.", flags) from error
+        raise UserError(f"cannot read {word!r}.", f"As plain text:  '{key}=\"{_escaped(value)}\"'") from error
+
+
+def _no_key(key: str, sign: str, value: str) -> list[str]:
+    """What to do about a word that does not begin with the name of an option."""
+    together = "Write an option without spaces around =, as in  run.steps=10"
+    if not key:
+        return [together]
+    if not sign:
+        guess = "" if "." in key else near(key, [*installed().groups(), *LAYERS])
+        return [guess or together, "Options of train itself begin with -, see  train --help"]
+    return ["A key is names with dots between them, as in  optimizer.learning_rate=1e-3"]
+
+
+def unclosed(text: str) -> str:
+    """The quote or bracket that is opened in a text and not closed, as it would close; "" where all are."""
+    open_now: list[str] = []
+    for sign in re.sub(r"\\.", "", text):  # what a backslash escapes opens and closes nothing
+        if open_now and open_now[-1] in "\"'":
+            if sign == open_now[-1]:
+                open_now.pop()
+        elif sign in "[{(":
+            open_now.append({"[": "]", "{": "}", "(": ")"}[sign])
+        elif sign in "\"'":
+            open_now.append(sign)
+        elif open_now and sign == open_now[-1]:
+            open_now.pop()
+    return open_now[-1] if open_now else ""
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"')
 
 
 def sweep(words: Sequence[str]) -> list[list[str]]:

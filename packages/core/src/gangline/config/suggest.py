@@ -41,6 +41,30 @@ def near(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return f"Did you mean {close[0]}?" if close else ""
 
 
+# What others have a switch for and a run has a part for: their word -> our group.
+ELSEWHERE = {"track": "wandb mlflow comet neptune aim clearml"}
+_GROUP = {theirs: ours for ours, words in ELSEWHERE.items() for theirs in words.split()}
+
+
+def foreign(word: str, choices: Collection[str]) -> list[str]:
+    """Lines for a word that names a product for which a group has no part; [] for any other."""
+    name = word.rpartition(".")[2].lower()
+    if (group := _GROUP.get(name)) is None or name in choices:
+        return []
+    return [
+        f"No part here speaks to {name}: these are chosen by {group}=[{','.join(choices)}].",
+        f"To write one:  gangline new-plugin {name} --kind tracker",
+    ]
+
+
+def options_called(word: str, known: Collection[str]) -> list[str]:
+    """The options among `known` that go by the last word of a path, here or elsewhere."""
+    name = word.replace("-", "_")
+    own = [path for path in known if path == name or path.rpartition(".")[2] == name.rpartition(".")[2]]
+    theirs = _OURS.get(name.rpartition(".")[2].lower(), "")
+    return own or [path for path in (theirs,) if path in known]
+
+
 def synonym(path: str, known: Collection[str]) -> str:
     """A question that names the option among `known` that others call by the last word of `path`, or ""."""
     ours = _OURS.get(path.rpartition(".")[2].lower().replace("-", "_"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -35,6 +36,7 @@ SCALING = {
     "rope_high_freq_factor": "high_freq_factor",
     "rope_original_max_position": "original_max_position_embeddings",
 }
+_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # OWNER/MODEL
 NEEDED = ("vocab_size", "dim", "layers", "heads", "kv_heads", "hidden")
 # What this architecture does not have: theirs -> the only value that means it is absent.
 ABSENT = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
@@ -46,6 +48,13 @@ def read_config(directory: str | Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
+        if _HUB.fullmatch(str(directory)) and not Path(directory).exists():
+            own = str(directory).partition("/")[2]
+            raise UserError(
+                f"there is no directory {directory}, and nothing is downloaded here.",
+                f"If it is a model of the hub:  hf download {directory} --local-dir {own}",
+                f"Then  gangline import {own}  prints the command that trains on from it.",
+            ) from None
         raise UserError(
             f"{directory} is not a Hugging Face model directory.",
             "It has no config.json.",

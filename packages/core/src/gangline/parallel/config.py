@@ -26,7 +26,8 @@ class Single(ParallelConfig):
         if world != 1:
             raise UserError(
                 f"parallel=single is one process, and this job has {world}.",
-                "Several processes that share the batch: parallel=ddp",
+                "One process:  launch.processes=1",
+                "Several that share the batch:  parallel=ddp",
             )
         return {}
 

@@ -38,7 +38,9 @@ class ConsoleTracker(Tracker):
         self.began, self.began_at = time.monotonic(), start.first_step
         self.between = self.every or max(1, (start.last_step - start.first_step) // LINES)
         again = f", attempt {start.attempt}" if start.attempt > 1 else ""
-        self._print(f"{start.name}: steps {start.first_step + 1} to {start.last_step}{again}, in {start.directory}")
+        ended = start.first_step >= start.last_step
+        steps = f"at step {start.first_step}" if ended else f"steps {start.first_step + 1} to {start.last_step}"
+        self._print(f"{start.name}: {steps}{again}, in {start.directory}")
         for name, text in start.describe.items():
             self._print(f"  {name:<8} {text}")
         if self.terminal.is_terminal:

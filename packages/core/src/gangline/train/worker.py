@@ -54,6 +54,9 @@ def train(s: Session) -> int:
         s.directory.add_provenance("validation_sets", sets)
     s.reporter.describe["data"] = s.source.describe()
     s.reporter.begin(s.run, str(s.directory.path), s.step, s.attempt, s.mesh.world)
+    if s.step >= s.run.steps:
+        again = f"train resume={s.directory.path} run.steps={2 * s.step}"
+        s.notes.append(f"it has ended: step {s.step} is done, and run.steps={s.run.steps}. To go on:  {again}")
     tell(s)
     ending = loop(s)
     if ending.why == "done" and s.run.checkpoint.at_end and s.checkpointer.keeps and (s.step > first or fleeting(s)):

@@ -1,0 +1,38 @@
+"""Every verb of every package, and every verb inside it, says what it does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gangline.cli.main import main
+from gangline.plugins import installed
+
+
+def helped(words: list[str], capsys) -> str:
+    try:
+        code = main([*words, "--help"])
+    except SystemExit as end:
+        code = end.code
+    said = capsys.readouterr()
+    assert (code, said.err) == (0, ""), f"gangline {' '.join(words)} --help: {said.err}"
+    return said.out
+
+
+def inner(verb: str, page: str) -> Iterator[str]:
+    """The verbs inside a verb, as its page lists them."""
+    yield from re.findall(rf"gangline {verb} ([a-z][\w-]*)", page)
+    if re.search(rf"gangline {verb} VERB", page):
+        yield from re.findall(r"^  ([a-z][\w-]*) {2,}\S", page, re.MULTILINE)
+
+
+def test_every_verb_and_every_verb_inside_it_has_a_page(capsys):
+    found = []
+    for verb in installed().commands():
+        page = helped([verb], capsys)
+        assert re.match(rf"usage: gangline {verb}\b", page)
+        for second in dict.fromkeys(inner(verb, page)):
+            own = helped([verb, second], capsys)
+            assert re.search(rf"gangline {verb} {second}\b", own), own
+            found.append(f"{verb} {second}")
+    assert {"parallel draw", "parallel explain", "moe report", "ckpt ls", "ckpt prune", "ckpt import"} <= set(found)
