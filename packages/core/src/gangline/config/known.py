@@ -78,6 +78,8 @@ class Known:
             return UserError(what, *self._within(places[-1], path))
         if head in LISTS and rest:
             name = rest.partition(".")[0]
+            if lines := foreign(name, _names("track")):
+                return UserError(what, *lines)
             if name in installed().offers(head):
                 return UserError(what, f"{head}={name} is not chosen; add it:  {head}=[...,{name}]")
             inner = [known for known in self.options if known.startswith(head + ".")]
@@ -92,10 +94,10 @@ class Known:
         if lines := foreign(path, _names("track")):
             return UserError(f"there is no group {path}, and no option.", *lines)
         meant = [f"{known}={text}" for known in self.options if known.rpartition(".")[2] == path]
-        meant = meant or [f"{group}={text}" for group in groups if text in catalogue.names(group) + _names(group)]
-        if text.lower() in ("true", "on", "1", "yes"):  # bf16=true
+        if not meant and text.lower() in ("true", "on", "1", "yes"):  # bf16=true
             named = [group for group in groups if path in catalogue.names(group) + _names(group)]
-            meant = meant or [f"{group}=[{path}]" if group in LISTS else f"{group}={path}" for group in named]
+            meant = [f"{group}=[{path}]" if group in LISTS else f"{group}={path}" for group in named]
+        meant = meant or [f"{group}={text}" for group in groups if text in catalogue.names(group) + _names(group)]
         guess = f"Did you mean {' or '.join(meant)}?" if meant else synonym(path, self.options)
         guess = guess or near(path, [*groups, *LAYERS])
         return UserError(f"there is no group {path}, and no option.", guess, listed)
