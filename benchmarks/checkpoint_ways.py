@@ -90,7 +90,7 @@ class FromStaging:
         write_file(self.writer, self.staging, self.file, "0badcafe", Object(folder, path), 600.0, lambda share: None)
         barrier()
         if rank.index == 0:
-            content = metadata.write(self.registry, self.files, {}, "0badcafe")
+            content = metadata.write(self.registry, self.files, {"step": 0, "attempt": 1}, "0badcafe")
             LocalStore(folder).commit(metadata.NAME, content)
 
     @property

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from crc32c import crc32c
 
+from gangline.checkpoint.base import CheckpointId
 from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry, Shard
 from gangline_ckpt_zarr.format import metadata
@@ -67,14 +68,17 @@ def save(
     document: Mapping[str, Any] | None = None,
     write_id: str = WRITE_ID,
 ) -> metadata.Meta:
-    """A whole checkpoint at the root of a store, or in a directory."""
+    """A whole checkpoint at the root of a store, or in a directory; of the step that its place says."""
     store = LocalStore(store) if isinstance(store, str) else store
+    id = CheckpointId.parse(store.url.rpartition("/")[2])
     for rank, content in staged(registry, values, write_id).items():
         if content:
             writer = store.create(metadata.data_path(write_id, rank), len(content))
             writer.write(memoryview(content))
             writer.close()
-    text = metadata.write(registry, Files(registry), dict(document or {}), write_id)
+    says = {"step": 0, "attempt": 1, **(document or {})}
+    says |= {} if id is None else {"step": id.step, "attempt": id.attempt}
+    text = metadata.write(registry, Files(registry), says, write_id)
     store.commit(metadata.NAME, text)
     return metadata.read(text, metadata.NAME)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import resource
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +83,7 @@ def test_where_it_goes(source, tmp_path, monkeypatch):
         ("shelf", f"shelf/{PLACE}"),
         ("new/", f"new/{PLACE}"),
         ("other", "other"),
-        ("deep/step-00000099", "deep/step-00000099"),
+        ("deep/step-00000012", "deep/step-00000012"),
         (str(run), f"{run}/checkpoints/{PLACE}"),
     ):
         assert main(["ckpt", "copy", str(source), to]) == 0
@@ -231,6 +234,94 @@ def test_damage_in_an_open_copy_is_named(source, tmp_path, capsys):
     assert "model/bias[0:33] in " in out
     with pytest.raises(BadCheckpoint, match="model/columns"):
         holds(str(to), Registry(small().mesh, {"model/columns": small()["model/columns"]}))
+
+
+def swap(one: Path, other: Path) -> None:
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+
+
+def test_every_file_of_an_open_copy_is_looked_at(tmp_path, monkeypatch, capsys):
+    """Flipped in each: chunks, shards with their index, zarr.json of each node. Nothing of it passes."""
+    monkeypatch.setattr(opened, "MOST_FILES", 4)
+    save(str(tmp_path / "a"), MANY)
+    to = tmp_path / "open"
+    main(["ckpt", "copy", str(tmp_path / "a"), str(to), "--open"])
+    every = files(to)
+    assert {path.rpartition("/")[2] for path in every} >= {"zarr.json", "0"}
+    draw = random.Random(3)
+    for path in every:
+        content = (to / path).read_bytes()
+        places = [len(content) - 1, draw.randrange(len(content))]  # of a shard the last byte is its index
+        if path.endswith("zarr.json") and path != "zarr.json":
+            places.append(content.index(b"{") + 1)
+        for place in places:
+            (to / path).write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+            padding = path.endswith("c/0/0") and main(["ckpt", "verify", str(to)]) == 0
+            assert padding or main(["ckpt", "verify", str(to)]) == 1, (path, place)
+            assert not (padding and place == len(content) - 1), "the index of a shard is no padding"
+        (to / path).unlink()
+        assert main(["ckpt", "verify", str(to)]) in (1, 2)
+        (to / path).write_bytes(content)
+    assert main(["ckpt", "verify", str(to)]) == 0
+
+
+def test_a_flipped_shape_in_an_open_copy_is_noticed(source, tmp_path, capsys):
+    main(["ckpt", "copy", str(source), str(tmp_path / "open"), "--open"])
+    node = tmp_path / "open" / "model" / "columns" / "zarr.json"
+    node.write_text(node.read_text().replace('"shape": [8, 24]', '"shape": [24, 8]'))
+    capsys.readouterr()
+    assert main(["ckpt", "verify", str(tmp_path / "open")]) == 1
+    assert f"model/columns in {node} is damaged: it is not what the root's zarr.json says" in capsys.readouterr().out
+
+
+def test_chunk_files_that_changed_places_are_noticed(source, tmp_path, capsys):
+    """Each is whole, with its checksum: of one array, and of two."""
+    to = tmp_path / "open"
+    main(["ckpt", "copy", str(source), str(to), "--open"])
+    here, moment = to / "model/blocks.0.w/c/0/0", to / "optimizer/exp_avg/blocks.0.w/c/0/0"
+    for there in (here.parent.parent / "1" / "0", moment):
+        assert here.read_bytes() != there.read_bytes()
+        swap(here, there)
+        capsys.readouterr()
+        assert main(["ckpt", "verify", str(to)]) == 1
+        assert capsys.readouterr().out.count("it belongs to another save or another place") == 2
+        with pytest.raises(BadCheckpoint, match="another place"):
+            holds(str(to), small())
+        swap(here, there)
+    assert holds(str(to), small())
+
+
+@pytest.mark.parametrize("to", ["{source}", "{source}/inside", "{source}/", "{link}/inside", "{source}/../{name}/x"])
+@pytest.mark.parametrize("way", [[], ["--open"]])
+def test_not_into_itself(source, tmp_path, to, way, capsys):
+    (tmp_path / "link").symlink_to(source)
+    before = files(source)
+    to = to.format(source=source, link=tmp_path / "link", name=source.name)
+    assert main(["ckpt", "copy", str(source), to, *way]) == 2
+    assert files(source) == before
+    err = capsys.readouterr().err
+    assert "would lie in itself" in err or "whole checkpoint already" in err
+
+
+def test_not_under_the_name_of_another_step(source, tmp_path, capsys):
+    assert main(["ckpt", "copy", str(source), str(tmp_path / "step-00000099")]) == 2
+    assert "would be under another's name" in capsys.readouterr().err
+    assert not (tmp_path / "step-00000099").exists()
+
+
+@pytest.mark.parametrize("way", [[], ["--open"]])
+def test_a_copy_that_finds_no_room_leaves_nothing(source, tmp_path, way):
+    """Not even the folders that it made."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        assert main(["ckpt", "copy", str(source), str(tmp_path / "new" / "deep" / "copy"), *way]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "new").exists()
 
 
 def test_refs_of_an_open_copy_are_not_needed(source, tmp_path, capsys):

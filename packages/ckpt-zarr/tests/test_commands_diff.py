@@ -94,7 +94,9 @@ def test_two_of_one_run_in_short(tmp_path, capsys):
     run = run_dir(tmp_path / "run")
     for step in ("step-00000001", "step-00000002"):
         save(str(run / "checkpoints" / step), small())
-    assert differing(capsys, run, "step-00000001", "step-00000002")[0] == 0
+    code, rows, out = differing(capsys, run, "step-00000001", "step-00000002")
+    assert (code, rows) == (1, {})
+    assert "document: step: 1 -> 2" in out
     assert main(["ckpt", "diff", str(run)]) == 2
     assert "expected two" in capsys.readouterr().err
 

@@ -69,6 +69,58 @@ def test_an_unfinished_one_counts_for_nothing_and_is_left_alone(run):
     assert left(run / "checkpoints") == [6, 8]
 
 
+def cut_off(place) -> None:
+    """Half of its data file is gone; its zarr.json is as it was."""
+    path = max(place.rglob("*.bin"), key=lambda path: path.stat().st_size)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(place) -> None:
+    """One bit of an array."""
+    path = max(place.rglob("*.bin"), key=lambda path: path.stat().st_size)
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut_off, flip, lambda place: (place / NAME).write_bytes(b"")], ids=str)
+def test_what_cannot_be_read_counts_for_nothing(run, damage, capsys):
+    """The newest is damaged: the one before it is what the run would resume from."""
+    damage(run / "checkpoints" / "step-00000008")
+    assert main(["ckpt", "prune", str(run), "--keep-last", "1", "--tier", "disk"]) == 1
+    assert left(run / "checkpoints") == [6, 8]
+    out = capsys.readouterr().out
+    assert "step-00000008 counts for nothing, and stays: " in out
+    assert "deleted 2 of 4 checkpoints" in out
+
+
+def test_where_none_can_be_read_none_is_deleted(run, capsys):
+    for step in (2, 4, 6, 8):
+        flip(run / "checkpoints" / f"step-{step:08d}")
+    assert main(["ckpt", "prune", str(run), "--keep-last", "1", "--tier", "disk"]) == 1
+    assert left(run / "checkpoints") == [2, 4, 6, 8]
+    assert "so nothing is deleted" in capsys.readouterr().out
+
+
+def test_one_under_another_name_counts_for_nothing(run, capsys):
+    (run / "checkpoints" / "step-00000002").rename(run / "checkpoints" / "step-00000010")
+    assert main(["ckpt", "verify", str(run), "step-00000010"]) == 1
+    assert "it is of step-00000002" in capsys.readouterr().out
+    assert main(["ckpt", "ls", str(run), "--tier", "disk"]) == 1
+    out = capsys.readouterr().out
+    assert [line.split()[-1] for line in out.splitlines() if "step-00000010 " in line] == ["damaged"]
+    assert [line.split()[1] for line in out.splitlines() if "newest" in line] == ["step-00000008"]
+    assert main(["ckpt", "prune", str(run), "--keep-last", "1", "--tier", "disk"]) == 1
+    assert left(run / "checkpoints") == [8, 10]
+
+
+def test_of_an_attempt_that_is_not_written_down_nothing_goes(run):
+    """attempts.jsonl is lost: nobody can say that a branch was abandoned."""
+    save(str(run / "checkpoints" / "step-00000009.2"), small(1))
+    assert main(["ckpt", "prune", str(run), "--keep-last", "1", "--tier", "disk"]) == 0
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-00000008", "step-00000009.2"]
+
+
 def test_a_whole_checkpoint_is_gone_at_once(run, monkeypatch, capsys):
     """Its zarr.json is the first to go: what is half deleted is no checkpoint."""
     from gangline_ckpt_zarr.stores import local

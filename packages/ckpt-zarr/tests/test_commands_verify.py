@@ -152,7 +152,7 @@ def test_windows_of_any_length_find_the_same(registry: Registry, length: int, da
             run, number = cells[cell]
             at = run.base + number * run.stride + data.draw(st.integers(0, run.nbytes + TRAILER - 1))
             content[at] ^= 0x10
-        check, found = Check(file, meta), []
+        check, found = Check(file, meta, file.size), []
         for start in range(0, file.size, length):
             part = memoryview(content)[start : start + length]
             found += check.feed(Window(start, len(part), part))
@@ -174,7 +174,7 @@ def test_what_cannot_be_read_is_bad_and_the_rest_is_not(tmp_path, monkeypatch) -
         read(path, ranges)
 
     monkeypatch.setattr(store, "read_into", fails)
-    check, found = Check(file, meta), []
+    check, found = Check(file, meta, file.size), []
     for window in windows(store, meta.path(0), file.size):
         found += check.feed(window)
     touched = [run for run in file.runs if run.base < 2 * length and run.base + run.nbytes + TRAILER > length]

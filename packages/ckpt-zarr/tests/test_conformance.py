@@ -7,4 +7,4 @@ from gangline.testing.checkpointer import CheckpointerSuite
 
 class TestZarr(CheckpointerSuite):
     choice = "checkpoint=zarr"
-    can = frozenset({"reshard", "async", "atomic", "verify"})
+    can = frozenset({"reshard", "async", "atomic", "verify", "retention"})

@@ -106,7 +106,7 @@ def test_cells_that_meet_a_wanted_box_are_found(registry: Registry, data) -> Non
 @MANY
 @given(registries())
 def test_what_zarr_json_says_comes_back(registry: Registry) -> None:
-    files, document = Files(registry), {"step": 3, "words": ["ö", None, 1.5]}
+    files, document = Files(registry), {"step": 3, "attempt": 1, "words": ["ö", None, 1.5]}
     content = metadata.write(registry, files, document, "0badcafe")
     meta = metadata.read(content, "zarr.json")
     assert meta.document == document
@@ -124,7 +124,9 @@ def test_what_zarr_json_says_comes_back(registry: Registry) -> None:
 def test_every_flipped_bit_of_zarr_json_is_noticed() -> None:
     layout = Layout((8, 3), "float32", (Division(("dp_shard",), ((0, 4, 8),)),))
     registry = Registry.of(Mesh.of({"dp_shard": 2}), {"model/w": layout})
-    content = metadata.write(registry, Files(registry), {"learning_rate": 0.125, "name": "a"}, "0badcafe")
+    content = metadata.write(
+        registry, Files(registry), {"step": 3, "attempt": 1, "learning_rate": 0.125, "name": "a"}, "0badcafe"
+    )
     same = metadata.read(content, "zarr.json")
     for place in range(len(content)):
         for bit in range(8):

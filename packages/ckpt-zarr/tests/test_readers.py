@@ -66,7 +66,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         writer = store.create(metadata.data_path(ID, rank), file.size)
         writer.write(content.data)
         writer.close()
-    store.commit(metadata.NAME, metadata.write(REGISTRY, files, {"step": 12}, ID))
+    store.commit(metadata.NAME, metadata.write(REGISTRY, files, {"step": 12, "attempt": 1}, ID))
     return place
 
 

@@ -28,7 +28,9 @@ from gangline_ckpt_zarr.staging import Staging
 
 def staged(registry: Registry) -> tuple[metadata.Meta, dict[int, bytearray]]:
     """What zarr.json says, and the files of all ranks in memory."""
-    return metadata.read(metadata.write(registry, Files(registry), {}, WRITE_ID), "zarr.json"), made.staged(registry)
+    return metadata.read(
+        metadata.write(registry, Files(registry), {"step": 1, "attempt": 1}, WRITE_ID), "zarr.json"
+    ), made.staged(registry)
 
 
 class Memory:

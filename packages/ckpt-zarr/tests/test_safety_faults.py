@@ -57,6 +57,7 @@ def test_a_full_disk_fails_saves_and_nothing_else(runs: Runs, tmp_path: Path, ca
     if can_mount():
         data = sorted(path.relative_to(tmp_path / "kept").parts[0] for path in (tmp_path / "kept").rglob("*.bin"))
         assert data == ["step-00000002"] * 2, "what is left of failed saves keeps the disk full"
+        assert [path.name for path in (tmp_path / "kept").iterdir()] == ["step-00000002"], "empty folders are left"
         assert main(["ckpt", "verify", str(tmp_path / "kept" / "step-00000002")]) == 0
 
 

@@ -126,3 +126,38 @@ def test_what_a_dead_save_left_goes_with_the_next_and_nothing_else_does(kept: Jo
     assert checkpointer.list() == [CheckpointId(2)]
     kept.step(4)
     assert sorted(path.name for path in near.iterdir()) == ["mine", "step-00000002", "step-00000004"]
+
+
+def test_what_cannot_be_read_counts_for_nothing(kept: Job) -> None:
+    """Of what earlier starts left; what this one saw become whole is trusted, and its files not looked at."""
+    kept.start()
+    for step in (1, 2, 3, 4, 5, 6):
+        kept.step(step)
+    near = kept.run_dir / "checkpoints"
+    assert held(kept)[0] == names(4, 6)
+    (data,) = (near / "step-00000006").rglob("*.bin")
+    data.write_bytes(data.read_bytes()[:-1])
+    shutil.copytree(near / "step-00000004", near / "step-00000007")
+    (near / "step-00000005").mkdir()
+    (near / "step-00000005" / "zarr.json").write_bytes(b"")
+    kept.start()
+    kept.step(8)
+    assert held(kept)[0] == names(4, 5, 6, 7, 8), "4 is the newest good one but for 8; what is damaged beyond it stays"
+    assert kept.load(4) == []
+    kept.step(10)
+    assert held(kept)[0] == names(8, 10)
+
+
+def test_a_store_that_does_not_answer_has_said_nothing_good(kept: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.start()
+    for step in (1, 2, 3, 4):
+        kept.step(step)
+    checkpointer = kept.start()
+    near = checkpointer.tiers[0]
+
+    def silent(path: str = "") -> dict[str, int]:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(near.store, "sizes", silent)
+    kept.step(6)
+    assert held(kept)[0] == names(2, 4, 6)

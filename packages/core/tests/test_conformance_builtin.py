@@ -73,7 +73,7 @@ class TestWsd(ScheduleSuite):
 
 class TestTorchCheckpoint(CheckpointerSuite):
     choice = "checkpoint=torch"
-    can = {"reshard", "atomic", "verify"}
+    can = {"reshard", "atomic", "verify", "retention"}
 
 
 class TestNoCheckpoint(PartSuite):

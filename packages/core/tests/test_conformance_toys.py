@@ -32,7 +32,7 @@ class TestRows(StrategySuite):
 
 class TestFiles(CheckpointerSuite):
     choice = "checkpoint=files"
-    can = {"reshard", "atomic", "verify"}
+    can = {"reshard", "atomic", "verify", "retention"}
 
 
 class TestNumbers(DataSourceSuite):

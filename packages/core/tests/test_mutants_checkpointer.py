@@ -23,6 +23,8 @@ MUTANTS = [
     Mutant("checkpoint=forgets-document", "test_the_document_comes_back", "assert"),
     Mutant("checkpoint=hides-full-disk", "test_a_full_disk_fails_the_save_alone", "instead of SaveFailed"),
     Mutant("checkpoint=keeps-damage-to-itself", "test_a_lost_file_is_damage_that_is_named", "without .*npy"),
+    Mutant("checkpoint=counts-unreadable", "test_what_cannot_be_read_counts_for_nothing", "was counted", "retention"),
+    Mutant("checkpoint=trusts-names", "test_under_another_name_it_is_no_checkpoint", "under the name of"),
 ]
 
 

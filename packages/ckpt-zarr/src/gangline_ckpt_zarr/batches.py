@@ -19,7 +19,6 @@ from gangline.errors import BadCheckpoint
 from gangline.shard import Box
 from gangline_ckpt_zarr.format.cells import Run
 from gangline_ckpt_zarr.format.metadata import Meta
-from gangline_ckpt_zarr.format.seal import wrong
 from gangline_ckpt_zarr.stores.base import Read, Store
 
 BATCH = 1 << 20  # bytes: small enough for a core's own cache, large enough for a system call
@@ -42,7 +41,6 @@ class Batch:
     def __init__(self, store: Store, path: str, meta: Meta) -> None:
         self.store, self.path, self.meta = store, path, meta
         self._scratch = memoryview(b"")
-        self._sealed: tuple[Run, int | None] | None = None  # the run seen last, and what its seals start from
         self.clear()
 
     def clear(self) -> None:
@@ -94,15 +92,10 @@ class Batch:
         except (EOFError, OSError) as error:
             raise self.unread(error) from error
         for run, number, buffer, trailer in self._checks:
-            if why := wrong(self._seal_start(run), number, crc32c(buffer), trailer):
+            if why := self.meta.wrong(run, number, crc32c(buffer), trailer):
                 raise self._bad(run, number, why)
         for target, part, values in self._puts:
             target.put(part, values)
-
-    def _seal_start(self, run: Run) -> int | None:
-        if self._sealed is None or self._sealed[0] is not run:
-            self._sealed = run, self.meta.seal_start(run)
-        return self._sealed[1]
 
     def unread(self, error: Exception) -> BadCheckpoint:
         """The damage behind a failed read, with the first cell that cannot be had."""

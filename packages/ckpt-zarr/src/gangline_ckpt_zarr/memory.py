@@ -82,7 +82,7 @@ class MemoryTier(Tier):
         if not attempts.read(self._run_dir):  # the run has not begun: whatever is here is of another of its name
             self._found = set()
         elif self.machines == 1:
-            self._found = {*super().ids()}
+            self._found = {id for id in super().ids() if not self.lacks(id)}
         else:
             mesh = Mesh.of(run.parallel.axes(self.machines * self._here))
             self._found = self._agree(job, {id for id in super().ids() if self._fills(id, mesh)})
@@ -158,10 +158,14 @@ class MemoryTier(Tier):
     def _make_room(self) -> None:
         """Of what earlier workers left the newest is enough: two and a new buffer may be more than fits."""
         if self.leads:
-            newest = attempts.latest(self._run_dir, self.ids())
+            newest = next((id for id in attempts.branch(self._run_dir, self.ids()) if self._counts(id)), None)
             for id in self._found or ():
                 if id != newest:
                     self.store.delete(str(id))
+
+    def _counts(self, id: CheckpointId) -> bool:
+        """Whether what is here of a checkpoint is what should be; of several machines each has a part."""
+        return self.machines > 1 or not self.lacks(id)
 
     def _take_back(self, buffer: Staging) -> None:
         """No longer part of a checkpoint: first that is no checkpoint any more, then the file is spare again."""
@@ -190,6 +194,7 @@ class MemoryTier(Tier):
             self._take_back(buffer)
 
     def saved(self, id: CheckpointId) -> None:
+        super().saved(id)
         self._own = [*self._own[-1:], id]
 
     def prune(self, run_dir: str, kept: Collection[CheckpointId]) -> None:

@@ -6,7 +6,7 @@ What lies between cells is padding, not data, and is not looked at.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from gangline_ckpt_zarr.format.seal import wrong
 from gangline_ckpt_zarr.stores.base import Store
 from gangline_ckpt_zarr.writing.job import Cells
 
+Judge = Callable[[int, int, int, "bytes | memoryview"], str]
 LOCAL, REMOTE = 8 << 20, 64 << 20  # bytes read at once: what stays in the cache; enough for requests side by side
 
 
@@ -69,10 +70,14 @@ def windows(store: Store, path: str, size: int) -> Iterator[Window]:
 
 
 class Check:
-    """Checks the cells of a file; windows come in order."""
+    """Checks the cells of a file; windows come in order.
 
-    def __init__(self, runs: Sequence[Cells]) -> None:
-        self._runs = runs
+    `judge`: (number of the run, of the cell in it, its crc32c, what lies behind it) -> why it is not what was written,
+    "" where it is; by default as its run's seals say.
+    """
+
+    def __init__(self, runs: Sequence[Cells], judge: Judge | None = None) -> None:
+        self._runs, self._judge = runs, judge or self._by_seals
         self._run = self._number = 0  # the cell that comes next, or is half seen
         self._crc, self._kept, self._why = 0, b"", ""  # of that cell
 
@@ -80,7 +85,7 @@ class Check:
         """The bad cells that end in this window."""
         start, stop, content = window.start, window.start + window.size, window.content
         while self._run < len(self._runs):
-            base, stride, nbytes, count, seals, first = run = self._runs[self._run]
+            base, stride, nbytes, count, *_ = run = self._runs[self._run]
             trailer = run.trailer
             while self._number < count:
                 begin = base + self._number * stride
@@ -90,12 +95,12 @@ class Check:
                 if begin >= start and end + trailer <= stop and content is not None:
                     at = end - start
                     checksum = crc32c(content[begin - start : at])
-                    why = wrong(seals, first + self._number, checksum, content[at : at + trailer])
+                    why = self._judge(self._run, self._number, checksum, content[at : at + trailer])
                 else:
                     self._part(window, begin, end, trailer)
                     if end + trailer > stop:
                         return
-                    why = self._why or wrong(seals, first + self._number, self._crc, self._kept)
+                    why = self._why or self._judge(self._run, self._number, self._crc, self._kept)
                     self._crc, self._kept, self._why = 0, b"", ""
                 if why:
                     yield BadCell(self._run, self._number, why)
@@ -105,6 +110,9 @@ class Check:
     def unread(self, window: Window) -> BadCell:
         """The cell that lies in a window without content, after it was fed: the next, or one that is half seen."""
         return BadCell(min(self._run, len(self._runs) - 1), self._number, window.why)
+
+    def _by_seals(self, run: int, number: int, checksum: int, trailer: bytes | memoryview) -> str:
+        return wrong(self._runs[run].seal, self._runs[run].first + number, checksum, trailer)
 
     def _part(self, window: Window, begin: int, end: int, trailer: int) -> None:
         """What a window has of a cell that is not wholly in it."""

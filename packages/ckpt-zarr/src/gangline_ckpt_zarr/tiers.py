@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gangline import attempts
 from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.retention import Lacks, superfluous
 from gangline.errors import BadCheckpoint
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
+from gangline_ckpt_zarr.standing import lacking
 from gangline_ckpt_zarr.stores.base import Store
 from gangline_ckpt_zarr.stores.open import open_store
 
@@ -30,6 +31,7 @@ class Tier:
     keep_every: int | None = None
     scope: str = ""  # of a commit: "" where one is for all, else the machine it is for
     _metas: dict[CheckpointId, Meta] = field(default_factory=dict)
+    _trusted: set[CheckpointId] = field(default_factory=set)  # this run saw them made, or found all of them there
 
     def ids(self) -> list[CheckpointId]:
         """Every whole checkpoint, oldest first."""
@@ -46,10 +48,7 @@ class Tier:
         """What zarr.json says; read once. Raises BadCheckpoint, FileNotFoundError."""
         if id not in self._metas:
             file = f"{self.store.url}/{id}/{NAME}"
-            found = metadata.read(self.content(id), file)
-            says = CheckpointId(found.document.get("step", id.step), found.document.get("attempt", id.attempt))
-            if says != id:
-                raise BadCheckpoint("every array", None, file, f"it is of {says}")
+            found = metadata.read(self.content(id), file, id)
             self._metas = {id: found}
         return self._metas[id]
 
@@ -63,6 +62,24 @@ class Tier:
 
     def saved(self, id: CheckpointId) -> None:
         """A checkpoint has become whole there; called on every rank."""
+        self._trusted.add(id)
+
+    def lacks(self, id: CheckpointId) -> str:
+        """Why a checkpoint cannot be whole, "" where it can: what zarr.json says, and whether its files are there.
+
+        What this run saw become whole is trusted. Raises OSError where the store does not answer.
+        """
+        if id in self._trusted:
+            return ""
+        try:
+            why = lacking(self.meta(id), self.store.sizes(str(id)))
+        except BadCheckpoint as bad:
+            return bad.why
+        except FileNotFoundError:
+            return f"it has no {NAME}"
+        if not why:
+            self._trusted.add(id)
+        return why
 
     def abandon(self, id: CheckpointId, path: str) -> None:
         """Delete this rank's file of a save that came to nothing."""
@@ -80,24 +97,18 @@ class Tier:
         """Delete what the rules do not keep, but for `kept`: what has just become whole, and what is being copied."""
         if self.keep_last is None:
             return
-        for id in self.superfluous(run_dir, kept):
+        for id in self.superfluous(run_dir, lambda id: "" if id in kept else self.lacks(id), kept):
             self.store.delete(str(id))
+            self._trusted.discard(id)
 
     def close(self) -> None:
         """Let go of the store."""
         self.store.close()
 
-    def superfluous(self, run_dir: str, others: Collection[CheckpointId] = ()) -> list[CheckpointId]:
-        """What is neither of the newest `keep_last` that led to where the run stands nor of every `keep_every`.
-
-        Nor one of `others`.
-        """
-        ids = self.ids()
-        branch = attempts.branch(run_dir, ids)
-        kept = {*others, *branch[: self.keep_last]}
-        if self.keep_every is not None:
-            kept |= {id for id in branch if id.step % self.keep_every == 0}
-        return [id for id in ids if id not in kept]
+    def superfluous(self, run_dir: str, lacks: Lacks, others: Collection[CheckpointId] = ()) -> list[CheckpointId]:
+        """What the rules do not keep; see core's."""
+        assert self.keep_last is not None
+        return superfluous(run_dir, self.ids(), self.keep_last, lacks, others, self.keep_every)
 
 
 def disk_tiers(config: ZarrCheckpoint, run_dir: str) -> list[Tier]:

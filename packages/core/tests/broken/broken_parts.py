@@ -65,6 +65,8 @@ broken(
     "forgets-document",
     "hides-full-disk",
     "keeps-damage-to-itself",
+    "counts-unreadable",
+    "trusts-names",
 )
 broken(
     "data",

@@ -20,6 +20,7 @@ VERBS = {
     "refs": "write refs.json, through which stock zarr opens one as it is",
     "prune": "delete what need not be kept",
     "export": "the model as a Hugging Face directory",
+    "average": "the mean of several checkpoints' weights as one to start from",
     "import": "a Hugging Face directory as a checkpoint to start from",
 }
 MODULES = {"import": "import_", "copy": "copying"}  # where a verb's own name will not do

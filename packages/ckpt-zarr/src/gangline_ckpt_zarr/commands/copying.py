@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +15,11 @@ from gangline_ckpt_zarr.commands.blocks import Blocks
 from gangline_ckpt_zarr.commands.scan import Check
 from gangline_ckpt_zarr.commands.verify import damaged
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser, tiers_of
-from gangline_ckpt_zarr.format import opened, overlap
+from gangline_ckpt_zarr.format import claims, opened, overlap
 from gangline_ckpt_zarr.format.cells import Run
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
 from gangline_ckpt_zarr.format.opened import OpenMeta
-from gangline_ckpt_zarr.format.seal import CHECKSUM, TRAILER, wrong
+from gangline_ckpt_zarr.format.seal import CHECKSUM, TRAILER
 from gangline_ckpt_zarr.scanning import windows
 from gangline_ckpt_zarr.stores.base import Store
 from gangline_ckpt_zarr.stores.open import open_store
@@ -41,8 +40,9 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("--open", action="store_true", help="rewrite it so that any zarr reader opens it by its path")
     options = words.parse_args(list(argv))
     source = one(options.place).only(options.tier).copy()
-    meta = source.meta  # a damaged one is refused before anything is written
+    meta = source.held()  # a damaged one is refused before anything is written
     url = _target(options.to, source.name)
+    _refuse(source, url)
     store = open_store(url)
     if store.exists(NAME):
         raise UserError(f"{url} is a whole checkpoint already.", "A copy overwrites nothing.", "Name another place.")
@@ -52,6 +52,20 @@ def run(argv: Sequence[str]) -> int:
         _as_it_is(source, store)
     print(f"{url}: copy of {text.place(source.store.url)}")
     return 0
+
+
+def _refuse(source: Copy, url: str) -> None:
+    """A copy in the checkpoint itself would be a part of it; one under another's name would be nobody's."""
+    here, there = (text.real(place) for place in (source.store.url, url))
+    if there != here and f"{there}/".startswith(f"{here}/"):
+        raise UserError(f"the copy of {source.store.url} would lie in itself.", f"To:  {url}", "Name another place.")
+    id, name = CheckpointId(*claims.identity(source.meta.document)), there.rpartition("/")[2]
+    if CheckpointId.parse(name) not in (id, None):
+        raise UserError(
+            f"the copy of {id} would be under another's name, {name}.",
+            "What is in a checkpoint says which one it is, and must match its name.",
+            f"gangline ckpt copy ... {there.rpartition('/')[0]}/",
+        )
 
 
 def _target(word: str, name: str) -> str:
@@ -67,7 +81,7 @@ def _target(word: str, name: str) -> str:
 def _as_it_is(source: Copy, store: Store) -> None:
     """The same bytes; zarr.json last."""
     meta = source.meta
-    ranks = [rank for rank in range(meta.registry.mesh.world) if meta.files.of_rank(rank).runs]
+    ranks = sorted(meta.writers())
     folder = os.path.dirname(meta.path(0))
     store.delete(folder)  # what a copy that was broken off has left
     total = sum(meta.files.of_rank(rank).size for rank in ranks)
@@ -85,7 +99,7 @@ def _as_it_is(source: Copy, store: Store) -> None:
 def _file(source: Copy, store: Store, rank: int, advance: Advance) -> None:
     meta = source.meta
     file, path = meta.files.of_rank(rank), meta.path(rank)
-    writer, check = store.create(path, file.size), Check(file, meta)
+    writer, check = store.create(path, file.size), Check(file, meta, file.size)
     try:
         for window in windows(source.store, path, file.size):
             for bad in check.feed(window):
@@ -112,9 +126,8 @@ def _openly(source: Copy, store: Store) -> None:
     if store.names():
         raise UserError(f"{store.url} is not empty.", "Name a directory that does not exist yet.")
     meta = opened.opened(source.meta)
-    ranks = [rank for rank in range(meta.registry.mesh.world) if meta.files.of_rank(rank).runs]
+    ranks = sorted(meta.writers())
     total = sum(meta.files.of_rank(rank).size for rank in ranks)
-    content = opened.write(meta)
     try:
         with (
             text.progress(f"copy {source.name}", 2 * total) as advance,
@@ -123,9 +136,9 @@ def _openly(source: Copy, store: Store) -> None:
             for size in pool.map(lambda rank: _chunks(source, store, meta, rank), ranks):
                 advance(size)
             _arrived(store, meta, ranks, advance)
-            nodes = json.loads(content)["consolidated_metadata"]["metadata"]
+            content = opened.write(meta)
             put = [
-                pool.submit(store.commit, f"{name}/{NAME}", json.dumps(node).encode()) for name, node in nodes.items()
+                pool.submit(store.commit, f"{name}/{NAME}", node) for name, node in opened.node_files(content).items()
             ]
             for done in put:
                 done.result()
@@ -136,13 +149,16 @@ def _openly(source: Copy, store: Store) -> None:
 
 
 def _chunks(source: Copy, store: Store, meta: OpenMeta, rank: int) -> int:
-    """Write the file of a chunk or shard; gives its size."""
+    """Write the file of a chunk or shard, and take down the checksums; gives its size."""
     file = meta.files.of_rank(rank)
     (run,) = file.runs
+    layout = meta.registry[run.name]
     with Blocks(store, meta.path(rank), file.size) as blocks:
         for number in range(run.count):
             blocks.pad(run.base + number * run.stride)
-            blocks.put(_cell(source, run, number))
+            cell = _cell(source, run, number)
+            blocks.put(cell)
+            meta.sums[run.name][opened.place(run, number, layout)] = int.from_bytes(cell[run.nbytes :], "little")
         if run.count > 1:
             blocks.pad(run.end)
             blocks.put(opened.index(run))
@@ -161,7 +177,7 @@ def _cell(source: Copy, run: Run, number: int) -> memoryview:
     path = meta.path(rank)
     try:
         source.store.read_into(path, [(there.base + index * there.stride, [content])])
-        why = wrong(meta.seal_start(there), index, crc32c(content[: run.nbytes]), content[run.nbytes :])
+        why = meta.wrong(there, index, crc32c(content[: run.nbytes]), content[run.nbytes :])
     except (OSError, EOFError) as error:
         why = str(error)
     if why:

@@ -33,6 +33,8 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(f"expected two checkpoints, got {len(found)}.", f"A checkpoint is {PLACES}.")
     one, other = (place.only(options.tier).copy() for place in found)
     print(f"a  {text.place(one.store.url)}\nb  {text.place(other.store.url)}\n")
+    for copy in (one, other):
+        copy.held()
     fields = list(_fields(one.meta.document, other.meta.document))
     rows, alike = _arrays(one, other)
     if rows:

@@ -30,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
     add_output(words)
     options = words.parse_args(list(argv))
     copy = one(options.place).only(options.tier).copy()
-    count = write_model(options, _run(copy), copy.store.url, copy.meta.shapes, partial(_arrays, copy))
+    count = write_model(options, _run(copy), copy.store.url, copy.held().shapes, partial(_arrays, copy))
     print(f"{options.out}: {text.place(copy.store.url)}, {count} tensors in {options.dtype}")
     return 0
 

@@ -1,15 +1,19 @@
-"""What lies under a root of checkpoints, with sizes and times, without opening anything."""
+"""What lies under a root of checkpoints, with sizes and times, and whether it can be whole: no array is read."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from gangline.checkpoint.base import CheckpointId
+from gangline.errors import BadCheckpoint
 from gangline_ckpt_zarr.format.metadata import NAME
+from gangline_ckpt_zarr.standing import lacking
 from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.tiers import Tier
+from gangline_ckpt_zarr.told import told
 
 
 @dataclass
@@ -17,16 +21,32 @@ class Entry:
     """One checkpoint in one tier: bytes, and when it was last written to (seconds since 1970, where that is known)."""
 
     id: CheckpointId
-    whole: bool = False
-    nbytes: int = 0
+    sizes: dict[str, int] = field(default_factory=dict)  # by path in the checkpoint
     modified: float | None = None
 
     def add(self, name: str, nbytes: int, modified: float | None) -> None:
         """One more of its files."""
-        self.whole |= name == NAME
-        self.nbytes += nbytes
+        self.sizes[name] = nbytes
         if modified is not None:
             self.modified = max(modified, self.modified or modified)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.sizes.values())
+
+    def state(self, tier: Tier) -> str:
+        """ "whole" where zarr.json is good and every file there with its size; "unfinished"; else "damaged: why"."""
+        if NAME not in self.sizes:
+            return "unfinished"
+        try:
+            meta = tier.meta(self.id)
+            # Of several machines each has a part in its memory, and this one sees but its own.
+            why = "" if tier.name == "memory" else lacking(meta, self.sizes)
+        except BadCheckpoint as bad:
+            why = bad.why
+        except OSError as error:
+            why = told(error)
+        return f"damaged: {why}" if why else "whole"
 
 
 def entries(store: Store) -> list[Entry]:

@@ -12,12 +12,12 @@ from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.listing import Entry, entries
 from gangline_ckpt_zarr.commands.where import Place, one, parser
 
-Copies = dict[str, Entry]  # by tier
+Copies = dict[str, tuple[Entry, str]]  # by tier, with its state
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the table."""
-    words = parser("ls", "List checkpoints: step, size, age, tiers, state.")
+    """Print the table; 1 where anything in it is damaged."""
+    words = parser("ls", "List checkpoints: step, size, age, tiers, state. Reads each zarr.json, and no array.")
     words.add_argument("place", metavar="RUN_DIR", help="a run's directory, or a directory or URL of checkpoints")
     options = words.parse_args(list(argv))
     place = one([options.place])
@@ -29,33 +29,43 @@ def run(argv: Sequence[str]) -> int:
     found: dict[CheckpointId, Copies] = {}
     for tier in place.tiers:
         for entry in entries(tier.store):
-            found.setdefault(entry.id, {})[tier.name] = entry
+            found.setdefault(entry.id, {})[tier.name] = entry, entry.state(tier)
     if not found:
         print(f"{options.place} has no checkpoints.")
         return 0
     print(_table(place, found))
-    return 0
+    damaged = [
+        f"{text.place(tier.store.url)}/{id}: {found[id][tier.name][1]}"
+        for tier in place.tiers
+        for id in sorted(found)
+        if tier.name in found[id] and found[id][tier.name][1].startswith("damaged")
+    ]
+    for line in damaged:
+        print(line)
+    return 1 if damaged else 0
 
 
 def _table(place: Place, found: dict[CheckpointId, Copies]) -> str:
-    whole = [id for id, copies in found.items() if any(copy.whole for copy in copies.values())]
+    whole = [id for id, copies in found.items() if any(state == "whole" for _, state in copies.values())]
     branch = set(attempts.branch(place.run_dir, whole)) if place.run_dir else set(whole)
     newest, now = place.newest(whole), time.time()
     rows = []
     for id, copies in sorted(found.items()):
-        shown = next((copy for copy in copies.values() if copy.whole), next(iter(copies.values())))
-        held = [tier if copy.whole else f"{tier} (unfinished)" for tier, copy in copies.items()]
-        state = "unfinished" if not shown.whole else "abandoned" if id not in branch else "whole"
+        shown, state = next((copy for copy in copies.values() if copy[1] == "whole"), next(iter(copies.values())))
+        state = state.partition(":")[0]
+        held = [tier if said == "whole" else f"{tier} ({said.partition(':')[0]})" for tier, (_, said) in copies.items()]
+        if state == "whole" and id not in branch:
+            state = "abandoned"
         rows.append(
             (
                 str(id.step),
                 str(id),
                 text.size(shown.nbytes),
                 "" if shown.modified is None else text.age(now - shown.modified),
-                ", ".join(held) if shown.whole else ", ".join(copies),
+                ", ".join(held) if id in whole else ", ".join(copies),
                 f"{state}, newest" if id == newest else state,
             )
         )
-    nbytes = sum(copy.nbytes for copies in found.values() for copy in copies.values())
+    nbytes = sum(entry.nbytes for copies in found.values() for entry, _ in copies.values())
     table = text.table(("step", "id", "size", "age", "tiers", "state"), rows, right="step size age")
     return f"{table}\n{text.many(len(rows), 'checkpoint')}, {text.size(nbytes)} in all tiers"

@@ -1,18 +1,21 @@
-"""`gangline ckpt prune`: delete what the rules of retention do not keep."""
+"""`gangline ckpt prune`: delete what the rules of retention do not keep, once what they keep was read."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gangline.checkpoint.base import CheckpointId
 from gangline.errors import UserError
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.listing import entries
-from gangline_ckpt_zarr.commands.where import one, parser
+from gangline_ckpt_zarr.commands.verify import checked
+from gangline_ckpt_zarr.commands.where import Copy, one, parser
+from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.tiers import Tier
 
 
 def run(argv: Sequence[str]) -> int:
-    """Delete, tier by tier, and print what."""
+    """Delete, tier by tier, and print what; 1 where what should be kept is damaged."""
     words = parser("prune", "Delete all checkpoints of a run but the newest and those of every so many steps.")
     words.add_argument("place", metavar="RUN_DIR", help="the run's directory")
     words.add_argument("--keep-last", type=int, metavar="N", help="keep the newest N; by default as the run says")
@@ -37,16 +40,34 @@ def run(argv: Sequence[str]) -> int:
                 f"nothing says how many checkpoints to keep in {tier.store.url}.",
                 f"gangline ckpt prune {options.place} --keep-last 3",
             )
-    for tier in tiers:
-        _prune(tier, place.run_dir, options.dry_run)
-    return 0
+    damaged = [_prune(tier, place.run_dir, options.dry_run) for tier in tiers]
+    return 1 if any(damaged) else 0
 
 
-def _prune(tier: Tier, run_dir: str, dry_run: bool) -> None:
+def _prune(tier: Tier, run_dir: str, dry_run: bool) -> bool:
+    """Whether something damaged was met."""
+    bad: dict[CheckpointId, str] = {}
+
+    def lacks(id: CheckpointId) -> str:
+        """What is kept is read first, every byte of it."""
+        store = open_store(f"{tier.store.url}/{id}")
+        try:
+            damage = checked(Copy(str(id), tier.name, store))[0]
+        except (OSError, UserError) as error:
+            bad[id] = str(error)
+        else:
+            bad.update({id: str(damage[0])} if damage else {})
+        finally:
+            store.close()
+        return bad.get(id, "")
+
     ids = tier.ids()
-    gone = tier.superfluous(run_dir)
-    if len(gone) == len(ids):
-        gone = ids[:-1]  # all are of abandoned branches, and one is better than none
+    gone = tier.superfluous(run_dir, lacks)
+    for id, why in bad.items():
+        print(f"{text.place(tier.store.url)}/{id} counts for nothing, and stays: {why}")
+    if bad and len(bad) == len(ids) - len(gone):
+        print(f"{tier.name}: none that the run goes on from can be read, so nothing is deleted")
+        return True
     sizes = {entry.id: entry.nbytes for entry in entries(tier.store)}
     verb = "would delete" if dry_run else "deleted"
     for id in gone:
@@ -55,3 +76,4 @@ def _prune(tier: Tier, run_dir: str, dry_run: bool) -> None:
         print(f"{verb} {text.place(tier.store.url)}/{id} ({text.size(sizes.get(id, 0))})")
     freed = text.size(sum(sizes.get(id, 0) for id in gone))
     print(f"{tier.name}: {verb} {len(gone)} of {text.many(len(ids), 'checkpoint')}, {freed}")
+    return bool(bad)

@@ -9,9 +9,7 @@ from pathlib import Path
 from gangline.errors import UserError
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, one, parser
-from gangline_ckpt_zarr.format.references import REFERENCES, references
-
-AT = "at"  # the template that stands for where the checkpoint lies
+from gangline_ckpt_zarr.format.references import AT, REFERENCES, references
 
 
 def run(argv: Sequence[str]) -> int:
@@ -26,8 +24,8 @@ def run(argv: Sequence[str]) -> int:
             f"{copy.store.url} needs no references.",
             f'It was copied with --open:  zarr.open_group("{copy.store.url}", mode="r")',
         )
-    content = references(copy.content, copy.meta, f"{{{{{AT}}}}}/")
-    made = json.dumps({"version": 1, "templates": {AT: copy.store.url}, **content}).encode()
+    content = references(copy.content, copy.meta, AT)
+    made = json.dumps({"version": 1, "templates": {"at": copy.store.url}, **content}).encode()
     if options.output:
         Path(options.output).write_bytes(made)
         place = options.output

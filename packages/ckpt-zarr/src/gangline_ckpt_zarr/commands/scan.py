@@ -28,16 +28,31 @@ class Bad:
 
 
 class Check:
-    """Checks the cells of a file of a checkpoint; windows come in order."""
+    """Checks the cells of a file of a checkpoint as far as it goes (`there` bytes); windows come in order."""
 
-    def __init__(self, file: File, meta: Meta) -> None:
-        self._runs = [run for run in file.runs if run.count]
-        self._check = scanning.Check(cells_of(self._runs, meta.seal_start))
+    def __init__(self, file: File, meta: Meta, there: int) -> None:
+        every = [run for run in file.runs if run.count]
+        self._whole = {run: _whole(run, meta.trailer, there) for run in every}
+        self._runs = [run for run in every if self._whole[run]]
+        cells = cells_of(self._runs, meta.seal_start)
+        runs = [c._replace(number=self._whole[r]) for r, c in zip(self._runs, cells, strict=True)]
+        self._check = scanning.Check(runs, lambda run, *cell: meta.wrong(self._runs[run], *cell))
 
     def feed(self, window: Window) -> Iterator[Bad]:
         """The bad cells that end in this window."""
         for run, number, why in self._check.feed(window):
             yield Bad(self._runs[run], number, why)
+
+    def beyond(self, why: str) -> Iterator[Bad]:
+        """The first cell of each run that the file is too short for, or the run: not each, for they may be endless."""
+        for run, whole in self._whole.items():
+            if whole < run.count:
+                yield Bad(run, whole or None if run.count > 1 else 0, why)
+
+
+def _whole(run: Run, trailer: int, there: int) -> int:
+    """The cells of a run that end within the first `there` bytes."""
+    return max(0, min(run.count, (there - run.base - run.nbytes - trailer) // run.stride + 1))
 
 
 def merged(found: list[Bad]) -> Iterator[Bad]:

@@ -53,6 +53,12 @@ def place(url: str) -> str:
     return url.removeprefix(here)
 
 
+def real(url: str) -> str:
+    """A path without links, a URL as it is; neither ends with a slash."""
+    path = url.removeprefix("file://").removeprefix("local://")
+    return path.rstrip("/") if "://" in path else os.path.realpath(os.path.expanduser(path))
+
+
 def shape(sizes: Sequence[int]) -> str:
     return "×".join(map(str, sizes)) if sizes else "scalar"
 

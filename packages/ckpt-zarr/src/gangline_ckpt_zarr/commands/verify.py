@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.scan import Bad, Check, merged
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, Place, one, parser
-from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.format.cells import File
+from gangline_ckpt_zarr.format.metadata import NAME, Meta
+from gangline_ckpt_zarr.format.opened import OpenMeta, index, index_bytes, node_files
+from gangline_ckpt_zarr.format.references import AT, REFERENCES, references
 from gangline_ckpt_zarr.scanning import windows
 from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.told import told
+
+MOST_LOST = 100  # missing files that are named
 
 
 def run(argv: Sequence[str]) -> int:
@@ -48,30 +55,85 @@ def _every(place: Place) -> list[Copy]:
 
 def _one(copy: Copy) -> tuple[int, int]:
     """(1 if a copy is damaged, bytes read); prints what is bad in it."""
-    try:
-        files = [copy.meta.files.of_rank(rank) for rank in range(copy.meta.registry.mesh.world)]
-    except BadCheckpoint as bad:
-        print(bad)
-        return 1, 0
-    total = sum(file.size for file in files)
-    with text.progress(f"{copy.name} {copy.tier}", total) as advance:
-        damage = [line for rank in range(len(files)) for line in damaged(copy.store, copy.meta, rank, advance)]
+    damage, chunks, nbytes = checked(copy)
     for line in damage:
         print(line)
-    count = sum(run.count for file in files for run in file.runs)
-    state = text.many(len(damage), "bad chunk") if damage else "good"
-    print(f"{text.place(copy.store.url)}: {state} ({text.many(count, 'chunk')}, {text.size(total)})")
-    return bool(damage), total
+    if chunks:
+        state = text.many(len(damage), "bad chunk") if damage else "good"
+        print(f"{text.place(copy.store.url)}: {state} ({text.many(chunks, 'chunk')}, {text.size(nbytes)})")
+    return bool(damage), nbytes
+
+
+def checked(copy: Copy) -> tuple[list[BadCheckpoint], int, int]:
+    """(what is bad in a copy, its chunks, its bytes), every byte that is data read."""
+    try:
+        meta, sizes = copy.meta, copy.store.sizes()
+    except BadCheckpoint as bad:
+        return [bad], 0, 0
+    there: list[int] = []
+    lost: list[int] = []
+    for rank in meta.writers():
+        (there if meta.path(rank) in sizes else lost).append(rank)
+        if len(lost) == MOST_LOST:  # what is claimed may be without end
+            break
+    chunks = sum(run.count for rank in there + lost for run in meta.files.of_rank(rank).runs)
+    total = sum(meta.files.of_rank(rank).size for rank in there)
+    with text.progress(f"{copy.name} {copy.tier}", total) as advance:
+        found = [line for rank in sorted(there + lost) for line in damaged(copy.store, meta, rank, advance)]
+    return [*_beside(copy, meta), *found], chunks, total
+
+
+def _beside(copy: Copy, meta: Meta) -> Iterator[BadCheckpoint]:
+    """What others than gangline go by, and is bad: zarr.json of every node of an open copy, or refs.json."""
+    if isinstance(meta, OpenMeta):
+        for name, content in node_files(copy.content).items():
+            yield from _unlike(copy.store, f"{name}/{NAME}", name, content)
+    elif copy.store.exists(REFERENCES):
+        why = ""
+        try:
+            said = json.loads(copy.store.read(REFERENCES))
+            if said["refs"] != references(copy.content, meta, AT)["refs"]:
+                why = "it is not what follows from zarr.json"
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            why = str(error)
+        if why:
+            yield BadCheckpoint("every array", None, f"{copy.store.url}/{REFERENCES}", why)
+
+
+def _unlike(store: Store, path: str, name: str, content: bytes) -> Iterator[BadCheckpoint]:
+    try:
+        why = "" if store.read(path) == content else "it is not what the root's zarr.json says"
+    except OSError as error:
+        why = told(error)
+    if why:
+        yield BadCheckpoint(name, None, f"{store.url}/{path}", why)
+
+
+def _bad_index(store: Store, path: str, file: File) -> Iterator[BadCheckpoint]:
+    """Where zarr looks for the chunks of a shard."""
+    (run,) = file.runs
+    content = memoryview(bytearray(index_bytes(run)))
+    store.read_into(path, [(run.end, [content])])
+    if content != index(run):
+        yield BadCheckpoint(run.name, None, f"{store.url}/{path}", "its index is not where its chunks are")
 
 
 def damaged(store: Store, meta: Meta, rank: int, advance: Callable[[int], None]) -> list[BadCheckpoint]:
     """What is bad in the file of a rank."""
-    file = meta.files.of_rank(rank)
-    if not file.runs:
-        return []
-    check, path = Check(file, meta), meta.path(rank)
+    file, path = meta.files.of_rank(rank), meta.path(rank)
+    try:
+        there, why = store.size(path), ""
+    except FileNotFoundError:
+        there, why = 0, "the file is missing"
+    if there < file.size:
+        why = why or f"the file ends at {there}, and should have {file.size} bytes"
+    check = Check(file, meta, there)
     found: list[Bad] = []
-    for window in windows(store, path, file.size):
+    for window in windows(store, path, min(there, file.size)):
         found += check.feed(window)
         advance(window.size)
-    return [BadCheckpoint(bad.run.name, bad.box, f"{store.url}/{path}", bad.why) for bad in merged(found)]
+    found += check.beyond(why)
+    lines = [BadCheckpoint(bad.run.name, bad.box, f"{store.url}/{path}", bad.why) for bad in merged(found)]
+    if isinstance(meta, OpenMeta) and not why and file.runs[0].count > 1:
+        lines += _bad_index(store, path, file)
+    return lines

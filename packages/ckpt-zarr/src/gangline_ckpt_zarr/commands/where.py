@@ -12,7 +12,7 @@ from typing import Any
 
 from gangline import attempts
 from gangline.checkpoint.base import CheckpointId
-from gangline.errors import UserError
+from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
 from gangline_ckpt_zarr.stores.base import Store
@@ -42,8 +42,16 @@ class Copy:
 
     @cached_property
     def meta(self) -> Meta:
-        """What zarr.json says. Raises BadCheckpoint."""
-        return metadata.read(self.content, f"{self.store.url}/{NAME}")
+        """What zarr.json says, which must be of the checkpoint that the name says. Raises BadCheckpoint."""
+        return metadata.read(self.content, f"{self.store.url}/{NAME}", CheckpointId.parse(self.name))
+
+    def held(self) -> Meta:
+        """The same, of arrays that the files there can hold: before memory is made for them. Raises BadCheckpoint."""
+        meta, there = self.meta, sum(self.store.sizes().values())
+        if meta.nbytes > there:
+            why = f"its arrays have {meta.nbytes:,} bytes, and its files {there:,}"
+            raise BadCheckpoint("every array", None, self.store.url, why)
+        return meta
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry
+from gangline_ckpt_zarr.format import claims
 
 
 def to_json(registry: Registry) -> dict[str, Any]:
@@ -28,16 +28,38 @@ def to_json(registry: Registry) -> dict[str, Any]:
 
 
 def of_json(content: Mapping[str, Any], shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> Registry:
-    """The registry; `shapes`: each array's (shape, torch's dtype)."""
+    """The registry; `shapes`: each array's (shape, torch's dtype). Raises ValueError where it has no meaning."""
+    mesh, bounds = claims.mesh(content["mesh"]), Bounds()
     cuts = [
-        (tuple(cut["at"].items()), tuple(_division_of_json(division) for division in cut["divisions"]))
+        (
+            tuple((axis, claims.number(index, f"a place on {axis}")) for axis, index in cut["at"].items()),
+            tuple(_division_of_json(division, bounds) for division in cut["divisions"]),
+        )
         for cut in content["cuts"]
     ]
-    layouts = {}
-    for name, (number, turn) in content["arrays"].items():
+    if claims.mapping(content["arrays"], "what was cut").keys() != shapes.keys():
+        raise ValueError("the arrays that were cut are not those that are there")
+    layouts: dict[str, Layout] = {}
+    fitting: set[tuple[int, tuple[int, ...]]] = set()
+    for name, entry in content["arrays"].items():
+        number, turn = claims.numbers(entry, f"the cut of {name}", most=2)
         at, divisions = cuts[number]
-        layouts[name] = Layout(*shapes[name], divisions, at, turn)
-    return Registry(Mesh.of(content["mesh"]), layouts)
+        layout = layouts[claims.name(name)] = Layout(*shapes[name], divisions, at, turn)
+        if (number, layout.shape) not in fitting:
+            claims.fits(layout, mesh, name)
+            fitting.add((number, layout.shape))
+    return Registry(mesh, layouts)
+
+
+def check(registry: Registry) -> None:
+    """Raises ValueError where what is about to be written would not be read again."""
+    seen: set[tuple] = set()
+    for name, layout in registry.layouts.items():
+        claims.name(name)
+        key = layout.shape, layout.divisions, layout.at
+        if key not in seen:
+            claims.fits(layout, registry.mesh, name)
+            seen.add(key)
 
 
 def _division_to_json(division: Division) -> dict[str, Any]:
@@ -52,11 +74,15 @@ def _division_to_json(division: Division) -> dict[str, Any]:
     return found
 
 
-def _division_of_json(content: Mapping[str, Any]) -> Division:
-    bounds = tuple(_bounds_of_json(one) for one in content["bounds"])
-    return Division(
-        tuple(content["axes"]), bounds, content.get("dim", 0), content.get("rows", False), content.get("every", 1)
-    )
+def _division_of_json(content: Mapping[str, Any], bounds: Bounds) -> Division:
+    axes, rows = content["axes"], content.get("rows", False)
+    if not isinstance(axes, list) or not all(isinstance(axis, str) for axis in axes) or type(rows) is not bool:
+        raise ValueError("a cut is along no axes")
+    found = tuple(bounds.of_json(one) for one in content["bounds"])
+    if not found or len({len(one) for one in found}) != 1:
+        raise ValueError("bounds of one cut are not alike")
+    dim, every = claims.number(content.get("dim", 0), "a dim"), claims.number(content.get("every", 1), "every", 1)
+    return Division(tuple(axes), found, dim, rows, every)
 
 
 def _bounds_to_json(bounds: tuple[int, ...]) -> list[int] | dict[str, int]:
@@ -67,8 +93,29 @@ def _bounds_to_json(bounds: tuple[int, ...]) -> list[int] | dict[str, int]:
     return list(bounds)
 
 
-def _bounds_of_json(content: Any) -> tuple[int, ...]:
-    return _even(**content) if isinstance(content, dict) else tuple(content)
+class Bounds:
+    """The bounds of one document, each made once, and no more of them than a document may have."""
+
+    def __init__(self) -> None:
+        self._even: dict[tuple[int, int, int], tuple[int, ...]] = {}
+        self._count = 0
+
+    def of_json(self, content: Any) -> tuple[int, ...]:
+        if not isinstance(content, dict):
+            self._more(len(content))
+            return claims.bounds(claims.numbers(content, "bounds", most=claims.MOST_PARTS + 1))
+        key = (
+            claims.number(content["step"], "a step between bounds"),
+            claims.number(content["end"], "the end of bounds"),
+            claims.number(content["parts"], "the number of parts", 1, claims.MOST_PARTS),
+        )
+        if key not in self._even:
+            self._more(key[2])
+            self._even[key] = claims.bounds(_even(*key))
+        return self._even[key]
+
+    def _more(self, count: int) -> None:
+        self._count = claims.number(self._count + count, "the number of bounds", 0, claims.MOST_BOUNDS)
 
 
 def _even(step: int, end: int, parts: int) -> tuple[int, ...]:

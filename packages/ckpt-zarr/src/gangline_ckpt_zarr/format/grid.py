@@ -39,9 +39,17 @@ SIZES = {
 }
 
 
+# torch's names of those that are widened.
+WIDENED = {"bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"}
+
+
 def stored_dtype(dtype: str) -> str:
-    """The zarr data type in which an array of torch's `dtype` is stored."""
-    return dtype if dtype in SIZES else "float32"
+    """The zarr data type in which an array of torch's `dtype` is stored. Raises ValueError where there is none."""
+    if dtype in SIZES:
+        return dtype
+    if dtype in WIDENED:
+        return "float32"
+    raise ValueError(f"there is no way to store {dtype!r}")
 
 
 def cell_itemsize(dtype: str) -> int:

@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from math import prod
+from threading import local
+from typing import Any, ClassVar, cast
 
 from fastcrc.crc32 import iscsi as crc32c
 
+from gangline.checkpoint.base import CheckpointId
 from gangline.errors import BadCheckpoint
 from gangline.shard import Registry
-from gangline_ckpt_zarr.format import cuts
+from gangline_ckpt_zarr.format import claims, cuts, overlap
+from gangline_ckpt_zarr.format.alike import lying
 from gangline_ckpt_zarr.format.cells import Files, Run
-from gangline_ckpt_zarr.format.grid import stored_dtype
-from gangline_ckpt_zarr.format.seal import CHECKSUM, TRAILER, seal_start
+from gangline_ckpt_zarr.format.grid import cell_itemsize, stored_dtype
+from gangline_ckpt_zarr.format.seal import CHECKSUM, TRAILER, seal_start, wrong
 
 NAME = "zarr.json"
 FORMAT = 1
 _WRITE_ID = re.compile("[0-9a-f]{8}")
+_seen = local()
 CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 
 
@@ -50,6 +56,35 @@ class Meta:
     def seal_start(self, run: Run) -> int | None:
         """What the seals of a run's cells start from; None where they have none."""
         return seal_start(self.write_id, run.name, run.box.offset) if self.sealed else None
+
+    def wrong(self, run: Run, number: int, checksum: int, trailer: bytes | memoryview) -> str:
+        """Why a cell, of which `checksum` is the crc32c, is not what was written here; "" where it is."""
+        return wrong(self._sealed(run), number, checksum, trailer)
+
+    def _sealed(self, run: Run) -> int | None:
+        """`seal_start`, remembered for the run seen last by a thread."""
+        last = getattr(_seen, "last", None)
+        if last is None or last[0] is not run or last[1] is not self:
+            _seen.last = last = run, self, self.seal_start(run)
+        return last[2]
+
+    def writers(self) -> Iterator[int]:
+        """The ranks that have a file, each once: found by what was cut, for ranks without one may be many more."""
+        seen, cut = set[int](), set()
+        for layout in self.registry.layouts.values():
+            alike = lying(self.registry.mesh, layout)
+            if (alike, layout.turn) in cut:
+                continue
+            cut.add((alike, layout.turn))
+            for rank in overlap.writers(alike, layout.turn):
+                if rank not in seen:
+                    seen.add(rank)
+                    yield rank
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Of all arrays, as they are stored."""
+        return sum(prod(layout.shape) * cell_itemsize(layout.dtype) for layout in self.registry.layouts.values())
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -79,10 +114,10 @@ def array_metadata(shape: tuple[int, ...], dtype: str, chunk: tuple[int, ...]) -
 
 
 def write(registry: Registry, files: Files, document: dict[str, Any], write_id: str) -> bytes:
-    """The content of zarr.json."""
-    arrays = {
-        name: array_metadata(layout.shape, layout.dtype, files.chunk(name)) for name, layout in registry.layouts.items()
-    }
+    """The content of zarr.json. Raises ValueError where it would not be read again."""
+    cuts.check(registry)
+    claims.depth(document)
+    arrays = array_nodes(registry, files)
     ours: dict[str, Any] = {
         "format": FORMAT,
         "document": document,
@@ -92,17 +127,26 @@ def write(registry: Registry, files: Files, document: dict[str, Any], write_id: 
     return root(arrays, ours)
 
 
+def array_nodes(registry: Registry, files: Files) -> dict[str, dict[str, Any]]:
+    """zarr v3 metadata of every array."""
+    return {
+        name: array_metadata(layout.shape, layout.dtype, files.chunk(name)) for name, layout in registry.layouts.items()
+    }
+
+
+def groups(arrays: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """zarr v3 metadata of every group that these arrays lie in."""
+    names = {"/".join(parts[:end]) for parts in (name.split("/") for name in arrays) for end in range(1, len(parts))}
+    return {name: {"zarr_format": 3, "node_type": "group", "attributes": {}} for name in sorted(names)}
+
+
 def root(arrays: dict[str, dict[str, Any]], ours: dict[str, Any]) -> bytes:
     """A root group with these arrays in its consolidated metadata."""
-    groups = {"/".join(parts[:end]) for parts in (name.split("/") for name in arrays) for end in range(1, len(parts))}
-    nodes: dict[str, Any] = {
-        name: {"zarr_format": 3, "node_type": "group", "attributes": {}} for name in sorted(groups)
-    }
     content = {
         "zarr_format": 3,
         "node_type": "group",
         "attributes": {"gangline": ours},
-        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": nodes | arrays},
+        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": groups(arrays) | arrays},
     }
     ours.pop("checksum", None)
     ours["checksum"] = 0  # last, where `_signature` says
@@ -122,26 +166,51 @@ def _checksum(content: bytes, stored: int) -> int:
     return crc32c(content.replace(_signature(stored), _signature(0)))
 
 
-def read(content: bytes, file: str) -> Meta:
-    """What zarr.json says. Raises BadCheckpoint where it is not what was written."""
+def read(content: bytes, file: str, id: CheckpointId | None = None) -> Meta:
+    """What zarr.json says; `id`: of which checkpoint it must be. Raises BadCheckpoint where it is not what was written.
+
+    That it claims no more than there is on disk is for those to see who go by its sizes; see `standing`.
+    """
     try:
         found = json.loads(content)
+        claims.depth(found)
         ours = found["attributes"]["gangline"]
         if ours["checksum"] != _checksum(content, ours["checksum"]):
             raise ValueError("its checksum differs")
         if ours["format"] != FORMAT:
             raise ValueError(f"it is of format {ours['format']}, and this version reads format {FORMAT}")
-        nodes = found["consolidated_metadata"]["metadata"]
-        arrays = {name: node for name, node in nodes.items() if node["node_type"] == "array"}
-        shapes = {name: (tuple(node["shape"]), node["attributes"]["dtype"]) for name, node in arrays.items()}
         if not _WRITE_ID.fullmatch(ours["write_id"]):
             raise ValueError(f"{ours['write_id']!r} is no write id")
+        document = claims.mapping(ours["document"], "its document")
+        says = CheckpointId(*claims.identity(document))
+        if id is not None and says != id:
+            raise ValueError(f"it is of {says}")
+        nodes = found["consolidated_metadata"]["metadata"]
+        arrays = {name: node for name, node in nodes.items() if node["node_type"] == "array"}
+        shapes = {
+            name: (claims.shape(node["shape"], name), node["attributes"]["dtype"]) for name, node in arrays.items()
+        }
         registry = cuts.of_json(ours["layout"], shapes)
         if ours.get("open"):
             from gangline_ckpt_zarr.format import opened
 
-            return opened.read(ours, registry, arrays)
-        chunks = {name: tuple(node["chunk_grid"]["configuration"]["chunk_shape"]) for name, node in arrays.items()}
-        return Meta(ours["document"], registry, Files(registry, chunks), ours["write_id"])
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise BadCheckpoint("every array", None, file, str(error)) from error
+            meta: Meta = opened.read(ours, registry, arrays)
+            written = opened.nodes(cast("opened.OpenMeta", meta))
+        else:
+            chunks = {
+                name: claims.chunk(node["chunk_grid"]["configuration"]["chunk_shape"], registry[name], name)
+                for name, node in arrays.items()
+            }
+            meta = Meta(document, registry, Files(registry, chunks), ours["write_id"])
+            written = array_nodes(registry, meta.files)
+        if nodes != groups(written) | written:
+            raise ValueError("what it tells zarr is not what it tells gangline")
+        return meta
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError) as error:
+        raise BadCheckpoint("every array", None, file, _told(error)) from error
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)

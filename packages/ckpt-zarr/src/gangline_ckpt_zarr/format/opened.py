@@ -4,13 +4,18 @@ A file for each chunk is what readers read fastest (zarr-python reads an array o
 as a shard of the same chunks), so an array is a shard only where its files would be many. Chunks and their checksums
 are the very bytes of the checkpoint that was copied. It is still a checkpoint: as if every file were a rank of a mesh,
 the array along `pp`, the chunk along `tp`.
+
+zarr's own files have no room for seals. What they are for, that a chunk is noticed which is whole but not the one that
+was written here, the root's zarr.json does: it holds the checksum of every chunk.
 """
 
 from __future__ import annotations
 
+import json
 import struct
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar
 
@@ -18,11 +23,11 @@ from fastcrc.crc32 import iscsi as crc32c
 
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Places, Registry, primary_replica
-from gangline_ckpt_zarr.format import cuts
+from gangline_ckpt_zarr.format import claims, cuts
 from gangline_ckpt_zarr.format.cells import File, Files, Run, lay_out
 from gangline_ckpt_zarr.format.metadata import CODECS, FORMAT, Meta, array_metadata, root
 from gangline_ckpt_zarr.format.references import chunk_key
-from gangline_ckpt_zarr.format.seal import CHECKSUM
+from gangline_ckpt_zarr.format.seal import CHECKSUM, MISPLACED
 
 MOST_FILES = 64  # of one array; a power of two
 _ENTRY = struct.Struct("<QQ")  # of a shard's index: offset and length of a chunk
@@ -55,20 +60,38 @@ class OpenFiles(Files):
 
 @dataclass(frozen=True)
 class OpenMeta(Meta):
-    """What zarr.json of such a copy says."""
+    """What zarr.json of such a copy says. `sums`: crc32c of every chunk by array, in C order of the grid."""
 
     sealed: ClassVar[bool] = False  # in zarr's own files there is no room behind a chunk
+
+    sums: dict[str, list[int]] = field(default_factory=dict)
 
     def path(self, rank: int) -> str:
         return chunk_key(self.files.of_rank(rank).runs[0], 0)
 
+    def wrong(self, run: Run, number: int, checksum: int, trailer: bytes | memoryview) -> str:
+        why = super().wrong(run, number, checksum, trailer)
+        if not why and self.sums[run.name][place(run, number, self.registry[run.name])] != checksum:
+            return MISPLACED
+        return why
+
+
+def grid_of(layout: Layout, chunk: tuple[int, ...]) -> tuple[int, ...]:
+    """Chunks along each dim of an array."""
+    return tuple(-(-length // side) for length, side in zip(layout.shape, chunk, strict=True))
+
+
+def place(run: Run, number: int, layout: Layout) -> int:
+    """The number of a chunk in its array, in C order."""
+    found = 0
+    for at, cells in zip(run.index(number), grid_of(layout, run.chunk), strict=True):
+        found = found * cells + at
+    return found
+
 
 def opened(meta: Meta) -> OpenMeta:
-    """The same arrays, to be laid out openly."""
-    grids = {
-        name: tuple(-(-length // side) for length, side in zip(layout.shape, meta.files.chunk(name), strict=True))
-        for name, layout in meta.registry.layouts.items()
-    }
+    """The same arrays, to be laid out openly; the checksums are for those who write the chunks to fill in."""
+    grids = {name: grid_of(layout, meta.files.chunk(name)) for name, layout in meta.registry.layouts.items()}
     padded = {name: tuple(1 << max(0, cells - 1).bit_length() for cells in grid) for name, grid in grids.items()}
     most = max((prod(parts) for parts in padded.values() if prod(parts) <= MOST_FILES), default=1)
     layouts = {
@@ -82,7 +105,8 @@ def opened(meta: Meta) -> OpenMeta:
     }
     registry = Registry(Mesh.of({"pp": max(1, len(layouts)), "tp": most}), layouts)
     chunks = {name: meta.files.chunk(name) for name in layouts}
-    return OpenMeta(meta.document, registry, OpenFiles(registry, chunks), meta.write_id)
+    sums = {name: [0] * prod(grid) for name, grid in grids.items()}
+    return OpenMeta(meta.document, registry, OpenFiles(registry, chunks), meta.write_id, sums)
 
 
 def _divisions(layout: Layout, chunk: tuple[int, ...], padded: tuple[int, ...]) -> Iterator[Division]:
@@ -118,7 +142,7 @@ def nodes(meta: OpenMeta) -> dict[str, dict[str, Any]]:
     for name, layout in meta.registry.layouts.items():
         chunk = meta.files.chunk(name)
         node = found[name] = array_metadata(layout.shape, layout.dtype, chunk)
-        grid = tuple(-(-length // side) for length, side in zip(layout.shape, chunk, strict=True))
+        grid = grid_of(layout, chunk)
         if is_shard(layout, grid):
             whole = [cells * side for cells, side in zip(grid, chunk, strict=True)]
             inner = {"chunk_shape": list(chunk), "codecs": node["codecs"]}
@@ -128,11 +152,17 @@ def nodes(meta: OpenMeta) -> dict[str, dict[str, Any]]:
     return found
 
 
-def chunk_of(node: dict[str, Any]) -> tuple[int, ...]:
+def node_files(content: bytes) -> dict[str, bytes]:
+    """What zarr.json of each node of an open copy says, from what the root's does."""
+    nodes = json.loads(content)["consolidated_metadata"]["metadata"]
+    return {name: json.dumps(node).encode() for name, node in nodes.items()}
+
+
+def chunk_of(node: dict[str, Any]) -> Any:
     """The chunk shape in an array's metadata, of the inner chunks where it is a shard."""
     first = node["codecs"][0]
     grid = first if first["name"] == "sharding_indexed" else node["chunk_grid"]
-    return tuple(grid["configuration"]["chunk_shape"])
+    return grid["configuration"]["chunk_shape"]
 
 
 def write(meta: OpenMeta) -> bytes:
@@ -143,11 +173,24 @@ def write(meta: OpenMeta) -> bytes:
         "document": meta.document,
         "write_id": meta.write_id,
         "layout": cuts.to_json(meta.registry),
+        "sums": {name: b64encode(_words(len(sums)).pack(*sums)).decode() for name, sums in meta.sums.items()},
     }
     return root(nodes(meta), ours)
 
 
 def read(ours: dict[str, Any], registry: Registry, arrays: dict[str, dict[str, Any]]) -> OpenMeta:
     """From what zarr.json holds."""
-    chunks = {name: chunk_of(node) for name, node in arrays.items()}
-    return OpenMeta(ours["document"], registry, OpenFiles(registry, chunks), ours["write_id"])
+    chunks = {name: claims.chunk(chunk_of(node), registry[name], name) for name, node in arrays.items()}
+    if ours["sums"].keys() != chunks.keys():
+        raise ValueError("the arrays with checksums are not those that are there")
+    sums = {}
+    for name, text in ours["sums"].items():
+        content, count = b64decode(text, validate=True), prod(grid_of(registry[name], chunks[name]))
+        if len(content) != count * CHECKSUM:
+            raise ValueError(f"{name} has {count:,} chunks, and checksums of {len(content) // CHECKSUM:,}")
+        sums[name] = [*_words(count).unpack(content)]
+    return OpenMeta(ours["document"], registry, OpenFiles(registry, chunks), ours["write_id"], sums)
+
+
+def _words(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}I")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from math import prod
 
 from gangline.shard import Box, Division, Layout, Registry
-from gangline_ckpt_zarr.format.alike import lying
+from gangline_ckpt_zarr.format.alike import Lying, lying
 
 
 def meeting(registry: Registry, name: str, wanted: Box) -> Iterator[tuple[int, Box]]:
@@ -23,6 +23,15 @@ def meeting(registry: Registry, name: str, wanted: Box) -> Iterator[tuple[int, B
     for parts, boxes in alike.met[wanted]:
         rank = alike.writer(parts, layout.turn)
         yield from ((rank, box) for box in boxes)
+
+
+def writers(alike: Lying, turn: int) -> Iterator[int]:
+    """The ranks that write a part of an array."""
+    layout = alike.layout
+    whole = Box((0,) * len(layout.shape), layout.shape)
+    for parts in _parts(layout, whole):
+        if any(box.size for box in layout.boxes(parts)):
+            yield alike.writer(parts, turn)
 
 
 def _met(layout: Layout, wanted: Box) -> Iterator[tuple[tuple[int, ...], list[Box]]]:

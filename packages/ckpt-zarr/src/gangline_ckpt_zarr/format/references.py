@@ -14,6 +14,7 @@ from gangline_ckpt_zarr.format.metadata import NAME, Meta
 from gangline_ckpt_zarr.format.seal import CHECKSUM
 
 REFERENCES = "refs.json"
+AT = "{{at}}/"  # a template, for where the checkpoint lies
 
 
 def references(content: bytes, meta: Meta, base: str = "") -> dict[str, Any]:
@@ -21,7 +22,7 @@ def references(content: bytes, meta: Meta, base: str = "") -> dict[str, Any]:
     refs: dict[str, Any] = {NAME: content.decode()}
     nodes = json.loads(content)["consolidated_metadata"]["metadata"]
     refs |= {f"{name}/{NAME}": json.dumps(node) for name, node in nodes.items()}
-    for rank in range(meta.registry.mesh.world):
+    for rank in sorted(meta.writers()):
         for run in meta.files.of_rank(rank).runs:
             for number in range(run.count):
                 place = [base + meta.path(rank), run.base + number * run.stride, run.nbytes + CHECKSUM]

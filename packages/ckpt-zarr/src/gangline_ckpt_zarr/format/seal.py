@@ -16,6 +16,8 @@ CHECKSUM = 4  # bytes
 SEAL = 4
 TRAILER = CHECKSUM + SEAL
 
+MISPLACED = "it belongs to another save or another place"
+
 _WORDS = Struct("<II")  # checksum, seal
 
 
@@ -37,7 +39,7 @@ def wrong(start: int | None, number: int, checksum: int, trailer: bytes | memory
     if int.from_bytes(trailer[:CHECKSUM], "little") != checksum:
         return "its checksum differs"
     if start is not None and int.from_bytes(trailer[CHECKSUM:], "little") != seal(start, number, checksum):
-        return "it belongs to another save or another place"
+        return MISPLACED
     return ""
 
 

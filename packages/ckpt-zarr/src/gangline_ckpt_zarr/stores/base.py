@@ -85,8 +85,15 @@ class Store(ABC):
         """The paths of all objects under `path`, sorted."""
 
     @abstractmethod
+    def sizes(self, path: str = "") -> dict[str, int]:
+        """Bytes of every object under `path`, by its path from there; nothing where there is no such place."""
+
+    @abstractmethod
     def delete(self, path: str) -> None:
-        """Remove an object or a whole tree, every `METADATA` in it first; a missing one is no error."""
+        """Remove an object or a whole tree, every `METADATA` in it first; a missing one is no error.
+
+        No empty directory is left behind.
+        """
 
     def close(self) -> None:
         """Let go of threads and connections."""

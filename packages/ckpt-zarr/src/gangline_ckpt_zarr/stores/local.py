@@ -21,6 +21,7 @@ class LocalStore(Store):
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self._root = Path(root).absolute()
         self.url = str(self._root)
+        self._made: set[Path] = set()  # directories
 
     def create(self, path: str, size: int) -> Writer:
         place = self._root / path
@@ -86,6 +87,13 @@ class LocalStore(Store):
             if not name.startswith(_UNFINISHED)
         )
 
+    def sizes(self, path: str = "") -> dict[str, int]:
+        found, place = {}, self._root / path
+        for name in self.walk(path):
+            with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+                found[os.path.relpath(self._root / name, place)] = (self._root / name).stat().st_size
+        return found
+
     def delete(self, path: str) -> None:
         place = self._root / path
         if not place.is_dir() or place.is_symlink():
@@ -96,8 +104,20 @@ class LocalStore(Store):
                     os.unlink(os.path.join(directory, METADATA))
                     sync_directory(directory)
             _remove_tree(place)
+        self._tidy(place.parent)
+
+    def _tidy(self, directory: Path) -> None:
+        """Directories below the root that are empty now go, and above it those that this store has made."""
+        while self._root in directory.parents or directory in self._made:
+            try:
+                directory.rmdir()
+            except FileNotFoundError:
+                pass  # another rank was faster
+            except OSError:
+                break  # not empty
+            directory = directory.parent
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            sync_directory(place.parent)
+            sync_directory(directory)
 
     def _make_directories(self, directory: Path) -> None:
         """With every name that is new on the way durable, also those above the root."""
@@ -105,6 +125,7 @@ class LocalStore(Store):
         for place in reversed(missing):
             with contextlib.suppress(FileExistsError):  # another rank was faster
                 place.mkdir()
+                self._made.add(place)
             if place == self._root or place in self._root.parents:
                 sync_directory(place.parent)
 

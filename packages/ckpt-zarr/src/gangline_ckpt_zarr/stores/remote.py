@@ -91,6 +91,18 @@ class FsspecStore(Store):
             return []
         return sorted(self._relative(found) for found in found if self._below(found, place))
 
+    def sizes(self, path: str = "") -> dict[str, int]:
+        place = self._full(path)
+        try:
+            found = self._ask(path, "find", place, detail=True)
+        except FileNotFoundError:
+            return {}
+        return {
+            name.removeprefix(f"{place}/"): int(facts["size"] or 0)
+            for name, facts in found.items()
+            if self._below(name, place)
+        }
+
     def delete(self, path: str) -> None:
         for paths in deletion_order(self.walk(path) or [path]):
             self._remove(paths)

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from gangline.checkpoint.base import CheckpointId
 from gangline.checkpoint.planners import arrays_of
 from gangline.errors import BadCheckpoint
 
@@ -150,7 +151,7 @@ class Checksums:
                 for name, rows in content["records"].items()
                 for offset, length, value in rows
             }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
             raise BadCheckpoint("every array", None, path, str(error)) from error
 
     def read(self, name: str) -> bytes:
@@ -163,6 +164,47 @@ class Checksums:
         if zlib.crc32(content) != self.files.get(name):
             raise BadCheckpoint("every array", None, path, "its checksum differs")
         return content
+
+    def document(self) -> dict[str, Any]:
+        """The document, which must be of the checkpoint that the directory's name says. Raises BadCheckpoint."""
+        try:
+            document = json.loads(self.read(DOCUMENT))
+            says = CheckpointId(document["step"], document["attempt"])
+            if says != CheckpointId.parse(self.directory.name):
+                raise ValueError(f"it is of {says}")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise BadCheckpoint("every array", None, self.directory / DOCUMENT, str(error)) from error
+        return document
+
+
+def lacking(directory: Path) -> str:
+    """Why a checkpoint cannot be whole, "" where it can: its tables, and whether its files are as long as they say."""
+    try:
+        checksums = Checksums(directory)
+        checksums.document()
+        checksums.read(METADATA)
+        ends: dict[str, int] = {}
+        for name, offset, length in checksums.records:
+            ends[name] = max(ends.get(name, 0), offset + length)
+        for name, end in ends.items():
+            there = (directory / name).stat().st_size
+            if there < end:
+                return f"{name} ends at {there}, and should have {end} bytes"
+    except BadCheckpoint as bad:
+        return str(bad)
+    except FileNotFoundError as error:
+        return f"{error.filename} is missing"
+    return ""
+
+
+def _unpickled(content: bytes, path: Path) -> Metadata:
+    try:
+        found = pickle.loads(content)
+    except Exception as error:  # a pickle fails in any way there is
+        raise BadCheckpoint("every array", None, path, f"{type(error).__name__}: {error}") from error
+    if not isinstance(found, Metadata):
+        raise BadCheckpoint("every array", None, path, f"it holds a {type(found).__name__}")
+    return found
 
 
 class Reader(FileSystemReader):
@@ -177,7 +219,8 @@ class Reader(FileSystemReader):
         """The table of chunks. DCP looks elsewhere when this raises, so damage is kept for the next call."""
         try:
             self.checksums = Checksums(self.directory)
-            metadata = pickle.loads(self.checksums.read(METADATA))
+            self.checksums.document()
+            metadata = _unpickled(self.checksums.read(METADATA), self.directory / METADATA)
         except BadCheckpoint as damage:
             self.damage = damage
             return Metadata({}, storage_data={})

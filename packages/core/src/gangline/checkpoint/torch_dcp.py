@@ -6,7 +6,6 @@ DCP gathers the plans on rank 0 and tells every rank what went wrong on any. A s
 
 from __future__ import annotations
 
-import json
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -17,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 
-from gangline import attempts
 from gangline.checkpoint.base import Checkpointer, CheckpointId, Handle, SaveFailed
 from gangline.checkpoint.planners import ShardLoadPlanner, ShardSavePlanner, arrays_of
-from gangline.checkpoint.storage import CHECKSUMS, CONDEMNED, DOCUMENT, Checksums, Reader, Writer
+from gangline.checkpoint.retention import superfluous
+from gangline.checkpoint.storage import CHECKSUMS, CONDEMNED, Checksums, Reader, Writer, lacking
 from gangline.errors import UserError
 
 if TYPE_CHECKING:
@@ -49,6 +48,7 @@ class DcpCheckpointer(Checkpointer):
     def __init__(self, run_dir: str, keep_last: int | None = None) -> None:
         self._run_dir, self.keep_last = run_dir, keep_last
         self.directory = Path(run_dir) / "checkpoints"
+        self._trusted: set[CheckpointId] = set()
 
     @property
     def run_dir(self) -> str:
@@ -75,7 +75,7 @@ class DcpCheckpointer(Checkpointer):
         return sorted(id for name in names if (id := CheckpointId.parse(name)) is not None)
 
     def document(self, id: CheckpointId) -> dict[str, Any]:
-        return json.loads(Checksums(self._path(id)).read(DOCUMENT))
+        return Checksums(self._path(id)).document()
 
     def arrays(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
         reader = Reader(self._path(id))
@@ -99,15 +99,23 @@ class DcpCheckpointer(Checkpointer):
         """After a save is durable: keep the newest `keep_last` that led here. Those of abandoned branches go too."""
         if self.keep_last is None:
             return
-        ids = self.list()
-        kept = {saved, *attempts.branch(self.run_dir, ids)[: self.keep_last]}
-        for path in (self.directory / str(id) for id in ids if id not in kept):
+        self._trusted.add(saved)
+        gone = superfluous(self.run_dir, self.list(), self.keep_last, self._lacks, {saved})
+        for path in (self.directory / str(id) for id in gone):
             condemned = path.with_name(CONDEMNED + path.name)
             try:
                 path.rename(condemned)  # gone for readers at once, whatever happens while the files are deleted
             except OSError as error:  # what was saved is safe: no reason to end a run
                 warnings.warn(f"{path} could not be deleted: {error.strerror}", stacklevel=2)
             rmtree(condemned, ignore_errors=True)
+
+    def _lacks(self, id: CheckpointId) -> str:
+        """Why a checkpoint counts for nothing; what this run saw become whole is trusted."""
+        if id not in self._trusted:
+            if why := lacking(self.directory / str(id)):
+                return why
+            self._trusted.add(id)
+        return ""
 
 
 def build(config: TorchCheckpoint, run: Run, store: Store | None) -> DcpCheckpointer:

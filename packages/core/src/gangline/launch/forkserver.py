@@ -14,6 +14,7 @@ from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
 
 from gangline.config.schema import Recompute
+from gangline.launch import semaphores
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -47,6 +48,7 @@ def warm(more: Iterable[str] = ()) -> None:
         if _loading:
             drop()
         set_environment()
+        semaphores.own()
         _loading.update(wanted)
         multiprocessing.set_forkserver_preload([*PRELOAD, *sorted(_loading - set(PRELOAD))])
     forkserver.ensure_running()

@@ -51,15 +51,16 @@ class CheckpointerSuite(PartSuite):
         "atomic": "a kill at any moment leaves whole checkpoints and nothing else to be seen",
         "verify": "notices every changed byte",
         "async": "returns from save before the checkpoint is whole",
+        "retention": "with checkpoint.keep_last=N keeps the newest N that can be read, and deletes those before them",
     }
 
     def kept_in(self, directory: Path) -> tuple[str, ...]:
         """Settings that keep a run's checkpoints within its directory, where the part would not of itself."""
         return ()
 
-    def job(self, directory: Path, mesh: Mesh, large: int = 0) -> Job:
-        """The checkpointer on a mesh, with a run directory."""
-        run = self.run(f"run.dir={directory}", *self.kept_in(directory))
+    def job(self, directory: Path, mesh: Mesh, large: int = 0, more: tuple[str, ...] = ()) -> Job:
+        """The checkpointer on a mesh, with a run directory; `more`: further settings."""
+        run = self.run(f"run.dir={directory}", *self.kept_in(directory), *more)
         return Job(self.offer.part.build, run, mesh, f"{directory}-{next(_number)}", large)
 
     def save(self, directory: Path, mesh: Mesh, step: int, salt: int, attempt: int = 1) -> str:
@@ -76,6 +77,10 @@ class CheckpointerSuite(PartSuite):
     def seen(self, directory: Path) -> tuple[list[str], str | None]:
         """What a tool sees in another process: (all ids, the latest)."""
         return pool(1).run(ranks.looked_up, self.job(directory, ONE))[0][:2]
+
+    def seen_ids(self, directory: Path) -> tuple[list[str], str | None]:
+        """The same, where some of them may be damaged."""
+        return pool(1).run(ranks.listed, self.job(directory, ONE))[0]
 
     def stored_files(self, directory: Path, id: str) -> list[Path]:
         """The files that make up a checkpoint: all under the run directory whose path names it."""
@@ -164,6 +169,32 @@ class CheckpointerSuite(PartSuite):
         raised = pool(2).run(ranks.failed_save, self.job(tmp_path, SHARDED), 4, 2)
         assert all(raised), "a second save of the same step says nothing"
         self.load(tmp_path, SHARDED, id, salt=1)
+
+    @needs("retention")
+    def test_what_cannot_be_read_counts_for_nothing(self, tmp_path: Path) -> None:
+        """Of two to be kept the newer is cut off: the one before it stays, for the run may need it yet."""
+        ids = [self.save(tmp_path, SHARDED, step, salt=step) for step in (1, 2, 3)]
+        longest = max(self.stored_files(tmp_path, ids[2]), key=lambda path: path.stat().st_size)
+        with longest.open("r+b") as file:
+            file.truncate(longest.stat().st_size // 2)
+        job = self.job(tmp_path, SHARDED, more=("checkpoint.keep_last=2",))
+        (newest, _) = pool(2).run(ranks.save, job, 4, 4)
+        found, latest = self.seen_ids(tmp_path)
+        assert latest == newest
+        assert ids[1] in found, f"{ids[2]}, which cannot be read, was counted, and {ids[1]} deleted"
+        assert ids[0] not in found, f"{ids[0]} is none of the newest two, and stays"
+        self.load(tmp_path, SHARDED, ids[1], salt=2)
+        self.load(tmp_path, SHARDED, newest, salt=4)
+
+    def test_under_another_name_it_is_no_checkpoint(self, tmp_path: Path) -> None:
+        """What is in it says which one it is: a directory that was renamed is damage, or is not to be seen."""
+        id, other = self.save(tmp_path, SHARDED, 3, salt=3), "step-00000007"
+        for path in sorted(tmp_path.rglob(f"*{id}*")):
+            if path.exists():
+                path.rename(path.with_name(path.name.replace(id, other)))
+        outcomes = pool(2).run(ranks.outcome, self.job(tmp_path, SHARDED), other, 3)
+        kinds = {outcome.partition(":")[0] for outcome in outcomes}
+        assert kinds <= {"bad", "gone"}, f"{id} under the name of {other}: {outcomes}"
 
     # --- what goes wrong ---------------------------------------------------------------------------------------------
 

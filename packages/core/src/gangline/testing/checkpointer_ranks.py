@@ -195,6 +195,14 @@ def looked_up(job: Job) -> tuple[list[str], str | None, list[dict[str, Any]], li
     return [str(id) for id in ids], str(latest) if latest else None, documents, arrays
 
 
+def listed(job: Job) -> tuple[list[str], str | None]:
+    """What a tool sees without opening any: ids, and the latest."""
+    checkpointer = opened_by_a_tool(job)
+    ids, latest = checkpointer.list(), checkpointer.latest()
+    checkpointer.close()
+    return [str(id) for id in ids], str(latest) if latest else None
+
+
 def load_as_tool(job: Job, id: str, salt: int) -> list[str]:
     """Load whole arrays without a store."""
     checkpointer, ident = opened_by_a_tool(job), CheckpointId.parse(id)

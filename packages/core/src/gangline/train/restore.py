@@ -11,7 +11,7 @@ import torch
 
 from gangline import attempts
 from gangline.attempts import Attempt
-from gangline.checkpoint import CheckpointId, SaveFailed
+from gangline.checkpoint import Checkpointer, CheckpointId, SaveFailed
 from gangline.config.serial import to_dict
 from gangline.errors import BadCheckpoint, UserError
 from gangline.rundir import part_versions
@@ -93,7 +93,7 @@ def roll_back(session: Session, why: str) -> bool:
     if wanted is None or _holds_weights_alone(session, wanted):  # nothing says how the optimizer began
         return False
     cursor = session.cursor
-    kept = Document.of(session.checkpointer.document(wanted)).cursor
+    kept = document_of(session.checkpointer, wanted).cursor
     session.attempt += 1
     _begin(session, Attempt(session.attempt, str(wanted), skipped=cursor - kept, why=why))
     bad = load(session, wanted)
@@ -114,7 +114,7 @@ def load(session: Session, id: CheckpointId) -> str | None:
     """Fill the session from one checkpoint on all ranks; gives what is damaged, or None. Raises UserError."""
     bad = ""
     try:
-        document = Document.of(session.checkpointer.document(id))
+        document = document_of(session.checkpointer, id)
         _check(session, id, document)
         weights_alone = _holds_weights_alone(session, id)
         wanted = _wanted(session, id)
@@ -138,6 +138,17 @@ def load(session: Session, id: CheckpointId) -> str | None:
     for name, check in session.health.items():
         check.load_state(document.states.get(f"health.{name}", {}))
     return None
+
+
+def document_of(checkpointer: Checkpointer, id: CheckpointId) -> Document:
+    """What a checkpoint says beside its arrays. Raises BadCheckpoint, also where it is of another checkpoint."""
+    try:
+        document = Document.of(checkpointer.document(id))
+        if CheckpointId(document.step, document.attempt) != id:
+            raise ValueError(f"it is of {CheckpointId(document.step, document.attempt)}")
+    except ValueError as error:
+        raise BadCheckpoint("the document", None, str(id), str(error)) from error
+    return document
 
 
 def _holds_weights_alone(session: Session, id: CheckpointId) -> bool:

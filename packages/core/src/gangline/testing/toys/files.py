@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from gangline.checkpoint.base import Checkpointer, CheckpointId, Handle, SaveFailed
+from gangline.checkpoint.retention import superfluous
 from gangline.comm import Store
 from gangline.config.schema import Run
 from gangline.errors import BadCheckpoint, UserError
@@ -49,7 +50,7 @@ class FilesCheckpointer(Checkpointer):
     def __init__(self, config: Files, run: Run, store: Store | None) -> None:
         self._run_dir, self.store = run.run.dir or ".", store
         self.directory = Path(self._run_dir, "checkpoints")
-        self.turn = 0
+        self.turn, self.keep_last = 0, config.keep_last
 
     @property
     def run_dir(self) -> str:
@@ -111,8 +112,22 @@ class FilesCheckpointer(Checkpointer):
             text = json.dumps({"arrays": whole, "document": document})
             _write(draft / "index", f"{zlib.crc32(text.encode())}\n{text}".encode())
             draft.rename(final)
+            if self.keep_last is not None:
+                for old in superfluous(self.run_dir, self.list(), self.keep_last, self.lacks):
+                    shutil.rmtree(self.directory / str(old))
         except OSError as error:
             return str(error)
+        return ""
+
+    def lacks(self, id: CheckpointId) -> str:
+        """What is damaged in a checkpoint, every byte read."""
+        try:
+            index = self.read_index(id)
+            for name, boxes in index["arrays"].items():
+                for kept in boxes:
+                    _checked(name, Box(tuple(kept["offset"]), tuple(kept["shape"])), kept, self.directory / str(id))
+        except BadCheckpoint as bad:
+            return str(bad)
         return ""
 
     # --- meeting through the store -----------------------------------------------------------------------------------
@@ -148,9 +163,16 @@ class FilesCheckpointer(Checkpointer):
             checksum, _, text = path.read_text().partition("\n")
             if zlib.crc32(text.encode()) != int(checksum):
                 raise BadCheckpoint("every array", None, path, "its checksum differs")
-            return json.loads(text)
+            index = json.loads(text)
+            if not self.is_of(index["document"], id):
+                raise BadCheckpoint("every array", None, path, "it is of another checkpoint")
+            return index
         except (OSError, ValueError) as error:
             raise BadCheckpoint("every array", None, path, str(error)) from error
+
+    def is_of(self, document: dict[str, Any], id: CheckpointId) -> bool:
+        """A directory may have been renamed."""
+        return CheckpointId(document["step"], document["attempt"]) == id
 
     def document(self, id: CheckpointId) -> dict[str, Any]:
         return self.read_index(id)["document"]
@@ -190,13 +212,19 @@ class FilesCheckpointer(Checkpointer):
         common = box.overlap(shard.box)
         if common is None:
             return
-        path = directory / kept["file"]
-        content = path.read_bytes() if path.exists() else b""
-        if zlib.crc32(content) != kept["checksum"]:
-            place = tuple((start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
-            raise BadCheckpoint(shard.name, place, path, "its checksum differs")
+        content = _checked(shard.name, box, kept, directory)
         values = _decode(content, kept["dtype"], box.shape)
         shard.local.detach()[common.within(shard.box)] = values[common.within(box)].to(shard.dtype)
+
+
+def _checked(name: str, box: Box, kept: dict[str, Any], directory: Path) -> bytes:
+    """The file of a stored box. Raises BadCheckpoint."""
+    path = directory / kept["file"]
+    content = path.read_bytes() if path.exists() else b""
+    if zlib.crc32(content) != kept["checksum"]:
+        place = tuple((start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
+        raise BadCheckpoint(name, place, path, "its checksum differs")
+    return content
 
 
 def _encode(local: torch.Tensor) -> bytes:

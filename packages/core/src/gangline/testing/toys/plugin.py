@@ -95,6 +95,8 @@ class Nan(HealthConfig):
 class Files(CheckpointConfig):
     """One .npy file for each box and one index, made visible by a rename."""
 
+    keep_last: int | None = None  # the newest so many that are whole are kept; null: all
+
 
 @dataclass
 class Numbers(DataConfig):

@@ -1,0 +1,136 @@
+"""`gangline ckpt average`: the mean of several checkpoints' weights, as the checkpoint that a run begins with.
+
+Each part of each array is read from all of them in turn, summed in float64 in the order in which they were named, and
+rounded once (Izmailov et al., arXiv 1803.05407; Wortsman et al., arXiv 2203.05482). What is held at once is a chunk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gangline.errors import UserError
+from gangline_ckpt_zarr.commands import text
+from gangline_ckpt_zarr.commands.weights import place_for, write_weights
+from gangline_ckpt_zarr.commands.where import PLACES, Copy, parser, places
+from gangline_ckpt_zarr.format.grid import stored_dtype
+from gangline_ckpt_zarr.reading import Reader, Target, plan
+
+if TYPE_CHECKING:
+    from gangline.shard import Shard
+
+PREFIX = "model/"
+
+
+def run(argv: Sequence[str]) -> int:
+    """Write step-00000000 of the mean, and print the command that trains on from it."""
+    words = parser("average", "Average the weights of checkpoints, in float64, as a checkpoint that a run begins with.")
+    words.add_argument("places", metavar="CHECKPOINT", nargs="+", help=f"two or more, each {PLACES}")
+    words.add_argument("-o", "--out", metavar="DIR", required=True, help="the directory of a run to be; it must be new")
+    options = words.parse_args(list(argv))
+
+    from gangline.config.serial import from_dict
+
+    found = places(options.places)
+    if len(found) < 2:
+        raise UserError(f"expected two checkpoints or more, got {len(found)}.", f"A checkpoint is {PLACES}.")
+    copies = [place.only(options.tier).copy() for place in found]
+    shapes = _one_model(copies)
+    out = options.out.rstrip("/")
+    _outside(out)
+    config = copies[0].meta.document.get("config")
+    if not config:
+        raise UserError(f"{copies[0].store.url} does not say of which model it is.", "It holds no configuration.")
+    write_weights(place_for(out), shapes, from_dict(config), config, lambda cells: _fill(cells, copies, shapes))
+    print(f"{out}: mean of {text.many(len(copies), 'checkpoint')}, {text.many(len(shapes), 'array')}")
+    taken = [name for name, (_, dtype) in shapes.items() if not _is_float(dtype)]
+    if taken:
+        print(
+            f"{', '.join(taken[:3])}: whole numbers have no mean, and are those of {text.place(copies[-1].store.url)}"
+        )
+    place = f"checkpoint.path={out}" if "://" in out else f"run.dir={out}"
+    print(f"\ntrain from={found[0].run_dir or 'RUN_DIR'} {place}")
+    return 0
+
+
+def _outside(out: str) -> None:
+    """Raises UserError where something is there already, or a run is around it."""
+    if "://" in out:
+        return
+    path = Path(text.real(out))
+    if os.path.lexists(path):
+        raise UserError(f"{out} exists.", "An average overwrites nothing.", "Name a directory that does not exist yet.")
+    run = next((place for place in path.parents if (place / "config.yaml").exists()), None)
+    if run is not None:
+        raise UserError(f"{out} lies in the run {run}.", "Another run begins with an average.", "Name another place.")
+
+
+def _one_model(copies: Sequence[Copy]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """(shape, dtype) of every array of the model, which must be the same in all. Raises UserError, BadCheckpoint."""
+    first = copies[0]
+    wanted = _weights(first)
+    if not wanted:
+        raise UserError(f"{first.store.url} holds no weights.")
+    for copy in copies[1:]:
+        if (held := _weights(copy)) != wanted:
+            name = next(name for name in {**wanted, **held} if held.get(name) != wanted.get(name))
+            here, there = (f"{of[name][0]} {of[name][1]}" if name in of else "absent" for of in (wanted, held))
+            raise UserError(
+                f"{first.store.url} and {copy.store.url} are of different models.",
+                f"{name}: {here} and {there}",
+                "Only checkpoints of one model have an average.",
+            )
+        for field in sorted(_model(first).keys() | _model(copy).keys()):
+            one, other = _model(first).get(field), _model(copy).get(field)
+            if one != other:
+                raise UserError(
+                    f"{first.store.url} and {copy.store.url} are of different models.",
+                    f"model: {field} is {one} and {other}.",
+                    "Only checkpoints of one model have an average.",
+                )
+    return wanted
+
+
+def _weights(copy: Copy) -> dict[str, tuple[tuple[int, ...], str]]:
+    layouts = copy.held().registry.layouts
+    return {name: (layout.shape, layout.dtype) for name, layout in layouts.items() if name.startswith(PREFIX)}
+
+
+def _model(copy: Copy) -> Mapping[str, Any]:
+    """What the configuration says of the model and of its edits, but for where its first weights came from."""
+    from gangline.config.serial import from_dict
+
+    config = copy.meta.document.get("config") or {}
+    said = {name: value for name, value in (config.get("model") or {}).items() if name != "weights"}
+    return said | ({f"edit {name}": edit for name, edit in from_dict(config).edits.items()} if config else {})
+
+
+def _fill(cells: Iterator[Shard], copies: Sequence[Copy], shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
+    """Raises BadCheckpoint where a chunk of any of them is not what was written."""
+    import torch
+
+    for cell in cells:
+        stored = stored_dtype(shapes[cell.name][1])
+        if not _is_float(shapes[cell.name][1]):
+            cell.local.copy_(torch.from_numpy(_read(copies[-1], cell, stored)))
+            continue
+        total = np.zeros(cell.box.shape, np.float64)
+        for copy in copies:
+            total += _read(copy, cell, stored)
+        total /= len(copies)
+        cell.local.copy_(torch.from_numpy(total))
+
+
+def _read(copy: Copy, cell: Shard, stored: str) -> np.ndarray:
+    array = np.empty(cell.box.shape, stored)
+    for rank, pieces in plan(copy.meta, [Target(cell.name, cell.box, array)]).items():
+        Reader(copy.meta, copy.meta.path(rank), copy.store).read(pieces)
+    return array
+
+
+def _is_float(dtype: str) -> bool:
+    return "float" in dtype

@@ -1,0 +1,111 @@
+"""Weights alone as a checkpoint that a run begins with: step 0, of no layout, written cell by cell."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gangline.checkpoint.base import CheckpointId
+from gangline.errors import UserError
+from gangline_ckpt_zarr.commands import text
+from gangline_ckpt_zarr.format.metadata import NAME
+from gangline_ckpt_zarr.stores.open import open_store
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+    from gangline.shard import Registry, Shard
+    from gangline_ckpt_zarr.stores.base import Store
+
+FIRST = CheckpointId(0)
+
+
+def place_for(out: str) -> Store:
+    """Where it will lie: RUN_DIR/checkpoints/step-00000000 of a run to be, or that id below a URL.
+
+    Raises UserError where there is a run, or a whole checkpoint.
+    """
+    if "://" not in out and os.path.exists(f"{out}/config.yaml"):
+        raise UserError(f"{out} already holds a run.", "Name a directory that does not exist yet.")
+    store = open_store(f"{out if '://' in out else f'{os.path.abspath(out)}/checkpoints'}/{FIRST}")
+    if store.exists(NAME):
+        raise UserError(f"{store.url} is a whole checkpoint already.", "Name another place.")
+    return store
+
+
+def write_weights(
+    store: Store,
+    shapes: Mapping[str, tuple[tuple[int, ...], str]],
+    trained: Run,
+    config: dict[str, Any],
+    fill: Callable[[Iterator[Shard]], None],
+) -> None:
+    """Write arrays of these names, (shapes, dtypes); nothing is left where that fails.
+
+    `fill` takes parts of arrays, one after another, and puts values into the memory of each. `trained`: the run whose
+    weights they are, `config` that run as data.
+    """
+    import torch
+
+    from gangline.mesh import Mesh
+    from gangline.rundir import part_versions
+    from gangline.shard import Layout, Registry
+    from gangline.state import Document
+    from gangline.train.restore import fingerprint
+    from gangline_ckpt_zarr.format import metadata
+    from gangline_ckpt_zarr.format.cells import Files
+
+    registry = Registry.of(Mesh.of({}), {name: Layout(shape, dtype) for name, (shape, dtype) in shapes.items()})
+    document = Document(
+        step=FIRST.step,
+        attempt=FIRST.attempt,
+        cursor=0,
+        seed=trained.run.seed,
+        parts=part_versions(trained),
+        model=fingerprint(registry),
+        config=config,
+    )
+    write_id = secrets.token_hex(4)
+    try:
+        with torch.no_grad():
+            fill(_cells(store, registry, write_id))
+        content = metadata.write(registry, Files(registry), document.to_dict(), write_id)
+        store.commit(NAME, content)
+    except BaseException:
+        store.delete(os.path.dirname(metadata.data_path(write_id, 0)))
+        raise
+
+
+def _cells(store: Store, registry: Registry, write_id: str) -> Iterator[Shard]:
+    """Gives each chunk to be filled, and writes it where it lies in the file when asked for the next."""
+    import torch
+    from fastcrc.crc32 import iscsi as crc32c
+
+    from gangline.shard import Shard
+    from gangline_ckpt_zarr.commands.blocks import Blocks
+    from gangline_ckpt_zarr.format.cells import Files
+    from gangline_ckpt_zarr.format.grid import stored_dtype
+    from gangline_ckpt_zarr.format.metadata import data_path
+    from gangline_ckpt_zarr.format.seal import seal_start, trailer
+
+    file = Files(registry).of_rank(0)
+    with (
+        text.progress("write", file.size) as advance,
+        Blocks(store, data_path(write_id, 0), file.size) as blocks,
+    ):
+        for run in file.runs:
+            layout, seals = registry[run.name], seal_start(write_id, run.name, run.box.offset)
+            whole = torch.zeros(run.chunk, dtype=getattr(torch, stored_dtype(layout.dtype)))
+            for number in range(run.count):
+                box = run.cell_box(number)
+                part = torch.empty(box.shape, dtype=getattr(torch, layout.dtype))
+                yield Shard(run.name, layout.shape, part.dtype, box.offset, part)
+                if box.shape != run.chunk:
+                    whole.zero_()  # what lies beyond the array's end
+                whole[tuple(slice(0, length) for length in box.shape)] = part
+                cell = whole.reshape(-1).view(torch.uint8).numpy().data
+                blocks.pad(run.base + number * run.stride)
+                blocks.put(cell)
+                blocks.put(trailer(seals, number, crc32c(cell)))
+                advance(run.stride)

@@ -1,0 +1,151 @@
+"""What zarr.json claims of ranks, cuts, shapes and chunks, refused where it has no meaning. Raises ValueError.
+
+A checksum says that a text is what somebody wrote, not that what it says is possible. So a number is looked at before
+anything is made of it: no loop and no memory grows with a claim that nothing stands behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+from gangline.mesh import Mesh
+from gangline.shard import Division, Layout
+
+DEEPEST = 64  # of a document: dicts and lists within each other
+MOST_DIMS = 32
+MOST_PARTS = 1 << 20  # of an array: as many ranks as may hold different parts of it
+MOST_BOUNDS = 1 << 22  # of all different cuts together
+MOST_RANKS = 1 << 40
+LARGEST = 1 << 60  # of a length, and of the elements of an array
+
+
+def number(value: Any, what: str, low: int = 0, high: int = LARGEST) -> int:
+    """A whole number within limits, both included."""
+    if type(value) is not int:
+        raise ValueError(f"{what} is {_short(value)}, not a whole number")
+    if not low <= value <= high:
+        raise ValueError(f"{what} is {_short(value)}, not within {low} and {high}")
+    return value
+
+
+def numbers(value: Any, what: str, low: int = 0, most: int = MOST_DIMS) -> tuple[int, ...]:
+    """A list of whole numbers."""
+    if not isinstance(value, list) or len(value) > most:
+        raise ValueError(f"{what} is {_short(value)}, not a list of up to {most} numbers")
+    return tuple(number(one, what, low) for one in value)
+
+
+def mapping(value: Any, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} is {_short(value)}, not an object")
+    return value
+
+
+def name(text: str) -> str:
+    """An array's name: a path that leads nowhere but down."""
+    if not all(part not in ("", ".", "..") for part in text.split("/")) or "\0" in text or "\\" in text:
+        raise ValueError(f"{text!r} is no name of an array")
+    return text
+
+
+def depth(content: Any) -> None:
+    """Refuse what is nested so deeply that those who read it would fail."""
+    level, below = 0, [content]
+    while below:
+        if level > DEEPEST:
+            raise ValueError(f"it is nested more than {DEEPEST} deep")
+        nested = [one for one in below if isinstance(one, dict | list)]
+        below = [item for one in nested for item in (one.values() if isinstance(one, dict) else one)]
+        level += 1
+
+
+def mesh(content: Any) -> Mesh:
+    sizes = {axis: number(size, f"mesh axis {axis}", 1) for axis, size in mapping(content, "the mesh").items()}
+    number(prod(sizes.values()), "the number of ranks", 1, MOST_RANKS)
+    return Mesh.of(sizes)
+
+
+def shape(value: Any, of: str) -> tuple[int, ...]:
+    found = numbers(value, f"the shape of {of}")
+    number(prod(found), f"the size of {of}")
+    return found
+
+
+def chunk(value: Any, layout: Layout, of: str) -> tuple[int, ...]:
+    """A chunk is nowhere longer than its array, and no cut goes through one."""
+    found = numbers(value, f"the chunk shape of {of}", 1)
+    if len(found) != len(layout.shape) or any(c > max(1, n) for c, n in zip(found, layout.shape, strict=True)):
+        raise ValueError(f"the chunks of {of} have shape {found}, and the array {layout.shape}")
+    for division in layout.divisions:
+        if not division.rows:
+            side, length, bounds = found[division.dim], layout.shape[division.dim], division.bounds[0]
+        elif len(layout.shape) == 2 and len(layout.divisions) == 1:
+            side, length, bounds = found[0], layout.shape[0], division.bounds[0]
+        else:
+            continue
+        if any(bound % side and bound != length for bound in bounds):
+            raise ValueError(f"the chunks of {of} are cut through")
+    return found
+
+
+def fits(layout: Layout, mesh: Mesh, of: str) -> None:
+    """Whether an array of this shape can be cut like this on this mesh."""
+    fixed = dict(layout.at)
+    for axis, index in layout.at:
+        if axis not in mesh.axes:
+            raise ValueError(f"{of} lies on {axis}, which is no mesh axis")
+        number(index, f"the place of {of} on {axis}", 0, mesh.size(axis) - 1)
+    digits: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+    earlier = 1
+    for division in layout.divisions:
+        axes = division.axes
+        others = {axis for known in digits if known != axes for axis in known} | {*fixed}
+        if len({*axes}) != len(axes) or not {*axes} <= {*mesh.axes} - others:
+            raise ValueError(f"{of} is cut along {', '.join(axes)}")
+        digits.setdefault(axes, []).append((division.every, division.parts))
+        _bounds_fit(layout, division, earlier, of)
+        earlier *= division.parts
+        number(earlier, f"the number of parts of {of}", 1, MOST_PARTS)
+    for axes, found in digits.items():
+        base, size = 1, mesh.size(*axes)
+        for every, parts in sorted(found):
+            if every % base:
+                raise ValueError(f"the cuts of {of} along {', '.join(axes)} do not fit together")
+            base = every * parts
+        if size % base:
+            raise ValueError(f"{of} is cut into parts that {size} ranks along {', '.join(axes)} do not hold")
+
+
+def _bounds_fit(layout: Layout, division: Division, earlier: int, of: str) -> None:
+    length: int | None = None
+    if not division.rows:
+        if division.dim >= len(layout.shape):
+            raise ValueError(f"{of} has no dim {division.dim} to be cut along")
+        length = layout.shape[division.dim]
+    elif earlier == 1:
+        length = prod(layout.shape[:-1])
+    if len(division.bounds) != 1 and (len(division.bounds) != earlier or not division.rows):
+        raise ValueError(f"{of} has {len(division.bounds)} rows of bounds where it has {earlier} parts")
+    for bounds in division.bounds:
+        if length is not None and bounds[-1] != length:
+            raise ValueError(f"the cuts of {of} end at {bounds[-1]}, and it ends at {length}")
+
+
+def bounds(found: Sequence[int]) -> tuple[int, ...]:
+    """From 0 upwards."""
+    if len(found) < 2 or found[0] != 0 or any(after < before for before, after in pairwise(found)):
+        raise ValueError("bounds do not go up from 0")
+    return tuple(found)
+
+
+def identity(document: Mapping[str, Any]) -> tuple[int, int]:
+    """(step, attempt) of a document."""
+    return number(document.get("step"), "its step"), number(document.get("attempt"), "its attempt", 1)
+
+
+def _short(value: Any) -> str:
+    said = repr(value) if isinstance(value, int | float | str | None) else type(value).__name__
+    return said if len(said) <= 40 else f"{said[:37]}..."

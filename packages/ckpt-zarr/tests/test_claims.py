@@ -1,0 +1,214 @@
+"""zarr.json with a good checksum that makes no sense: refused in no time, whatever it claims, and never a traceback."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import time
+import tracemalloc
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crc32c import crc32c
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from made import save, small
+
+from gangline.errors import BadCheckpoint, UserError
+from gangline.shard import Box
+from gangline_ckpt_zarr.commands import show
+from gangline_ckpt_zarr.commands.listing import entries
+from gangline_ckpt_zarr.commands.verify import checked
+from gangline_ckpt_zarr.commands.where import Copy
+from gangline_ckpt_zarr.format import metadata
+from gangline_ckpt_zarr.format.metadata import NAME
+from gangline_ckpt_zarr.reading import Target, plan
+from gangline_ckpt_zarr.stores.open import open_store
+from gangline_ckpt_zarr.tiers import Tier
+
+SECONDS, BYTES = 5.0, 256 << 20  # of processor time and memory, for one document; good ones take 0.02 s and 1 MB
+PLACE = "step-00000012"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    found = tmp_path_factory.mktemp("run") / PLACE
+    save(str(found), small())
+    return found
+
+
+def said(place: Path) -> dict[str, Any]:
+    return json.loads((place / NAME).read_bytes())
+
+
+def forged(content: Any) -> bytes:
+    """The document with a checksum that is right, as far as it has a place for one."""
+    try:
+        ours = content["attributes"]["gangline"]
+        ours.pop("checksum", None)
+        ours["checksum"] = 0
+    except (KeyError, TypeError, AttributeError):
+        pass
+    text = json.dumps(content, separators=(",", ":")).encode()
+    signature = b'"checksum":%d}},"consolidated_metadata":'
+    return text.replace(signature % 0, signature % crc32c(text))
+
+
+def looked_at(place: Path, content: bytes) -> str | None:
+    """All that looks at a checkpoint looks at this one; why it is bad, None where nobody minds."""
+    kept = (place / NAME).read_bytes()
+    tracemalloc.start()
+    began = time.process_time()
+    try:
+        (place / NAME).write_bytes(content)
+        return _looked_at(place)
+    finally:
+        seconds, (_, peak) = time.process_time() - began, tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        (place / NAME).write_bytes(kept)
+        assert seconds < SECONDS
+        assert peak < BYTES
+
+
+def _looked_at(place: Path) -> str | None:
+    found = Copy(PLACE, "disk", open_store(str(place)))
+    (entry,) = entries(open_store(str(place.parent)))
+    state = entry.state(Tier("disk", open_store(str(place.parent))))
+    bad = checked(found)[0]
+    assert bad or not state.startswith("damaged"), "verify sees what ls does, and more"
+    try:
+        with redirect_stdout(io.StringIO()):
+            show.run([str(place)])
+        meta = found.held()
+        for name, layout in meta.registry.layouts.items():
+            plan(meta, [Target(name, Box((0,) * len(layout.shape), layout.shape), None)])  # type: ignore[arg-type]
+    except (BadCheckpoint, UserError):
+        assert bad
+    return str(bad[0]) if bad else None
+
+
+def test_what_is_good_passes(place):
+    assert looked_at(place, forged(said(place))) is None
+
+
+def array(content: dict[str, Any], name: str = "model/columns") -> dict[str, Any]:
+    return content["consolidated_metadata"]["metadata"][name]
+
+
+def ours(content: dict[str, Any]) -> dict[str, Any]:
+    return content["attributes"]["gangline"]
+
+
+def nested(levels: int) -> Any:
+    found: Any = 1
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+CLAIMS = {
+    "chunks of no size": lambda c: array(c)["chunk_grid"]["configuration"].update(chunk_shape=[0, 12]),
+    "chunks beyond the array": lambda c: array(c)["chunk_grid"]["configuration"].update(chunk_shape=[8, 10**12]),
+    "chunks that a cut goes through": lambda c: array(c)["chunk_grid"]["configuration"].update(chunk_shape=[8, 9]),
+    "half a row": lambda c: array(c).update(shape=[8.0, 24]),
+    "less than nothing": lambda c: array(c).update(shape=[-8, 24]),
+    "no shape": lambda c: array(c).update(shape=8),
+    "10^15 elements": lambda c: array(c, "model/bias").update(shape=[10**15]),
+    "10^15 elements, cut": lambda c: array(c).update(shape=[10**15, 24]),
+    "another shape for zarr": lambda c: array(c, "model/bias")["attributes"].update(dtype="float32"),
+    "no dtype": lambda c: array(c)["attributes"].update(dtype="none"),
+    "an array beside": lambda c: c["consolidated_metadata"]["metadata"].update({"model/more": array(c)}),
+    "a way out": lambda c: (
+        c["consolidated_metadata"]["metadata"].update({"../../x": array(c)}),
+        ours(c)["layout"]["arrays"].update({"../../x": ours(c)["layout"]["arrays"]["model/columns"]}),
+    ),
+    "10^9 ranks": lambda c: ours(c)["layout"]["mesh"].update(dp_shard=10**9),
+    "10^9 replicas": lambda c: ours(c)["layout"]["mesh"].update(dp_replicate=10**9),
+    "10^9 parts": lambda c: ours(c)["layout"]["cuts"][0].update(
+        divisions=[{"axes": ["tp"], "bounds": [{"step": 1, "end": 10**9, "parts": 10**9}]}]
+    ),
+    "bounds that go down": lambda c: ours(c)["layout"]["cuts"][0].update(
+        divisions=[{"axes": ["tp"], "bounds": [[0, 40, 20]]}]
+    ),
+    "half a rank": lambda c: ours(c)["layout"]["mesh"].update(dp_shard=2.5),
+    "no such cut": lambda c: ours(c)["layout"]["arrays"].update({"model/columns": [-1, 0]}),
+    "another step": lambda c: ours(c)["document"].update(step=13),
+    "another attempt": lambda c: ours(c)["document"].update(attempt=2),
+    "no step": lambda c: ours(c)["document"].pop("step"),
+    "a document that is none": lambda c: ours(c).update(document=[1]),
+    "a deep document": lambda c: ours(c)["document"].update(states=nested(200)),
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_claim_without_sense_is_refused(place, claim):
+    content = said(place)
+    CLAIMS[claim](content)
+    why = looked_at(place, forged(content))
+    assert why is not None
+    assert f"{place}" in why, "the file is named"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\0" * 4096, b"[" * 200_000, b'{"a":' * 200_000, b"nan", b"\xff"])
+def test_what_is_no_document_is_damage(place, content):
+    assert looked_at(place, content) is not None
+
+
+ODD = st.sampled_from(
+    [0, 1, 2, 3, 7, 12, -1, 1.5, 10**9, 10**15, 1 << 63, 10**30, True, None, "", "x", "../x", "float64", float("nan")]
+) | st.builds(lambda: [])
+
+
+def steps(content: Any) -> list[tuple[Any, Any]]:
+    """Every (container, key) of a document."""
+    found, below = [], [content]
+    while below:
+        one = below.pop()
+        keys = list(one) if isinstance(one, dict) else range(len(one))
+        found += [(one, key) for key in keys]
+        below += [one[key] for key in keys if isinstance(one[key], dict | list)]
+    return found
+
+
+def fuzz(place: Path, data: st.DataObject) -> None:
+    content = copy.deepcopy(said(place))
+    for _ in range(data.draw(st.integers(1, 3))):
+        places = steps(content)
+        where, key = places[data.draw(st.integers(0, len(places) - 1))]
+        way = data.draw(st.sampled_from(["odd", "odd", "gone", "twice", "like another"]))
+        if way == "odd":
+            where[key] = copy.deepcopy(data.draw(ODD))
+        elif way == "gone":
+            del where[key]
+        elif isinstance(where, list):
+            where.append(copy.deepcopy(where[key]))
+        elif way == "like another":
+            other, name = places[data.draw(st.integers(0, len(places) - 1))]
+            where[key] = copy.deepcopy(other[name])
+    looked_at(place, forged(content))
+
+
+MANY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+
+
+@settings(max_examples=150, **MANY)
+@given(st.data())
+def test_whatever_a_document_claims(place, data):
+    fuzz(place, data)
+
+
+@pytest.mark.nightly
+@settings(max_examples=2000, **MANY)
+@given(st.data())
+def test_whatever_a_document_claims_at_length(place, data):
+    fuzz(place, data)
+
+
+def test_what_cannot_be_read_again_is_not_written():
+    registry = small()
+    deep = {"step": 1, "attempt": 1, "states": nested(100)}
+    with pytest.raises(ValueError, match="nested more than"):
+        metadata.write(registry, metadata.Files(registry), deep, "0badcafe")

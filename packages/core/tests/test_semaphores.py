@@ -1,0 +1,47 @@
+"""What a killed group of processes leaves in shared memory goes at the next start; what lives keeps its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+from gangline.launch import semaphores
+
+MADE = """
+import multiprocessing, sys
+from gangline.launch import semaphores
+semaphores.own()
+queue = multiprocessing.get_context("forkserver").SimpleQueue()
+print(queue._rlock._semlock.name, flush=True)
+sys.stdin.read()
+"""
+
+
+def started() -> tuple[subprocess.Popen, str]:
+    """A group of processes with semaphores, and the name of one of them."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", MADE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    return process, f"sem.{process.stdout.readline().strip().removeprefix('/')}"
+
+
+def test_of_a_dead_launcher_they_go_and_of_a_living_one_they_stay():
+    dead, left = started()
+    living, kept = started()
+    try:
+        os.killpg(dead.pid, signal.SIGKILL)  # with the tracker that would have removed them
+        dead.wait()
+        assert (semaphores.ROOT / left).exists(), "nobody else removes it"
+        foreign = semaphores.ROOT / f"{left.replace('gangline', 'else')}"
+        foreign.write_bytes(b"")
+        semaphores.sweep()
+        assert not (semaphores.ROOT / left).exists()
+        assert (semaphores.ROOT / kept).exists()
+        assert foreign.exists(), "it is nobody's that we know"
+        foreign.unlink()
+    finally:
+        living.communicate("")
+    assert not (semaphores.ROOT / kept).exists()
