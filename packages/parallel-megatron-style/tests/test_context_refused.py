@@ -15,6 +15,7 @@ from gangline.model.attention import plain
 from gangline.model.calls import AttentionCall, LossCall
 from gangline.model.loss import CrossEntropy
 from gangline.model.seams import calls
+from gangline.parallel.prepare import set_products
 from gangline.precision.plain import Plain
 from gangline.testing import as_installed
 from gangline.testing.runs import small_run
@@ -170,18 +171,43 @@ def test_a_module_without_the_seam_is_refused(method):
         set_attention(model, plan, two("cp"), method, calls(case.built()[0], plan, "attention"))
 
 
+PLAIN = Plain(torch.float64, torch.float64)
+ROWS = {"embed.weight": 0, "head.weight": 0}
+
+
+def cut(model, plan) -> None:
+    """As `cut_modules` does for the only rank of tp."""
+    losses = {"head": LossCall()}
+    cut_modules(model, plan, Solo("tp"), PLAIN, sequence_parallel=False, first_rows=ROWS, losses=losses)
+
+
+def whole(model, plan) -> None:
+    set_products(model, plan, PLAIN)
+
+
+@pytest.mark.parametrize("prepare", [cut, whole])
+def test_a_product_of_somebodys_own_is_not_thrown_away(prepare):
+    model, plan = whole_of(Case())
+    model.blocks[0].attention.wq.product = torch.sum
+    with pytest.raises(UserError, match=r"blocks\.0\.attention\.wq\.product is a function of somebody's own"):
+        prepare(model, plan)
+
+
+def test_a_lookup_of_somebodys_own_is_not_thrown_away():
+    model, plan = whole_of(Case())
+    model.embed.lookup = torch.sum
+    with pytest.raises(UserError, match=r"embed\.lookup is a function of somebody's own"):
+        cut(model, plan)
+    model, plan = whole_of(Case())
+    model.embed.lookup = torch.sum
+    whole(model, plan)  # takes nobody's place
+    assert model.embed.lookup is torch.sum
+
+
 @pytest.mark.parametrize("function", [torch.sum, CrossEntropy(LossCall(z=0.1))], ids=["unknown", "another"])
 def test_a_loss_that_is_not_the_declared_one_is_refused(function):
     case = Case()
     model, plan = whole_of(case)
     model.head.loss = function
     with pytest.raises(UserError, match="head: the loss over a cut vocabulary"):
-        cut_modules(
-            model,
-            replace(plan, cuts=tuple(cut for cut in plan.cuts if cut.pattern == "head.weight")),
-            Solo("tp"),
-            Plain(torch.float64, torch.float64),
-            sequence_parallel=False,
-            first_rows={"head.weight": 0},
-            losses={"head": LossCall()},
-        )
+        cut(model, replace(plan, cuts=tuple(rule for rule in plan.cuts if rule.pattern == "head.weight")))

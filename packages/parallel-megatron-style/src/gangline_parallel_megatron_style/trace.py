@@ -161,7 +161,7 @@ def use_gpu_kernels(module: nn.Module, path: str, case: Case) -> None:
     """What a GPU would run, where the meta device would take an operator apart."""
     seams = [seam.pattern for seam in case.plan.seams if seam.name == "attention"]
     for name, inner in module.named_modules(prefix=path):
-        if isinstance(inner, RMSNorm):
+        if type(inner) is RMSNorm:
             inner.forward = _Norm(inner)  # type: ignore[method-assign]
         function = getattr(inner, "attention", None)
         if isinstance(function, PlainAttention) and any(matches(pattern, name) for pattern in seams):

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gangline.comm import Comm
+from gangline.errors import UserError
 from gangline.model.linear import Linear
 from gangline.plan import Plan, matches
 from gangline.precision import Precision
@@ -16,14 +17,26 @@ from gangline.precision import Precision
 def set_products(model: nn.Module, plan: Plan, precision: Precision) -> None:
     """Let every `Linear` multiply as the precision says; those in `plan.full` in the dtype of their weights.
 
-    Any other module that multiplies is told the precision, where it has `multiply_by(precision)`.
+    Any other module that multiplies is told the precision, where it has `multiply_by(precision)`. Raises UserError for
+    a `product` that is not core's.
     """
     for path, module in model.named_modules():
         if isinstance(module, Linear):
+            refuse_own(module, path, "product", F.linear)
             full = any(matches(pattern, path) for pattern in plan.full)
             module.product = full_product if full else precision.linear
         elif hasattr(module, "multiply_by"):
             module.multiply_by(precision)
+
+
+def refuse_own(module: nn.Module, path: str, name: str, default: object) -> None:
+    """Raises UserError where somebody put a function of their own into an attribute that a strategy sets."""
+    if getattr(module, name) is not default:
+        raise UserError(
+            f"{path}.{name} is a function of somebody's own.",
+            "The strategy puts another there, and this one would be thrown away.",
+            f"Compute it in the `forward` of the module, around `self.{name}`.",
+        )
 
 
 def full_product(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:

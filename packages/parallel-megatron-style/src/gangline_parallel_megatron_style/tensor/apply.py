@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 
+import torch.nn.functional as F
 from torch import nn
 
 from gangline.comm import Comm
@@ -13,7 +14,7 @@ from gangline.errors import UserError
 from gangline.model.calls import Call, LossCall
 from gangline.model.linear import Embedding, Linear
 from gangline.model.seams import call_at
-from gangline.parallel.prepare import full_product
+from gangline.parallel.prepare import full_product, refuse_own
 from gangline.plan import Plan, matches
 from gangline.precision import Precision
 from gangline_parallel_megatron_style.tensor.embedding import Lookup
@@ -44,7 +45,7 @@ def cut_modules(
     first_rows: the first row here of every embedding and head that is cut, by the name its weight is kept under.
     losses: what is computed at the `loss` seams (`gangline.model.seams.calls`).
     Raises TypeError where a cut is not one that its module can compute with, UserError where
-    a loss over a cut vocabulary would be another than the module's own.
+    a loss over a cut vocabulary would be another than the module's own, or a product or lookup is somebody's own.
     """
     _Cutter(model, plan, Setting(comm, precision, sequence_parallel), first_rows, losses).run()
 
@@ -88,6 +89,7 @@ class _Cutter:
                 self._bind(path)
 
     def _product(self, path: str, linear: Linear) -> None:
+        refuse_own(linear, path, "product", F.linear)
         dim = self.cuts.get(path, {}).get("weight")
         full = any(matches(pattern, path) for pattern in self.plan.full)
         if dim is None:
@@ -102,6 +104,8 @@ class _Cutter:
 
     def _lookup(self, path: str, embedding: Embedding) -> None:
         first = self._first_row(path)
+        if first is not None or self.setting.sequence_parallel:
+            refuse_own(embedding, path, "lookup", F.embedding)
         if first is not None:
             embedding.lookup = Lookup(self.setting, first)
         elif self.setting.sequence_parallel:
