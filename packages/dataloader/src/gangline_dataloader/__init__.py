@@ -1,0 +1,1 @@
+"""Data for gangline: hooks only, no torch."""

@@ -1,0 +1,220 @@
+"""A weighted mixture as a pure function: sample number -> (source, epoch of it, row of it).
+
+Samples are dealt out in blocks of 65,536. After b blocks source k has been given
+
+    count_k(b) = round(b · 65536 · W_k) - round(b · 65536 · W_{k-1}),      W_k = w_1 + ... + w_k, exact fractions
+
+samples: within one of its exact share, however long the run, and known without having counted. Inside a block the
+samples are shuffled by a hash of (key, block, place). The n-th sample that a source is given is row n of its endless
+sequence of epochs, so that each epoch shows each row once whatever the weights do.
+
+Weights may change at any sample ("stages"), and a source may end after so many epochs, where the others share its
+weight: both begin a new phase, with its own blocks, at a sample that is itself a function of the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate
+
+import numpy as np
+
+from gangline_dataloader.order.permutation import U64, SpanPermutation, mix, round_keys
+
+BLOCK = 1 << 16
+LEAST = Fraction(1, BLOCK)  # the smallest share that every block can honour
+
+
+@dataclass(frozen=True)
+class Ingredient:
+    """One source of a mixture.
+
+    name    what its order is keyed by, beside the seed: adding another source does not reshuffle this one
+    rows    how many rows an epoch has
+    span    how many rows its permutation reaches; None: all
+    epochs  after so many the source is used up; None: never
+    """
+
+    name: str
+    rows: int
+    span: int | None = None
+    epochs: int | None = None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """From sample `start` on the sources have these weights, in the order of the ingredients."""
+
+    start: int
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where samples (N,) come from: number of the source, epoch of it, row of it."""
+
+    source: np.ndarray
+    epoch: np.ndarray
+    row: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """A stretch of samples with one set of shares; `used` counts what each source had given before it."""
+
+    start: int
+    shares: tuple[Fraction, ...]
+    used: tuple[int, ...]
+
+    def counts(self, block: int) -> np.ndarray:
+        """(K,) int64: samples that each source gives in the first `block` blocks of the phase."""
+        slots = block * BLOCK
+        ends = [(2 * slots * w.numerator + w.denominator) // (2 * w.denominator) for w in accumulate(self.shares)]
+        return np.diff(np.array([0, *ends], np.int64))
+
+
+class Exhausted(LookupError):
+    """Every source is used up: sample `at` is the first that there is none for."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        super().__init__(f"all sources of the mixture are used up at sample {at}")
+
+
+def shares(weights: Sequence[float]) -> tuple[Fraction, ...]:
+    """Weights as exact parts of one, zero staying zero.
+
+    Raises ValueError where one is negative or not finite, where all are zero, and where one is so small beside the
+    others (under 1/65536) that a block could not give it a sample.
+    """
+    exact = []
+    for weight in weights:
+        if not np.isfinite(weight) or weight < 0:
+            raise ValueError(f"a weight is {weight}, and a share of the samples is at least 0")
+        exact.append(Fraction(str(float(weight))))
+    total = sum(exact)
+    if not total:
+        raise ValueError("all weights are zero")
+    found = tuple(weight / total for weight in exact)
+    for weight, share in zip(weights, found, strict=True):
+        if 0 < share < LEAST:
+            raise ValueError(
+                f"a weight is {weight}, {float(share):.3g} of all; the least share is 1/65536, or 0 for none"
+            )
+    return found
+
+
+class MixtureOrder:
+    """The order of a mixture; see the module. Raises ValueError for weights and stages that make none."""
+
+    def __init__(self, ingredients: Sequence[Ingredient], stages: Sequence[Stage], *key: object) -> None:
+        self.ingredients, self.key = tuple(ingredients), key
+        self.rows = np.array([one.rows for one in self.ingredients], np.int64)
+        if not self.ingredients or (self.rows < 1).any():
+            raise ValueError("a mixture of nothing, or with a source that has no rows")
+        starts = [stage.start for stage in stages]
+        if not stages or starts[0] != 0 or sorted(set(starts)) != starts:
+            raise ValueError(f"stages begin at samples {starts}; the first begins at 0, each later than the one before")
+        if any(len(stage.weights) != len(self.ingredients) for stage in stages):
+            raise ValueError(f"a stage does not have {len(self.ingredients)} weights, one for each source")
+        self._orders = [SpanPermutation(one.rows, one.span, *key, one.name) for one in self.ingredients]
+        self._table = lru_cache(maxsize=4)(self._make_table)
+        self.phases, self.end = self._lay_out(stages)
+        self._starts = np.array([phase.start for phase in self.phases], np.int64)
+
+    def __call__(self, numbers: np.ndarray) -> Place:
+        """Where each of `numbers` (N,) int64, any order, comes from. Raises Exhausted past the last."""
+        numbers = np.asarray(numbers, np.int64)
+        if self.end is not None and numbers.size and int(numbers.max()) >= self.end:
+            raise Exhausted(self.end)
+        source, ordinal = np.empty_like(numbers), np.empty_like(numbers)
+        phase_of = np.searchsorted(self._starts, numbers, side="right") - 1
+        block_of, slot = np.divmod(numbers - self._starts[phase_of], BLOCK)
+        joint = np.stack([phase_of, block_of])
+        for phase, block in np.unique(joint, axis=1).T:
+            here = np.flatnonzero((phase_of == phase) & (block_of == block))
+            sources, ordinals = self._table(int(phase), int(block))
+            source[here], ordinal[here] = sources[slot[here]], ordinals[slot[here]]
+        epoch, index = np.divmod(ordinal, self.rows[source])
+        row = np.empty_like(index)
+        for k in np.unique(source):
+            here = source == k
+            row[here] = self._orders[k](index[here], epoch[here])
+        return Place(source, epoch, row)
+
+    def used(self, number: int) -> np.ndarray:
+        """(K,) int64: how many samples each source has given before sample `number`."""
+        phase = int(np.searchsorted(self._starts, number, side="right")) - 1
+        return self._used(self.phases, phase, number)
+
+    def _make_table(self, phase: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+        return self._deal(self.phases[phase], block)
+
+    def _deal(self, phase: _Phase, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """(source, number of the sample within its source), both (BLOCK,) int64, of one block."""
+        before = phase.counts(block)
+        quota = phase.counts(block + 1) - before
+        salt = round_keys(*self.key, "deal", phase.start, block)[0]
+        hashed = mix(np.arange(BLOCK, dtype=U64) + salt)
+        # The place in the low bits makes all values differ, so that every sort gives the same order.
+        hashed = np.sort((hashed & U64(~(BLOCK - 1) & (1 << 64) - 1)) | np.arange(BLOCK, dtype=U64))
+        sources = np.empty(BLOCK, np.uint16 if len(quota) < BLOCK else np.int64)
+        sources[(hashed & U64(BLOCK - 1)).astype(np.int64)] = np.repeat(np.arange(len(quota)), quota)
+        by_source = np.argsort(sources, kind="stable")
+        ordinals = np.empty(BLOCK, np.int64)
+        first = np.cumsum(quota) - quota
+        base = np.array(phase.used, np.int64) + before - first
+        ordinals[by_source] = np.arange(BLOCK) + np.repeat(base, quota)
+        return sources.astype(np.int64), ordinals
+
+    def _used(self, phases: Sequence[_Phase], phase: int, number: int) -> np.ndarray:
+        here = phases[phase]
+        block, slot = divmod(number - here.start, BLOCK)
+        used = np.array(here.used, np.int64) + here.counts(block)
+        if slot:
+            used += np.bincount(self._deal(here, block)[0][:slot], minlength=len(self.ingredients))
+        return used
+
+    def _lay_out(self, stages: Sequence[Stage]) -> tuple[list[_Phase], int | None]:
+        """The phases, and the sample at which all sources with a weight are used up, if ever."""
+        phases: list[_Phase] = []
+        left = list(stages)
+        start, weights = 0, left[0].weights
+        used = np.zeros(len(self.ingredients), np.int64)
+        while True:
+            while left and left[0].start <= start:
+                weights = left.pop(0).weights
+            parts = shares(weights)
+            spent = [
+                one.epochs is not None and n >= one.epochs * one.rows
+                for one, n in zip(self.ingredients, used, strict=True)
+            ]
+            rest = sum(part for part, gone in zip(parts, spent, strict=True) if not gone)
+            if not rest:
+                return phases, start  # also where other weights would have begun later
+            parts = tuple(Fraction(0) if gone else part / rest for part, gone in zip(parts, spent, strict=True))
+            phase = _Phase(start, parts, tuple(int(n) for n in used))
+            phases.append(phase)
+            ends = [end for end in (left[0].start if left else None, self._first_spent(phase)) if end is not None]
+            if not ends:
+                return phases, None
+            start = min(ends)
+            used = self._used(phases, -1, start)
+
+    def _first_spent(self, phase: _Phase) -> int | None:
+        """The first sample of a phase by which some source has given all of its epochs."""
+        found: list[int] = []
+        for k, one in enumerate(self.ingredients):
+            if one.epochs is None or not phase.shares[k]:
+                continue
+            wanted = one.epochs * one.rows - phase.used[k]  # so many more, then it is used up
+            low, high = 0, int(wanted / (BLOCK * phase.shares[k])) + 2
+            while low < high:  # the last block that begins with fewer than `wanted`
+                middle = (low + high + 1) // 2
+                low, high = (middle, high) if phase.counts(middle)[k] < wanted else (low, middle - 1)
+            given = np.flatnonzero(self._deal(phase, low)[0] == k)
+            found.append(phase.start + low * BLOCK + int(given[wanted - int(phase.counts(low)[k]) - 1]) + 1)
+        return min(found, default=None)
