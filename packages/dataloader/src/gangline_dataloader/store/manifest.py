@@ -1,0 +1,232 @@
+"""manifest.json: what a token store holds. Written last, so that a folder with one is whole. Torch-free.
+
+    {"format": "gangline-tokens", "version": 1, "dtype": "<u2", "vocab_size": 32000,
+     "tokenizer": {"kind": "tokenizer.json", "identity": "9f...", "file": "tokenizer.json", "end_of_text": 0},
+     "shards": {"tokens": [67108800, ...], "documents": [91022, ...], "xxh3": ["...", ...], "ends_xxh3": ["...", ...]},
+     "sources": {...}, "report": {...}}
+
+Shard number 3 is shard-00003.npy, and shard-00003.ends.npy beside it. The lists are columns, because a store of 10^12
+tokens has 15,000 shards and is opened before every run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gangline.errors import UserError
+
+FILE = "manifest.json"
+FORMAT, VERSION = "gangline-tokens", 1
+DTYPES = ("|u1", "<u2", "<u4")  # as numpy writes them into the header of an .npy file
+LARGEST = 1 << 30  # bytes of a manifest: a billion tokens to a shard, a million shards
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One .npy file of tokens, and beside it the exclusive end of each of its documents, uint32, the last = tokens."""
+
+    tokens: int
+    documents: int
+    xxh3: str  # XXH3-128 of the whole file of tokens
+    ends_xxh3: str  # and of the file of ends
+
+
+@dataclass
+class Shards:
+    """All shards, by column; each list has an entry for each shard."""
+
+    tokens: list[int] = field(default_factory=list)
+    documents: list[int] = field(default_factory=list)
+    xxh3: list[str] = field(default_factory=list)
+    ends_xxh3: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, number: int) -> Shard:
+        return Shard(self.tokens[number], self.documents[number], self.xxh3[number], self.ends_xxh3[number])
+
+    def append(self, shard: Shard) -> None:
+        for column in fields(Shard):
+            getattr(self, column.name).append(getattr(shard, column.name))
+
+
+def file_of(number: int) -> str:
+    """The file of a shard's tokens."""
+    return f"shard-{number:05d}.npy"
+
+
+def ends_of(number: int) -> str:
+    """The file of where its documents end."""
+    return f"shard-{number:05d}.ends.npy"
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """What made tokens of text. identity: blake2b of the tokenizer.json, or "bytes"."""
+
+    kind: str  # "bytes" or "tokenizer.json"
+    identity: str
+    file: str | None = None  # a copy of it, beside the manifest
+    end_of_text: int | None = None  # the token behind each document
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The whole document. Raises nothing by itself; `read` checks what a file claims."""
+
+    dtype: str
+    vocab_size: int
+    tokenizer: Tokenizer
+    shards: Shards
+    sources: dict[str, Any] = field(default_factory=dict)  # what was read, by name
+    report: dict[str, Any] = field(default_factory=dict)  # what was kept and dropped, by rule
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.shards.tokens)
+
+    @property
+    def documents(self) -> int:
+        return sum(self.shards.documents)
+
+    def identity(self) -> str:
+        """The version of the data: 32 hex digits that change with any token, document or their order."""
+        return self._digests()[-1].hexdigest()
+
+    def grew_from(self, identity: str) -> int | None:
+        """How many of the first shards make the store with that identity; None: it is no beginning of this one."""
+        known = [digest.hexdigest() for digest in self._digests()]
+        return known.index(identity) + 1 if identity in known else None
+
+    def _digests(self) -> list[Any]:
+        """The hash of each beginning of the store: of its first shard, of its first two, ..."""
+        deciding = [self.dtype, self.vocab_size, self.tokenizer.identity, self.tokenizer.end_of_text]
+        digest, found = blake2b(json.dumps(deciding).encode(), digest_size=16), []
+        columns = (self.shards.tokens, self.shards.documents, self.shards.xxh3, self.shards.ends_xxh3)
+        for tokens, documents, xxh3, ends in zip(*columns, strict=True):
+            digest.update(f"{tokens} {documents} {xxh3} {ends}\n".encode())
+            found.append(digest.copy())
+        return found
+
+    def write(self, folder: Path) -> None:
+        """Make the store whole: the manifest appears at once, or not at all."""
+        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        waiting = folder / f".{FILE}.{os.getpid()}"
+        with waiting.open("w") as file:
+            json.dump(content, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        waiting.replace(folder / FILE)
+
+
+def read(folder: str | Path) -> Manifest:
+    """The manifest of a store, every claim of it looked at. Raises UserError that names file and field."""
+    path = Path(folder) / FILE
+    try:
+        if path.stat().st_size > LARGEST:
+            raise UserError(f"{path} is no manifest: it has {path.stat().st_size} bytes.")
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder} holds no token store: it has no {FILE}.",
+            "A manifest is written last, so what an interrupted `prepare` left has none either.",
+            f"gangline data prepare INPUT --out {folder}",
+        ) from error
+    except OSError as error:
+        raise UserError(f"{path} cannot be read.", error.strerror or str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged.", f"It is not JSON: {error}") from error
+    return parse(content, str(path))
+
+
+def parse(content: Any, path: str) -> Manifest:
+    """A manifest from JSON. Raises UserError."""
+    said = _Said(content, path)
+    if said.text("format") != FORMAT:
+        raise said.wrong("format", f"expected {FORMAT!r}")
+    if said.number("version") != VERSION:
+        raise UserError(
+            f"{path} is of version {said.number('version')}, and this gangline-dataloader reads version {VERSION}.",
+            "",
+            "pip install --upgrade gangline-dataloader",
+        )
+    if (dtype := said.text("dtype")) not in DTYPES:
+        raise said.wrong("dtype", f"expected one of {', '.join(DTYPES)}")
+    vocab_size = said.number("vocab_size")
+    if vocab_size > np.iinfo(np.dtype(dtype)).max + 1:
+        raise said.wrong("vocab_size", f"{dtype} holds fewer")
+    of = said.inside("tokenizer")
+    tokenizer = Tokenizer(
+        of.text("kind"), of.text("identity"), of.maybe("file", of.name), of.maybe("end_of_text", of.number)
+    )
+    shards = _shards(said.inside("shards"))
+    sources, report = content.get("sources"), content.get("report")
+    return Manifest(
+        dtype,
+        vocab_size,
+        tokenizer,
+        shards,
+        sources if isinstance(sources, dict) else {},
+        report if isinstance(report, dict) else {},
+    )
+
+
+def _shards(said: _Said) -> Shards:
+    tokens, documents = said.each("tokens", int), said.each("documents", int)
+    sums, ends = said.each("xxh3", str), said.each("ends_xxh3", str)
+    if not len(tokens) == len(documents) == len(sums) == len(ends) > 0:
+        raise said.wrong("tokens", "expected lists of one length, with something in them")
+    if not all(0 < d <= t < 1 << 32 for t, d in zip(tokens, documents, strict=True)):
+        raise said.wrong("documents", "each shard has a document, none is empty, and all have under 2^32 tokens")
+    return Shards(tokens, documents, sums, ends)
+
+
+@dataclass(frozen=True)
+class _Said:
+    """A piece of JSON that somebody wrote, and where it stands."""
+
+    content: Any
+    place: str
+
+    def wrong(self, key: str, why: str) -> UserError:
+        found = self.content.get(key) if isinstance(self.content, dict) else self.content
+        return UserError(f"{self.place} is damaged: {key} is {found!r:.60}.", f"{why[:1].upper()}{why[1:]}.")
+
+    def text(self, key: str) -> str:
+        value = self.content.get(key) if isinstance(self.content, dict) else None
+        if not isinstance(value, str):
+            raise self.wrong(key, "expected a word")
+        return value
+
+    def name(self, key: str) -> str:
+        """A file in the same folder: what is read never lies elsewhere."""
+        value = self.text(key)
+        if not value or value in (".", "..") or set(value) & set("/\\\0"):
+            raise self.wrong(key, "expected the name of a file beside the manifest")
+        return value
+
+    def number(self, key: str) -> int:
+        value = self.content.get(key) if isinstance(self.content, dict) else None
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
+            raise self.wrong(key, "expected a whole number")
+        return value
+
+    def maybe(self, key: str, read: Any) -> Any:
+        return None if isinstance(self.content, dict) and self.content.get(key) is None else read(key)
+
+    def inside(self, key: str) -> _Said:
+        return _Said(self.content.get(key) if isinstance(self.content, dict) else None, f"{self.place}, {key}")
+
+    def each(self, key: str, kind: type) -> list[Any]:
+        value = self.content.get(key) if isinstance(self.content, dict) else None
+        if not isinstance(value, list) or any(type(one) is not kind for one in value):
+            raise self.wrong(key, f"expected a list of {'numbers' if kind is int else 'words'}")
+        return value

@@ -1,0 +1,87 @@
+"""Shards as plain .npy files: anything that reads numpy arrays reads them, mapped or through GPUDirect Storage.
+
+The header of format 1.0 is padded to 128 bytes, so tokens begin aligned to 64 bytes, and so that it can be written
+first with a length that is known last.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import xxhash
+
+from gangline.errors import UserError
+
+HEADER = 128
+_MAGIC = b"\x93NUMPY\x01\x00"
+
+
+def header(dtype: str, length: int) -> bytes:
+    """The 128 bytes before a vector of so many numbers."""
+    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({length},), }}"
+    body = text.ljust(HEADER - len(_MAGIC) - 3).encode() + b"\n"
+    return _MAGIC + (len(body)).to_bytes(2, "little") + body
+
+
+def checksum(path: Path, piece: int = 1 << 24) -> str:
+    """XXH3-128 of a file, read piece by piece."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(piece):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def mapped(path: Path, dtype: str, length: int) -> np.ndarray:
+    """The vector (length,) in a file, mapped into memory, read-only.
+
+    The file is held against what the manifest says of it: raises UserError where it is missing, torn, longer, or of
+    another dtype or length.
+    """
+    wanted = HEADER + length * np.dtype(dtype).itemsize
+    try:
+        with path.open("rb") as file:
+            size, start = os.fstat(file.fileno()).st_size, file.read(HEADER)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read.", error.strerror or str(error), verify(path)) from error
+    if size != wanted:
+        raise UserError(
+            f"{path} has {size} bytes, and the manifest says {wanted}.", "It is torn or was replaced.", verify(path)
+        )
+    if start != header(dtype, length):
+        raise UserError(f"{path} is not the array of {length} {dtype} that the manifest says.", "", verify(path))
+    return np.memmap(path, np.dtype(dtype), "r", HEADER, (length,))
+
+
+def verify(path: Path) -> str:
+    """The command that looks at the whole store."""
+    return f"gangline data verify {path.parent}"
+
+
+class Writer:
+    """One .npy vector, written piece by piece under another name until it is whole."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self.path, self.dtype, self.length = path, dtype, 0
+        self._waiting = path.with_name(f".{path.name}.part")
+        self._file: BinaryIO = self._waiting.open("wb")
+        self._file.write(bytes(HEADER))
+
+    def write(self, numbers: np.ndarray) -> None:
+        """More of them."""
+        self._file.write(np.ascontiguousarray(numbers, self.dtype).data)
+        self.length += len(numbers)
+
+    def close(self) -> str:
+        """Make it whole and durable under its name; gives its checksum."""
+        self._file.seek(0)
+        self._file.write(header(self.dtype, self.length))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        digest = checksum(self._waiting)
+        self._waiting.replace(self.path)
+        return digest

@@ -1,0 +1,103 @@
+"""A corpus as one long vector of tokens, wherever its shards lie: what a window of it holds, and where documents end.
+
+N windows, T tokens of a sequence. Nothing here knows of seeds, epochs or ranks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+
+
+class Tokens(ABC):
+    """All tokens of a corpus, numbered from 0, in stored width."""
+
+    dtype: np.dtype
+    total: int  # tokens
+    vocab_size: int
+    end_of_text: int | None  # the token behind each document
+    identity: str  # the version of the data
+    documents: int | None  # how many; None: nobody counted
+
+    @abstractmethod
+    def windows(self, starts: np.ndarray, length: int, out: np.ndarray) -> None:
+        """Fill out (N, length) with the tokens from each of `starts` (N,) on. All lie inside the corpus."""
+
+    @abstractmethod
+    def ends(self, start: int, stop: int) -> np.ndarray:
+        """Exclusive ends of documents in (start, stop], ascending int64; empty where nobody knows them."""
+
+    def rows(self, length: int) -> int:
+        """How many sequences of `length` tokens there are, each with one more to look ahead at."""
+        return max(0, (self.total - 1) // length)
+
+
+class Sharded(Tokens):
+    """Vectors end to end, each opened when it is first read; who derives from it says how.
+
+    lengths  tokens of each shard
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        dtype: np.dtype,
+        *,
+        vocab_size: int,
+        end_of_text: int | None,
+        identity: str,
+        documents: int | None,
+    ) -> None:
+        self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        self._views: dict[tuple[int, int], np.ndarray] = {}
+        self.dtype, self.total = dtype, int(self._starts[-1])
+        self.vocab_size, self.end_of_text, self.identity = vocab_size, end_of_text, identity
+        self.documents = documents
+        self.shard = cache(self.open)
+        self.shard_ends = cache(self.open_ends)
+
+    @abstractmethod
+    def open(self, shard: int) -> np.ndarray:
+        """The tokens of one shard."""
+
+    @abstractmethod
+    def open_ends(self, shard: int) -> np.ndarray | None:
+        """The exclusive ends of its documents, ascending; None where nobody knows them."""
+
+    def windows(self, starts: np.ndarray, length: int, out: np.ndarray) -> None:
+        shard_of = np.searchsorted(self._starts, starts, side="right") - 1
+        inside = starts + length <= self._starts[shard_of + 1]
+        for shard in np.unique(shard_of[inside]):
+            view = self._views.get((shard, length))
+            if view is None:
+                view = np.lib.stride_tricks.sliding_window_view(self.shard(int(shard)), length)
+                self._views[shard, length] = view
+            here = np.flatnonzero(inside & (shard_of == shard))
+            # Fancy indexing copies whole windows; np.take would first copy the view, which is `length` corpora large.
+            out[here] = view[starts[here] - self._starts[shard]]
+        for row in np.flatnonzero(~inside):
+            self._across(int(starts[row]), length, out[row])
+
+    def _across(self, start: int, length: int, out: np.ndarray) -> None:
+        """A window that lies in more than one shard."""
+        done = 0
+        while done < length:
+            shard = int(np.searchsorted(self._starts, start + done, side="right")) - 1
+            offset = start + done - int(self._starts[shard])
+            part = self.shard(shard)[offset : offset + length - done]
+            out[done : done + len(part)] = part
+            done += len(part)
+
+    def ends(self, start: int, stop: int) -> np.ndarray:
+        first, last = np.searchsorted(self._starts, [start, stop - 1], side="right") - 1
+        found = []
+        for shard in range(int(first), int(last) + 1):
+            ends, base = self.shard_ends(shard), int(self._starts[shard])
+            if ends is None:
+                continue
+            low, high = np.searchsorted(ends, [max(0, start - base), stop - base], side="right")
+            found.append(ends[low:high].astype(np.int64) + base)
+        return np.concatenate(found) if found else np.empty(0, np.int64)

@@ -1,0 +1,36 @@
+"""Writing a token store: documents in, shards out, the manifest last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from gangline_dataloader.store.manifest import Shard, ends_of, file_of
+from gangline_dataloader.store.npy import Writer
+
+SHARD_TOKENS = 1 << 26  # 128 MiB of uint16: large enough for a store's requests, small enough to wait for
+
+
+class ShardWriter:
+    """Documents into shard number `number` of `folder`. A document is never split over shards."""
+
+    def __init__(self, folder: Path, number: int, dtype: str) -> None:
+        self._tokens = Writer(folder / file_of(number), dtype)
+        self._ends = Writer(folder / ends_of(number), "<u4")
+
+    @property
+    def tokens(self) -> int:
+        return self._tokens.length
+
+    def write(self, documents: Iterable[np.ndarray]) -> None:
+        """More documents, each (n,) with n > 0, its end-of-text token included."""
+        found = list(documents)
+        lengths = np.array([len(one) for one in found], np.int64)
+        self._ends.write(self._tokens.length + np.cumsum(lengths))
+        self._tokens.write(np.concatenate(found) if found else np.empty(0))
+
+    def close(self) -> Shard:
+        """Make both files whole."""
+        return Shard(self._tokens.length, self._ends.length, self._tokens.close(), self._ends.close())
