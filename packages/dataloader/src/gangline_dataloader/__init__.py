@@ -1,1 +1,20 @@
 """Data for gangline: hooks only, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gangline import Command, Part, hookimpl
+from gangline_dataloader import config
+
+
+@hookimpl
+def gangline_data_sources() -> Iterable[Part]:
+    return config.PARTS
+
+
+@hookimpl
+def gangline_commands() -> Iterable[Command]:
+    return [
+        Command(name="data", run="gangline_dataloader.commands:main", summary="Prepare a corpus, check it, look at it")
+    ]

@@ -1,0 +1,104 @@
+"""`gangline data prepare INPUT... --out DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+
+from gangline.errors import UserError
+from gangline_dataloader.prepare.clean import DEFAULT, RULES
+from gangline_dataloader.prepare.inputs import Input, listing
+from gangline_dataloader.prepare.run import prepare
+from gangline_dataloader.prepare.settings import BYTES, Settings
+from gangline_dataloader.store.manifest import Manifest
+
+MB = 1e6
+SPEED = 30 * MB  # bytes of text a second and core with byte tokens, cleaning included; a tenth of it with a tokenizer
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    default = {item.name: item.default for item in fields(Settings)}
+    words = argparse.ArgumentParser(
+        prog="gangline data prepare",
+        description="Make a token store of files of text: cleaned, without doubles, in shards that `train data=tokens` "
+        "reads. The same input and options give the same bytes, however many workers there are; a call that was killed "
+        "goes on where it was.",
+    )
+    what = "files, directories, globs or URLs: text, JSONL, Parquet (default: what `train` reads, Python's own source)"
+    words.add_argument("inputs", nargs="*", metavar="INPUT", help=what)
+    words.add_argument("--out", required=True, metavar="DIR", help="the store; a directory of its own")
+    words.add_argument("--tokenizer", default=BYTES, metavar="bytes|FILE", help="a tokenizer.json (default: bytes)")
+    words.add_argument("--end-of-text", metavar="TOKEN", help="behind each document (default: the tokenizer's own)")
+    words.add_argument("--field", default=default["field"], help="of JSONL and Parquet (default: %(default)s)")
+    rules = f"rules, in order: {', '.join(RULES)}; or none (default: {','.join(DEFAULT)})"
+    words.add_argument("--clean", default=",".join(DEFAULT), metavar="RULES", help=rules)
+    words.add_argument("--keep-doubles", action="store_true", help="keep documents whose text was there before")
+    words.add_argument(
+        "--validation",
+        type=float,
+        default=default["validation"],
+        help="held out of the documents (default: %(default)s)",
+    )
+    words.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
+    return words
+
+
+def run(argv: Sequence[str]) -> int:
+    """Prepare and print a report."""
+    asked = parser().parse_args(list(argv))
+    if asked.workers < 1:
+        raise UserError(f"--workers {asked.workers}: expected 1 or more.")
+    settings = Settings(
+        tokenizer=asked.tokenizer,
+        end_of_text=asked.end_of_text,
+        field=asked.field,
+        clean=() if asked.clean == "none" else tuple(asked.clean.split(",")),
+        exact=not asked.keep_doubles,
+        validation=asked.validation,
+    )
+    files = listing(asked.inputs)
+    print(estimate(files, settings, asked.workers, asked.out), flush=True)
+    manifest = prepare(asked.inputs, asked.out, settings, asked.workers, _progress)
+    print(report(manifest, asked.out))
+    return 0
+
+
+def estimate(files: Sequence[Input], settings: Settings, workers: int, out: str) -> str:
+    """How long and how large, before anything is done. Raises UserError where the disk is too small."""
+    size = sum(file.size * (4 if file.compression else 1) for file in files)
+    per_token = (1, 1) if settings.tokenizer == BYTES else (4, 2)  # bytes of text, bytes stored
+    needed = 2 * size * per_token[1] // per_token[0]  # what tasks keep, and the shards
+    seconds = size / (SPEED if settings.tokenizer == BYTES else SPEED / 10) / workers
+    there = os.path.abspath(os.path.expanduser(out))
+    while not os.path.exists(there):
+        there = os.path.dirname(there)
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        raise UserError(
+            f"{out}: the disk is too small.",
+            f"About {needed / MB:.0f} MB are needed at first, {free / MB:.0f} MB are free.",
+        )
+    return (
+        f"{len(files)} files, {size / MB:.4g} MB of text: about {max(1, round(seconds))} s on {workers} workers, "
+        f"{needed / 2 / MB:.4g} MB in the end, twice that on the way"
+    )
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\rtask {done}/{total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+
+def report(manifest: Manifest, out: str) -> str:
+    """What was kept and dropped, source by source, and how to go on."""
+    lines = [f"{manifest.documents} documents, {manifest.tokens / MB:.4g} M tokens to train on"]
+    for source, count in manifest.report["by_source"].items():
+        lines.append(f"  {source}: {count['files']} files, {count['documents']} documents, {count['kept']} kept")
+        lines += [f"    {number} dropped: {why}" for why, number in count["dropped"].items()]
+    size = "" if manifest.vocab_size == 256 else f" model.vocab_size={manifest.vocab_size}"
+    return "\n".join([*lines, f"train data=tokens data.path={out}{size}"])

@@ -1,0 +1,53 @@
+"""`gangline data verify DIR`: every byte of a store against its manifest."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gangline.errors import UserError
+from gangline_dataloader.prepare.run import VALIDATION
+from gangline_dataloader.store.manifest import FILE, Manifest, ends_of, file_of, read
+from gangline_dataloader.store.npy import checksum, mapped
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print what is damaged; 1 where anything is."""
+    words = argparse.ArgumentParser(
+        prog="gangline data verify", description="Read every byte and name what is damaged."
+    )
+    words.add_argument("store", metavar="DIR")
+    folder = Path(words.parse_args(list(argv)).store).expanduser()
+    found = 0
+    for one in (folder, folder / VALIDATION):
+        if one == folder or (one / FILE).exists():
+            manifest = read(one)
+            bad = list(damage(one, manifest))
+            found += len(bad)
+            print("\n".join(bad) or f"{one}: {len(manifest.shards)} shards, {manifest.tokens} tokens, all as written")
+    return 1 if found else 0
+
+
+def damage(folder: Path, manifest: Manifest) -> Iterator[str]:
+    """A line for each thing that is wrong, most precise first."""
+    for number in range(len(manifest.shards)):
+        shard = manifest.shards[number]
+        for name, dtype, length, digest in (
+            (file_of(number), manifest.dtype, shard.tokens, shard.xxh3),
+            (ends_of(number), "<u4", shard.documents, shard.ends_xxh3),
+        ):
+            try:
+                array = mapped(folder / name, dtype, length)
+                if checksum(folder / name) != digest:
+                    yield f"{folder / name}: its bytes are not those that were written"
+                elif name == file_of(number) and int(array.max()) >= manifest.vocab_size:
+                    yield f"{folder / name}: token {array.max()} is beyond the vocabulary of {manifest.vocab_size}"
+                elif name == ends_of(number) and (
+                    array[-1] != shard.tokens or (np.diff(array.astype(np.int64)) <= 0).any()
+                ):
+                    yield f"{folder / name}: the ends of documents do not ascend to {shard.tokens}"
+            except UserError as error:
+                yield str(error).replace("\n ", "")

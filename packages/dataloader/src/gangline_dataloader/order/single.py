@@ -1,0 +1,48 @@
+"""The order of one source: each epoch a fresh permutation of its rows."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import numpy as np
+
+from gangline_dataloader.order.mixture import Ingredient, Place
+from gangline_dataloader.order.permutation import SpanPermutation
+
+
+class SingleOrder:
+    """Sample i is row `permutation(i mod rows)` of epoch `i // rows`: what a mixture of this source alone would be."""
+
+    end: int | None = None
+
+    def __init__(self, source: Ingredient, *key: object) -> None:
+        self.rows = np.array([source.rows], np.int64)
+        self._order = SpanPermutation(source.rows, source.span, *key, source.name)
+
+    def __call__(self, numbers: np.ndarray) -> Place:
+        epoch, index = np.divmod(np.asarray(numbers, np.int64), self.rows[0])
+        return Place(np.zeros_like(epoch), epoch, self._order(index, epoch))
+
+
+class TextOrder:
+    """The order of core's `data=text`, to show that the same tokens give the same run: O(rows) in time and memory."""
+
+    end: int | None = None
+
+    def __init__(self, rows: int, seed: int, split: str) -> None:
+        self.rows, self.seed, self.split = np.array([rows], np.int64), seed, split
+        self._epochs: dict[int, np.ndarray] = {}
+
+    def __call__(self, numbers: np.ndarray) -> Place:
+        epoch, index = np.divmod(np.asarray(numbers, np.int64), self.rows[0])
+        row = np.empty_like(index)
+        for one in np.unique(epoch):
+            row[epoch == one] = self._epoch(int(one))[index[epoch == one]]
+        return Place(np.zeros_like(epoch), epoch, row)
+
+    def _epoch(self, epoch: int) -> np.ndarray:
+        if epoch not in self._epochs:
+            key = blake2b(f"{self.seed}\0{self.split}\0{epoch}".encode(), digest_size=16).digest()
+            draws = np.random.Philox(key=np.frombuffer(key, "<u8")).random_raw(int(self.rows[0]))
+            self._epochs = {**dict(list(self._epochs.items())[-1:]), epoch: np.argsort(draws, kind="stable")}
+        return self._epochs[epoch]

@@ -1,0 +1,123 @@
+"""Documents out of one file, as text, whatever the file's form."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+
+from gangline.errors import UserError
+from gangline_dataloader.prepare.inputs import Input
+
+PROBE = 1 << 13  # bytes that are looked at to tell text from what is not
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text. `name` says where it came from: a file, or a file and the number of a row."""
+
+    text: str
+    name: str
+
+
+class NotText(Exception):
+    """A file that is no text."""
+
+
+def documents(file: Input, field: str) -> Iterator[Document]:
+    """The documents of a file, in order. Raises NotText and UserError; an empty text is a document, too."""
+    with opened(file) as stream:
+        if file.kind == "parquet":
+            yield from _rows(file, stream, field)
+        elif file.kind == "jsonl":
+            yield from _lines(file, stream, field)
+        else:
+            content = stream.read()
+            if b"\0" in content[:PROBE]:
+                raise NotText(file.path)
+            yield Document(content.decode(errors="replace"), file.name)
+
+
+@contextmanager
+def opened(file: Input) -> Iterator[BinaryIO]:
+    """The bytes of a file, decompressed. What the system or the decompressor raises becomes a UserError."""
+    try:
+        raw = _raw(file)
+        with raw:
+            yield cast(BinaryIO, _decompressed(file, raw))
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        raise UserError(f"{file.path} cannot be read.", getattr(error, "strerror", None) or str(error)) from error
+
+
+def _raw(file: Input) -> BinaryIO:
+    if "://" not in file.path:
+        return open(file.path, "rb")
+    import fsspec
+
+    return cast(BinaryIO, fsspec.open(file.path, "rb").open())
+
+
+def _decompressed(file: Input, raw: BinaryIO) -> object:
+    if file.compression == "gzip":
+        return gzip.GzipFile(fileobj=raw)
+    if file.compression == "bz2":
+        return bz2.BZ2File(raw)
+    if file.compression == "xz":
+        return lzma.LZMAFile(raw)
+    if file.compression == "zstd":
+        try:
+            import zstandard
+        except ImportError as error:
+            raise UserError(f"{file.path} needs zstandard.", "", "pip install zstandard") from error
+        return zstandard.ZstdDecompressor().stream_reader(raw)
+    return raw
+
+
+def _lines(file: Input, stream: BinaryIO, field: str) -> Iterator[Document]:
+    for number, line in enumerate(stream, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{file.path}, line {number}, is not JSON.", str(error)) from error
+        yield Document(_text(row, field, f"{file.path}, line {number},"), f"{file.name}:{number}")
+
+
+def _rows(file: Input, stream: BinaryIO, field: str) -> Iterator[Document]:
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError as error:
+        raise UserError(f"{file.path} needs pyarrow.", "", "pip install 'gangline-dataloader[parquet]'") from error
+    try:
+        table = parquet.ParquetFile(stream)
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{file.path} is no Parquet file.", str(error)) from error
+    names = table.schema_arrow.names
+    if field not in names:
+        raise _no_field(f"{file.path}", field, names)
+    number = 0
+    for batch in table.iter_batches(columns=[field]):
+        for value in batch.column(0).to_pylist():
+            number += 1
+            yield Document(_text({field: value}, field, f"{file.path}, row {number},"), f"{file.name}:{number}")
+
+
+def _text(row: object, field: str, where: str) -> str:
+    if not isinstance(row, dict):
+        raise UserError(f"{where} is no object with fields.")
+    if field not in row:
+        raise _no_field(where, field, list(row))
+    if not isinstance(row[field], str):
+        raise UserError(f"{where} has no text in its field {field!r}: {row[field]!r:.60}.")
+    return cast(str, row[field])
+
+
+def _no_field(where: str, field: str, known: list[str]) -> UserError:
+    return UserError(f"{where} has no field {field!r}.", f"Fields: {', '.join(map(str, known))}.", "--field NAME")

@@ -1,0 +1,121 @@
+"""What there is to read: files under the paths and URLs that were named, in one order, dealt out to tasks."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gangline.data import corpus
+from gangline.errors import UserError
+
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
+KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
+BUILT_IN = "Python's standard library"
+NEVER = {"__pycache__", ".git", "node_modules"}
+
+
+@dataclass(frozen=True)
+class Input:
+    """One file. `name` is its path below what was named, with forward slashes; `first` to `last` the bytes to read."""
+
+    path: str  # a path, or a URL of fsspec
+    name: str
+    source: str  # the word of the command line that it came by
+    size: int
+    modified: float  # seconds since the epoch; 0 where the store does not say
+    kind: str  # "text": the file is a document; "jsonl", "parquet": each row is one
+    compression: str | None
+
+
+def listing(words: Sequence[str]) -> list[Input]:
+    """Every file, word by word, in order of name within a word; without words what `train` reads by default.
+
+    Raises UserError for what is missing, empty or named twice.
+    """
+    found = [] if words else _built_in()
+    for word in words:
+        files = _remote(word) if "://" in word else _local(word)
+        if not files:
+            raise UserError(
+                f"{word} names no files.", "Hidden files, and what lies in __pycache__ or .git, do not count."
+            )
+        found += sorted(files, key=lambda file: file.name)
+    seen: dict[str, Input] = {}
+    for file in found:
+        if file.path in seen:
+            raise UserError(f"{file.path} is named twice: by {seen[file.path].source} and by {file.source}.")
+        seen[file.path] = file
+    return found
+
+
+def _built_in() -> list[Input]:
+    """Python's own source, which every machine with Python has."""
+    return [_described(f.path, f.name, BUILT_IN, f.size, os.stat(f.path).st_mtime) for f in corpus.listing(None)]
+
+
+def _local(word: str) -> list[Input]:
+    path = os.path.expanduser(word)
+    if os.path.isdir(path):
+        root, files = path, _walk(path)
+    elif os.path.exists(path):
+        root, files = os.path.dirname(path), [path]
+    elif glob.has_magic(path):
+        files = [file for file in glob.glob(path, recursive=True) if os.path.isfile(file)]
+        root = os.path.commonpath([os.path.dirname(file) for file in files]) if files else ""
+    else:
+        raise UserError(f"{word} is not there.", f"There is no such file or directory in {os.getcwd()}.")
+    described = []
+    for file in files:
+        about = os.stat(file)
+        name = Path(os.path.relpath(file, root or ".")).as_posix()
+        described.append(_described(os.path.abspath(file), name, word, about.st_size, about.st_mtime))
+    return described
+
+
+def _walk(root: str) -> list[str]:
+    found = []
+    for folder, inside, files in os.walk(root):
+        inside[:] = [name for name in inside if name not in NEVER and not name.startswith(".")]
+        found += [os.path.join(folder, name) for name in files if not name.startswith(".")]
+    return [file for file in found if os.path.isfile(file)]
+
+
+def _remote(word: str) -> list[Input]:
+    try:
+        import fsspec
+    except ImportError as error:
+        raise UserError(f"{word} needs fsspec.", "", "pip install 'gangline-dataloader[remote]'") from error
+    try:
+        store, root = fsspec.core.url_to_fs(word)
+        known = store.find(root, detail=True) if not glob.has_magic(root) else store.glob(root, detail=True)
+    except Exception as error:  # each file system raises its own
+        raise UserError(f"{word} cannot be read.", f"{type(error).__name__}: {error}") from error
+    described = []
+    for path, about in known.items():
+        if about.get("type") == "file":
+            name = path.removeprefix(root).lstrip("/") or path.rpartition("/")[2]
+            described.append(_described(store.unstrip_protocol(path), name, word, int(about.get("size") or 0), 0.0))
+    return described
+
+
+def _described(path: str, name: str, source: str, size: int, modified: float) -> Input:
+    stem, suffix = os.path.splitext(name.lower())
+    compression = COMPRESSIONS.get(suffix)
+    kind = KINDS.get(os.path.splitext(stem)[1] if compression else suffix, "text")
+    return Input(path, name, source, size, modified, kind, compression)
+
+
+def tasks(files: Sequence[Input], nbytes: int) -> list[list[Input]]:
+    """Runs of files of about `nbytes` each; a function of the files alone."""
+    dealt: list[list[Input]] = []
+    size = nbytes
+    for file in files:
+        if size >= nbytes:
+            dealt.append([])
+            size = 0
+        dealt[-1].append(file)
+        size += file.size
+    return dealt

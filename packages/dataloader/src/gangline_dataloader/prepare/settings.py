@@ -1,0 +1,66 @@
+"""What decides the bytes of a prepared store; anything else (how many workers) must not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from gangline.data.codec import Bytes, Codec, Subwords
+from gangline.errors import UserError
+from gangline_dataloader.prepare.clean import DEFAULT, RULES
+from gangline_dataloader.prepare.inputs import Input
+from gangline_dataloader.store.write import SHARD_TOKENS
+
+BYTES = "bytes"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of `gangline data prepare` that the result depends on."""
+
+    tokenizer: str = BYTES  # "bytes", or the path of a tokenizer.json
+    end_of_text: str | None = None  # the token behind each document; None: the tokenizer's own, byte 0 for bytes
+    field: str = "text"  # of JSONL and Parquet
+    clean: tuple[str, ...] = DEFAULT
+    exact: bool = True  # drop documents that are there already
+    validation: float = 0.02  # of the documents are held out
+    shard_tokens: int = SHARD_TOKENS
+    task_bytes: int = 64 << 20
+
+    def codec(self) -> Codec:
+        """Text to tokens. Raises UserError."""
+        if self.tokenizer == BYTES:
+            return Bytes(self.end_of_text)
+        return Subwords(self.tokenizer, self.end_of_text, "replace")
+
+    def check(self) -> None:
+        """Raises UserError for what has no meaning."""
+        unknown = [rule for rule in self.clean if rule not in RULES]
+        if unknown:
+            raise UserError(
+                f"--clean {','.join(self.clean)}: no rule {unknown[0]}.", f"Rules: {', '.join(RULES)}, or none."
+            )
+        if not 0 <= self.validation < 1:
+            raise UserError(f"--validation {self.validation} is not a fraction.", "Choose at least 0 and less than 1.")
+
+    def identity(self, files: Sequence[Input]) -> str:
+        """A hash of all that decides the result: of another one nothing may be taken over."""
+        decided = {**asdict(self), "tokenizer": self.codec().identity, "end": self.codec().separator}
+        listed = [(file.path, file.size, file.modified) for file in files]
+        return blake2b(json.dumps([decided, listed]).encode(), digest_size=16).hexdigest()
+
+
+def dtype_for(vocab_size: int) -> str:
+    """The narrowest stored dtype that holds every token."""
+    return "|u1" if vocab_size <= 1 << 8 else "<u2" if vocab_size <= 1 << 16 else "<u4"
+
+
+def copy_tokenizer(settings: Settings, folder: Path) -> str | None:
+    """Put the tokenizer beside the manifest, so that the store explains itself; gives the file's name."""
+    if settings.tokenizer == BYTES:
+        return None
+    (folder / "tokenizer.json").write_bytes(Path(settings.tokenizer).expanduser().read_bytes())
+    return "tokenizer.json"

@@ -1,0 +1,124 @@
+"""One task: some files become documents, clean, hashed and tokenised, in two arrays and a note, on disk.
+
+A task whose note is there is done, and is not done again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from gangline_dataloader.prepare.clean import Dropped, cleaned
+from gangline_dataloader.prepare.documents import NotText, documents
+from gangline_dataloader.prepare.inputs import Input
+from gangline_dataloader.prepare.settings import Settings, dtype_for
+from gangline_dataloader.store.npy import Writer
+
+# A row for each document that passed: where its tokens end, the hash of its text, whether it is held out.
+ROW = np.dtype([("end", "<i8"), ("high", "<u8"), ("low", "<u8"), ("held_out", "?")])
+
+
+@dataclass
+class Count:
+    """What became of the documents of one source."""
+
+    files: int = 0
+    documents: int = 0
+    kept: int = 0
+    tokens: int = 0
+    nbytes: int = 0  # of text, after cleaning
+    dropped: dict[str, int] = field(default_factory=dict)  # why -> how many documents
+
+    def add(self, other: Count) -> None:
+        for name in ("files", "documents", "kept", "tokens", "nbytes"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.dropped = dict(sorted((Counter(self.dropped) + Counter(other.dropped)).items()))
+
+    def drop(self, why: str, count: int = 1) -> None:
+        self.dropped[why] = self.dropped.get(why, 0) + count
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A task that is done: its files, and what it counted, by source."""
+
+    tokens: Path
+    rows: Path
+    counts: dict[str, Count]
+
+
+def paths(folder: Path, number: int) -> tuple[Path, Path, Path]:
+    """Tokens, rows and note of a task."""
+    stem = folder / f"task-{number:06d}"
+    return stem.with_suffix(".npy"), stem.with_suffix(".rows.npy"), stem.with_suffix(".json")
+
+
+def finished(folder: Path, number: int) -> Finished | None:
+    """What an earlier process made of a task, or None."""
+    tokens, rows, note = paths(folder, number)
+    try:
+        content = json.loads(note.read_text())
+    except (OSError, ValueError):
+        return None
+    return Finished(tokens, rows, {source: Count(**count) for source, count in content.items()})
+
+
+def work(folder: Path, number: int, files: Sequence[Input], settings: Settings) -> Finished:
+    """Do a task, unless it is done. Raises UserError for an input that cannot be read."""
+    if done := finished(folder, number):
+        return done
+    tokens, rows, note = paths(folder, number)
+    codec = settings.codec()
+    counts: dict[str, Count] = {}
+    writer, found = Writer(tokens, dtype_for(codec.vocab_size)), []
+    end = np.asarray([] if codec.separator is None else [codec.separator])
+    for file in files:
+        count = counts.setdefault(file.source, Count())
+        count.files += 1
+        try:
+            for document in documents(file, settings.field):
+                count.documents += 1
+                text = cleaned(document.text, settings.clean)
+                if isinstance(text, Dropped):
+                    count.drop(text.why)
+                    continue
+                content = text.encode()
+                ids = np.concatenate([codec.encode_file(content, document.name), end])
+                if not len(ids):
+                    count.drop("empty")
+                    continue
+                writer.write(ids)
+                digest = xxhash.xxh3_128(content).intdigest()
+                held = share_of(file, digest) < settings.validation
+                found.append((writer.length, digest >> 64, digest & (1 << 64) - 1, held))
+                count.kept, count.tokens, count.nbytes = (
+                    count.kept + 1,
+                    count.tokens + len(ids),
+                    count.nbytes + len(content),
+                )
+        except NotText:
+            count.documents += 1
+            count.drop("not text")
+    writer.close()
+    with rows.open("wb") as file_of_rows:
+        np.save(file_of_rows, np.array(found, ROW))
+    waiting = note.with_suffix(".part")
+    waiting.write_text(json.dumps({source: asdict(count) for source, count in counts.items()}))
+    os.replace(waiting, note)
+    return Finished(tokens, rows, counts)
+
+
+def share_of(file: Input, digest: int) -> float:
+    """A number in [0, 1) that decides whether a document is held out: of its file's name, or where a file has many
+    documents of its text; so that it stays on its side when others come or go."""
+    if file.kind == "text":
+        return int.from_bytes(blake2b(file.name.encode(), digest_size=8).digest(), "little") / 2**64
+    return (digest >> 64) / 2**64
