@@ -6,6 +6,7 @@ import copy
 import hashlib
 import itertools
 import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -186,7 +187,8 @@ class DataSourceSuite(PartSuite):
         """Found by `check` before anything starts, or raised as a UserError; never a traceback."""
         run = copy.deepcopy(self.run(*self.corpus(tmp_path)))
         for setting in self.corpus(tmp_path):
-            Path(setting.partition("=")[2]).unlink()
+            found = Path(setting.partition("=")[2])
+            shutil.rmtree(found) if found.is_dir() else found.unlink()
         if not run.data.check(run):
             with pytest.raises(UserError):
                 self.build(run.data, run, "train").sample(0)

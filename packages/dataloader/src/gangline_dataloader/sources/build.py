@@ -28,7 +28,7 @@ def tokens(config: TokensConfig, run: Run, split: Split) -> WindowSource:
     store = LocalStore(held_out if apart and split == "validation" else folder)
     first, rows = 0, store.rows(T)
     if not apart:
-        kept = rows - max(1, round(rows * config.validation_fraction)) if run.validate.every else rows
+        kept = rows - (max(1, round(rows * config.validation_fraction)) if config.validation_fraction else 0)
         first, rows = (kept, rows - kept) if split == "validation" else (0, kept)
     if rows < 1:
         raise UserError(

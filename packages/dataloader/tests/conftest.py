@@ -1,0 +1,42 @@
+"""Small corpora, and stores made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gangline_dataloader.prepare.run import prepare
+from gangline_dataloader.prepare.settings import Settings
+
+
+def quiet(done: int, total: int) -> None:
+    """No progress."""
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Sixty files, some of them twice, some empty, some no text."""
+    folder = tmp_path / "texts"
+    (folder / "deep").mkdir(parents=True)
+    for number in range(60):
+        where = folder / ("deep" if number % 3 else "") / f"file-{number:02d}.txt"
+        where.write_text(f"File {number} of the corpus.\r\n" + f"word {number} " * (number * 7))
+    (folder / "again.txt").write_text((folder / "file-03.txt").read_text())
+    (folder / "empty.txt").write_text("  \n ")
+    (folder / "binary.bin").write_bytes(b"\x00\x01\x02" * 100)
+    (folder / ".hidden").write_text("hidden")
+    return folder
+
+
+@pytest.fixture
+def make_store(tmp_path: Path):
+    """A store of a folder: `make_store(folder, validation=0)`; the keywords are those of Settings."""
+    count = iter(range(100))
+
+    def make(*inputs: Path, workers: int = 1, **settings) -> Path:
+        out = tmp_path / f"store-{next(count)}"
+        prepare([str(path) for path in inputs], out, Settings(**settings), workers, quiet)
+        return out
+
+    return make

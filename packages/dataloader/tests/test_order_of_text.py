@@ -1,0 +1,30 @@
+"""data=tokens with order=text is data=text, sample for sample: prepared tokens are the tokens that text gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gangline.data import text
+from gangline.testing.runs import small_run
+from gangline_dataloader.sources import build
+
+SIZES = ("model.vocab_size=256", "batch.sequence_length=48", "validate.every=10")
+
+
+@pytest.mark.parametrize("documents", ["true", "false"])
+def test_the_samples_are_those_of_text(texts, make_store, documents):
+    for name in ("binary.bin", "empty.txt"):
+        (texts / name).unlink()
+    asked = (*SIZES, f"data.documents={documents}")
+    store = make_store(texts, clean=(), exact=False, validation=0.2)
+    ours = small_run(*asked, "data=tokens", f"data.path={store}", "data.order=text")
+    theirs = small_run(*asked, "data=text", f"data.path={texts}", "data.validation_fraction=0.2")
+    for split in ("train", "validation"):
+        mine, reference = build.tokens(ours.data, ours, split), text.build(theirs.data, theirs, split)
+        count = len(reference)
+        assert len(mine) == count > 3
+        for i in range(2 * count + 5):
+            one, other = mine.sample(i), reference.sample(i)
+            assert one.keys() == other.keys()
+            assert all(np.array_equal(one[name], other[name]) for name in one), (split, i)

@@ -1,0 +1,170 @@
+"""gangline data prepare: the same bytes however it is carried out, and nothing dropped without being told."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gangline.errors import UserError
+from gangline_dataloader import commands
+from gangline_dataloader.prepare.run import VALIDATION, WORK
+from gangline_dataloader.store.local import LocalStore
+from gangline_dataloader.store.manifest import read
+
+# `gangline`, in which each call of one function takes longer.
+SLOW = """
+import sys, time
+from unittest.mock import patch
+from pkgutil import resolve_name
+was = resolve_name("{0}")
+def slow(*words, **named):
+    time.sleep(0.05)
+    return was(*words, **named)
+with patch("{0}", slow):
+    from gangline.cli.main import main
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a store."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def texts_of(folder: Path) -> list[str]:
+    """The documents of a byte store."""
+    store = LocalStore(folder)
+    everything = np.empty((1, store.total), store.dtype)
+    store.windows(np.array([0]), store.total, everything)
+    ends = store.ends(0, store.total)
+    return [bytes(part).decode().removesuffix("\0") for part in np.split(everything[0], ends[:-1])]
+
+
+def test_workers_and_the_size_of_shards_change_no_token(texts, make_store):
+    one = make_store(texts, task_bytes=2000)
+    two = make_store(texts, task_bytes=2000, workers=2)
+    assert contents(one) == contents(two)
+    small = make_store(texts, task_bytes=2000, shard_tokens=3000)
+    assert len(read(small).shards) > 3
+    assert texts_of(small) == texts_of(one)
+
+
+def test_documents_come_in_order_clean_and_once(texts, make_store):
+    store = make_store(texts)
+    found = texts_of(store)
+    assert len(found) == len(set(found))
+    assert "\r" not in "".join(found)
+    assert not (store / WORK).exists()
+    count = read(store).report["by_source"][str(texts)]
+    assert count["files"] == count["documents"] == 63
+    assert count["dropped"] == {"double": 1, "empty": 1, "not text": 1}
+    held_out = texts_of(store / VALIDATION) if (store / VALIDATION).exists() else []
+    assert count["kept"] == len(found) + len(held_out) == 60
+
+
+def test_a_document_stays_on_its_side_when_others_come_and_go(texts, make_store):
+    before = set(texts_of(make_store(texts, validation=0.3) / VALIDATION))
+    for path in sorted(texts.glob("*.txt"))[::2]:
+        path.unlink()
+    after = set(texts_of(make_store(texts, validation=0.3) / VALIDATION))
+    assert after < before
+
+
+def test_killed_and_called_again_it_gives_the_bytes_of_an_undisturbed_call(texts, make_store, tmp_path):
+    """Killed where tasks are half done and where shards are half written."""
+    out = tmp_path / "killed"
+    undisturbed = make_store(texts)
+    for where, wait in (
+        ("gangline_dataloader.prepare.task.cleaned", WORK),
+        ("gangline_dataloader.store.write.ShardWriter.write", f"{WORK}/task-000000.json"),
+    ):
+        process = subprocess.Popen(
+            [sys.executable, "-c", SLOW.format(where), "data", "prepare", texts, "--out", out, "--workers", "1"],
+            stdout=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + 60
+        while not (out / wait).exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert not (out / "manifest.json").exists()
+    assert commands.main(["prepare", str(texts), "--out", str(out), "--workers", "2"]) == 0
+    assert contents(out) == contents(undisturbed)
+
+
+def test_every_form_gives_the_same_documents(tmp_path, make_store):
+    """Text, JSONL, and both compressed."""
+    wanted = [f"Text number {n}, with an ö and a\nnewline." for n in range(5)]
+    lines = "".join(json.dumps({"id": n, "body": text}) + "\n\n" for n, text in enumerate(wanted)).encode()
+    forms = {
+        "a.jsonl": lines,
+        "a.jsonl.gz": gzip.compress(lines),
+        "a.ndjson.bz2": bz2.compress(lines),
+        "a.jsonl.xz": lzma.compress(lines),
+    }
+    for name, content in forms.items():
+        (tmp_path / name).write_bytes(content)
+        assert texts_of(make_store(tmp_path / name, field="body", validation=0)) == wanted, name
+
+
+BAD = {
+    "no.jsonl": (b'{"text": 5}\n', "line 1"),
+    "half.jsonl": (b'{"text": "a"}\n{"text"', "line 2"),
+    "list.jsonl": (b"[1]\n", "line 1"),
+    "other.jsonl": (b'{"body": "a"}\n', "body"),
+    "torn.gz": (gzip.compress(b"text" * 1000)[:-10], "torn.gz"),
+    "none.gz": (b"not compressed", "none.gz"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_an_input_that_cannot_be_read_is_named(name, tmp_path, make_store):
+    content, why = BAD[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=why):
+        make_store(tmp_path / name)
+
+
+def test_an_out_that_holds_something_else_is_left_alone(texts, make_store, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "mine.txt").write_text("precious")
+    with pytest.raises(UserError, match="something else"):
+        commands.main(["prepare", str(texts), "--out", str(other)])
+    assert [path.name for path in other.iterdir()] == ["mine.txt"]
+    store = make_store(texts)
+    before = contents(store)
+    assert commands.main(["prepare", str(texts), "--out", str(store)]) == 0  # the same once more: nothing to do
+    with pytest.raises(UserError, match="another token store"):
+        commands.main(["prepare", str(texts), "--out", str(store), "--keep-doubles"])
+    assert contents(store) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["nowhere"], "not there"),
+        (["{texts}", "--clean", "magic"], "no rule magic"),
+        (["{texts}", "--workers", "0"], "expected 1"),
+        (["{texts}", "--validation", "1"], "fraction"),
+        (["{texts}", "--tokenizer", "nothing.json"], "nothing.json"),
+        (["{texts}", "{texts}"], "named twice"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_written(words, why, texts, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match=why):
+        commands.main(["prepare", *(word.format(texts=texts) for word in words), "--out", str(out)])
+    assert not out.exists()

@@ -1,0 +1,131 @@
+"""A token store: what it holds is found, and what is not as it was written is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gangline.errors import UserError
+from gangline_dataloader import commands
+from gangline_dataloader.store.local import LocalStore
+from gangline_dataloader.store.manifest import FILE, Manifest, Shards, Tokenizer, read
+from gangline_dataloader.store.write import ShardWriter
+
+
+def written(folder: Path, documents: list[list[np.ndarray]]) -> Manifest:
+    """A store of so many shards, each of some documents."""
+    folder.mkdir(exist_ok=True)
+    shards = Shards()
+    for number, some in enumerate(documents):
+        writer = ShardWriter(folder, number, "<u2")
+        writer.write(some)
+        shards.append(writer.close())
+    manifest = Manifest("<u2", 1000, Tokenizer("bytes", "bytes"), shards)
+    manifest.write(folder)
+    return manifest
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_windows_and_ends_are_those_of_one_long_vector(data, tmp_path):
+    """Whatever the shards, also where a window lies in three of them."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 1 << 30)))
+    lengths = data.draw(st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=5))
+    documents = [[rng.integers(0, 1000, n) for n in some] for some in lengths]
+    shutil.rmtree(tmp_path / "store", ignore_errors=True)
+    written(tmp_path / "store", documents)
+    store, whole = LocalStore(tmp_path / "store"), np.concatenate([one for some in documents for one in some])
+    assert store.total == len(whole)
+    length = data.draw(st.integers(1, len(whole)))
+    starts = rng.integers(0, len(whole) - length + 1, 7)
+    out = np.empty((7, length), store.dtype)
+    store.windows(starts, length, out)
+    assert np.array_equal(out, np.stack([whole[start : start + length] for start in starts]))
+    ends = np.cumsum([n for some in lengths for n in some])
+    start = int(starts[0])
+    assert store.ends(start, start + length).tolist() == [e for e in ends if start < e <= start + length]
+
+
+def test_shards_are_plain_numpy_files(tmp_path):
+    written(tmp_path, [[np.arange(5), np.arange(3)]])
+    assert np.load(tmp_path / "shard-00000.npy", mmap_mode="r").tolist() == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert np.load(tmp_path / "shard-00000.ends.npy").tolist() == [5, 8]
+
+
+def test_a_store_that_grew_knows_what_it_was(tmp_path):
+    documents = [[np.arange(1, 9)], [np.arange(4)], [np.arange(7)]]
+    short, long = written(tmp_path / "short", documents[:2]), written(tmp_path / "long", documents)
+    assert long.grew_from(short.identity()) == 2
+    assert short.grew_from(long.identity()) is None
+    assert long.identity() != short.identity() != written(tmp_path / "other", documents[1:]).identity()
+
+
+DAMAGE = {
+    "torn": lambda path: path.write_bytes(path.read_bytes()[:-2]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0\0"),
+    "missing": lambda path: path.unlink(),
+    "another array": lambda path: path.write_bytes(path.read_bytes().replace(b"<u", b"<i", 1)),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("name", ["shard-00001.npy", "shard-00001.ends.npy"])
+def test_a_file_that_is_not_what_the_manifest_says_is_named(kind, name, tmp_path, capsys):
+    written(tmp_path, [[np.arange(50)], [np.arange(60), np.arange(9)]])
+    DAMAGE[kind](tmp_path / name)
+    store = LocalStore(tmp_path)
+    read_it = store.shard_ends if "ends" in name else store.shard
+    with pytest.raises(UserError, match=name) as error:
+        read_it(1)
+    assert "gangline data verify" in str(error.value)
+    assert commands.main(["verify", str(tmp_path)]) == 1
+    assert name in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["shard-00000.npy", "shard-00000.ends.npy"])
+def test_verify_finds_a_flipped_bit(name, tmp_path, capsys):
+    written(tmp_path, [[np.arange(50), np.arange(10)]])
+    assert commands.main(["verify", str(tmp_path)]) == 0
+    content = bytearray((tmp_path / name).read_bytes())
+    content[-3] ^= 16
+    (tmp_path / name).write_bytes(content)
+    capsys.readouterr()
+    assert commands.main(["verify", str(tmp_path)]) == 1
+    assert name in capsys.readouterr().out
+
+
+LIES = {
+    "format": "something",
+    "version": 2,
+    "dtype": "<f4",
+    "vocab_size": 1 << 20,
+    "tokenizer": [],
+    "shards": {"tokens": [5], "documents": [6], "xxh3": [""], "ends_xxh3": [""]},
+}
+
+
+@pytest.mark.parametrize("field", LIES)
+def test_a_manifest_that_makes_no_sense_is_refused_by_name(field, tmp_path):
+    written(tmp_path, [[np.arange(50)]])
+    content = json.loads((tmp_path / FILE).read_text())
+    (tmp_path / FILE).write_text(json.dumps({**content, field: LIES[field]}))
+    with pytest.raises(UserError, match=field if field != "shards" else "documents"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"[", b"[]", b"null", b"[" * 100_000, b'{"format": 1}', b"\xff"])
+def test_what_is_no_manifest_is_refused(content, tmp_path):
+    (tmp_path / FILE).write_bytes(content)
+    with pytest.raises(UserError, match=FILE):
+        read(tmp_path)
+
+
+def test_a_folder_without_a_manifest_is_no_store(tmp_path):
+    with pytest.raises(UserError, match="gangline data prepare"):
+        read(tmp_path)
