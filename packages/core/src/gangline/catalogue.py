@@ -39,7 +39,7 @@ ENTRIES = (
     Entry("moe", "qwen3_30b_a3b", _MOE, "The experts of Qwen3 30B-A3B", edit=True),
     Entry("moe", "deepseek_v3", _MOE, "The experts of DeepSeek-V3", edit=True),
     Entry("checkpoint", "zarr", "gangline-ckpt-zarr", "Sharded, asynchronous checkpoints that any zarr reader opens"),
-    Entry("data", "tokshard", _DATA, "Tokenized shards, mapped from disk or a store"),
+    Entry("data", "tokens", _DATA, "A corpus prepared as tokens, mapped from disk or a store"),
     Entry("data", "mix", _DATA, "A weighted mixture of sources"),
     Entry("data", "dali", _DATA, "Data read and prepared by NVIDIA DALI"),
     Entry("health", "*", _HEALTH, "Checks for spikes, stragglers, silent corruption and failing hardware"),
