@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gangline.errors import Problem, UserError
 from gangline.parts import DataConfig, Part
+from gangline.ranges import PositiveInt, ShareBelowOne
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -20,9 +21,9 @@ class TokensConfig(DataConfig):
 
     path: str | None = None  # the store's directory
     documents: bool = False  # each document stands alone: no attention across documents, positions start anew
-    shuffle_span: int | None = None  # tokens that the shuffle reaches over; null: the whole corpus
+    shuffle_span: PositiveInt | None = None  # tokens that the shuffle reaches over; null: the whole corpus
     order: Literal["shuffled", "text"] = "shuffled"  # text: as data=text visits the same tokens, to compare the two
-    validation_fraction: float = 0.01  # where nothing was held out when it was prepared: of the corpus, its end
+    validation_fraction: ShareBelowOne = 0.01  # where nothing was held out when it was prepared: of the corpus, its end
 
     def check(self, run: Run) -> list[Problem]:
         from gangline_dataloader.store.manifest import read
