@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+from gangline.callback import Callback
+
 if TYPE_CHECKING:
     from gangline.comm import Comm
     from gangline.record import StepRecord
@@ -51,8 +53,8 @@ class Verdict:
         return {**asdict(self), "suggestion": self.suggestion.name.lower()}
 
 
-class HealthCheck(ABC):
-    """Observes every step on every rank. What it raises is caught and named, and never ends the run."""
+class HealthCheck(Callback, ABC):
+    """A callback that observes every step on every rank. What it raises is caught and named, and never ends the run."""
 
     every: int = 1  # observe each `every`-th step
 
@@ -66,13 +68,6 @@ class HealthCheck(ABC):
 
     def collective(self, comm: Comm) -> None:
         """The only place for collectives: called on all ranks before `observe`, each `every`-th step."""
-
-    def state(self) -> dict[str, Any]:
-        """JSON that a checkpoint keeps; equal on all ranks."""
-        return {}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave."""
 
 
 def decide(verdicts: Iterable[Verdict]) -> Action:

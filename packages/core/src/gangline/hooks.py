@@ -230,7 +230,7 @@ def gangline_health_checks() -> Iterable[Part]:
 
 @hookspec
 def gangline_parts() -> Iterable[Part]:
-    """Offer anything else, each part naming its `group`: models, optimizers, model edits, groups of your own.
+    """Offer anything else, each part naming its `group`: models, optimizers, callbacks, model edits, your own groups.
 
     A model edit, which opens a group that nobody had before::
 

@@ -176,6 +176,11 @@ class DataConfig(PartConfig):
 
 
 @dataclass
+class CallbackConfig(PartConfig):
+    """`build(config, run) -> gangline.callback.Callback`."""
+
+
+@dataclass
 class HealthConfig(PartConfig):
     """`build(config, run) -> gangline.health.HealthCheck`."""
 
@@ -203,13 +208,15 @@ GROUPS: dict[str, type[PartConfig]] = {
     "data": DataConfig,
     "track": TrackConfig,
     "health": HealthConfig,
+    "callback": CallbackConfig,
     "launch": LaunchConfig,
 }
-LISTS = ("track", "health")  # groups of which a run has any number
+LISTS = ("track", "health", "callback")  # groups of which a run has any number
 
 __all__ = [
     "GROUPS",
     "LISTS",
+    "CallbackConfig",
     "CheckpointConfig",
     "DataConfig",
     "EditConfig",

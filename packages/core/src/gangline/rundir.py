@@ -27,6 +27,7 @@ from gangline.config.paths import rooted
 from gangline.config.schema import Run
 from gangline.config.serial import from_dict, to_dict
 from gangline.errors import UserError
+from gangline.parts import LISTS
 from gangline.plugins import installed
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has it
@@ -227,10 +228,10 @@ def part_versions(run: Run) -> dict[str, Any]:
         offer = installed().part_of(config)
         return {"part": offer.part.name, "distribution": offer.distribution, "version": offer.version}
 
-    found: dict[str, Any] = {"track": [], "health": []}
+    found: dict[str, Any] = {group: [] for group in LISTS}
     for path, config in run.parts():
         group, _, name = path.partition(".")
-        if name and group in ("track", "health"):
+        if name and group in LISTS:
             found[group].append(row(config))
         else:
             found[path] = row(config)

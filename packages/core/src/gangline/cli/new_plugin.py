@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gangline import hooks
 from gangline.errors import UserError
-from gangline.parts import GROUPS
+from gangline.parts import GROUPS, LISTS
 from gangline.plugins import installed
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
@@ -152,7 +152,7 @@ def files(name: str, kind: str) -> dict[str, str]:
     chosen, module = KINDS[kind], f"gangline_{name.replace('-', '_')}"
     choice = chosen.choice.format(name=name.replace("-", "_") if kind == "edit" else name)
     group, _, _ = choice.partition("=")
-    use = f"'{group}=[{'console,' if group == 'track' else ''}{name}]'" if group in ("track", "health") else choice
+    use = f"'{group}=[{'console,' if group == 'track' else ''}{name}]'" if group in LISTS else choice
     names = {"name": name, "module": module, "title": _title(name), "choice": choice, "use": use}
     return {
         "pyproject.toml": PYPROJECT.format(**names),

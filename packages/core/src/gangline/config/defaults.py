@@ -20,6 +20,7 @@ DEFAULTS: dict[str, str | list[str]] = {
     "data": "text",
     "track": ["console", "jsonl", "tensorboard"],
     "health": [],
+    "callback": [],
     "launch": "local",
 }
 
@@ -28,8 +29,9 @@ def default_run(**given: Any) -> Run:
     """A whole run, where `given` names only what differs from the defaults.
 
     A section takes its dataclass or a dict: ``run=RunSection(steps=3)``, ``batch={"global_size": 4}``. A group takes
-    the name of a part or its configuration: ``model="tiny"``, ``optimizer=Adamw(learning_rate=1e-3)``; `track` and
-    `health` take a list of either. Raises UserError for a part that is not installed and a group that does not exist.
+    the name of a part or its configuration: ``model="tiny"``, ``optimizer=Adamw(learning_rate=1e-3)``; `track`,
+    `health` and `callback` take a list of either. Raises UserError for a part that is not installed and a group that
+    does not exist.
     """
     sections = {}
     for name, section in SECTIONS.items():

@@ -33,6 +33,7 @@ MAY_CHANGE = (
     "launch",
     "track",
     "health",
+    "callback",
     "validate",
     "checkpoint.every",
     "checkpoint.at_end",

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from gangline.parts import (
     GROUPS,
     LISTS,
+    CallbackConfig,
     CheckpointConfig,
     DataConfig,
     EditConfig,
@@ -95,6 +96,7 @@ class Run:
     validate: ValidateSection = field(default_factory=ValidateSection)
     track: dict[str, TrackConfig] = field(default_factory=dict)  # part name -> its configuration
     health: dict[str, HealthConfig] = field(default_factory=dict)
+    callback: dict[str, CallbackConfig] = field(default_factory=dict)
     edits: dict[str, EditConfig] = field(default_factory=dict)  # group -> the chosen edit; absent: off
     extra: dict[str, PartConfig] = field(default_factory=dict)  # groups that plugins added beside core's
     references: dict[str, str] = field(default_factory=dict)  # path -> "${oc.env:NAME}", written in place of its value

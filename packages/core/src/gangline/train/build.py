@@ -23,6 +23,7 @@ from gangline.precision import Precision
 from gangline.rundir import RunDirectory
 from gangline.runtime import Runtime
 from gangline.train.batches import Batches
+from gangline.train.callbacks import attach
 from gangline.train.finish import finisher
 from gangline.train.report import Reporter
 from gangline.train.restore import restore
@@ -108,9 +109,11 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
         validation=held_out.pop("", None),
         validation_sets=held_out,
         checkpointer=checkpointer,
+        callbacks={name: plugins.build(config, run) for name, config in run.callback.items()},
         health={name: plugins.build(config, run) for name, config in run.health.items()},
         reporter=Reporter.build(run, tree, mesh, comms, device, precision),
         notes=[note for _, config in run.parts() for note in config.notices(run)] if comms.rank == 0 else [],
     )
+    attach(session)
     restore(session)
     return session

@@ -10,10 +10,11 @@ from gangline.health import Action, Verdict, decide
 from gangline.launch.signals import stop_requested
 from gangline.record import StepRecord
 from gangline.train.agree import agree
-from gangline.train.batches import Batches
+from gangline.train.callbacks import each
 from gangline.train.report import Clock, peak_memory
 from gangline.train.restore import capture, roll_back
 from gangline.train.session import Session
+from gangline.train.validate import validate
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,15 @@ def loop(s: Session) -> Ending:
     """Run steps until the run is done, a signal came, or a verdict ends it."""
     for name, check in s.health.items():
         observe(s, name, check.before_run)
+    each(s, "begin", s.step)
     s.checkpointer.prepare(s.registry)
     clock = Clock()
     while s.step < s.run.steps:
+        each(s, "before_step", s.step + 1)
         record = step(s, clock)
+        if s.members:
+            with clock("callback"):
+                record.metrics |= each(s, "after_step", record, not record.skipped)
         verdicts = [] if record.finite or s.precision.scales else [not_finite(record)]
         verdicts += [v for name, check in s.health.items() for v in observe_step(s, name, check, record)]
         due = s.checkpointer.due(s.step, record.step_seconds, s.run.checkpoint.every)
@@ -43,9 +49,7 @@ def loop(s: Session) -> Ending:
         saves = keeps and (agreed.due or bool(agreed.signal and s.run.run.save_on_signal))
         if action < Action.ROLL_BACK and s.run.validate.every and s.step % s.run.validate.every == 0:
             with clock("validate"):
-                assert s.validation is not None
-                record.validation_loss = validate(s, s.validation)
-                record.validation_losses = {name: validate(s, held_out) for name, held_out in s.validation_sets.items()}
+                validate(s, record)
         if saves:
             record.checkpoint = str(CheckpointId(s.step, s.attempt))
         record.saving, record.failed_save = s.saving.progress if s.saving else None, s.failed_save
@@ -135,22 +139,18 @@ def observe(s: Session, name: str, call) -> list[Verdict]:
         return []
 
 
-def validate(s: Session, held_out: Batches) -> float:
-    """Mean loss over held-out samples."""
-    count = min(s.run.validate.samples, len(held_out.source))
-    loss_sum, tokens = s.runtime.evaluate(held_out.held_out(count))
-    return loss_sum / max(tokens, 1)
-
-
 def save(s: Session, last: bool = False) -> None:
     """Begin a checkpoint. One save is in flight at a time; one that comes to nothing is told by a note."""
     poll(s, wait=True)
+    each(s, "before_save", s.step)
     if last:
         s.checkpointer.ending()
     try:
         s.saving = s.checkpointer.save(s.step, s.shards(), s.registry, capture(s).to_dict())
     except SaveFailed as error:
         give_up(s, error)
+        return
+    each(s, "after_save", s.saving.id)
 
 
 def poll(s: Session, wait: bool = False) -> None:

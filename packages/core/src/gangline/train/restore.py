@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -17,10 +18,13 @@ from gangline.errors import BadCheckpoint, UserError
 from gangline.rundir import part_versions
 from gangline.shard import Registry, Shard
 from gangline.state import Document
+from gangline.train.callbacks import choice, named
 from gangline.train.session import Session
 
 LOCAL = "local/"  # arrays of one layout
 OPTIMIZER = "optimizer/"
+MEMBERS = ("callback/", "health/")  # may change when a run goes on
+OPTIONAL = (LOCAL, *MEMBERS)  # arrays that a checkpoint may lack, or hold beyond those of the run
 
 
 def fingerprint(registry: Registry) -> str:
@@ -35,8 +39,8 @@ def capture(session: Session) -> Document:
         "optimizer": session.optimizer.state(),
         "precision": session.precision.state(),
         "data": session.source.state(session.cursor),
-        **{f"health.{name}": check.state() for name, check in session.health.items()},
     }
+    theirs = {place.replace("/", ".", 1): member.state() for place, member in session.members.items()}
     return Document(
         step=session.step,
         attempt=session.attempt,
@@ -44,7 +48,7 @@ def capture(session: Session) -> Document:
         seed=session.run.seed,
         tokens=session.tokens,
         parts=part_versions(session.run),
-        states={name: state for name, state in states.items() if state},
+        states={name: state for name, state in states.items() if state} | theirs,
         data=session.source.fingerprint(),
         model=fingerprint(session.registry),
         mesh=dict(session.mesh.sizes),
@@ -64,6 +68,7 @@ def restore(session: Session) -> None:
     wanted = session.checkpointer.latest()
     if wanted is None:
         _begin(session, Attempt(session.attempt, None, why="start"))
+        _first_values(session, set(session.registry))
         return
     damage: list[str] = []
     while wanted is not None:
@@ -117,7 +122,7 @@ def load(session: Session, id: CheckpointId) -> str | None:
         document = document_of(session.checkpointer, id)
         _check(session, id, document)
         weights_alone = _holds_weights_alone(session, id)
-        wanted = _wanted(session, id)
+        wanted, fresh = _wanted(session, id)
         if weights_alone:
             session.notes.append(f"checkpoint {id} holds weights alone: the optimizer starts afresh")
             wanted = [shard for shard in wanted if not shard.name.startswith(OPTIMIZER)]
@@ -135,8 +140,11 @@ def load(session: Session, id: CheckpointId) -> str | None:
     if not weights_alone:
         session.optimizer.load_state(document.states.get("optimizer", {}))
     session.precision.load_state(document.states.get("precision", {}))
-    for name, check in session.health.items():
-        check.load_state(document.states.get(f"health.{name}", {}))
+    for place, member in session.members.items():
+        state = document.states.get(place.replace("/", ".", 1))
+        if state is not None:
+            named(session, place, member.load_state, state)
+    _first_values(session, fresh)
     return None
 
 
@@ -151,6 +159,15 @@ def document_of(checkpointer: Checkpointer, id: CheckpointId) -> Document:
     return document
 
 
+def _first_values(session: Session, fresh: set[str]) -> None:
+    """Arrays of callbacks and checks that no checkpoint fills; asked on all ranks alike, also where one holds none."""
+    weights = list(session.runtime.shards())
+    for place, member in session.members.items():
+        if any(name in fresh for name in member.registry or ()):
+            theirs = [shard for shard in member.shards() if shard.name in fresh]
+            named(session, place, member.first_values, theirs, weights)
+
+
 def _holds_weights_alone(session: Session, id: CheckpointId) -> bool:
     """Whether a run begins with this checkpoint, made of weights that others trained."""
     return id.step == 0 and not any(name.startswith(OPTIMIZER) for name in session.checkpointer.arrays(id))
@@ -163,19 +180,31 @@ def _seen(session: Session, id: CheckpointId, bad: str) -> str:
     return bad or (f"checkpoint {id} is damaged (seen by another rank)" if float(flag) else "")
 
 
-def _wanted(session: Session, id: CheckpointId) -> list[Shard]:
-    """The shards to fill: all, but for those of a layout that did not write the checkpoint, which are zeroed."""
+def _wanted(session: Session, id: CheckpointId) -> tuple[list[Shard], set[str]]:
+    """(the shards to fill, the names of those that may come and go and are not stored).
+
+    Of the latter those of a layout that did not write the checkpoint are zeroed here.
+    """
     stored, registry = session.checkpointer.arrays(id), session.registry
-    fresh = {name for name in registry if name.startswith(LOCAL) and stored.get(name) != registry[name].shape}
-    if fresh:
+    fresh = {name for name in registry if name.startswith(OPTIONAL) and stored.get(name) != registry[name].shape}
+    if any(name.startswith(LOCAL) for name in fresh):
         session.notes.append(f"checkpoint {id} has none of what only this layout uses (local/...): it starts from zero")
+    for place in _places(fresh):
+        session.notes.append(f"checkpoint {id} lacks arrays of {choice(place)}: they start from the weights")
+    for place in _places(name for name in stored if name not in registry):
+        session.notes.append(f"checkpoint {id} holds arrays of {choice(place)} that this run does not use: left out")
     wanted = []
     for shard in session.shards():
-        if shard.name in fresh:
-            shard.local.zero_()
-        else:
+        if shard.name not in fresh:
             wanted.append(shard)
-    return wanted
+        elif shard.name.startswith(LOCAL):
+            shard.local.zero_()
+    return wanted, fresh
+
+
+def _places(names: Iterable[str]) -> list[str]:
+    """The callbacks and checks that these arrays are of: "callback/ema"."""
+    return sorted({"/".join(name.split("/")[:2]) for name in names if name.startswith(MEMBERS)})
 
 
 def _check(session: Session, id: CheckpointId, document: Document) -> None:
@@ -187,7 +216,7 @@ def _check(session: Session, id: CheckpointId, document: Document) -> None:
         example = differ[0] if differ else "their names"
         what = f"{stored.get(example, 'absent')} stored, {ours[example].shape if example in ours else 'absent'} here"
         raise UserError(f"checkpoint {id} is of another model.", f"{example}: {what}", afresh)
-    left = [name for name in stored if name not in ours and not name.startswith(LOCAL)]
+    left = [name for name in stored if name not in ours and not name.startswith(OPTIONAL)]
     if left:
         raise UserError(f"checkpoint {id} holds state that this run has no place for.", ", ".join(left[:3]), afresh)
     if document.data and document.data != session.source.fingerprint():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from gangline.callback import Callback
 from gangline.checkpoint import Checkpointer, Handle
 from gangline.comm import Comms
 from gangline.config.schema import Run
@@ -17,6 +18,7 @@ from gangline.optimizer import Optimizer
 from gangline.precision import Precision
 from gangline.rundir import RunDirectory
 from gangline.runtime import Runtime
+from gangline.shard import Registry, Shard
 from gangline.train.batches import Batches
 from gangline.train.report import Reporter
 
@@ -39,6 +41,7 @@ class Session:
     validation: Batches | None
     validation_sets: dict[str, Batches]  # beside it, by name
     checkpointer: Checkpointer
+    callbacks: dict[str, Callback]
     health: dict[str, HealthCheck]
     reporter: Reporter
 
@@ -53,10 +56,20 @@ class Session:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def registry(self):
-        """Every array of the run's state."""
-        return self.runtime.registry | self.optimizer.registry | self.runtime.local()[0]
+    def members(self) -> dict[str, Callback]:
+        """The callbacks and then the health checks, as they were chosen: "callback/ema" -> the part."""
+        found: dict[str, Callback] = {f"callback/{name}": part for name, part in self.callbacks.items()}
+        return found | {f"health/{name}": part for name, part in self.health.items()}
 
-    def shards(self) -> list:
+    @property
+    def registry(self) -> Registry:
+        """Every array of the run's state."""
+        found = self.runtime.registry | self.optimizer.registry | self.runtime.local()[0]
+        for member in self.members.values():
+            found = found if member.registry is None else found | member.registry
+        return found
+
+    def shards(self) -> list[Shard]:
         """Every array of the run's state that this rank holds."""
-        return [*self.runtime.shards(), *self.optimizer.shards(), *self.runtime.local()[1]]
+        theirs = [shard for member in self.members.values() for shard in member.shards()]
+        return [*self.runtime.shards(), *self.optimizer.shards(), *self.runtime.local()[1], *theirs]

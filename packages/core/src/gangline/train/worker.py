@@ -16,6 +16,7 @@ from gangline.mesh import Mesh
 from gangline.rundir import RunDirectory
 from gangline.sample import sample
 from gangline.train.build import build, device_of
+from gangline.train.callbacks import each, tell_of_error
 from gangline.train.loop import Ending, loop, poll, save, tell
 from gangline.train.session import Session
 
@@ -58,9 +59,19 @@ def train(s: Session) -> int:
         again = f"train resume={s.directory.path} run.steps={2 * s.step}"
         s.notes.append(f"it has ended: step {s.step} is done, and run.steps={s.run.steps}. To go on:  {again}")
     tell(s)
-    ending = loop(s)
-    if ending.why == "done" and s.run.checkpoint.at_end and s.checkpointer.keeps and (s.step > first or fleeting(s)):
-        save_at_end(s)
+    try:
+        ending = loop(s)
+        if (
+            ending.why == "done"
+            and s.run.checkpoint.at_end
+            and s.checkpointer.keeps
+            and (s.step > first or fleeting(s))
+        ):
+            save_at_end(s)
+        each(s, "end", ending.why)
+    except BaseException as error:
+        tell_of_error(s, error)
+        raise
     poll(s, wait=True)
     s.checkpointer.close()
     tell(s)

@@ -3,6 +3,7 @@
 rows      a strategy that cuts every matrix along rows over `dp_shard` and implements folds
 lanes     a model edit whose module lies on a fold of its own, emits a loss and metrics, and learns from `after_step`
 nan       a health check
+previous  a callback that holds arrays and lends them
 files     a checkpointer on plain files
 numbers   a data source of counting words
 lines     a tracker

@@ -10,6 +10,7 @@ from gangline.errors import Problem
 from gangline.hooks import hookimpl
 from gangline.model.tree import Node, Shape, nodes, replaced
 from gangline.parts import (
+    CallbackConfig,
     CheckpointConfig,
     DataConfig,
     EditConfig,
@@ -92,6 +93,11 @@ class Nan(HealthConfig):
 
 
 @dataclass
+class Previous(CallbackConfig):
+    """Keeps the weights as they were before the newest step."""
+
+
+@dataclass
 class Files(CheckpointConfig):
     """One .npy file for each box and one index, made visible by a rename."""
 
@@ -145,4 +151,11 @@ def gangline_parts() -> Iterable[Part]:
         build="gangline.testing.toys.lines:LinesTracker",
         summary="a text file",
         group="track",
+    )
+    yield Part(
+        name="previous",
+        config=Previous,
+        build="gangline.testing.toys.previous:PreviousCallback",
+        summary="the weights before the newest step",
+        group="callback",
     )

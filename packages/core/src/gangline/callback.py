@@ -1,0 +1,143 @@
+"""Callbacks act while a run lives, on every rank: averages of weights, evaluation, profiles, outer optimizers.
+
+A callback breaks no law: what it makes of a step is the same whatever the layout. Its arrays are cut as the weights
+are, travel in the checkpoint, and any layout reads them. Health checks (`gangline.health`) derive from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from gangline.checkpoint import CheckpointId
+    from gangline.comm import Comms, Store
+    from gangline.record import StepRecord
+    from gangline.runtime import Runtime
+    from gangline.shard import Registry, Shard
+
+Metrics = Mapping[str, "float | list[float]"]
+
+
+class Callback:
+    """What core calls on every rank, in this order; each method does nothing unless it is overridden.
+
+    attach                                  once, after the optimizer is built and before a checkpoint is restored
+    begin                                   before the first step of this start
+    before_step, after_step                 each step
+    before_validation, after_validation     where the step is followed by one
+    before_save, after_save                 where the step is followed by one
+    end, or on_error                        once
+
+    All ranks call it at the same place, so it may use collectives, but in `on_error`. What it raises ends the run and
+    names it: a rank that went on alone would leave the others waiting.
+
+    place     "callback/ema": set by core before `attach`; the names of its arrays begin with it and a slash
+    registry  of its arrays, whole and the same on every rank; None where it has none. Set by `attach`
+    """
+
+    place: str = ""
+    registry: Registry | None = None
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
+        """The parts are built: keep what is needed of them, and allocate arrays, so that a load has what to fill.
+
+        store: the job's key-value store, for threads of its own; None where one process is the run.
+        """
+
+    def shards(self) -> Iterable[Shard]:
+        """The arrays `<place>/...` that this rank holds. `like_parameters` makes such as are cut like the weights."""
+        return ()
+
+    def first_values(self, shards: Sequence[Shard], weights: Sequence[Shard]) -> None:
+        """Fill those of its arrays that no checkpoint fills: all in a new run, those it lacks where one goes on.
+
+        weights: this rank's `model/...` arrays as they are now. Unless overridden, an array `<place>/.../<parameter>`
+        takes the values of that parameter, and others stay as they are.
+        """
+        start_from_weights(shards, weights)
+
+    def state(self) -> dict[str, Any]:
+        """JSON that a checkpoint keeps; equal on all ranks."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave. Not called where the checkpoint is of a run without this callback."""
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def begin(self, step: int) -> None:
+        """`step` steps are done, weights and arrays are those of that step."""
+
+    def before_step(self, step: int) -> None:
+        """Step number `step`, counted from 1 as in the record, is about to be taken."""
+
+    def after_step(self, record: StepRecord, applied: bool) -> Metrics | None:
+        """The step is done, nothing is saved or rolled back yet. Metrics come into its record as `<name>/<metric>`.
+
+        applied: the optimizer stepped; false where the step was left out. Metrics are equal on all ranks.
+        """
+
+    def before_validation(self, step: int) -> None:
+        """The held-out samples are about to be evaluated."""
+
+    def lends(self) -> Sequence[str]:
+        """Which weights of its own are to be validated beside the run's: "0.999" for `<place>/0.999/<parameter>`.
+
+        Asked at each validation, equal on all ranks; there must be an array for every trained parameter. Their loss is
+        the metric `<name>/0.999/validation_loss`.
+        """
+        return ()
+
+    def after_validation(self, record: StepRecord) -> Metrics | None:
+        """The record has its validation losses. Metrics as in `after_step`."""
+
+    def before_save(self, step: int) -> None:
+        """A checkpoint is about to be taken of what the arrays hold."""
+
+    def after_save(self, id: CheckpointId) -> None:
+        """It is staged: arrays may change again. Whether it becomes whole is known later."""
+
+    def end(self, why: str) -> None:
+        """No step follows, the last checkpoint is saved. why: "done", a signal's name, or what a verdict asked for."""
+
+    def on_error(self, error: BaseException) -> None:
+        """The run ends with this error on this rank; the others may live or not, so no collectives."""
+
+
+def like_parameters(runtime: Runtime, prefix: str, dtype: torch.dtype | None = None) -> tuple[Registry, list[Shard]]:
+    """New arrays `<prefix>/<parameter>` for every trained parameter, cut and placed as it is: (registry, shards).
+
+    Their values are not set: `Callback.first_values` does that. dtype: that of the parameters where it is None.
+    """
+    import torch
+
+    from gangline.shard import Shard
+
+    name = None if dtype is None else str(dtype).removeprefix("torch.")
+    registry = runtime.registry.like(prefix, [f"model/{parameter}" for parameter in runtime.names()], name)
+    shards = []
+    for named in runtime.parameters():
+        for piece in named.pieces:
+            of = piece.shard
+            local = torch.empty_like(piece.tensor, dtype=dtype or piece.tensor.dtype, requires_grad=False)
+            shards.append(Shard(f"{prefix}/{named.name}", of.global_shape, local.dtype, of.offset, local, of.primary))
+    return registry, shards
+
+
+def start_from_weights(shards: Iterable[Shard], weights: Iterable[Shard]) -> None:
+    """Give each array whose name ends with a parameter's the values of that parameter, where it has the same box."""
+    import torch
+
+    held = {(weight.name.removeprefix("model/"), weight.box): weight.local for weight in weights}
+    with torch.no_grad():
+        for shard in shards:
+            if (weight := held.get((shard.name.rpartition("/")[2], shard.box))) is not None:
+                shard.local.copy_(weight)
+
+
+__all__ = ["Callback", "Metrics", "like_parameters", "start_from_weights"]

@@ -1,0 +1,33 @@
+"""Losses on held-out samples: of the run's own weights, and of those that callbacks lend."""
+
+from __future__ import annotations
+
+from gangline.record import StepRecord
+from gangline.train.batches import Batches
+from gangline.train.callbacks import each, lendings
+from gangline.train.session import Session
+
+
+def validate(s: Session, record: StepRecord) -> None:
+    """Put every loss into the record: of lent weights as metrics, under the names of callback and weights."""
+    each(s, "before_validation", s.step)
+    record.validation_loss, record.validation_losses = losses(s)
+    for name, lent in lendings(s):
+        with lent:
+            default, sets = losses(s)
+        record.metrics[f"{name}/validation_loss"] = default
+        record.metrics |= {f"{name}/validation_losses/{held_out}": loss for held_out, loss in sets.items()}
+    record.metrics |= each(s, "after_validation", record)
+
+
+def losses(s: Session) -> tuple[float, dict[str, float]]:
+    """(on the held-out part of the run's data, on the validation sets by name), with the weights as they are now."""
+    assert s.validation is not None
+    return loss(s, s.validation), {name: loss(s, held_out) for name, held_out in s.validation_sets.items()}
+
+
+def loss(s: Session, held_out: Batches) -> float:
+    """Mean loss over held-out samples."""
+    count = min(s.run.validate.samples, len(held_out.source))
+    loss_sum, tokens = s.runtime.evaluate(held_out.held_out(count))
+    return loss_sum / max(tokens, 1)

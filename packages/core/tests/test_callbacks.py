@@ -1,0 +1,128 @@
+"""Callbacks in whole runs: what they hold travels, what they lend is put back, what they raise is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gangline.callback import Callback
+from gangline.errors import UserError
+from gangline.testing import as_installed
+from gangline.testing.sessions import lines, session, trained, trained_on
+from gangline.testing.toys.previous import PreviousCallback
+from gangline.train.worker import train
+
+
+@pytest.fixture(scope="module", autouse=True)
+def toys():
+    with as_installed("gangline-toys", "gangline.testing.toys.plugin"):
+        yield
+
+
+PREVIOUS, VALIDATED = "callback=previous", "validate.every=1"
+
+
+def held(s) -> dict[str, torch.Tensor]:
+    """Every array that one process holds."""
+    return {shard.name: shard.local.detach().clone() for shard in s.shards()}
+
+
+def test_what_it_holds_travels_over_layouts_and_what_it_lends_is_put_back(tmp_path):
+    trained(tmp_path / "plain", VALIDATED, "run.steps=6")
+    trained(tmp_path / "out", PREVIOUS, VALIDATED, "run.steps=4")
+    trained_on(2, tmp_path / "out", PREVIOUS, VALIDATED, "run.steps=6", "parallel=ddp")
+
+    records, plain = lines(tmp_path / "out", "metrics.jsonl"), lines(tmp_path / "plain", "metrics.jsonl")
+    losses = [record["validation_loss"] for record in records]
+    assert losses == pytest.approx([record["validation_loss"] for record in plain], rel=1e-12)
+    before = [record["metrics"]["previous/weights/validation_loss"] for record in records]
+    assert before[1:] == pytest.approx(losses[:-1], rel=1e-12), "the weights before a step are those after the last"
+    assert before[0] != pytest.approx(losses[0], rel=1e-6)
+    assert [record["metrics"]["previous/applied"] for record in records] == [1, 2, 3, 4, 5, 6]
+
+    mine, other = session(tmp_path / "out", PREVIOUS), session(tmp_path / "plain")
+    arrays, weights = held(mine), held(other)
+    assert mine.callbacks["previous"].state() == {"applied": 6}
+    names = [name for name in arrays if name.startswith("callback/")]
+    assert len(names) == len(mine.runtime.names())
+    for name in [name for name in arrays if name.startswith("model/")]:
+        assert torch.allclose(arrays[name], weights[name], rtol=1e-9, atol=0), name
+
+
+def test_it_may_come_and_go_when_a_run_goes_on(tmp_path):
+    trained(tmp_path / "out", "run.steps=2")
+    trained(tmp_path / "out", PREVIOUS, "run.steps=2")  # nothing to do: saved as it was
+    late = session(tmp_path / "out", PREVIOUS, "run.steps=4")
+    assert ["lacks arrays of callback=previous" in note for note in late.notes] == [True]
+    arrays = held(late)
+    for name in late.runtime.names():
+        assert torch.equal(arrays[f"callback/previous/weights/{name}"], arrays[f"model/{name}"])
+    train(late)
+    gone = session(tmp_path / "out", "run.steps=4")
+    assert ["holds arrays of callback=previous" in note for note in gone.notes] == [True]
+    assert not [name for name in held(gone) if name.startswith("callback/")]
+
+
+class Events(Callback):
+    """Writes down what it is told."""
+
+    def __init__(self, fails_in: str = "", error: type[Exception] = ValueError) -> None:
+        self.told: list[str] = []
+        self.fails_in, self.error = fails_in, error
+
+    def hear(self, event: str) -> None:
+        self.told.append(event)
+        if event == self.fails_in:
+            raise self.error("of all things")
+
+
+EVENTS = [name for name in vars(Callback) if name.startswith(("begin", "before_", "after_", "end", "on_error"))]
+for event in EVENTS:
+    setattr(Events, event, lambda self, *_, event=event: self.hear(event))
+
+
+def with_events(s, callback):
+    s.callbacks["events"] = callback
+    return s
+
+
+def test_events_come_in_their_order(tmp_path):
+    s = session(tmp_path / "out", "run.steps=2", "validate.every=2")
+    events = Events()
+    train(with_events(s, events))
+    step, whole = ["before_step", "after_step"], ["before_validation", "after_validation", "before_save", "after_save"]
+    assert events.told == ["begin", *step, *step, *whole, "end"]
+
+
+@pytest.mark.parametrize(("event", "error"), [("after_step", ValueError), ("before_save", UserError)])
+def test_what_it_raises_ends_the_run_and_names_it(tmp_path, event, error):
+    s = session(tmp_path / "out", "run.steps=3")
+    events = Events(event, error)
+    with pytest.raises(error, match="of all things") as raised:
+        train(with_events(s, events))
+    assert "callback=events" in " ".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
+    assert events.told[-2:] == [event, "on_error"]
+
+
+def test_weights_come_back_where_a_validation_fails(tmp_path, monkeypatch):
+    s = session(tmp_path / "out", PREVIOUS, "run.steps=1", VALIDATED)
+    kept, evaluate = {}, s.runtime.evaluate
+
+    def fails_the_second_time(batches):
+        if kept:
+            assert not all(torch.equal(kept[name], array) for name, array in held(s).items())
+            raise RuntimeError("no more")
+        kept.update(held(s))
+        return evaluate(batches)
+
+    monkeypatch.setattr(s.runtime, "evaluate", fails_the_second_time)
+    with pytest.raises(RuntimeError, match="no more"):
+        train(s)
+    for name, array in held(s).items():
+        assert torch.equal(array, kept[name]), name
+
+
+def test_a_foreign_name_of_an_array_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(PreviousCallback, "place", property(lambda self: "callback/other", lambda self, place: None))
+    with pytest.raises(ValueError, match="callback=previous names an array 'callback/other/weights/"):
+        session(tmp_path / "out", PREVIOUS)
