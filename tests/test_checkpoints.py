@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from gangline import plugins
 from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
+from gangline.record import read
 from gangline.rundir import RunDirectory
 from gangline.shard import Layout, Registry, Shard
 from gangline.testing import rank
@@ -116,8 +116,7 @@ def differing(session: Session) -> list[str]:
 
 
 def curve(run_dir: Path) -> list[tuple[int, float, float]]:
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    return [(found["step"], found["loss"], found["grad_norm"]) for found in map(json.loads, lines)]
+    return [(found["step"], found["loss"], found["grad_norm"]) for found in read(run_dir / "metrics.jsonl")]
 
 
 def holds(place: Path, first: tuple[str, ...], second: tuple[str, ...], steps: int, more: int) -> None:

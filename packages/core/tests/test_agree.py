@@ -8,12 +8,12 @@ from gangline.health import Action, Verdict
 from gangline.mesh import Mesh
 from gangline.testing import rank
 from gangline.testing.pool import pool
-from gangline.train.agree import Agreed, agree
+from gangline.train.agree import Gathered, agree
 
 CPU = torch.device("cpu")
 
 
-def told(knowing: int) -> Agreed:
+def told(knowing: int) -> Gathered:
     world = rank.comms(Mesh.of({"dp_replicate": rank.world})).world
     mine = rank.index == knowing
     verdicts = [Verdict("spike", "step 3", 0.5, "the loss", Action.WARN)] if mine else []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from gangline.record import read
 from gangline.testing import (
     CheckpointerSuite,
     DataSourceSuite,
@@ -94,8 +94,7 @@ class TestJsonLines(TrackerSuite):
     can = {"keeps", "resumes"}
 
     def recorded(self, directory: Path) -> list[tuple[int, float]]:
-        records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-        return [(record["step"], record["loss"]) for record in records]
+        return [(record["step"], record["loss"]) for record in read(directory / "metrics.jsonl")]
 
 
 class TestTensorboard(TrackerSuite):

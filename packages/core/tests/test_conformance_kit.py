@@ -72,9 +72,8 @@ def test_a_claim_that_nobody_knows_fails(tmp_path: Path) -> None:
 
 RECORDED = """
     def recorded(self, directory):
-        import json
-        lines = (directory / "metrics.jsonl").read_text().splitlines()
-        return [(record["step"], record["loss"]) for record in map(json.loads, lines)]
+        from gangline.record import read
+        return [(record["step"], record["loss"]) for record in read(directory / "metrics.jsonl")]
 """
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gangline.testing import (
+    CallbackSuite,
     CheckpointerSuite,
     DataSourceSuite,
     HealthCheckSuite,
@@ -38,6 +39,11 @@ class TestFiles(CheckpointerSuite):
 class TestNumbers(DataSourceSuite):
     choice = "data=numbers"
     can = {"epochs", "disjoint", "reads"}
+
+
+class TestPrevious(CallbackSuite):
+    choice = "callback=previous"
+    can = {"watches"}
 
 
 class TestNan(HealthCheckSuite):

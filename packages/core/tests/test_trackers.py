@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rich.console import Console as Terminal
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gangline.record import StepRecord
+from gangline.record import StepRecord, read
 from gangline.track import Start, Tracker
 from gangline.track.console import ConsoleTracker, duration, quantity
 from gangline.track.jsonl import JsonLinesTracker
@@ -48,7 +48,7 @@ def start(directory: Path, first: int = 0, last: int = 100, attempt: int = 1) ->
 
 
 def lines(directory: Path) -> list[dict]:
-    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return read(directory / "metrics.jsonl")
 
 
 def track(directory: Path, *records: StepRecord, first: int = 0) -> None:
@@ -100,6 +100,15 @@ def test_a_way_back_within_a_run_forgets_what_came_after(tmp_path):
     ]
 
 
+def test_nothing_that_was_written_is_taken_back(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    track(tmp_path, *map(record, range(1, 9)))
+    before = path.read_bytes() + b'{"step": 9, "lo'  # torn by a kill
+    path.write_bytes(before)
+    track(tmp_path, record(6, attempt=2), first=5)
+    assert path.read_bytes().startswith(before + b"\n")
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 400), st.integers(0, 10))
 def test_wherever_a_kill_tore_the_file_it_goes_on_whole(tmp_path_factory, cut, resumed):
@@ -108,7 +117,7 @@ def test_wherever_a_kill_tore_the_file_it_goes_on_whole(tmp_path_factory, cut, r
     path = directory / "metrics.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole[: max(0, len(whole) - cut)])
-    left = path.read_bytes().count(b"\n")
+    left = len(lines(directory))
     track(directory, *(record(step) for step in range(resumed + 1, 13)), first=resumed)
     expected = [*range(1, min(left, resumed) + 1), *range(resumed + 1, 13)]
     assert [line["step"] for line in lines(directory)] == expected

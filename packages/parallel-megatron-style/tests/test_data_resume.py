@@ -13,8 +13,9 @@ from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline.testing.runs import small_run
 from gangline.train.build import build
-from gangline.train.loop import poll, save, step
+from gangline.train.loop import step
 from gangline.train.report import Clock
+from gangline.train.save import poll, save
 from gangline.train.session import Session
 
 

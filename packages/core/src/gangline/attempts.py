@@ -1,6 +1,8 @@
-"""attempts.jsonl: a line for each start of a run and each way back, so that no abandoned branch is ever continued.
+"""attempts.jsonl: each start of a run and each way back, so that no abandoned branch is ever continued.
 
-A run that is resumed goes on in its attempt. Going back (a rollback, a fall-back to an older checkpoint) begins
+An order that changes the course without going back (a restart, a stop, a cut of the learning rate, an exclusion) is a
+line as well, so that what really happened can be counted, also after a rollback. A run that is resumed goes on in its
+attempt. Going back (a rollback, a fall-back to an older checkpoint) begins
 attempt n+1: first its line here, then the load.
 """
 
@@ -10,8 +12,10 @@ import json
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from gangline.checkpoint.base import CheckpointId
 
@@ -20,13 +24,21 @@ FILE = "attempts.jsonl"
 
 @dataclass(frozen=True)
 class Attempt:
-    """One line: attempt number, the checkpoint it goes on from, samples passed over since, and why."""
+    """One line: attempt number, the checkpoint it goes on from, samples passed over from there, and why."""
 
     attempt: int
     start: str | None  # checkpoint id, or None for the beginning
     skipped: int = 0
     why: str = "start"
     time: str = ""
+    skipped_from: int = 0  # the first sample passed over
+    order: str = ""  # the action that was ordered ("roll_back", "restart", "stop", ...); "" where the run was started
+    kinds: tuple[str, ...] = ()  # of the verdicts that were answered
+    step: int = 0  # steps done at that time
+    rate: float = 1.0  # the learning rate's factor in the `rate_steps` steps after step `rate_from`
+    rate_from: int = 0
+    rate_steps: int = 0
+    exclude: tuple[str, ...] = ()  # hosts that are to have no part in the next start
 
 
 def read(run_dir: str | Path) -> list[Attempt]:
@@ -38,7 +50,9 @@ def read(run_dir: str | Path) -> list[Attempt]:
     for line in path.read_text().splitlines():
         try:
             content = json.loads(line)
-            found.append(Attempt(**{key: content[key] for key in content if key in Attempt.__dataclass_fields__}))
+            content = {key: content[key] for key in content if key in Attempt.__dataclass_fields__}
+            lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
+            found.append(Attempt(**{**content, **lists}))
         except (ValueError, TypeError):
             continue
     return found
@@ -49,14 +63,47 @@ def append(run_dir: str | Path, attempt: Attempt) -> None:
     path = Path(run_dir) / FILE
     torn = path.exists() and (content := path.read_bytes()) and not content.endswith(b"\n")
     with path.open("a") as file:
-        file.write(("\n" if torn else "") + json.dumps(asdict(attempt)) + "\n")
+        file.write(("\n" if torn else "") + json.dumps(_content(attempt)) + "\n")
         file.flush()
         os.fsync(file.fileno())
 
 
+def _content(attempt: Attempt) -> dict[str, Any]:
+    """Five fields always, and of the others those that say something."""
+    usual = {field.name: field.default for field in fields(Attempt)[5:]}
+    return {key: value for key, value in asdict(attempt).items() if key not in usual or value != usual[key]}
+
+
 def current(run_dir: str | Path) -> int:
     """The number of the attempt under way; 1 where none is written yet."""
-    return max((line.attempt for line in read(run_dir)), default=1)
+    return newest(read(run_dir))
+
+
+def newest(lines: Iterable[Attempt]) -> int:
+    """The number of the newest attempt; 1 where there is no line."""
+    return max((line.attempt for line in lines), default=1)
+
+
+def stamp(seconds: float) -> str:
+    """Seconds since the epoch as a line's time."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def next_cursor(lines: Iterable[Attempt], cursor: int, size: int) -> int:
+    """Where the next batch of `size` samples begins: at `cursor`, or behind samples that were once passed over.
+
+    That holds in every later attempt and after every restart: a batch has none of them.
+    """
+    passed = sorted((line.skipped_from, line.skipped_from + line.skipped) for line in lines if line.skipped)
+    for first, end in passed:
+        if first < cursor + size and cursor < end:
+            cursor = end
+    return cursor
+
+
+def rate(lines: Iterable[Attempt], step: int) -> float:
+    """What the learning rate of a step, counted from 1, is multiplied by: the product of all cuts that cover it."""
+    return math.prod(line.rate for line in lines if line.rate_from < step <= line.rate_from + line.rate_steps)
 
 
 def branch(run_dir: str | Path, ids: Iterable[CheckpointId]) -> list[CheckpointId]:

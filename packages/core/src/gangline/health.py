@@ -1,28 +1,34 @@
-"""Health checks look at the step record and say what is wrong and what to do."""
+"""Health checks look at a run and say what is wrong; orders say what is done about it.
+
+A verdict finds, an order acts. Verdicts are gathered from all ranks; then every rank makes the same order of them: a
+check that knows a playbook answers (`respond`), and what none answers core does as the verdict suggests.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 from gangline.callback import Callback
 
 if TYPE_CHECKING:
+    from gangline.attempts import Attempt
     from gangline.comm import Comm
     from gangline.record import StepRecord
 
 
 class Action(IntEnum):
-    """What a verdict asks for, mildest first; of several verdicts the strongest is taken.
+    """What a verdict suggests and an order does, mildest first; of several the strongest is taken.
 
     NOTE       write it down
     WARN       tell the user
-    SKIP       go on; a step that was not finite stays left out
-    ROLL_BACK  return to the last checkpoint and pass over the samples since
-    RESTART    start the workers again from the last checkpoint
+    SKIP       leave the weights as they are in this step, and go on
+    ROLL_BACK  return to a checkpoint and pass over samples
+    RESTART    start the workers again from a checkpoint
     STOP       end the run
     """
 
@@ -52,9 +58,79 @@ class Verdict:
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "suggestion": self.suggestion.name.lower()}
 
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> Verdict:
+        """The way back from `to_dict`, also through JSON."""
+        suggestion, overrides = Action[content["suggestion"].upper()], tuple(content["overrides"])
+        return cls(**{**content, "suggestion": suggestion, "overrides": overrides})
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is done about verdicts, at the same step boundary on all ranks.
+
+    action       the strongest of several orders is taken
+    kinds        of the verdicts that it answers: their own suggestions no longer count
+    before_step  ROLL_BACK and RESTART: to the newest checkpoint in which this step is not done; None: to the newest
+    skip         samples that are passed over, from that checkpoint's cursor on; None: under ROLL_BACK all that were
+                 read since, under RESTART none. They stay passed over, whatever happens later
+    rate         the learning rate is multiplied by this in the next `rate_steps` steps, counted from where the run goes
+                 on; also after a restart
+    exclude      hosts that are to have no part in the next start
+    """
+
+    action: Action
+    kinds: tuple[str, ...]
+    before_step: int | None = None
+    skip: int | None = None
+    rate: float = 1.0
+    rate_steps: int = 0
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.skip is not None and self.skip < 0:
+            raise ValueError(f"an order cannot pass over {self.skip} samples")
+        if not (self.rate >= 0 and math.isfinite(self.rate)):
+            raise ValueError(f"an order cannot multiply the learning rate by {self.rate}")
+
+    @property
+    def changes_course(self) -> bool:
+        """Whether it is a line in attempts.jsonl."""
+        return self.action >= Action.ROLL_BACK or self.cuts or bool(self.exclude)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether the learning rate changes."""
+        return self.rate != 1.0 and self.rate_steps > 0
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What a playbook decides from: the same on every rank.
+
+    verdicts  of all ranks, in rank order
+    history   the lines of attempts.jsonl: every start of the run, and every order that changed its course
+    now       seconds since the epoch, on global rank 0
+    """
+
+    verdicts: tuple[Verdict, ...]
+    history: tuple[Attempt, ...] = ()
+    now: float = 0.0
+
+    def of(self, kind: str) -> list[Verdict]:
+        """The verdicts of one kind."""
+        return [verdict for verdict in self.verdicts if verdict.kind == kind]
+
+    def ordered(self, kind: str, action: Action) -> list[Attempt]:
+        """How often this was done about verdicts of this kind, oldest first: what a budget counts."""
+        return [line for line in self.history if kind in line.kinds and line.order == action.name.lower()]
+
 
 class HealthCheck(Callback, ABC):
-    """A callback that observes every step on every rank. What it raises is caught and named, and never ends the run."""
+    """A callback that finds what is wrong, on every rank. What it raises is caught and named, and never ends the run.
+
+    Collectives belong in `before_run` and `collective`, on any Comm that `attach` was given.
+    """
 
     every: int = 1  # observe each `every`-th step
 
@@ -63,15 +139,51 @@ class HealthCheck(Callback, ABC):
         """Verdicts on the step just done. No collectives here."""
 
     def before_run(self) -> Iterable[Verdict]:
-        """Called once before the first step."""
+        """Verdicts before the first step of this start, on which a STOP refuses the run."""
+        return ()
+
+    def before_update(self, loss: float, grad_norm: float) -> Iterable[Verdict]:
+        """Verdicts between clip and update, on global numbers; a SKIP leaves this step out. No collectives here.
+
+        Asked in every step that is finite. It costs a gather over all ranks, where a check overrides it.
+        """
         return ()
 
     def collective(self, comm: Comm) -> None:
-        """The only place for collectives: called on all ranks before `observe`, each `every`-th step."""
+        """Called on all ranks before `observe`, each `every`-th step: what needs the other ranks to be observed."""
+
+    def respond(self, agreed: Agreed, record: StepRecord | None) -> Order | None:
+        """What is to be done about the verdicts of all checks and ranks; None where it knows nothing better.
+
+        A pure function, for each rank asks on its own: of `agreed` and of what is equal on all ranks in the record
+        (None before the run and before an update). What happened before is in `agreed.history`, which outlives a
+        rollback, not in its state, which does not.
+        """
+        return None
 
 
-def decide(verdicts: Iterable[Verdict]) -> Action:
-    """The one action: the strongest suggestion left after overrides."""
-    found = list(verdicts)
-    overridden = {kind for verdict in found for kind in verdict.overrides}
-    return max((v.suggestion for v in found if v.kind not in overridden), default=Action.NOTE)
+def decide(agreed: Agreed, responses: Sequence[Order]) -> Order:
+    """The one order: the strongest of the checks' and of what the verdicts that none answers suggest.
+
+    A cut of the rate and an exclusion hold beside it, where the strongest has none of its own.
+    """
+    answered = {kind for order in responses for kind in order.kinds}
+    orders = [*responses, playbook(agreed.verdicts, answered)]
+    strongest = max(orders, key=lambda order: order.action)
+    for order in orders:
+        if order is not strongest and (order.cuts or order.exclude):
+            cut = strongest if strongest.cuts else order
+            exclude = tuple(dict.fromkeys(strongest.exclude + order.exclude))
+            kinds = tuple(dict.fromkeys(strongest.kinds + order.kinds))
+            strongest = replace(strongest, rate=cut.rate, rate_steps=cut.rate_steps, exclude=exclude, kinds=kinds)
+    return strongest
+
+
+def playbook(verdicts: Iterable[Verdict], answered: Iterable[str] = ()) -> Order:
+    """What core does by itself: the strongest suggestion left after overrides and answers."""
+    found, answered = list(verdicts), set(answered)
+    overridden = answered.union(*(verdict.overrides for verdict in found))
+    own = [verdict for verdict in found if verdict.kind in verdict.overrides]  # puts its word in the place of others'
+    left = [v for v in found if v.kind not in overridden or (v in own and v.kind not in answered)]
+    action = max((verdict.suggestion for verdict in left), default=Action.NOTE)
+    return Order(action, tuple(dict.fromkeys(verdict.kind for verdict in left if verdict.suggestion == action)))

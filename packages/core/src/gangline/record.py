@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
 
 @dataclass
@@ -38,14 +41,40 @@ class StepRecord:
 
     def to_json(self) -> str:
         """One line, floats in full precision. Not finite: a string ("nan"), for JSON has no such number."""
-        return json.dumps(_plain(asdict(self)), allow_nan=False)
+        return json.dumps(plain(asdict(self)), allow_nan=False)
 
 
-def _plain(value: object) -> object:
+def newest(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """Of the lines of a metrics.jsonl each step's newest record, in order: none of a branch that was left behind.
+
+    The file is append-only. A step that comes again (the run went back, or was killed and went on) begins anew from
+    there: what the file says before of that step and later ones no longer counts. A line that a kill tore is left out.
+    """
+    found: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        try:
+            record = json.loads(line)
+            step = record["step"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        while found and next(reversed(found)) >= step:
+            found.popitem()
+        found[step] = record
+    return list(found.values())
+
+
+def read(path: str | Path) -> list[dict[str, Any]]:
+    """`newest` of a file."""
+    with Path(path).open() as file:
+        return newest(file)
+
+
+def plain(value: object) -> object:
+    """The same as JSON has it: floats that are not finite as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value

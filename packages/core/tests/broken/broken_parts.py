@@ -8,7 +8,7 @@ from gangline.hooks import hookimpl
 from gangline.optimizer.config import Adamw
 from gangline.parts import HealthConfig, Part, PrecisionConfig, ScheduleConfig, TrackConfig
 from gangline.precision.config import Fp16
-from gangline.testing.toys.plugin import Files, Lanes, Nan, Numbers, Rows
+from gangline.testing.toys.plugin import Files, Lanes, Nan, Numbers, Previous, Rows
 
 PARTS: dict[str, list[Part]] = {}
 
@@ -19,7 +19,7 @@ def broken(group: str, base: type, module: str, *names: str) -> None:
         title = "".join(word.title() for word in name.split("-"))
         config = dataclass(type(f"{title}Config", (base,), {"__module__": __name__}))
         globals()[config.__name__] = config
-        own = group if group in ("optimizer", "schedule", "track") else None
+        own = group if group in ("optimizer", "schedule", "track", "callback") else None
         where = name.replace("-", "_") if group == "edit" else group
         part = Part(
             name="on" if group == "edit" else name,
@@ -82,6 +82,19 @@ broken(
 )
 broken("health", Nan, "broken_others", "jumpy", "forgetful", "chatty", "blind", "tidy")
 broken("health", HealthConfig, "broken_others", "proud")
+broken("health", Nan, "broken_callbacks", "counts-itself", "remembers", "cries")
+broken(
+    "callback",
+    Previous,
+    "broken_callbacks",
+    "meddles",
+    "forgets-state",
+    "forgets-arrays",
+    "own-metrics",
+    "says-whole",
+    "asks-on-error",
+    "needs-its-state",
+)
 broken(
     "edit",
     Lanes,
@@ -138,4 +151,4 @@ def gangline_precisions():
 
 @hookimpl
 def gangline_parts():
-    return [*PARTS["edit"], *PARTS["track"], *PARTS["optimizer"], *PARTS["schedule"]]
+    return [*PARTS["edit"], *PARTS["track"], *PARTS["optimizer"], *PARTS["schedule"], *PARTS["callback"]]

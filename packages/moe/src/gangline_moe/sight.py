@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from gangline.errors import UserError
+from gangline.record import read
 
 LOAD = "/load"
 
@@ -31,10 +31,10 @@ def loads_of(metrics: dict[str, object]) -> dict[str, list[float]]:
 
 
 def told(run_dir: str | Path) -> list[Told]:
-    """The steps of a run in order; of a step that was done again, the last. Raises UserError where there is none."""
+    """The steps of a run in order, none of a branch that was left behind. Raises UserError where there is none."""
     path = Path(run_dir) / "metrics.jsonl"
     try:
-        records = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+        records = read(path)
     except OSError:
         raise UserError(
             f"{run_dir} holds no metrics.jsonl.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -103,13 +102,13 @@ def _of_flags(flags: dict[str, str]) -> tuple[Schedule, Costs]:
 
 def _recorded(directory: Path) -> Timeline:
     """What the newest recorded step of a run did."""
+    from gangline.record import read
     from gangline.rundir import RunDirectory
     from gangline_parallel_megatron_style.explain import case_of
     from gangline_parallel_megatron_style.layout.timing import schedule_of
     from gangline_parallel_megatron_style.pipeline.record import latest, timeline
 
-    records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    found = latest(records)
+    found = latest(read(directory / "metrics.jsonl"))
     schedule = schedule_of(case_of(RunDirectory.open(directory).run()))
     if found is None or schedule is None:
         raise UserError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from gangline.config.compose import compose_one
 from gangline.config.preflight import sweep
 from gangline.config.schema import Run
 from gangline.errors import UserError
+from gangline.record import read
 from gangline.rundir import RunDirectory, fresh
 
 
@@ -86,8 +86,8 @@ def _table(done: list[Done]) -> None:
 def _last(metrics: Path) -> tuple[str, str, str]:
     """Step and loss of a run's last record, and its last validation loss, as text."""
     try:
-        records = [json.loads(line) for line in metrics.read_text().splitlines()]
-    except (OSError, ValueError):
+        records = read(metrics)
+    except OSError:
         return "", "", ""
     if not records:
         return "", "", ""

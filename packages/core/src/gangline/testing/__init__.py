@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 _WHERE = {
+    "CallbackSuite": "callback",
     "CheckpointerSuite": "checkpointer",
     "DataSourceSuite": "data",
     "HealthCheckSuite": "health",

@@ -9,14 +9,16 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+from gangline.attempts import Attempt
 from gangline.comm import Comm
 from gangline.config.schema import Run
-from gangline.health import Action, HealthCheck, Verdict
+from gangline.health import Action, Agreed, HealthCheck, Verdict, decide
 from gangline.parts import HealthConfig
 from gangline.plugins import load
 from gangline.record import StepRecord
@@ -24,6 +26,7 @@ from gangline.testing.claims import Unclaimed
 from gangline.testing.pool import pool
 from gangline.testing.suite import PartSuite
 
+LIVED = 4  # steps of a real run, before it is gone on with
 STEPS, FAULT = 160, 100  # a run's length, and the step at which something goes wrong
 PATIENCE = 40  # steps that a check may take to be sure
 
@@ -121,7 +124,7 @@ class _Guarded(Comm):
 
 
 @contextmanager
-def _no_collectives() -> Iterator[None]:
+def no_collectives() -> Iterator[None]:
     """torch.distributed's own calls raise."""
     import torch.distributed as dist
 
@@ -142,6 +145,18 @@ def _no_collectives() -> Iterator[None]:
             setattr(dist, name, function)
 
 
+def lived(run_dir: Path, *settings: str) -> tuple[list[str], list[Attempt]]:
+    """Train on this rank: (what people were told, the lines of attempts.jsonl)."""
+    from gangline.testing.sessions import session
+    from gangline.train.worker import train
+
+    s = session(run_dir, *settings)
+    notes, note = [], s.reporter.note
+    s.reporter.note = lambda text: notes.append(text) or note(text)  # type: ignore[method-assign, func-returns-value]
+    train(s)
+    return notes, s.history
+
+
 def observed(build: str, config: HealthConfig, run: Run, records: Records) -> tuple[list[dict], dict]:
     """What a rank's check says over these records, as core would ask it; and its state at the end."""
     from gangline.mesh import Mesh
@@ -149,16 +164,16 @@ def observed(build: str, config: HealthConfig, run: Run, records: Records) -> tu
 
     check: HealthCheck = load(build)(config, run)
     comm = _Guarded(rank.comms(Mesh.of({"dp_replicate": rank.world})).world)
-    with _no_collectives():
+    with no_collectives():
         said = [verdict.to_dict() for verdict in check.before_run()]
     for record in records:
         if record.step % check.every == 0:
             comm.open = True
             check.collective(comm)
             comm.open = False
-            with _no_collectives():
+            with no_collectives():
                 said += [verdict.to_dict() for verdict in check.observe(record)]
-    with _no_collectives():
+    with no_collectives():
         return said, check.state()
 
 
@@ -224,6 +239,36 @@ class HealthCheckSuite(PartSuite):
             assert isinstance(verdict.suggestion, Action)
             json.dumps(verdict.to_dict())
 
+    # --- orders ------------------------------------------------------------------------------------------------------
+
+    def test_an_answer_depends_on_what_was_agreed_alone(self, fault: str) -> None:
+        """Each rank asks on its own, and a restarted one has seen nothing: asked twice, and of a fresh check."""
+        from gangline.train.verdicts import not_finite
+
+        check = self.check()
+        said: list[Attempt] = []
+        for record in self.faults[fault](healthy()):
+            found = tuple(verdict for _, verdict in self.verdicts([record], check))
+            history = tuple(said)
+            agreed = Agreed((*found, not_finite(record)) if not record.finite else found, history, 1e9 + record.step)
+            if not agreed.verdicts:
+                continue
+            answers = [one.respond(agreed, record) for one in (check, check, self.check())]
+            assert answers[0] == answers[1] == answers[2], f"at step {record.step} it answers differently: {answers}"
+            order = decide(agreed, [answers[0]] if answers[0] else [])
+            if order.changes_course:
+                line = Attempt(len(said) + 2, "step-00000001", order=order.action.name.lower(), kinds=order.kinds)
+                said.append(line)
+
+    def test_lives_in_a_run_that_is_killed_and_goes_on(self, tmp_path: Path) -> None:
+        """Everything that core asks of a check, in a run on two ranks: nothing is raised, nothing is ordered."""
+        for steps in (LIVED, 2 * LIVED):
+            words = (self.choice, *self.settings, "parallel=ddp", f"run.steps={steps}", "validate.every=2")
+            for notes, history in pool(2).run(lived, tmp_path / "run", *words):
+                failed = [note for note in notes if "failed" in note]
+                assert not failed, failed[0]
+                assert not [line for line in history if line.order], f"on a healthy run it ordered {history[-1]}"
+
     # --- manners -----------------------------------------------------------------------------------------------------
 
     def test_state_goes_through_a_checkpoint(self, fault: str) -> None:
@@ -239,7 +284,7 @@ class HealthCheckSuite(PartSuite):
             said = [[(s, v.to_dict()) for s, v in self.verdicts(records[place:], check)] for check in (whole, again)]
             assert said[0] == said[1], f"after a checkpoint at step {place} it speaks differently"
 
-    def test_no_collectives_outside_of_collective(self) -> None:
+    def testno_collectives_outside_of_collective(self) -> None:
         """And state is the same on all ranks."""
         run = self.run()
         records = FAULTS["not-finite"](healthy(FAULT + 5))

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gangline.record import read
 from gangline.testing.processes import kill
 
 SMALL = (
@@ -133,8 +134,8 @@ class RealRuns:
     # --- what they wrote ---------------------------------------------------------------------------------------------
 
     def records(self, run_dir: str) -> list[dict[str, Any]]:
-        """The lines of `metrics.jsonl`, each of which must be whole."""
-        return [json.loads(line) for line in (self.directory / run_dir / "metrics.jsonl").read_text().splitlines()]
+        """Each step's newest record."""
+        return read(self.directory / run_dir / "metrics.jsonl")
 
     def curve(self, run_dir: str) -> list[tuple[int, float, float]]:
         """(step, loss, gradient norm) of each record: equal for two runs that computed the same bits."""

@@ -25,6 +25,7 @@ SUITES = {
     "data": "DataSourceSuite",
     "track": "TrackerSuite",
     "health": "HealthCheckSuite",
+    "callback": "CallbackSuite",
 }
 
 

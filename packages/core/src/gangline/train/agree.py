@@ -4,45 +4,57 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from dataclasses import dataclass
 
 import torch
 
 from gangline.comm import Comm
-from gangline.health import Action, Verdict
+from gangline.health import Verdict
 
 _SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 
 
 @dataclass(frozen=True)
-class Agreed:
+class Gathered:
     """The same on every rank."""
 
     rank_seconds: dict[str, float] | None  # min, median, max; None on one rank
     signal: str  # the stop signal that some rank got, or ""
     verdicts: list[Verdict]  # of all ranks, in rank order
     due: bool  # whether some rank wants a checkpoint
+    now: float  # seconds since the epoch, on rank 0
 
 
 def agree(
     world: Comm, device: torch.device, seconds: float, signal: str | None, verdicts: list[Verdict], due: bool
-) -> Agreed:
+) -> Gathered:
     """Gather step seconds, stop signals, verdicts and wishes for a checkpoint over all ranks."""
     if world.size == 1:
-        return Agreed(None, signal or "", verdicts, due)
+        return Gathered(None, signal or "", verdicts, due, time.time())
     number = _SIGNALS.index(signal) if signal in _SIGNALS else 0
-    row = [seconds, float(number), float(len(verdicts)), float(due)]
+    row = [seconds, float(number), float(len(verdicts)), float(due), time.time()]
     mine = torch.tensor([row], dtype=torch.float64, device=device)
     rows = world.all_gather(mine).tolist()  # type: ignore[union-attr]
     times = [row[0] for row in rows]
     spread = {"min": min(times), "median": statistics.median(times), "max": max(times)}
-    told = gather_json(world, device, [v.to_dict() for v in verdicts]) if any(row[2] for row in rows) else []
-    found = [
-        Verdict(**{**v, "suggestion": Action[v["suggestion"].upper()], "overrides": tuple(v["overrides"])})
-        for part in told
-        for v in part
-    ]
-    return Agreed(spread, _SIGNALS[int(max(row[1] for row in rows))], found, any(row[3] for row in rows))
+    found = _told(world, device, verdicts) if any(row[2] for row in rows) else []
+    signalled = _SIGNALS[int(max(row[1] for row in rows))]
+    return Gathered(spread, signalled, found, any(row[3] for row in rows), rows[0][4])
+
+
+def gather_verdicts(world: Comm, device: torch.device, verdicts: list[Verdict]) -> tuple[list[Verdict], float]:
+    """(the verdicts of all ranks, in rank order, seconds since the epoch on rank 0)."""
+    if world.size == 1:
+        return verdicts, time.time()
+    mine = torch.tensor([[float(len(verdicts)), time.time()]], dtype=torch.float64, device=device)
+    rows = world.all_gather(mine).tolist()  # type: ignore[union-attr]
+    return _told(world, device, verdicts) if any(row[0] for row in rows) else [], rows[0][1]
+
+
+def _told(world: Comm, device: torch.device, verdicts: list[Verdict]) -> list[Verdict]:
+    told = gather_json(world, device, [verdict.to_dict() for verdict in verdicts])
+    return [Verdict.of(content) for part in told for content in part]
 
 
 def gather_json(world: Comm, device: torch.device, value: object) -> list:

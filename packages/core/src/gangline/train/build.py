@@ -14,6 +14,7 @@ from gangline.config.schema import Run
 from gangline.config.validation import validation_sets
 from gangline.data import DataSource
 from gangline.errors import UserError
+from gangline.events import Events
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
@@ -79,6 +80,20 @@ def held_out_sources(run: Run) -> dict[str, DataSource]:
 
 def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: torch.device) -> Session:
     """Build every part and restore the newest checkpoint, if there is one. Called by all ranks."""
+    events = Events(directory.path if comms.rank == 0 else None)
+    events.write("start", processes=comms.world.size, mesh=dict(mesh.sizes))
+    with events.ends_with_error():
+        with events.phase("build"):
+            session = assemble(run, directory, mesh, comms, device)
+            session.events = events
+            attach(session)
+        with events.phase("restore"):
+            restore(session)
+    return session
+
+
+def assemble(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: torch.device) -> Session:
+    """Every part, built; nothing is restored, and callbacks know nothing of the others yet."""
     tree, plan = compose_model(run)
     precision: Precision = plugins.build(run.precision, run)
     finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
@@ -94,7 +109,7 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
         name: Batches(source, run.batch.global_size, micro, runtime.data_coordinate, device)
         for name, source in held_out_sources(run).items()
     }
-    session = Session(
+    return Session(
         run=run,
         directory=directory,
         mesh=mesh,
@@ -114,6 +129,3 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
         reporter=Reporter.build(run, tree, mesh, comms, device, precision),
         notes=[note for _, config in run.parts() for note in config.notices(run)] if comms.rank == 0 else [],
     )
-    attach(session)
-    restore(session)
-    return session

@@ -3,52 +3,48 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
-from gangline.checkpoint import CheckpointId, SaveFailed
-from gangline.health import Action, Verdict, decide
+from gangline import attempts
+from gangline.checkpoint import CheckpointId
+from gangline.health import Action, Verdict
 from gangline.launch.signals import stop_requested
 from gangline.record import StepRecord
+from gangline.train import verdicts
 from gangline.train.agree import agree
 from gangline.train.callbacks import each
+from gangline.train.orders import Ending, announce, carry_out
 from gangline.train.report import Clock, peak_memory
-from gangline.train.restore import capture, roll_back
+from gangline.train.save import poll, save, tell
 from gangline.train.session import Session
 from gangline.train.validate import validate
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How the loop ended: why is "done", a signal's name, "stop" or "restart"; evidence says more."""
-
-    why: str
-    evidence: str = ""
-
-
 def loop(s: Session) -> Ending:
-    """Run steps until the run is done, a signal came, or a verdict ends it."""
-    for name, check in s.health.items():
-        observe(s, name, check.before_run)
+    """Run steps until the run is done, a signal came, or an order ends it."""
+    order, found = verdicts.before_run(s)
+    announce(s, found)
+    if ending := carry_out(s, order, found):
+        return ending
     each(s, "begin", s.step)
     s.checkpointer.prepare(s.registry)
     clock = Clock()
     while s.step < s.run.steps:
         each(s, "before_step", s.step + 1)
-        record = step(s, clock)
+        record, before = step(s, clock)
         if s.members:
             with clock("callback"):
                 record.metrics |= each(s, "after_step", record, not record.skipped)
-        verdicts = [] if record.finite or s.precision.scales else [not_finite(record)]
-        verdicts += [v for name, check in s.health.items() for v in observe_step(s, name, check, record)]
         due = s.checkpointer.due(s.step, record.step_seconds, s.run.checkpoint.every)
-        agreed = agree(s.comms.world, s.device, record.step_seconds, stop_requested(), verdicts, due)
+        mine = verdicts.after_step(s, record)
+        agreed = agree(s.comms.world, s.device, record.step_seconds, stop_requested(), mine, due)
         record.rank_seconds = agreed.rank_seconds
-        record.verdicts = [verdict.to_dict() for verdict in agreed.verdicts]
-        action = decide(agreed.verdicts)
-        keeps = action < Action.ROLL_BACK and s.checkpointer.keeps
-        saves = keeps and (agreed.due or bool(agreed.signal and s.run.run.save_on_signal))
-        if action < Action.ROLL_BACK and s.run.validate.every and s.step % s.run.validate.every == 0:
-            with clock("validate"):
+        order, found = verdicts.judged(s, [*before, *agreed.verdicts], agreed.now, record)
+        record.verdicts = [verdict.to_dict() for verdict in found.verdicts]
+        stays = order.action < Action.ROLL_BACK
+        saves = stays and s.checkpointer.keeps
+        saves = saves and (agreed.due or bool(agreed.signal and s.run.run.save_on_signal))
+        if stays and s.run.validate.every and s.step % s.run.validate.every == 0:
+            with clock("validate"), s.phase("validate"):
                 validate(s, record)
         if saves:
             record.checkpoint = str(CheckpointId(s.step, s.attempt))
@@ -61,29 +57,31 @@ def loop(s: Session) -> Ending:
             with clock("checkpoint"):
                 save(s, last=bool(agreed.signal))
         poll(s)
-        for verdict in agreed.verdicts:
-            s.reporter.note(f"{verdict.suggestion.name.lower()}: {verdict}")
-        evidence = "; ".join(str(verdict) for verdict in agreed.verdicts if verdict.suggestion == action)
-        if action is Action.ROLL_BACK and not roll_back(s, evidence):
-            return Ending("stop", f"{evidence}; there is no checkpoint to go back to")
+        announce(s, found)
+        ending = carry_out(s, order, found)
         tell(s)
-        if action in (Action.RESTART, Action.STOP):
-            return Ending(action.name.lower(), evidence)
-        if agreed.signal:
-            return Ending(agreed.signal)
+        if ending or agreed.signal:
+            return ending or Ending(agreed.signal)
     return Ending("done")
 
 
-def step(s: Session, clock: Clock) -> StepRecord:
-    """One step: read, forward and backward, clip, update. Where it is not finite nothing is updated."""
+def step(s: Session, clock: Clock) -> tuple[StepRecord, tuple[Verdict, ...]]:
+    """One step: read, forward and backward, clip, update; and what checks found before the update.
+
+    Where the step is not finite, or an order leaves it out, nothing is updated.
+    """
+    s.cursor = attempts.next_cursor(s.history, s.cursor, s.run.batch.global_size)
     with clock("data"):
         micro_batches = s.batches.take(s.cursor, s.step)
     with clock("forward_backward"):
         result = s.runtime.step(micro_batches)
-    learning_rate = s.run.optimizer.learning_rate * s.schedule(s.step)
+    loss = result.loss_sum / result.tokens if result.tokens else math.nan
+    learning_rate = s.run.optimizer.learning_rate * s.schedule(s.step) * attempts.rate(s.history, s.step + 1)
     with clock("optimizer"):
         grad_norm = s.runtime.clip(s.run.optimizer.clip_norm)
-        if result.finite:
+        refused, found = verdicts.before_update(s, loss, grad_norm) if result.finite else ("", ())
+        skipped = refused if result.finite else "loss or gradients are not finite"
+        if not skipped:
             s.optimizer.step(learning_rate)
             s.runtime.applied()
         s.precision.update(found_inf=not result.finite)
@@ -92,10 +90,10 @@ def step(s: Session, clock: Clock) -> StepRecord:
     s.tokens += result.tokens
     seconds = sum(clock.seconds[phase] for phase in ("data", "forward_backward", "optimizer"))
     read = s.run.batch.global_size * s.run.batch.sequence_length / seconds
-    return StepRecord(
+    record = StepRecord(
         step=s.step,
         attempt=s.attempt,
-        loss=result.loss_sum / result.tokens if result.tokens else math.nan,
+        loss=loss,
         grad_norm=grad_norm,
         learning_rate=learning_rate,
         tokens=result.tokens,
@@ -105,79 +103,13 @@ def step(s: Session, clock: Clock) -> StepRecord:
         seconds=clock.seconds,
         memory_bytes=peak_memory(s.device),
         finite=result.finite,
-        skipped="" if result.finite else "loss or gradients are not finite",
+        skipped=skipped,
         metrics=summed_up(s, result.metrics),
     )
+    return record, found
 
 
 def summed_up(s: Session, metrics: dict[str, float | list[float]]) -> dict[str, float | list[float]]:
     """What modules emitted, and what the edits that put them there make of it."""
     more = [options.summary(metrics) for options in s.run.edits.values()]
     return {name: value for found in (metrics, *more) for name, value in found.items()}
-
-
-def not_finite(record: StepRecord) -> Verdict:
-    """Core's own verdict; a health check may override it."""
-    evidence = f"loss {record.loss}, gradient norm {record.grad_norm}; the weights were left as they were"
-    return Verdict("not-finite", f"step {record.step}", 1.0, evidence, Action.STOP)
-
-
-def observe_step(s: Session, name: str, check, record: StepRecord) -> list[Verdict]:
-    """One check's verdicts on one step."""
-    if record.step % check.every:
-        return []
-    check.collective(s.comms.world)
-    return observe(s, name, lambda: check.observe(record))
-
-
-def observe(s: Session, name: str, call) -> list[Verdict]:
-    """What a check says; what it raises is named and ends nothing."""
-    try:
-        return list(call())
-    except Exception as error:
-        s.reporter.note(f"health={name} failed: {type(error).__name__}: {error}")
-        return []
-
-
-def save(s: Session, last: bool = False) -> None:
-    """Begin a checkpoint. One save is in flight at a time; one that comes to nothing is told by a note."""
-    poll(s, wait=True)
-    each(s, "before_save", s.step)
-    if last:
-        s.checkpointer.ending()
-    try:
-        s.saving = s.checkpointer.save(s.step, s.shards(), s.registry, capture(s).to_dict())
-    except SaveFailed as error:
-        give_up(s, error)
-        return
-    each(s, "after_save", s.saving.id)
-
-
-def poll(s: Session, wait: bool = False) -> None:
-    """Look after the save in flight."""
-    if s.saving is None:
-        return
-    try:
-        if wait:
-            s.saving.wait()
-        elif not s.saving.poll():
-            return
-        s.saved = s.fresh = str(s.saving.id)
-        s.failed_save = None
-    except SaveFailed as error:
-        give_up(s, error)
-    s.saving = None
-
-
-def tell(s: Session) -> None:
-    """Pass on what people should know."""
-    for note in (*s.notes, *s.checkpointer.notices()):
-        s.reporter.note(note)
-    s.notes.clear()
-
-
-def give_up(s: Session, error: SaveFailed) -> None:
-    """A save came to nothing: say so, once, and train on; the end of the run looks at it again."""
-    s.failed_save = error.why
-    goes_on = ", and training goes on" if s.step < s.run.steps else ""
-    s.reporter.note(f"{error}; what was saved before is untouched{goes_on}")

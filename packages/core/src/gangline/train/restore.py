@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import time
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import torch
 
 from gangline import attempts
 from gangline.attempts import Attempt
-from gangline.checkpoint import Checkpointer, CheckpointId, SaveFailed
+from gangline.checkpoint import Checkpointer, CheckpointId
 from gangline.config.serial import to_dict
 from gangline.errors import BadCheckpoint, UserError
 from gangline.rundir import part_versions
@@ -62,12 +61,13 @@ def restore(session: Session) -> None:
     A damaged checkpoint is passed over for the one before it, which starts a new attempt. Raises UserError where what
     is stored belongs to another model or another data order, and where every checkpoint is damaged.
     """
-    session.attempt = attempts.current(session.directory.path)
+    session.history = attempts.read(session.directory.path)
+    session.attempt = attempts.newest(session.history)
     session.comms.world.barrier()  # every rank has read the attempts before rank 0 writes a line
     known = session.checkpointer.list()
     wanted = session.checkpointer.latest()
     if wanted is None:
-        _begin(session, Attempt(session.attempt, None, why="start"))
+        begin(session, Attempt(session.attempt, None, why="start"))
         _first_values(session, set(session.registry))
         return
     damage: list[str] = []
@@ -85,33 +85,20 @@ def restore(session: Session) -> None:
         )
     if damage:
         session.attempt += 1
-    _begin(session, Attempt(session.attempt, str(wanted), why="; ".join(damage) or "resume"))
+    begin(session, Attempt(session.attempt, str(wanted), why="; ".join(damage) or "resume"))
     session.saved = str(wanted)
 
 
-def roll_back(session: Session, why: str) -> bool:
-    """Return to the newest checkpoint and pass over the samples since; False where there is none to return to."""
-    if session.saving is not None:
-        with contextlib.suppress(SaveFailed):  # who looks after the save says so
-            session.saving.wait()
-    wanted = session.checkpointer.latest()
-    if wanted is None or _holds_weights_alone(session, wanted):  # nothing says how the optimizer began
-        return False
-    cursor = session.cursor
-    kept = document_of(session.checkpointer, wanted).cursor
-    session.attempt += 1
-    _begin(session, Attempt(session.attempt, str(wanted), skipped=cursor - kept, why=why))
-    bad = load(session, wanted)
-    if bad is not None:
-        raise UserError("the run cannot go back.", bad)
-    session.cursor = cursor
-    return True
-
-
-def _begin(session: Session, line: Attempt) -> None:
+def begin(session: Session, line: Attempt) -> None:
+    """Add a line to attempts.jsonl: on disk before any rank goes on, and in every rank's history."""
+    clock = torch.zeros(1, dtype=torch.float64, device=session.device)
     if session.comms.rank == 0:
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        attempts.append(session.directory.path, replace(line, time=now))
+        clock += time.time()
+    session.comms.world.all_reduce(clock, op="max")
+    line = replace(line, time=line.time or attempts.stamp(float(clock)))
+    if session.comms.rank == 0:
+        attempts.append(session.directory.path, line)
+    session.history.append(line)
     session.comms.world.barrier()
 
 
@@ -121,21 +108,21 @@ def load(session: Session, id: CheckpointId) -> str | None:
     try:
         document = document_of(session.checkpointer, id)
         _check(session, id, document)
-        weights_alone = _holds_weights_alone(session, id)
+        weights_alone = holds_weights_alone(session, id)
         wanted, fresh = _wanted(session, id)
         if weights_alone:
             session.notes.append(f"checkpoint {id} holds weights alone: the optimizer starts afresh")
             wanted = [shard for shard in wanted if not shard.name.startswith(OPTIMIZER)]
     except BadCheckpoint as error:
         bad = f"checkpoint {id}: {error}"
-    if seen := _seen(session, id, bad):  # before the load, which is for all ranks or for none
-        return seen
+    if told := seen(session, id, bad):  # before the load, which is for all ranks or for none
+        return told
     try:
         session.checkpointer.load(id, wanted, session.registry)
     except BadCheckpoint as error:
         bad = f"checkpoint {id}: {error}"
-    if seen := _seen(session, id, bad):
-        return seen
+    if told := seen(session, id, bad):
+        return told
     session.step, session.cursor, session.tokens = document.step, document.cursor, document.tokens
     if not weights_alone:
         session.optimizer.load_state(document.states.get("optimizer", {}))
@@ -168,12 +155,12 @@ def _first_values(session: Session, fresh: set[str]) -> None:
             named(session, place, member.first_values, theirs, weights)
 
 
-def _holds_weights_alone(session: Session, id: CheckpointId) -> bool:
+def holds_weights_alone(session: Session, id: CheckpointId) -> bool:
     """Whether a run begins with this checkpoint, made of weights that others trained."""
     return id.step == 0 and not any(name.startswith(OPTIMIZER) for name in session.checkpointer.arrays(id))
 
 
-def _seen(session: Session, id: CheckpointId, bad: str) -> str:
+def seen(session: Session, id: CheckpointId, bad: str) -> str:
     """What is damaged, on all ranks where it is seen on one."""
     flag = torch.tensor([float(bool(bad))], dtype=torch.float64, device=session.device)
     session.comms.world.all_reduce(flag, op="max")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from gangline.attempts import Attempt
 from gangline.callback import Callback
 from gangline.checkpoint import Checkpointer, Handle
 from gangline.comm import Comms
 from gangline.config.schema import Run
 from gangline.data import DataSource
+from gangline.events import Events
 from gangline.health import HealthCheck
 from gangline.mesh import Mesh
 from gangline.optimizer import Optimizer
@@ -54,6 +58,16 @@ class Session:
     saving: Handle | None = None
     failed_save: str | None = None  # why the newest save came to nothing
     notes: list[str] = field(default_factory=list)
+    history: list[Attempt] = field(default_factory=list)  # the lines of attempts.jsonl
+    events: Events = field(default_factory=lambda: Events(None))
+
+    def event(self, name: str, **content: Any) -> None:
+        """A line in events.jsonl."""
+        self.events.write(name, attempt=self.attempt, step=self.step, **content)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Two lines in events.jsonl, around what is no step."""
+        return self.events.phase(name, attempt=self.attempt, step=self.step)
 
     @property
     def members(self) -> dict[str, Callback]:

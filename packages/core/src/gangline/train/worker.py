@@ -17,7 +17,9 @@ from gangline.rundir import RunDirectory
 from gangline.sample import sample
 from gangline.train.build import build, device_of
 from gangline.train.callbacks import each, tell_of_error
-from gangline.train.loop import Ending, loop, poll, save, tell
+from gangline.train.loop import loop
+from gangline.train.orders import Ending
+from gangline.train.save import poll, save, tell
 from gangline.train.session import Session
 
 EXIT_STOPPED = 3  # a verdict ended the run; the message says which
@@ -60,15 +62,8 @@ def train(s: Session) -> int:
         s.notes.append(f"it has ended: step {s.step} is done, and run.steps={s.run.steps}. To go on:  {again}")
     tell(s)
     try:
-        ending = loop(s)
-        if (
-            ending.why == "done"
-            and s.run.checkpoint.at_end
-            and s.checkpointer.keeps
-            and (s.step > first or fleeting(s))
-        ):
-            save_at_end(s)
-        each(s, "end", ending.why)
+        with s.events.ends_with_error():
+            ending = run_loop(s, first)
     except BaseException as error:
         tell_of_error(s, error)
         raise
@@ -76,7 +71,19 @@ def train(s: Session) -> int:
     s.checkpointer.close()
     tell(s)
     s.reporter.end(summary(s, ending, time.time() - began, s.step - first))
+    s.event("end", why=ending.why, evidence=ending.evidence)
+    s.events.close()
     return exit_code(s, ending)
+
+
+def run_loop(s: Session, first: int) -> Ending:
+    """The loop, the last checkpoint, and a word to every callback."""
+    ending = loop(s)
+    keeps = s.run.checkpoint.at_end and s.checkpointer.keeps
+    if ending.why == "done" and keeps and (s.step > first or fleeting(s)):
+        save_at_end(s)
+    each(s, "end", ending.why)
+    return ending
 
 
 def provenance_of(source: DataSource) -> dict[str, str]:

@@ -1,0 +1,67 @@
+"""Carrying out an order: on all ranks, at the same step boundary; a line in attempts.jsonl where the course changes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from gangline.attempts import Attempt, stamp
+from gangline.health import Action, Agreed, Order
+from gangline.train.restore import begin
+from gangline.train.rollback import roll_back, way_back
+from gangline.train.session import Session
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the loop ended: why is "done", a signal's name, "stop" or "restart"; evidence says more."""
+
+    why: str
+    evidence: str = ""
+
+
+def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
+    """Do what was decided; gives how the run ends, where it does."""
+    if order.action > Action.NOTE or order.changes_course:
+        s.event("order", **{**asdict(order), "action": order.action.name.lower()})
+    if not order.changes_course:
+        return None
+    evidence = "; ".join(str(verdict) for verdict in agreed.verdicts if verdict.kind in order.kinds)
+    line = Attempt(
+        attempt=s.attempt,
+        start=s.saved,
+        why=evidence,
+        time=stamp(agreed.now),
+        order=order.action.name.lower(),
+        kinds=order.kinds,
+        step=s.step,
+        rate=order.rate if order.cuts else 1.0,
+        rate_from=s.step,
+        rate_steps=order.rate_steps if order.cuts else 0,
+        exclude=order.exclude,
+    )
+    if order.action < Action.ROLL_BACK:
+        if not any(_same(line, earlier) for earlier in s.history):  # the run was started again from before it
+            begin(s, line)
+        return None
+    if order.action is Action.ROLL_BACK:
+        with s.phase("recovery"):
+            went = roll_back(s, order, line)
+        return None if went else Ending("stop", f"{evidence}; there is no checkpoint to go back to")
+    if order.action is Action.RESTART and (order.before_step is not None or order.skip):
+        way = next(way_back(s, order, line), None)
+        if way is None:
+            return Ending("stop", f"{evidence}; there is no checkpoint to start again from")
+        line = way[1]
+    begin(s, line)
+    return Ending(line.order, evidence)
+
+
+def _same(line: Attempt, earlier: Attempt) -> bool:
+    return all(getattr(line, name) == getattr(earlier, name) for name in ("attempt", "step", "order", "kinds"))
+
+
+def announce(s: Session, agreed: Agreed) -> None:
+    """What was found, for people and for events.jsonl."""
+    for verdict in agreed.verdicts:
+        s.reporter.note(f"{verdict.suggestion.name.lower()}: {verdict}")
+        s.event("verdict", **verdict.to_dict())

@@ -1,0 +1,55 @@
+"""Ways back: to which checkpoint an order leads, which samples are passed over then, and the way itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gangline import attempts
+from gangline.attempts import Attempt
+from gangline.checkpoint import CheckpointId, SaveFailed
+from gangline.errors import BadCheckpoint
+from gangline.health import Action, Order
+from gangline.train.restore import begin, document_of, holds_weights_alone, load, seen
+from gangline.train.session import Session
+
+
+def roll_back(session: Session, order: Order, line: Attempt) -> bool:
+    """Return to the newest good checkpoint that the order allows; False where there is none."""
+    for wanted, begun in way_back(session, order, line):
+        session.attempt = begun.attempt
+        begin(session, begun)
+        bad = load(session, wanted)
+        if bad is None:
+            return True
+        session.notes.append(f"{bad}; going back to the checkpoint before it")
+    return False
+
+
+def way_back(session: Session, order: Order, line: Attempt) -> Iterator[tuple[CheckpointId, Attempt]]:
+    """(checkpoint, `line` as the one that begins an attempt there), newest first, of all that the order allows."""
+    if session.saving is not None:
+        with contextlib.suppress(SaveFailed):  # who looks after the save says so
+            session.saving.wait()
+    read = session.cursor
+    for wanted in attempts.branch(session.directory.path, session.checkpointer.list()):
+        if order.before_step is not None and wanted.step >= order.before_step:
+            continue
+        kept, bad = _cursor_of(session, wanted)
+        if seen(session, wanted, bad):
+            continue
+        passes_all = order.skip is None and order.action is Action.ROLL_BACK
+        skipped = read - kept if passes_all else order.skip or 0
+        at = replace(line, attempt=session.attempt + 1, start=str(wanted), rate_from=wanted.step)
+        yield wanted, replace(at, skipped=skipped, skipped_from=kept)
+
+
+def _cursor_of(session: Session, id: CheckpointId) -> tuple[int, str]:
+    """(the cursor that a checkpoint holds, why one cannot go back to it)."""
+    try:
+        if holds_weights_alone(session, id):
+            return 0, "nothing says how the optimizer began"
+        return document_of(session.checkpointer, id).cursor, ""
+    except BadCheckpoint as error:
+        return 0, str(error)

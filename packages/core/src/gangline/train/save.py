@@ -1,0 +1,53 @@
+"""Checkpoints from the loop's side: one save is in flight at a time, and one that comes to nothing ends no run."""
+
+from __future__ import annotations
+
+from gangline.checkpoint import SaveFailed
+from gangline.train.callbacks import each
+from gangline.train.restore import capture
+from gangline.train.session import Session
+
+
+def save(s: Session, last: bool = False) -> None:
+    """Begin a checkpoint. One save is in flight at a time; one that comes to nothing is told by a note."""
+    poll(s, wait=True)
+    each(s, "before_save", s.step)
+    if last:
+        s.checkpointer.ending()
+    try:
+        with s.phase("save"):
+            s.saving = s.checkpointer.save(s.step, s.shards(), s.registry, capture(s).to_dict())
+    except SaveFailed as error:
+        give_up(s, error)
+        return
+    each(s, "after_save", s.saving.id)
+
+
+def poll(s: Session, wait: bool = False) -> None:
+    """Look after the save in flight."""
+    if s.saving is None:
+        return
+    try:
+        if wait:
+            s.saving.wait()
+        elif not s.saving.poll():
+            return
+        s.saved = s.fresh = str(s.saving.id)
+        s.failed_save = None
+    except SaveFailed as error:
+        give_up(s, error)
+    s.saving = None
+
+
+def tell(s: Session) -> None:
+    """Pass on what people should know."""
+    for note in (*s.notes, *s.checkpointer.notices()):
+        s.reporter.note(note)
+    s.notes.clear()
+
+
+def give_up(s: Session, error: SaveFailed) -> None:
+    """A save came to nothing: say so, once, and train on; the end of the run looks at it again."""
+    s.failed_save = error.why
+    goes_on = ", and training goes on" if s.step < s.run.steps else ""
+    s.reporter.note(f"{error}; what was saved before is untouched{goes_on}")

@@ -1,0 +1,63 @@
+"""Health checks in the loop: what they find on every rank, agreed, and the one order that is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
+from gangline.record import StepRecord
+from gangline.train.agree import gather_verdicts
+from gangline.train.callbacks import named
+from gangline.train.session import Session
+
+
+def before_run(s: Session) -> tuple[Order, Agreed]:
+    """What is found before the first step, on all ranks."""
+    found = [verdict for name, check in s.health.items() for verdict in ask(s, name, check.before_run)]
+    return judged(s, *gather_verdicts(s.comms.world, s.device, found), None)
+
+
+def before_update(s: Session, loss: float, grad_norm: float) -> tuple[str, tuple[Verdict, ...]]:
+    """(why the update is left out, or "", what was found): between clip and update, on all ranks."""
+    asking = {name: check for name, check in s.health.items() if asks_before_update(check)}
+    if not asking:
+        return "", ()
+    mine = [v for name, check in asking.items() for v in ask(s, name, check.before_update, loss, grad_norm)]
+    order, agreed = judged(s, *gather_verdicts(s.comms.world, s.device, mine), None)
+    why = "; ".join(str(verdict) for verdict in agreed.verdicts if verdict.kind in order.kinds)
+    return why if order.action >= Action.SKIP else "", agreed.verdicts
+
+
+def after_step(s: Session, record: StepRecord) -> list[Verdict]:
+    """What this rank's checks find in the step just done, and core itself."""
+    found = [] if record.finite or s.precision.scales else [not_finite(record)]
+    for name, check in s.health.items():
+        if record.step % check.every == 0:
+            named(s, f"health/{name}", check.collective, s.comms.world)
+            found += ask(s, name, check.observe, record)
+    return found
+
+
+def judged(s: Session, verdicts: Iterable[Verdict], now: float, record: StepRecord | None) -> tuple[Order, Agreed]:
+    """(the order, what it was made of): the same on every rank, without asking the others."""
+    agreed = Agreed(tuple(verdicts), tuple(s.history), now)
+    if not agreed.verdicts:
+        return decide(agreed, ()), agreed
+    responses = [named(s, f"health/{name}", check.respond, agreed, record) for name, check in s.health.items()]
+    return decide(agreed, [order for order in responses if order is not None]), agreed
+
+
+def ask(s: Session, name: str, call: Callable[..., Iterable[Verdict]], *arguments: object) -> list[Verdict]:
+    """A check's verdicts; what it raises is named, and what it said before that counts for nothing."""
+    return named(s, f"health/{name}", lambda: list(call(*arguments))) or []
+
+
+def asks_before_update(check: HealthCheck) -> bool:
+    """Whether a check has a word between clip and update: only then does a step wait for the gather."""
+    return type(check).before_update is not HealthCheck.before_update
+
+
+def not_finite(record: StepRecord) -> Verdict:
+    """Core's own verdict; a health check may override it, or answer it with an order."""
+    evidence = f"loss {record.loss}, gradient norm {record.grad_norm}; the weights were left as they were"
+    return Verdict("not-finite", f"step {record.step}", 1.0, evidence, Action.STOP)

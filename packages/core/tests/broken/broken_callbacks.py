@@ -1,0 +1,102 @@
+"""Callbacks that are wrong in one way each, and checks that answer wrongly: their suites find each of them by name."""
+
+from __future__ import annotations
+
+import torch
+
+from gangline.health import Action, Order
+from gangline.shard import Layout, Registry
+from gangline.testing.toys.nan import NanCheck
+from gangline.testing.toys.previous import PreviousCallback
+
+
+class Meddles(PreviousCallback):
+    @torch.no_grad()
+    def after_step(self, record, applied):
+        for named in self.runtime.parameters():
+            for piece in named.pieces:
+                piece.tensor.mul_(1 - 1e-9)
+        return super().after_step(record, applied)
+
+
+class ForgetsState(PreviousCallback):
+    def state(self):
+        return {}
+
+
+class ForgetsArrays(PreviousCallback):
+    """What it means to keep is not registered."""
+
+    def attach(self, *parts):
+        super().attach(*parts)
+        self.registry, self.kept = None, self.arrays
+        self.sum = 0.0
+
+    def shards(self):
+        return ()
+
+    def lends(self):
+        return ()
+
+    def after_step(self, record, applied):
+        self.sum += sum(float(shard.local.sum()) for shard in self.kept)
+        return {"sum": self.sum}
+
+
+class OwnMetrics(PreviousCallback):
+    def attach(self, runtime, comms, store, device):
+        super().attach(runtime, comms, store, device)
+        self.rank = comms.rank
+
+    def after_step(self, record, applied):
+        return {"applied": self.applied + self.rank}
+
+
+class SaysWhole(PreviousCallback):
+    """Registers what it holds as if every rank held all of it."""
+
+    def attach(self, *parts):
+        super().attach(*parts)
+        layouts = {name: Layout(self.registry[name].shape, self.registry[name].dtype) for name in self.registry}
+        self.registry = Registry.of(self.runtime.registry.mesh, layouts)
+
+
+class AsksOnError(PreviousCallback):
+    def attach(self, runtime, comms, store, device):
+        super().attach(runtime, comms, store, device)
+        self.comms = comms
+
+    def on_error(self, error):
+        self.comms.world.barrier()
+
+
+class NeedsItsState(PreviousCallback):
+    def begin(self, step):
+        if step:
+            assert self.applied == step, "it has not seen every step"
+
+
+class CountsItself(NanCheck):
+    """A budget in an attribute, which a rollback forgets."""
+
+    answers = 0
+
+    def respond(self, agreed, record):
+        if agreed.of("not-finite"):
+            self.answers += 1
+            return Order(Action.ROLL_BACK if self.answers < 3 else Action.STOP, ("not-finite",))
+        return None
+
+
+class Remembers(NanCheck):
+    """Answers from what it has seen, which differs after a restart."""
+
+    def respond(self, agreed, record):
+        return Order(Action.ROLL_BACK, ("not-finite",)) if self.row and agreed.of("not-finite") else None
+
+
+class Cries(NanCheck):
+    """Fails in every step."""
+
+    def before_update(self, loss, grad_norm):
+        raise KeyError(loss)

@@ -1,0 +1,261 @@
+"""Verdicts and orders, from a check to what the run does: real runs through the loop, killed and gone on with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import pytest
+
+from gangline import attempts, events
+from gangline.attempts import Attempt
+from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
+from gangline.record import read
+from gangline.testing.pool import pool
+from gangline.testing.sessions import session
+from gangline.train.worker import RestartWanted, train
+
+G = 8  # samples of a step
+
+
+@dataclass
+class Scripted(HealthCheck):
+    """Finds what it is told to find, at a step; and answers as it is told to."""
+
+    at: dict[int, Action]
+    order: Order | None = None
+    budget: int = 1
+    before: dict[int, Action] | None = None
+    first: Action | None = None
+
+    def __post_init__(self) -> None:
+        self.step = 0
+
+    def before_run(self) -> Iterable[Verdict]:
+        if self.first is not None:
+            yield Verdict("bad-machine", "rank 0", 1.0, "1 of 8 links", self.first)
+
+    def before_step(self, step: int) -> None:
+        self.step = step
+
+    def observe(self, record) -> Iterable[Verdict]:
+        if record.step in self.at:
+            yield Verdict("spike", f"step {record.step}", 1.0, f"loss {record.loss}", self.at[record.step])
+
+    def respond(self, agreed: Agreed, record) -> Order | None:
+        done = sum(len(agreed.ordered("spike", action)) for action in Action)
+        return self.order if self.order and agreed.of("spike") and done < self.budget else None
+
+
+class Asked(Scripted):
+    def before_update(self, loss: float, grad_norm: float) -> Iterable[Verdict]:
+        if self.before and self.step in self.before:
+            yield Verdict("spike", f"step {self.step}", 1.0, f"norm {grad_norm}", self.before[self.step])
+
+
+def run(run_dir, check: HealthCheck | None, *settings: str) -> int | str:
+    """A start of a run to its end: the exit code, or "restart"."""
+    s = session(run_dir, "run.steps=8", *settings)
+    if check is not None:
+        s.health["scripted"] = check
+    try:
+        return train(s)
+    except RestartWanted:
+        return "restart"
+
+
+def started(run_dir, *settings: str) -> list[int]:
+    """The first sample of each step of a run, as its session reads them; it trains to the end without a check."""
+    s = session(run_dir, "run.steps=8", *settings)
+    found, take = [], s.batches.take
+    s.batches.take = lambda cursor, step: found.append(cursor) or take(cursor, step)
+    train(s)
+    return found
+
+
+def orders(run_dir) -> list[Attempt]:
+    return [line for line in attempts.read(run_dir) if line.order]
+
+
+# --- the loop --------------------------------------------------------------------------------------------------------
+
+
+def test_samples_passed_over_stay_passed_over_after_a_kill_and_in_every_later_attempt(tmp_path):
+    class Killed(Exception):
+        pass
+
+    class Dies(Scripted):
+        def after_step(self, record, applied):
+            if record.attempt == 2:
+                raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        run(out, Dies({5: Action.ROLL_BACK}))
+    (line,) = orders(out)
+    assert (line.attempt, line.start, line.order, line.kinds, line.step) == (
+        2,
+        "step-00000004",
+        "roll_back",
+        ("spike",),
+        5,
+    )
+    assert (line.skipped_from, line.skipped) == (4 * G, G)
+    assert started(out) == [5 * G, 6 * G, 7 * G, 8 * G], "the samples of step 5 come never again"
+    written = [json.loads(text) for text in (out / "metrics.jsonl").read_text().splitlines()]
+    assert (5, 1) in [(record["step"], record["attempt"]) for record in written]
+    assert [(record["step"], record["attempt"]) for record in read(out / "metrics.jsonl")] == [
+        *((step, 1) for step in range(1, 5)),
+        *((step, 2) for step in range(5, 9)),
+    ]
+    told = events.read(out)
+    assert [line["action"] for line in told if line["event"] == "order"] == ["roll_back"]
+    assert [line["kind"] for line in told if line["event"] == "verdict"] == ["spike"]
+    assert [line["event"] for line in told].count("start") == 2
+    phases = [(line["phase"], line["at"]) for line in told if line["event"] == "phase"]
+    assert ("recovery", "begin") in phases
+    assert phases.count(("restore", "end")) == 2
+    assert told[-1]["why"] == "done"
+    assert all(line["monotonic"] > 0 and line["time"] for line in told)
+
+
+def test_a_budget_counts_what_happened_and_outlives_the_rollback(tmp_path):
+    back = Order(Action.ROLL_BACK, ("spike",), before_step=4, skip=0, rate=0.5, rate_steps=4)
+    assert run(tmp_path / "out", Scripted({5: Action.STOP}, back, budget=2)) == 3
+    assert [(line.order, line.start, line.skipped) for line in orders(tmp_path / "out")] == [
+        ("roll_back", "step-00000002", 0),
+        ("roll_back", "step-00000002", 0),
+        ("stop", "step-00000004.3", 0),
+    ]
+    rates = {record["step"]: record["learning_rate"] for record in read(tmp_path / "out" / "metrics.jsonl")}
+    assert rates[3] == rates[1] / 4, "two cuts, both after step 2"
+
+
+def test_a_cut_rate_survives_a_kill_and_is_cut_once(tmp_path):
+    out = tmp_path / "out"
+    cut = Order(Action.NOTE, ("spike",), rate=0.5, rate_steps=3)
+
+    class Dies(Scripted):
+        def after_step(self, record, applied):
+            if record.step == 6:
+                raise KeyboardInterrupt
+
+    settings = ("checkpoint.every=5", "schedule=constant", "schedule.warmup_steps=0")
+    with pytest.raises(KeyboardInterrupt):
+        run(out, Dies({3: Action.STOP}, cut, budget=9), *settings)
+    assert run(out, Scripted({3: Action.STOP, 6: Action.NOTE}, cut, budget=1), *settings) == 0
+    rates = [record["learning_rate"] for record in read(out / "metrics.jsonl")]
+    assert [rate / rates[0] for rate in rates] == [1, 1, 1, 0.5, 0.5, 0.5, 1, 1]
+    assert len(orders(out)) == 1
+
+
+@pytest.mark.parametrize(("first", "code"), [(Action.STOP, 3), (Action.RESTART, "restart"), (Action.WARN, 0)])
+def test_what_is_found_before_the_run_counts(tmp_path, first, code):
+    out = tmp_path / "out"
+    assert run(out, Scripted({}, first=first), "run.steps=1") == code
+    assert [line.order for line in orders(out)] == ([first.name.lower()] if code else [])
+    assert (out / "metrics.jsonl").read_text().count("\n") == (code == 0)
+
+
+def test_a_step_may_be_left_out_before_the_update_and_that_is_no_overflow(tmp_path):
+    s = session(tmp_path / "out", "run.steps=3", "precision=fp16")
+    s.health["asked"] = Asked({}, before={2: Action.SKIP})
+    scale, before = s.precision.scale, {}
+
+    def keep(step):
+        before[step] = [shard.local.detach().clone() for shard in s.shards()]
+
+    s.health["asked"].before_save = keep
+    train(s)
+    records = read(tmp_path / "out" / "metrics.jsonl")
+    assert [bool(record["skipped"]) for record in records] == [False, True, False]
+    assert "spike at step 2" in records[1]["skipped"]
+    assert records[1]["finite"]
+    assert records[1]["verdicts"]
+    assert s.precision.scale == scale
+    assert s.optimizer.state()["steps"] == 2
+
+
+def test_a_restart_may_lead_back(tmp_path):
+    out = tmp_path / "out"
+    back = Order(Action.RESTART, ("spike",), before_step=4, exclude=("node-7",))
+    assert run(out, Scripted({5: Action.STOP}, back)) == "restart"
+    (line,) = orders(out)
+    assert (line.attempt, line.start, line.skipped, line.exclude) == (2, "step-00000002", 0, ("node-7",))
+    assert started(out) == [2 * G, 3 * G, 4 * G, 5 * G, 6 * G, 7 * G]
+
+
+def test_without_a_checkpoint_a_way_back_is_a_stop(tmp_path):
+    assert run(tmp_path / "out", Scripted({1: Action.ROLL_BACK})) == 3
+    (end,) = [line for line in events.read(tmp_path / "out") if line["event"] == "end"]
+    assert "no checkpoint to go back to" in end["evidence"]
+
+
+def rolled_back_on_ranks(run_dir) -> list:
+    s = session(run_dir, "run.steps=6", "parallel=ddp")
+    if s.comms.rank == 1:  # one rank sees it
+        s.health["asked"] = Asked({5: Action.ROLL_BACK}, before={3: Action.SKIP})
+    else:
+        s.health["asked"] = Asked({})
+    code = train(s)
+    return [code, s.step, s.cursor, s.attempt, s.history]
+
+
+def test_what_one_rank_finds_all_do(tmp_path):
+    first, second = pool(2).run(rolled_back_on_ranks, tmp_path / "out")
+    assert first == second
+    assert first[:4] == [0, 6, 7 * G, 2]
+    records = read(tmp_path / "out" / "metrics.jsonl")
+    assert [bool(record["skipped"]) for record in records] == [False, False, True, False, False, False]
+
+
+# --- the decision ----------------------------------------------------------------------------------------------------
+
+
+def found(kind: str, suggestion: Action, *overrides: str) -> Verdict:
+    return Verdict(kind, "here", 1.0, "1", suggestion, overrides)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "responses", "action", "kinds"),
+    [
+        ([], [], Action.NOTE, ()),
+        ([found("a", Action.WARN), found("b", Action.STOP)], [], Action.STOP, ("b",)),
+        ([found("a", Action.STOP), found("b", Action.SKIP, "a")], [], Action.SKIP, ("b",)),
+        ([found("a", Action.STOP), found("a", Action.SKIP, "a")], [], Action.SKIP, ("a",)),
+        ([found("a", Action.STOP)], [Order(Action.ROLL_BACK, ("a",))], Action.ROLL_BACK, ("a",)),
+        ([found("a", Action.STOP), found("b", Action.WARN)], [Order(Action.NOTE, ("b",))], Action.STOP, ("a",)),
+        (
+            [found("a", Action.STOP)],
+            [Order(Action.SKIP, ("a",)), Order(Action.RESTART, ("a",))],
+            Action.RESTART,
+            ("a",),
+        ),
+    ],
+)
+def test_the_strongest_of_orders_and_unanswered_suggestions_wins(verdicts, responses, action, kinds):
+    order = decide(Agreed(tuple(verdicts)), responses)
+    assert (order.action, order.kinds) == (action, kinds)
+
+
+def test_a_cut_and_an_exclusion_hold_beside_a_stronger_order():
+    cut = Order(Action.NOTE, ("a",), rate=0.1, rate_steps=5, exclude=("x",))
+    order = decide(Agreed((found("b", Action.WARN),)), [cut])
+    assert (order.action, order.rate, order.rate_steps, order.exclude) == (Action.WARN, 0.1, 5, ("x",))
+    assert order.changes_course
+
+
+@pytest.mark.parametrize(
+    ("cursor", "expected"), [(0, 0), (92, 92), (93, 140), (100, 140), (139, 140), (140, 140), (200, 200), (193, 260)]
+)
+def test_a_batch_has_no_sample_that_was_passed_over(cursor, expected):
+    lines = [Attempt(2, "x", 40, skipped_from=100), Attempt(3, "y", 20, skipped_from=120), Attempt(4, "z")]
+    lines += [Attempt(5, "w", 60, skipped_from=200)] if cursor == 193 else []
+    assert attempts.next_cursor(lines, cursor, 8) == expected
+
+
+@pytest.mark.parametrize("wrong", [{"skip": -1}, {"rate": float("nan")}, {"rate": -0.5}])
+def test_an_order_without_sense_is_refused(wrong):
+    with pytest.raises(ValueError, match="an order cannot"):
+        Order(Action.ROLL_BACK, ("a",), **wrong)
