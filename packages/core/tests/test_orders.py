@@ -11,8 +11,11 @@ import pytest
 from gangline import attempts, events
 from gangline.attempts import Attempt
 from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
+from gangline.plugins import build
 from gangline.record import read
+from gangline.rundir import RunDirectory
 from gangline.testing.pool import pool
+from gangline.testing.processes import kill
 from gangline.testing.sessions import session
 from gangline.train.worker import RestartWanted, train
 
@@ -82,9 +85,6 @@ def orders(run_dir) -> list[Attempt]:
 
 
 def test_samples_passed_over_stay_passed_over_after_a_kill_and_in_every_later_attempt(tmp_path):
-    class Killed(Exception):
-        pass
-
     class Dies(Scripted):
         def after_step(self, record, applied):
             if record.attempt == 2:
@@ -161,12 +161,7 @@ def test_what_is_found_before_the_run_counts(tmp_path, first, code):
 def test_a_step_may_be_left_out_before_the_update_and_that_is_no_overflow(tmp_path):
     s = session(tmp_path / "out", "run.steps=3", "precision=fp16")
     s.health["asked"] = Asked({}, before={2: Action.SKIP})
-    scale, before = s.precision.scale, {}
-
-    def keep(step):
-        before[step] = [shard.local.detach().clone() for shard in s.shards()]
-
-    s.health["asked"].before_save = keep
+    scale = s.precision.scale
     train(s)
     records = read(tmp_path / "out" / "metrics.jsonl")
     assert [bool(record["skipped"]) for record in records] == [False, True, False]
@@ -259,3 +254,61 @@ def test_a_batch_has_no_sample_that_was_passed_over(cursor, expected):
 def test_an_order_without_sense_is_refused(wrong):
     with pytest.raises(ValueError, match="an order cannot"):
         Order(Action.ROLL_BACK, ("a",), **wrong)
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+GOES_BACK = """
+from dataclasses import dataclass
+
+from gangline import Part, hookimpl
+from gangline.health import Action, HealthCheck, Order, Verdict
+from gangline.parts import HealthConfig
+
+
+@dataclass
+class GoesBack(HealthConfig):
+    pass
+
+
+class GoesBackCheck(HealthCheck):
+    def __init__(self, config, run):
+        pass
+
+    def observe(self, record):
+        if (record.attempt, record.step) == (1, 5):
+            yield Verdict("spike", "step 5", 1.0, "loss 9", Action.ROLL_BACK)
+        if (record.attempt, record.step) == (2, 8):
+            yield Verdict("bad-link", "rank 0", 1.0, "1 of 8", Action.STOP)
+
+    def respond(self, agreed, record):
+        if agreed.of("bad-link"):
+            again = len(agreed.ordered("bad-link", Action.RESTART))
+            return Order(Action.WARN if again else Action.RESTART, ("bad-link",))
+
+
+@hookimpl
+def gangline_health_checks():
+    yield Part(name="goes-back", config=GoesBack, build="goes_back:GoesBackCheck", summary="Goes back")
+"""
+
+
+def test_a_rollback_a_restart_and_a_kill_in_one_run(runs, strangers):
+    strangers.add("gangline-goes-back", GOES_BACK, module="goes_back")
+    runs.environment |= strangers.environment
+    words = ("health=[goes-back]", "run.steps=100", "checkpoint.every=2", "launch.max_restarts=1")
+    killed = runs.start("run.dir=out", *words)
+    runs.wait_for_step(killed, "out", 12)
+    kill(killed)
+    runs.train("resume=out")
+    lines = orders(runs.directory / "out")
+    assert [(line.order, line.kinds, line.attempt) for line in lines] == [
+        ("roll_back", ("spike",), 2),
+        ("restart", ("bad-link",), 2),
+    ]
+    assert [record["step"] for record in runs.records("out")] == list(range(1, 101))
+    run = RunDirectory.open(runs.directory / "out").run()
+    checkpointer = build(run.checkpoint, run, None)
+    assert checkpointer.document(checkpointer.latest())["cursor"] == 101 * 4, "the samples of one step were passed over"
+    told = events.read(runs.directory / "out")
+    assert [line["why"] for line in told if line["event"] == "end"] == ["restart", "done"]

@@ -36,7 +36,8 @@ def best_interval(cost: float, mtbf: float) -> float:
 
 def observed_mtbf(run_dir: str | Path, now: datetime | None = None) -> float:
     """Seconds between failures, as attempts.jsonl of the run shows them."""
-    times = [datetime.fromisoformat(line.time) for line in attempts.read(run_dir) if line.time]
+    lines = [line for line in attempts.read(run_dir) if line.order in ("", "roll_back")]  # a restart is a start as well
+    times = [datetime.fromisoformat(line.time) for line in lines if line.time]
     if not times:
         return PRIOR_SECONDS
     seconds = ((now or datetime.now(UTC)) - times[0]).total_seconds()

@@ -52,7 +52,7 @@ def named(s: Session, place: str, call: Callable[..., T], *arguments: object) ->
         return call(*arguments)
     except Exception as error:
         if isinstance(s.members[place], HealthCheck):
-            s.reporter.note(f"{choice(place)} failed: {type(error).__name__}: {error}")
+            s.notes.append(f"{choice(place)} failed: {type(error).__name__}: {error}")
             return None
         if isinstance(error, UserError):
             raise UserError(f"{choice(place)}: {error.what}", *error.details) from error
