@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -123,3 +124,19 @@ def test_a_line_that_cannot_be_written_is_an_error(tmp_path):
     assert "File too large" in told.stderr
     assert os.path.getsize(tmp_path / FILE) <= 10
     assert attempts.read(tmp_path) == []
+
+
+def test_what_a_killed_run_does_once_more_has_not_happened_yet():
+    cut, stop = Attempt(1, "a", order="note", step=3, rate=0.5), Attempt(1, "a", order="restart", step=3)
+    assert list(attempts.happened([cut, stop], 1, 3)) == [stop]
+    assert list(attempts.happened([cut, stop], 1, 4)) == [cut, stop]
+    assert list(attempts.happened([cut, stop], 2, 3)) == [cut, stop]
+
+
+def test_lines_say_what_they_have_to_and_come_back_as_they_were(tmp_path):
+    order = Attempt(2, "a", 8, "loss 9", "now", 32, "roll_back", ("spike",), 5, 0.5, 4, 10, ("node-7",))
+    attempts.append(tmp_path, Attempt(1, None))
+    attempts.append(tmp_path, order)
+    assert attempts.read(tmp_path) == [Attempt(1, None), order]
+    first = (tmp_path / "attempts.jsonl").read_text().splitlines()[0]
+    assert set(json.loads(first)) == {"attempt", "start", "skipped", "why", "time"}

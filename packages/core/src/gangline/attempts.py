@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 from gangline.checkpoint.base import CheckpointId
 
 FILE = "attempts.jsonl"
+_GOES_ON = ("note", "warn", "skip")
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,17 @@ def current(run_dir: str | Path) -> int:
 def newest(lines: Iterable[Attempt]) -> int:
     """The number of the newest attempt; 1 where there is no line."""
     return max((line.attempt for line in lines), default=1)
+
+
+def happened(lines: Iterable[Attempt], attempt: int, step: int) -> Iterator[Attempt]:
+    """What had happened when these steps were done: all, but for what a run that was killed is about to do once more.
+
+    That is, of this attempt, orders of this and later steps by which the run went on. A way back, a restart and a stop
+    are no such orders: they count, also where steps come again.
+    """
+    for line in lines:
+        if not (line.order in _GOES_ON and line.attempt == attempt and line.step >= step):
+            yield line
 
 
 def stamp(seconds: float) -> str:

@@ -93,6 +93,12 @@ class Order:
         if not (self.rate >= 0 and math.isfinite(self.rate)):
             raise ValueError(f"an order cannot multiply the learning rate by {self.rate}")
 
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> Order:
+        """From its fields as JSON has them."""
+        lists = {name: tuple(content[name]) for name in ("kinds", "exclude")}
+        return cls(**{**content, **lists, "action": Action(content["action"])})
+
     @property
     def changes_course(self) -> bool:
         """Whether it is a line in attempts.jsonl."""

@@ -22,6 +22,7 @@ def roll_back(session: Session, order: Order, line: Attempt) -> bool:
         begin(session, begun)
         bad = load(session, wanted)
         if bad is None:
+            session.saved = str(wanted)
             return True
         session.notes.append(f"{bad}; going back to the checkpoint before it")
     return False

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 
+from gangline import attempts
 from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
 from gangline.record import StepRecord
-from gangline.train.agree import gather_verdicts
+from gangline.train.agree import gather_json, gather_verdicts
 from gangline.train.callbacks import named
 from gangline.train.session import Session
 
@@ -39,12 +41,14 @@ def after_step(s: Session, record: StepRecord) -> list[Verdict]:
 
 
 def judged(s: Session, verdicts: Iterable[Verdict], now: float, record: StepRecord | None) -> tuple[Order, Agreed]:
-    """(the order, what it was made of): the same on every rank, without asking the others."""
-    agreed = Agreed(tuple(verdicts), tuple(s.history), now)
+    """(the order, what it was made of): every rank makes it, and rank 0's is taken, so that none goes its own way."""
+    coming = s.step + 1 if record is None else record.step  # the step that is judged, or about to come
+    agreed = Agreed(tuple(verdicts), tuple(attempts.happened(s.history, s.attempt, coming)), now)
     if not agreed.verdicts:
         return decide(agreed, ()), agreed
     responses = [named(s, f"health/{name}", check.respond, agreed, record) for name, check in s.health.items()]
-    return decide(agreed, [order for order in responses if order is not None]), agreed
+    order = decide(agreed, [order for order in responses if order is not None])
+    return Order.of(gather_json(s.comms.world, s.device, asdict(order))[0]), agreed
 
 
 def ask(s: Session, name: str, call: Callable[..., Iterable[Verdict]], *arguments: object) -> list[Verdict]:
