@@ -1,7 +1,7 @@
 """Health checks look at a run and say what is wrong; orders say what is done about it.
 
-A verdict finds, an order acts. Verdicts are gathered from all ranks; then every rank makes the same order of them: a
-check that knows a playbook answers (`respond`), and what none answers core does as the verdict suggests.
+A verdict finds, an order acts. Verdicts are gathered from all ranks, and one order is made of them: a check that knows
+a playbook answers (`respond`), and what none answers core does as the verdict suggests.
 """
 
 from __future__ import annotations
@@ -161,9 +161,9 @@ class HealthCheck(Callback, ABC):
     def respond(self, agreed: Agreed, record: StepRecord | None) -> Order | None:
         """What is to be done about the verdicts of all checks and ranks; None where it knows nothing better.
 
-        A pure function, for each rank asks on its own: of `agreed` and of what is equal on all ranks in the record
-        (None before the run and before an update). What happened before is in `agreed.history`, which outlives a
-        rollback, not in its state, which does not.
+        A pure function of `agreed` and of what is equal on all ranks in the record (None before the run and before an
+        update); every rank asks, and the order that rank 0 comes to is carried out. What happened before is in
+        `agreed.history`, which outlives a rollback, not in its state, which does not.
         """
         return None
 
