@@ -10,10 +10,9 @@ import pytest
 
 from gangline import attempts, events
 from gangline.attempts import Attempt
+from gangline.checkpoint.torch_dcp import DcpCheckpointer
 from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
-from gangline.plugins import build
 from gangline.record import read
-from gangline.rundir import RunDirectory
 from gangline.testing.pool import pool
 from gangline.testing.processes import kill
 from gangline.testing.sessions import session
@@ -316,8 +315,7 @@ def test_a_rollback_a_restart_and_a_kill_in_one_run(runs, strangers):
         ("restart", ("bad-link",), 2),
     ]
     assert [record["step"] for record in runs.records("out")] == list(range(1, 101))
-    run = RunDirectory.open(runs.directory / "out").run()
-    checkpointer = build(run.checkpoint, run, None)
+    checkpointer = DcpCheckpointer(str(runs.directory / "out"))
     assert checkpointer.document(checkpointer.latest())["cursor"] == 101 * 4, "the samples of one step were passed over"
     told = events.read(runs.directory / "out")
     assert [line["why"] for line in told if line["event"] == "end"] == ["restart", "done"]
