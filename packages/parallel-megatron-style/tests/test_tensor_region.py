@@ -12,12 +12,16 @@ from gangline import inside
 from gangline.comm.solo import Solo
 from gangline.comm.wrap import Wrapped
 from gangline.inside import Collected, Frame
+from gangline.mesh import Mesh
 from gangline.model.calls import LossCall
+from gangline.model.linear import Linear
 from gangline.model.loss import CrossEntropy
-from gangline.plan import Cut
+from gangline.model.tree import LinearNode
+from gangline.plan import Cut, Plan
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import pool
+from gangline_parallel_megatron_style.arrays import Given, lay_out
 from gangline_parallel_megatron_style.tensor import loss as loss_module
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_parallel_megatron_style.tensor.embedding import Lookup
@@ -355,6 +359,24 @@ def test_a_parameter_on_a_fold_is_cut_along_tp_as_well():
     cuts = (Cut("foreign.0", 0, "ep"), Cut.whole("foreign.0.b"), Cut("foreign.0", 1))
     _, comm = applied(Case(), foreign=foreign, cuts=cuts)
     assert foreign[0].comms == [comm]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_pattern_of_a_module_covers_what_an_edit_adds_inside(whole):
+    """What is laid out and what is computed with go by the same reading."""
+    wide = Linear(LinearNode(in_features=8, out_features=4))
+    wide.side = Linear(LinearNode(in_features=8, out_features=2))
+    cuts = (*((Cut.whole("foreign.0.side"),) if whole else ()), Cut.colwise("foreign.0"))
+    model, _ = applied(Case(), foreign=torch.nn.ModuleList([wide]), cuts=cuts)
+    assert [isinstance(x.product.__self__, Region) for x in (wide, wide.side)] == [True, not whole]
+    plan = Plan("embed", "foreign", "head", 1, cuts=cuts)
+    names = [f"foreign.{name}" for name, _ in model.foreign.named_parameters()]
+    shapes = dict.fromkeys(names, (4, 8))
+    given = Given(shapes, {}, {name: (name,) for name in names})
+    mesh = Mesh.of({"tp": 2})
+    registry = lay_out(plan, mesh, given, [0, 0, 0], zero=0, sequence_parallel=True, dtype="float32").registry
+    held = {name: registry.of_rank(f"model/{name}", 0)[0][0].shape[0] for name in names}
+    assert held == {"foreign.0.weight": 2, "foreign.0.side.weight": 4 if whole else 2}
 
 
 def test_a_product_that_is_not_cut_stays_whole():
