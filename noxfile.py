@@ -222,7 +222,7 @@ def nightly(session: nox.Session) -> None:
     """The long tests: every composition, hundreds of kills, compilation."""
     install(session, *editable(*PACKAGES), *(extra for package in PACKAGES for extra in extras(package)))
     one_thread(session)
-    session.run("pytest", "-q", "-m", "nightly", *session.posargs)
+    session.run("pytest", "-q", "-m", "nightly", *(session.posargs or ("packages", "tests", "docs")))
 
 
 @nox.session(default=False, venv_backend="none")

@@ -24,8 +24,11 @@ def install(arguments: list[str], site: str) -> None:
         lines += [f"[{group}]", *(f"{key} = {value}" for key, value in entries.items())]
     (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
     root = directory / "src" if (directory / "src").is_dir() else directory
-    for module in root.iterdir():
+    modules = [path for path in sorted(root.iterdir()) if path.suffix == ".py" or (path / "__init__.py").exists()]
+    if len(modules) > 1 and root == directory:  # as pip's default backend refuses it, and others would leave one out
+        sys.exit(f"multiple top-level modules discovered in a flat layout: {', '.join(path.name for path in modules)}")
+    for module in modules:
         link = Path(site, module.name)
-        if (module.suffix == ".py" or (module / "__init__.py").exists()) and not link.exists():
+        if not link.exists():
             link.symlink_to(module)
     print(f"Successfully installed {name}-{version}")

@@ -22,6 +22,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,26 +109,51 @@ def pattern(expected: str) -> re.Pattern[str]:
     return re.compile("".join(lines))
 
 
-class Reader:
-    """Somebody at a shell, in an empty directory that has the project's recipes in it."""
+def _with_links(directory: Path) -> tuple[Path, dict[str, str]]:
+    """(directory of commands, variables) with a `pip` that links."""
+    site, tools = directory / "site", directory / "tools"
+    site.mkdir()
+    tools.mkdir()
+    pip = tools / "pip"
+    pip.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path[:0] = [{str(Path(__file__).parent)!r}]\n"
+        f"import editable\neditable.install(sys.argv[1:], {str(site)!r})\n"
+    )
+    pip.chmod(0o755)
+    return tools, {"PYTHONPATH": str(site)}
 
-    def __init__(self, directory: Path) -> None:
+
+def _with_pip(directory: Path) -> tuple[Path, dict[str, str]]:
+    """(directory of commands, variables) of a new virtual environment that sees what is installed here, torch above
+    all. Core is installed anew, for its commands.
+    """
+    there = directory / "venv"
+    subprocess.run([sys.executable, "-m", "venv", there], check=True)
+    python = there / "bin" / "python"
+    asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    site = Path(subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip())
+    (site / "of_the_tests.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+    install = [python, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed", "-e", ROOT / "packages" / "core"]
+    subprocess.run(install, check=True)
+    return there / "bin", {"VIRTUAL_ENV": str(there)}
+
+
+class Reader:
+    """Somebody at a shell, in an empty directory that has the project's recipes in it.
+
+    Their pip is a quick one that only links (`editable`); with `real_pip` it is pip itself, in a virtual environment
+    of their own.
+    """
+
+    def __init__(self, directory: Path, *, real_pip: bool = False) -> None:
         self.directory = directory / "here"
         self.directory.mkdir()
         shutil.copytree(ROOT / "configs", self.directory / "configs")
-        site, tools = directory / "site", directory / "tools"
-        site.mkdir()
-        tools.mkdir()
-        pip = tools / "pip"
-        pip.write_text(
-            f"#!{sys.executable}\nimport sys\nsys.path[:0] = [{str(Path(__file__).parent)!r}]\n"
-            f"import editable\neditable.install(sys.argv[1:], {str(site)!r})\n"
-        )
-        pip.chmod(0o755)
         kept = own_environment()
+        tools, site = _with_pip(directory) if real_pip else _with_links(directory)
         search = [str(tools), str(Path(sys.executable).parent), kept.get("PATH", "")]
         alike = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # the pages show a machine without a GPU
-        self.environment = {**kept, **alike, "PATH": os.pathsep.join(search), "PYTHONPATH": str(site)}
+        self.environment = {**kept, **alike, "PATH": os.pathsep.join(search), **site}
 
     def read(self, page: Path) -> None:
         """Do what the page says, from top to bottom. Raises AssertionError where it is not so."""

@@ -42,6 +42,12 @@ def test_every_example_of_a_page_runs(page, readers):
     readers[page].result()
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("page", [page for page in WITH_EXAMPLES if "pip install -e" in page.read_text()], ids=name)
+def test_every_example_runs_with_the_real_pip(page, tmp_path):
+    Reader(tmp_path, real_pip=True).read(page)
+
+
 # --- the words --------------------------------------------------------------------------------------------------------
 
 README = ROOT / "README.md"

@@ -44,6 +44,8 @@ def read(tmp_path: Path, text: str) -> None:
         "<!-- exit code 2 -->\n```console\n$ true\n```",
         "<!-- exit code 2 -->\n```console\n$ exit 2\n$ exit 2\n```",
         "```python\nassert False\n```",
+        '```toml\n# p/pyproject.toml\n[project]\nname = "p"\nversion = "0"\n```\n'
+        "```python\n# p/one.py\n```\n```python\n# p/two.py\n```\n```bash\npip install -e p\n```",
         "```python\n# wrong.py\nassert False\n```\n\n```bash\npython wrong.py\n```",
     ],
 )

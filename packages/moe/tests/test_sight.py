@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
-import struct
-import zlib
 from dataclasses import replace
 
 import pytest
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gangline.config.check import meaningless
 from gangline.errors import UserError
+from gangline.figure import INK
 from gangline.health import Action
 from gangline.record import StepRecord
-from gangline.testing import HealthCheckSuite, TrackerSuite
+from gangline.testing import HealthCheckSuite, TrackerSuite, readable
 from gangline.testing.health import healthy
 from gangline.testing.runs import small_run
 from gangline.track.base import Start
 from gangline_moe.health import ExpertsCheck
-from gangline_moe.heatmap import PIXELS, HeatmapTracker, png
+from gangline_moe.heatmap import HeatmapTracker
 from gangline_moe.parts import ExpertsHealth
-from gangline_moe.report import as_svg, as_text, colour, main, rgb, shade
-from gangline_moe.sight import told, windows
+from gangline_moe.picture import by_layer, colour, over_time
+from gangline_moe.report import as_text, main, shade
+from gangline_moe.sight import Told, told, windows
 
 EVEN, UNEVEN = [8.0, 8.0, 8.0, 8.0], [31.0, 0.0, 1.0, 0.0]
 
@@ -60,7 +62,14 @@ def test_the_report(run_dir, capsys):
     assert layers[0] == "blocks.0: at the end max/mean 3.88, no token for 1, 3, entropy 1.25"
     assert lines[lines.index(layers[0]) + 1] == "     0 |++@@@| 3.88"
     assert lines[lines.index(layers[1]) + 1] == "     0 |+++++| 1.00"
-    assert (run_dir / "picture.svg").read_text().count("<rect") == 3 * 4 * 5
+    assert lines[0] == f"load of the experts: {run_dir.name}"
+    picture = (run_dir / "picture.svg").read_text()
+    assert picture.count("<title>blocks.") == 3 * 4 * 5
+    words = readable(picture)
+    assert " ".join(words).startswith(f"Load of the experts: {run_dir.name} steps 1 to 10; a cell is 2 steps blocks.0 ")
+    assert words.count("expert") == 3
+    assert words.count("10") == 3  # the last step, below each panel
+    assert {"step", "3", "tokens of an expert over the mean of its layer", "2+"} <= set(words)
 
 
 def test_a_step_done_again_counts_once_and_windows_cover_all(run_dir):
@@ -69,13 +78,12 @@ def test_a_step_done_again_counts_once_and_windows_cover_all(run_dir):
     assert steps[0].loads["blocks.0"] == EVEN
     assert [len(part) for part in windows(steps, 3)] == [3, 3, 4]
     assert len(windows(steps, 60)) == 10
-    assert as_text(steps, 1).count("|") == 2 * 12
-    assert as_svg(steps, 2).startswith("<svg")
+    assert as_text(steps, 1, "run").count("|") == 2 * 12
 
 
 def test_shades_and_colours():
     assert [shade(value) for value in (0.0, 1.0, 2.0, 9.0)] == [" ", "+", "@", "@"]
-    assert (colour(0), rgb(1), rgb(5)) == ("#ffffff", (70, 130, 200), (200, 30, 30))
+    assert (colour(0), colour(1), colour(2), colour(5)) == ("#2166ac", "#f7f7f7", "#b2182b", "#b2182b")
 
 
 @pytest.mark.parametrize(
@@ -124,27 +132,23 @@ def test_pictures_are_what_tensorboard_reads(tmp_path):
     read.Reload()
     images = read.Images("experts/load")
     assert [image.step for image in images] == [2, 4, 5]
-    assert (images[0].width, images[0].height) == (4 * PIXELS, 2 * PIXELS)
-    assert pixels(images[0].encoded_image_string) == [[rgb(1)] * 4, [rgb(3.9), rgb(0), rgb(0.125), rgb(0)]]
-    assert pixels(png([[1.0], [0.0, 2.0]]))[0] == [rgb(1), (255, 255, 255)]
+    drawn = Image.open(io.BytesIO(images[0].encoded_image_string))
+    assert drawn.size == (images[0].width, images[0].height)
+    colours = {f"#{r:02x}{g:02x}{b:02x}" for _, (r, g, b) in drawn.convert("RGB").getcolors(1 << 16)}
+    assert {colour(1), colour(3.9), colour(0), colour(0.125), INK} <= colours
 
 
-def pixels(data: bytes) -> list[list[tuple[int, ...]]]:
-    """The colour in the middle of each cell of a picture."""
-    assert data.startswith(b"\x89PNG\r\n\x1a\n")
-    place, chunks = 8, {}
-    while place < len(data):
-        length, kind = struct.unpack(">I4s", data[place : place + 8])
-        content = data[place + 8 : place + 8 + length]
-        assert zlib.crc32(kind + content) == struct.unpack(">I", data[place + 8 + length : place + 12 + length])[0]
-        chunks[kind] = content
-        place += 12 + length
-    width, height = struct.unpack(">II", chunks[b"IHDR"][:8])
-    raw, row = zlib.decompress(chunks[b"IDAT"]), 1 + 3 * width
-    return [
-        [tuple(raw[y * row + 1 + 3 * x : y * row + 4 + 3 * x]) for x in range(PIXELS // 2, width, PIXELS)]
-        for y in range(PIXELS // 2, height, PIXELS)
-    ]
+@pytest.mark.parametrize(("layers", "experts", "steps"), [(1, 2, 1), (3, 8, 7), (2, 60, 200), (20, 160, 2)])
+def test_pictures_of_every_size_are_readable(layers, experts, steps):
+    loads = {f"blocks.{layer}": [float(expert) for expert in range(experts)] for layer in range(layers)}
+    found = [Told(step, dict(loads), {}) for step in range(1, steps + 1)]
+    del found[0].loads["blocks.0"]
+    if not found[0].loads:
+        found[0].loads["blocks.0"] = [1.0] * experts
+    words = readable(by_layer(found, "runs/a").svg())
+    assert words[0] == "Load of the experts: runs/a"
+    assert {"layer", "expert", "blocks.0", f"blocks.{layers - 1}", "0"} <= set(words)
+    assert "step" in readable(over_time(found, 60, "runs/a").svg())
 
 
 @pytest.mark.parametrize(

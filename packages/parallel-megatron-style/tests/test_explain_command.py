@@ -11,6 +11,7 @@ import pytest
 from gangline.cli.main import main
 from gangline.config.compose import compose_one
 from gangline.plugins import installed
+from gangline.testing import readable
 from gangline_parallel_megatron_style.explain import explained
 
 LLAMA = (
@@ -151,17 +152,22 @@ def test_mistakes(say, words, messages):
 def test_a_schedule_is_drawn(say, tmp_path):
     code, text = say("draw --schedule gpipe --stages 2 --micros 2")
     assert code == 0
-    assert [re.findall(r"[A-Z]\d|rank \d", line) for line in text.splitlines()[:2]] == [
+    assert [re.findall(r"[A-Z]\d|rank \d", line) for line in text.splitlines()[3:5]] == [
         ["rank 0", "F0", "F1", "B0", "B1"],
         ["rank 1", "F0", "F1", "B0", "B1"],
     ]
     assert say("draw --schedule=zb_v --svg=v.svg") == (0, "v.svg\n")
-    assert (tmp_path / "v.svg").read_text().startswith("<svg ")
+    words = readable((tmp_path / "v.svg").read_text())
+    assert words[0] == "Pipeline zb_v: 4 ranks of 2 chunks, 8 microbatches"
 
 
 def test_the_schedule_of_a_run_is_drawn(say):
     _, of_run = say("draw parallel=3d parallel.pp=2 batch.micro_size=2")
-    assert of_run.count("rank ") == 2
+    title, about, *lines = of_run.splitlines()
+    assert title.startswith("Pipeline 1f1b of parallel=3d parallel.pp=2 batch.micro_size=2: 2 ranks, 4 microbatches")
+    assert about == "simulated, by the products that each stage computes"
+    assert [line[:7] for line in lines if line.startswith("rank")] == ["rank 0 ", "rank 1 "]
+    assert "time in forward passes of the largest stage" in lines
     assert "F3" in of_run
     assert "F4" not in of_run
 

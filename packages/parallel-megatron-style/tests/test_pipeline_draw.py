@@ -8,10 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gangline_parallel_megatron_style.pipeline.draw import as_svg, as_text
+from gangline.testing import readable
+from gangline_parallel_megatron_style.pipeline.draw import Caption, as_svg, as_text
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_schedule
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline, simulate
 
+RUN = Caption("Pipeline of a run, step 7", "recorded", "ms")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -20,25 +22,30 @@ def drawn(name, ranks, micros):
 
 
 def test_text_of_1f1b():
-    assert as_text(drawn("1f1b", 2, 3), width=44).splitlines() == [
+    assert as_text(drawn("1f1b", 2, 3), RUN, width=44).splitlines() == [
+        "Pipeline of a run, step 7",
+        "recorded",
+        "",
         "rank 0  F0 F1 ......B0    F2 B1    ...B2    ",
         "rank 1  ...F0 B0    F1 B1    F2 B2    ......",
+        "        0              5              10",
+        "time in ms",
         "",
         "F forward   B backward   . waits",
-        "12 from first to last, 25.0 % of it waiting",
+        "12 ms from first to last; ranks wait 25.0 % of it",
     ]
 
 
 def test_text_without_room_puts_the_numbers_below():
-    lines = as_text(drawn("zb_v", 4, 8)).splitlines()
-    assert lines[0] == "rank 0  FFFFFFFfiwfiwfiwfIiWFIwfIiWIWwfiWIwfiWwIWfiIwW...IW"
-    assert lines[1] == "        0123456000111222303071342413245534566465577676   77"
+    lines = as_text(drawn("zb_v", 4, 8), RUN).splitlines()
+    assert lines[3] == "rank 0  FFFFFFFfiwfiwfiwfIiWFIwfIiWIWwfiWIwfiWwIWfiIwW...IW"
+    assert lines[4] == "        0123456000111222303071342413245534566465577676   77"
     assert "small letters: odd chunks" in lines[-2]
 
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_text_fits_a_terminal(name):
-    assert max(map(len, as_text(drawn(name, 4, 8)).splitlines())) <= 100
+    assert max(map(len, as_text(drawn(name, 4, 8), RUN).splitlines())) <= 100
 
 
 def test_recorded_times_need_not_begin_at_zero_nor_be_even():
@@ -50,7 +57,7 @@ def test_recorded_times_need_not_begin_at_zero_nor_be_even():
             for rank, spans in enumerate(timeline.spans)
         ),
     )
-    first, second = as_text(noisy, width=44).splitlines()[:2]
+    first, second = as_text(noisy, RUN, width=44).splitlines()[3:5]
     assert first.startswith("rank 0  F0 F1 ......B0")
     assert second.startswith("rank 1  ...F0 B0")
 
@@ -58,30 +65,30 @@ def test_recorded_times_need_not_begin_at_zero_nor_be_even():
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_svg_has_a_box_for_every_action(name):
     timeline = drawn(name, 3, 6)
-    root = ElementTree.fromstring(as_svg(timeline))
-    width, height = map(float, root.get("viewBox").split()[2:])
+    root = ElementTree.fromstring(as_svg(timeline, RUN))
     boxes = {rank: [] for rank in range(3)}
     for box in root.iter(f"{SVG}rect"):
-        title = box.find(f"{SVG}title").text
-        left, wide, top = (float(box.get(key)) for key in ("x", "width", "y"))
-        assert 0 <= left <= left + wide <= width
-        assert 0 <= top < top + float(box.get("height")) <= height
+        title = box.findtext(f"{SVG}title", "")
         if ": " in title:
+            left, wide = float(box.get("x")), float(box.get("width"))
             boxes[int(title[5])].append((left, left + wide, title))
     for rank, found in boxes.items():
         actions = Counter(title.split(", ", 1)[1].split(":")[0] for *_, title in found)
         assert actions == Counter(map(str, timeline.schedule.actions[rank]))
         found.sort()
         assert all(one[1] <= other[0] + 0.02 for one, other in pairwise(found))
-    words = " ".join(text.text for text in root.iter(f"{SVG}text"))
-    assert "of it waiting" in words
-    assert "forward" in words
-    assert ("weight gradient" in words) == timeline.schedule.splits_backward
 
 
-def test_svg_colours_suit_light_and_dark_pages():
-    picture = as_svg(drawn("zb_v", 2, 4))
-    assert "prefers-color-scheme: dark" in picture
-    used = {part.split('"')[0] for part in picture.split('class="')[1:]}
-    assert used == {"word", "wait", "F0", "F1", "I0", "I1", "W0", "W1"}
-    assert all(f".{name} {{" in picture for name in used)
+@pytest.mark.parametrize("width", [480, 960])
+@pytest.mark.parametrize("name", sorted(SCHEDULES))
+def test_svg_says_whose_it_is_and_what_it_shows(name, width):
+    timeline = drawn(name, 3, 6)
+    words = readable(as_svg(timeline, RUN, width))
+    assert words[:2] == ["Pipeline of a run, step 7", "recorded"]
+    assert any(line.endswith("% of it") for line in words)
+    assert any(line.startswith("time (ms)") for line in words)
+    assert {"rank", "0", "1", "2", "waits"} <= set(words)
+    legend = " ".join(words[words.index("rank") :])
+    assert "forward" in legend
+    assert ("weight gradient" in legend) == timeline.schedule.splits_backward
+    assert ("chunk 1" in legend) == (timeline.schedule.chunks > 1)

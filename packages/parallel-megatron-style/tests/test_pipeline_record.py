@@ -53,7 +53,8 @@ def test_it_is_drawn_from_the_run_directory(trained, tmp_path, capsys):
     (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["draw", str(directory)]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("step 2\n")
+    assert said.startswith("Pipeline zb_h1 of run, step 2: 2 ranks, ")
+    assert "time in ms" in said
     assert "rank 1" in said
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import struct
 import time
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,13 +13,12 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from gangline.record import StepRecord
 from gangline.track.base import Start, Tracker
 from gangline_moe.parts import Heatmap
-from gangline_moe.report import rgb
-from gangline_moe.sight import Told, layers_of, loads_of, shares
+from gangline_moe.picture import by_layer
+from gangline_moe.sight import Told, loads_of
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
 
-PIXELS = 12  # of a cell
 TAG = "experts/load"
 
 
@@ -34,6 +31,7 @@ class HeatmapTracker(Tracker):
         self.file: Any = None
 
     def begin(self, start: Start) -> None:
+        self.run = start.name
         directory = Path(self.path) if self.path else Path(start.directory) / "tensorboard" / "experts"
         directory.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{int(time.time()):010d}.experts.{start.first_step}"
@@ -56,10 +54,8 @@ class HeatmapTracker(Tracker):
             self.file = None
 
     def _draw(self, step: int) -> None:
-        table = [shares(self.steps, layer) for layer in layers_of(self.steps)]
-        width, height = max(map(len, table)), len(table)
-        image = Summary.Image(height=height * PIXELS, width=width * PIXELS, colorspace=3)
-        image.encoded_image_string = png(table)
+        width, height, file = by_layer(self.steps, self.run).png()
+        image = Summary.Image(height=height, width=width, colorspace=3, encoded_image_string=file)
         summary = Summary(value=[Summary.Value(tag=TAG, image=image)])
         self._write(Event(wall_time=time.time(), step=step, summary=summary))
         self.file.flush()
@@ -67,21 +63,6 @@ class HeatmapTracker(Tracker):
 
     def _write(self, event: Event) -> None:
         self.writer.write(event.SerializeToString())
-
-
-def png(table: list[list[float]]) -> bytes:
-    """A picture of cells, 8-bit RGB (PNG specification, W3C, sections 5 and 11)."""
-    width = max(map(len, table))
-    rows = []
-    for values in table:
-        cells = [bytes(rgb(value)) for value in values] + [b"\xff\xff\xff"] * (width - len(values))
-        rows += [b"\0" + b"".join(cell * PIXELS for cell in cells)] * PIXELS
-    header = struct.pack(">IIBBBBB", width * PIXELS, len(rows), 8, 2, 0, 0, 0)
-    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"".join(rows))), (b"IEND", b"")]
-    found = [
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(found)
 
 
 def build(config: Heatmap, run: Run) -> HeatmapTracker:

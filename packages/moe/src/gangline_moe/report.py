@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gangline.config.suggest import near
 from gangline.errors import UserError
+from gangline_moe.picture import over_time
 from gangline_moe.sight import Told, layers_of, shares, told, windows
 
 USAGE = """\
@@ -18,7 +19,6 @@ usage: gangline moe report RUN_DIR [--svg FILE] [--columns N]
 
 SHADES = " .:-+*#%@"  # of the load over the mean: nothing to SHADED times the mean and more
 SHADED = 2.0
-CELL = 8  # pixels
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,21 +36,22 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(rest)
     if options.columns < 1:
         raise UserError(f"--columns {options.columns} leaves no room for a picture.", "", "--columns 60")
-    steps = told(options.run_dir)
-    print(as_text(steps, options.columns))
+    steps, run = told(options.run_dir), Path(options.run_dir).resolve().name
+    print(as_text(steps, options.columns, run))
     if options.svg:
         try:
-            Path(options.svg).write_text(as_svg(steps, options.columns))
+            Path(options.svg).write_text(over_time(steps, options.columns, run).svg())
         except OSError as error:
             raise UserError(f"{options.svg} cannot be written.", error.strerror or str(error)) from error
         print(f"\n{options.svg} written")
     return 0
 
 
-def as_text(steps: list[Told], columns: int) -> str:
+def as_text(steps: list[Told], columns: int, run: str) -> str:
     """A block of rows for each layer, darker where an expert had more than the mean."""
     parts = windows(steps, columns)
     lines = [
+        f"load of the experts: {run}",
         f"steps {steps[0].step} to {steps[-1].step}; each column is {len(parts[0])} or more, each row an expert",
         f"load over the mean:  '{SHADES[0]}' none  '{SHADES[len(SHADES) // 2]}' the mean  "
         f"'{SHADES[-1]}' {SHADED:g} times it and more",
@@ -80,33 +81,3 @@ def told_of(step: Told, layer: str) -> str:
 
 def shade(value: float) -> str:
     return SHADES[min(len(SHADES) - 1, round(value / SHADED * (len(SHADES) - 1)))]
-
-
-def as_svg(steps: list[Told], columns: int) -> str:
-    """The same as a picture: white for none, blue below the mean, red above it."""
-    parts = windows(steps, columns)
-    top, cells, width = 20, [], len(parts) * CELL + 120
-    for layer in layers_of(steps):
-        cells.append(f'<text x="4" y="{top - 4}">{layer}</text>')
-        for column, part in enumerate(part for part in parts if any(layer in step.loads for step in part)):
-            for expert, value in enumerate(shares(part, layer)):
-                place = f'x="{column * CELL + 4}" y="{top + expert * CELL}" width="{CELL}" height="{CELL}"'
-                title = f"<title>{layer}, expert {expert}, step {part[-1].step}: {value:.2f} x the mean</title>"
-                cells.append(f'<rect {place} fill="{colour(value)}">{title}</rect>')
-        top += len(next(step.loads[layer] for step in steps if layer in step.loads)) * CELL + 24
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{top}" font-family="sans-serif" '
-    return "\n".join([f'{head}font-size="11">', *cells, "</svg>", ""])
-
-
-def colour(value: float) -> str:
-    """White at 0, through blue at the mean, to red at SHADED times the mean and more."""
-    red, green, blue = rgb(value)
-    return f"#{red:02x}{green:02x}{blue:02x}"
-
-
-def rgb(value: float) -> tuple[int, int, int]:
-    """The same as three bytes."""
-    if value <= 1:
-        return tuple(round(255 + (end - 255) * value) for end in (70, 130, 200))  # type: ignore[return-value]
-    over = min(1.0, (value - 1) / (SHADED - 1))
-    return tuple(round(a + (b - a) * over) for a, b in zip((70, 130, 200), (200, 30, 30), strict=True))  # type: ignore[return-value]

@@ -9,6 +9,7 @@ from gangline.config.suggest import near
 from gangline.errors import UserError
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
+from gangline_parallel_megatron_style.pipeline.draw import Caption, as_svg, as_text
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline
 
 USAGE = """\
@@ -64,26 +65,25 @@ def _explain(argv: Sequence[str]) -> int:
 
 
 def _draw(argv: Sequence[str]) -> int:
-    from gangline_parallel_megatron_style.pipeline.draw import as_svg, as_text
     from gangline_parallel_megatron_style.pipeline.simulate import simulate
 
     flags, words = flags_of(argv, ("schedule", *sorted(NUMBERS), "svg", "width"))
     if words and flags.keys() & {"schedule", *NUMBERS}:
         raise UserError("a schedule is drawn of the numbers given, or of a run.", "Leave out the flags, or the words.")
     if len(words) == 1 and Path(words[0], "metrics.jsonl").exists():
-        timeline = _recorded(Path(words[0]))
+        timeline, caption = _recorded(Path(words[0]))
     else:
-        schedule, costs = _of_run(words) if words else _of_flags(flags)
+        schedule, costs, caption = _of_run(words) if words else _of_flags(flags)
         timeline = simulate(schedule, costs)
     width = whole("width", flags["width"]) if "width" in flags else None
     if "svg" in flags:
-        _write(flags["svg"], as_svg(timeline, width or 960))
+        _write(flags["svg"], as_svg(timeline, caption, width or 960))
     else:
-        print(as_text(timeline, width or 100))
+        print(as_text(timeline, caption, width or 100))
     return 0
 
 
-def _of_flags(flags: dict[str, str]) -> tuple[Schedule, Costs]:
+def _of_flags(flags: dict[str, str]) -> tuple[Schedule, Costs, Caption]:
     """The schedule that the flags name; its stages cost the same, a backward pass twice a forward pass."""
     from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_schedule
 
@@ -97,11 +97,16 @@ def _of_flags(flags: dict[str, str]) -> tuple[Schedule, Costs]:
         made = make_schedule(name, ranks=sizes["stages"], micros=sizes["micros"], chunks=sizes.get("chunks"))
     except ValueError as error:
         raise UserError(f"{error}.") from error
-    return made, UNIFORM
+    return made, UNIFORM, Caption(_title(name, made))
 
 
-def _recorded(directory: Path) -> Timeline:
-    """What the newest recorded step of a run did."""
+def _title(name: str, schedule: Schedule, whose: str = "") -> str:
+    sizes = f"{schedule.ranks} ranks" + (f" of {schedule.chunks} chunks" if schedule.chunks > 1 else "")
+    return f"Pipeline {name}{whose}: {sizes}, {schedule.micros} microbatches"
+
+
+def _recorded(directory: Path) -> tuple[Timeline, Caption]:
+    """What the newest recorded step of a run did, in milliseconds."""
     from gangline.record import read
     from gangline.rundir import RunDirectory
     from gangline_parallel_megatron_style.explain import case_of
@@ -109,7 +114,8 @@ def _recorded(directory: Path) -> Timeline:
     from gangline_parallel_megatron_style.pipeline.record import latest, timeline
 
     found = latest(read(directory / "metrics.jsonl"))
-    schedule = schedule_of(case_of(RunDirectory.open(directory).run()))
+    case = case_of(RunDirectory.open(directory).run())
+    schedule = schedule_of(case)
     if found is None or schedule is None:
         raise UserError(
             f"no step of {directory} was recorded.",
@@ -117,11 +123,12 @@ def _recorded(directory: Path) -> Timeline:
             f"train resume={directory} parallel.record=true",
         )
     step, spans = found
-    print(f"step {step}\n")
-    return timeline(spans, schedule)
+    title = _title(case.config.schedule, schedule, f" of {directory.resolve().name}, step {step}")
+    caption = Caption(title, "recorded on the first pipeline of the mesh", "ms")
+    return timeline([1000 * at for at in spans], schedule), caption
 
 
-def _of_run(words: Sequence[str]) -> tuple[Schedule, list[Costs]]:
+def _of_run(words: Sequence[str]) -> tuple[Schedule, list[Costs], Caption]:
     """The schedule of a run, and what its stages compute."""
     from gangline.config.compose import compose_one
     from gangline_parallel_megatron_style.explain import case_of
@@ -132,7 +139,12 @@ def _of_run(words: Sequence[str]) -> tuple[Schedule, list[Costs]]:
     if schedule is None:
         raise UserError("this run has no pipeline: pp is 1.", "", "parallel.pp=2, or more")
     most = max(cost.F for cost in costs(case))
-    return schedule, [Costs(cost.F / most, cost.I / most, cost.W / most) for cost in costs(case)]
+    caption = Caption(
+        _title(case.config.schedule, schedule, f" of {' '.join(words)}"),
+        "simulated, by the products that each stage computes",
+        "forward passes of the largest stage",
+    )
+    return schedule, [Costs(cost.F / most, cost.I / most, cost.W / most) for cost in costs(case)], caption
 
 
 def _write(path: str, picture: str) -> None:

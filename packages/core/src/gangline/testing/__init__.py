@@ -30,6 +30,7 @@ _WHERE = {
     "TrackerSuite": "tracker",
     "as_installed": "install",
     "pool": "pool",
+    "readable": "figures",
     "waived": "claims",
 }
 

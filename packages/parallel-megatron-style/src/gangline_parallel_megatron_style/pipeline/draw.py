@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from statistics import mean
 
+from gangline.figure import GAP, PALE, PALETTE, Figure, Frame, mixed, number_ticks, room_left, span
 from gangline_parallel_megatron_style.pipeline.actions import KINDS, Action, Kind
 from gangline_parallel_megatron_style.pipeline.simulate import Span, Timeline
 
-COLOURS: dict[Kind, tuple[str, str]] = {  # even and odd chunks; dark letters are readable on all of them
-    "F": ("#7eb0ee", "#bcd6f7"),
-    "B": ("#7fcb8a", "#bfe6c4"),
-    "I": ("#f2a48c", "#f9d3c7"),
-    "W": ("#eec75a", "#f7e4ad"),
-}
-STYLE = """
-text { font: 11px ui-monospace, monospace; fill: #111; text-anchor: middle; dominant-baseline: central }
-.word { fill: #222; text-anchor: start }
-.wait { fill: #888; fill-opacity: 0.15 }
-@media (prefers-color-scheme: dark) { .word { fill: #ddd } .wait { fill-opacity: 0.3 } }
-"""
-ROW, LABEL, MARGIN = 24, 62, 8  # pixels
+COLOURS: dict[Kind, str] = dict(zip(("F", "B", "I", "W"), PALETTE, strict=False))  # of chunk 0; later ones paler
+ROW = 26  # pixels
 
 
-def as_text(timeline: Timeline, width: int = 100) -> str:
-    """One line for each rank: `F0` is the forward of micro-batch 0, small letters are odd chunks, dots are waits.
+@dataclass(frozen=True)
+class Caption:
+    """What a picture of a schedule says of it: whose it is, where its times are from, what they are counted in."""
+
+    title: str
+    about: str = "simulated; a backward pass takes twice as long as a forward pass"
+    unit: str = "forward passes of one stage"
+
+
+def as_text(timeline: Timeline, caption: Caption, width: int = 100) -> str:
+    """One line for each rank: `F0` is the forward of microbatch 0, small letters are odd chunks, dots are waits.
 
     Lines are at most `width` letters long where that leaves one for the shortest kind of action; where it leaves just
-    one, the last digits of the micro-batches stand in a second line.
+    one, the last digits of the microbatches stand in a second line. Below is the axis of time.
     """
     label = len(f"rank {timeline.schedule.ranks - 1}  ")
     shortest = min(map(mean, _durations(timeline).values()))
     letters = max(1, int((width - label) * shortest / timeline.makespan + 1e-9))
     scale = letters / shortest
-    lines = []
+    lines = [caption.title, caption.about, ""]
     for rank in range(timeline.schedule.ranks):
         line, digits = ["."] * round(timeline.makespan * scale), [" "] * round(timeline.makespan * scale)
         for action, (start, end) in _spans(timeline, rank):
@@ -46,40 +46,54 @@ def as_text(timeline: Timeline, width: int = 100) -> str:
         lines.append(f"rank {rank}".ljust(label) + "".join(line))
         if letters == 1:
             lines.append(" " * label + "".join(digits).rstrip())
-    return "\n".join([*lines, "", _legend(timeline), _summary(timeline)])
+    lines.append(" " * label + _ruler(timeline, round(timeline.makespan * scale)))
+    return "\n".join([*lines, f"time in {caption.unit}", "", _legend(timeline), _summary(timeline, caption)])
 
 
-def as_svg(timeline: Timeline, width: int = 960) -> str:
-    """The same as a picture `width` pixels wide, of one self-contained SVG element, for light and dark pages."""
+def _ruler(timeline: Timeline, letters: int) -> str:
+    """The axis of time: each number begins below the letter that begins at that time."""
+    line = ""
+    for at, number in number_ticks(timeline.makespan, max(2, letters // 12)):
+        if round(at * letters) + len(number) <= letters:
+            line = line.ljust(round(at * letters)) + number
+    return line
+
+
+def as_svg(timeline: Timeline, caption: Caption, width: int = 960) -> str:
+    """The same as a picture `width` pixels wide, of one self-contained SVG element."""
     ranks = timeline.schedule.ranks
-    scale = (width - LABEL - MARGIN) / timeline.makespan
-    parts = []
+    rows = [((rank + 0.5) / ranks, str(rank)) for rank in range(ranks)]
+    figure = Figure(caption.title, f"{caption.about}\n{_summary(timeline, caption)}", width)
+    left = GAP + room_left(rows)
+    frame = Frame(left, figure.bottom, width - left - 3 * GAP, ranks * ROW)
+    scale = frame.width / timeline.makespan
+    widest = span(str(timeline.schedule.micros - 1), 11)
+    numbered = {kind for kind, times in _durations(timeline).items() if min(times) * scale >= widest}
     for rank in range(ranks):
-        top = MARGIN + rank * ROW
-        parts.append(f'<text class="word" x="{MARGIN}" y="{top + ROW / 2:g}">rank {rank}</text>')
-        parts.append(_box("wait", LABEL, top, timeline.makespan * scale, f"rank {rank} waits"))
+        top = frame.top + rank * ROW
+        figure.rect(left, top + 2, frame.width, ROW - 4, PALE, f"rank {rank} waits")
         for action, (start, end) in _spans(timeline, rank):
-            left, wide = LABEL + start * scale, (end - start) * scale
-            parts.append(_box(_class(action), left, top, wide, f"rank {rank}, {action}: {start:.4g} to {end:.4g}"))
-            if wide >= 7 * len(str(action.micro)):
-                parts.append(f'<text x="{left + wide / 2:.1f}" y="{top + ROW / 2:g}">{action.micro}</text>')
-    top = 2 * MARGIN + ranks * ROW
-    at = float(LABEL)
-    for kind, chunk in _present(timeline):
-        words = KINDS[kind] + (f", chunk {chunk}" if timeline.schedule.chunks > 1 else "")
-        parts.append(_box(f"{kind}{chunk % 2}", at, top, 14, words))
-        parts.append(f'<text class="word" x="{at + 18:g}" y="{top + ROW / 2:g}">{words}</text>')
-        at += 30 + 6.8 * len(words)
-        if at > width - 250:
-            top, at = top + ROW, LABEL
-    parts.append(f'<text class="word" x="{LABEL}" y="{top + 1.5 * ROW:g}">{_summary(timeline)}</text>')
-    colours = "".join(
-        f".{kind}{odd} {{ fill: {colour} }} " for kind, pair in COLOURS.items() for odd, colour in enumerate(pair)
-    )
-    height = top + 2 * ROW + MARGIN
-    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    head = [f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', f"<style>{STYLE}{colours}</style>"]
-    return "\n".join([*head, *parts, "</svg>\n"])
+            place, wide = left + start * scale, (end - start) * scale
+            fill = _colour(action.kind, action.chunk, timeline.schedule.chunks)
+            figure.rect(
+                place, top + 2, wide, ROW - 4, fill, f"rank {rank}, {action}: {start:.4g} to {end:.4g}", outline=True
+            )
+            if action.kind in numbered:
+                figure.text(place + wide / 2, top + ROW / 2 + 4, str(action.micro), size=11, anchor="middle")
+    figure.axis_left(frame, "rank of the pipeline" if ranks > 5 else "rank", rows)
+    numbers = "; the numbers are microbatches" if numbered else ""
+    figure.axis_below(frame, f"time ({caption.unit}){numbers}", number_ticks(timeline.makespan))
+    entries = [(_colour(*pair, timeline.schedule.chunks), _words(timeline, *pair)) for pair in _present(timeline)]
+    figure.legend(left, figure.bottom + GAP, [*entries, (PALE, "waits")])
+    return figure.svg()
+
+
+def _colour(kind: Kind, chunk: int, chunks: int) -> str:
+    return mixed(COLOURS[kind], "#ffffff", 0.65 * chunk / max(1, chunks - 1))
+
+
+def _words(timeline: Timeline, kind: Kind, chunk: int) -> str:
+    return KINDS[kind] + (f", chunk {chunk}" if timeline.schedule.chunks > 1 else "")
 
 
 def _spans(timeline: Timeline, rank: int) -> Iterator[tuple[Action, Span]]:
@@ -95,15 +109,6 @@ def _durations(timeline: Timeline) -> dict[Kind, list[float]]:
     return found
 
 
-def _class(action: Action) -> str:
-    return f"{action.kind}{action.chunk % 2}"
-
-
-def _box(name: str, left: float, top: float, wide: float, title: str) -> str:
-    place = f'x="{left:.2f}" y="{top + 2:g}" width="{wide:.2f}" height="{ROW - 4}"'
-    return f'<rect class="{name}" {place} stroke="#555" stroke-width="0.3"><title>{title}</title></rect>'
-
-
 def _present(timeline: Timeline) -> list[tuple[Kind, int]]:
     found = {(action.kind, action.chunk) for order in timeline.schedule.actions for action in order}
     return sorted(found, key=lambda pair: (list(KINDS).index(pair[0]), pair[1]))
@@ -117,5 +122,5 @@ def _legend(timeline: Timeline) -> str:
     return "   ".join([*words, ". waits"])
 
 
-def _summary(timeline: Timeline) -> str:
-    return f"{timeline.makespan:.4g} from first to last, {100 * timeline.bubble:.1f} % of it waiting"
+def _summary(timeline: Timeline, caption: Caption) -> str:
+    return f"{timeline.makespan:.4g} {caption.unit} from first to last; ranks wait {100 * timeline.bubble:.1f} % of it"
