@@ -133,7 +133,17 @@ def _with_pip(directory: Path) -> tuple[Path, dict[str, str]]:
     asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     site = Path(subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip())
     (site / "of_the_tests.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
-    install = [python, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed", "-e", ROOT / "packages" / "core"]
+    install = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--ignore-installed",
+        "-e",
+        ROOT / "packages" / "core",
+    ]
     subprocess.run(install, check=True)
     return there / "bin", {"VIRTUAL_ENV": str(there)}
 

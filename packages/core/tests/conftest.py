@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -93,6 +94,16 @@ class Strangers:
         needs = f"Requires-Dist: {requires}\n" if requires else ""
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n{needs}")
         (info / "entry_points.txt").write_text(f"[gangline.{contract}]\n{plugin or module} = {module}\n")
+
+    def add_files(self, distribution: str, folder: Path) -> None:
+        """A plugin that was written into a folder, of one module or of several in a package."""
+        module = distribution.replace("-", "_")
+        if (folder / module).is_dir():
+            shutil.copytree(folder / module, self.site / module)
+            self.add(distribution, (folder / module / "__init__.py").read_text(), module=module)
+            (self.site / f"{module}.py").unlink()
+        else:
+            self.add(distribution, (folder / f"{module}.py").read_text(), module=module)
 
     def run(
         self, module: str, *words: str, cwd: Path | None = None, timeout: float = 60

@@ -118,8 +118,8 @@ def test_every_group_has_its_suite() -> None:
     with as_installed("gangline-toys", "gangline.testing.toys.plugin"):
         found = installed()
         suites = {group: suite_of(offer) for group in found.groups() for offer in found.offers(group).values()}
-    assert suites["lanes"] == "ModelEditSuite"
-    assert suites["model"] == "PartSuite"
-    assert suites["checkpoint"] == "CheckpointerSuite"
+    assert suites["lanes"] == "gangline.testing:ModelEditSuite"
+    assert suites["model"] == "gangline.testing:PartSuite"
+    assert suites["checkpoint"] == "gangline.testing:CheckpointerSuite"
     with pytest.raises(UserError):
         type("Missing", (ScheduleSuite,), {"choice": "schedule=absent"})().offer  # noqa: B018

@@ -2,16 +2,21 @@
 
 import subprocess
 import sys
+import sysconfig
 
 import pytest
 import yaml
 
-from gangline.cli.new_plugin import KINDS, files, main, write
+from gangline import testing
+from gangline.cli.new_plugin import choices_of, files, main, write
 from gangline.errors import UserError
+from gangline.parts import LISTS
+from gangline.plugins import installed
 from gangline.testing import as_installed
 from gangline.testing.report import run_file
 
-SLOW = ("checkpoint", "strategy")  # suites with kills and many layouts
+KINDS = [kind for kind in installed().kinds().values() if kind.example.startswith("gangline.")]
+SLOW = ("checkpoint", "strategy", "optimizer", "edit")  # suites with kills, many layouts, or both
 
 
 def code_lines(text: str) -> int:
@@ -31,29 +36,76 @@ def test_the_smallest_plugin_is_small():
     assert code_lines(written["tests/test_conformance.py"]) <= 5
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_shows_up_and_composes(kind, tmp_path, strangers):
-    folder = write("my-own", kind, tmp_path)
-    strangers.add("gangline-my-own", (folder / "gangline_my_own.py").read_text(), module="gangline_my_own")
+def test_every_kind_shows_up_and_composes(tmp_path, strangers):
+    """All of them installed beside each other."""
+    made = {kind: f"my-{kind.name}" for kind in KINDS}
+    for kind, name in made.items():
+        folder = write(name, kind.name, tmp_path)
+        strangers.add_files(f"gangline-{name}", folder)
     listed = run(strangers, "gangline.cli.main", "plugins")
-    assert "gangline-my-own" in listed
-    group, _, name = KINDS[kind].choice.format(name="my_own" if kind == "edit" else "my-own").partition("=")
-    chosen = f"{group}=[{name}]" if group in ("track", "health") else f"{group}={name}"
-    composed = run(strangers, "gangline.cli.train", chosen, "--cfg", "job")
-    assert yaml.safe_load(composed)["parts"][group] in (name, [name])
+    assert "Cannot be used" not in listed
+    words, verbs = [], []
+    for kind, name in made.items():
+        choice = choices_of(name, kind)[0]
+        group, _, part = choice.partition("=")
+        if part:
+            words.append(f"{group}=[{part}]" if group in LISTS else choice)
+            assert f"gangline-{name}" in listed
+        else:
+            verbs.append(choice.removeprefix("gangline "))
+    assert verbs == ["my-command"]
+    assert "usage: gangline my-command" in run(strangers, "gangline.cli.main", "my-command", "--help")
+    parts = yaml.safe_load(run(strangers, "gangline.cli.train", *words, "--cfg", "job"))["parts"]
+    for word in words:
+        group, _, part = word.partition("=")
+        assert parts[group] == (yaml.safe_load(part) if group in LISTS else part)
+
+
+def test_kinds_are_listed(capsys):
+    assert main(["--kinds"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()][: len(KINDS)] == [k.name for k in KINDS]
+
+
+def test_every_suite_of_the_kit_has_a_kind_that_starts_from_it():
+    suites = {kind.suite.partition(":")[2] for kind in KINDS}
+    assert suites == {name for name in testing.__all__ if name.endswith("Suite")}
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.nightly) if kind in SLOW else kind for kind in KINDS]
+    "kind", [pytest.param(k.name, marks=pytest.mark.nightly) if k.name in SLOW else k.name for k in KINDS]
 )
 def test_each_kind_passes_its_suite(kind, tmp_path):
     """As written, with no line changed; `gangline conform` would print the same."""
     folder = write(f"my-{kind}", kind, tmp_path)
     with as_installed(f"gangline-my-{kind}", f"gangline_my_{kind}", path=folder):
-        (result,) = run_file(folder / "tests" / "test_conformance.py")
-    assert not result.failed
-    assert not result.waived
-    assert result.passed > 10
+        results = run_file(folder / "tests" / "test_conformance.py")
+    assert len(results) == (2 if kind == "group" else 1)
+    for result in results:
+        assert not result.failed
+        assert not result.waived
+        assert result.passed > (2 if kind == "command" else 10)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", [kind.name for kind in KINDS])
+def test_each_kind_installs_with_pip_and_passes_its_own_tests(kind, tmp_path):
+    """In a new virtual environment, which sees what is installed here, torch above all."""
+    folder, site = write(f"my-{kind}", kind, tmp_path), sysconfig.get_path("purelib")
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    (own,) = (tmp_path / "venv").glob("lib/*/site-packages")
+    (own / "of_the_tests.pth").write_text(f"import site; site.addsitedir({site!r})\n")
+
+    def does(*words: str) -> str:
+        done = subprocess.run([python, "-m", *words], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    does("pip", "install", "-q", "-e", ".")
+    if kind != "command":
+        assert f"gangline-my-{kind}" in does("gangline.cli.main", "plugins")
+    assert "passed" in does("pytest", "-q", "-p", "no:cacheprovider")
+    assert f"my-{kind}" in does("gangline.cli.main", "conform", f"gangline-my-{kind}", "--markdown").replace("_", "-")
 
 
 @pytest.mark.parametrize("name", ["Mine", "my_own", "1st", "-x", "a--b", ""])
@@ -72,7 +124,9 @@ def test_what_exists_is_not_touched(tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize(("name", "kind"), [("torch", "checkpoint"), ("jsonl", "tracker"), ("ddp", "strategy")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("torch", "checkpoint"), ("jsonl", "tracker"), ("ddp", "strategy"), ("cosine", "schedule")]
+)
 def test_parts_that_exist_are_named(name, kind, tmp_path):
     with pytest.raises(UserError, match="supplied by gangline"):
         write(name, kind, tmp_path)

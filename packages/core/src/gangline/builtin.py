@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from gangline.checkpoint import config as checkpoint
 from gangline.data import config as data
-from gangline.hooks import Command, hookimpl
+from gangline.hooks import Command, Kind, hookimpl
+from gangline.kinds import KINDS
 from gangline.launch import config as launch
 from gangline.model import shapes as model
 from gangline.optimizer import config as optimizer
@@ -65,3 +66,8 @@ def gangline_commands() -> Iterable[Command]:
         Command(name="new-plugin", run="gangline.cli.new_plugin:main", summary="Write a plugin to start from"),
         Command(name="conform", run="gangline.cli.conform:main", summary="Run the conformance suites of a plugin"),
     )
+
+
+@hookimpl
+def gangline_kinds() -> Iterable[Kind]:
+    return KINDS

@@ -16,7 +16,7 @@ from typing import cast
 import pluggy
 
 from gangline import hooks
-from gangline.hooks import ENTRY_POINTS, GROUP_OF, PROJECT, Command
+from gangline.hooks import ENTRY_POINTS, GROUP_OF, PROJECT, Command, Kind
 from gangline.parts import GROUPS, LISTS, Part, PartConfig
 
 VARIABLE = "GANGLINE_PLUGINS"  # names of plugins or distributions, comma-separated; "" for core alone
@@ -62,6 +62,8 @@ class Found:
 
     offers: dict[str, dict[str, Offer]] = field(default_factory=dict)
     commands: dict[str, Command] = field(default_factory=dict)
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)  # verb -> distribution
     failures: list[Failure] = field(default_factory=list)
     clashes: list[tuple[str, str]] = field(default_factory=list)  # what two packages claim, and how to mend it
     clashing: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # (group, name) -> the clash
@@ -151,13 +153,13 @@ def _load(found: Found, manager: pluggy.PluginManager, entry: EntryPoint) -> Non
 
 def _collect(
     manager: pluggy.PluginManager, module: ModuleType, plugin: str, dist: str, version: str
-) -> list[Offer | Command]:
+) -> list[Offer | Command | Kind]:
     """Register a module and ask each of its hooks, every descriptor checked."""
     manager.register(module, name=plugin)
     manager.check_pending()  # an unknown hook would otherwise pass in silence
-    offered: list[Offer | Command] = []
+    offered: list[Offer | Command | Kind] = []
     for caller in manager.get_hookcallers(module) or ():
-        wanted = Command if caller.name == "gangline_commands" else Part
+        wanted = {"gangline_commands": Command, "gangline_kinds": Kind}.get(caller.name, Part)
         functions = [impl.function for impl in caller.get_hookimpls() if impl.plugin is module]
         for thing in [thing for function in functions for thing in cast(Iterable[object], function())]:
             if not isinstance(thing, wanted):
@@ -168,12 +170,18 @@ def _collect(
     return offered
 
 
-def _add(found: Found, dist: str, version: str, offered: Iterable[Offer | Command]) -> None:
+def _add(found: Found, dist: str, version: str, offered: Iterable[Offer | Command | Kind]) -> None:
     for thing in offered:
         if isinstance(thing, Command):
             other = found.commands.setdefault(thing.name, thing)
             if other is not thing:
                 found.clashes.append(_clash(f"offer 'gangline {thing.name}'", f"{dist} {version}", other.run))
+            found.owners.setdefault(thing.name, dist)
+            continue
+        if isinstance(thing, Kind):
+            if found.kinds.setdefault(thing.name, thing) is not thing:
+                names = f"{dist} {version}", found.kinds[thing.name].example
+                found.clashes.append(_clash(f"offer the kind of plugin {thing.name!r}", *names))
             continue
         place = thing.group, thing.part.name
         first = found.offers.setdefault(thing.group, {}).setdefault(thing.part.name, thing)
@@ -229,7 +237,7 @@ def _group(hook: str, part: Part) -> str:
     return group
 
 
-def _classes_differ(before: Found, offered: Iterable[Offer | Command]) -> None:
+def _classes_differ(before: Found, offered: Iterable[Offer | Command | Kind]) -> None:
     """A configuration tells its part by its class, so no two parts may share one."""
     seen = {offer.part.config: offer for offers in before.offers.values() for offer in offers.values()}
     for offer in [thing for thing in offered if isinstance(thing, Offer)]:

@@ -34,6 +34,17 @@ class Command:
     summary: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A kind of plugin: what `gangline new-plugin NAME --kind KIND` writes, and the suite that tests such parts."""
+
+    name: str  # what the author types after --kind
+    group: str  # of the parts: "track", "moe/router"; "" where the plugin opens a group of its own or adds a verb
+    suite: str  # "package.module:Class", a suite of the conformance kit or one that derives from it
+    example: str  # a whole plugin: the files of "package.module", the text "module:NAME", or what the hook :name shows
+    summary: str
+
+
 @hookspec
 def gangline_parallel_strategies() -> Iterable[Part]:
     """Offer ways to cut the model and the batch over the mesh. Users choose one: ``parallel=<name>``.
@@ -270,13 +281,16 @@ def gangline_commands() -> Iterable[Command]:
     ::
 
         # gangline_runs.py: list the runs of a folder. gangline runs
+        import argparse
         from pathlib import Path
 
         from gangline import Command, hookimpl
 
 
         def main(argv):
-            for path in sorted(Path(argv[0] if argv else "runs").glob("*/config.yaml")):
+            parser = argparse.ArgumentParser(prog="gangline runs", description="List the runs of a folder.")
+            parser.add_argument("folder", nargs="?", default="runs")
+            for path in sorted(Path(parser.parse_args(argv).folder).glob("*/config.yaml")):
                 print(path.parent)
             return 0
 
@@ -284,6 +298,46 @@ def gangline_commands() -> Iterable[Command]:
         @hookimpl
         def gangline_commands():
             yield Command(name="runs", run="gangline_runs:main", summary="List the runs of a folder")
+    """
+    return ()
+
+
+@hookspec
+def gangline_kinds() -> Iterable[Kind]:
+    """Offer kinds of plugins to start from: for the groups that a plugin opens to others.
+
+    Core's own kinds are offered here too. An example is a whole plugin, which `gangline new-plugin` renames.
+
+    ::
+
+        # gangline_starts.py: one more plugin to start from. gangline new-plugin mine --kind whisper
+        from gangline import Kind, hookimpl
+
+        EXAMPLE = '''\
+        # gangline_whisper.py: every step in small letters. train track=[whisper]
+        from dataclasses import dataclass
+        from gangline import Part, hookimpl
+        from gangline.parts import TrackConfig
+        from gangline.track import Tracker
+
+        @dataclass
+        class Whisper(TrackConfig):
+            pass
+
+        class WhisperTracker(Tracker):
+            def __init__(self, config, run): ...
+            def record(self, record): print(f"step {record.step}: {record.loss:.2f}")
+
+        @hookimpl
+        def gangline_parts():
+            build = "gangline_whisper:WhisperTracker"
+            yield Part(group="track", name="whisper", config=Whisper, build=build, summary="Small letters")
+        '''
+
+        @hookimpl
+        def gangline_kinds():
+            where = {"suite": "gangline.testing:TrackerSuite", "example": "gangline_starts:EXAMPLE"}
+            yield Kind(name="whisper", group="track", **where, summary="a quiet tracker")
     """
     return ()
 

@@ -17,7 +17,7 @@ from typing import Any
 from gangline import catalogue
 from gangline.discovery import VARIABLE, Failure, Found, Offer, discover, normal, version_of
 from gangline.errors import UserError
-from gangline.hooks import Command
+from gangline.hooks import Command, Kind
 from gangline.parts import GROUPS, EditConfig, PartConfig
 
 OFF = "off"  # the choice that every group beside core's own has without anyone supplying it
@@ -61,6 +61,14 @@ class Installed:
     def commands(self) -> dict[str, Command]:
         """The verbs of `gangline`."""
         return dict(self._found.commands)
+
+    def verbs_of(self, distribution: str) -> list[str]:
+        """The verbs of `gangline` that a distribution supplies."""
+        return [verb for verb, owner in self._found.owners.items() if normal(owner) == normal(distribution)]
+
+    def kinds(self) -> dict[str, Kind]:
+        """What `gangline new-plugin` can start from."""
+        return dict(self._found.kinds)
 
     def modules(self) -> list[ModuleType]:
         """The entry modules of the plugins that were loaded."""

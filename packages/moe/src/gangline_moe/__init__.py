@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gangline import Command, Part, hookimpl
+from gangline import Command, Kind, Part, hookimpl
 from gangline_moe import parts, shapes
 from gangline_moe.routers import config as routers
 
@@ -22,3 +22,14 @@ def gangline_health_checks() -> Iterable[Part]:
 @hookimpl
 def gangline_commands() -> Iterable[Command]:
     return [Command(name="moe", run="gangline_moe.report:main", summary="How evenly the experts of a run were used")]
+
+
+@hookimpl
+def gangline_kinds() -> Iterable[Kind]:
+    yield Kind(
+        name="router",
+        group=routers.GROUP,
+        suite="gangline_moe.testing:RouterSuite",
+        example="gangline_moe.examples.turns",
+        summary="which experts a token goes through",
+    )

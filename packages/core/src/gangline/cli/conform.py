@@ -34,48 +34,50 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--markdown", action="store_true", help="a table to paste into a README")
     options = parser.parse_args(argv)
-    offers = offers_of(options.distribution)
+    offers, verbs = offers_of(options.distribution)
     tests = options.tests or (OWN if OWN.exists() else None)
     if tests is not None and not tests.is_file():
         raise UserError(f"there is no file {tests}.", "Leave out --tests to run the suites without claims.")
     if find_spec("pytest") is None:
         raise UserError("the suites need pytest.", "pip install 'gangline[testing]'")
-    results = conform(offers, tests)
+    results = conform(offers, verbs, tests)
     show(results, options.distribution, options.markdown)
     return 1 if any(result.failed for result in results) else 0
 
 
-def offers_of(distribution: str) -> list[Offer]:
-    """The parts that an installed distribution supplies. Raises UserError where there are none, with the cause."""
+def offers_of(distribution: str) -> tuple[list[Offer], list[str]]:
+    """The parts and the verbs that a distribution supplies. Raises UserError, with the cause, where there are none."""
     found = installed()
     for failure in found.failures:
         if _same(failure.distribution, distribution):
             raise UserError(f"{failure.supplier} {failure.why}", failure.mend)
     every = [offer for group in found.groups() for offer in found.offers(group).values()]
     mine = [offer for offer in every if _same(offer.distribution, distribution)]
-    if not mine:
+    verbs = found.verbs_of(distribution)
+    if not mine and not verbs:
         names = ", ".join(sorted({offer.distribution for offer in every if offer.distribution}))
         raise UserError(
             f"no installed plugin is called {distribution}, or it offers no part.",
             f"Installed here: {names}.   (gangline plugins lists who offers what, and what failed to import)",
         )
-    return mine
+    return mine, verbs
 
 
-def conform(offers: Sequence[Offer], tests: Path | None) -> list[Result]:
-    """Run the suites in this process; a result for each part, in the order of `offers`."""
+def conform(offers: Sequence[Offer], verbs: Sequence[str], tests: Path | None) -> list[Result]:
+    """Run the suites in this process; a result for each part and each verb."""
     from gangline.testing import report
 
     with tempfile.TemporaryDirectory(prefix="gangline-conform-") as folder:
         if tests is None:
             tests = Path(folder, "test_conformance.py")
-            tests.write_text(report.generated(offers))
+            tests.write_text(report.generated(offers, verbs))
         results = report.run_file(tests.resolve())
+    suites = {f"{offer.group}={offer.part.name}": report.suite_of(offer) for offer in offers}
+    suites |= {f"gangline {verb}": "gangline.testing:CommandSuite" for verb in verbs}
     rows = []
-    for offer in offers:
-        choice = f"{offer.group}={offer.part.name}"
+    for choice, suite in suites.items():
         mine = [result for result in results if result.choice == choice]
-        missing = report.Result(choice, report.suite_of(offer), failed={"": f"{tests} has no suite for it"})
+        missing = report.Result(choice, suite.partition(":")[2], failed={"": f"{tests} has no suite for it"})
         rows += mine or [missing]
     return rows
 

@@ -1,7 +1,7 @@
 """`gangline new-plugin NAME`: a plugin that installs, shows up, runs and passes its conformance suite.
 
-The code of a new plugin is the example in the docstring of its hook (`gangline.hooks`), under another name: what is
-documented, what is tested and what authors start from are one text. The smallest, a tracker, stands here.
+The code of a new plugin is the example of its kind under another name: what is documented, what is tested and what
+authors start from are one text. Kinds come from the hook `gangline_kinds`, core's own among them.
 """
 
 from __future__ import annotations
@@ -11,42 +11,17 @@ import inspect
 import re
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
-from gangline import hooks
+from gangline.config.suggest import near
 from gangline.errors import UserError
+from gangline.hooks import GROUP_OF, Kind
 from gangline.parts import GROUPS, LISTS
-from gangline.plugins import installed
+from gangline.plugins import installed, load
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-
-TRACKER = """\
-# gangline_mine.py: a line for each step. train 'track=[console,mine]' track.mine.word=loss
-from dataclasses import dataclass
-
-from gangline import Part, hookimpl
-from gangline.parts import TrackConfig
-from gangline.track import Tracker
-
-
-@dataclass
-class Mine(TrackConfig):
-    word: str = "mine"  # what each line begins with
-
-
-class MineTracker(Tracker):
-    def __init__(self, config, run):
-        self.word = config.word
-
-    def record(self, record):
-        print(self.word, record.step, record.loss)
-
-
-@hookimpl
-def gangline_parts():
-    yield Part(group="track", name="mine", config=Mine, build="gangline_mine:MineTracker", summary="A line a step")
-"""
+_MODULE = re.compile(r"# gangline_(\w+)(?:\.py|/__init__\.py): ")
 
 PYPROJECT = """\
 [build-system]
@@ -57,32 +32,32 @@ build-backend = "hatchling.build"
 name = "gangline-{name}"
 version = "0.1.0"
 requires-python = ">=3.11"
-dependencies = ["gangline>=0.1,<1"]  # the contract's major version is the cap
+dependencies = [{needs}]  # the contract's major version is the cap
 
 [project.entry-points."gangline.v1"]
 {name} = "{module}"
 """
 
 TEST = """\
-from gangline.testing import {suite}
-
-
 class Test{title}({suite}):
     choice = "{choice}"
     can = set()  # what the part claims; the suite warns of what it could claim besides
 """
 
-KEPT_IN = """
+# What the suite of a kind has to know besides.
+MORE = {
+    "checkpoint": """
     def kept_in(self, directory):
-        return (f"checkpoint.folder={{directory}}/elsewhere",)
-"""
+        return (f"checkpoint.folder={directory}/elsewhere",)
+""",
+}
 
 README = """\
 # gangline-{name}
 
     pip install -e . 'gangline[testing]'
-    gangline plugins                       # shows {choice}
-    train {use}
+    {listed:38} # shows {choice}
+    {use}
     pytest                                 # the conformance suite
     gangline conform gangline-{name}
 
@@ -91,45 +66,19 @@ under the hook `{hook}`.
 """
 
 
-@dataclass(frozen=True)
-class Kind:
-    """One kind of plugin: the hook it implements, the example it starts from, the suite it passes."""
-
-    hook: str
-    example: str  # the name that the example goes by
-    suite: str
-    choice: str  # with {name}
-    summary: str
-    more: str = ""  # what its example's test says besides
-
-    def code(self) -> str:
-        """The example, as it stands in the documentation."""
-        if self.example == "mine":
-            return TRACKER
-        text = inspect.getdoc(getattr(hooks, self.hook)) or ""
-        return textwrap.dedent(text.partition("::\n\n")[2]).strip() + "\n"
-
-
-KINDS = {
-    "tracker": Kind("gangline_parts", "mine", "TrackerSuite", "track={name}", "where records go"),
-    "health": Kind("gangline_health_checks", "ceiling", "HealthCheckSuite", "health={name}", "a check of the run"),
-    "data": Kind("gangline_data_sources", "counting", "DataSourceSuite", "data={name}", "what a run reads"),
-    "precision": Kind("gangline_precisions", "coarse", "PrecisionSuite", "precision={name}", "how it computes"),
-    "edit": Kind("gangline_parts", "narrow", "ModelEditSuite", "{name}=on", "a change of the model"),
-    "checkpoint": Kind(
-        "gangline_checkpointers", "elsewhere", "CheckpointerSuite", "checkpoint={name}", "keeps state", KEPT_IN
-    ),
-    "strategy": Kind("gangline_parallel_strategies", "watched", "StrategySuite", "parallel={name}", "cuts the run"),
-}
-
-
 def main(argv: Sequence[str]) -> int:
     """Write ./gangline-NAME. Raises UserError for a name that is taken or no name, and where the directory exists."""
     parser = argparse.ArgumentParser(prog="gangline new-plugin", description="Write a plugin to start from.")
-    parser.add_argument("name", help="what users will type: 'mine' makes the distribution gangline-mine")
-    kinds = ", ".join(f"{name} ({kind.summary})" for name, kind in KINDS.items())
-    parser.add_argument("--kind", default="tracker", choices=KINDS, metavar="KIND", help=f"one of: {kinds}")
+    parser.add_argument("name", nargs="?", help="what users will type: 'mine' makes the distribution gangline-mine")
+    parser.add_argument("--kind", default="tracker", help="what it offers; see --kinds")
+    parser.add_argument("--kinds", action="store_true", help="list the kinds that there are, and end")
     options = parser.parse_args(argv)
+    if options.kinds:
+        width = max(map(len, installed().kinds()))
+        print("\n".join(f"{name:{width}}  {kind.summary}" for name, kind in installed().kinds().items()))
+        return 0
+    if options.name is None:
+        raise UserError("a plugin needs a name.", "", "gangline new-plugin mine --kind tracker")
     folder = write(options.name.removeprefix("gangline-"), options.kind, Path.cwd())
     print(f"wrote {folder.name}/\n")
     print(f"  cd {folder.name}\n  pip install -e . 'gangline[testing]'\n  gangline plugins\n  pytest")
@@ -138,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
 
 def write(name: str, kind: str, where: Path) -> Path:
     """The plugin `gangline-<name>` of one kind in a new directory of `where`; the directory."""
-    chosen, folder = KINDS[kind], where / f"gangline-{name}"
+    chosen, folder = _kind(kind), where / f"gangline-{name}"
     _refuse(name, chosen, folder)
     for path, text in files(name, kind).items():
         target = folder / path
@@ -149,29 +98,114 @@ def write(name: str, kind: str, where: Path) -> Path:
 
 def files(name: str, kind: str) -> dict[str, str]:
     """Path -> content of every file of a new plugin."""
-    chosen, module = KINDS[kind], f"gangline_{name.replace('-', '_')}"
-    choice = chosen.choice.format(name=name.replace("-", "_") if kind == "edit" else name)
-    group, _, _ = choice.partition("=")
-    use = f"'{group}=[{'console,' if group == 'track' else ''}{name}]'" if group in LISTS else choice
-    names = {"name": name, "module": module, "title": _title(name), "choice": choice, "use": use}
-    return {
+    chosen, module = _kind(kind), f"gangline_{name.replace('-', '_')}"
+    code = example(chosen)
+    entry = next(iter(code.values()))
+    old = entry_name(entry)
+    choice = choices_of(name, chosen)[0]
+    group, _, part = choice.partition("=")
+    words = f"'{group}=[{'console,' if group == 'track' else ''}{part}]'" if group in LISTS else choice
+    outer = "".join(f"{word} " for word in _around(group))
+    suppliers = {"gangline", chosen.example.partition(".")[0].replace("_", "-")}
+    needs = sorted(f'"{supplier}>=0.1,<1"' for supplier in suppliers)
+    names = {"name": name, "module": module, "title": _title(name), "choice": choice, "needs": ", ".join(needs)}
+    hook = next(
+        (hook for hook, own in GROUP_OF.items() if own == group), "gangline_parts" if part else "gangline_commands"
+    )
+    use = f"train {outer}{words}" if part else choice
+    listed = "gangline plugins" if part else "gangline --help"
+    written = {
         "pyproject.toml": PYPROJECT.format(**names),
-        "README.md": README.format(**names, hook=chosen.hook),
-        f"{module}.py": renamed(chosen.code(), chosen.example, name, kind),
-        "tests/test_conformance.py": (TEST + chosen.more).format(**names, suite=chosen.suite),
+        "README.md": README.format(**names, use=use, hook=hook, listed=listed),
+        **{path.replace("MODULE", module): renamed(text, old, name, chosen) for path, text in code.items()},
+        "tests/test_conformance.py": _tests(name, chosen),
     }
+    return written
 
 
-def renamed(code: str, example: str, name: str, kind: str) -> str:
-    """The example's code with its name replaced: of the module, of the classes, of the part."""
-    part = name.replace("-", "_") if kind == "edit" else name
-    code = code.replace(f"gangline_{example}", f"gangline_{name.replace('-', '_')}")
+def _tests(name: str, kind: Kind) -> str:
+    """A suite for each part of the example, the kind's own for the first."""
+    choices = choices_of(name, kind)
+    others = {other.group: other.suite for other in reversed(installed().kinds().values())}
+    suites = [kind.suite, *(others[choice.partition("=")[0]] for choice in choices[1:])]
+    imports: dict[str, list[str]] = {}
+    for suite in suites:
+        module, _, cls = suite.partition(":")
+        imports.setdefault(module, []).append(cls)
+    lines = [f"from {module} import {', '.join(sorted(names))}\n" for module, names in imports.items()]
+    for number, (choice, suite) in enumerate(zip(choices, suites, strict=True), 1):
+        title = _title(name) + (str(number) if number > 1 else "")
+        lines += ["\n\n", TEST.format(title=title, suite=suite.partition(":")[2], choice=choice)]
+    return "".join(lines) + MORE.get(kind.name, "")
+
+
+def example(kind: Kind) -> dict[str, str]:
+    """Path -> text of the example's files, MODULE for the name of its module; the entry module first."""
+    place, _, name = kind.example.partition(":")
+    if name:
+        found = load(kind.example)
+        text = found if isinstance(found, str) else (inspect.getdoc(found) or "").partition("::\n\n")[2]
+        return {"MODULE.py": textwrap.dedent(text).strip() + "\n"}
+    spec = find_spec(place)
+    if spec is None or spec.origin is None:
+        raise LookupError(f"the kind {kind.name} starts from {place}, which is not there")
+    entry = Path(spec.origin)
+    if spec.submodule_search_locations is None:
+        return {"MODULE.py": entry.read_text()}
+    others = sorted(path for path in entry.parent.glob("*.py") if path != entry)
+    return {f"MODULE/{path.name}": path.read_text() for path in (entry, *others)}
+
+
+def entry_name(code: str) -> str:
+    """The name that an example goes by: that of its module in its first line."""
+    found = _MODULE.match(code)
+    if found is None:
+        raise LookupError(f"an example begins with its file's name, '# gangline_mine.py: ...'; not {code[:40]!r}")
+    return found[1]
+
+
+def choices_of(name: str, kind: Kind) -> list[str]:
+    """What a user types to choose each part of a new plugin; of a verb, the command."""
+    entry = next(iter(example(kind).values()))
+    code = renamed(entry, entry_name(entry), name, kind)
+    if kind.group:
+        return [f"{kind.group}={name}"]
+    if not _opens_a_group(kind):
+        return [f"gangline {name}"]
+    return [f"{group}={part}" for group, part in re.findall(r'\bPart\(\s*group="([^"]+)",\s*name="([^"]+)"', code)]
+
+
+def renamed(code: str, example: str, name: str, kind: Kind) -> str:
+    """The example's code with its name replaced: of the module, of the classes, of the part or the group."""
+    own = name.replace("-", "_")
+    code = code.replace(f"gangline_{example}", f"gangline_{own}")
     code = re.sub(rf"\b{example.title()}(?=[A-Z]|\b)", _title(name), code)
-    return re.sub(rf"\b{example}\b", part, code)
+    return re.sub(rf"\b{example}\b", own if _opens_a_group(kind) else name, code)
+
+
+def _opens_a_group(kind: Kind) -> bool:
+    """Groups are named as Python names are; parts and verbs may have a '-'."""
+    return not kind.group and "def gangline_parts" in next(iter(example(kind).values()))
+
+
+def _around(group: str) -> list[str]:
+    """What has to be chosen for a group to exist: a part that opens it."""
+    outer, nested, field = group.rpartition("/")
+    if not nested:
+        return []
+    openers = [name for name, offer in sorted(installed().offers(outer).items()) if field in offer.part.opens]
+    return [*_around(outer), f"{outer}={'on' if 'on' in openers else openers[0]}"]
 
 
 def _title(name: str) -> str:
     return "".join(word.title() for word in name.split("-"))
+
+
+def _kind(name: str) -> Kind:
+    kinds = installed().kinds()
+    if name not in kinds:
+        raise UserError(f"there is no kind of plugin {name!r}.", near(name, kinds), f"Kinds: {', '.join(kinds)}.")
+    return kinds[name]
 
 
 def _refuse(name: str, kind: Kind, folder: Path) -> None:
@@ -180,11 +214,13 @@ def _refuse(name: str, kind: Kind, folder: Path) -> None:
             f"{name!r} cannot be the name of a plugin.",
             "A name is lower-case letters and digits, with '-' between words.",
         )
-    group = kind.choice.format(name=name).partition("=")[0]
     if folder.exists():
         raise UserError(f"{folder.name} is already here.", "Choose another name, or move it away.")
-    if group == name and name in GROUPS:
-        raise UserError(f"{name} is a group of gangline itself.", "Choose another name.")
-    if group in GROUPS and name in installed().offers(group):
-        offer = installed().offers(group)[name]
-        raise UserError(f"{group}={name} exists; it is supplied by {offer.distribution}.", "Choose another name.")
+    group, _, part = choices_of(name, kind)[0].partition("=")
+    if not kind.group and group in GROUPS:
+        raise UserError(f"{group} is a group of gangline itself.", "Choose another name.")
+    if not part and name in installed().commands():
+        raise UserError(f"gangline {name} exists.", "Choose another name.")
+    if part in installed().offers(group):
+        offer = installed().offers(group)[part]
+        raise UserError(f"{group}={part} exists; it is supplied by {offer.distribution}.", "Choose another name.")

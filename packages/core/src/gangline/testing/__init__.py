@@ -18,6 +18,7 @@ from typing import Any
 _WHERE = {
     "CallbackSuite": "callback",
     "CheckpointerSuite": "checkpointer",
+    "CommandSuite": "command",
     "DataSourceSuite": "data",
     "HealthCheckSuite": "health",
     "ModelEditSuite": "edit",

@@ -13,20 +13,8 @@ from typing import Any
 import pytest
 
 from gangline.parts import EditConfig
-from gangline.plugins import Offer
+from gangline.plugins import Offer, installed
 from gangline.testing.claims import Unclaimed, Waived
-
-SUITES = {
-    "parallel": "StrategySuite",
-    "precision": "PrecisionSuite",
-    "optimizer": "OptimizerSuite",
-    "schedule": "ScheduleSuite",
-    "checkpoint": "CheckpointerSuite",
-    "data": "DataSourceSuite",
-    "track": "TrackerSuite",
-    "health": "HealthCheckSuite",
-    "callback": "CallbackSuite",
-}
 
 
 @dataclass
@@ -43,19 +31,29 @@ class Result:
 
 
 def suite_of(offer: Offer) -> str:
-    """The name of the suite that fits a part."""
+    """The suite that fits a part, as "package.module:Class": that of the kind of plugin that adds to its group."""
     if issubclass(offer.part.config, EditConfig):
-        return "ModelEditSuite"
-    return SUITES.get(offer.group, "PartSuite")
+        return "gangline.testing:ModelEditSuite"
+    fitting = (kind.suite for kind in installed().kinds().values() if kind.group == offer.group)
+    return next(fitting, "gangline.testing:PartSuite")
 
 
-def generated(offers: Iterable[Offer]) -> str:
-    """A test file with a suite for each part and no claims."""
-    lines = ["from gangline.testing import *"]
-    for number, offer in enumerate(offers):
-        choice = f"{offer.group}={offer.part.name}"
-        lines += ["", "", f"class Test{number}({suite_of(offer)}):", f"    choice = {choice!r}"]
-    return "\n".join(lines) + "\n"
+def generated(offers: Iterable[Offer], verbs: Iterable[str] = ()) -> str:
+    """A test file with a suite for each part and each verb, and no claims."""
+    wanted = [(suite_of(offer), f"{offer.group}={offer.part.name}") for offer in offers]
+    wanted += [("gangline.testing:CommandSuite", f"gangline {verb}") for verb in verbs]
+    lines = []
+    for number, (suite, choice) in enumerate(wanted):
+        module, _, name = suite.partition(":")
+        lines += [
+            f"from {module} import {name}",
+            "",
+            "",
+            f"class Test{number}({name}):",
+            f"    choice = {choice!r}",
+            "",
+        ]
+    return "\n".join(lines)
 
 
 def run_file(path: Path, tests: Sequence[str] = ()) -> list[Result]:
@@ -92,8 +90,8 @@ class _Collector:
                 continue
             self._suites[item.nodeid] = item.cls
             if item.cls not in self._found:
-                kit = next(base for base in item.cls.__mro__ if base.__module__.startswith("gangline.testing."))
-                self._found[item.cls] = Result(item.cls.choice, kit.__name__, set(item.cls.can))
+                suite = next(base for base in item.cls.__mro__ if base.__module__ != item.cls.__module__)
+                self._found[item.cls] = Result(item.cls.choice, suite.__name__, set(item.cls.can))
             capability = getattr(item.function, "capability", None)
             if named := getattr(item.function, "capability_in", None):
                 capability = item.callspec.params[named]

@@ -1,0 +1,39 @@
+# gangline_squared/__init__.py: a decoder whose feed-forwards square a ReLU instead of gating. train model=squared
+# (Primer: So et al., arXiv 2109.08668)
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from gangline import Part, hookimpl
+from gangline.model.plan import decoder
+from gangline.model.shapes import Tiny
+from gangline.model.tree import Node
+from gangline.plan import matches
+
+
+@dataclass(frozen=True, kw_only=True)
+class SquaredNode(Node):
+    module: ClassVar[str] = "gangline_squared.modules:SquaredFeedForward"
+    dim: int
+    hidden: int
+
+    def shapes(self):  # of its parameters, by their names in the module
+        return {"w_up.weight": (self.hidden, self.dim), "w_down.weight": (self.dim, self.hidden)}
+
+
+@dataclass
+class Squared(Tiny):
+    """The options of `tiny`."""
+
+
+def build(config, run):
+    tree, plan = decoder(config, run)
+    feed_forward = SquaredNode(dim=config.dim, hidden=config.hidden)
+    tree = replace(tree, blocks=tuple(replace(block, feed_forward=feed_forward) for block in tree.blocks))
+    gate = "blocks.0.feed_forward.w_gate.weight"  # what the decoder's plan says of it has nothing to be about
+    plan = replace(plan, cuts=tuple(cut for cut in plan.cuts if not matches(cut.pattern, gate)), names=())
+    return tree, plan
+
+
+@hookimpl
+def gangline_parts():
+    yield Part(group="model", name="squared", config=Squared, build="gangline_squared:build", summary="A squared ReLU")

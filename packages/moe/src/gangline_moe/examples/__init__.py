@@ -1,0 +1,1 @@
+"""Whole plugins that add to what this package opens to others; read as text by `gangline new-plugin`."""

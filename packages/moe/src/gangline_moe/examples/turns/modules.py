@@ -1,0 +1,15 @@
+# gangline_turns/modules.py: imported by a run that has chosen the part, and by nothing else
+import torch
+
+from gangline_moe.routers.base import Choice, Router
+
+
+class TurnsRouter(Router):
+    """By the token's own scores, so that a token goes the same way on any layout."""
+
+    def choose(self, logits_NE):
+        E = logits_NE.shape[1]
+        first_N1 = (logits_NE.argmax(-1, keepdim=True) + self.node.first) % E
+        expert_NK = (first_N1 + torch.arange(self.node.top_k)) % E
+        prob_NE = logits_NE.softmax(-1)
+        return Choice(expert_NK, prob_NE.gather(1, expert_NK), prob_NE, logits_NE)

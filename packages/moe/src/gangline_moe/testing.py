@@ -1,0 +1,46 @@
+"""The suite for routers of other plugins (group `moe/router`). Needs the extra `gangline[testing]`."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from gangline.testing import ModelEditSuite, PartSuite
+from gangline.testing.claims import needs
+from gangline.testing.strategy import FLOAT64
+
+
+class RouterSuite(PartSuite):
+    """Subclass with ``choice = "moe/router=mine"``: experts that the router routes for, on any layout."""
+
+    worlds: ClassVar[tuple[int, ...]] = (2, 4)
+    CLAIMS: ClassVar[dict[str, str]] = {"law": "loss and gradients are the same under any layout"}
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "world" in metafunc.fixturenames:
+            metafunc.parametrize("world", self.worlds)
+
+    def experts(self) -> ModelEditSuite:
+        """The tests of the edit that puts experts into a model, with the router chosen."""
+        suite = ModelEditSuite()
+        (edit,) = self.around
+        suite.choice, suite.settings = edit, (self.choice, *self.settings)  # type: ignore[misc]
+        return suite
+
+    def test_loss_and_gradients_are_finite(self) -> None:
+        self.experts().test_loss_and_gradients_are_finite()
+
+    def test_works_as_a_bare_module(self) -> None:
+        self.experts().test_works_as_a_bare_module()
+
+    @needs("law")
+    def test_layouts_agree(self, world: int) -> None:
+        """Loss, gradients, norm, metrics and weights against one process, in float64."""
+        suite = self.experts()
+        suite.compare(suite.job(world), FLOAT64)
+
+    @needs("law")
+    def test_recomputation_changes_nothing(self, world: int) -> None:
+        suite = self.experts()
+        suite.compare(suite.job(world, recompute=True), FLOAT64)

@@ -1,0 +1,117 @@
+"""Random compositions of parts, options and kills keep the law, or are refused in words.
+
+    GANGLINE_DRAWN_SEED=7 GANGLINE_DRAWN_COUNT=100 pytest -m nightly tests/test_drawn.py
+    GANGLINE_DRAWN_SEED=7 pytest -m nightly "tests/test_drawn.py::test_drawn[7-31]"       # one of them again
+
+Without a seed each night draws others; the seed is in the name of every test.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+from drawn import BOUND, STEPS, Drawn, drawn
+
+from gangline.testing import RealRuns
+from gangline.testing.processes import kill
+
+SEED = int(os.environ.get("GANGLINE_DRAWN_SEED") or time.strftime("%Y%m%d"))
+COUNT = int(os.environ.get("GANGLINE_DRAWN_COUNT") or 60)
+SECONDS = 600.0  # for one command, on a machine with other things to do
+REFUSED = 2
+
+
+class Drawings(RealRuns):
+    """Runs of compositions; each says what was typed."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, ("run.name=drawn",), seconds=SECONDS)
+        self.typed: list[str] = []
+
+    def carried(self, words: list[str], until: int | None) -> tuple[int, str]:
+        """(exit code, what was printed) of a command, killed once the step is recorded where one is given."""
+        settings = () if any(word.startswith("resume=") for word in words) else self.settings
+        self.typed.append(f"train {' '.join((*settings, *words))}" + (f"   # killed at step {until}" if until else ""))
+        process = self.start(*words)
+        run_dir = next(word.partition("=")[2] for word in words if word.startswith(("run.dir=", "resume=")))
+        if until is not None:
+            deadline = time.monotonic() + self.seconds
+            while process.poll() is None and not self._reached(run_dir, until) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if process.poll() is None:
+                kill(process)
+                return 0, process.communicate()[0]
+        printed, _ = process.communicate(timeout=self.seconds)
+        return process.returncode, printed
+
+    def steps(self, run_dir: str) -> dict[int, dict]:
+        """Step -> its record, the newest where it was taken more than once."""
+        return {record["step"]: record for record in self.records(run_dir)}
+
+
+def clean(code: int, printed: str) -> None:
+    """A command did what it was asked, or refused it as a mistake of the user's."""
+    assert code in (0, REFUSED), f"exit code {code}\n{printed}"
+    assert "Traceback (most recent call last)" not in printed, printed
+    assert code == 0 or printed.lstrip().startswith("train: "), printed
+
+
+def compared(found: dict[int, dict], expected: dict[int, dict], bound: float) -> None:
+    for step, record in found.items():
+        for name in ("loss", "validation_loss"):
+            got, want = record.get(name), expected[step].get(name)
+            assert (got is None) == (want is None), f"{name} of step {step} is {got!r}, one process has {want!r}"
+            if want is not None:
+                assert math.isclose(got, want, rel_tol=bound), (
+                    f"{name} of step {step}: {got!r}, one process {want!r}: relative {abs(got / want - 1):.1e}"
+                )
+
+
+def held(runs: Drawings, one: Drawn) -> str:
+    """Carry a composition as it was drawn and compare it; what came of it."""
+    alone, carried = ["run.dir=alone", *one.run, "parallel=single", "launch.processes=1"], False
+    code, printed = runs.carried(alone, None)
+    clean(code, printed)
+    if code == REFUSED:
+        return "refused alone"
+    expected = runs.steps("alone")
+    assert list(expected) == list(range(1, STEPS + 1))
+    for layout, until in zip(one.layouts, [*one.kills, None], strict=True):
+        words = [*layout, "resume=carried"] if carried else ["run.dir=carried", *one.run, *layout]
+        code, printed = runs.carried(words, until)
+        clean(code, printed)
+        carried = carried or (code == 0 and bool(list(runs.directory.glob("carried/metrics.jsonl"))))
+    if not carried:
+        return "refused"
+    if code == REFUSED:  # the last layout; one process goes on with any checkpoint
+        code, printed = runs.carried(["resume=carried", "parallel=single", "launch.processes=1"], None)
+        assert code == 0 or "no checkpoint" in printed, printed
+    found = runs.steps("carried")
+    assert code != 0 or list(found) == list(range(1, STEPS + 1))
+    compared(found, expected, BOUND[one.precision])
+    return "held"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", range(COUNT), ids=lambda number: f"{SEED}-{number}")
+def test_drawn(number, tmp_path, record_property):
+    with Drawings(tmp_path) as runs:
+        try:
+            came = held(runs, drawn(SEED, number))
+        except Exception as error:
+            raise AssertionError("\n".join(["", *runs.typed, str(error)])) from error
+    record_property("came", came)
+    print(f"drawn {SEED}-{number}: {came}; " + " ; ".join(runs.typed))
+
+
+def test_what_is_drawn_is_drawn_again():
+    assert drawn(3, 5) == drawn(3, 5) != drawn(3, 6)
+    every = [drawn(0, number) for number in range(200)]
+    words = {word for one in every for word in (*one.run, *(word for layout in one.layouts for word in layout))}
+    assert {f"precision={name}" for name in BOUND} <= words
+    assert {"moe=on", "optimizer=muon", "checkpoint=torch", "checkpoint=zarr", "parallel=3d", "parallel.cp=2"} <= words
+    assert all(len(one.kills) == len(one.layouts) - 1 for one in every)
