@@ -38,7 +38,13 @@ What `gangline.testing` tests of a part, and what its author may claim in `can`
 def page() -> str:
     """docs/hooks.md"""
     names = [name for name in vars(hooks) if name.startswith("gangline_")]
-    found = [TOP, *map(_hook, names), _descriptor("Part", parts.Part), _descriptor("Command", hooks.Command)]
+    found = [
+        TOP,
+        *map(_hook, names),
+        _descriptor("Part", parts.Part),
+        _descriptor("Command", hooks.Command),
+        _descriptor("Kind", hooks.Kind),
+    ]
     classes = [cls for base in GROUPS.values() if (cls := _built(base))]
     found += ["## Contracts", "", "Members in bold have to be written.", "", *map(_contract_of, classes)]
     suites = [name for name in testing.__all__ if name.endswith("Suite")]

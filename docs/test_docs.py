@@ -196,6 +196,22 @@ def test_every_option_of_every_run_is_documented(section):
         assert option.comment, f"{option.path}: no comment behind it says what it is"
 
 
+def test_every_kind_of_plugin_is_in_the_authors_guide():
+    guide = (ROOT / "docs" / "plugins.md").read_text()
+    for kind in installed().kinds().values():
+        if kind.example.startswith("gangline."):
+            assert re.search(
+                rf"^\| `{kind.name}` \| .* \| `{kind.suite.partition(':')[2]}` \|$", guide, re.MULTILINE
+            ), kind
+
+
+def test_what_contributors_are_sent_to_exists():
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("## I want to add ...")[2].partition("\n## ")[0]
+    paths = [path for path in re.findall(r"`([^`\s]+)`", table) if "/" in path or path.endswith((".md", ".py"))]
+    assert len(paths) > 40
+    assert not [path for path in paths if path != "config.py" and not (ROOT / path).exists()]
+
+
 def test_every_verb_is_on_some_page():
     everything = "\n".join(code(page) for page in pages.PAGES)
     for verb in installed().commands():
