@@ -136,7 +136,8 @@ def extras(package: str) -> list[str]:
 IMPORT_ALL = """
 import importlib, pkgutil
 package = importlib.import_module("{name}")
-found = [module.name for module in pkgutil.walk_packages(package.__path__, "{name}.")]
+every = pkgutil.walk_packages(package.__path__, "{name}.")
+found = [module.name for module in every if module.name != "{name}.testing"]  # suites need pytest
 for module in found:
     importlib.import_module(module)
 print(f"{{len(found)}} modules of {name} import")

@@ -38,20 +38,25 @@ def drawn(seed: int, number: int) -> Drawn:
 
 
 def _run(dice: random.Random, moe: bool, saves: bool) -> list[str]:
-    kv_heads, queries, head_dim = dice.choice((1, 2, 3, 4)), dice.choice((1, 2, 3)), dice.choice((2, 4, 6, 8, 10))
+    even = dice.random() < 0.7  # sizes that most layouts divide; others meet the refusals
+    kv_heads, queries, head_dim = (
+        (dice.choice((4, 8)) if even else dice.choice((1, 2, 3, 4))),
+        dice.choice((1, 2, 3)),
+        dice.choice((2, 4, 6, 8, 10)),
+    )
     words = {
         "model": "tiny",
         "model.dim": dice.choice((16, 24, 30, 35, 48)),
-        "model.layers": dice.randint(1, 5),
+        "model.layers": dice.choice((4, 5, 6, 8)) if even else dice.randint(1, 5),
         "model.heads": kv_heads * queries,
         "model.kv_heads": kv_heads,
         "model.head_dim": head_dim,
-        "model.hidden": dice.choice((24, 31, 40, 64)),
+        "model.hidden": dice.choice((24, 48, 64)) if even else dice.choice((24, 31, 40)),
         "model.vocab_size": dice.choice((256, 257, 260)),
         "model.tied": _maybe(dice),
         "model.qk_norm": _maybe(dice),
-        "batch.global_size": dice.choice((4, 6, 7, 8, 8, 12, 16)),
-        "batch.sequence_length": dice.choice((8, 12, 15, 16, 16, 24, 32)),
+        "batch.global_size": dice.choice((8, 16, 24)) if even else dice.choice((4, 6, 7, 12)),
+        "batch.sequence_length": dice.choice((16, 24, 32, 48)) if even else dice.choice((8, 12, 15)),
         "precision": dice.choices(list(BOUND), (12, 4, 2, 1, 1))[0],
         "optimizer": dice.choice(("adamw", "adamw", "muon")),
         "optimizer.clip_norm": dice.choice(("1.0", "null", "0.1")),
@@ -67,20 +72,20 @@ def _run(dice: random.Random, moe: bool, saves: bool) -> list[str]:
     if saves:
         words["checkpoint.every"] = dice.choice((1, 2))
     if moe:
-        words |= _moe(dice)
+        words |= _moe(dice, even)
     return [f"{name}={value}" for name, value in words.items()]
 
 
-def _moe(dice: random.Random) -> dict[str, object]:
+def _moe(dice: random.Random, even: bool) -> dict[str, object]:
     """Dropless experts; capacities and expert choice are outside of the law."""
     router = dice.choice(("softmax", "sigmoid", "grouped"))
     words: dict[str, object] = {
         "moe": "on",
         "moe/router": router,
-        "moe.experts": dice.choice((3, 4, 6, 8)),
+        "moe.experts": dice.choice((4, 6, 8)) if even else dice.choice((2, 3, 5)),
         "moe.top_k": dice.choice((1, 2, 3)),
         "moe.shared": dice.choice((0, 0, 1)),
-        "moe.first": dice.choice((0, 0, 1)),
+        "moe.first": dice.choice((0, 0, 1)) if even else 0,
         "moe.every": dice.choice((1, 1, 2)),
         "moe.router.z_loss": dice.choice((0.0, 0.001)),
         "moe.router.jitter": dice.choice((0.0, 0.0, 0.01)),

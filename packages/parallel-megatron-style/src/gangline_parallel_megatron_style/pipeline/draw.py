@@ -89,7 +89,7 @@ def as_svg(timeline: Timeline, caption: Caption, width: int = 960) -> str:
 
 
 def _colour(kind: Kind, chunk: int, chunks: int) -> str:
-    return mixed(COLOURS[kind], "#ffffff", 0.65 * chunk / max(1, chunks - 1))
+    return mixed(COLOURS[kind], "#ffffff", 0.55 * chunk / max(1, chunks - 1))
 
 
 def _words(timeline: Timeline, kind: Kind, chunk: int) -> str:
