@@ -39,7 +39,7 @@ class Kind:
     """A kind of plugin: what `gangline new-plugin NAME --kind KIND` writes, and the suite that tests such parts."""
 
     name: str  # what the author types after --kind
-    group: str  # of the parts: "track", "moe/router"; "" where the plugin opens a group of its own or adds a verb
+    group: str  # of the parts: "track", or "outer/field"; "" where the plugin opens a group of its own or adds a verb
     suite: str  # "package.module:Class", a suite of the conformance kit or one that derives from it
     example: str  # a whole plugin: the files of "package.module", the text "module:NAME", or what the hook :name shows
     summary: str
@@ -314,25 +314,25 @@ def gangline_kinds() -> Iterable[Kind]:
         from gangline import Kind, hookimpl
 
         EXAMPLE = '''\
-        # gangline_whisper.py: every step in small letters. train track=[whisper]
-        from dataclasses import dataclass
-        from gangline import Part, hookimpl
-        from gangline.parts import TrackConfig
-        from gangline.track import Tracker
+            # gangline_whisper.py: every step in small letters. train track=[whisper]
+            from dataclasses import dataclass
+            from gangline import Part, hookimpl
+            from gangline.parts import TrackConfig
+            from gangline.track import Tracker
 
-        @dataclass
-        class Whisper(TrackConfig):
-            pass
+            @dataclass
+            class Whisper(TrackConfig):
+                pass
 
-        class WhisperTracker(Tracker):
-            def __init__(self, config, run): ...
-            def record(self, record): print(f"step {record.step}: {record.loss:.2f}")
+            class WhisperTracker(Tracker):
+                def __init__(self, config, run): ...
+                def record(self, record): print(f"step {record.step}: {record.loss:.2f}")
 
-        @hookimpl
-        def gangline_parts():
-            build = "gangline_whisper:WhisperTracker"
-            yield Part(group="track", name="whisper", config=Whisper, build=build, summary="Small letters")
-        '''
+            @hookimpl
+            def gangline_parts():
+                build = "gangline_whisper:WhisperTracker"
+                yield Part(group="track", name="whisper", config=Whisper, build=build, summary="Small letters")
+            '''
 
         @hookimpl
         def gangline_kinds():
