@@ -70,6 +70,16 @@ def test_the_command_of_the_example_runs(documented, tmp_path):
     assert gangline(documented, "runs", str(tmp_path / "runs")).split() == [str(run)]
 
 
+def test_a_plugin_is_written_of_the_kind_of_the_example(documented, tmp_path):
+    words = ["new-plugin", "quiet", "--kind", "whisper"]
+    done = documented.run("gangline.cli.main", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    written = (tmp_path / "gangline-quiet" / "gangline_quiet.py").read_text()
+    assert written.startswith("# gangline_quiet.py: every step in small letters.")
+    assert 'Part(group="track", name="quiet", config=Quiet, build=build' in written
+    compile(written, "gangline_quiet.py", "exec")
+
+
 def test_one_run_made_of_all_examples_trains(runs, documented):
     kept = runs.directory / "kept"
     printed = runs.train(

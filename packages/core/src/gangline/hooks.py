@@ -313,7 +313,7 @@ def gangline_kinds() -> Iterable[Kind]:
         # gangline_starts.py: one more plugin to start from. gangline new-plugin mine --kind whisper
         from gangline import Kind, hookimpl
 
-        EXAMPLE = '''\
+        EXAMPLE = '''
             # gangline_whisper.py: every step in small letters. train track=[whisper]
             from dataclasses import dataclass
             from gangline import Part, hookimpl
