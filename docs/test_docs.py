@@ -14,6 +14,7 @@ from mdtext import anchor
 from pages import ROOT, RUN, Reader, blocks
 
 from gangline import hooks
+from gangline.cli.new_plugin import files
 from gangline.config.fields import options
 from gangline.config.schema import SECTIONS
 from gangline.parts import GROUPS, LISTS
@@ -203,6 +204,14 @@ def test_every_kind_of_plugin_is_in_the_authors_guide():
             assert re.search(
                 rf"^\| `{kind.name}` \| .* \| `{kind.suite.partition(':')[2]}` \|$", guide, re.MULTILINE
             ), kind
+
+
+def test_the_model_of_the_how_to_is_the_one_that_new_plugin_writes():
+    example = files("squared", "model")
+    shown = {block.file: block.text for block in blocks(ROOT / "docs" / "how-to" / "model.md") if block.file}
+    for name in ("gangline_squared/__init__.py", "gangline_squared/modules.py"):
+        code = [line for line in example[name].splitlines() if not line.startswith("# ")]
+        assert shown[f"gangline-squared/{name}"].splitlines()[1:] == code
 
 
 def test_what_contributors_are_sent_to_exists():

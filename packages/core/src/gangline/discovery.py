@@ -165,8 +165,9 @@ def _collect(
             if not isinstance(thing, wanted):
                 raise TypeError(f"{caller.name} returned {thing!r}, which is no {wanted.__name__}")
             if isinstance(thing, Part):
-                thing = Offer(thing, _group(caller.name, thing), dist, version)
-            offered.append(thing)
+                offered.append(Offer(thing, _group(caller.name, thing), dist, version))
+            elif isinstance(thing, Command | Kind):
+                offered.append(thing)
     return offered
 
 

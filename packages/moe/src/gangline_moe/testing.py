@@ -25,7 +25,7 @@ class RouterSuite(PartSuite):
         """The tests of the edit that puts experts into a model, with the router chosen."""
         suite = ModelEditSuite()
         (edit,) = self.around
-        suite.choice, suite.settings = edit, (self.choice, *self.settings)  # type: ignore[misc]
+        suite.choice, suite.settings = edit, (self.choice, *self.settings)
         return suite
 
     def test_loss_and_gradients_are_finite(self) -> None:

@@ -6,7 +6,7 @@ from typing import ClassVar
 from gangline import Part, hookimpl
 from gangline.model.plan import decoder
 from gangline.model.shapes import Tiny
-from gangline.model.tree import Node
+from gangline.model.tree import LINEAR, Node, fitted
 from gangline.plan import matches
 
 
@@ -15,9 +15,11 @@ class SquaredNode(Node):
     module: ClassVar[str] = "gangline_squared.modules:SquaredFeedForward"
     dim: int
     hidden: int
+    w_up: Node = LINEAR  # nodes below, so that an edit may replace them, or put an adapter around them
+    w_down: Node = LINEAR
 
-    def shapes(self):  # of its parameters, by their names in the module
-        return {"w_up.weight": (self.hidden, self.dim), "w_down.weight": (self.dim, self.hidden)}
+    def __post_init__(self):
+        fitted(self, {"w_up": (self.dim, self.hidden), "w_down": (self.hidden, self.dim)})
 
 
 @dataclass

@@ -1,7 +1,7 @@
 # gangline_squared/modules.py: imported by a run that has chosen the part, and by nothing else
 from torch import nn
 
-from gangline.model.linear import Linear
+from gangline.model.build import construct
 
 
 class SquaredFeedForward(nn.Module):
@@ -9,8 +9,7 @@ class SquaredFeedForward(nn.Module):
 
     def __init__(self, node):  # the node, and nothing else
         super().__init__()
-        self.w_up = Linear(node.dim, node.hidden)
-        self.w_down = Linear(node.hidden, node.dim)
+        self.w_up, self.w_down = construct(node.w_up), construct(node.w_down)
 
     def forward(self, hidden):
         return self.w_down(self.w_up(hidden).relu().square())
