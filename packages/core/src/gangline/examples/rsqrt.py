@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from gangline import Part, hookimpl
 from gangline.parts import ScheduleConfig
+from gangline.ranges import PositiveFloat
 
 
 @dataclass
 class Rsqrt(ScheduleConfig):
-    power: float = 0.5  # how fast the rate falls after the warm-up
+    power: PositiveFloat = 0.5  # how fast the rate falls after the warm-up
 
 
 def build(config, run):

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 from gangline import Part, hookimpl
 from gangline.parts import OptimizerConfig
+from gangline.ranges import PositiveFloat, ShareBelowOne
 
 
 @dataclass
 class Signum(OptimizerConfig):
-    momentum: float = 0.9  # decay of the mean gradient
-    softness: float = 1e-6  # gradients far below this step in proportion, not by their sign
+    momentum: ShareBelowOne = 0.9  # decay of the mean gradient
+    softness: PositiveFloat = 1e-6  # gradients far below this step in proportion, not by their sign
 
 
 def build(config, run, runtime):

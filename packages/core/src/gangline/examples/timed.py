@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from gangline import Part, hookimpl
 from gangline.launch.config import LocalLaunch
+from gangline.ranges import NonNegativeInt
 
 
 @dataclass
 class Timed(LocalLaunch):
-    digits: int = 1  # of the seconds that are printed
+    digits: NonNegativeInt = 1  # of the seconds that are printed
 
 
 def build(config, run):

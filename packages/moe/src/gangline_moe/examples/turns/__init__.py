@@ -3,13 +3,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gangline import Part, hookimpl
+from gangline.ranges import NonNegativeInt
 from gangline_moe.nodes import RouterNode
 from gangline_moe.routers.config import RouterConfig
 
 
 @dataclass
 class Turns(RouterConfig):
-    first: int = 0  # the expert of the first token
+    first: NonNegativeInt = 0  # the expert of the first token
 
 
 @dataclass(frozen=True, kw_only=True)
