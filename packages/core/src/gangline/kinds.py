@@ -11,6 +11,7 @@ KINDS = tuple(
     for name, group, suite, example, summary in (
         ("tracker", "track", "TrackerSuite", f"{_EXAMPLES}.mine", "where records go"),
         ("health", "health", "HealthCheckSuite", "gangline.hooks:gangline_health_checks", "a check of the run"),
+        ("callback", "callback", "CallbackSuite", f"{_EXAMPLES}.streak", "what acts while a run lives"),
         ("data", "data", "DataSourceSuite", "gangline.hooks:gangline_data_sources", "what a run reads"),
         ("model", "model", "PartSuite", f"{_EXAMPLES}.squared", "a model of one's own"),
         ("edit", "", "ModelEditSuite", "gangline.hooks:gangline_parts", "a change of the model"),
