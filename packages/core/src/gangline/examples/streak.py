@@ -1,4 +1,5 @@
-# gangline_streak.py: how many steps in a row were applied, as a metric that outlives a resume. train 'callback=[streak]'
+# gangline_streak.py: how many steps in a row were applied, as a metric that outlives a resume
+# train callback=[streak]
 from dataclasses import dataclass
 
 from gangline import Part, hookimpl
