@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import os
 import time
 import tracemalloc
 from contextlib import redirect_stdout
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made import save, small
 
+from gangline.checkpoint.base import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline.shard import Box
 from gangline_ckpt_zarr.commands import show
@@ -155,6 +157,17 @@ def test_a_claim_without_sense_is_refused(place, claim):
 @pytest.mark.parametrize("content", [b"", b"{", b"\0" * 4096, b"[" * 200_000, b'{"a":' * 200_000, b"nan", b"\xff"])
 def test_what_is_no_document_is_damage(place, content):
     assert looked_at(place, content) is not None
+
+
+def test_a_document_as_long_as_a_disk_is_not_read(place):
+    content = (place / NAME).read_bytes()
+    os.truncate(place / NAME, 1 << 40)  # without a block more on disk
+    try:
+        with pytest.raises(BadCheckpoint, match="1,099,511,627,776 bytes"):
+            Tier("disk", open_store(str(place.parent))).meta(CheckpointId(12))
+        assert len(checked(Copy(PLACE, "disk", open_store(str(place))))[0]) == 1
+    finally:
+        (place / NAME).write_bytes(content)
 
 
 ODD = st.sampled_from(

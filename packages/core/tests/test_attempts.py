@@ -60,6 +60,18 @@ def test_what_a_newer_release_adds_to_a_line_is_passed_over(tmp_path):
     assert attempts.read(tmp_path) == [Attempt(2, "step-00000010")]
 
 
+def test_a_line_that_makes_no_sense_does_not_count(tmp_path):
+    attempts.append(tmp_path, Attempt(1, None))
+    lines = [b"\xff\xfe", b"[" * 100_000, b"{}", b"7", b'{"attempt": "2", "start": null}']
+    lines += [b'{"attempt": 3, "start": null, "kinds": 5}', b'{"attempt": 3, "start": null, "rate": "x"}']
+    lines += [b'{"attempt": 3, "start": 4}', b'{"attempt": null, "start": null}', b"\0" * 4096]
+    with (tmp_path / FILE).open("ab") as file:
+        file.write(b"\n".join(lines) + b"\n")
+    attempts.append(tmp_path, Attempt(2, "step-00000004"))
+    assert [line.attempt for line in attempts.read(tmp_path)] == [1, 2]
+    assert told(tmp_path, "step-00000004", "step-00000008") == ["step-00000004"]
+
+
 def test_a_resumed_run_goes_on_from_its_newest(tmp_path):
     attempts.append(tmp_path, Attempt(1, None))
     attempts.append(tmp_path, Attempt(1, "step-00000010", why="resume"))
@@ -98,7 +110,19 @@ def test_an_attempt_from_the_beginning_has_no_past(tmp_path):
     assert attempts.latest(tmp_path, ids("step-00000010")) is None
 
 
-@pytest.mark.parametrize("text", ["step-0000001", "step-x", "step-00000010.", ".tmp-step-00000010", "step-00000010.2x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step-000000012",
+        "step-00000012.1",
+        "step-00000012.02",
+        "step-0000001",
+        "step-x",
+        "step-00000010.",
+        ".tmp-step-00000010",
+        "step-00000010.2x",
+    ],
+)
 def test_other_names_are_no_ids(text):
     assert CheckpointId.parse(text) is None
 

@@ -41,8 +41,8 @@ class Tier:
         return self.store.exists(f"{id}/{NAME}")
 
     def content(self, id: CheckpointId) -> bytes:
-        """The bytes of zarr.json. Raises FileNotFoundError."""
-        return self.store.read(f"{id}/{NAME}")
+        """The bytes of zarr.json. Raises BadCheckpoint, FileNotFoundError."""
+        return metadata.content_of(self.store, f"{id}/{NAME}")
 
     def meta(self, id: CheckpointId) -> Meta:
         """What zarr.json says; read once. Raises BadCheckpoint, FileNotFoundError."""

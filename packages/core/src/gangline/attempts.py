@@ -43,20 +43,34 @@ class Attempt:
 
 
 def read(run_dir: str | Path) -> list[Attempt]:
-    """All lines, oldest first; a torn last line (a kill while it was written) does not count."""
+    """All lines, oldest first; what is no line of ours (a kill tore it, a disk forgot it) does not count."""
     path = Path(run_dir) / FILE
     if not path.exists():
         return []
     found = []
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().splitlines():
         try:
             content = json.loads(line)
             content = {key: content[key] for key in content if key in Attempt.__dataclass_fields__}
             lists = {key: tuple(value) for key, value in content.items() if isinstance(value, list)}
-            found.append(Attempt(**{**content, **lists}))
-        except (ValueError, TypeError):
+            one = Attempt(**{**content, **lists})
+        except (ValueError, TypeError, RecursionError):
             continue
+        if _makes_sense(one):
+            found.append(one)
     return found
+
+
+def _makes_sense(line: Attempt) -> bool:
+    """Whether each field has the type that it is written with."""
+    numbers = (line.attempt, line.skipped, line.skipped_from, line.step, line.rate_from, line.rate_steps)
+    texts, lists = (line.why, line.time, line.order, line.start or ""), (line.kinds, line.exclude)
+    return (
+        all(type(number) is int for number in numbers)
+        and isinstance(line.rate, int | float)
+        and all(isinstance(text, str) for text in texts)
+        and all(isinstance(found, tuple) and all(isinstance(text, str) for text in found) for found in lists)
+    )
 
 
 def append(run_dir: str | Path, attempt: Attempt) -> None:

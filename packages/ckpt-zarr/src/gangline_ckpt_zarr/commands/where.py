@@ -34,7 +34,7 @@ class Copy:
     def content(self) -> bytes:
         """The bytes of zarr.json."""
         try:
-            return self.store.read(NAME)
+            return metadata.content_of(self.store)
         except FileNotFoundError:
             raise UserError(
                 f"{self.store.url} is no whole checkpoint.", f"It has no {NAME}, which a save writes last."

@@ -25,10 +25,12 @@ from gangline_ckpt_zarr.format.alike import lying
 from gangline_ckpt_zarr.format.cells import Files, Run
 from gangline_ckpt_zarr.format.grid import cell_itemsize, stored_dtype
 from gangline_ckpt_zarr.format.seal import CHECKSUM, TRAILER, seal_start, wrong
+from gangline_ckpt_zarr.stores.base import Store
 
 NAME = "zarr.json"
 FORMAT = 1
 _WRITE_ID = re.compile("[0-9a-f]{8}")
+MOST_BYTES = 256 << 20  # 1 kB for each of 250,000 arrays
 _seen = local()
 CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 
@@ -164,6 +166,13 @@ def _checksum(content: bytes, stored: int) -> int:
     if content.count(_signature(stored)) != 1:
         raise ValueError("its checksum is not where it was put")
     return crc32c(content.replace(_signature(stored), _signature(0)))
+
+
+def content_of(store: Store, path: str = NAME) -> bytes:
+    """The bytes of a zarr.json. Raises BadCheckpoint where no document is so long, FileNotFoundError."""
+    if store.local and (there := store.size(path)) > MOST_BYTES:
+        raise BadCheckpoint("every array", None, f"{store.url}/{path}", f"it has {there:,} bytes")
+    return store.read(path)
 
 
 def read(content: bytes, file: str, id: CheckpointId | None = None) -> Meta:
