@@ -305,6 +305,25 @@ def test_not_into_itself(source, tmp_path, to, way, capsys):
     assert "would lie in itself" in err or "whole checkpoint already" in err
 
 
+def test_not_two_to_one_place(source, tmp_path, capsys):
+    """The second would clear away what the first has written."""
+    to = tmp_path / PLACE
+    with open_store(str(to)).alone():
+        assert main(["ckpt", "copy", str(source), str(to)]) == 2
+    assert "another copy to" in capsys.readouterr().err
+    assert main(["ckpt", "copy", str(source), str(to)]) == 0
+
+
+def test_a_copy_made_twice_does_not_lie_in_the_first(source, tmp_path, capsys):
+    to = str(tmp_path / "mine")
+    assert main(["ckpt", "copy", str(source), to]) == 0
+    before = files(Path(to))
+    for word, said in ((to, "whole checkpoint already"), (f"{to}/", f"would lie in {to}")):
+        assert main(["ckpt", "copy", str(source), word]) == 2
+        assert said in capsys.readouterr().err
+    assert files(Path(to)) == before
+
+
 def test_not_under_the_name_of_another_step(source, tmp_path, capsys):
     assert main(["ckpt", "copy", str(source), str(tmp_path / "step-00000099")]) == 2
     assert "would be under another's name" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 from fastcrc.crc32 import iscsi as crc32c
 
@@ -46,10 +47,13 @@ def run(argv: Sequence[str]) -> int:
     store = open_store(url)
     if store.exists(NAME):
         raise UserError(f"{url} is a whole checkpoint already.", "A copy overwrites nothing.", "Name another place.")
-    if options.open or isinstance(meta, OpenMeta):
-        _openly(source, store)
-    else:
-        _as_it_is(source, store)
+    write = _openly if options.open or isinstance(meta, OpenMeta) else _as_it_is
+    with ExitStack() as alone:
+        try:
+            alone.enter_context(store.alone())
+        except BlockingIOError:
+            raise UserError(f"another copy to {url} is under way.", "Wait for it, or name another place.") from None
+        write(source, store)
     print(f"{url}: copy of {text.place(source.store.url)}")
     return 0
 
@@ -57,8 +61,10 @@ def run(argv: Sequence[str]) -> int:
 def _refuse(source: Copy, url: str) -> None:
     """A copy in the checkpoint itself would be a part of it; one under another's name would be nobody's."""
     here, there = (text.real(place) for place in (source.store.url, url))
-    if there != here and f"{there}/".startswith(f"{here}/"):
-        raise UserError(f"the copy of {source.store.url} would lie in itself.", f"To:  {url}", "Name another place.")
+    above = os.path.dirname(there)
+    if there != here and (f"{there}/".startswith(f"{here}/") or os.path.exists(f"{above}/{NAME}")):
+        where = "itself" if f"{there}/".startswith(f"{here}/") else above
+        raise UserError(f"the copy of {source.store.url} would lie in {where}.", f"To:  {url}", "Name another place.")
     id, name = CheckpointId(*claims.identity(source.meta.document)), there.rpartition("/")[2]
     if CheckpointId.parse(name) not in (id, None):
         raise UserError(
@@ -73,7 +79,7 @@ def _target(word: str, name: str) -> str:
     path = word.rstrip("/")
     if os.path.exists(f"{path}/config.yaml"):
         return f"{next(tier for tier in tiers_of(path) if tier.name == 'disk').store.url}/{name}"
-    itself = CheckpointId.parse(path.rpartition("/")[2]) is not None
+    itself = CheckpointId.parse(path.rpartition("/")[2]) is not None or os.path.exists(f"{path}/{NAME}")
     inside = word.endswith("/") or (os.path.isdir(path) and not itself)
     return f"{path}/{name}" if inside else path
 

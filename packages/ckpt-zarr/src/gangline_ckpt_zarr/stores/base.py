@@ -95,6 +95,10 @@ class Store(ABC):
         No empty directory is left behind.
         """
 
+    def alone(self) -> AbstractContextManager[None]:
+        """Nobody else of this machine is in such a context of this root meanwhile. Raises BlockingIOError."""
+        return nullcontext()
+
     def close(self) -> None:
         """Let go of threads and connections."""
 

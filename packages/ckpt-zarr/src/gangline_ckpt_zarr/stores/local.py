@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator, Sequence
@@ -105,6 +106,16 @@ class LocalStore(Store):
                     sync_directory(directory)
             _remove_tree(place)
         self._tidy(place.parent)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        self._make_directories(self._root)
+        place = os.open(self._root, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        finally:
+            os.close(place)
 
     def _tidy(self, directory: Path) -> None:
         """Directories below the root that are empty now go, and above it those that this store has made."""
