@@ -125,7 +125,10 @@ def test_bfloat16_weights_are_widened_exactly(run, trained, tmp_path):
 
 
 def test_a_run_begins_with_it(trained, tmp_path, capsys):
-    """The words that import prints, and a text to train on: the first loss is that of these weights."""
+    """The words that import prints, and a text to train on: the first loss is that of these weights.
+
+    What starts is the mean of what was imported with itself, so that both verbs are held.
+    """
     place, _ = trained
     text = tmp_path / "text.txt"
     text.write_bytes(bytes(range(48, 60)) * 400)
@@ -133,16 +136,16 @@ def test_a_run_begins_with_it(trained, tmp_path, capsys):
     capsys.readouterr()
     main(["ckpt", "import", str(tmp_path / "hf"), str(tmp_path / "new")])
     words = capsys.readouterr().out.replace(" \\\n ", "").split()[1:]
-    assert main(["ckpt", "average", place, place, "-o", str(tmp_path / "mean")]) == 0
+    made = str(tmp_path / "new" / "checkpoints" / "step-00000000")
+    assert main(["ckpt", "average", made, made, "-o", str(tmp_path / "mean")]) == 0
     rest = [
         *("run.steps=2", "batch.global_size=4", "batch.sequence_length=16", "run.sample=0", "validate.every=null"),
         *(f"data.path={text}", "parallel=single", "track=[jsonl]", "run.deterministic=true"),
     ]
     losses = []
     for start in (
-        words,
-        [*words[:-1], f"run.dir={tmp_path / 'other'}", f"model.weights={tmp_path / 'hf'}"],
         [*words[:-1], f"run.dir={tmp_path / 'mean'}"],
+        [*words[:-1], f"run.dir={tmp_path / 'other'}", f"model.weights={tmp_path / 'hf'}"],
     ):
         done = subprocess.run(
             [Path(sys.executable).with_name("train"), *start, *rest], cwd=tmp_path, capture_output=True, text=True
@@ -151,7 +154,7 @@ def test_a_run_begins_with_it(trained, tmp_path, capsys):
         directory = next(word for word in start if word.startswith("run.dir=")).removeprefix("run.dir=")
         lines = Path(directory, "metrics.jsonl").read_text().splitlines()
         losses.append([json.loads(line)["loss"] for line in lines])
-    assert losses[0] == losses[1] == losses[2]
+    assert losses[0] == losses[1]
     assert len(losses[0]) == 2
 
 

@@ -82,7 +82,7 @@ class MemoryTier(Tier):
         if not attempts.read(self._run_dir):  # the run has not begun: whatever is here is of another of its name
             self._found = set()
         elif self.machines == 1:
-            self._found = {id for id in super().ids() if not self.lacks(id)}
+            self._found = {*super().ids()}
         else:
             mesh = Mesh.of(run.parallel.axes(self.machines * self._here))
             self._found = self._agree(job, {id for id in super().ids() if self._fills(id, mesh)})
