@@ -39,7 +39,7 @@ from gangline.batch import Batch
 from gangline.config.defaults import default_run
 from gangline.config.schema import Recompute, Run
 from gangline.mesh import Mesh
-from gangline.model.build import construct
+from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.model.init import initialise, whole_model
 from gangline.model.linear import Linear
@@ -75,7 +75,7 @@ def ours(run: Run) -> Callable[[int], float]:
     mesh = Mesh.of(run.parallel.axes(rank.world))
     precision = Plain(torch.float32, torch.float32)
     comms, finish = rank.comms(mesh, False), finisher(Recompute.none, False)
-    runtime = build(run.parallel, run, construct(tree), plan, mesh, comms, precision, finish)
+    runtime = build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
     initialise(runtime.shards(), plan, run.seed)
     optimizer = build(run.optimizer, run, runtime)
     index, width = runtime.data_coordinate

@@ -24,7 +24,7 @@ from gangline.batch import Batch
 from gangline.config import default_run
 from gangline.config.schema import Recompute
 from gangline.mesh import Mesh
-from gangline.model.build import construct
+from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.model.init import initialise, whole_model
 from gangline.model.shapes import DecoderConfig
@@ -71,7 +71,7 @@ def ours(config: DecoderConfig, name: str, bucket_mb: float) -> Step:
     mesh = Mesh.of(run.parallel.axes(rank.world))
     finish = finisher(Recompute.none, False)
     precision, comms = Plain(torch.float32, torch.float32), rank.comms(mesh, False)
-    runtime = build(run.parallel, run, construct(tree), plan, mesh, comms, precision, finish)
+    runtime = build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
     initialise(runtime.shards(), plan, 0)
     optimizer = build_adamw(run.optimizer, run, runtime)
 

@@ -56,9 +56,8 @@ class Loop(nn.Module):
     def __init__(self, ours: nn.Module, top_k: int) -> None:
         super().__init__()
         self.gate = nn.Parameter(ours.router.gate.weight.detach().clone())
-        self.up, self.down, self.act = (
-            nn.Parameter(w.detach().clone()) for w in (ours.experts.w_up, ours.experts.w_down, ours.experts.w_gate)
-        )
+        stacks = (ours.experts.w_up, ours.experts.w_down, ours.experts.w_gate)
+        self.up, self.down, self.act = (nn.Parameter(stack.weight.detach().clone()) for stack in stacks)
         self.top_k = top_k
 
     def forward(self, x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from gangline.config import default_run
 from gangline.config.compose import compose_one
 from gangline.errors import UserError
 from gangline.mesh import Mesh
-from gangline.model.build import construct
+from gangline.model.build import construct, model_of
 from gangline.model.tree import FeedForwardNode
 from gangline.parallel.prepare import set_products
 from gangline.plan import Fold, Plan
@@ -148,7 +148,8 @@ def test_what_lies_on_a_rank(words):
     for pp in range(case.pp):
         comms = FakeComms(mesh, mesh.rank({"pp": pp}), "meta")
         precision, finish = plugins.build(run.precision, run), finisher(run.run.recompute, False)
-        runtime = plugins.build(run.parallel, run, construct(case.tree), case.plan, mesh, comms, precision, finish)
+        model = model_of(case.tree, case.plan)
+        runtime = plugins.build(run.parallel, run, model, case.plan, mesh, comms, precision, finish)
         optimizer = plugins.build(run.optimizer, run, runtime)
         flats, told = runtime.storage.flats, memory.state(case, pp)
         numbers = sum(array.size for array in case.held(pp))

@@ -33,7 +33,7 @@ def test_experts_are_multiplied_in_float8():
         module = layer()
         if name == "float8":
             set_products(module, Plan("e", "b", "h", 1, full=("router",)), build(run.precision, run))
-            assert isinstance(module.experts.products, PrecisionProducts)
+            assert isinstance(module.experts.w_up.products, PrecisionProducts)
         given = x.clone().requires_grad_()
         y = module(given)
         y.square().sum().backward()

@@ -11,7 +11,7 @@ import torch
 from gangline.batch import Batch
 from gangline.config.schema import Recompute, Run, RunSection
 from gangline.mesh import Mesh
-from gangline.model.build import construct
+from gangline.model.build import model_of
 from gangline.model.init import initialise
 from gangline.model.plan import decoder
 from gangline.model.shapes import DecoderConfig
@@ -98,7 +98,8 @@ def runtime_of(case: Case, run: Run):
     build = build_single if isinstance(case.parallel, Single) else build_ddp
     comms = rank.comms(mesh, case.deterministic)
     precision = Plain(*DTYPES[case.precision])
-    runtime = build(case.parallel, run, construct(tree), plan, mesh, comms, precision, finisher(Recompute.none, False))
+    model, finish = model_of(tree, plan), finisher(Recompute.none, False)
+    runtime = build(case.parallel, run, model, plan, mesh, comms, precision, finish)
     initialise(runtime.shards(), plan, run.seed)
     return runtime
 

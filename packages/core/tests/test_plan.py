@@ -114,7 +114,7 @@ def test_all_of_it_is_there_without_torch():
         "from gangline.model.flops import flops_per_token, parameter_count\n"
         "import gangline.interop, gangline.interop.commands\n"
         "tree, plan = decoder(PARTS[0].config())\n"
-        "flops_per_token(tree, 128), parameter_count(tree)\n"
+        "flops_per_token(tree, 128, plan), parameter_count(tree)\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from gangline.batch import Batch
 from gangline.config.schema import Recompute
 from gangline.mesh import Mesh
-from gangline.model.build import construct
+from gangline.model.build import construct, model_of
 from gangline.model.init import initialise
 from gangline.model.plan import decoder
 from gangline.model.shapes import DecoderConfig
@@ -45,9 +46,8 @@ def tiny_batch(rows=2, step=0):
 def runtime_of(precision: Precision, parallel=None, frozen: Sequence[str] = ()):
     """With its weights; `frozen`: parameters that are not trained."""
     tree, plan = decoder(DecoderConfig(vocab_size=16, dim=8, layers=1, heads=2, hidden=8))
-    model = construct(tree)
-    for name in frozen:
-        model.get_parameter(name).requires_grad_(False)
+    plan = replace(plan, frozen=tuple(frozen))
+    model = model_of(tree, plan)
     parallel = parallel or Single()
     mesh = Mesh.of(parallel.axes(rank.world))
     build = build_single if isinstance(parallel, Single) else build_ddp

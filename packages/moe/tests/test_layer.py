@@ -46,14 +46,14 @@ def x_of(tokens=7, sequences=2, dtype=torch.float64, dim=D):
 def one_by_one(module, x: Tensor) -> Tensor:
     """Every token through its experts alone."""
     choice = module.router(x)
-    flat, E = x.flatten(0, 1), len(module.experts.w_gate)
+    flat, E = x.flatten(0, 1), len(module.experts.w_gate.weight)
     rows = []
     for n, token in enumerate(flat):
         y = torch.zeros_like(token)
         for expert, weight in zip(choice.expert_NK[n].tolist(), choice.weight_NK[n], strict=True):
             if expert < E:
-                gate, up = module.experts.w_gate[expert] @ token, module.experts.w_up[expert] @ token
-                y = y + weight.to(y.dtype) * (module.experts.w_down[expert] @ (F.silu(gate) * up))
+                gate, up = module.experts.w_gate.weight[expert] @ token, module.experts.w_up.weight[expert] @ token
+                y = y + weight.to(y.dtype) * (module.experts.w_down.weight[expert] @ (F.silu(gate) * up))
         rows.append(y)
     y = torch.stack(rows).view_as(x)
     return y if module.shared is None else y + module.shared(x)
@@ -142,8 +142,8 @@ def test_all_tokens_to_one_expert():
     torch.testing.assert_close(y, one_by_one(module, x), rtol=1e-12, atol=1e-13)
     y.sum().backward()
     idle = [e for e in range(8) if e != 3]
-    assert module.experts.w_up.grad[3].any()
-    assert not module.experts.w_up.grad[idle].any()
+    assert module.experts.w_up.weight.grad[3].any()
+    assert not module.experts.w_up.weight.grad[idle].any()
 
 
 @pytest.mark.parametrize("router", ROUTERS, ids=str)
@@ -225,6 +225,6 @@ def test_gradients_of_experts_may_come_later(dtype):
         return {"x": x.grad, **{name: weight.grad for name, weight in module.named_parameters()}}
 
     now, later = gradients(False), gradients(True)
-    assert {"experts.w_gate", "experts.w_up", "experts.w_down"} < now.keys() == later.keys()
+    assert {f"experts.{name}.weight" for name in ("w_gate", "w_up", "w_down")} < now.keys() == later.keys()
     for name, want in now.items():
         assert later[name].equal(want), name

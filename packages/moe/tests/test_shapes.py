@@ -7,6 +7,7 @@ import pytest
 from gangline.model.compose import compose_model
 from gangline.model.flops import flops_per_token, parameter_count
 from gangline.model.tree import nodes, parameter_shapes
+from gangline.plan import Plan
 from gangline.testing.runs import small_run
 from gangline_moe.nodes import ExpertsNode, MoeNode, RouterNode
 
@@ -40,8 +41,9 @@ def test_the_feed_forwards_of_deepseek_v3():
 
 def test_a_token_costs_its_own_experts_and_the_router_alone():
     dense, sparse = tree_of(MIXTRAL), tree_of(MIXTRAL, "moe=mixtral_8x7b")
+    trained = Plan(embed="embed", blocks="blocks", head="head", layers=32)
     extra = 3 * 32 * (2 * 3 * 4096 * 14336 + 2 * 8 * 4096)  # one expert more than the dense layer, and the gate
-    assert flops_per_token(sparse, 64) - flops_per_token(dense, 64) == extra
+    assert flops_per_token(sparse, 64, trained) - flops_per_token(dense, 64, trained) == extra
 
 
 def test_every_other_block_from_the_second_on():

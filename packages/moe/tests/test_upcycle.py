@@ -60,7 +60,7 @@ def test_it_begins_as_the_model_it_came_from(here, settings):
 def test_a_rank_fills_its_part_of_its_experts(here):
     whole = dense_model(here).blocks[1].feed_forward.w_down.weight
     part = torch.zeros(2, 5, 64)
-    shard = Shard("model/blocks.1.feed_forward.experts.w_down", (8, 32, 64), part.dtype, (4, 7, 0), part)
+    shard = Shard("model/blocks.1.feed_forward.experts.w_down.weight", (8, 32, 64), part.dtype, (4, 7, 0), part)
     upcycle(str(here / "dense"), [shard])
     assert torch.equal(part, whole[7:12].expand(2, 5, 64))
 

@@ -10,7 +10,7 @@ from gangline import plugins
 from gangline.comm import Comms
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
-from gangline.model.build import construct
+from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.model.init import initialise
 from gangline.precision import Precision
@@ -31,7 +31,7 @@ def runtime_of(
     runtime = plugins.build(
         run.parallel,
         run,
-        construct(tree) if model is None else model,
+        model_of(tree, plan) if model is None else model,
         plan,
         mesh,
         comms or rank.comms(mesh, run.deterministic),

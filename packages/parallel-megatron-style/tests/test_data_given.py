@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from runtimes import runtime_of
@@ -22,9 +24,8 @@ FLOAT64 = Plain(torch.float64, torch.float64)
 def given(settings, frozen=()):
     """(run, its strategy with a model that has its weights)."""
     run = small_run(*settings)
-    model = whole_model(*compose_model(run), seed=3, dtype=torch.float64)
-    for name in frozen:
-        model.get_parameter(name).requires_grad_(False)
+    tree, plan = compose_model(run)
+    model = whole_model(tree, replace(plan, frozen=tuple(frozen)), seed=3, dtype=torch.float64)
     return run, runtime_of(run, model=model, precision=FLOAT64)
 
 
@@ -78,11 +79,14 @@ def test_a_buffer_of_two_blocks_stays_one(layout):
         assert names == ["model/blocks.0.table"]
 
 
+FROZEN = [("embed.weight",), ("embed", "blocks.0")]  # the second leaves a first stage nothing to train
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
-def test_a_frozen_embedding_is_left_as_it_is_and_the_rest_is_trained(layout, tied):
+@pytest.mark.parametrize("frozen", FROZEN, ids=["embedding", "stage"])
+def test_what_is_frozen_is_left_as_it_is_and_the_rest_is_trained(layout, tied, frozen):
     tie = f"model.tied={str(tied).lower()}"
-    frozen = ("embed.weight",)
     (want,) = pool(1).run(
         stepped, ("parallel=single", "parallel.groups=2" if layout == LAYOUTS[0] else tie, tie), frozen
     )

@@ -13,7 +13,7 @@ from gangline.batch import Batch
 from gangline.comm.fake import FakeComms
 from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
-from gangline.model.build import construct
+from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.testing.inputs import whole_sequences
 from gangline.train.finish import finisher
@@ -41,7 +41,7 @@ def counted(words: str, stage: int, every: int = 1) -> tuple[Case, Mesh, list[Fa
         comms = FakeComms(mesh, mesh.rank(point))
         finish = finisher(run.run.recompute, False, run.run.recompute_every, plan.seams)
         precision = plugins.build(run.precision, run)
-        runtime = plugins.build(run.parallel, run, construct(tree), plan, mesh, comms, precision, finish)
+        runtime = plugins.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
         comms.traffic.bytes.clear()  # what it takes to begin
         comms.traffic.calls.clear()
         runtime.step([micro_batch(case)] * case.micros)

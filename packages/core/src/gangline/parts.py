@@ -15,7 +15,10 @@ from gangline.errors import Problem
 from gangline.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
+    import torch
+
     from gangline.config.schema import Run
+    from gangline.interop.adapters import Adapter
     from gangline.mesh import Mesh
     from gangline.plan import Plan
     from gangline.shard import Shard
@@ -87,8 +90,14 @@ class EditConfig(PartConfig):
     anyone supplying it, and its edit runs in order of group name. Two edits that claim the same path,
     or a path inside another's, are an error.
 
+    `wraps`: it replaces nothing but puts `gangline.model.tree.WrapNode`s around nodes (adapters around linears). It
+    runs after all edits that do not, may claim what others claim, and where several wrap one node the first is
+    innermost.
+
     What an edit may say beside that it overrides below.
     """
+
+    wraps: ClassVar[bool] = False
 
     def resolved(self, run: Run) -> EditConfig:
         """These options with what the user left open derived from the run; `edit` is given them."""
@@ -106,6 +115,21 @@ class EditConfig(PartConfig):
 
     def to_hugging_face(self, config: dict[str, Any]) -> dict[str, Any] | None:
         """The config.json of the edited model, given that of the model without the edit; None: others have no such."""
+        return None
+
+    def merged(self, name: str, weight: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """The parameter `name`, whole, with what this edit wraps around it added; `weight` itself where nothing is.
+
+        stored: all parameters of the checkpoint by name, read when asked for. None: it cannot be merged. Of several
+        edits that wrap one node the innermost is asked first.
+        """
+        return None
+
+    def apart(self, shapes: Mapping[str, tuple[int, ...]], plan: Plan) -> Adapter | None:
+        """What `gangline export --apart` writes of the parameters of these names and shapes; None: nothing of it.
+
+        `plan.names` tells what others call the parameters that are wrapped.
+        """
         return None
 
     @classmethod

@@ -40,6 +40,10 @@ def names(pattern: str, name: str) -> bool:
     return found is not None and found[2] is None
 
 
+def _specific(pattern: str) -> tuple[int, int]:
+    return pattern.count("."), -pattern.count("*")
+
+
 @dataclass(frozen=True)
 class Cut:
     """Parameters matching `pattern` may be cut along tensor dim `dim` by mesh (or fold) axis `axis`.
@@ -178,6 +182,8 @@ class Plan:
     folds: tuple[Fold, ...] = ()
     full: tuple[str, ...] = ()  # modules whose parameters are always computed in the master dtype (a router)
     partial: tuple[str, ...] = ()  # whole, but used on what `tp` cut (a norm over a head): tp adds its gradients
+    frozen: tuple[str, ...] = ()  # what is not trained: kept and saved, with neither gradient nor moments
+    trained: tuple[str, ...] = ()  # what is trained inside of that; of all that match the most specific pattern decides
     facts: dict[str, int] = field(default_factory=dict)  # sizes a layout must divide: heads, kv_heads, vocab_size, ...
 
     def init(self, name: str) -> Init:
@@ -201,6 +207,19 @@ class Plan:
                 found.setdefault(cut.axis, cut)
         return {axis: cut for axis, cut in found.items() if cut.dim < dims}
 
+    def is_frozen(self, name: str) -> bool:
+        """Whether the parameter `name` is not trained; a tied one as the one it is kept under.
+
+        Of all patterns of `frozen` and `trained` that match, the most specific decides: the one of most components, of
+        these the one with fewest stars. Where one of each kind is as specific, it is trained.
+        """
+        name = self.owner(name)
+        frozen, trained = (
+            max((_specific(pattern) for pattern in patterns if matches(pattern, name)), default=None)
+            for patterns in (self.frozen, self.trained)
+        )
+        return frozen is not None and (trained is None or frozen > trained)
+
     def owner(self, name: str) -> str:
         """The name a parameter is kept under: itself, unless it is tied to another."""
         return dict(self.tied).get(name, name)
@@ -209,6 +228,7 @@ class Plan:
         """Patterns that match none of `names`: a plan that says nothing is a mistake of its author."""
         known = [*names, *(alias for alias, _ in self.tied)]
         patterns = [rule.pattern for rules in (self.cuts, self.inits) for rule in rules]
+        patterns += [*self.frozen, *self.trained]
         return [pattern for pattern in dict.fromkeys(patterns) if not any(matches(pattern, name) for name in known)]
 
     def extended(self, **more: tuple) -> Plan:

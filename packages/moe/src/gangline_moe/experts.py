@@ -8,30 +8,68 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gangline import inside
+from gangline.model.build import construct
 from gangline.precision import Precision
 from gangline_moe.grouped import Products, products_of
-from gangline_moe.nodes import ExpertsNode
+from gangline_moe.nodes import ExpertsNode, StackNode
 
 
-class Experts(nn.Module):
-    """rows (A, D) in runs of one expert each -> W_down (silu(W_gate x) · W_up x), (A, D).
+class Stack(nn.Module):
+    """rows (A, I) in runs of one expert each -> each times its expert's matrix transposed, (A, O).
 
-    A rank of the fold holds some of the experts: their number is read from the weights.
+    A rank of the fold holds some of the experts: their number is read from the weight (E, O, I).
     """
 
-    def __init__(self, node: ExpertsNode) -> None:
+    def __init__(self, node: StackNode) -> None:
         super().__init__()
-        self.w_gate = nn.Parameter(torch.empty(node.experts, node.hidden, node.dim))
-        self.w_up = nn.Parameter(torch.empty(node.experts, node.hidden, node.dim))
-        self.w_down = nn.Parameter(torch.empty(node.experts, node.dim, node.hidden))
+        self.weight = nn.Parameter(torch.empty(node.experts, node.out_features, node.in_features))
         self.products = Products()
 
     def multiply_by(self, precision: Precision) -> None:
         """Called once, before the first product."""
         self.products = products_of(precision)
 
+    def forward(self, x_AI: Tensor, bounds: Tensor) -> Tensor:
+        return StackProduct.apply(x_AI, self.weight, bounds, self.products)
+
+
+class Experts(nn.Module):
+    """rows (A, D) in runs of one expert each -> W_down (silu(W_gate x) · W_up x), (A, D).
+
+    In one piece that keeps little; product by product where an edit has put something around one of them.
+    """
+
+    def __init__(self, node: ExpertsNode) -> None:
+        super().__init__()
+        self.w_gate, self.w_up = construct(node.w_gate), construct(node.w_up)
+        self.w_down = construct(node.w_down)
+
     def forward(self, x_AD: Tensor, bounds: Tensor) -> Tensor:
-        return GatedProducts.apply(x_AD, self.w_gate, self.w_up, self.w_down, bounds, self.products)
+        stacks = self.w_gate, self.w_up, self.w_down
+        if all(type(stack) is Stack for stack in stacks):
+            return GatedProducts.apply(x_AD, *(stack.weight for stack in stacks), bounds, self.w_gate.products)
+        return self.w_down(F.silu(self.w_gate(x_AD, bounds)) * self.w_up(x_AD, bounds), bounds)
+
+
+class StackProduct(torch.autograd.Function):
+    """One product. Keeps x where the weight is trained, and the weight as itself, as `GatedProducts` does."""
+
+    @staticmethod
+    def forward(ctx, x_AI: Tensor, weight: Tensor, bounds: Tensor, products: Products) -> Tensor:
+        ctx.products, ctx.weight = products, weight
+        ctx.save_for_backward(weight, bounds, *([x_AI] if ctx.needs_input_grad[1] else []))
+        return products.rows(x_AI, weight, bounds)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy_AO: Tensor):
+        weight, bounds, *kept = ctx.saved_tensors
+        need_x, need_weight, *_ = ctx.needs_input_grad
+        products: Products = ctx.products
+        dy_AO, dweight = dy_AO.contiguous(), None
+        if need_weight:
+            dweight = inside.weight_gradient(ctx.weight, lambda: products.outer(dy_AO, kept[0], bounds))
+        return products.back(dy_AO, weight, bounds) if need_x else None, dweight, None, None
 
 
 class GatedProducts(torch.autograd.Function):

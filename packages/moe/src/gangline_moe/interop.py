@@ -30,7 +30,9 @@ def others_names(place: str, options: MoeOptions, qk_norm: bool) -> tuple[Name, 
     if _is_mixtral(options) and not qk_norm:
         theirs, words = "model.layers.{0}.block_sparse_moe", {"w_gate": "w1", "w_up": "w3", "w_down": "w2"}
     found = [Name(f"{place}.router.gate.weight", f"{theirs}.gate.weight")]
-    found += [Name(f"{place}.experts.{o}", f"{theirs}.experts.{{n}}.{t}.weight", "stack") for o, t in words.items()]
+    found += [
+        Name(f"{place}.experts.{o}.weight", f"{theirs}.experts.{{n}}.{t}.weight", "stack") for o, t in words.items()
+    ]
     if options.shared:
         shared = f"{theirs}.shared_experts"
         found += [Name(f"{place}.shared.{o}.weight", f"{shared}.{t}.weight") for o, t in words.items()]

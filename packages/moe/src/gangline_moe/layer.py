@@ -38,7 +38,7 @@ class MoeLayer(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         choice: Choice = self.router(x_BTD)
         made, load_E = self.sorted(choice)
-        rows_AD = Dispatch.apply(x_BTD.flatten(0, 1).to(self.experts.w_gate.dtype), made)
+        rows_AD = Dispatch.apply(x_BTD.flatten(0, 1).to(self.experts.w_gate.weight.dtype), made)
         shared_BTD = None
         if self.axis is None or self.axis.size == 1:
             rows_AD = self.experts(rows_AD, made.bounds)

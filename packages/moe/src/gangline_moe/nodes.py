@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gangline.model.tree import LINEAR, FeedForwardNode, Here, Node, Shape, Travel, fitted
+from gangline.model.tree import LINEAR, FeedForwardNode, Here, LinearNode, Node, Shape, Travel, WrapNode, fitted
 from gangline_moe.config import FOLD
 from gangline_moe.routers.config import ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
 
@@ -120,6 +120,28 @@ def expert_choice(config: ExpertChoice, *, dim: int, experts: int, top_k: int) -
 
 
 @dataclass(frozen=True, kw_only=True)
+class StackNode(LinearNode):
+    """`experts` linears in one: rows x (A, in) in runs of one expert each -> (A, out); a token is in `top_k` runs."""
+
+    module: ClassVar[str] = "gangline_moe.experts:Stack"
+    experts: int = 0
+    top_k: int = 0
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.experts, self.out_features, self.in_features)}
+
+    def flops(self, sequence_length: int) -> int:
+        return 2 * self.top_k * self.out_features * self.in_features
+
+    def rows(self, here: Here) -> int:
+        """If all experts get as many."""
+        return here.tokens * self.top_k
+
+
+STACK = StackNode()  # of the size that the experts around it say
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExpertsNode(Node):
     """`experts` gated feed-forwards of width `hidden`, stacked; a token is multiplied with `top_k` of them."""
 
@@ -128,13 +150,21 @@ class ExpertsNode(Node):
     hidden: int
     experts: int
     top_k: int
+    w_gate: Node = STACK
+    w_up: Node = STACK
+    w_down: Node = STACK
 
-    def shapes(self) -> dict[str, Shape]:
-        up, down = (self.experts, self.hidden, self.dim), (self.experts, self.dim, self.hidden)
-        return {"w_gate": up, "w_up": up, "w_down": down}
+    def __post_init__(self) -> None:
+        up, down = (self.dim, self.hidden), (self.hidden, self.dim)
+        for name, (inside, out) in {"w_gate": up, "w_up": up, "w_down": down}.items():
+            if type(getattr(self, name)) is StackNode:
+                made = StackNode(in_features=inside, out_features=out, experts=self.experts, top_k=self.top_k)
+                object.__setattr__(self, name, made)
 
-    def flops(self, sequence_length: int) -> int:
-        return 2 * 3 * self.top_k * self.hidden * self.dim
+    @property
+    def wrapped(self) -> bool:
+        """Whether an edit put something around one of the products."""
+        return any(isinstance(stack, WrapNode) for stack in (self.w_gate, self.w_up, self.w_down))
 
     def keeps(self, here: Here) -> int:
         """Nothing beyond what the layer states: it knows how many rows come."""
@@ -162,12 +192,13 @@ class MoeNode(Node):
         return min(pairs, experts * max(1, math.ceil(self.capacity_factor * pairs / experts)))
 
     def keeps(self, here: Here) -> int:
-        """Each row on its way in and out and its two products before the gate; where rows and pairs lie and where each
+        """Each row on its way in and out and its two products before the gate (where products are wrapped, also the
+        activated gate and what the last product reads); where rows and pairs lie and where each
         expert's rows begin, on a fold also of those that came; the input, where the gate multiplies it as it is and no
         shared expert counts it.
         """
         rows, dim, hidden = self.rows(here), self.experts.dim, self.experts.hidden
-        kept = rows * 2 * (dim + hidden) * here.nbytes
+        kept = rows * 2 * (dim + (2 if self.experts.wrapped else 1) * hidden) * here.nbytes
         kept += (rows + here.tokens * self.router.top_k + self.router.experts + 1) * INDEX
         own = self.router.experts // here.size(FOLD)
         if here.size(FOLD) > 1:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gangline.config.schema import Run
     from gangline_moe.config import MoeOptions
 
-EXPERT = re.compile(r"(.*)\.experts\.(w_gate|w_up|w_down)")
+EXPERT = re.compile(r"(.*)\.experts\.((?:w_gate|w_up|w_down)\.weight)")
 
 
 def problems(options: MoeOptions, run: Run) -> list[Problem]:
@@ -71,7 +71,7 @@ def upcycle(run_dir: str, shards: Sequence[Shard]) -> None:
             continue
         expert = EXPERT.fullmatch(name)
         if expert is not None:
-            name, shape, offset = f"{expert[1]}.{expert[2]}.weight", shape[1:], offset[1:]
+            name, shape, offset = f"{expert[1]}.{expert[2]}", shape[1:], offset[1:]
         if stored.get(name) != shape:
             what = f"{name} is {stored.get(name, 'absent')} there, and {shape} is wanted here."
             raise UserError(f"{run_dir} holds another model than the one to make sparse.", what)

@@ -24,7 +24,7 @@ from gangline.comm import Comm, Pending
 from gangline.comm.fake import FakeComm, FakeComms
 from gangline.mesh import DATA_AXES
 from gangline.model.attention import PlainAttention
-from gangline.model.build import construct
+from gangline.model.build import model_of
 from gangline.model.calls import AttentionCall
 from gangline.model.norm import RMSNorm
 from gangline.plan import matches
@@ -124,7 +124,7 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
         use_gpu_kernels(block, path, case)
         finish(block, path)
 
-    model = construct(case.tree)
+    model = model_of(case.tree, case.plan)
     described = list(model.parameters())  # kept alive: memory that is given back may come again under its address
     with Allocations(left_out=model) as counted:
         runtime: ComposedRuntime = plugins.build(

@@ -50,6 +50,8 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     """Where to write a model and how: what `write_model` goes by."""
     parser.add_argument("out", metavar="OUT", help="the directory to write; it must not exist")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights (%(default)s)")
+    parser.add_argument("--merge", action="store_true", help="add what model edits wrap around the weights to them")
+    parser.add_argument("--apart", metavar="EDIT", help="write what this model edit wraps around the weights, alone")
     parser.add_argument("--shard-gb", type=float, default=MAX_SHARD_BYTES / 1e9, help="size of a file (%(default)g)")
 
 
@@ -66,11 +68,29 @@ def write_model(
     parameters (without "model/") and their shapes to each of them, whole. Raises UserError where no architecture of
     theirs is known for the model.
     """
+    from gangline.interop.adapters import merging, write_apart
     from gangline.model.compose import compose_model
 
-    config = _described(run, where, options.dtype)
     _, plan = compose_model(run)
     found = {name.removeprefix(PREFIX): shape for name, shape in arrays.items() if name.startswith(PREFIX)}
+    wrapping = {group: edit.resolved(run) for group, edit in sorted(run.edits.items()) if edit.wraps}
+    if options.apart is not None:
+        adapter = wrapping[options.apart].apart(found, plan) if options.apart in wrapping else None
+        if adapter is None:
+            raise UserError(
+                f"{options.apart} of {where} cannot be written apart.",
+                f"Model edits of this run that wrap: {', '.join(wrapping) or 'none'}.",
+            )
+        write_apart(options.out, adapter, read, found, options.dtype)
+        return len(adapter.names)
+    if wrapping and not options.merge:
+        raise UserError(
+            f"{' and '.join(wrapping)} stands beside the weights of {where}.",
+            "Others know no such model.",
+            f"--merge adds it to the weights, --apart {next(iter(wrapping))} writes it alone.",
+        )
+    read = merging(read, found, wrapping)
+    config = _described(run, where, options.dtype)
     shapes = {name: shape for name, shape in found.items() if theirs_of(plan, name, shape)}
     most = int(options.shard_gb * 1e9)
     export(
@@ -85,6 +105,8 @@ def _described(run: Run, where: str, dtype: str) -> dict[str, Any]:
     if isinstance(run.model, DecoderConfig):
         config = config_json(run.model, dtype=dtype, max_position=run.batch.sequence_length)
         for group, options in sorted(run.edits.items()):
+            if options.wraps:
+                continue
             edited = options.to_hugging_face(config)
             if edited is None:
                 what = group

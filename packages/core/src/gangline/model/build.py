@@ -2,21 +2,52 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import nn
 
 from gangline.model.buffers import buffers_of, put
-from gangline.model.tree import Node
+from gangline.model.tree import Node, WrapNode
 from gangline.plan import Plan
 from gangline.plugins import load
+
+
+class Wrapper(nn.Module):
+    """The base of what a `WrapNode` names. Its class is put in front of the class of the module that is wrapped.
+
+    So that module keeps its parameters under their names and stays what it was (a `Linear` that a strategy cuts), and
+    `forward` calls `super().forward(...)`. One wraps the other in the same way.
+    """
+
+    def wrap(self, node: Any) -> None:
+        """Called once in the place of a constructor, on the module that is there: build what is beside it."""
 
 
 def construct(node: Node) -> Any:
     """The module that a node names, built from it on the meta device: shapes, and no memory."""
     with torch.device("meta"):
-        return load(node.module)(node)
+        if not isinstance(node, WrapNode):
+            return load(node.module)(node)
+        module, wrapper = construct(node.inner), load(node.module)
+        module.__class__ = _in_front(wrapper, type(module))  # type: ignore[arg-type]
+        wrapper.wrap(module, node)
+        return module
+
+
+@lru_cache
+def _in_front(wrapper: type[Wrapper], inner: type[nn.Module]) -> type[nn.Module]:
+    return type(f"{wrapper.__name__}{inner.__name__}", (wrapper, inner), {"__doc__": wrapper.__doc__})
+
+
+def model_of(tree: Node, plan: Plan) -> Any:
+    """The whole model on the meta device, as a strategy takes it: what the plan freezes requires no gradient."""
+    model = construct(tree)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if plan.is_frozen(name):
+            parameter.requires_grad_(False)
+    return model
 
 
 def tie(model: nn.Module, plan: Plan) -> None:

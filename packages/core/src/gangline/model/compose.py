@@ -4,27 +4,53 @@ from __future__ import annotations
 
 from gangline.config.schema import Run
 from gangline.errors import UserError
-from gangline.model.tree import Node
+from gangline.model.tree import Node, children, nodes, parameter_shapes
 from gangline.plan import Plan
 from gangline.plugins import build, installed, load
 
 
 def compose_model(run: Run) -> tuple[Node, Plan]:
-    """The tree and the plan, edited in order of group name.
+    """The tree and the plan, edited: first by what replaces, then by what wraps, each in order of group name.
 
-    Raises UserError where two edits claim one node, or one claims a node inside another's.
+    Raises UserError where two edits claim one node, or one claims a node inside another's, and neither wraps; where two
+    that wrap one node give it parts of one name; and where nothing is left to train.
     """
     tree, plan = build(run.model, run)
     claims: dict[str, str] = {}
-    for group, options in sorted(run.edits.items()):
+    for group, options in sorted(run.edits.items(), key=lambda item: (item[1].wraps, item[0])):
         edit = load(installed().part_of(options).part.build)
         tree, plan, claimed = edit(tree, plan, options.resolved(run))
+        _check_names(tree, group)
+        if options.wraps:
+            continue
         for path in claimed:
             for other, owner in claims.items():
                 if _overlap(path, other):
                     raise _conflict(owner, other, group, path)
         claims.update(dict.fromkeys(claimed, group))
+    if all(map(plan.is_frozen, parameter_shapes(tree))):
+        raise UserError(
+            "nothing of this model is trained.",
+            "Its plan freezes every parameter.",
+            f"Switch off what freezes it: {' or '.join(f'{group}=off' for group in run.edits) or 'another model'}.",
+        )
     return tree, plan
+
+
+def _check_names(tree: Node, group: str) -> None:
+    """Whether parts of one module have names of their own; only what wraps can add one that is there already."""
+    seen: set[str] = set()
+    for path, node in nodes(tree):
+        own = [*node.shapes(), *(name for name, _ in children(node) if name)]
+        for name in own:
+            full = f"{path}.{name}" if path else name
+            if full in seen:
+                raise UserError(
+                    f"the model edit {group} adds {full}, and that is there already.",
+                    "What wraps a module puts its own parts beside those of the module.",
+                    f"Switch one of the edits off: {group}=off.",
+                )
+            seen.add(full)
 
 
 def _overlap(one: str, other: str) -> bool:

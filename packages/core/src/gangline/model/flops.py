@@ -3,7 +3,7 @@
 The count is that of PaLM (Chowdhery et al., arXiv 2204.02311, appendix B): a training step takes 6 operations for each
 weight that a token is multiplied with (2 forward, 4 backward) and 12·H·E·T for each layer's attention over T keys,
 without a discount for causality and without recomputation. Looking up the embedding costs nothing; the head's product
-counts, tied or not.
+counts, tied or not. A weight that is frozen takes 4: no gradient of it is computed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from math import prod
 
 from gangline.model.tree import Node, nodes, parameter_shapes
+from gangline.plan import Plan
 
 BACKWARD_AND_FORWARD = (
     3  # the backward pass takes twice the forward pass: one product for the input, one for the weight
@@ -22,6 +23,20 @@ def parameter_count(tree: Node) -> int:
     return sum(prod(shape) for shape in parameter_shapes(tree).values())
 
 
-def flops_per_token(tree: Node, sequence_length: int) -> int:
+def trained_count(tree: Node, plan: Plan) -> int:
+    """How many of them the plan does not freeze."""
+    return sum(prod(shape) for name, shape in parameter_shapes(tree).items() if not plan.is_frozen(name))
+
+
+def flops_per_token(tree: Node, sequence_length: int, plan: Plan) -> int:
     """Floating-point operations of one training token: 6N + 12·L·H·E·T for a dense decoder."""
-    return BACKWARD_AND_FORWARD * sum(node.flops(sequence_length) for _, node in nodes(tree))
+    return sum(
+        (BACKWARD_AND_FORWARD - computes_frozen(path, node, plan)) * node.flops(sequence_length)
+        for path, node in nodes(tree)
+    )
+
+
+def computes_frozen(path: str, node: Node, plan: Plan) -> bool:
+    """Whether all that the node at `path` multiplies with is frozen, its child nodes left out."""
+    matrices = [f"{path}.{name}" if path else name for name, shape in node.shapes().items() if len(shape) > 1]
+    return bool(matrices) and all(map(plan.is_frozen, matrices))

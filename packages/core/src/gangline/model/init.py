@@ -9,7 +9,7 @@ from torch import nn
 
 from gangline.draws import fill
 from gangline.model.buffers import buffers_of
-from gangline.model.build import construct, materialise
+from gangline.model.build import materialise, model_of
 from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline.shard import Shard
@@ -40,7 +40,7 @@ def whole_model(
     tree: Node, plan: Plan, *, seed: int, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
 ) -> nn.Module:
     """A model in one piece with its first weights, for use without a strategy."""
-    model = materialise(construct(tree), plan, device=device, dtype=dtype)
+    model = materialise(model_of(tree, plan), plan, device=device, dtype=dtype)
     initialise(shards_of(model, plan), plan, seed)
     return model
 

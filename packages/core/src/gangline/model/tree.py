@@ -102,11 +102,24 @@ class Node:
         return {}
 
 
+@dataclass(frozen=True, kw_only=True)
+class WrapNode(Node):
+    """A node around `inner` that has the same path: an adapter around a linear. What is inside keeps its names.
+
+    `module` names a class that is put in front of the class of what it wraps (`gangline.model.build.Wrapper`). Its own
+    child nodes lie beside those of `inner`: `wq.lora_a` beside `wq.weight`.
+    """
+
+    inner: Node
+
+
 def children(node: Node) -> Iterator[tuple[str, Node]]:
-    """The nodes directly below, by their path from `node`: "attention", "blocks.0"."""
+    """The nodes directly below, by their path from `node`: "attention", "blocks.0"; "" for what a node wraps."""
     for item in fields(node):
         value = getattr(node, item.name)
-        if isinstance(value, Node):
+        if isinstance(node, WrapNode) and item.name == "inner":
+            yield "", value
+        elif isinstance(value, Node):
             yield item.name, value
         elif isinstance(value, tuple):
             for index, element in enumerate(value):
@@ -115,10 +128,18 @@ def children(node: Node) -> Iterator[tuple[str, Node]]:
 
 
 def nodes(tree: Node, path: str = "") -> Iterator[tuple[str, Node]]:
-    """Every node with its path, parents first; the root's path is ""."""
+    """Every node with its path, parents first; the root's path is "". A wrapper comes before what it wraps."""
     yield path, tree
     for name, child in children(tree):
-        yield from nodes(child, f"{path}.{name}" if path else name)
+        yield from nodes(child, f"{path}.{name}" if path and name else path or name)
+
+
+def by_path(tree: Node) -> dict[str, Node]:
+    """Path -> node; where one wraps another, the outermost."""
+    found: dict[str, Node] = {}
+    for path, node in nodes(tree):
+        found.setdefault(path, node)
+    return found
 
 
 def replaced(tree: Node, path: str, new: Node) -> Node:
@@ -126,6 +147,8 @@ def replaced(tree: Node, path: str, new: Node) -> Node:
     if not path:
         return new
     for name, child in children(tree):
+        if not name:
+            continue
         if path == name or path.startswith(name + "."):
             grown = replaced(child, path[len(name) + 1 :], new)
             field, _, index = name.partition(".")
@@ -133,6 +156,8 @@ def replaced(tree: Node, path: str, new: Node) -> Node:
                 return replace(tree, **{field: grown})
             row = getattr(tree, field)
             return replace(tree, **{field: (*row[: int(index)], grown, *row[int(index) + 1 :])})
+    if isinstance(tree, WrapNode):
+        return replace(tree, inner=replaced(tree.inner, path, new))
     raise LookupError(f"no node {path!r} in {type(tree).__name__}; it has {', '.join(n for n, _ in children(tree))}")
 
 
@@ -172,6 +197,10 @@ class LinearNode(Node):
     def keeps(self, here: Here) -> int:
         """Nothing of its own: the module around it counts its input, for it knows who else reads that."""
         return 0
+
+    def rows(self, here: Here) -> int:
+        """How many rows it multiplies of a micro-batch on one rank, those that a product that tp cuts has beside."""
+        return here.tokens
 
 
 LINEAR = LinearNode()  # of the size that the node around it says

@@ -125,8 +125,8 @@ class ModelEditSuite(PartSuite):
         assert parameter_shapes(tree) == made
 
     def test_nodes_count_their_operations(self) -> None:
-        tree, _, _ = self.after()
-        assert flops_per_token(tree, 128) > 0
+        tree, plan, _ = self.after()
+        assert flops_per_token(tree, 128, plan) > 0
 
     def test_every_cut_module_can_be_bound(self) -> None:
         """A strategy cuts core's Linear and Embedding; any other with a cut parameter has `bind(axis)`."""

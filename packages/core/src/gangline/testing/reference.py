@@ -43,7 +43,8 @@ class Reference:
         self.weights: dict[str, nn.Parameter] = {}
         self.buffers: dict[str, Tensor] = {}
         self._materialise()
-        self.velocity = {name: torch.zeros_like(w, requires_grad=False) for name, w in self.weights.items()}
+        self.trained = {name: weight for name, weight in self.weights.items() if weight.requires_grad}
+        self.velocity = {name: torch.zeros_like(w, requires_grad=False) for name, w in self.trained.items()}
         self._emitted: dict[str, dict[str, Tensor]] = {}
 
     def _materialise(self) -> None:
@@ -52,7 +53,8 @@ class Reference:
         for alias, parameter in given.items():
             name = self.plan.owner(names[id(parameter)])
             if name not in self.weights:
-                self.weights[name] = nn.Parameter(torch.empty(parameter.shape, dtype=self.dtype))
+                made, trained = torch.empty(parameter.shape, dtype=self.dtype), not self.plan.is_frozen(name)
+                self.weights[name] = nn.Parameter(made, requires_grad=trained)
             _put(self.model, alias, self.weights[name])
         for buffer in list(buffers_of(self.model)):
             real = torch.empty(buffer.tensor.shape, dtype=buffer.tensor.dtype)
@@ -102,7 +104,7 @@ class Reference:
         collected, loss_sum, number = Collected(), 0.0, 0
         totals: dict[str, Tensor] = {}
         for group in groups:
-            for weight in self.weights.values():
+            for weight in self.trained.values():
                 weight.grad = None
             share = 0.0
             for batch in group:
@@ -112,10 +114,10 @@ class Reference:
                 share += float(loss.detach().double())
                 number += 1
             loss_sum += share
-            for name, weight in self.weights.items():
+            for name, weight in self.trained.items():
                 gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
                 totals[name] = totals[name] + gradient if name in totals else gradient.detach().clone()
-        for name, weight in self.weights.items():
+        for name, weight in self.trained.items():
             weight.grad = totals[name]
         norm = self.norm()
         metrics = self._reduce(collected, tokens)
@@ -125,7 +127,7 @@ class Reference:
     def norm(self) -> float:
         """Squares of each row in float64, then by name: the order that the law of layouts fixes."""
         sums = []
-        for weight in self.weights.values():
+        for weight in self.trained.values():
             assert weight.grad is not None
             rows = weight.grad.reshape(-1, weight.shape[-1]) if weight.dim() > 1 else weight.grad.reshape(1, -1)
             sums.append(rows.double().square().sum(-1).sum())
@@ -150,7 +152,7 @@ class Reference:
     @torch.no_grad()
     def update(self) -> None:
         """One step of the kit's optimizer, then `after_step` of the modules."""
-        for name, weight in self.weights.items():
+        for name, weight in self.trained.items():
             assert weight.grad is not None
             descend(weight, weight.grad, self.velocity[name])
         for path, module in self.model.named_modules():

@@ -11,7 +11,7 @@ from torch import Tensor
 from gangline.batch import Batch
 from gangline.config.schema import Recompute, Run
 from gangline.mesh import Mesh
-from gangline.model.build import construct
+from gangline.model.build import model_of
 from gangline.model.init import initialise
 from gangline.model.tree import Node
 from gangline.plan import Plan
@@ -117,7 +117,8 @@ def start(job: Job) -> Runtime:
     finish = finisher(recompute, False, section.recompute_every, job.plan.seams)
     precision = Plain(job.compute or job.dtype, job.dtype)
     build = load(job.build)
-    runtime = build(job.run.parallel, job.run, construct(job.tree), job.plan, job.mesh, comms, precision, finish)
+    model = model_of(job.tree, job.plan)
+    runtime = build(job.run.parallel, job.run, model, job.plan, job.mesh, comms, precision, finish)
     initialise(runtime.shards(), job.plan, job.run.seed)
     return runtime
 
@@ -129,7 +130,7 @@ def start_rows(job: Job, precision: Precision) -> Runtime:
     """
     comms = rank.comms(job.mesh, True)
     finish = finisher(Recompute.none, False, 1, job.plan.seams)
-    runtime = RowsRuntime(job.run, construct(job.tree), job.plan, job.mesh, comms, precision, finish)
+    runtime = RowsRuntime(job.run, model_of(job.tree, job.plan), job.plan, job.mesh, comms, precision, finish)
     initialise(runtime.shards(), job.plan, job.run.seed)
     return runtime
 

@@ -16,7 +16,7 @@ from gangline.data import DataSource
 from gangline.errors import UserError
 from gangline.events import Events
 from gangline.mesh import Mesh
-from gangline.model.build import construct
+from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.model.init import initialise
 from gangline.plan import Plan
@@ -97,7 +97,7 @@ def assemble(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device
     tree, plan = compose_model(run)
     precision: Precision = plugins.build(run.precision, run)
     finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
-    runtime: Runtime = plugins.build(run.parallel, run, construct(tree), plan, mesh, comms, precision, finish)
+    runtime: Runtime = plugins.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
     checkpointer: Checkpointer = plugins.build(run.checkpoint, run, comms.store)
     if checkpointer.latest() is None:  # else the weights come from there
         draw_weights(run, runtime, plan)
@@ -126,6 +126,6 @@ def assemble(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device
         checkpointer=checkpointer,
         callbacks={name: plugins.build(config, run) for name, config in run.callback.items()},
         health={name: plugins.build(config, run) for name, config in run.health.items()},
-        reporter=Reporter.build(run, tree, mesh, comms, device, precision),
+        reporter=Reporter.build(run, tree, plan, mesh, comms, device, precision),
         notes=[note for _, config in run.parts() for note in config.notices(run)] if comms.rank == 0 else [],
     )

@@ -14,8 +14,9 @@ from gangline.comm import Comms
 from gangline.config.schema import Run
 from gangline.config.serial import to_dict
 from gangline.mesh import Mesh
-from gangline.model.flops import flops_per_token, parameter_count
+from gangline.model.flops import flops_per_token, parameter_count, trained_count
 from gangline.model.tree import Node
+from gangline.plan import Plan
 from gangline.precision import Precision
 from gangline.record import StepRecord
 from gangline.track import Start, Tracker
@@ -59,17 +60,19 @@ class Reporter:
 
     @classmethod
     def build(
-        cls, run: Run, tree: Node, mesh: Mesh, comms: Comms, device: torch.device, precision: Precision
+        cls, run: Run, tree: Node, plan: Plan, mesh: Mesh, comms: Comms, device: torch.device, precision: Precision
     ) -> Reporter:
-        flops, parameters = flops_per_token(tree, run.batch.sequence_length), parameter_count(tree)
+        flops, parameters = flops_per_token(tree, run.batch.sequence_length, plan), parameter_count(tree)
         if comms.rank != 0:
             return cls({}, flops, parameters, None, {})
         peak, source = peak_flops(device, precision.compute_dtype)
         trackers = {name: plugins.build(config, run) for name, config in run.track.items()}
         layout = " x ".join(f"{axis} {size}" for axis, size in mesh.sizes if size > 1) or "one process"
         rate = "unknown" if peak is None else f"{peak / 1e12:.3g} TFLOP/s a device ({source})"
+        trained = trained_count(tree, plan)
+        of = "" if trained == parameters else f", {trained / 1e6:.4g} M of them trained"
         describe = {
-            "model": f"{parameters / 1e6:.4g} M parameters, {flops / 1e6:.4g} MFLOP a token (forward and backward)",
+            "model": f"{parameters / 1e6:.4g} M parameters{of}, {flops / 1e6:.4g} MFLOP a token (forward and backward)",
             "layout": f"{layout} on {device.type}",
             "peak": rate,
         }

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from math import gcd
 
 from gangline.config.schema import Recompute
-from gangline.model.tree import AttentionNode, FeedForwardNode, Here, LinearNode, Node, NormNode, children
+from gangline.model.tree import AttentionNode, FeedForwardNode, Here, LinearNode, Node, NormNode, WrapNode, children
+from gangline.plan import Plan
 from gangline_parallel_megatron_style.layout.case import Case
 
 CHUNK = 1 << 25  # elements of logits that the loss has in float32 at a time (gangline.model.loss)
@@ -25,15 +26,17 @@ class Rates(Here):
 
     gpu: the kernels of a GPU. On a CPU a norm keeps its input and what it becomes in float32, and attention gives its
     output in another order than the product behind it reads, which keeps a copy.
+    plan: what is frozen; a product keeps its input only for the gradient of its weight. None: nothing is.
     """
 
     gpu: bool = True
+    plan: Plan | None = None
     ulysses: int = 1  # ranks among which Ulysses trades tokens for heads
 
     @classmethod
     def of(cls, case: Case, gpu: bool = True) -> Rates:
         ulysses = case.cp if case.config.context == "ulysses" else 1
-        return cls(**vars(case.here), gpu=gpu, ulysses=ulysses)
+        return cls(**vars(case.here), gpu=gpu, plan=case.plan, ulysses=ulysses)
 
     @property
     def tp(self) -> int:
@@ -46,11 +49,21 @@ def norm(rates: Rates, rows: int, width: int) -> int:
     return rows * (width * kept + rates.wide)
 
 
-def attention(node: AttentionNode, rates: Rates) -> int:
+def reads(node: Node, path: str, rates: Rates, *names: str) -> bool:
+    """Whether one of these linears below the node at `path` keeps its input: it is trained, or something wraps it."""
+    return any(
+        isinstance(getattr(node, name), WrapNode)
+        or rates.plan is None
+        or not rates.plan.is_frozen(f"{path}.{name}.weight")
+        for name in names
+    )
+
+
+def attention(node: AttentionNode, rates: Rates, path: str) -> int:
     """x, then q, k, v after rotation, the output and its log-sum-exp; with q_norm and k_norm what these keep."""
     heads, key_heads = node.heads // rates.tp, max(1, node.kv_heads // rates.tp)
-    kept = rates.tokens * node.dim * rates.nbytes
-    outputs = 2 if copies_output(rates, heads) else 1
+    kept = rates.tokens * node.dim * rates.nbytes if reads(node, path, rates, "wq", "wk", "wv") else 0
+    outputs = 2 if copies_output(rates, heads) and reads(node, path, rates, "wo") else 1
     copies = rates.ulysses // gcd(rates.ulysses, key_heads)  # of key heads that its ranks do not divide
     kept += rates.inner * ((1 + outputs) * heads + 2 * copies * key_heads) * node.head_dim * rates.nbytes
     kept += rates.inner * heads * rates.wide
@@ -60,27 +73,28 @@ def attention(node: AttentionNode, rates: Rates) -> int:
     return kept
 
 
-def feed_forward(node: FeedForwardNode, rates: Rates) -> int:
+def feed_forward(node: FeedForwardNode, rates: Rates, path: str) -> int:
     """x, then gate, up, the activated gate and their product."""
-    return (rates.tokens * node.dim + 4 * rates.inner * (node.hidden // rates.tp)) * rates.nbytes
+    inner = 4 if reads(node, path, rates, "w_down") else 3
+    stream = rates.tokens * node.dim if reads(node, path, rates, "w_gate", "w_up") else 0
+    return (stream + inner * rates.inner * (node.hidden // rates.tp)) * rates.nbytes
 
 
-def of_node(node: Node, rates: Rates) -> int:
-    """Kept by a node and all in it: as it says, or as core's modules do. One of an unknown kind that says nothing is
-    taken to keep what goes in and out of each matrix.
+def of_node(node: Node, rates: Rates, path: str = "") -> int:
+    """Kept by the node at `path` and all in it: as it says, or as core's modules do. One of an unknown kind that says
+    nothing is taken to keep what goes in and out of each matrix.
     """
+    below = [(child, f"{path}.{name}" if name else path) for name, child in children(node)]
     said = node.keeps(rates)
     if said is not None:
-        return said + sum(of_node(child, rates) for _, child in children(node))
+        return said + sum(of_node(child, rates, at) for child, at in below)
     if isinstance(node, NormNode):
         return norm(rates, rates.tokens, node.dim)
-    if isinstance(node, AttentionNode):
-        return attention(node, rates)
-    if isinstance(node, FeedForwardNode):
-        return feed_forward(node, rates)
-    inside = [child for _, child in children(node)]
-    matrices = [node.shapes(), *(child.shapes() for child in inside if isinstance(child, LinearNode))]
-    kept = sum(of_node(child, rates) for child in inside)
+    if isinstance(node, AttentionNode | FeedForwardNode):
+        own = attention(node, rates, path) if isinstance(node, AttentionNode) else feed_forward(node, rates, path)
+        return own + sum(of_node(child, rates, at) for child, at in below if isinstance(child, WrapNode))
+    matrices = [node.shapes(), *(child.shapes() for child, _ in below if isinstance(child, LinearNode))]
+    kept = sum(of_node(child, rates, at) for child, at in below)
     for shape in (shape for shapes in matrices for shape in shapes.values()):
         if len(shape) > 1:
             kept += rates.inner * sum(shape[-2:]) * rates.nbytes
@@ -90,7 +104,7 @@ def of_node(node: Node, rates: Rates) -> int:
 def of_block(case: Case, index: int, rates: Rates) -> int:
     """Kept by a block until its backward pass, as the run recomputes it."""
     node = case.blocks[index]
-    whole = of_node(node, rates)
+    whole = of_node(node, rates, f"{case.plan.blocks}.{index}")
     if not case.recomputed(index):
         return whole
     if case.recompute is Recompute.full:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gangline.config.schema import Recompute
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
-from gangline.model.tree import Here, Node, nodes, parameter_shapes
+from gangline.model.tree import Here, Node, by_path, nodes, parameter_shapes
 from gangline.optimizer.config import Muon
 from gangline.plan import Plan
 from gangline.precision.config import Fp32, Fp64
@@ -134,7 +134,7 @@ class Case:
 
     @cached_property
     def by_path(self) -> dict[str, Node]:
-        return dict(nodes(self.tree))
+        return by_path(self.tree)
 
     @cached_property
     def blocks(self) -> list[Node]:
@@ -198,9 +198,9 @@ def partition(config: Composed, mesh: Mesh, tree: Node, plan: Plan, sequence_len
         return [range(plan.layers)]
     sizes = config.stages
     if sizes is None:
-        by_path = dict(nodes(tree))
-        blocks = [forward_flops(by_path[f"{plan.blocks}.{index}"], sequence_length) for index in range(plan.layers)]
-        first, last = (forward_flops(by_path[part], sequence_length) for part in (plan.embed, plan.head))
+        found = by_path(tree)
+        blocks = [forward_flops(found[f"{plan.blocks}.{index}"], sequence_length) for index in range(plan.layers)]
+        first, last = (forward_flops(found[part], sequence_length) for part in (plan.embed, plan.head))
         if not any(blocks):  # a model that does not say what its blocks compute
             blocks, first, last = [1] * plan.layers, 0, 0
         sizes = balanced(blocks, mesh.size("pp") * config.model_chunks, first, last)

@@ -15,8 +15,9 @@ def state(case: Case, rank: int) -> Counter[str]:
 
     zero 0: all whole. 1: master weights and optimizer state cut over the shard ranks. 2: gradients too (but not where
     deterministic sums want all of them). 3: weights too, which are whole for a while (`moments`). What lies on a fold
-    that leaves no rank beside it is cut by the fold alone. Offloaded, masters and optimizer state are in the host's
-    memory. Where the forward pass computes in the masters' own dtype, whole weights are the masters.
+    that leaves no rank beside it is cut by the fold alone. What is frozen has weights and nothing else. Offloaded,
+    masters and optimizer state are in the host's memory. Where the forward pass computes in the masters' own dtype,
+    whole weights are the masters.
     """
     width, host = case.bytes, case.config.offload
     found: Counter[str] = Counter()
@@ -26,11 +27,13 @@ def state(case: Case, rank: int) -> Counter[str]:
             found["weights"] += array.size * weights
         if not host and (weights != width.master or releases(case, array.unit)):
             found["master weights"] += part * width.master
+        if not array.trained:
+            continue
         found["gradients"] += (part if cuts_gradients(case, array.unit) else array.size) * width.gradient
         states = case.matrix_states if array.matrix else case.other_states
         found["optimizer state"] += 0 if host else part * states * width.master
     if case.config.compress == "onebit":
-        numbers = (errors(case, unit, size) for unit, size in units(case, rank).items())
+        numbers = (errors(case, unit, size) for unit, size in units(case, rank).items() if unit.trained)
         found["errors of compression"] = sum(numbers) * width.wire
     return found
 
@@ -61,8 +64,8 @@ def releases(case: Case, unit: Unit) -> bool:
 
 
 def cuts_gradients(case: Case, unit: Unit) -> bool:
-    """Whether a unit's gradients are whole only while its module's backward pass is under way."""
-    return case.sums_each and unit.shards > 1
+    """Whether a unit has gradients, and they are whole only while its module's backward pass is under way."""
+    return case.sums_each and unit.shards > 1 and unit.trained
 
 
 def units(case: Case, rank: int) -> Counter[Unit]:

@@ -113,7 +113,7 @@ def _within(case: Case, place: Place, arrays: list[Array], rates: Rates) -> Iter
     both = width.compute + width.gradient if width.compute != width.gradient else width.gradient
     made: Counter[str] = Counter()
     for array in arrays:
-        if len(array.shape) > 1:
+        if len(array.shape) > 1 and array.trained:
             each = width.gradient if memory.cuts_gradients(case, array.unit) else both
             made[array.name.rpartition(".")[0]] += array.size * each
     travels = 3 * case.tokens * case.width * width.compute if case.tp > 1 else 0  # in, its gradient, a term of that
@@ -121,6 +121,7 @@ def _within(case: Case, place: Place, arrays: list[Array], rates: Rates) -> Iter
     if place == "head":
         yield Counter({"logits": activations.head(case, rates)["logits"], "buffers": travels})
     elif isinstance(place, int) and case.recomputed(place):
-        again = activations.of_node(case.blocks[place], rates) - activations.of_block(case, place, rates)
+        whole = activations.of_node(case.blocks[place], rates, f"{case.plan.blocks}.{place}")
+        again = whole - activations.of_block(case, place, rates)
     gradients = max(made.values(), default=0)
     yield Counter({"gradients": _whole(case, arrays), "activations": again, "buffers": gradients + travels})

@@ -20,6 +20,7 @@ class Unit:
     place: int | str
     fold: str | None
     full: bool
+    trained: bool
     shards: int
     copies: int
 
@@ -38,6 +39,7 @@ class Array:
     copies: int  # replicas of those: so many more have the same part
     fold: str | None  # the fold that it lies on
     full: bool  # computed in the dtype of the masters
+    trained: bool  # has a gradient and moments
     sums: int  # neighbouring tp ranks over which its gradient is added; 1: none
 
     @property
@@ -55,7 +57,7 @@ class Array:
     def unit(self) -> Unit:
         """What it is gathered and reduced with."""
         place = self.kind if self.block is None else self.block
-        return Unit(place, self.fold, self.full, self.shards, self.copies)
+        return Unit(place, self.fold, self.full, self.trained, self.shards, self.copies)
 
     @property
     def matrix(self) -> bool:
@@ -93,6 +95,7 @@ def arrays_of(
                 copies=mesh.size(*replica_axes(fold)),
                 fold=fold.name if fold else None,
                 full=any(matches(pattern, name) for pattern in plan.full),
+                trained=not plan.is_frozen(name),
                 sums=summed_over(plan, mesh, name, shape, sequence_parallel),
             )
         )

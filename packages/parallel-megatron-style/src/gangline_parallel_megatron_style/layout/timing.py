@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from gangline.config.schema import Recompute
-from gangline.model.flops import BACKWARD_AND_FORWARD
+from gangline.model.flops import computes_frozen
 from gangline.model.tree import Node, nodes
 from gangline_parallel_megatron_style.layout.case import Case
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
@@ -12,30 +14,50 @@ from gangline_parallel_megatron_style.pipeline.schedules import make_schedule
 from gangline_parallel_megatron_style.pipeline.simulate import simulate
 
 
-def stage_flops(case: Case) -> list[tuple[int, int]]:
-    """(forward, forward again where blocks are recomputed) of one token in each model stage, before tp cuts; what tp
-    leaves whole counts as often as there are ranks that compute it.
+@dataclass(frozen=True)
+class Flops:
+    """Operations of one token before tp cuts; what tp leaves whole counts as often as there are ranks that compute it.
+
+    again    forward once more, where blocks are recomputed
+    weights  the gradients of weights: those of what is frozen are not computed
     """
+
+    forward: int = 0
+    again: int = 0
+    weights: int = 0
+
+    @property
+    def all(self) -> int:
+        """With the gradients of what goes in, which cost what going forward does."""
+        return 2 * self.forward + self.again + self.weights
+
+    def __add__(self, other: Flops) -> Flops:
+        return Flops(self.forward + other.forward, self.again + other.again, self.weights + other.weights)
+
+
+def stage_flops(case: Case) -> list[Flops]:
+    """Of each model stage."""
     found = []
     for stage, blocks in enumerate(case.stages):
-        each = [part_flops(case, f"{case.plan.blocks}.{index}") for index in blocks]
-        again = [
-            flops
-            for index, flops in zip(blocks, each, strict=True)
-            if case.recomputed(index) and case.recompute is Recompute.full
-        ]
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
-        around = sum(part_flops(case, part) for part in ends)
-        found.append((sum(each) + around, sum(again)))
+        total = sum((part_flops(case, part) for part in ends), Flops())
+        for index in blocks:
+            block = part_flops(case, f"{case.plan.blocks}.{index}")
+            recomputed = case.recomputed(index) and case.recompute is Recompute.full
+            total += replace(block, again=block.forward if recomputed else 0)
+        found.append(total)
     return found
 
 
-def part_flops(case: Case, part: str) -> int:
-    """Forward, of one token in the node at path `part` and all in it."""
-    return sum(
-        node.flops(case.sequence_length) * (1 if case.sequence_parallel or _cut(case, path, node) else case.tp)
-        for path, node in nodes(case.by_path[part], part)
-    )
+def part_flops(case: Case, part: str) -> Flops:
+    """Of the node at path `part` and all in it."""
+    forward = weights = 0
+    for path, node in nodes(case.by_path[part], part):
+        whole = case.tp > 1 and not case.sequence_parallel and not _cut(case, path, node)
+        flops = node.flops(case.sequence_length) * (case.tp if whole else 1)
+        forward += flops
+        weights += 0 if computes_frozen(path, node, case.plan) else flops
+    return Flops(forward, 0, weights)
 
 
 def _cut(case: Case, path: str, node: Node) -> bool:
@@ -52,7 +74,7 @@ def _cut(case: Case, path: str, node: Node) -> bool:
 def flops(case: Case, rank: int) -> int:
     """Operations of a rank of pipeline rank `rank` in a step, recomputation included (counted as core counts them)."""
     each = stage_flops(case)
-    per_token = sum(BACKWARD_AND_FORWARD * each[stage][0] + each[stage][1] for stage in case.stages_of(rank))
+    per_token = sum(each[stage].all for stage in case.stages_of(rank))
     return per_token * case.tokens * case.micros // case.tp
 
 
@@ -68,7 +90,10 @@ def schedule_of(case: Case) -> Schedule | None:
 
 def costs(case: Case) -> list[Costs]:
     """Of each model stage, by what it computes: the input's gradient and the weights' one forward pass each."""
-    return [Costs(float(there), float(there + again), float(there)) for there, again in stage_flops(case)]
+    return [
+        Costs(float(one.forward), float(one.forward + one.again), float(max(1, one.weights)))
+        for one in stage_flops(case)
+    ]
 
 
 def bubble(case: Case, schedule: Schedule | None) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from gangline.config.schema import Recompute
-from gangline.model.tree import AttentionNode, nodes
+from gangline.model.tree import AttentionNode, WrapNode, nodes
 from gangline_parallel_megatron_style.arrays import SHARD_AXES, active_fold
 from gangline_parallel_megatron_style.layout import memory
 from gangline_parallel_megatron_style.layout.case import WIRE, Case
@@ -59,15 +59,42 @@ def _reduce(axes: tuple[str, ...], purpose: str, ranks: int, calls: int, nbytes:
 # --- tp --------------------------------------------------------------------------------------------------------------
 
 
-def regions(case: Case, index: int) -> int:
-    """Modules of a block whose products tp cuts: each is entered and left once."""
-    found = set()
-    for path, node in nodes(case.blocks[index]):
+@dataclass
+class Region:
+    """A module of a block whose products tp cuts, entered by those cut by outputs and left by those cut by inputs.
+
+    enters, leaves  how wide what is gathered or summed there is; 0: not at all
+    wants_input     whether a weight that what enters is multiplied with is trained
+    asked           whether what enters wants a gradient
+    """
+
+    enters: int = 0
+    leaves: int = 0
+    wants_input: bool = False
+    asked: bool = True
+
+
+def regions(case: Case, index: int) -> dict[str, Region]:
+    """The regions of a block by the path of their module, in order. A linear is in the region of the module around it,
+    and what wraps a linear has one of its own.
+    """
+    found: dict[str, Region] = {}
+    asked = index > 0 or any(array.trained for array in case.arrays if array.kind == "embed")
+    block = f"{case.plan.blocks}.{index}"
+    for path, node in nodes(case.blocks[index], block):
         for name, shape in node.shapes().items():
-            cut = case.plan.cuts_of(f"{case.plan.blocks}.{index}.{path}.{name}", len(shape)).get("tp")
-            if cut is not None and len(shape) > 1:
-                found.add(f"{path}.{name}".rsplit(".", 2)[0])
-    return len(found)
+            full = f"{path}.{name}"
+            cut, trained = case.plan.cuts_of(full, len(shape)).get("tp"), not case.plan.is_frozen(full)
+            if cut is None or len(shape) < 2:
+                asked |= trained and not found
+                continue
+            region = found.setdefault(full.rsplit(".", 2)[0], Region(asked=asked or bool(found)))
+            if cut.dim == 0:
+                region.enters = shape[1]
+                region.wants_input |= trained
+            else:
+                region.leaves = shape[0]
+    return found
 
 
 def tensor(case: Case, rank: int) -> list[Sent]:
@@ -79,29 +106,30 @@ def tensor(case: Case, rank: int) -> list[Sent]:
     """
     if case.tp == 1:
         return []
-    axes, n, cut = ("tp",), case.tp, case.sequence_parallel
-    hidden = case.tokens * case.width * case.bytes.compute
-    found = []
+    axes, n, cut, micros = ("tp",), case.tp, case.sequence_parallel, case.micros
+    of_one = case.tokens * case.bytes.compute  # bytes of all tokens, for a width of 1
+    send, found = _gather if cut else _reduce, list[Sent]()
     for stage in case.stages_of(rank):
-        enters = leaves = 0
         for index in case.stages[stage]:
             own = regions(case, index)
-            again = own if case.recomputed(index) and case.recompute is Recompute.full else 0
-            enters += own + again
-            leaves += own + max(0, again - 1)
-            back = own
-            if cut:
-                found.append(_gather(axes, "gradients of blocks", n, case.micros * 3 * back, hidden))
-            else:
-                found.append(_reduce(axes, "gradients of blocks", n, case.micros * back, hidden))
-        if cut:
-            found.append(_gather(axes, "hidden in blocks", n, case.micros * (enters + leaves), hidden))
-        else:
-            found.append(_reduce(axes, "hidden in blocks", n, case.micros * leaves, hidden))
-        found += _ends(case, stage, hidden)
+            passes = 2 if case.recomputed(index) and case.recompute is Recompute.full else 1
+            for path, region in own.items():
+                last = path == next(reversed(own)) and not isinstance(case.by_path[path], WrapNode)
+                there, back = "hidden in blocks", "gradients of blocks"
+                if region.leaves:
+                    left = passes - (1 if last and passes > 1 else 0)
+                    found.append(send(axes, there, n, micros * left, of_one * region.leaves))
+                    if cut:
+                        found.append(send(axes, back, n, micros, of_one * region.leaves))
+                if region.enters and cut:
+                    found.append(send(axes, there, n, micros * passes, of_one * region.enters))
+                if region.enters and region.asked:
+                    calls = micros * (1 + (cut and region.wants_input))
+                    found.append(send(axes, back, n, calls, of_one * region.enters))
+        found += _ends(case, stage, of_one * case.width)
     shared: dict[int, int] = defaultdict(int)
     for array in case.held(rank):
-        if array.sums > 1 and rank == home(case, array):
+        if array.sums > 1 and array.trained and rank == home(case, array):
             shared[array.sums] += memory.part_of(case, array)
     for ranks, numbers in shared.items():
         found.append(_reduce(axes, "gradients of what is whole", ranks, 1, numbers * case.bytes.gradient))
@@ -117,11 +145,13 @@ def _ends(case: Case, stage: int, hidden: int) -> list[Sent]:
     """The embedding and the loss, whose vocabulary is cut."""
     axes, n, cut, found = ("tp",), case.tp, case.sequence_parallel, []
     if stage == 0 and "tp" in case.plan.cuts_of(f"{case.plan.embed}.weight", 2):
-        made = _gather(axes, "embedding", n, 2 * case.micros, hidden)
+        trained = not case.plan.is_frozen(f"{case.plan.embed}.weight")
+        made = _gather(axes, "embedding", n, (1 + trained) * case.micros, hidden)
         found.append(made if cut else _reduce(axes, "embedding", n, case.micros, hidden))
     if stage == case.last_stage and "tp" in case.plan.cuts_of(f"{case.plan.head}.weight", 2):
         found.append(_gather(axes, "loss", n, case.micros, 2 * n * case.tokens * max(4, case.bytes.compute)))
-        made = _gather(axes, "loss", n, 3 * case.micros, hidden)
+        trained = not case.plan.is_frozen(f"{case.plan.head}.weight")
+        made = _gather(axes, "loss", n, (2 + trained) * case.micros, hidden)
         found.append(made if cut else _reduce(axes, "loss", n, case.micros, hidden))
     return found
 
@@ -214,9 +244,10 @@ def pipeline(case: Case, rank: int) -> list[Sent]:
     calls = case.micros * (on + back)
     found = [Sent(("pp",), "hidden and gradients", calls, calls * hidden)]
     for array in case.held(rank):
-        if not all(stage in mine for stage in array.stages):  # tied: the owner tells the weights, the other gradients
-            numbers = memory.part_of(case, array)
-            nbytes = case.bytes.master if rank == home(case, array) else case.bytes.gradient
+        tells = rank == home(case, array)
+        if not all(stage in mine for stage in array.stages) and (tells or array.trained):
+            numbers = memory.part_of(case, array)  # tied: the owner tells the weights, the other gradients
+            nbytes = case.bytes.master if tells else case.bytes.gradient
             found.append(Sent(("pp",), "tied embedding", 1, numbers * nbytes))
     return found
 
@@ -248,13 +279,14 @@ def data(case: Case, rank: int) -> list[Sent]:
         shards, copies = unit.shards, unit.copies
         axes, replicas = _axes_of(case, unit)
         gradients, weights = int(size * (plain if copies > 1 else between)), size * memory.weight_bytes(case, unit)
-        if shards > 1 and zero == 0:
+        if shards > 1 and zero == 0 and unit.trained:
             found.append(_reduce(axes, "gradients", shards, 1, gradients))
-        elif shards > 1:
-            found.append(_gather(axes, "gradients", shards, case.micros if case.sums_each else 1, gradients))
+        elif shards > 1 and zero:
+            if unit.trained:
+                found.append(_gather(axes, "gradients", shards, case.micros if case.sums_each else 1, gradients))
             passes = case.micros * (2 if unit.place in twice else 1) if zero == 3 else 1
             found.append(_gather(axes, "weights", shards, passes, weights))
-        if copies > 1:
+        if copies > 1 and unit.trained:
             found.append(_reduce(replicas, "gradients", copies, 1, int(size * between) // shards))
     return found
 

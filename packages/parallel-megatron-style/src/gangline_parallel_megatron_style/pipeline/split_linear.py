@@ -20,33 +20,34 @@ class SplitProduct(torch.autograd.Function):
         I:  dx = dy W                          returned to autograd
         W:  dW = dyᵀ x,  db = sum of dy        deposited now, or when the store that is open says so
 
-    Saves x; W and b are kept as themselves, because a recomputed forward pass hands back other tensors than it was
-    given, and gradients belong to these. The same bits as autograd's own backward of `F.linear`.
+    Saves x where W is trained; W and b are kept as themselves, because a recomputed forward pass hands back other
+    tensors than it was given, and gradients belong to these. The same bits as autograd's own backward of `F.linear`.
     """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, precision: Precision) -> Tensor:
-        ctx.save_for_backward(x)
-        ctx.w, ctx.b, ctx.precision = w, b, precision
+        ctx.save_for_backward(*([x] if ctx.needs_input_grad[1] else []))
+        ctx.w, ctx.b, ctx.precision, ctx.dtype = w, b, precision, x.dtype
         return precision.linear(x, w, b)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
-        (x,) = ctx.saved_tensors
         w, b, precision = ctx.w, ctx.b, ctx.precision
         need_x, need_w, need_b, _ = ctx.needs_input_grad
+        saved = ctx.saved_tensors
 
         @torch.no_grad()  # put off, it runs outside of autograd, and must not begin a graph that keeps x alive
         def weights() -> None:
             if need_w:
+                (x,) = saved
                 deposit(w, precision.grad_w(dy, x))
             if need_b:
                 deposit(b, dy.flatten(0, -2).sum(0))
 
         if need_w or need_b:
             later(weights)
-        return precision.grad_x(dy, w).to(x.dtype) if need_x else None, None, None, None
+        return precision.grad_x(dy, w).to(ctx.dtype) if need_x else None, None, None, None
 
 
 def split_linear(precision: Precision) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:

@@ -85,23 +85,23 @@ class Fp8Precision(Precision):
 
 
 class _Linear(torch.autograd.Function):
-    """x (.., in), W (out, in), b (out,) -> x Wᵀ + b. Keeps x and W as they are, and rounds them again backward."""
+    """x (.., in), W (out, in), b (out,) -> x Wᵀ + b. Keeps W and, where W is trained, x; they are rounded again."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor | None, precision: Fp8Precision) -> Tensor:
-        ctx.save_for_backward(x, w)
-        ctx.precision = precision
+        ctx.save_for_backward(w, *([x] if ctx.needs_input_grad[1] else []))
+        ctx.precision, ctx.dtype = precision, x.dtype
         y = precision.product(x, w)
         return y if b is None else y + b.to(y.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        x, w = ctx.saved_tensors
+        w, *kept = ctx.saved_tensors
         need_x, need_w, need_b, _ = ctx.needs_input_grad
         precision: Fp8Precision = ctx.precision
-        dx = precision.grad_x(dy, w).to(x.dtype) if need_x else None
-        dw = precision.grad_w(dy, x) if need_w else None
+        dx = precision.grad_x(dy, w).to(ctx.dtype) if need_x else None
+        dw = precision.grad_w(dy, kept[0]) if need_w else None
         return dx, dw, _rows(dy).sum(0) if need_b else None, None
 
 

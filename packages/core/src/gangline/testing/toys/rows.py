@@ -63,7 +63,10 @@ class RowsRuntime(Runtime):
         self.parts: dict[str, RowsOf] = {}
         for name in self.used:
             comm = comms.fold_rest(folds[cuts[name].axis]) if name in on_fold else self.comm  # type: ignore[union-attr]
-            self.parts[name] = RowsOf(name, self.registry, self.rank, comm, precision.param_dtype)
+            self.parts[name] = RowsOf(
+                name, self.registry, self.rank, comm, precision.param_dtype, name not in self.frozen
+            )
+        self.trained = {name: part for name, part in self.parts.items() if part.trained}
         self._materialise(model)
         set_products(model, plan, precision)
         bind_folds(model, plan, lambda name: comms.fold(next(fold for fold in plan.folds if fold.name == name)))
@@ -82,6 +85,7 @@ class RowsRuntime(Runtime):
             owner = self.plan.owner(alias)
             name = first.setdefault(id(given.get(owner, parameter)), owner)
             self.used.setdefault(name, []).append(alias)
+        self.frozen = {name for name, aliases in self.used.items() if not given[aliases[0]].requires_grad}
         kept = model.state_dict().keys()
         self.buffers = {name: torch.empty_like(b, device="cpu") for name, b in model.named_buffers() if name in kept}
         dtype = str(self.precision.param_dtype).removeprefix("torch.")
@@ -93,8 +97,10 @@ class RowsRuntime(Runtime):
         for name, aliases in self.used.items():
             full = any(matches(pattern, name) for pattern in self.plan.full)
             dtype = self.precision.param_dtype if full else self.precision.compute_dtype
-            weight = nn.Parameter(torch.empty(self.parts[name].place.shape, dtype=dtype))
-            weight.grad_dtype = self.precision.grad_dtype
+            part = self.parts[name]
+            weight = nn.Parameter(torch.empty(part.place.shape, dtype=dtype), requires_grad=part.trained)
+            if part.trained:
+                weight.grad_dtype = self.precision.grad_dtype
             self.weights[name] = weight
             for alias in aliases:
                 path, _, attribute = alias.rpartition(".")
@@ -136,7 +142,7 @@ class RowsRuntime(Runtime):
 
     @torch.no_grad()
     def _reduce(self) -> None:
-        for name, part in self.parts.items():
+        for name, part in self.trained.items():
             weight = self.weights[name]
             gradient = weight.grad
             if gradient is None:
@@ -148,7 +154,7 @@ class RowsRuntime(Runtime):
     def _global_norm(self) -> Tensor:
         """Squares of each row, every row from one rank, added by name: the same for any number of ranks."""
         every = []
-        for part in self.parts.values():
+        for part in self.trained.values():
             squares = torch.zeros(math.prod(part.shape[:-1]), dtype=torch.float64)
             numbers = torch.arange(len(squares)).view(part.shape[:-1])
             for tensor, box, primary in zip(part.tensors, part.boxes, part.primary, strict=True):
@@ -159,7 +165,7 @@ class RowsRuntime(Runtime):
         return norm.ordered_norm(flat.split([len(squares) for squares in every]))  # type: ignore[union-attr]
 
     def clip(self, max_norm: float | None) -> float:
-        held = [tensor for part in self.parts.values() for tensor in part.tensors]
+        held = [tensor for part in self.trained.values() for tensor in part.tensors]
         if max_norm is not None and held:
             norm.clip(held, max_norm, self._norm, self._value)
         return self._value
@@ -198,7 +204,7 @@ class RowsRuntime(Runtime):
     def parameters(self) -> list[Named]:
         return [
             Named(name, part.shape, tuple(map(Piece, part.tensors, self._shards_of(part))))
-            for name, part in self.parts.items()
+            for name, part in self.trained.items()
         ]
 
     def gather(self, name: str, pieces: Sequence[Tensor]) -> Tensor:

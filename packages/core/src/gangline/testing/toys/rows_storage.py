@@ -42,8 +42,8 @@ def layout_of(shape: tuple[int, ...], dtype: str, mesh: Mesh, cut: tuple[int, in
 class RowsOf:
     """One parameter. `comm` holds the ranks that share its rows: all, or those beside the fold."""
 
-    def __init__(self, name: str, registry: Registry, rank: int, comm: Comm, dtype: torch.dtype) -> None:
-        self.name, self.comm, self.dtype = name, comm, dtype
+    def __init__(self, name: str, registry: Registry, rank: int, comm: Comm, dtype: torch.dtype, trained: bool) -> None:
+        self.name, self.comm, self.dtype, self.trained = name, comm, dtype, trained
         layout = registry[f"model/{name}"]
         self.shape = layout.shape
         held = registry.of_rank(f"model/{name}", rank)
@@ -52,7 +52,7 @@ class RowsOf:
         self.place = _place_on_fold(layout, registry.mesh, rank)
         self.cut = len(self.shape) > 1
         self.bounds = layout.divisions[-1].bounds[0] if self.cut else (0, 1)
-        self.tensors = [torch.empty(box.shape, dtype=dtype).requires_grad_() for box in self.boxes]
+        self.tensors = [torch.empty(box.shape, dtype=dtype).requires_grad_(trained) for box in self.boxes]
 
     @property
     def width(self) -> int:

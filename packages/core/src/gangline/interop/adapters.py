@@ -1,0 +1,99 @@
+"""What edits that wrap leave behind: added to the weights that they wrap, or written apart. Torch-free.
+
+What that is, an edit says: `EditConfig.merged` and `EditConfig.apart`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gangline.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from gangline.parts import EditConfig
+
+Shapes = Mapping[str, tuple[int, ...]]
+Read = Callable[[Shapes], Iterator[tuple[str, "torch.Tensor"]]]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What stands apart from a model's weights.
+
+    names    our name of each parameter -> its name in the file
+    files    further files: name -> what they hold as JSON
+    weights  the name of the safetensors file
+    """
+
+    names: Mapping[str, str]
+    files: Mapping[str, Any] = field(default_factory=dict)
+    weights: str = "adapter_model.safetensors"
+
+
+class Stored(Mapping[str, "torch.Tensor"]):
+    """The parameters of a checkpoint by name, each read when it is asked for."""
+
+    def __init__(self, shapes: Shapes, read: Read) -> None:
+        self._shapes, self._read = shapes, read
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        ((_, tensor),) = self._read({name: self._shapes[name]})
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+
+def merging(read: Read, shapes: Shapes, edits: Mapping[str, EditConfig]) -> Read:
+    """`read`, with what the edits (by group, the innermost first) wrap merged into each parameter.
+
+    shapes: of all parameters of the checkpoint. Raises UserError for an edit that cannot be merged.
+    """
+    stored = Stored(shapes, read)
+
+    def merged(wanted: Shapes) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in read(wanted):
+            for group, options in edits.items():
+                added = options.merged(name, tensor, stored)
+                if added is None:
+                    raise UserError(f"{group} cannot be merged into the weights that it wraps: it says nothing of how.")
+                tensor = added
+            yield name, tensor
+
+    return merged
+
+
+def write_apart(directory: str | Path, adapter: Adapter, arrays: Read, shapes: Shapes, dtype: str) -> None:
+    """Write `directory` whole or not at all. Raises UserError where it exists or cannot be written."""
+    import torch
+    from safetensors.torch import save_file
+
+    target = Path(directory).expanduser()
+    if target.exists():
+        raise UserError(f"{target} exists.", "An export overwrites nothing.", "Name another directory.")
+    wanted = {name: shapes[name] for name in adapter.names}
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        tensors = {
+            adapter.names[name]: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in arrays(wanted)
+        }
+        save_file(tensors, partial / adapter.weights, {"format": "pt"})
+        for name, content in adapter.files.items():
+            (partial / name).write_text(json.dumps(content, indent=2) + "\n")
+        partial.rename(target)
+    except OSError as error:
+        raise UserError(f"{target} cannot be written.", error.strerror or str(error)) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,162 @@
+"""Edits that wrap, and plans that freeze: an adapter around linears, without a plugin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from gangline import plugins
+from gangline.config.defaults import default_run
+from gangline.errors import UserError
+from gangline.model import compose
+from gangline.model.build import Wrapper, construct, model_of
+from gangline.model.compose import compose_model
+from gangline.model.init import whole_model
+from gangline.model.linear import Linear
+from gangline.model.tree import FeedForwardNode, LinearNode, Node, WrapNode, by_path, nodes, parameter_shapes, replaced
+from gangline.parts import EditConfig, Part
+from gangline.plan import Init, Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class BesideNode(WrapNode):
+    module: ClassVar[str] = f"{__name__}:Beside"
+    by: float
+    beside: Node
+
+
+class Beside(Wrapper):
+    """y = by · what is inside gives + beside(x)"""
+
+    def wrap(self, node):
+        self.beside, self.by = construct(node.beside), node.by
+
+    def forward(self, x):
+        return self.by * super().forward(x) + self.beside(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwiceNode(WrapNode):
+    module: ClassVar[str] = f"{__name__}:Twice"
+
+
+class Twice(Wrapper):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@dataclass
+class Adapt(EditConfig):
+    wraps: ClassVar[bool] = True
+    by: float = 3.0
+
+
+@dataclass
+class Again(Adapt):
+    pass
+
+
+@dataclass
+class Double(EditConfig):
+    wraps: ClassVar[bool] = True
+
+
+@dataclass
+class Narrow(EditConfig):
+    """Replaces what the others wrap; its group comes behind theirs by name."""
+
+
+def adapt(tree, plan, options):
+    path = "blocks.0.feed_forward.w_down"
+    linear = next(node for at, node in nodes(tree) if at == path and isinstance(node, LinearNode))
+    tree = replaced(tree, path, BesideNode(inner=by_path(tree)[path], by=options.by, beside=replace(linear)))
+    plan = plan.extended(inits=(Init(f"{path}.beside", "constant", 0.0),), frozen=("*",), trained=(f"{path}.beside",))
+    return tree, plan, [path]
+
+
+def double(tree, plan, options):
+    path = "blocks.0.feed_forward.w_down"
+    return replaced(tree, path, TwiceNode(inner=by_path(tree)[path])), plan, [path]
+
+
+def narrow(tree, plan, options):
+    path = "blocks.0.feed_forward"
+    return replaced(tree, path, FeedForwardNode(dim=plan.facts["dim"], hidden=8)), plan, [path]
+
+
+def freeze(tree, plan, options):
+    return tree, replace(plan, frozen=("*",)), []
+
+
+EDITS = {Adapt: "adapt", Again: "adapt", Double: "double", Narrow: "narrow"}
+
+
+@pytest.fixture
+def composed(monkeypatch):
+    """The model of a run with these edits, as if plugins offered them."""
+    known = plugins.installed()
+    parts = {cls: Part(name="on", config=cls, build=f"{__name__}:{name}", summary="-") for cls, name in EDITS.items()}
+
+    class Installed:
+        def part_of(self, options):
+            own = type(options) in parts
+            return SimpleNamespace(part=parts[type(options)]) if own else known.part_of(options)
+
+    monkeypatch.setattr(compose, "installed", Installed)
+
+    def make(**edits):
+        return compose_model(replace(default_run(), edits=edits))
+
+    return make
+
+
+def test_what_wraps_keeps_names_and_runs_behind_what_replaces(composed):
+    tree, plan = composed(adapt=Adapt(), double=Double(), narrow=Narrow())
+    path = "blocks.0.feed_forward.w_down"
+    shapes = parameter_shapes(tree)
+    assert shapes[f"{path}.weight"] == shapes[f"{path}.beside.weight"] == (192, 8)
+    assert [type(node).__name__ for at, node in nodes(tree) if at == path] == ["TwiceNode", "BesideNode", "LinearNode"]
+    model = whole_model(tree, plan, seed=0)
+    assert {name: tuple(p.shape) for name, p in model.named_parameters()} == shapes
+    module = model.get_submodule(path)
+    assert isinstance(module, Linear)
+    assert isinstance(module, Beside)
+    x = torch.randn(5, 8)
+    torch.testing.assert_close(module(x), 2 * 3 * torch.nn.functional.linear(x, module.weight))
+    outer, _ = composed(a=Double(), b=Adapt())
+    assert type(by_path(outer)[path]).__name__ == "BesideNode"
+
+
+def test_a_node_inside_of_what_wraps_can_be_replaced(composed):
+    tree, _ = composed(adapt=Adapt())
+    path = "blocks.0.feed_forward.w_down"
+    changed = replaced(tree, f"{path}.beside", LinearNode(in_features=512, out_features=192, bias=True))
+    assert parameter_shapes(changed)[f"{path}.beside.bias"] == (192,)
+    with pytest.raises(LookupError, match="no node"):
+        replaced(tree, f"{path}.nothing", LinearNode())
+
+
+def test_two_that_add_parts_of_one_name_are_refused(composed):
+    with pytest.raises(UserError, match=r"the model edit again adds blocks\.0\.feed_forward\.w_down\.beside"):
+        composed(adapt=Adapt(), again=Again())
+
+
+def test_the_most_specific_pattern_decides_what_is_trained(composed):
+    plan = Plan("embed", "blocks", "head", 2, frozen=("*", "blocks.1.a.weight"), trained=("blocks.*.a", "head.norm"))
+    names = ("embed.weight", "blocks.0.a.weight", "blocks.1.a.weight", "head.norm.weight")
+    assert {name for name in names if plan.is_frozen(name)} == {"embed.weight", "blocks.1.a.weight"}
+    assert replace(plan, tied=(("head.norm.weight", "embed.weight"),)).is_frozen("head.norm.weight")
+    assert plan.unmatched(["blocks.0.b.weight"]) == ["blocks.1.a.weight", "blocks.*.a", "head.norm"]
+    tree, plan = composed(adapt=Adapt())
+    trained = [name for name, parameter in model_of(tree, plan).named_parameters() if parameter.requires_grad]
+    assert trained == ["blocks.0.feed_forward.w_down.beside.weight"]
+
+
+def test_a_model_of_which_nothing_is_trained_is_refused(composed, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.narrow", freeze)
+    with pytest.raises(UserError, match="nothing of this model is trained"):
+        composed(narrow=Narrow())

@@ -1,0 +1,124 @@
+"""The LoRA of the documentation, taken from its page: every axis trains it as one process does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from pages import ROOT, blocks
+
+from gangline import plugins
+from gangline.comm.fake import FakeComms
+from gangline.mesh import Mesh
+from gangline.model.build import model_of
+from gangline.testing import StrategySuite, as_installed
+from gangline.testing.inputs import whole_sequences
+from gangline.testing.runs import small_run
+from gangline.testing.strategy import FLOAT64, Layout, Scenario
+from gangline.testing.strategy_ranks import Job
+from gangline.train.finish import finisher
+from gangline_parallel_megatron_style.commands import main
+from gangline_parallel_megatron_style.layout import memory, traffic
+from gangline_parallel_megatron_style.layout.case import Case
+
+EVERY = "lora.targets=[wq,wk,wv,wo,w_gate,w_up,w_down]"
+SMALL = ("lora=on", "lora.rank=3", EVERY, "batch.sequence_length=16", "run.deterministic=false")
+MANY = ("batch.global_size=16", "batch.micro_size=1", "model.layers=4")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lora(tmp_path_factory):
+    """The plugin of the page, as if it were installed."""
+    site: Path = tmp_path_factory.mktemp("site")
+    for block in blocks(ROOT / "docs" / "how-to" / "adapters.md"):
+        if block.file and block.file.endswith(".py"):
+            (site / Path(block.file).name).write_text(block.text)
+    with as_installed("gangline-lora", "gangline_lora", path=site):
+        yield
+
+
+class Law(StrategySuite):
+    """The suite's machinery on a model with adapters."""
+
+    choice = "parallel=3d"
+
+    def on_ranks(self, body, job, *args):
+        return super().on_ranks(here, job, body, *args)
+
+
+def here(job: Job, body, *args):
+    """On a rank that may have looked for plugins before this one was there."""
+    plugins.installed.cache_clear()
+    return body(job, *args)
+
+
+def holds(on: str, *settings: str, more: tuple[str, ...] = SMALL) -> None:
+    layout, scenario = Layout.on(on), Scenario((*more, *settings), "ragged", torch.float64, steps=3)
+    law = Law()
+    job = law.job(layout, scenario)
+    assert not (problems := job.run.parallel.check(job.run)), "\n".join(map(str, problems))
+    law.compare(layout, scenario, FLOAT64)
+    names = law.trained(job)[0].names
+    assert names
+    assert all(".lora_" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    "on",
+    [
+        "tp=2",
+        "tp=2 sequence_parallel=false",
+        "tp=4 dp_shard=2 zero=3",
+        "pp=2 dp_shard=2 zero=2 schedule=zb_h1",
+        "cp=2 dp_shard=2 zero=1",
+        "pp=2 tp=2 schedule=interleaved_1f1b sequence_parallel=false",
+    ],
+)
+def test_every_axis_trains_adapters_as_one_process_does(on):
+    holds(on, *(MANY if "pp" in on else ()), *(("model.tied=true",) if on == "tp=2" else ()))
+
+
+@pytest.mark.parametrize(
+    ("on", "ep", "out_of"),
+    [("dp_shard=2 zero=3", 2, "dp_shard"), ("dp_shard=2 tp=2", 4, "dp_shard,tp"), ("pp=2 dp_shard=2", 2, "dp_shard")],
+)
+def test_adapters_around_experts_live_with_them(on, ep, out_of):
+    holds(on, "moe=on", "moe.experts=4", "moe.shared=1", f"moe.ep={ep}", f"moe.ep_out_of=[{out_of}]", *MANY)
+
+
+@pytest.mark.parametrize("tp", ["tp=2", "tp=2 sequence_parallel=false"])
+@pytest.mark.parametrize("targets", ["[wq,wv]", "[wq,wk,wv,wo,w_gate,w_up,w_down]"])
+def test_explain_tells_what_adapters_send_and_hold(tp, targets):
+    """To the byte: what tp sends, gradients and moments of the adapters alone, weights of all."""
+    words = [f"parallel.{word}" for word in tp.split()]
+    run = small_run("parallel=tp", *words, *SMALL, f"lora.targets={targets}", "precision=fp32")
+    mesh = Mesh.of(run.parallel.axes(2))
+    case, comms, precision = Case.of(run, mesh), FakeComms(mesh, 0), plugins.build(run.precision, run)
+    finish = finisher(run.run.recompute, False)
+    model = model_of(case.tree, case.plan)
+    runtime = plugins.build(run.parallel, run, model, case.plan, mesh, comms, precision, finish)
+    comms.traffic.bytes.clear()
+    batch = whole_sequences(torch.zeros(case.micro_size, case.sequence_length, dtype=torch.int64))
+    runtime.step([batch] * case.micros)
+    told = sum(sent.bytes for sent in traffic.of_rank(case, 0) if sent.axes == ("tp",))
+    handed = comms.traffic.bytes
+    assert told == handed["tp", "all_gather"] + handed["tp", "reduce_scatter"] // 2 + handed["tp", "all_reduce"]
+    held, optimizer = memory.state(case, 0), plugins.build(run.optimizer, run, runtime)
+    gradients = [piece.tensor.grad for named in runtime.parameters() for piece in named.pieces]
+    assert held["gradients"] == sum(gradient.nbytes for gradient in gradients)
+    assert held["optimizer state"] == sum(shard.local.nbytes for shard in optimizer.shards())
+    assert held["weights"] == sum(shard.local.nbytes for shard in runtime.shards())
+
+
+@pytest.mark.parametrize("targets", ["[wq,wv]", "[wq,wk,wv,wo,w_gate,w_up,w_down]"])
+def test_the_closed_forms_tell_the_peak_of_a_model_that_is_mostly_frozen(targets, capsys):
+    """Without adapters twice as much: neither gradients nor moments of the base, and inputs that nobody reads again."""
+    shape = ("model=llama3-8b", "model.layers=4", "precision=bf16", "batch.micro_size=1", "batch.sequence_length=4096")
+    words = ("parallel=fsdp", "launch.processes=8", "batch.global_size=16", "lora=on", f"lora.targets={targets}")
+    assert main(["explain", "--trace", *shape, *words]) == 0
+    said = capsys.readouterr().out
+    ratio = re.search(r"([\d.]+) x the sum above", said)
+    assert ratio is not None, said
+    assert abs(float(ratio[1]) - 1) <= 0.035, said
