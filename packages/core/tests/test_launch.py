@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.live import Live
 
 from gangline.config.defaults import default_run
 from gangline.config.schema import Recompute
@@ -130,7 +132,24 @@ def test_a_log_holds_what_a_reader_saw_and_the_terminal_all():
         stream.write(text)
     assert kept.getvalue() == "plain\ngreen line\ndone\n"
     assert terminal.getvalue().endswith("\x1b[2K30 %\rdone\nunfinished")
+    for text in ("\n\x1b]0;title\x07bell\x07 and\x00 nul\n", "\x1b(Bset\n"):
+        stream.write(text)
+    assert kept.getvalue().endswith("done\nunfinished\nbell and nul\nset\n"), "no control characters"
     assert stream.isatty() is False
+
+
+def test_a_log_has_nothing_of_a_progress_bar():
+    """rich's live display in a terminal: lines above a bar, which is drawn once more at the end, and wiped away."""
+    screen, kept = io.StringIO(), io.StringIO()
+    terminal = Console(file=Copied(screen, kept), force_terminal=True, width=60, highlight=False)
+    with Live(console=terminal, auto_refresh=False, transient=True) as live:
+        for number in range(3):
+            live.update(f"bar {number}", refresh=True)
+            terminal.print(f"line {number}")
+    terminal.print("the end")
+    terminal.print()
+    assert kept.getvalue() == "line 0\nline 1\nline 2\nthe end\n\n"
+    assert "bar 2" in screen.getvalue()
 
 
 # --- failing ----------------------------------------------------------------------------------------------------------

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -231,9 +233,11 @@ def test_writing_curves_asks_neither_torch_nor_tensorflow():
 # --- the console -----------------------------------------------------------------------------------------------------
 
 
-def printed(*records: StepRecord, every: int | None = None, last: int = 100, terminal=False, **summary) -> str:
+def printed(
+    *records: StepRecord, every: int | None = None, last: int = 100, terminal=False, width=200, **summary
+) -> str:
     out = io.StringIO()
-    tracker = ConsoleTracker(every, Terminal(file=out, force_terminal=terminal, width=200, markup=False))
+    tracker = ConsoleTracker(every, Terminal(file=out, force_terminal=terminal, width=width, markup=False))
     tracker.begin(start(Path("runs/a"), last=last))
     for one in records:
         tracker.record(one)
@@ -246,7 +250,7 @@ def test_plain_lines_say_what_matters():
     saved = {"saved": "step-00000001", "checkpoint": "step-00000002"}
     text = printed(record(1), record(2, validation_loss=4.25, **saved), last=2)
     assert "\x1b" not in text, "no control characters off a terminal"
-    header, model, data, first, second, note, *_ = text.splitlines()
+    header, model, data, first, second, more, note, *_ = text.splitlines()
     assert header == "tiny: steps 1 to 2, in runs/a"
     assert model == "  model    6.1 M parameters"
     assert data == "  data     734 files"
@@ -256,13 +260,15 @@ def test_plain_lines_say_what_matters():
         "grad 0.5",
         "lr 3.00e-03",
         "12.3 k tok/s",
-        "mfu 32.1%",
-        "mem 537 MB",
         "left",
     ):
         assert part in first
+    wide = printed(record(1), last=2, terminal=True, width=120)
+    wide = re.sub(r"\x1b\[[\d;]*m", "", wide)
+    assert "mfu 32.1%" in wide
+    assert "mem 537 MB" in wide
     assert "validation 4.2500" in second
-    assert "saved step-00000001  saving step-00000002" in second, "what only begins is not saved yet"
+    assert more == "  saved step-00000001  saving step-00000002", "what only begins is not saved yet"
     assert "left" not in second, "nothing is left after the last step"
     assert note == "[a] note"
 
@@ -279,9 +285,23 @@ def test_the_end_says_how_it_went():
     )
     ending = text[text.index("[a] note") :]
     assert "done: loss is nan, 2 steps in 1:05, 205 k tokens seen" in ending
-    assert "loss 2.3333 at step 2, held-out loss 4.2500 at step 1  (unigram entropy of the text 3.2361)" in ending
+    assert "  loss 2.3333 at step 2, held-out loss 4.2500 at step 1\n  unigram entropy of the text 3.2361\n" in ending
     assert "No space left on device" in ending
     assert "checkpoint step-00000002" in ending
+
+
+def test_step_lines_fit_80_columns():
+    """What is told at the step stays; of the rest the less important goes first."""
+    plain, told = record(9_998), record(9_999, validation_loss=4.25, saved="step-00009990")
+    records = [replace(one, loss=4.5) for one in (plain, told, record(10_000, checkpoint="step-00010000"))]
+    lines = printed(*records, every=1, last=12_345).splitlines()
+    lines = lines[next(place for place, line in enumerate(lines) if line.startswith("step")) :][:4]
+    assert max(map(len, lines)) <= 80, lines
+    assert "tok/s" in lines[0]
+    assert "mem" not in lines[0]
+    assert "validation 4.2500" in lines[1]
+    assert lines[2] == "  saved step-00009990"
+    assert "saving step-00010000" in lines[3]
 
 
 def steps_with_a_line(text: str) -> list[int]:

@@ -8,7 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_SEQUENCE = r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]?."
+_CONTROL = re.compile(rf"{_SEQUENCE}|[\x00-\x08\x0b-\x1f\x7f]")
+_BEGINS = re.compile(rf"(?:{_SEQUENCE}|\r)*")
+_UP = re.compile(r"\x1b\[\d*A")  # to the line above, which is then drawn over
+_DRAWN = re.compile(r"\r|\x1b\[2K")
 
 
 def log_path(logs: Path, rank: int) -> Path:
@@ -36,14 +40,36 @@ class Copied:
         self._stream = stream
         self._log = log
         self._line = ""
+        self._drawn = False  # whether the line under way has been written over
+        self._held = ""  # a finished line that was written over: what follows may begin with the way back up to it
 
     def write(self, text: str) -> int:
         *lines, rest = text.split("\n")
         for line in lines:
-            self._log.write(_CONTROL.sub("", self._line + line).rsplit("\r", 1)[-1] + "\n")
-            self._line = ""
-        self._line = (self._line + rest).rsplit("\r", 1)[-1]  # a progress line writes over itself for hours
+            self._add(line)
+            self._log.write(self._held)
+            self._held = ""
+            shown = _CONTROL.sub("", self._line) + "\n"
+            if self._drawn:
+                self._held = shown
+            else:
+                self._log.write(shown)
+            self._line, self._drawn = "", False
+        self._add(rest)
         return self._stream.write(text)
+
+    def _add(self, text: str) -> None:
+        """More of the line under way; what it writes over is forgotten, for a progress line does so for hours."""
+        line = self._line + text
+        begin = _BEGINS.match(line)
+        assert begin is not None
+        if _UP.search(begin[0]):
+            self._held = ""
+        elif begin.end() < len(line):
+            self._log.write(self._held)
+            self._held = ""
+        self._drawn |= bool(_DRAWN.search(line))
+        self._line = line.rsplit("\r", 1)[-1]
 
     def writelines(self, lines: Any) -> None:
         for line in lines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console as Terminal
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from gangline.track.config import Console
 
 LINES = 30  # about so many in a run
+COLUMNS = 80  # of a line where nobody says how wide the terminal is
 REFRESH_SECONDS = 0.25
 
 
@@ -74,29 +76,31 @@ class ConsoleTracker(Tracker):
 
     def line(self, record: StepRecord) -> str:
         """One step as text."""
-        width = len(str(self.final))
+        width, left = len(str(self.final)), self.seconds_left(record)
+        again = ", for the last save failed" if record.failed_save else ""
+        # In the order of the line; where it is too long, what has the highest number is left out first.
         parts = [
-            f"step {record.step:>{width}}/{self.final}",
-            f"loss {record.loss:.4f}",
-            f"grad {record.grad_norm:.3g}",
-            f"lr {record.learning_rate:.2e}",
-            f"{quantity(record.tokens_per_second)} tok/s",
-            f"{record.step_seconds:.3g} s",
+            (0, f"step {record.step:>{width}}/{self.final}"),
+            (0, f"loss {record.loss:.4f}"),
+            (0, f"grad {record.grad_norm:.3g}"),
+            (0, f"lr {record.learning_rate:.2e}"),
+            (2, f"{quantity(record.tokens_per_second)} tok/s"),
+            (4, f"{record.step_seconds:.3g} s"),
+            (3, "" if record.mfu is None else f"mfu {100 * record.mfu:.1f}%"),
+            (5, f"mem {quantity(record.memory_bytes)}B"),
+            (0, "" if record.validation_loss is None else f"validation {record.validation_loss:.4f}"),
         ]
-        if record.mfu is not None:
-            parts.append(f"mfu {100 * record.mfu:.1f}%")
-        parts.append(f"mem {quantity(record.memory_bytes)}B")
-        if record.validation_loss is not None:
-            parts.append(f"validation {record.validation_loss:.4f}")
-        if record.saved:
-            parts.append(f"saved {record.saved}")
-        if record.checkpoint:
-            again = ", for the last save failed" if record.failed_save else ""
-            parts.append(f"saving {record.checkpoint}{again}")
-        if record.skipped:
-            parts.append(f"skipped: {record.skipped}")
-        left = self.seconds_left(record)
-        return "  ".join(parts if left is None else [*parts, f"left {duration(left)}"])
+        events = [
+            (0, f"saved {record.saved}" if record.saved else ""),
+            (0, f"saving {record.checkpoint}{again}" if record.checkpoint else ""),
+            (0, f"skipped: {record.skipped}" if record.skipped else ""),
+        ]
+        ending = (1, "" if left is None else f"left {duration(left)}")
+        columns = self.terminal.width if self.terminal.is_terminal else COLUMNS
+        line = fitted([*parts, *events, ending], columns)
+        if len(line) <= columns:
+            return line
+        return f"{fitted([*parts, ending], columns)}\n  {fitted(events, columns)}"
 
     def seconds_left(self, record: StepRecord) -> float | None:
         """By the mean pace since the run began, all pauses included; None before there is one."""
@@ -118,6 +122,18 @@ class ConsoleTracker(Tracker):
         self.terminal.print(text)
 
 
+def fitted(parts: Sequence[tuple[int, str]], columns: int) -> str:
+    """The parts that fit on a line, in their order: those with a low number first, and all that have 0; "" is none."""
+    chosen: list[int] = []
+    room = columns + 2
+    for number, place in sorted((number, place) for place, (number, text) in enumerate(parts) if text):
+        needed = len(parts[place][1]) + 2
+        if number == 0 or needed <= room:
+            chosen.append(place)
+            room -= needed
+    return "  ".join(parts[place][1] for place in sorted(chosen))
+
+
 def closing(summary: dict[str, Any], newest: StepRecord | None, validated: StepRecord | None) -> list[str]:
     """The last lines: how the run ended, what it reached, what it left behind."""
     steps, seconds = summary.get("steps", 0), summary.get("seconds", 0.0)
@@ -126,11 +142,11 @@ def closing(summary: dict[str, Any], newest: StepRecord | None, validated: StepR
     lines = [f"{why}{evidence}, {steps} steps in {duration(seconds)}, {quantity(summary.get('tokens', 0))} tokens seen"]
     if newest is not None:
         entropy = summary.get("unigram_entropy")
-        beside = "" if entropy is None else f"  (unigram entropy of the text {entropy:.4f})"
+        beside = [] if entropy is None else [f"  unigram entropy of the text {entropy:.4f}"]
         held_out = ""
         if validated is not None:
             held_out = f", held-out loss {validated.validation_loss:.4f} at step {validated.step}"
-        lines.append(f"  loss {newest.loss:.4f} at step {newest.step}{held_out}{beside}")
+        lines += [f"  loss {newest.loss:.4f} at step {newest.step}{held_out}", *beside]
         lines += [] if validated is None else validation_lines(validated)
     if summary.get("failed_save"):
         lines.append(f"  the last checkpoint could not be saved: {summary['failed_save']}")

@@ -81,7 +81,9 @@ def restore(session: Session) -> None:
         wanted = attempts.latest(session.directory.path, known)
     if wanted is None:
         raise UserError(
-            f"no checkpoint in {session.directory.path} can be read.", *damage, "Start afresh: train from=RUN_DIR"
+            f"no checkpoint in {session.directory.path} can be read.",
+            *damage,
+            f"Start afresh:  train from={session.directory.path}",
         )
     if damage:
         session.attempt += 1
@@ -196,7 +198,7 @@ def _places(names: Iterable[str]) -> list[str]:
 
 def _check(session: Session, id: CheckpointId, document: Document) -> None:
     stored, ours = session.checkpointer.arrays(id), session.registry
-    afresh = "Start a new run with these settings: train from=RUN_DIR ..."
+    afresh = f"Start a new run with these settings:  train from={session.directory.path}"
     if document.model and document.model != fingerprint(ours):
         differ = [name for name in ours if name.startswith("model/") and stored.get(name) != ours[name].shape]
         differ += [name for name in stored if name.startswith("model/") and name not in ours]

@@ -57,9 +57,10 @@ def train(s: Session) -> int:
         s.directory.add_provenance("validation_sets", sets)
     s.reporter.describe["data"] = s.source.describe()
     s.reporter.begin(s.run, str(s.directory.path), s.step, s.attempt, s.mesh.world)
-    if s.step >= s.run.steps:
+    if s.step >= s.run.steps and s.comms.rank == 0:
+        what = f"train: the run has ended: step {s.step} is done, and run.steps={s.run.steps}."
         again = f"train resume={s.directory.path} run.steps={2 * s.step}"
-        s.notes.append(f"it has ended: step {s.step} is done, and run.steps={s.run.steps}. To go on:  {again}")
+        print(f"{what}\n  To go on:  {again}", file=sys.stderr, flush=True)
     tell(s)
     try:
         with s.events.ends_with_error():
@@ -141,9 +142,13 @@ def exit_code(s: Session, ending: Ending) -> int:
         )
     if ending.why == "stop":
         if s.comms.rank == 0:
-            goes_on = f"train resume={s.directory.path}" if s.saved else f"train from={s.directory.path}"
-            print(
-                f"train: the run stopped.\n  {ending.evidence}\n  To try again: {goes_on}", file=sys.stderr, flush=True
-            )
+            print("\n  ".join(("train: the run stopped.", ending.evidence, *advice(s))), file=sys.stderr, flush=True)
         return EXIT_STOPPED
     return 0 if ending.why == "done" else 128 + signal.Signals[ending.why].value
+
+
+def advice(s: Session) -> list[str]:
+    """Commands that lead on from a stop: the same run would come to the same step again, another rate may not."""
+    directory, rate = s.directory.path, s.run.optimizer.learning_rate
+    lines = [f"To try half the learning rate:  train from={directory} optimizer.learning_rate={rate / 2:g}"]
+    return [*lines, f"To go on from {s.saved} as it is:  train resume={directory}"] if s.saved else lines
