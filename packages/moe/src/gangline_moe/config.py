@@ -92,7 +92,7 @@ class MoeOptions(EditConfig):
         return of_hugging_face(cls, config)
 
     def check(self, run: Run) -> list[Problem]:
-        found = list(self._problems())
+        found = list(self._problems(run))
         if not found:
             found += self._nodes(run)
         if not found and self.upcycle_from is not None:
@@ -121,7 +121,7 @@ class MoeOptions(EditConfig):
                 f"Choose among {_divisors(ep)}, or null.",
             )
 
-    def _problems(self) -> Iterator[Problem]:
+    def _problems(self, run: Run) -> Iterator[Problem]:
         if self.top_k > self.experts:
             what = f"moe.top_k={self.top_k} is more than moe.experts={self.experts}."
             yield Problem(what, "A token goes through each expert at most once.", f"moe.top_k={self.experts} or less.")
@@ -129,7 +129,7 @@ class MoeOptions(EditConfig):
             yield Problem(
                 f"moe.ep={self.ep} does not divide moe.experts={self.experts}.",
                 "Every rank of ep holds as many experts.",
-                f"Choose moe.ep among {_divisors(self.experts)}.",
+                f"Choose moe.ep among {_divisors(gcd(self.experts, self._ranks(run)))}.",
             )
         if not self.ep_out_of:
             yield Problem("moe.ep_out_of=[] names no ranks to share the experts.", "", "moe.ep=1 shares nothing.")

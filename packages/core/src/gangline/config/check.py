@@ -24,18 +24,23 @@ from gangline.ranges import choices, wrong
 
 
 def check(run: Run) -> None:
-    """Raises UserError that lists everything found: values without meaning; else parts, model edits, layout, batch."""
-    problems = meaningless(run)
-    if not problems:
-        problems += _device(run)
+    """Raises UserError that lists everything found."""
+    if found := problems(run):
+        raise UserError.of(found)
+
+
+def problems(run: Run) -> list[Problem]:
+    """Values without meaning; where there are none, parts that refuse; else model edits, layout, batch."""
+    found = meaningless(run)
+    if not found:
+        found += _device(run)
         for config in _configs(run):
-            problems += config.check(run)
-        problems += check_sets(run)
-    if not problems:
-        problems += _refused(lambda: compose_model(run))
-        problems += layout_problems(run)
-    if problems:
-        raise UserError.of(problems)
+            found += config.check(run)
+        found += check_sets(run)
+    if not found:
+        found += _refused(lambda: compose_model(run))
+        found += layout_problems(run)
+    return found
 
 
 def world_of(run: Run) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from gangline.config.values import written
 from gangline.errors import Problem, UserError
 from gangline.parts import DataConfig, Part
 from gangline.ranges import Share
@@ -77,7 +78,7 @@ class Text(DataConfig):
         if self.tokenizer is None and not stored and size < needed:
             problems.append(
                 Problem(
-                    f"data.path={self.path} is too short.",
+                    f"data.path={written(self.path)} is too short.",
                     f"It has {size} bytes, and one sequence of {needed - 1} tokens needs {needed}.",
                     "Give it more text, or a smaller batch.sequence_length.",
                 )

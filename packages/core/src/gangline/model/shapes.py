@@ -45,13 +45,15 @@ class DecoderConfig(ModelConfig):
     weights: str | None = None  # a Hugging Face directory to start from instead of drawn weights
 
     def check(self, run: Run) -> list[Problem]:
+        from gangline.config.mend import nearest
+
         found = []
         if self.head_dim is None and self.dim % self.heads:
             found.append(
                 Problem(
                     f"model.dim={self.dim} does not divide into model.heads={self.heads}",
                     "Without model.head_dim a head is dim / heads wide.",
-                    f"Choose heads among {_divisors(self.dim)}, or give model.head_dim.",
+                    nearest(run, ({"model.heads": heads} for heads in _by_distance(self.heads, self.dim))),
                 )
             )
         elif self.head_width % 2:
@@ -67,7 +69,7 @@ class DecoderConfig(ModelConfig):
                 Problem(
                     f"model.kv_heads={self.key_heads} does not divide model.heads={self.heads}",
                     "Each key head serves the same number of query heads.",
-                    f"Choose kv_heads among {_divisors(self.heads)}.",
+                    f"Choose model.kv_heads among {_divisors(self.heads)}.",
                 )
             )
         if self.rope_scaling_factor and self.rope_high_freq_factor <= self.rope_low_freq_factor:
@@ -105,6 +107,11 @@ class DecoderConfig(ModelConfig):
     def head_width(self) -> int:
         """`head_dim` with its default filled in."""
         return self.dim // self.heads if self.head_dim is None else self.head_dim
+
+
+def _by_distance(number: int, most: int) -> list[int]:
+    """1 to `most`, the nearest to a number first."""
+    return sorted(range(1, most + 1), key=lambda other: abs(other - number))
 
 
 def _divisors(number: int) -> str:

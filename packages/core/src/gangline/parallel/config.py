@@ -32,16 +32,20 @@ class Single(ParallelConfig):
         return {}
 
     def check(self, run: Run) -> list[Problem]:
-        size = run.batch.global_size
-        if size % self.groups or (size // self.groups) % (run.batch.micro_size or 1):
-            return [
-                Problem(
-                    f"batch.global_size={size} does not divide into parallel.groups={self.groups} equal shares of "
-                    f"micro-batches of {run.batch.micro_size or 1}.",
-                    "Each group adds up the gradients of its share, as one data rank would.",
-                )
-            ]
-        return []
+        from gangline.config.mend import nearest
+
+        size, micro = run.batch.global_size, run.batch.micro_size or 1
+        if self.groups == 1 or not size % (self.groups * micro):
+            return []
+        fitting = [groups for groups in range(1, size + 1) if not size % (groups * micro)]
+        return [
+            Problem(
+                f"batch.global_size={size} does not divide into parallel.groups={self.groups} equal shares of "
+                f"micro-batches of {micro}.",
+                "Each group adds up the gradients of its share, as one data rank would.",
+                nearest(run, ({"parallel.groups": groups} for groups in reversed(fitting))),
+            )
+        ]
 
 
 @dataclass

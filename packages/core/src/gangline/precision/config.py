@@ -40,7 +40,7 @@ class Fp16(PrecisionConfig):
         if self.initial_scale >= self.min_scale:
             return []
         what = f"precision.initial_scale={self.initial_scale} is less than precision.min_scale={self.min_scale}."
-        return [Problem(what, "The scale starts there, and is never less than the least.")]
+        return [Problem(what, "", f"precision.min_scale={self.initial_scale}")]
 
 
 PARTS = (

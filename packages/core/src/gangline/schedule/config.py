@@ -19,7 +19,8 @@ class Constant(ScheduleConfig):
 
     def check(self, run: Run) -> list[Problem]:
         if self.warmup(run) > run.steps:
-            return [Problem(f"schedule.warmup_steps={self.warmup_steps} is more than run.steps={run.steps}.")]
+            what = f"schedule.warmup_steps={self.warmup_steps} is more than run.steps={run.steps}."
+            return [Problem(what, "", f"schedule.warmup_steps={run.steps // 20}; or run.steps={20 * self.warmup(run)}")]
         return []
 
 
@@ -45,6 +46,7 @@ class Wsd(Constant):
                     f"schedule.decay_steps={self.decay_steps} does not fit into the run.",
                     f"run.steps={run.steps} less {self.warmup(run)} steps of warm-up leaves "
                     f"{run.steps - self.warmup(run)}.",
+                    f"schedule.decay_steps={max(0, run.steps - self.warmup(run))}",
                 )
             )
         return problems

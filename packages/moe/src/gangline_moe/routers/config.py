@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gangline.config.mend import nearest
 from gangline.errors import Problem
 from gangline.parts import Part, PartConfig
 from gangline.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, ShareBelowOne
@@ -72,14 +73,14 @@ class Grouped(Sigmoid):
             yield Problem(
                 f"moe.router.groups={self.groups} does not divide moe.experts={experts} into groups of two and more.",
                 "A group is as good as its two best experts.",
-                f"Choose among {', '.join(str(n) for n in range(1, experts // 2 + 1) if experts % n == 0) or 'none'}.",
+                nearest(run, ({"moe.router.groups": groups} for groups in range(experts // 2, 0, -1))),
             )
         elif self.top_groups > self.groups or top_k > self.top_groups * (experts // self.groups):
             least = -(-top_k // (experts // self.groups))
             yield Problem(
                 f"moe.router.top_groups={self.top_groups} of {self.groups} groups leave too few experts, or too many.",
                 f"moe.top_k={top_k} experts come from groups of {experts // self.groups}.",
-                f"Choose among {least} to {self.groups}.",
+                nearest(run, ({"moe.router.top_groups": size} for size in range(least, self.groups + 1))),
             )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from gangline.config.mend import nearest
 from gangline.errors import Problem, UserError
 from gangline.mesh import AXES, Mesh
 from gangline_parallel_megatron_style.layout import fits
+from gangline_parallel_megatron_style.layout.factor import Unfit
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 
 if TYPE_CHECKING:
@@ -19,9 +21,13 @@ def check(config: Composed, run: Run) -> list[Problem]:
     """All that is wrong with the layout of a run, the model's sizes and edits included."""
     from gangline.config.check import world_of
 
-    problems = list(_values(config))
+    problems = list(_values(config, run))
     try:
         mesh = Mesh.of(config.axes(world_of(run)))
+    except Unfit as error:
+        named = [{f"parallel.{axis}": size} for axis, size in error.sizes]
+        worlds = [{"launch.processes": size} for size in error.worlds]
+        return [*problems, Problem(error.what, error.details[0], nearest(run, [*named[:2], *worlds, *named[2:]]))]
     except UserError as error:
         return [*problems, error.problem()]
     return problems or model_problems(config, run, mesh)
@@ -40,15 +46,15 @@ def model_problems(config: Composed, run: Run, mesh: Mesh) -> list[Problem]:
     return list(fits.problems(config, run, mesh, tree, plan))
 
 
-def _values(config: Composed) -> Iterator[Problem]:
-    yield from _chunks(config)
+def _values(config: Composed, run: Run) -> Iterator[Problem]:
+    yield from _chunks(config, run)
     if config.overlap and not SCHEDULES[config.schedule].pairs:
         what = f"parallel.overlap=true: schedule {config.schedule} has no forward beside a backward."
         other = next(name for name, other in SCHEDULES.items() if other.pairs)
-        yield Problem(what, "", f"parallel.schedule={other}, or parallel.overlap=null")
+        yield Problem(what, "", nearest(run, [{"parallel.schedule": other}, {"parallel.overlap": None}]))
 
 
-def _chunks(config: Composed) -> Iterator[Problem]:
+def _chunks(config: Composed, run: Run) -> Iterator[Problem]:
     chunks, kind = config.chunks, SCHEDULES[config.schedule]
     if chunks is None or chunks == kind.chunks:
         return
@@ -56,10 +62,11 @@ def _chunks(config: Composed) -> Iterator[Problem]:
     if not kind.free_chunks:
         each = f"has exactly {kind.chunks} chunk{'s' * (kind.chunks > 1)} a rank."
         other = next(name for name, other in SCHEDULES.items() if other.free_chunks)
-        yield Problem(f"{what} {each}", "", f"parallel.chunks=null; or parallel.schedule={other}, which may have more.")
+        yield Problem(f"{what} {each}", "", nearest(run, [{"parallel.chunks": None}, {"parallel.schedule": other}]))
     elif chunks < 2:
         why = "With one chunk a rank there is nothing to interleave."
-        yield Problem(f"{what} needs at least 2.", why, "parallel.chunks=null; or parallel.schedule=1f1b")
+        mend = nearest(run, [{"parallel.chunks": None}, {"parallel.schedule": "1f1b"}])
+        yield Problem(f"{what} needs at least 2.", why, mend)
 
 
 def shown(mesh: Mesh) -> str:

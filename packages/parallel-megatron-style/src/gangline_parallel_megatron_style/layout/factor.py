@@ -44,6 +44,19 @@ def factor(
     return {axis: sizes.get(axis, 1) for axis in AXES}
 
 
+class Unfit(UserError):
+    """Sizes that do not fit the number of ranks, and what would: axes with other sizes, other numbers of ranks."""
+
+    def __init__(self, what: str, why: str, sizes: Sequence[tuple[str, int]], worlds: Sequence[int]) -> None:
+        self.sizes, self.worlds = list(sizes), list(worlds)
+        near = [f"parallel.{axis}={size}" for axis, size in self.sizes[:3]]
+        near += [f"launch.processes={size}" for size in self.worlds]
+        super().__init__(what, why, f"Nearest: {'; or '.join(near)}.")
+
+    def __reduce__(self) -> tuple:
+        return UserError, (self.what, *self.details)
+
+
 def _unfit(world: int, sizes: Mapping[str, int], some_open: bool) -> UserError:
     used = {axis: size for axis, size in sizes.items() if size > 1} or {"every axis": 1}
     product = prod(sizes.values())
@@ -54,11 +67,9 @@ def _unfit(world: int, sizes: Mapping[str, int], some_open: bool) -> UserError:
         why = "Every axis is named, so their product is the number of processes."
     elif product < world:
         why = f"{world} is no multiple of {product}. " + why
-    words = [f"{axis}={size}" for axis, size in _one_changed(world, sizes, some_open)]
-    near = [f"parallel.{word}" for word in words[:3]]
     worlds = {product} if not some_open else {max(1, world // product) * product, -(-world // product) * product}
-    near += [f"launch.processes={size}" for size in sorted(worlds)]
-    return UserError(f"{named}{total} does not fit {world} processes.", why, f"Nearest: {'; or '.join(near)}.")
+    changed = list(_one_changed(world, sizes, some_open))
+    return Unfit(f"{named}{total} does not fit {world} processes.", why, changed, sorted(worlds))
 
 
 def _one_changed(world: int, sizes: Mapping[str, int], some_open: bool) -> Iterator[tuple[str, int]]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import lcm
 from typing import TYPE_CHECKING
 
+from gangline.config.mend import nearest as nearest_accepted
 from gangline.errors import Problem
 from gangline.mesh import Mesh
 from gangline.model.calls import AttentionCall
@@ -18,7 +19,8 @@ from gangline.model.seams import calls
 from gangline.model.tree import Node, parameter_shapes
 from gangline.plan import Fold, Plan, matches
 from gangline_parallel_megatron_style.context.known import beyond_ring
-from gangline_parallel_megatron_style.layout.factor import divisors, nearest
+from gangline_parallel_megatron_style.layout.factor import divisors
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -30,14 +32,14 @@ def problems(config: Composed, run: Run, mesh: Mesh, tree: Node, plan: Plan) -> 
     shapes = parameter_shapes(tree)
     yield from _unmatched(plan, shapes)
     if mesh.size("tp") > 1:
-        yield from tensor(config, mesh, plan, shapes)
+        yield from tensor(config, run, mesh, plan, shapes)
         yield from cut_loss(mesh, tree, plan)
     if mesh.size("cp") > 1:
-        yield from context(config, mesh, plan)
+        yield from context(config, run, mesh, plan)
         yield from attention(config, mesh, tree, plan)
     yield from sequence(config, run.batch.sequence_length, mesh)
     if mesh.size("pp") > 1 or config.stages is not None:
-        yield from pipeline(config, mesh, plan)
+        yield from pipeline(config, run, mesh, plan)
     for fold in plan.folds:
         yield from folded(config, mesh, fold)
 
@@ -56,15 +58,24 @@ def _unmatched(plan: Plan, shapes: Mapping[str, object]) -> Iterator[Problem]:
 # --- tensor parallelism ----------------------------------------------------------------------------------------------
 
 
-def tensor(config: Composed, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
+def tensor(
+    config: Composed, run: Run, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[int, ...]]
+) -> Iterator[Problem]:
     """Heads and features divide over tp; tp stays within a node."""
     tp, node = mesh.size("tp"), config.topology.gpus_per_node
     if tp > node and not config.force:
         yield Problem(
             f"parallel.tp={tp} is wider than a node of {node}.",
             "Every block waits for tensor parallelism's messages four times; between nodes they are many times slower.",
-            f"parallel.tp={max(d for d in divisors(tp) if d <= node)} and another axis for the rest; "
-            "parallel.force=true to do it all the same; parallel.topology.gpus_per_node if a node is larger.",
+            nearest_accepted(
+                run,
+                [
+                    *({"parallel.tp": size} for size in divisors(tp)[::-1] if size <= node),
+                    {"parallel.force": True},
+                    {"parallel.topology.gpus_per_node": tp},
+                ],
+                most=5,
+            ),
         )
     if not any(cut.axis == "tp" for cut in plan.cuts):
         yield Problem(
@@ -85,7 +96,13 @@ def tensor(config: Composed, mesh: Mesh, plan: Plan, shapes: Mapping[str, tuple[
         yield Problem(
             f"parallel.tp={tp} does not divide {sizes}.",
             "Each tensor-parallel rank has the same number of heads and features (a key head may serve several ranks).",
-            f"Choose parallel.tp among {', '.join(map(str, fitting))}.",
+            nearest_accepted(
+                run,
+                [
+                    *({"parallel.tp": size} for size in reversed(fitting)),
+                    *({"launch.processes": size * mesh.world // tp} for size in reversed(fitting)),
+                ],
+            ),
         )
     if not any(seam.name == "loss" for seam in plan.seams) and "tp" in plan.cuts_of(f"{plan.head}.weight", 2):
         yield Problem(
@@ -144,7 +161,7 @@ def _called(name: str) -> str:
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 
-def context(config: Composed, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
+def context(config: Composed, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
     """Context parallelism steps in at the attention seam; Ulysses exchanges heads for tokens."""
     cp, tp = mesh.size("cp"), mesh.size("tp")
     if not any(seam.name == "attention" for seam in plan.seams):
@@ -159,7 +176,9 @@ def context(config: Composed, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
         yield Problem(
             f"parallel.cp={cp} does not divide {own}.",
             "Ulysses gives each context-parallel rank all tokens of some of the heads (arXiv 2309.14509).",
-            f"Choose parallel.cp among {', '.join(map(str, divisors(heads // tp)))}; or parallel.context=ring",
+            nearest_accepted(
+                run, [{"parallel.context": "ring"}, *({"parallel.cp": size} for size in divisors(heads // tp)[::-1])]
+            ),
         )
 
 
@@ -222,17 +241,23 @@ def sequence(config: Composed, length: int, mesh: Mesh) -> Iterator[Problem]:
 # --- blocks ----------------------------------------------------------------------------------------------------------
 
 
-def pipeline(config: Composed, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
+def pipeline(config: Composed, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Problem]:
     """Every stage has a block; a list of stages says so for each of them."""
     pp, chunks = mesh.size("pp"), config.model_chunks
     stages, each = pp * chunks, f" of {chunks} chunks each" if chunks > 1 else ""
     if stages > plan.layers:
         most = max(plan.layers // chunks, 1)
-        one = f"; or parallel.schedule=1f1b, which needs {pp}" if chunks > 1 and pp <= plan.layers else ""
+        fewer = [size for size in range(chunks - 1, 0, -1) if SCHEDULES[config.schedule].free_chunks and size > 1]
+        smaller = [size for size in range(most, 0, -1) if size < pp]
+        changes: list[dict[str, object]] = [{"parallel.chunks": size} for size in fewer]
+        changes += [{"parallel.schedule": "1f1b", "parallel.chunks": None}] if config.chunks else []
+        changes += [{"parallel.schedule": "1f1b"}] if chunks > 1 else []
+        changes += [{"parallel.pp": size} for size in smaller]
+        changes += [{"launch.processes": size * mesh.world // pp} for size in smaller]
         yield Problem(
             f"parallel.pp={pp}{each} is {stages} stages, and the model has {plan.layers} blocks.",
             "Every stage needs a block.",
-            f"Nearest: parallel.pp={nearest(pp, range(1, most + 1), 1)[0]}{one}",
+            nearest_accepted(run, changes),
         )
     elif config.stages is not None and (len(config.stages) != stages or sum(config.stages) != plan.layers):
         from gangline_parallel_megatron_style.layout.stages import balanced

@@ -1,0 +1,58 @@
+"""Advice that leads on: of the changes that may mend a run, those with which it has fewer problems. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+from gangline.config.schema import Run
+from gangline.config.serial import from_dict, to_dict
+from gangline.config.values import written
+from gangline.errors import UserError
+
+_asking: ContextVar[bool] = ContextVar("asking", default=False)
+
+
+def accepted(run: Run, candidates: Iterable[Mapping[str, Any]], most: int = 4) -> list[str]:
+    """The first `most` changes that a run would take, each as the words that a user types.
+
+    A change is path -> value. One is taken that has none but the run's own problems, and not all of them; while one is
+    tried, the advice of its own problems is left out.
+    """
+    if _asking.get():
+        return []
+    token = _asking.set(True)
+    try:
+        before, found = _problems(run), []
+        for change in candidates:
+            if len(found) < most and _problems(_changed(run, change)) < before:
+                found.append(" ".join(f"{path}={written(value)}" for path, value in change.items()))
+        return found
+    finally:
+        _asking.reset(token)
+
+
+def nearest(run: Run, candidates: Iterable[Mapping[str, Any]], most: int = 4) -> str:
+    """The same as a line of advice, or ""."""
+    return "; or ".join(accepted(run, candidates, most))
+
+
+def _changed(run: Run, change: Mapping[str, Any]) -> Run:
+    content = to_dict(run)
+    for path, value in change.items():
+        *way, last = path.split(".")
+        place = content
+        for step in way:
+            place = place[step]
+        place[last] = value
+    return from_dict(content)
+
+
+def _problems(run: Run) -> set[str]:
+    from gangline.config.check import problems
+
+    try:
+        return {problem.what for problem in problems(run)}
+    except UserError as error:
+        return {error.what}
