@@ -66,7 +66,7 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
         (["moe=onn"], ["moe=onn is not available here.", "Did you mean moe=on?"]),
         (["moe=true"], ["moe=on is not available here.", catalogue.get("gangline-moe")]),
         (["+moe=on"], ["moe=on is not available here.", catalogue.get("gangline-moe")]),
-        (["data=tokshard"], ["data=tokshard is not available here.", "to come with gangline-dataloader, not here yet"]),
+        (["health=x"], ["health=x is not available here."]),
         (["data=texts/a.txt"], ["To read files:  data.path=texts/a.txt"]),
         (["data=*.txt"], ["To read files:  data.path=*.txt"]),
         (["model=meta-llama/Llama-3.2-1B"], ["gangline import meta-llama/Llama-3.2-1B  prints the command"]),

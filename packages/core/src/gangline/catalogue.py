@@ -47,7 +47,7 @@ ENTRIES = (
 
 
 # Foreseen, and not to be had yet: no hint sends anybody for them.
-COMING = frozenset({_DATA, _HEALTH})
+COMING = frozenset({_HEALTH})
 
 
 def get(distribution: str) -> str:

@@ -24,7 +24,8 @@ def accepted(run: Run, candidates: Iterable[Mapping[str, Any]], most: int = 4) -
         return []
     token = _asking.set(True)
     try:
-        before, found = _problems(run), []
+        before = _problems(run)
+        found: list[str] = []
         for change in candidates:
             if len(found) < most and _problems(_changed(run, change)) < before:
                 found.append(" ".join(f"{path}={written(value)}" for path, value in change.items()))
