@@ -60,7 +60,7 @@ def _reduce(axes: tuple[str, ...], purpose: str, ranks: int, calls: int, nbytes:
 
 
 @dataclass
-class Region:
+class RegionTraffic:
     """A module of a block whose products tp cuts, entered by those cut by outputs and left by those cut by inputs.
 
     enters, leaves  how wide what is gathered or summed there is; 0: not at all
@@ -74,11 +74,11 @@ class Region:
     asked: bool = True
 
 
-def regions(case: Case, index: int) -> dict[str, Region]:
+def regions(case: Case, index: int) -> dict[str, RegionTraffic]:
     """The regions of a block by the path of their module, in order. A linear is in the region of the module around it,
     and what wraps a linear has one of its own.
     """
-    found: dict[str, Region] = {}
+    found: dict[str, RegionTraffic] = {}
     asked = index > 0 or any(array.trained for array in case.arrays if array.kind == "embed")
     block = f"{case.plan.blocks}.{index}"
     for path, node in nodes(case.blocks[index], block):
@@ -88,7 +88,7 @@ def regions(case: Case, index: int) -> dict[str, Region]:
             if cut is None or len(shape) < 2:
                 asked |= trained and not found
                 continue
-            region = found.setdefault(full.rsplit(".", 2)[0], Region(asked=asked or bool(found)))
+            region = found.setdefault(full.rsplit(".", 2)[0], RegionTraffic(asked=asked or bool(found)))
             if cut.dim == 0:
                 region.enters = shape[1]
                 region.wants_input |= trained
