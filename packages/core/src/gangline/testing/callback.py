@@ -15,7 +15,7 @@ from gangline.callback import Callback
 from gangline.plugins import installed
 from gangline.record import StepRecord
 from gangline.testing.claims import needs
-from gangline.testing.health import no_collectives
+from gangline.testing.health_ranks import no_collectives
 from gangline.testing.install import as_installed
 from gangline.testing.pool import pool
 from gangline.testing.sessions import session

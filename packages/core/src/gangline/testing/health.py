@@ -6,23 +6,19 @@ import copy
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from gangline.attempts import Attempt
-from gangline.comm import Comm
-from gangline.config.schema import Run
 from gangline.health import Action, Agreed, HealthCheck, Verdict, decide
-from gangline.parts import HealthConfig
-from gangline.plugins import load
 from gangline.record import StepRecord
 from gangline.testing.claims import Unclaimed
+from gangline.testing.health_ranks import asked, attached, lived, observed, small_runtime
 from gangline.testing.pool import pool
 from gangline.testing.suite import PartSuite
 
@@ -88,95 +84,6 @@ FAULTS: dict[str, Callable[[Records], Records]] = {
 }
 
 
-class Outside(AssertionError):
-    """A collective outside of `HealthCheck.collective`."""
-
-
-class _Guarded(Comm):
-    """Lets collectives through only while `open`."""
-
-    def __init__(self, inner: Comm) -> None:
-        self.inner, self.open = inner, False
-        self.axis, self.size, self.index, self.ranks = inner.axis, inner.size, inner.index, inner.ranks
-
-    def _pass(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if not self.open:
-            raise Outside(f"{name} outside of collective(comm)")
-        return getattr(self.inner, name)(*args, **kwargs)
-
-    def all_reduce(self, *args: Any, **kwargs: Any) -> Any:
-        return self._pass("all_reduce", *args, **kwargs)
-
-    def all_gather(self, *args: Any, **kwargs: Any) -> Any:
-        return self._pass("all_gather", *args, **kwargs)
-
-    def reduce_scatter(self, *args: Any, **kwargs: Any) -> Any:
-        return self._pass("reduce_scatter", *args, **kwargs)
-
-    def all_to_all(self, *args: Any, **kwargs: Any) -> Any:
-        return self._pass("all_to_all", *args, **kwargs)
-
-    def exchange(self, *args: Any, **kwargs: Any) -> Any:
-        return self._pass("exchange", *args, **kwargs)
-
-    def barrier(self) -> None:
-        self._pass("barrier")
-
-
-@contextmanager
-def no_collectives() -> Iterator[None]:
-    """torch.distributed's own calls raise."""
-    import torch.distributed as dist
-
-    names = ("all_reduce", "all_gather_into_tensor", "all_gather_object", "all_to_all_single", "barrier", "broadcast")
-    kept = {
-        name: getattr(dist, name) for name in (*names, "broadcast_object_list", "batch_isend_irecv", "send", "recv")
-    }
-
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise Outside("torch.distributed was called outside of collective(comm)")
-
-    for name in kept:
-        setattr(dist, name, refuse)
-    try:
-        yield
-    finally:
-        for name, function in kept.items():
-            setattr(dist, name, function)
-
-
-def lived(run_dir: Path, *settings: str) -> tuple[list[str], list[Attempt]]:
-    """Train on this rank: (what people were told, the lines of attempts.jsonl)."""
-    from gangline.testing.sessions import session
-    from gangline.train.worker import train
-
-    s = session(run_dir, *settings)
-    notes, note = [], s.reporter.note
-    s.reporter.note = lambda text: notes.append(text) or note(text)  # type: ignore[method-assign, func-returns-value]
-    train(s)
-    return notes, s.history
-
-
-def observed(build: str, config: HealthConfig, run: Run, records: Records) -> tuple[list[dict], dict]:
-    """What a rank's check says over these records, as core would ask it; and its state at the end."""
-    from gangline.mesh import Mesh
-    from gangline.testing import rank
-
-    check: HealthCheck = load(build)(config, run)
-    comm = _Guarded(rank.comms(Mesh.of({"dp_replicate": rank.world})).world)
-    with no_collectives():
-        said = [verdict.to_dict() for verdict in check.before_run()]
-    for record in records:
-        if record.step % check.every == 0:
-            comm.open = True
-            check.collective(comm)
-            comm.open = False
-            with no_collectives():
-                said += [verdict.to_dict() for verdict in check.observe(record)]
-    with no_collectives():
-        return said, check.state()
-
-
 class HealthCheckSuite(PartSuite):
     """Subclass with ``choice = "health=mine"``; `can` names the faults that it catches.
 
@@ -193,19 +100,12 @@ class HealthCheckSuite(PartSuite):
     def check(self) -> HealthCheck:
         """A fresh check."""
         run = self.run()
-        return self.build(self.config(run), run)
+        return attached(self.build(self.config(run), run), self.offer.part.name)
 
     def verdicts(self, records: Records, check: HealthCheck | None = None) -> list[tuple[int, Verdict]]:
         """What one process's check says: (step, verdict)."""
-        from gangline.comm.solo import Solo
-
-        check = check or self.check()
-        said = []
-        for record in records:
-            if record.step % check.every == 0:
-                check.collective(Solo("world"))
-                said += [(record.step, verdict) for verdict in check.observe(record)]
-        return said
+        check, (_, comms) = check or self.check(), small_runtime()
+        return [(record.step, verdict) for record in records for verdict in asked(check, record, comms.world)]
 
     # --- faults ------------------------------------------------------------------------------------------------------
 
@@ -288,7 +188,7 @@ class HealthCheckSuite(PartSuite):
         """And state is the same on all ranks."""
         run = self.run()
         records = FAULTS["not-finite"](healthy(FAULT + 5))
-        answers = pool(2).run(observed, self.offer.part.build, self.config(run), run, records)
+        answers = pool(2).run(observed, self.offer.part.build, self.offer.part.name, self.config(run), run, records)
         assert answers[0][1] == answers[1][1], "ranks keep different states"
 
     def test_strange_records_raise_nothing(self) -> None:
