@@ -41,6 +41,7 @@ SUITES = {
     "HealthCheckSuite": [
         Mutant("health=counts-itself", "test_an_answer_depends_on_what_was_agreed_alone", "answers differently"),
         Mutant("health=remembers", "test_an_answer_depends_on_what_was_agreed_alone", "answers differently"),
+        Mutant("health=gathers", "test_no_collectives_outside_of_collective", "where there may be none"),
         Mutant("health=cries", "test_lives_in_a_run_that_is_killed_and_goes_on", "health=cries failed"),
         Mutant("health=jumpy", "test_quiet_where_nothing_is_wrong", "on a healthy run"),
         Mutant("health=forgetful", "test_state_goes_through_a_checkpoint", "speaks differently|assert"),

@@ -95,6 +95,17 @@ class Remembers(NanCheck):
         return Order(Action.ROLL_BACK, ("not-finite",)) if self.row and agreed.of("not-finite") else None
 
 
+class Gathers(NanCheck):
+    """Asks the others where each rank is asked by itself."""
+
+    def attach(self, runtime, comms, store, device):
+        self.world = comms.world
+
+    def before_update(self, loss, grad_norm):
+        self.world.all_reduce(torch.tensor([loss]), "max")
+        return ()
+
+
 class Cries(NanCheck):
     """Fails in every step."""
 

@@ -82,7 +82,7 @@ broken(
 )
 broken("health", Nan, "broken_others", "jumpy", "forgetful", "chatty", "blind", "tidy")
 broken("health", HealthConfig, "broken_others", "proud")
-broken("health", Nan, "broken_callbacks", "counts-itself", "remembers", "cries")
+broken("health", Nan, "broken_callbacks", "counts-itself", "remembers", "cries", "gathers")
 broken(
     "callback",
     Previous,
