@@ -42,10 +42,11 @@ def after_step(s: Session, record: StepRecord) -> list[Verdict]:
 
 def judged(s: Session, verdicts: Iterable[Verdict], now: float, record: StepRecord | None) -> tuple[Order, Agreed]:
     """(the order, what it was made of): every rank makes it, and rank 0's is taken, so that none goes its own way."""
+    found = tuple(verdicts)
+    if not found:
+        return Order(Action.NOTE, ()), Agreed((), (), now)
     coming = s.step + 1 if record is None else record.step  # the step that is judged, or about to come
-    agreed = Agreed(tuple(verdicts), tuple(attempts.happened(s.history, s.attempt, coming)), now)
-    if not agreed.verdicts:
-        return decide(agreed, ()), agreed
+    agreed = Agreed(found, tuple(attempts.happened(s.history, s.attempt, coming)), now)
     responses = [named(s, f"health/{name}", check.respond, agreed, record) for name, check in s.health.items()]
     order = decide(agreed, [order for order in responses if order is not None])
     return Order.of(gather_json(s.comms.world, s.device, asdict(order))[0]), agreed
