@@ -23,6 +23,9 @@ class ForgetsState(PreviousCallback):
     def state(self):
         return {}
 
+    def load_state(self, state):
+        pass
+
 
 class ForgetsArrays(PreviousCallback):
     """What it means to keep is not registered."""

@@ -184,7 +184,7 @@ class HealthCheckSuite(PartSuite):
             said = [[(s, v.to_dict()) for s, v in self.verdicts(records[place:], check)] for check in (whole, again)]
             assert said[0] == said[1], f"after a checkpoint at step {place} it speaks differently"
 
-    def testno_collectives_outside_of_collective(self) -> None:
+    def test_no_collectives_outside_of_collective(self) -> None:
         """And state is the same on all ranks."""
         run = self.run()
         records = FAULTS["not-finite"](healthy(FAULT + 5))
