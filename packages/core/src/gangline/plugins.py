@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from gangline import catalogue
+from gangline.config.suggest import foreign
 from gangline.discovery import VARIABLE, Failure, Found, Offer, discover, normal, version_of
 from gangline.errors import UserError
 from gangline.hooks import Command, Kind
@@ -120,7 +121,7 @@ class Installed:
 
     def _guesses(self, group: str, name: str) -> list[str]:
         """What an unknown name may have meant: a slip, a plugin that failed, or one that is not installed."""
-        if lines := self._files(group, name):
+        if lines := self._files(group, name) or foreign(name, self.choices("track")):
             return lines
         close = difflib.get_close_matches(name, [*self.choices(group), *catalogue.names(group)], 1, 0.5)
         lines = [f"Did you mean {group}={close[0]}?"] if close else []

@@ -17,6 +17,7 @@ import types
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 
@@ -182,6 +183,8 @@ def choices(hint: Any) -> list[str]:
         return listed or choices(args[0])
     if kind is Literal:
         return [str(word) for word in args]
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return [str(member.value) for member in hint]
     return [word for arg in args for word in choices(arg)] if kind in (Union, types.UnionType) else []
 
 
