@@ -115,7 +115,7 @@ def _within(case: Case, place: Place, arrays: list[Array], rates: Rates) -> Iter
     for array in arrays:
         if len(array.shape) > 1 and array.trained:
             each = width.gradient if memory.cuts_gradients(case, array.unit) else both
-            made[array.name.rpartition(".")[0]] += array.size * each
+            made[array.name.rsplit(".", len(array.shape) - 1)[0]] += array.size * each  # stacks with those beside them
     travels = 3 * case.tokens * case.width * width.compute if case.tp > 1 else 0  # in, its gradient, a term of that
     again = 0
     if place == "head":
