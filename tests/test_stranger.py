@@ -70,7 +70,8 @@ def gangline_parts():
     yield Part(group="weather", name="rain", config=Rain, build=f"{here}:rain", summary="Wet", opens={"wind": "calm"})
     yield Part(group="weather/wind", name="calm", config=Wind, build=f"{here}:wind", summary="Some")
     yield Part(group="weather/wind", name="gusts", config=Gusts, build=f"{here}:wind", summary="Much, at times")
-    yield Part(group="track", name="diary", config=Diary, build=f"{here}:DiaryTracker", summary="Writes a diary")
+    build = f"{here}:DiaryTracker"
+    yield Part(group="track", name="diary", config=Diary, build=build, summary="Writes a diary", reads=("weather",))
 """
 
 
@@ -89,6 +90,7 @@ def test_a_group_inside_a_group_that_nobody_had_before_trains_and_resumes(tmp_pa
         "train weather=rain weather.mm=1 weather.wind.share=1", code=2
     )
     chosen = "weather=rain weather.mm=3 weather/wind=gusts weather.wind.knots=40"
+    assert "weather=rain does nothing in this run" in run(f"train recipe=quick {chosen}", code=2)
     run(f"train recipe=quick {chosen} 'track=[diary,jsonl]' run.steps=2 run.dir=out parallel=ddp")
     run("train resume=out run.steps=3")
     diary = (reader.directory / "diary.txt").read_text().splitlines()

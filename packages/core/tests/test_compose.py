@@ -216,7 +216,7 @@ LORA = """
 from dataclasses import dataclass, field
 from gangline import Part, hookimpl
 from gangline.errors import Problem
-from gangline.parts import EditConfig, PartConfig
+from gangline.parts import EditConfig, PartConfig, TrackConfig
 
 @dataclass
 class Everywhere(PartConfig):
@@ -239,12 +239,17 @@ class Lora(EditConfig):
 class Rain(PartConfig):
     millimetres: float = 1.0
 
+@dataclass
+class Drops(TrackConfig):
+    pass
+
 @hookimpl
 def gangline_parts():
     yield Part(group="lora", name="on", config=Lora, build="gangline_lora:edit", summary="Low", opens={"site": "all"})
     yield Part(group="lora/site", name="all", config=Everywhere, build="gangline_lora:site", summary="Everywhere")
     yield Part(group="lora/site", name="some", config=Some, build="gangline_lora:site", summary="Here and there")
     yield Part(group="weather", name="rain", config=Rain, build="gangline_lora:rain", summary="A group that is no edit")
+    yield Part(group="track", name="drops", config=Drops, build="m:b", summary="Counts", reads=("weather",))
 
 def edit(tree, plan, options):
     return tree, plan, ()

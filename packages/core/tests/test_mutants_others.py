@@ -23,6 +23,7 @@ SUITES = {
     "DataSourceSuite": [
         Mutant("data=repeats", EPOCH, "come twice", "epochs"),
         Mutant("data=leaves-out", EPOCH, "never shown", "epochs"),
+        Mutant("data=no-length", "test_length_is_a_number_of_samples_or_none", "TypeError"),
         Mutant("data=call-order", "test_a_sample_depends_on_its_number_alone", "assert"),
         Mutant("data=ignores-split", "test_validation_is_never_trained_on", "trained on", "disjoint"),
         Mutant("data=one-fingerprint", "test_fingerprint_changes_with_the_samples", "same fingerprint"),

@@ -26,6 +26,13 @@ MUTANTS = [
     Mutant("parallel=arrival-order", "test_bit_identical_to_one_process", "differ in their bits", "exact", more=FOUR),
     Mutant("parallel=evaluates-alone", "test_evaluate", "evaluated loss is", more=TWO),
     Mutant("parallel=evaluates-in-training", "test_a_module_on_a_fold", "evaluated loss is", more=TWO),
+    Mutant(
+        "parallel=evaluates-by-share",
+        "test_an_evaluation_is_bit_identical_to_one_process",
+        "evaluated loss is",
+        "exact",
+        more=TWO,
+    ),
     Mutant("parallel=forgets-a-share", "test_score", "score of sample.* is 0.0, expected", more=TWO),
     Mutant("parallel=scores-backwards", "test_score", "score of sample.* expected", more=TWO),
     Mutant("parallel=clips-vectors", "test_clip_scales_all_gradients_alike", "clipped gradient", more=TWO),

@@ -15,9 +15,9 @@ from typing import cast
 
 import pluggy
 
-from gangline import hooks
+from gangline import catalogue, hooks
 from gangline.hooks import ENTRY_POINTS, GROUP_OF, PROJECT, Command, Kind
-from gangline.parts import GROUPS, LISTS, Part, PartConfig
+from gangline.parts import GROUPS, LISTS, EditConfig, Part, PartConfig
 
 VARIABLE = "GANGLINE_PLUGINS"  # names of plugins or distributions, comma-separated; "" for core alone
 
@@ -67,6 +67,7 @@ class Found:
     failures: list[Failure] = field(default_factory=list)
     clashes: list[tuple[str, str]] = field(default_factory=list)  # what two packages claim, and how to mend it
     clashing: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # (group, name) -> the clash
+    unbuilt: dict[tuple[str, str], Failure] = field(default_factory=dict)  # (group, name) of parts that nobody builds
     modules: list[ModuleType] = field(default_factory=list)  # the entry modules that were loaded
     left_out: dict[str, str] = field(default_factory=dict)  # distribution -> plugin, by GANGLINE_PLUGINS
 
@@ -93,6 +94,11 @@ def discover(environ: Mapping[str, str]) -> Found:
             _same_name(found, name, entries, [other for other in by_name if other != name])
         else:
             _load(found, manager, entries[0])
+    for offer in [offer for offers in found.offers.values() for offer in offers.values()]:
+        if why := _nobody_builds(found, offer):
+            plugin = next((entry.name for entry in ours if owner(entry) == offer.distribution), offer.distribution)
+            failure = Failure(plugin, offer.distribution, offer.version, *why)
+            found.unbuilt[offer.group, offer.part.name] = failure
     ours_speak = {normal(owner(entry)) for entry in ours}
     for group in sorted(every.groups - {ENTRY_POINTS}):
         contract = _CONTRACT.fullmatch(group)
@@ -236,6 +242,29 @@ def _group(hook: str, part: Part) -> str:
     if not issubclass(part.config, base):
         raise TypeError(f"{group}={part.name}: {part.config.__name__} must derive from gangline.parts.{base.__name__}")
     return group
+
+
+def _nobody_builds(found: Found, offer: Offer) -> tuple[str, str] | None:
+    """Why choosing the part would change nothing, and what mends it; None: core or another part builds it."""
+    group = offer.group
+    outer, nested, field = group.rpartition("/")
+    if nested:
+        if any(field in other.part.opens for other in found.offers.get(outer, {}).values()):
+            return None
+        why, dists = f"no part of the group {outer} opens it", sorted(catalogue.suppliers(outer))
+        mend = (
+            f"pip install {dists[0]}" if dists else f'A part of {outer} opens it with opens={{"{field}": <default>}}.'
+        )
+    else:
+        others = [other.part for offers in found.offers.values() for other in offers.values()]
+        edit = issubclass(offer.part.config, EditConfig)
+        if group in GROUPS or edit or any(group in other.reads for other in others):
+            return None
+        why = (
+            "it is no group of core's, no model edit (its class does not derive from EditConfig), and no part reads it"
+        )
+        mend = f'Let the part that builds it say so:  Part(..., reads=("{group}",))'
+    return f"offers {group}={offer.part.name}, which nobody builds: {why}", mend
 
 
 def _classes_differ(before: Found, offered: Iterable[Offer | Command | Kind]) -> None:

@@ -182,18 +182,19 @@ def gangline_data_sources() -> Iterable[Part]:
 
         class CountingSource(DataSource):
             def __init__(self, config, run, split):
-                self.stride, self.length, self.modulus = config.stride, run.batch.sequence_length, run.model.vocab_size
+                self.stride, self.modulus = config.stride, run.model.vocab_size
+                self.sequence_length = run.batch.sequence_length
                 self.first = 0 if split == "train" else 1
 
             def sample(self, i):
                 start = 2 * i + self.first  # a pure function of (split, i): no state, no rank
-                return {"tokens": (start + self.stride * np.arange(self.length + 1)) % self.modulus}
+                return {"tokens": (start + self.stride * np.arange(self.sequence_length + 1)) % self.modulus}
 
-            def __len__(self):
-                return self.modulus // 2
+            def length(self):
+                return self.modulus // 2  # samples in an epoch; None: without end
 
             def fingerprint(self):
-                return f"counting-{self.stride}-{self.length}-{self.modulus}-{self.first}"
+                return f"counting-{self.stride}-{self.sequence_length}-{self.modulus}-{self.first}"
 
 
         @hookimpl

@@ -33,8 +33,8 @@ class Installed:
 
     @property
     def failures(self) -> list[Failure]:
-        """Plugins that are there and cannot be used, each with its cause."""
-        return self._found.failures
+        """Plugins and parts that are there and cannot be used, each with its cause."""
+        return [*self._found.failures, *self._found.unbuilt.values()]
 
     @property
     def clashes(self) -> list[tuple[str, str]]:
@@ -53,6 +53,11 @@ class Installed:
         """The groups of model edits, of installed plugins and of the catalogue."""
         every = [offer for offers in self._found.offers.values() for offer in offers.values()]
         return {offer.group for offer in every if issubclass(offer.part.config, EditConfig)} | catalogue.edit_groups()
+
+    def readers(self, group: str) -> list[str]:
+        """The parts, as a user types them, that build the choice of a group of a plugin's own."""
+        every = [offer for offers in self._found.offers.values() for offer in offers.values()]
+        return sorted(f"{offer.group}={offer.part.name}" for offer in every if group in offer.part.reads)
 
     def choices(self, group: str) -> list[str]:
         """What a user may type after ``group=`` here."""
@@ -101,6 +106,8 @@ class Installed:
             raise UserError(f"there is no group {group!r}.", hint, f"Groups: {', '.join(self.groups())}.", SEE)
         if (clash := self._found.clashing.get((group, name))) is not None:
             raise UserError(*clash)
+        if (failure := self._found.unbuilt.get((group, name))) is not None:
+            raise UserError(f"{group}={name} cannot be used.", f"{failure.supplier} {failure.why}.", failure.mend)
         if (offer := self._found.offers.get(group, {}).get(name)) is not None:
             return offer
         raise UserError(f"{group}={name} is not available here.", *self._reasons(group, name), self.listed(group))
@@ -109,7 +116,7 @@ class Installed:
         supplier = catalogue.supplier(group, name)
         if supplier is None:
             return self._guesses(group, name)
-        for failure in self.failures:
+        for failure in self._found.failures:
             if normal(failure.distribution) == normal(supplier):
                 return [f"{failure.supplier} {failure.why}", failure.mend]
         if (plugin := self._found.left_out.get(normal(supplier))) is not None:
@@ -125,7 +132,7 @@ class Installed:
             return lines
         close = difflib.get_close_matches(name, [*self.choices(group), *catalogue.names(group)], 1, 0.5)
         lines = [f"Did you mean {group}={close[0]}?"] if close else []
-        for failure in self.failures:
+        for failure in self._found.failures:
             lines += [f"{failure.supplier} may be what offers it, but it {failure.why}", failure.mend]
         return lines if close else [*lines, *self.elsewhere(group)]
 

@@ -66,7 +66,11 @@ class Runtime(ABC):
 
     @abstractmethod
     def evaluate(self, micro_batches: Sequence[Batch]) -> tuple[float, int]:
-        """(global loss sum, global token count), without gradients."""
+        """(global loss sum, global token count), without gradients.
+
+        Every rank passes as many micro-batches. Their losses are added in global order, whatever the layout, so that
+        under `run.deterministic` the sum has the bits of one process that reads micro-batches of the same size.
+        """
 
     @abstractmethod
     def score(self, batches: Sequence[Batch]) -> torch.Tensor:

@@ -27,6 +27,11 @@ class LeavesOut(NumbersSource):
         self.windows = self.windows[: len(self.windows) - len(self.windows) // 10]
 
 
+class NoLength(NumbersSource):
+    def length(self):
+        raise TypeError("without end")
+
+
 class CallOrder(NumbersSource):
     calls = 0
 
@@ -38,7 +43,7 @@ class CallOrder(NumbersSource):
 class IgnoresSplit(NumbersSource):
     def __init__(self, config, run, split):
         super().__init__(config, run, split)
-        self.windows = list(range((len(self.tokens) - 1) // self.length))
+        self.windows = list(range((len(self.tokens) - 1) // self.sequence_length))
 
 
 class OneFingerprint(NumbersSource):

@@ -37,7 +37,10 @@ class DeepSeekV3(MoeOptions):
     first: int = 3
 
 
-LAW = "with moe.capacity_factor, which pairs are dropped depends on the micro-batch on a rank"
+LAW = (
+    "with moe.capacity_factor, which pairs are dropped depends on the micro-batch on a rank; with moe.ep above 1 an "
+    "expert multiplies tokens of several ranks at once, so that run.deterministic promises rounding and not bits"
+)
 
 
 def _part(name: str, config: type, summary: str, router: str = "softmax") -> Part:

@@ -22,7 +22,7 @@ from gangline.mesh import DATA_AXES
 from gangline.parallel import norm as scaling
 from gangline.parallel.metrics import Tally
 from gangline.parallel.micro import count_on_host, count_tokens, frame_of
-from gangline.parallel.score import check_share, in_global_order
+from gangline.parallel.score import check_share, evaluated, in_global_order
 from gangline.runtime import Named, Runtime, StepResult
 from gangline.shard import Registry, Shard
 from gangline_parallel_megatron_style.chunk import Chunk, Segment
@@ -100,14 +100,11 @@ class ComposedRuntime(Runtime, Stage):
         return record.told(self._executor.spans, schedule, coordinate["pp"], first, self.world, self.device)
 
     def evaluate(self, micro_batches: Sequence[Batch]) -> tuple[float, int]:
-        total = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for loss in self._losses(micro_batches):
-            total[0] += loss
-        if self._counts_loss and self.mesh.coordinate(self.rank)["pp"] == 0:
-            total[1] = count_tokens(self._batches, self.device)[0]
+        losses = self._losses(micro_batches)
+        counts = self._counts_loss and self.mesh.coordinate(self.rank)["pp"] == 0
+        tokens = count_tokens(self._batches if counts else (), self.device)[0]
         self._begin((), None)
-        loss_sum, tokens = self.world.all_reduce(total).tolist()  # type: ignore[union-attr]
-        return loss_sum, int(tokens)
+        return evaluated(losses, len(micro_batches), tokens, self.data_coordinate, self.world, self.device)
 
     def score(self, batches: Sequence[Batch]) -> Tensor:
         check_share(batches, self.world, self.device)

@@ -33,7 +33,7 @@ def problems(run: Run) -> list[Problem]:
     """Values without meaning; where there are none, parts that refuse; else model edits, layout, batch."""
     found = meaningless(run)
     if not found:
-        found += _device(run)
+        found += [*_device(run), *_unread(run)]
         for config in _configs(run):
             found += config.check(run)
         found += check_sets(run)
@@ -84,6 +84,18 @@ def _device(run: Run) -> Iterator[Problem]:
         yield Problem(f"run.device={device}: there is no GPU here.", "", take)
     elif number and int(number) >= gpus():
         yield Problem(f"run.device={device}: there are {gpus()} GPUs here, counted from 0.", "", take)
+
+
+def _unread(run: Run) -> Iterator[Problem]:
+    """Choices in groups of plugins' own that no part of this run reads."""
+    reading = {group for config in _configs(run) for group in installed().part_of(config).part.reads}
+    for group in sorted(set(run.extra) - reading):
+        name = installed().part_of(run.extra[group]).part.name
+        yield Problem(
+            f"{group}={name} does nothing in this run.",
+            f"It is read by {', '.join(installed().readers(group))}, which this run does not have.",
+            f"Choose that too, or {group}=off.",
+        )
 
 
 def _configs(run: Run) -> Iterator[PartConfig]:

@@ -29,7 +29,7 @@ class Sample(TypedDict):
 class DataSource(ABC):
     """Sample i, pure in (seed, split, i): no state, no rank, no worker. Core maps the cursor to i and cuts the batch.
 
-    A source that knows its length goes on past it: `sample(i)` for i >= len is of the next epoch.
+    A source that knows its length goes on past it: `sample(i)` for i >= `length()` is of the next epoch.
     """
 
     @abstractmethod
@@ -37,8 +37,8 @@ class DataSource(ABC):
         """Sample number `i`, counted from the start of the run."""
 
     @abstractmethod
-    def __len__(self) -> int:
-        """Samples in one epoch. (A source without end raises TypeError.)"""
+    def length(self) -> int | None:
+        """Samples in one epoch; None: without end. Validation takes `validate.samples`, or all if there are fewer."""
 
     @abstractmethod
     def fingerprint(self) -> str:

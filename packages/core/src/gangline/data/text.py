@@ -45,15 +45,15 @@ class TextSource(DataSource):
         called: str = "files",
     ) -> None:
         self.tokens, self.starts, self.codec, self.called = tokens, starts, codec, called
-        self.length, self.seed, self.split, self.documents = sequence_length, seed, split, documents
+        self.sequence_length, self.seed, self.split, self.documents = sequence_length, seed, split, documents
         self.windows = (len(tokens) - 1) // sequence_length
         self.tokens.flags.writeable = False  # samples are views of it
         self._order = lru_cache(maxsize=2)(self._draw_order)
 
     def sample(self, i: int) -> Sample:
         epoch, turn = divmod(i, self.windows)
-        start = int(self._order(epoch)[turn]) * self.length
-        stop = start + self.length
+        start = int(self._order(epoch)[turn]) * self.sequence_length
+        stop = start + self.sequence_length
         sample: Sample = {"tokens": self.tokens[start : stop + 1]}
         if self.documents:
             places = np.arange(start, stop + 1)
@@ -64,11 +64,18 @@ class TextSource(DataSource):
             sample["loss_mask"] = file[1:] == file[:-1]
         return sample
 
-    def __len__(self) -> int:
+    def length(self) -> int:
         return self.windows
 
     def fingerprint(self) -> str:
-        order = (self.seed, self.split, self.length, self.documents, self.codec.identity, str(self.tokens.dtype))
+        order = (
+            self.seed,
+            self.split,
+            self.sequence_length,
+            self.documents,
+            self.codec.identity,
+            str(self.tokens.dtype),
+        )
         digest = blake2b(repr(order).encode(), digest_size=16)
         digest.update(self.starts.tobytes())
         digest.update(self.tokens.data)

@@ -1,4 +1,4 @@
-"""The log-likelihood of each sample, in global order, on every rank: what `Runtime.score` of any layout is made of."""
+"""What `Runtime.score` and `Runtime.evaluate` of any layout are made of: losses in global order, on every rank."""
 
 from __future__ import annotations
 
@@ -34,8 +34,29 @@ def in_global_order(
     losses: 0-d, of this rank's `count` samples, or of the part of their tokens that is counted here; none where they
     are counted elsewhere. comm: all the ranks that hold a part; what they hold of one sample is added up.
     """
+    return comm.all_reduce(-_placed(losses, count, coordinate, device)).cpu()  # type: ignore[union-attr]
+
+
+def evaluated(
+    losses: Sequence[Tensor], count: int, tokens: Tensor, coordinate: tuple[int, int], comm: Comm, device: torch.device
+) -> tuple[float, int]:
+    """(loss sum, token count) of all ranks: each micro-batch's loss is added in global order.
+
+    So the sum has the same bits for any number of data ranks that read micro-batches of one size. Arguments as above,
+    of `count` micro-batches on every rank; tokens: 0-d, those that are counted here.
+    """
+    placed = _placed(losses, count, coordinate, device)
+    *each, counted = comm.all_reduce(torch.cat((placed, tokens.double().view(1)))).tolist()  # type: ignore[union-attr]
+    total = 0.0
+    for loss in each:  # not `sum`, which from Python 3.12 on adds in another way
+        total += loss
+    return total, int(counted)
+
+
+def _placed(losses: Sequence[Tensor], count: int, coordinate: tuple[int, int], device: torch.device) -> Tensor:
+    """(width · count,) float64: this rank's losses in their places, zeros elsewhere."""
     index, width = coordinate
     every = torch.zeros(width, count, dtype=torch.float64, device=device)
     if losses:
-        every[index] -= torch.stack([loss.double() for loss in losses])
-    return comm.all_reduce(every).flatten().cpu()  # type: ignore[union-attr]
+        every[index] = torch.stack([loss.double() for loss in losses])
+    return every.flatten()

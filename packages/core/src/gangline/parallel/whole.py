@@ -20,7 +20,7 @@ from gangline.parallel import norm
 from gangline.parallel.metrics import Tally
 from gangline.parallel.micro import Stages, count_on_host, count_tokens, frame_of
 from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
-from gangline.parallel.score import check_share, in_global_order
+from gangline.parallel.score import check_share, evaluated, in_global_order
 from gangline.parallel.storage import Storage
 from gangline.plan import Plan
 from gangline.precision import Precision
@@ -106,12 +106,8 @@ class WholeRuntime(Runtime):
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics)
 
     def evaluate(self, micro_batches: Sequence[Batch]) -> tuple[float, int]:
-        total = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for loss in self._losses(micro_batches):
-            total[0] += loss
-        total[1] = count_tokens(micro_batches, self.device)[0]
-        loss_sum, tokens = self.comm.all_reduce(total).tolist()  # type: ignore[union-attr]
-        return loss_sum, int(tokens)
+        losses, tokens = self._losses(micro_batches), count_tokens(micro_batches, self.device)[0]
+        return evaluated(losses, len(micro_batches), tokens, self.data_coordinate, self.comm, self.device)
 
     def score(self, batches: Sequence[Batch]) -> Tensor:
         check_share(batches, self.comm, self.device)

@@ -119,6 +119,12 @@ class DataSourceSuite(PartSuite):
         for answer in pool(2).run(digests, self.offer.part.build, run, "train", numbers):
             assert answer == here
 
+    def test_length_is_a_number_of_samples_or_none(self, tmp_path: Path) -> None:
+        """None: without end. Validation asks for it."""
+        for split in ("train", "validation"):
+            length = self.source(tmp_path, split=split).length()
+            assert length is None or (isinstance(length, int) and length > 0), f"the length of {split} is {length!r}"
+
     # --- epochs ------------------------------------------------------------------------------------------------------
 
     def places(self, source: DataSource, numbers: Iterable[int]) -> list[tuple[int, int]]:
@@ -130,7 +136,7 @@ class DataSourceSuite(PartSuite):
         covered = []
         for split in ("train", "validation"):
             source = self.source(tmp_path, split=split)
-            places = self.places(source, range(len(source)))
+            places = self.places(source, range(source.length()))
             for (_, stop), (start, _) in itertools.pairwise(places):
                 assert start >= stop, f"letters {start} to {stop} of the data come twice in an epoch of {split}"
             covered += places
@@ -142,16 +148,16 @@ class DataSourceSuite(PartSuite):
     @needs("epochs")
     def test_the_next_epoch_shows_the_same_again(self, tmp_path: Path) -> None:
         source = self.source(tmp_path)
-        count = len(source)
+        count = source.length()
         assert self.places(source, range(count, 2 * count)) == self.places(source, range(count))
 
     @needs("disjoint")
     def test_validation_is_never_trained_on(self, tmp_path: Path) -> None:
         train, held_out = (self.source(tmp_path, split=split) for split in ("train", "validation"))
         seen = np.zeros(len(self.text()), dtype=bool)
-        for start, stop in self.places(train, range(len(train))):
+        for start, stop in self.places(train, range(train.length() or SOME)):
             seen[start:stop] = True
-        for start, stop in self.places(held_out, range(len(held_out))):
+        for start, stop in self.places(held_out, range(held_out.length() or SOME)):
             assert not seen[start:stop].any(), f"letters {start} to {stop} are trained on and validated with"
 
     # --- what is said about it ---------------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ LANES = Scenario(lanes=2)
 RECOMPUTED = Scenario(lanes=2, recompute=True, steps=1)
 SINGLE = Scenario(dtype=torch.float32, steps=1)
 EXACT = Scenario(("run.deterministic=true",), dtype=torch.float32)
+EXACT_EVALUATION = Scenario(("run.deterministic=true",), steps=0)  # in float64, where a sum of losses has to round
 EXACT_TIED = Scenario(("run.deterministic=true", "model.tied=true"), dtype=torch.float32)
 
 _done: dict[str, Any] = {}  # what the ranks gave, by job: many tests look at one run
@@ -349,6 +350,11 @@ class StrategySuite(PartSuite):
     @needs("exact")
     def test_bit_identical_to_one_process(self, layout: Layout) -> None:
         self.compare(layout, EXACT, 0)
+
+    @needs("exact")
+    def test_an_evaluation_is_bit_identical_to_one_process(self, layout: Layout) -> None:
+        """Losses are added in the order of the samples, however many ranks hold them."""
+        self.compare(layout, EXACT_EVALUATION, 0)
 
     @needs("exact tied")
     def test_bit_identical_with_tied_weights(self, layout: Layout) -> None:

@@ -69,10 +69,12 @@ class Batches:
         ]
 
     def held_out(self, count: int) -> list[Batch]:
-        """This rank's share of samples 0 to `count` - 1, filled up with rows that do not count.
+        """This rank's share of the first `count` samples, or of all if there are fewer, filled up with empty rows.
 
         The same samples under every layout, and the same number of micro-batches on every rank.
         """
+        length = self.source.length()
+        count = count if length is None else min(count, length)
         rows = -(-count // (self.width * self.micro_size)) * self.micro_size
         first = self.index * rows
         return [

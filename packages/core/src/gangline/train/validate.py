@@ -28,6 +28,5 @@ def losses(s: Session) -> tuple[float, dict[str, float]]:
 
 def loss(s: Session, held_out: Batches) -> float:
     """Mean loss over held-out samples."""
-    count = min(s.run.validate.samples, len(held_out.source))
-    loss_sum, tokens = s.runtime.evaluate(held_out.held_out(count))
+    loss_sum, tokens = s.runtime.evaluate(held_out.held_out(s.run.validate.samples))
     return loss_sum / max(tokens, 1)
