@@ -150,7 +150,7 @@ def test_a_problem_of_a_part_that_another_opens_is_told(strangers, monkeypatch):
 from dataclasses import dataclass, field
 from gangline import Part, hookimpl
 from gangline.errors import Problem
-from gangline.parts import PartConfig
+from gangline.parts import EditConfig, PartConfig
 
 @dataclass
 class Feather(PartConfig):
@@ -158,7 +158,7 @@ class Feather(PartConfig):
         return [Problem("the feather is missing.")]
 
 @dataclass
-class Hat(PartConfig):
+class Hat(EditConfig):
     feather: PartConfig = field(default_factory=Feather)
 
 @hookimpl

@@ -138,7 +138,9 @@ def gangline_parts():
     )
     done = strangers.run("gangline.cli.main", "plugins")
     assert done.returncode == 0, done.stderr
-    assert "Outside the law of layouts\n  optimizer=lossy: rounds on the wire" in done.stdout
+    told = done.stdout.partition("Outside the law of layouts\n")[2].partition("\n\n")[0].splitlines()
+    assert "  optimizer=lossy: rounds on the wire" in told
+    assert any(line.startswith("  precision=fp16: which steps overflow") for line in told)
 
 
 # --- completion ------------------------------------------------------------------------------------------------------
