@@ -13,6 +13,7 @@ SCRIPTS = (
     "startup",
     "data",
     "data_parallel",
+    "muon",
     "tensor",
     "pipeline",
     "composed",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.testing.mutants import Mutant, assert_found, assert_only_its_behaviour
+from gangline.testing.mutants import Mutant, assert_found, assert_only_its_behaviour, judged
 
 pytestmark = pytest.mark.usefixtures("broken_parts")
 
@@ -16,6 +16,8 @@ def recorded(self, directory):
     rows = (directory / "lines.txt").read_text().splitlines()
     return [(int(step), float(loss)) for step, loss in map(str.split, rows)]
 """
+SAYS = "test_functions_compute_what_their_nodes_say"
+CUT = "test_layouts_that_cut_the_model_agree"
 TWO = "layouts = (2,)"
 WORLD = "worlds = (2,)"
 
@@ -57,7 +59,13 @@ SUITES = {
         Mutant("no_init=on", "test_every_array_has_an_init", "no Init for parameter"),
         Mutant("dead_pattern=on", "test_every_pattern_of_the_plan_matches", "w_inn"),
         Mutant("own_lanes=on", "test_layouts_agree", "expected", "law", "own_lanes.fold=2", TWO),
-        Mutant("boasts=on", "test_functions_compute_what_their_nodes_say", "window=3"),
+        Mutant("boasts=on", SAYS, "window=3"),
+        Mutant("swaps_attention=on", SAYS, "blocks.0.attention.attention: its node says nothing"),
+        Mutant("own_tokens=on", CUT, "loss of step 0 is", "law", more="axes = ('cp',)"),
+        Mutant("config_sizes=on", CUT, "unflatten", "law", more="axes = ('tp',)"),
+        Mutant("undeclared_partial=on", CUT, "gradient .*gain", "law", more="axes = ('tp',)"),
+        Mutant("idle=on", "test_every_parameter_learns", "no gradient reaches blocks.0.feed_forward.gain"),
+        Mutant("remembers=on", CUT, "loss of step 0 is", "law", more="axes = ('pp',)"),
         Mutant("dice=on", "test_pure", "something else the second time"),
         Mutant("heavy=on", "test_torch_free_and_the_same_in_every_process", "torch is imported"),
     ],
@@ -104,3 +112,11 @@ def test_is_found(suite: str, mutant: Mutant, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("suite", "mutant"), ALL, ids=str)
 def test_over_the_whole_suite(suite: str, mutant: Mutant, tmp_path: Path) -> None:
     assert_only_its_behaviour(mutant, suite, tmp_path)
+
+
+def test_a_factor_that_begins_at_zero_is_no_mistake(tmp_path: Path) -> None:
+    """Its partner's first gradient is zero to the last bit."""
+    result = judged(
+        Mutant("low_rank=on", "", "", "law"), "ModelEditSuite", tmp_path, "test_every_parameter_learns", CUT
+    )
+    assert result.passed == 4, result.failed

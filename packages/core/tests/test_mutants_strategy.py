@@ -33,6 +33,8 @@ MUTANTS = [
         "exact",
         more=TWO,
     ),
+    Mutant("parallel=repeats-matrices", "test_matrices_are_mapped_whole_and_once", "the ranks mapped", more=TWO),
+    Mutant("parallel=maps-pieces", "test_matrices_are_mapped_whole_and_once", "differ in their bits", more=TWO),
     Mutant("parallel=forgets-a-share", "test_score", "score of sample.* is 0.0, expected", more=TWO),
     Mutant("parallel=scores-backwards", "test_score", "score of sample.* expected", more=TWO),
     Mutant("parallel=clips-vectors", "test_clip_scales_all_gradients_alike", "clipped gradient", more=TWO),

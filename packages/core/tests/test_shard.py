@@ -94,6 +94,7 @@ def test_holders_are_who_of_rank_says(registry):
                 ranks = held.setdefault(box, [])
                 ranks.insert(0, rank) if primary else ranks.append(rank)
         assert {box: registry.holders(name, box) for box in registry.boxes(name)} == held
+        assert dict(registry.held(name)) == {box: registry.holders(name, box) for box in registry.boxes(name)}
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""Whole arrays of what lies on a fold that is made of tensor-parallel ranks: its division is no cut over tp."""
+"""Whole matrices of what lies on a fold that is made of tensor-parallel ranks: its division is no cut over tp."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gangline.testing.pool import pool
 from gangline.testing.runs import small_run
 from gangline.testing.strategy_ranks import Job
 from gangline.testing.toys.plugin import Lanes, edit_lanes
-from gangline.testing.whole import gathered_whole
+from gangline.testing.whole import mapped_once
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,11 @@ from gangline.testing.whole import gathered_whole
     ],
     ids=["tp", "tp beside dp", "both"],
 )
-def test_each_rank_gathers_the_matrices_it_has_a_part_of(mesh, fold, zero):
+def test_every_matrix_is_mapped_whole_and_once(mesh, fold, zero):
     run = small_run("parallel=3d", f"parallel.zero={zero}")
     tree, plan, _ = edit_lanes(*compose_model(run), Lanes(fold=fold.size))
     plan = replace(plan, folds=(fold,))
     build = "gangline_parallel_megatron_style.build:build"
     job = Job(build, run, tree, plan, Mesh.of(mesh), torch.float64, "ragged", 1)
-    first = pool(1).run(strategy_ranks.expect, replace(job, build="", mesh=Mesh.of({})), 1)[0][0]
-    for parameters in pool(Mesh.of(mesh).world).run(strategy_ranks.gather_and_scatter, job):
-        gathered_whole(parameters, first)
+    want = pool(1).run(strategy_ranks.expect_mapped, replace(job, build="", mesh=Mesh.of({})))[0]
+    mapped_once(pool(Mesh.of(mesh).world).run(strategy_ranks.map_matrices, job), want)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -95,16 +95,22 @@ class Runtime(ABC):
         return [named.name for named in self.parameters()]
 
     @abstractmethod
-    def gather(self, name: str, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Any tensors cut like the parameter `name` (its gradient, a momentum), as the whole.
+    def map_matrices(
+        self,
+        function: Callable[[torch.Tensor], torch.Tensor],
+        given: Iterable[tuple[str, Sequence[torch.Tensor]]],
+    ) -> Iterator[tuple[str, Sequence[torch.Tensor]]]:
+        """Map whole matrices, each on one rank of the stage, by a function that gives (m, n) for (m, n).
 
-        Of a stack (3 dims and more) the matrices the rank has a part of. All ranks of the stage call it in the order of
-        `parameters()`.
+        given: names of parameters of two dims and more, each with tensors that are cut like its pieces and of their
+        dtype (its gradients, a momentum); of a stack (3 dims and more) each matrix is mapped by itself. Gives the same
+        names with pieces of what came of them. It takes from `given` as it goes, some matrices ahead of what it gives.
+
+        Which rank maps a matrix is the runtime's choice, the same on all ranks: `function` is called for every matrix
+        once among the replicas and shards of it, and must be a function of the matrix alone, so that all get the bits
+        which each would have got by itself. All ranks of the stage call it with the same names in the same order, and
+        take all that it gives.
         """
-
-    @abstractmethod
-    def scatter(self, name: str, whole: torch.Tensor) -> list[torch.Tensor]:
-        """The way back: this rank's pieces of what `gather` gave."""
 
     @abstractmethod
     def shards(self) -> Iterable[Shard]:

@@ -338,7 +338,15 @@ class Registry:
         parts = next((parts for parts, held in layout.all_boxes() if held == box), None)
         if parts is None:
             raise LookupError(f"{name} has no box {box}")
+        return self._holders(layout, Places(self.mesh, layout), parts)
+
+    def held(self, name: str) -> Iterator[tuple[Box, list[int]]]:
+        """Every primary box of an array with its holders, as `boxes` and `holders` say them."""
+        layout = self[name]
         places = Places(self.mesh, layout)
+        return ((box, self._holders(layout, places, parts)) for parts, box in layout.all_boxes())
+
+    def _holders(self, layout: Layout, places: Places, parts: Sequence[int]) -> list[int]:
         ranks = [self.mesh.rank(places.coordinate(parts, replica)) for replica in range(places.replicas)]
         primary = ranks.pop(primary_replica(layout, parts, places.replicas))
         return [primary, *sorted(ranks)]

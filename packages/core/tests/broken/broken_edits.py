@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import ClassVar
 
 from gangline.model.calls import AttentionCall
-from gangline.model.tree import AttentionNode, nodes, replaced
-from gangline.plan import Cut
+from gangline.model.tree import AttentionNode, FeedForwardNode, nodes, replaced
+from gangline.plan import Cut, Init
 from gangline.testing.toys.plugin import LanesNode, edit_lanes
 
 
@@ -68,6 +68,98 @@ def Boasts(tree, plan, options):
     sizes = {name: getattr(node, name) for name in ("dim", "heads", "kv_heads", "head_dim", "q_norm", "k_norm")}
     tree = replaced(tree, "blocks.0.attention", BoastingNode(**sizes))
     return tree, plan, [*claimed, "blocks.0.attention"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapsAttentionNode(AttentionNode):
+    module: ClassVar[str] = "broken_modules:SwapsAttentionModule"
+
+
+def SwapsAttention(tree, plan, options):
+    """Puts a function of its own into the seam, and its node does not say what that computes."""
+    claimed = [path for path, node in nodes(tree) if isinstance(node, AttentionNode)]
+    for path in claimed:
+        node = dict(nodes(tree))[path]
+        tree = replaced(tree, path, SwapsAttentionNode(**{i.name: getattr(node, i.name) for i in fields(node)}))
+    return tree, plan, claimed
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTokensNode(FeedForwardNode):
+    module: ClassVar[str] = "broken_modules:OwnTokensModule"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigSizesNode(FeedForwardNode):
+    module: ClassVar[str] = "broken_modules:ConfigSizesModule"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UndeclaredPartialNode(FeedForwardNode):
+    module: ClassVar[str] = "broken_modules:UndeclaredPartialModule"
+
+    def shapes(self):
+        return {**super().shapes(), "gain": (1,)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemembersNode(FeedForwardNode):
+    module: ClassVar[str] = "broken_modules:RemembersModule"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRankNode(FeedForwardNode):
+    module: ClassVar[str] = "broken_modules:LowRankModule"
+
+    def shapes(self):
+        return {**super().shapes(), "a": (2, self.dim), "b": (self.dim, 2)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdleNode(UndeclaredPartialNode):
+    module: ClassVar[str] = "broken_modules:IdleModule"
+
+
+def _in_place_of_feed_forwards(tree, plan, cls):
+    claimed = [path for path, node in nodes(tree) if isinstance(node, FeedForwardNode)]
+    for path in claimed:
+        node = dict(nodes(tree))[path]
+        tree = replaced(tree, path, cls(**{item.name: getattr(node, item.name) for item in fields(node)}))
+    return tree, plan, claimed
+
+
+def OwnTokens(tree, plan, options):
+    """Divides by a norm over the sequence, of the tokens that the rank happens to have."""
+    return _in_place_of_feed_forwards(tree, plan, OwnTokensNode)
+
+
+def ConfigSizes(tree, plan, options):
+    """Its module takes its width from its node and not from the tensor in hand."""
+    return _in_place_of_feed_forwards(tree, plan, ConfigSizesNode)
+
+
+def UndeclaredPartial(tree, plan, options):
+    """A parameter that is whole is used on what tp has cut, and the plan does not say so."""
+    tree, plan, claimed = _in_place_of_feed_forwards(tree, plan, UndeclaredPartialNode)
+    return tree, plan.extended(inits=(Init("blocks.*.feed_forward.gain", "constant", 0.5),)), claimed
+
+
+def LowRank(tree, plan, options):
+    """Nothing is wrong with it: beside a layer two factors, of which one begins at zero."""
+    tree, plan, claimed = _in_place_of_feed_forwards(tree, plan, LowRankNode)
+    place = "blocks.*.feed_forward"
+    return tree, plan.extended(inits=(Init(f"{place}.a", "normal", 0.1), Init(f"{place}.b", "constant", 0.0))), claimed
+
+
+def Idle(tree, plan, options):
+    """A parameter that nothing is computed with."""
+    tree, plan, claimed = _in_place_of_feed_forwards(tree, plan, IdleNode)
+    return tree, plan.extended(inits=(Init("blocks.*.feed_forward.gain", "constant", 0.5),)), claimed
+
+
+def Remembers(tree, plan, options):
+    """A block reads what the one before it left in a global."""
+    return _in_place_of_feed_forwards(tree, plan, RemembersNode)
 
 
 def Dice(tree, plan, options):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from gangline import inside
+from gangline.model.attention import Attention
+from gangline.model.feed_forward import FeedForward
 from gangline.testing.toys.lanes import LanesModule
 
 
@@ -27,3 +30,75 @@ class OwnLanesModule(LanesModule):
         inside.emit_metric("energy", energy.sum(), "mean")
         inside.emit_metric("peak", energy.max(), "max")
         return inside.emit_loss(y_BTD, self.penalty * energy.sum(), "penalty")
+
+
+class OwnTokensModule(FeedForward):
+    """`inside.over_sequence` is missing."""
+
+    def forward(self, x_BTD):
+        squares = x_BTD.square().mean(-1, keepdim=True).sum(1, keepdim=True)
+        return super().forward(x_BTD / (1 + squares))
+
+
+class ConfigSizesModule(FeedForward):
+    """Features in groups of four, counted by the node."""
+
+    def __init__(self, node):
+        super().__init__(node)
+        self.groups = node.hidden // 4
+
+    def forward(self, x_BTD):
+        active = F.silu(self.w_gate(x_BTD)) * self.w_up(x_BTD)
+        grouped = active.unflatten(-1, (self.groups, 4))
+        return self.w_down(grouped.flatten(-2))
+
+
+class UndeclaredPartialModule(FeedForward):
+    """A gain on features of which tp has a part here."""
+
+    def __init__(self, node):
+        super().__init__(node)
+        self.gain = nn.Parameter(torch.empty(1))
+
+    def forward(self, x_BTD):
+        return self.w_down(F.silu(self.w_gate(x_BTD)) * self.w_up(x_BTD) * (1 + self.gain))
+
+
+class RemembersModule(FeedForward):
+    """The second of two layers adds what the first has left."""
+
+    left = None
+
+    def forward(self, x_BTD):
+        own, before = super().forward(x_BTD), RemembersModule.left
+        RemembersModule.left = own.detach() if before is None else None
+        return own if before is None else own + 0.5 * before
+
+
+class LowRankModule(FeedForward):
+    """x -> the layer's own and B A x."""
+
+    def __init__(self, node):
+        super().__init__(node)
+        self.a, self.b = nn.Parameter(torch.empty(2, node.dim)), nn.Parameter(torch.empty(node.dim, 2))
+
+    def forward(self, x_BTD):
+        return super().forward(x_BTD) + x_BTD @ self.a.T @ self.b.T
+
+
+class IdleModule(UndeclaredPartialModule):
+    def forward(self, x_BTD):
+        return FeedForward.forward(self, x_BTD)
+
+
+class SwapsAttentionModule(Attention):
+    """Each query sees the three newest keys."""
+
+    def __init__(self, node):
+        super().__init__(node)
+        self.attention = windowed
+
+
+def windowed(q, k, v, document, position):
+    seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril().triu(-2)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gangline.hooks import hookimpl
 from gangline.optimizer.config import Adamw
-from gangline.parts import HealthConfig, Part, PrecisionConfig, ScheduleConfig, TrackConfig
+from gangline.parts import EditConfig, HealthConfig, Part, PrecisionConfig, ScheduleConfig, TrackConfig
 from gangline.precision.config import Fp16
 from gangline.testing.toys.plugin import Files, Lanes, Nan, Numbers, Previous, Rows
 
@@ -48,6 +48,8 @@ broken(
     "evaluates-alone",
     "evaluates-in-training",
     "evaluates-by-share",
+    "repeats-matrices",
+    "maps-pieces",
     "clips-vectors",
     "forgets-a-share",
     "scores-backwards",
@@ -109,6 +111,18 @@ broken(
     "dice",
     "heavy",
     "boasts",
+)
+broken(
+    "edit",
+    EditConfig,
+    "broken_edits",
+    "own-tokens",
+    "config-sizes",
+    "undeclared-partial",
+    "remembers",
+    "low-rank",
+    "idle",
+    "swaps-attention",
 )
 broken("track", TrackConfig, "broken_others", "needs-mfu", "drops", "appends", "littering", "scaling")
 broken(

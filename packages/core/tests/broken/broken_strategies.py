@@ -126,7 +126,7 @@ class EvaluatesAlone(Broken):
         loss = 0.0
         for index, batch in enumerate(micro_batches):
             with inside.frame(frame_of(batch, index, self.seed, None)):
-                loss += float(self.stages.loss(batch))
+                loss += float(self.axes.loss(batch))
         return loss, int(count_tokens(micro_batches, self.device))
 
 
@@ -148,6 +148,25 @@ class EvaluatesByShare(Broken):
         total[1] = count_tokens(micro_batches, self.device)[0]
         loss_sum, tokens = self.comm.all_reduce(total).tolist()
         return loss_sum, int(tokens)
+
+
+class RepeatsMatrices(Broken):
+    """Every rank maps every matrix."""
+
+    def map_matrices(self, function, given):
+        for name, pieces in given:
+            part = self.parts[name]
+            whole = part.whole(pieces)
+            mapped = torch.stack([function(matrix) for matrix in whole.view(-1, *whole.shape[-2:])]).view_as(whole)
+            yield name, [mapped[box.within(part.place)] for box in part.boxes]
+
+
+class MapsPieces(Broken):
+    """What a rank has of a matrix is mapped as if it were one."""
+
+    def map_matrices(self, function, given):
+        for name, pieces in given:
+            yield name, [function(piece.flatten(0, -2)).view_as(piece) for piece in pieces]
 
 
 class ClipsVectors(Broken):

@@ -28,13 +28,11 @@ class Group:
     fold       the fold they lie on, or None: all data ranks hold the same
     full       computed in the dtype of the masters
     trained    has gradients
-    fold_axes  the axes that the fold is made of
     """
 
     fold: str | None
     full: bool
     trained: bool
-    fold_axes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def lay_out(
     grouped: dict[tuple[str, Group], list[str]] = {}
     for name, unit in units.items():
         full = any(matches(pattern, name) for pattern in plan.full)
-        group = Group(placed[name].fold, full, name not in given.frozen, placed[name].fold_axes)
+        group = Group(placed[name].fold, full, name not in given.frozen)
         grouped.setdefault((unit, group), []).append(name)
     layouts: dict[str, Layout] = {}
     buffers: dict[str, list[Buffer]] = {unit: [] for unit in stage}
@@ -145,7 +143,6 @@ class _Placed:
     shape: tuple[int, ...]  # of the largest part
     divisions: tuple[Division, ...]
     fold: str | None
-    fold_axes: tuple[str, ...]
     neighbours: int  # ranks of tp that share a part; all of them where tp cuts nothing
 
     def rows(self, name: str) -> Rows:
@@ -161,7 +158,6 @@ def active_fold(plan: Plan, mesh: Mesh, name: str) -> Fold | None:
 
 def _placed(name: str, shape: tuple[int, ...], plan: Plan, mesh: Mesh) -> _Placed:
     divisions: tuple[Division, ...] = ()
-    fold_axes: tuple[str, ...] = ()
     left, fold_name, neighbours = list(shape), None, mesh.size("tp")
     for axis, cut in plan.cuts_of(name, len(shape)).items():
         fold = active_fold(plan, mesh, axis)
@@ -170,7 +166,7 @@ def _placed(name: str, shape: tuple[int, ...], plan: Plan, mesh: Mesh) -> _Place
             divisions += (Division(("tp",), (bounds,), cut.dim, every=every),)
             neighbours = every
         elif fold is not None:
-            axes = fold_axes = tuple(a for a in mesh.axes if a in fold.out_of)
+            axes = tuple(a for a in mesh.axes if a in fold.out_of)
             if shape[cut.dim] % fold.size:
                 raise ValueError(
                     f"{name} has {shape[cut.dim]} along dim {cut.dim}, which {axis}={fold.size} must divide"
@@ -182,12 +178,7 @@ def _placed(name: str, shape: tuple[int, ...], plan: Plan, mesh: Mesh) -> _Place
         else:
             continue
         left[cut.dim] = max(b - a for a, b in pairwise(bounds))
-    return _Placed(tuple(left), divisions, fold_name, fold_axes, neighbours)
-
-
-def tp_cut(group: Group, division: Division) -> bool:
-    """Whether a division is a cut over tp, and not over a fold that is made of its ranks."""
-    return division.axes == ("tp",) and not division.rows and group.fold_axes != ("tp",)
+    return _Placed(tuple(left), divisions, fold_name, neighbours)
 
 
 def over_tp(name: str, length: int, cut: Cut, size: int) -> tuple[tuple[int, ...], int]:

@@ -9,7 +9,8 @@ dp, ZeRO                where weights lie         data/
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,8 +19,9 @@ from gangline import inside
 from gangline.batch import Batch
 from gangline.comm import Pending
 from gangline.inside import Collected, Frame
-from gangline.mesh import DATA_AXES
+from gangline.mesh import AXES, DATA_AXES
 from gangline.parallel import norm as scaling
+from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
 from gangline.parallel.micro import count_on_host, count_tokens, frame_of
 from gangline.parallel.score import check_share, evaluated, in_global_order
@@ -27,7 +29,7 @@ from gangline.runtime import Named, Runtime, StepResult
 from gangline.shard import Registry, Shard
 from gangline_parallel_megatron_style.chunk import Chunk, Segment
 from gangline_parallel_megatron_style.components import Components
-from gangline_parallel_megatron_style.data import norm, whole
+from gangline_parallel_megatron_style.data import norm
 from gangline_parallel_megatron_style.pipeline import record
 from gangline_parallel_megatron_style.pipeline.stage import Stage
 from gangline_parallel_megatron_style.pipeline.weight_gradients import is_open
@@ -233,13 +235,15 @@ class ComposedRuntime(Runtime, Stage):
     def names(self) -> list[str]:
         return list(self.made.shapes)
 
-    def gather(self, name: str, pieces: Sequence[Tensor]) -> Tensor:
-        layout = self.registry[f"model/{name}"]
-        return whole.gather(self.storage.of_name[name], name, pieces, layout, self.mesh, self.made.comms)
+    @cached_property
+    def _matrices(self) -> Matrices:
+        stage = self.made.comms.axis(*(axis for axis in AXES if axis != "pp"))
+        return Matrices(self.registry, stage, self._named, self.device)
 
-    def scatter(self, name: str, whole_: Tensor) -> list[Tensor]:
-        layout = self.registry[f"model/{name}"]
-        return whole.scatter(self.storage.of_name[name], name, whole_, layout, self.mesh, self.rank)
+    def map_matrices(
+        self, function: Callable[[Tensor], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
+    ) -> Iterator[tuple[str, Sequence[Tensor]]]:
+        return self._matrices.map(function, given)
 
     def local(self) -> tuple[Registry, list[Shard]]:
         return self.storage.local()

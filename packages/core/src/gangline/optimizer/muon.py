@@ -2,7 +2,7 @@
 
     B <- μ B + (1 - μ) G                      momentum, cut as the parameter is
     U <- (1 - μ) G + μ B                      Nesterov's look ahead, or B itself
-    O <- NewtonSchulz(U)                      of the whole matrix, so it is gathered for it
+    O <- NewtonSchulz(U)                      of the whole matrix, which one rank does for all
     W <- (1 - η λ) W - η 0.2 sqrt(max(m, n)) O
 
 The last factor gives an update the size that AdamW's typically has (Liu et al., Muon is Scalable, arXiv 2502.16982,
@@ -13,6 +13,7 @@ section 2.2), so one learning rate serves both. `torch.optim.Muon` does the same
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -48,19 +49,6 @@ def orthogonalise(matrix: Tensor, iterations: int = 5, eps: float = 1e-7) -> Ten
     return (x.T if tall else x).to(matrix.dtype)
 
 
-def orthogonalise_stack(whole: Tensor, iterations: int) -> Tensor:
-    """Each matrix of a stack (..., m, n) by itself, so that its bits do not depend on how many a rank has.
-
-    A rank may have none of a stack's matrices.
-    """
-    if whole.dim() == 2:
-        return orthogonalise(whole, iterations)
-    if not len(whole):
-        return whole
-    matrices = whole.reshape(-1, *whole.shape[-2:])
-    return torch.stack([orthogonalise(matrix, iterations) for matrix in matrices]).view_as(whole)
-
-
 class MuonOptimizer(Optimizer):
     """Muon for the `matrices`, AdamW for the `rest`; `names`: of both, on whatever stage."""
 
@@ -85,18 +73,23 @@ class MuonOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         config = self.config
-        for parameter, momenta in zip(self.matrices, self._momenta, strict=True):
-            gradients: list[Tensor] = [piece.tensor.grad for piece in parameter.pieces]  # type: ignore[misc]
-            for momentum, gradient in zip(momenta, gradients, strict=True):
-                momentum.lerp_(gradient, 1 - config.momentum)
-            ahead = [g.lerp(m, config.momentum) for g, m in zip(gradients, momenta, strict=True)]
-            whole = self.runtime.gather(parameter.name, ahead if config.nesterov else momenta)
-            updates = self.runtime.scatter(parameter.name, orthogonalise_stack(whole, config.iterations))
+        mapped = self.runtime.map_matrices(partial(orthogonalise, iterations=config.iterations), self._looks_ahead())
+        for parameter, (_, updates) in zip(self.matrices, mapped, strict=True):
             size = 0.2 * sqrt(max(parameter.shape[-2:]))
             for piece, update in zip(parameter.pieces, updates, strict=True):
                 piece.tensor.mul_(1 - learning_rate * config.weight_decay)
                 piece.tensor.add_(update, alpha=-learning_rate * size)
         self._rest.step(learning_rate)
+
+    def _looks_ahead(self) -> Iterator[tuple[str, list[Tensor]]]:
+        """The momentum of each matrix brought up to date, and what is to be orthogonalised."""
+        mu = self.config.momentum
+        for parameter, momenta in zip(self.matrices, self._momenta, strict=True):
+            gradients: list[Tensor] = [piece.tensor.grad for piece in parameter.pieces]  # type: ignore[misc]
+            for momentum, gradient in zip(momenta, gradients, strict=True):
+                momentum.lerp_(gradient, 1 - mu)
+            ahead = [gradient.lerp(momentum, mu) for gradient, momentum in zip(gradients, momenta, strict=True)]
+            yield parameter.name, ahead if self.config.nesterov else momenta
 
     def shards(self) -> Iterator[Shard]:
         for parameter, momenta in zip(self.matrices, self._momenta, strict=True):

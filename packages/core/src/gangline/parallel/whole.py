@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from gangline.config.schema import Run
 from gangline.inside import Collected
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.parallel import norm
+from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
 from gangline.parallel.micro import Stages, count_on_host, count_tokens, frame_of
 from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
@@ -137,11 +139,14 @@ class WholeRuntime(Runtime):
             for name, master in zip(self.storage.trained, self._masters, strict=True)
         ]
 
-    def gather(self, name: str, pieces: Sequence[Tensor]) -> Tensor:
-        return pieces[0]
+    @cached_property
+    def _matrices(self) -> Matrices:
+        return Matrices(self.registry, self.comm, self.parameters(), self.device)
 
-    def scatter(self, name: str, whole: Tensor) -> list[Tensor]:
-        return [whole]
+    def map_matrices(
+        self, function: Callable[[Tensor], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
+    ) -> Iterator[tuple[str, Sequence[Tensor]]]:
+        return self._matrices.map(function, given)
 
     def shards(self) -> Iterator[Shard]:
         for name, array in self.storage.arrays().items():

@@ -47,15 +47,18 @@ class ModelEditSuite(PartSuite):
     """Subclass with ``choice = "group=mine"``, the group being one of model edits.
 
     `model`: settings of the model it edits. An edit of other models than a decoder names one there.
+    `layouts`: how many data ranks it is tested on; `axes`: the axes of two ranks along which the model itself is cut.
     """
 
     model: ClassVar[tuple[str, ...]] = ()
     layouts: ClassVar[tuple[int, ...]] = (1, 2, 4)
+    axes: ClassVar[tuple[str, ...]] = ("tp", "cp", "pp")
     CLAIMS: ClassVar[dict[str, str]] = {"law": "loss and gradients are the same under any layout"}
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        if "world" in metafunc.fixturenames:
-            metafunc.parametrize("world", self.layouts)
+        for name, values in (("world", self.layouts), ("axis", self.axes)):
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, values)
 
     def model_settings(self) -> tuple[str, ...]:
         return self.model
@@ -149,15 +152,17 @@ class ModelEditSuite(PartSuite):
         for seam in plan.seams:
             for path, call in calls(tree, plan, seam.name).items():
                 function = getattr(modules[path], seam.name, None)
-                if call is None or function is None or isinstance(function, torch.nn.Module):
+                if function is None or isinstance(function, torch.nn.Module):
                     continue
                 own = getattr(function, "computes", None)
-                assert own == call, f"{path}.{seam.name}: its node says {call}, the function {own or 'nothing'}"
+                told = f"{path}.{seam.name}: its node says {call or 'nothing'}, the function {own or 'nothing'}"
+                assert call is not None, told
+                assert own == call, told
 
     # --- what it computes --------------------------------------------------------------------------------------------
 
     def job(self, world: int, recompute: bool = False) -> Job:
-        """The edited model under the toy strategy `rows`, which implements folds."""
+        """The edited model on data ranks of the toy strategy `rows`, which implements folds."""
         run = replace(self.run("run.deterministic=false"), parallel=Rows())
         tree, plan, _ = self.after()
         build = "gangline.testing.toys.rows:build"
@@ -167,7 +172,14 @@ class ModelEditSuite(PartSuite):
         _, steps, last, _, _ = pool(1).run(ranks.expect, self.job(1), 1)[0]
         assert all(math.isfinite(step.loss_sum) and step.finite for step in steps)
         assert all(bool(torch.isfinite(array).all()) for array in last.values() if array.is_floating_point())
-        still = [name for name, gradient in steps[0].gradients.items() if not bool(gradient.any())]
+        for step in steps:
+            for name, gradient in step.gradients.items():
+                assert bool(torch.isfinite(gradient).all()), f"the gradient of {name} is not finite"
+
+    def test_every_parameter_learns(self) -> None:
+        """A gradient reaches it, in the first step or, where a factor begins at zero (as LoRA's B does), after it."""
+        steps = pool(1).run(ranks.expect, self.job(1), 1)[0][1]
+        still = [name for name in steps[0].gradients if not any(bool(step.gradients[name].any()) for step in steps)]
         assert not still, f"no gradient reaches {', '.join(still)}"
 
     def test_works_as_a_bare_module(self) -> None:
@@ -183,9 +195,16 @@ class ModelEditSuite(PartSuite):
     def test_recomputation_changes_nothing(self, world: int) -> None:
         self.compare(self.job(world, recompute=True), FLOAT64)
 
+    @needs("law")
+    def test_layouts_that_cut_the_model_agree(self, axis: str) -> None:
+        """tp: heads and features; cp: the tokens of a sequence; pp: the blocks. Folds have one rank there."""
+        job = self.job(1)
+        plan = replace(job.plan, folds=tuple(replace(fold, out_of=("dp_shard",)) for fold in job.plan.folds))
+        self.compare(replace(job, plan=plan, mesh=Mesh.of({axis: 2})), FLOAT64)
+
     def compare(self, job: Job, relative: float) -> None:
         got = pool(job.mesh.world).run(ranks.train, job)
-        _, steps, last, evaluated, _ = pool(1).run(ranks.expect, job, job.mesh.world)[0]
+        _, steps, last, evaluated, _ = pool(1).run(ranks.expect, job, got[0].coordinate[1])[0]
         for number, want in enumerate(steps):
             one = got[0].steps[number]
             number_close(f"loss of step {number}", one.loss_sum, want.loss_sum, relative)

@@ -21,7 +21,7 @@ from gangline.testing.pool import pool
 from gangline.testing.strategy_ranks import Job, Trained
 from gangline.testing.suite import PartSuite
 from gangline.testing.toys.plugin import Lanes, edit_lanes
-from gangline.testing.whole import Held, all_close, assemble, close, gathered_whole, number_close
+from gangline.testing.whole import Held, all_close, assemble, close, mapped_once, number_close
 
 FLOAT64, FLOAT32 = 1e-12, 1e-5  # the law's bounds, relative to the largest magnitude of an array
 
@@ -64,7 +64,9 @@ LANES = Scenario(lanes=2)
 RECOMPUTED = Scenario(lanes=2, recompute=True, steps=1)
 SINGLE = Scenario(dtype=torch.float32, steps=1)
 EXACT = Scenario(("run.deterministic=true",), dtype=torch.float32)
-EXACT_EVALUATION = Scenario(("run.deterministic=true",), steps=0)  # in float64, where a sum of losses has to round
+EXACT_EVALUATION = Scenario(  # in float64, where a sum of many losses has to round
+    ("run.deterministic=true", "batch.global_size=32"), steps=0
+)
 EXACT_TIED = Scenario(("run.deterministic=true", "model.tied=true"), dtype=torch.float32)
 
 _done: dict[str, Any] = {}  # what the ranks gave, by job: many tests look at one run
@@ -210,13 +212,12 @@ class StrategySuite(PartSuite):
         assert {of for _, of in coordinates} == {width}
         assert sorted({index for index, _ in coordinates}) == list(range(width))
 
-    def test_gather_gives_the_whole_and_scatter_takes_it_back(self, layout: Layout) -> None:
-        """Of a matrix all of it; of a stack the matrices that the rank has a part of."""
+    def test_matrices_are_mapped_whole_and_once(self, layout: Layout) -> None:
+        """Each on one rank, whatever part of it a rank holds; those of a stack one by one."""
         for scenario in (PLAIN, LANES):
             job = self.job(layout, scenario)
-            first = self.expected(job, 1)[0]
-            for parameters in self.on_ranks(ranks.gather_and_scatter, job):
-                gathered_whole(parameters, first)
+            want = pool(1).run(ranks.expect_mapped, replace(job, mesh=Mesh.of({})))[0]
+            mapped_once(self.on_ranks(ranks.map_matrices, job), want)
 
     # --- one step ----------------------------------------------------------------------------------------------------
 

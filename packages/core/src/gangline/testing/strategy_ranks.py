@@ -218,17 +218,35 @@ def held_pieces(job: Job) -> list[tuple[str, tuple[int, ...], list[tuple[tuple[i
     return found
 
 
-def gather_and_scatter(job: Job) -> list[tuple[str, list[Held], Tensor, bool]]:
-    """For each parameter: its pieces, what `gather` makes of them doubled, and whether `scatter` gives them back."""
-    runtime = start(job)
-    found = []
-    for named in runtime.parameters():
-        doubled = [piece.tensor.detach() * 2 for piece in named.pieces]
-        whole = runtime.gather(named.name, doubled).clone()
-        back = runtime.scatter(named.name, whole)
-        same = len(back) == len(doubled) and all(map(torch.equal, back, doubled))
-        held = [(named.name, piece.shard.offset, tensor) for piece, tensor in zip(named.pieces, doubled, strict=True)]
-        found.append((named.name, held, whole, same))
+def of_whole(matrix: Tensor) -> Tensor:
+    """A function of a matrix whose every element depends on all of it."""
+    return matrix @ matrix.T @ matrix + matrix.norm()
+
+
+def map_matrices(job: Job) -> tuple[list[Held], int]:
+    """This rank's pieces of what `map_matrices` makes, by `of_whole`, of all matrices doubled; how many it mapped."""
+    runtime, held, calls = start(job), [], 0
+
+    def counted(matrix: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return of_whole(matrix)
+
+    named = {one.name: one for one in runtime.parameters() if len(one.shape) >= 2}
+    given = ((one.name, [piece.tensor.detach() * 2 for piece in one.pieces]) for one in named.values())
+    for name, made in runtime.map_matrices(counted, given):
+        pairs = zip(named[name].pieces, made, strict=True)
+        held += [(name, piece.shard.offset, tensor.clone()) for piece, tensor in pairs]
+    return held, calls
+
+
+def expect_mapped(job: Job) -> dict[str, Tensor]:
+    """The same of each matrix in one process."""
+    reference, found = Reference(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype), {}
+    for name, weight in reference.weights.items():
+        if weight.dim() >= 2:
+            matrices = weight.detach().reshape(-1, *weight.shape[-2:]) * 2
+            found[name] = torch.stack([of_whole(matrix) for matrix in matrices]).view(weight.shape)
     return found
 
 

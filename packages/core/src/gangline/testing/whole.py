@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -73,17 +74,13 @@ def number_close(what: str, got: float, want: float, relative: float) -> None:
     assert apart <= relative * abs(want), f"{what} is {got!r}, expected {want!r}"
 
 
-def gathered_whole(parameters: Iterable[tuple[str, list[Held], Tensor, bool]], first: Mapping[str, Tensor]) -> None:
-    """Assert that `gather` gave one rank the whole of each parameter, and `scatter` its pieces back.
+def mapped_once(answers: Sequence[tuple[list[Held], int]], want: Mapping[str, Tensor]) -> None:
+    """Assert that every matrix was mapped on one rank, and that all its holders have the bits of one process.
 
-    parameters: what `strategy_ranks.gather_and_scatter` says of them, doubled; first: their initial values. Of a stack
-    the whole is the matrices that the rank has a part of.
+    answers: what `strategy_ranks.map_matrices` gave on each rank; want: what `expect_mapped` gave.
     """
-    for name, held, whole, same in parameters:
-        assert same, f"scatter does not give back the pieces of {name}"
-        want = first[name] * 2
-        if want.dim() > 2:
-            starts = [offset[0] for _, offset, _ in held]
-            stops = [offset[0] + local.shape[0] for _, offset, local in held]
-            want = want[min(starts, default=0) : max(stops, default=0)]
-        close(f"gathered {name}", whole, want, 0)
+    held = assemble([pieces for pieces, _ in answers], {name: tuple(array.shape) for name, array in want.items()})
+    all_close("mapped", held, want, 0)
+    matrices = sum(math.prod(array.shape[:-2]) for array in want.values())
+    mapped = [count for _, count in answers]
+    assert sum(mapped) == matrices, f"there are {matrices} matrices, and the ranks mapped {mapped}"

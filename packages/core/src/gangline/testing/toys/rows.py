@@ -1,9 +1,12 @@
-"""A strategy: every matrix cut along rows over `dp_shard` (ZeRO stage 3; Rajbhandari et al., SC 2020)."""
+"""A strategy: every matrix cut along rows over `dp_shard` (ZeRO stage 3; Rajbhandari et al., SC 2020).
+
+Along the other axes modules compute with parts: `axes`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +15,19 @@ from gangline import inside
 from gangline.batch import Batch
 from gangline.comm import Comms
 from gangline.config.schema import Run
-from gangline.inside import Collected
+from gangline.inside import Collected, Frame
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.parallel import norm
+from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
-from gangline.parallel.micro import Stages, count_tokens, frame_of
+from gangline.parallel.micro import count_tokens, frame_of
 from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
 from gangline.parallel.score import check_share, evaluated, in_global_order
 from gangline.plan import Plan, matches
 from gangline.precision import Precision
 from gangline.runtime import Named, Piece, Runtime, StepResult
 from gangline.shard import Layout, Registry, Shard
+from gangline.testing.toys.axes import Axes
 from gangline.testing.toys.plugin import Rows
 from gangline.testing.toys.rows_storage import RowsOf, layout_of
 
@@ -46,6 +51,7 @@ class RowsRuntime(Runtime):
         self.deterministic = run.deterministic
         folds = {fold.name: fold for fold in plan.folds if mesh.size(*fold.out_of) > 1 and fold.size > 1}
         shapes = self._describe(model)
+        self.axes = Axes(model, plan, comms, self.used)
         cuts = {
             name: next((cut for axis, cut in plan.cuts_of(name, len(shape)).items() if axis in folds), None)
             for name, (shape, _) in shapes.items()
@@ -70,8 +76,9 @@ class RowsRuntime(Runtime):
         self._materialise(model)
         set_products(model, plan, precision)
         bind_folds(model, plan, lambda name: comms.fold(next(fold for fold in plan.folds if fold.name == name)))
+        self.axes.install()
         finish_blocks(model, plan, finish)
-        self.stages, self.tally = Stages(model, plan), Tally(self.comm, self.device)
+        self.tally = Tally(comms.world, self.device)
         self.emitted: dict[str, dict[str, Tensor]] = {}
 
     # --- storage -----------------------------------------------------------------------------------------------------
@@ -98,7 +105,8 @@ class RowsRuntime(Runtime):
             full = any(matches(pattern, name) for pattern in self.plan.full)
             dtype = self.precision.param_dtype if full else self.precision.compute_dtype
             part = self.parts[name]
-            weight = nn.Parameter(torch.empty(part.place.shape, dtype=dtype), requires_grad=part.trained)
+            own = self.axes.part(name, torch.empty(part.place.shape, dtype=dtype))
+            weight = nn.Parameter(own.clone(), requires_grad=part.trained)
             if part.trained:
                 weight.grad_dtype = self.precision.grad_dtype
             self.weights[name] = weight
@@ -112,7 +120,7 @@ class RowsRuntime(Runtime):
     @torch.no_grad()
     def _refresh(self) -> None:
         for name, part in self.parts.items():
-            self.weights[name].copy_(part.whole(part.tensors))
+            self.weights[name].copy_(self.axes.part(name, part.whole(part.tensors)))
             self.weights[name].grad = None
 
     # --- steps -------------------------------------------------------------------------------------------------------
@@ -123,18 +131,23 @@ class RowsRuntime(Runtime):
         coefficient = self.precision.scale / max(self._divisor(tokens, micro_batches), 1)
         collected, losses = Collected(), []
         for index, batch in enumerate(micro_batches):
-            with inside.frame(frame_of(batch, index, self.seed, collected)) as frame:
+            with inside.frame(self._frame(batch, index, collected)) as frame:
                 frame.coefficient = coefficient
-                loss = self.stages.loss(batch)
-                losses.append(loss.detach())
-                loss.backward(torch.full_like(loss, frame.coefficient))
-        self.tally.begin(losses, collected)
+                losses.append(self.axes.loss(self.axes.own_tokens(batch)).detach())
+                self.axes.backward(coefficient)
+        speaks = self.axes.speaks
+        self.tally.begin([loss * speaks for loss in losses], collected if speaks else Collected())
         self._reduce()
         self._norm = self._global_norm()
         tallied, (value,) = self.tally.finish(tokens, self._norm)
         self._value, self.emitted = value, tallied.by_path
         finite = math.isfinite(tallied.loss_sum) and math.isfinite(value)
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics)
+
+    def _frame(self, batch: Batch, index: int, collected: Collected | None) -> Frame:
+        frame = frame_of(self.axes.own_tokens(batch), index, self.seed, collected)
+        frame.over_sequence = self.axes.over_sequence
+        return frame
 
     def _divisor(self, tokens: int, micro_batches: Sequence[Batch]) -> int:
         """What the objective is divided by: the tokens of all ranks."""
@@ -147,7 +160,8 @@ class RowsRuntime(Runtime):
             gradient = weight.grad
             if gradient is None:
                 gradient = torch.zeros_like(weight, dtype=self.precision.grad_dtype)
-            pieces = part.reduced(gradient.to(self.precision.reduce_dtype))
+            gradient = self.axes.gradient(name, gradient.to(self.precision.reduce_dtype), part.place.shape)
+            pieces = part.reduced(gradient)
             for tensor, piece in zip(part.tensors, pieces, strict=True):
                 tensor.grad = piece.to(self.precision.grad_dtype) / self.precision.scale
 
@@ -161,7 +175,7 @@ class RowsRuntime(Runtime):
                 if primary:
                     squares[numbers[box.slices[:-1]].reshape(-1)] = norm.row_squares(tensor.grad)  # type: ignore[arg-type]
             every.append(squares)
-        flat = self.comm.all_reduce(torch.cat(every))
+        flat = self.axes.world.all_reduce(torch.cat(every))
         return norm.ordered_norm(flat.split([len(squares) for squares in every]))  # type: ignore[union-attr]
 
     def clip(self, max_norm: float | None) -> float:
@@ -171,12 +185,14 @@ class RowsRuntime(Runtime):
         return self._value
 
     def evaluate(self, micro_batches: Sequence[Batch]) -> tuple[float, int]:
-        losses, tokens = self._losses(micro_batches), count_tokens(micro_batches, self.device)[0]
-        return evaluated(losses, len(micro_batches), tokens, self.data_coordinate, self.comm, self.device)
+        losses = self._losses(micro_batches)
+        tokens = count_tokens(micro_batches if self.axes.first else (), self.device)[0]
+        return evaluated(losses, len(micro_batches), tokens, self.data_coordinate, self.axes.world, self.device)
 
     def score(self, batches: Sequence[Batch]) -> Tensor:
-        check_share(batches, self.comm, self.device)
-        return in_global_order(self._losses(batches), len(batches), self.data_coordinate, self.comm, self.device)
+        check_share(batches, self.axes.world, self.device)
+        losses = self._losses(batches)
+        return in_global_order(losses, len(batches), self.data_coordinate, self.axes.world, self.device)
 
     @torch.no_grad()
     def _losses(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
@@ -184,10 +200,10 @@ class RowsRuntime(Runtime):
         self.model.eval()
         losses = []
         for index, batch in enumerate(micro_batches):
-            with inside.frame(frame_of(batch, index, self.seed, None)):
-                losses.append(self.stages.loss(batch))
+            with inside.frame(self._frame(batch, index, None)):
+                losses.append(self.axes.loss(self.axes.own_tokens(batch)))
         self.model.train()
-        return losses
+        return losses if self.axes.speaks else []
 
     @torch.no_grad()
     def applied(self) -> None:
@@ -203,18 +219,10 @@ class RowsRuntime(Runtime):
             for name, part in self.trained.items()
         ]
 
-    def gather(self, name: str, pieces: Sequence[Tensor]) -> Tensor:
-        part = self.parts[name]
-        whole = part.whole(pieces)
-        return whole[part.matrices()] if whole.dim() > 2 else whole
-
-    def scatter(self, name: str, whole: Tensor) -> list[Tensor]:
-        part = self.parts[name]
-        if whole.dim() > 2:
-            padded = whole.new_zeros(part.place.shape)
-            padded[part.matrices()] = whole
-            whole = padded
-        return part.mine(whole)
+    def map_matrices(
+        self, function: Callable[[Tensor], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
+    ) -> Iterator[tuple[str, Sequence[Tensor]]]:
+        return Matrices(self.registry, self.axes.world, self.parameters(), self.device).map(function, given)
 
     def shards(self) -> Iterator[Shard]:
         for part in self.parts.values():

@@ -80,23 +80,10 @@ class RowsOf:
         parts = self.comm.all_to_all(rows, counts, [mine] * self.comm.size)
         return self.split(sum_rows(parts.view(self.comm.size, mine, self.width)))  # type: ignore[union-attr]
 
-    def mine(self, whole: Tensor) -> list[Tensor]:
-        """This rank's pieces of a whole."""
-        if not self.cut:
-            return [whole]
-        start, stop = self.bounds[self.comm.index : self.comm.index + 2]
-        return self.split(whole.reshape(-1, self.width)[start:stop])
-
     def split(self, rows: Tensor) -> list[Tensor]:
         """This rank's rows as its boxes."""
         sizes = [box.size // self.width for box in self.boxes]
         return [part.view(box.shape) for part, box in zip(rows.split(sizes), self.boxes, strict=True)] if sizes else []
-
-    def matrices(self) -> slice:
-        """Which matrices of its place in a stack this rank has a part of (dim 0 of a stack of 3 dims)."""
-        starts = [box.offset[0] - self.place.offset[0] for box in self.boxes]
-        stops = [box.offset[0] - self.place.offset[0] + box.shape[0] for box in self.boxes]
-        return slice(min(starts, default=0), max(stops, default=0))
 
 
 def _place_on_fold(layout: Layout, mesh: Mesh, rank: int) -> Box:

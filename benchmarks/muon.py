@@ -1,0 +1,154 @@
+"""Muon that shares its matrices among the ranks beside Muon that repeats Newton-Schulz on each of them.
+
+    python benchmarks/muon.py --processes 2 4 --steps 20
+
+One optimizer in one run, step by step in random order: with the runtime's own `map_matrices`, and with one that gathers
+each matrix to every rank, which then maps it by itself. Both give the same bits, which is asserted. Prints medians over
+the steps of the wall seconds of `optimizer.step` (of the slowest rank), and the ratios of wall and of CPU seconds (all
+ranks together), shared to repeated. Where ranks share a core their CPU seconds say more than wall seconds do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gangline.config import default_run
+from gangline.config.schema import Recompute
+from gangline.mesh import Mesh
+from gangline.model.build import construct
+from gangline.model.compose import compose_model
+from gangline.model.init import initialise
+from gangline.model.shapes import DecoderConfig
+from gangline.optimizer.config import Muon
+from gangline.optimizer.muon import MuonOptimizer
+from gangline.optimizer.muon import build as build_muon
+from gangline.parallel.config import Ddp
+from gangline.parts import ParallelConfig
+from gangline.plugins import build
+from gangline.precision.plain import Plain
+from gangline.runtime import Runtime
+from gangline.testing import rank
+from gangline.testing.pool import close_all, pool
+from gangline.train.finish import finisher
+from gangline_parallel_megatron_style.config import ThreeD
+
+RATE, WARM = 1e-3, 2
+SIZES = {
+    "2M": DecoderConfig(vocab_size=256, dim=192, layers=4, heads=6, hidden=512),
+    "6M": DecoderConfig(vocab_size=256, dim=256, layers=8, heads=8, hidden=688),
+}
+
+
+def options(name: str) -> ParallelConfig:
+    if name == "ddp":
+        return Ddp()
+    return ThreeD(tp=1, pp=1, cp=1, zero=3, dp_shard=rank.world, dp_replicate=1)
+
+
+class Repeating:
+    """A runtime whose every rank gathers and maps all matrices."""
+
+    def __init__(self, runtime: Runtime, mesh: Mesh) -> None:
+        self.runtime, self.comm = runtime, rank.comms(mesh, False).world
+        self.mine = {one.name: [piece.shard.box for piece in one.pieces] for one in runtime.parameters()}
+
+    def map_matrices(
+        self, function: Callable[[Tensor], Tensor], given: Iterable[tuple[str, Sequence[Tensor]]]
+    ) -> Iterator[tuple[str, Sequence[Tensor]]]:
+        for name, pieces in given:
+            whole = self.gathered(name, pieces)
+            mapped = torch.stack([function(matrix) for matrix in whole.view(-1, *whole.shape[-2:])]).view_as(whole)
+            yield name, [mapped[box.slices] for box in self.mine[name]]
+
+    def gathered(self, name: str, pieces: Sequence[Tensor]) -> Tensor:
+        registry, array = self.runtime.registry, f"model/{name}"
+        shape = registry[array].shape
+        boxes = [[box for box, _ in registry.of_rank(array, other)] for other in self.comm.ranks]
+        if all([box.shape for box in held] == [shape] for held in boxes):
+            return pieces[0]  # every rank has all of it
+        longest = max(sum(box.size for box in held) for held in boxes)
+        mine, whole = torch.zeros(1, longest), torch.empty(shape)
+        flat = torch.cat([torch.empty(0), *(piece.reshape(-1) for piece in pieces)])
+        mine[0, : flat.numel()] = flat
+        for held, row in zip(boxes, self.comm.all_gather(mine), strict=True):
+            sizes = [box.size for box in held]
+            for box, part in zip(held, row[: sum(sizes)].split(sizes) if held else (), strict=True):
+                whole[box.slices] = part.view(box.shape)
+        return whole
+
+
+def muon(config: DecoderConfig, name: str, repeating: bool) -> tuple[Runtime, MuonOptimizer]:
+    run = default_run(model=config, parallel=options(name), optimizer=Muon())
+    tree, plan = compose_model(run)
+    mesh = Mesh.of(run.parallel.axes(rank.world))
+    precision, comms = Plain(torch.float32, torch.float32), rank.comms(mesh, False)
+    finish = finisher(Recompute.none, False)
+    runtime = build(run.parallel, run, construct(tree), plan, mesh, comms, precision, finish)
+    initialise(runtime.shards(), plan, 0)
+    optimizer = build_muon(run.optimizer, run, runtime)
+    if repeating:
+        optimizer.runtime = Repeating(runtime, mesh)
+    return runtime, optimizer
+
+
+def set_gradients(runtime: Runtime, step: int) -> None:
+    """Those of a whole array, the same on every rank that holds a part of it."""
+    for number, one in enumerate(runtime.parameters()):
+        whole = torch.randn(one.shape, generator=torch.Generator().manual_seed(step * 1000 + number))
+        for piece in one.pieces:
+            piece.tensor.grad = whole[piece.shard.box.slices].clone()
+
+
+def measure(size: str, name: str, steps: int) -> dict[str, list[tuple[float, float]]]:
+    """(wall, CPU) seconds of each step of each way, on this rank; in another order each step."""
+    ways = {way: muon(SIZES[size], name, way == "repeated") for way in ("shared", "repeated")}
+    found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    world = rank.comms(Mesh.of({"dp_replicate": rank.world}), False).world
+    order = random.Random(0)  # the same on all ranks
+    for index in range(steps + WARM):
+        for way in order.sample(sorted(ways), len(ways)):
+            runtime, optimizer = ways[way]
+            set_gradients(runtime, index)
+            world.barrier()
+            wall, cpu = time.perf_counter(), time.process_time()
+            optimizer.step(RATE)
+            if index >= WARM:
+                found[way].append((time.perf_counter() - wall, time.process_time() - cpu))
+    one, other = (list(runtime.shards()) for runtime, _ in ways.values())
+    assert all(torch.equal(a.local, b.local) for a, b in zip(one, other, strict=True)), "the bits differ"
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--steps", type=int, default=20)
+    chosen = parser.parse_args()
+    print(
+        f"{'size':>4} {'ranks':>5} {'':>6} {'shared':>10} {'repeated':>10} {'wall':>6} {'CPU':>6}   (medians, ratios)"
+    )
+    for size in chosen.sizes:
+        for processes in chosen.processes:
+            for name in ("ddp", "zero=3"):
+                ranks = pool(processes).run(measure, size, name, chosen.steps, timeout=1800)
+                wall, cpu = {}, {}
+                for way in ranks[0]:
+                    by_step = list(zip(*(found[way] for found in ranks), strict=True))
+                    wall[way] = statistics.median(max(w for w, _ in step) for step in by_step)
+                    cpu[way] = statistics.median(sum(c for _, c in step) for step in by_step)
+                times = f"{wall['shared'] * 1e3:>7.1f} ms {wall['repeated'] * 1e3:>7.1f} ms"
+                ratios = f"{wall['shared'] / wall['repeated']:>6.3f} {cpu['shared'] / cpu['repeated']:>6.3f}"
+                print(f"{size:>4} {processes:>5} {name:>6} {times} {ratios}", flush=True)
+        close_all()
+
+
+if __name__ == "__main__":
+    main()
