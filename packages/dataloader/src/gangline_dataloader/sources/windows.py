@@ -98,10 +98,8 @@ class WindowSource(DataSource):
     def _places(self, block: int) -> Windows:
         return self.places(np.arange(block * AHEAD, (block + 1) * AHEAD))
 
-    def __len__(self) -> int:
-        if self.samples is None:
-            raise TypeError("a mixture has no end")
-        return self.samples
+    def length(self) -> int | None:
+        return self.samples  # None: a mixture has no end
 
     def fingerprint(self) -> str:
         deciding = (self.identity, self.sequence_length, self.documents, [store.identity for store in self.stores])
