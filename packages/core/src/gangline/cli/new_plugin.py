@@ -102,9 +102,9 @@ def files(name: str, kind: str) -> dict[str, str]:
     code = example(chosen)
     entry = next(iter(code.values()))
     old = entry_name(entry)
-    choice = choices_of(name, chosen)[0]
+    choices = choices_of(name, chosen)
+    choice, words = choices[0], " ".join(map(_typed, choices))
     group, _, part = choice.partition("=")
-    words = f"'{group}=[{'console,' if group == 'track' else ''}{part}]'" if group in LISTS else choice
     outer = "".join(f"{word} " for word in _around(group))
     suppliers = {"gangline", chosen.example.partition(".")[0].replace("_", "-")}
     needs = sorted(f'"{supplier}>=0.1,<1"' for supplier in suppliers)
@@ -121,6 +121,12 @@ def files(name: str, kind: str) -> dict[str, str]:
         "tests/test_conformance.py": _tests(name, chosen),
     }
     return written
+
+
+def _typed(choice: str) -> str:
+    """As a user types it: a list in brackets."""
+    group, _, part = choice.partition("=")
+    return f"'{group}=[{'console,' if group == 'track' else ''}{part}]'" if group in LISTS else choice
 
 
 def _tests(name: str, kind: Kind) -> str:

@@ -53,4 +53,5 @@ def gangline_parts():
         config=GreetingTrack,
         build="gangline_greeting:GreetingTracker",
         summary="Greets as greeting=... says",
+        reads=("greeting",),
     )
