@@ -154,7 +154,7 @@ def test_an_unknown_recipe_names_those_there_are(here):
     message = refused("recipe=mne")
     assert "there is no recipe 'mne'" in message
     assert "Did you mean mine?" in message
-    assert "Recipes: mine, tiny." in message
+    assert "Recipes: mine, quick, tiny." in message
 
 
 @pytest.fixture
