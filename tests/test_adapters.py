@@ -34,7 +34,9 @@ def lora(tmp_path_factory):
     site: Path = tmp_path_factory.mktemp("site")
     for block in blocks(ROOT / "docs" / "how-to" / "adapters.md"):
         if block.file and block.file.endswith(".py"):
-            (site / Path(block.file).name).write_text(block.text)
+            file = site / Path(block.file).relative_to("gangline-lora")
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(block.text)
     with as_installed("gangline-lora", "gangline_lora", path=site):
         yield
 
