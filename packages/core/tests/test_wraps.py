@@ -13,6 +13,7 @@ from gangline import plugins
 from gangline.config.defaults import default_run
 from gangline.errors import UserError
 from gangline.model import compose
+from gangline.model.buffers import listeners
 from gangline.model.build import Wrapper, construct, model_of
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
@@ -160,3 +161,28 @@ def test_a_model_of_which_nothing_is_trained_is_refused(composed, monkeypatch):
     monkeypatch.setattr(f"{__name__}.narrow", freeze)
     with pytest.raises(UserError, match="nothing of this model is trained"):
         composed(narrow=Narrow())
+
+
+class Moves(torch.nn.Module):
+    """A module with state that moves by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 2)
+        self.register_buffer("bias", torch.zeros(2))
+
+    def after_step(self, totals):
+        self.bias += 1
+
+
+def test_frozen_state_is_not_moved_by_its_own_module():
+    model = torch.nn.ModuleDict({"router": Moves()})
+    plan = Plan(embed="embed", blocks="blocks", head="head", layers=1)
+    for frozen, told in (
+        ((), ["router"]),
+        (("router.inner",), ["router"]),
+        (("router",), []),
+        (("router.bias",), []),
+    ):
+        found = [path for path, _ in listeners(model, "", replace(plan, frozen=frozen))]
+        assert found == told, frozen

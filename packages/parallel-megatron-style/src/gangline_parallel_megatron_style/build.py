@@ -13,6 +13,7 @@ from gangline.batch import Batch
 from gangline.comm import Comm, Comms
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
+from gangline.model.buffers import listeners
 from gangline.model.compose import compose_model
 from gangline.model.linear import Linear
 from gangline.model.seams import calls
@@ -160,16 +161,13 @@ class Stages:
     def told(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
         """Modules on this rank that want to hear of a step, with the path of their block."""
         homes = {self.plan.embed: self.ranks[0], self.plan.head: self.ranks[-1]}
-        found = [
-            ("", module)
-            for path, rank in homes.items()
-            if rank == self.index
-            for module in model.get_submodule(path).modules()
+        found = [("", path) for path, rank in homes.items() if rank == self.index]
+        found += [(path, path) for path in (f"{self.plan.blocks}.{index}" for index in self.blocks)]
+        return [
+            (block, module)
+            for block, path in found
+            for _, module in listeners(model.get_submodule(path), path, self.plan)
         ]
-        for index in self.blocks:
-            path = f"{self.plan.blocks}.{index}"
-            found += [(path, module) for module in model.get_submodule(path).modules()]
-        return [(path, module) for path, module in found if hasattr(module, "after_step")]
 
     def executor(self, stage: Stage, comm: Comm, device: torch.device) -> Executor:
         """What runs this rank's part of the schedule."""

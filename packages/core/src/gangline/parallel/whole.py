@@ -17,6 +17,7 @@ from gangline.comm.solo import Solo
 from gangline.config.schema import Run
 from gangline.inside import Collected
 from gangline.mesh import DATA_AXES, Mesh
+from gangline.model.buffers import listeners
 from gangline.parallel import norm
 from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
@@ -65,7 +66,7 @@ class WholeRuntime(Runtime):
         self.data_coordinate = (mesh.index(mesh.coordinate(comms.rank), DATA_AXES), mesh.size(*DATA_AXES))
         self._masters = [self.storage.masters[name] for name in self.storage.trained]
         self._tally = Tally(self.comm, comms.device, groups)
-        self._told = [(_block_of(path, plan), m) for path, m in model.named_modules() if hasattr(m, "after_step")]
+        self._told = [(_block_of(path, plan), module) for path, module in listeners(model, "", plan)]
         self._emitted: dict[str, dict[str, Tensor]] = {}
 
     @abstractmethod
@@ -156,7 +157,7 @@ class WholeRuntime(Runtime):
     @torch.no_grad()
     def applied(self) -> None:
         for block, module in self._told:
-            module.after_step(self._emitted.get(block, {}))
+            module.after_step(self._emitted.get(block, {}))  # type: ignore[operator]
 
 
 def _block_of(path: str, plan: Plan) -> str:

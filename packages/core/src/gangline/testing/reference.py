@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from gangline import draws, inside
 from gangline.batch import Batch
 from gangline.inside import Collected, Frame
-from gangline.model.buffers import buffers_of, put
+from gangline.model.buffers import buffers_of, listeners, put
 from gangline.model.build import construct
 from gangline.model.tree import Node
 from gangline.plan import Plan
@@ -155,10 +155,9 @@ class Reference:
         for name, weight in self.trained.items():
             assert weight.grad is not None
             descend(weight, weight.grad, self.velocity[name])
-        for path, module in self.model.named_modules():
-            if hasattr(module, "after_step"):
-                block = ".".join(path.split(".")[: self.plan.blocks.count(".") + 2])
-                module.after_step(self._emitted.get(block, {}))
+        for path, module in listeners(self.model, "", self.plan):
+            block = ".".join(path.split(".")[: self.plan.blocks.count(".") + 2])
+            module.after_step(self._emitted.get(block, {}))  # type: ignore[operator]
 
     @torch.no_grad()
     def evaluate(self, groups: Sequence[Sequence[Batch]]) -> tuple[float, int]:

@@ -17,6 +17,7 @@ from gangline.comm import Comms
 from gangline.config.schema import Run
 from gangline.inside import Collected, Frame
 from gangline.mesh import DATA_AXES, Mesh
+from gangline.model.buffers import listeners
 from gangline.parallel import norm
 from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
@@ -207,9 +208,8 @@ class RowsRuntime(Runtime):
 
     @torch.no_grad()
     def applied(self) -> None:
-        for path, module in self.model.named_modules():
-            if hasattr(module, "after_step"):
-                module.after_step(self.emitted.get(_block_of(path, self.plan), {}))
+        for path, module in listeners(self.model, "", self.plan):
+            module.after_step(self.emitted.get(_block_of(path, self.plan), {}))  # type: ignore[operator]
 
     # --- what others see ---------------------------------------------------------------------------------------------
 
