@@ -10,6 +10,7 @@ import pages
 import pytest
 import reference
 import reference_options
+import yaml
 from mdtext import anchor
 from pages import ROOT, RUN, Reader, blocks
 
@@ -61,6 +62,14 @@ def code(page: Path) -> str:
 def test_the_readme_tests_as_the_checks_do():
     command = (ROOT / ".ci" / "run").read_text().splitlines()[-1]
     assert command in code(README)
+
+
+def test_the_public_workflow_runs_the_checks_and_the_long_tests():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "checks.yml").read_text())
+    assert set(workflow[True]) == {"push", "pull_request", "schedule"}  # YAML 1.1 reads the key `on` as true
+    commands = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in workflow["jobs"].items()}
+    own = (ROOT / ".ci" / "run").read_text().splitlines()[-1]
+    assert commands == {"default": [".ci/run"], "nightly": [f"{own} -s nightly"]}
 
 
 def test_the_readme_trains_as_the_main_job_does():
