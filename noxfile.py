@@ -6,10 +6,13 @@ The matrix is computed from packages/*: a new package needs no line here.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 
 import nox
@@ -19,6 +22,7 @@ PACKAGES = {
     path.parent.name: tomllib.loads(path.read_text()) for path in sorted(ROOT.glob("packages/*/pyproject.toml"))
 }
 PLUGINS = [name for name in PACKAGES if name != "core"]
+DIST = ROOT / "dist"
 CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
 PYTEST = ("pytest", "-q", "-m", "not nightly")
 
@@ -143,6 +147,11 @@ for module in found:
 print(f"{{len(found)}} modules of {name} import")
 """
 
+RELEASED = """
+from importlib.metadata import version
+assert version("{name}") == "{version}", version("{name}")
+"""
+
 if PLUGINS:
 
     @nox.session
@@ -224,6 +233,52 @@ def nightly(session: nox.Session) -> None:
     install(session, *editable(*PACKAGES), *(extra for package in PACKAGES for extra in extras(package)))
     one_thread(session)
     session.run("pytest", "-q", "-m", "nightly", *(session.posargs or ("packages", "tests", "docs")))
+
+
+def entries(built: Path) -> list[str]:
+    """The names of what a wheel or an sdist holds."""
+    if built.suffix == ".whl":
+        with zipfile.ZipFile(built) as wheel:
+            return wheel.namelist()
+    with tarfile.open(built) as sdist:
+        return sdist.getnames()
+
+
+@nox.session(default=False)
+def dist(session: nox.Session) -> None:
+    """Build every wheel and sdist into dist/, from a clean clone of the last commit."""
+    install(session, "build", "hatchling", "pytest")
+    clone = Path(session.create_tmp()) / "clone"
+    for path in (clone, DIST):
+        shutil.rmtree(path, ignore_errors=True)
+    if session.run("git", "status", "--porcelain", external=True, silent=True):
+        session.warn("What is not committed is not built.")
+    session.run("git", "clone", "--quiet", str(ROOT), str(clone), external=True)
+    session.chdir(clone)
+    session.run(*PYTEST, "--noconftest", "tests/test_release.py")
+    for name in PACKAGES:  # the wheel is built from the sdist, which so proves complete
+        session.run("python", "-m", "build", "--no-isolation", "--outdir", str(DIST), f"packages/{name}")
+
+
+@nox.session(default=False, reuse_venv=False, requires=["dist"])
+def release(session: nox.Session) -> None:
+    """What dist/ holds, installed by name from that folder alone into an empty environment, and used."""
+    projects = [each["project"] for each in PACKAGES.values()]
+    of_all = {line for project in projects for line in project["dependencies"]}
+    theirs = {line for line in of_all if re.split(r"[<>= ]", line)[0] not in {project["name"] for project in projects}}
+    for path in sorted(DIST.iterdir()):
+        if not any(Path(entry).name == "LICENSE" for entry in entries(path)):
+            session.error(f"{path.name} has no LICENSE.")
+    install(session, *sorted(theirs))
+    session.install("--no-index", "--find-links", str(DIST), "gangline[all]")
+    for project in projects:
+        session.run("python", "-c", RELEASED.format(**project))
+    empty = Path(session.create_tmp()) / "empty"
+    shutil.rmtree(empty, ignore_errors=True)
+    empty.mkdir()
+    session.chdir(empty)
+    session.run("gangline", "plugins")
+    session.run("train", "recipe=tiny", "run.steps=3", "run.dir=out")
 
 
 @nox.session(default=False, venv_backend="none")
