@@ -32,3 +32,30 @@ class TestTokensByDocument(TestTokens):
 
 class TestTokensInTheOrderOfText(TestTokens):
     settings = ("data.order=text",)
+
+
+class TestMix(DataSourceSuite):
+    choice = "data=mix"
+    settings = ("data.weights={web: 0.7, code: 0.3}",)
+    can = {"disjoint", "reads"}
+
+    def corpus(self, directory: Path, first: int = 0, words: int = 1500) -> tuple[str, ...]:
+        """Each source has one half of the words."""
+        half, settings = words // 2, []
+        for name, begin, count in (("web", first, half), ("code", first + half, words - half)):
+            store = directory / f"{name}-{begin}-{count}"
+            if not store.exists():
+                text = directory / f"{store.name}.txt"
+                text.write_text(self.text(begin, count))
+                prepare([str(text)], store, Settings(clean=()), 1, lambda done, total: None)
+            settings.append(f"data.sources.{name}={store}")
+        return tuple(settings)
+
+
+class TestMixWithStagesAndCaps(TestMix):
+    settings = (
+        "data.weights={web: 1, code: 0}",
+        "data.stages=[{from: 9, weights: {web: 0.5, code: 2}}]",
+        "data.epochs={code: 1}",
+        "data.documents=true",
+    )

@@ -22,8 +22,8 @@ def test_the_samples_are_those_of_text(texts, make_store, documents):
     theirs = small_run(*asked, "data=text", f"data.path={texts}", "data.validation_fraction=0.2")
     for split in ("train", "validation"):
         mine, reference = build.tokens(ours.data, ours, split), text.build(theirs.data, theirs, split)
-        count = len(reference)
-        assert len(mine) == count > 3
+        count = reference.length()
+        assert mine.length() == count > 3
         for i in range(2 * count + 5):
             one, other = mine.sample(i), reference.sample(i)
             assert one.keys() == other.keys()

@@ -1,13 +1,14 @@
-"""The options of data=tokens. Torch-free."""
+"""The options of data=tokens and data=mix. Torch-free."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gangline.errors import Problem, UserError
 from gangline.parts import DataConfig, Part
-from gangline.ranges import PositiveInt, ShareBelowOne
+from gangline.ranges import NonNegativeFloat, PositiveInt, ShareBelowOne
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -60,11 +61,47 @@ class TokensConfig(DataConfig):
         return problems
 
 
+@dataclass
+class MixConfig(DataConfig):
+    """A weighted mixture of token stores, which share a tokenizer.
+
+    Weights are shares of the samples, normalised. The long-run proportions are exact, each source is shown epoch by
+    epoch, and which sample comes when is a function of (seed, sources, weights, number of the sample).
+    """
+
+    sources: dict[str, str] = field(default_factory=dict)  # stores by name: {web: DIR, code: DIR}
+    weights: dict[str, NonNegativeFloat] = field(default_factory=dict)  # of each source; none: in proportion to size
+    epochs: dict[str, PositiveInt] = field(default_factory=dict)  # after so many a source is used up: {code: 4}
+    stages: list[dict[str, Any]] = field(default_factory=list)  # other weights: [{from: SAMPLE, weights: {...}}]
+    documents: bool = False  # each document stands alone: no attention across documents, positions start anew
+    shuffle_span: PositiveInt | None = None  # tokens of a source that its shuffle reaches over; null: all of it
+    validation_fraction: ShareBelowOne = 0.01  # where nothing was held out of a store when prepared: its end
+
+    def __post_init__(self) -> None:
+        # `file_options` are rooted where they are a path or a list of paths; these are in a mapping.
+        self.sources = {name: _rooted(folder) for name, folder in self.sources.items()}
+
+    def check(self, run: Run) -> list[Problem]:
+        from gangline_dataloader.sources.mixture import problems
+
+        return problems(self, run)
+
+
+def _rooted(folder: str) -> str:
+    return folder if folder.startswith("~") or "://" in folder else os.path.abspath(folder)
+
+
 PARTS = (
     Part(
         name="tokens",
         config=TokensConfig,
         build="gangline_dataloader.sources.build:tokens",
         summary="a corpus prepared by `gangline data prepare`, mapped from disk",
+    ),
+    Part(
+        name="mix",
+        config=MixConfig,
+        build="gangline_dataloader.sources.build:mix",
+        summary="a weighted mixture of such corpora, with caps and stages",
     ),
 )

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from gangline.data import DataSource, Sample
+from gangline.errors import UserError
 
 if TYPE_CHECKING:
     from gangline.data.codec import Codec
     from gangline_dataloader.order.mixture import Place
-    from gangline_dataloader.store.tokens import Tokens
+    from gangline_dataloader.sources.split import SplitRows
 
 AHEAD = 1024  # samples whose places are computed at once: a call for one costs as much as a call for hundreds
 
@@ -27,7 +28,9 @@ AHEAD = 1024  # samples whose places are computed at once: a call for one costs 
 class Order(Protocol):
     """Which row of which source a sample is."""
 
-    end: int | None
+    @property
+    def end(self) -> int | None:
+        """The first sample that there is none for; None: there is always one."""
 
     def __call__(self, numbers: np.ndarray) -> Place: ...
 
@@ -43,16 +46,15 @@ class Windows:
 class WindowSource(DataSource):
     """Windows of T tokens of several stores, in an order. Everything but the order is a property of the stores.
 
-    stores     one for each source of the order
+    parts      one for each source of the order: its store, and which of the store's rows are of this split
     documents  no attention across documents, positions start anew, no target in another document
     identity   what the order is a function of, beside the stores
-    samples    in an epoch; None: there is no end
-    first      rows of the store before those of this split
+    samples    in an epoch, or until all sources are used up; None: there is no end
     """
 
     def __init__(
         self,
-        stores: Sequence[Tokens],
+        parts: Sequence[SplitRows],
         order: Order,
         codec: Codec | None,
         *,
@@ -60,24 +62,26 @@ class WindowSource(DataSource):
         documents: bool,
         identity: tuple[object, ...],
         samples: int | None,
-        first: int = 0,
     ) -> None:
-        self.stores, self.order, self.codec = list(stores), order, codec
-        self.sequence_length, self.documents, self.identity, self.samples = (
-            sequence_length,
-            documents,
-            identity,
-            samples,
-        )
-        self.first = first
+        self.names, self.stores = [one.name for one in parts], [one.store for one in parts]
+        self.order, self.codec, self.identity, self.samples = order, codec, identity, samples
+        self.sequence_length, self.documents = sequence_length, documents
+        self._first = np.array([one.first for one in parts], np.int64)
         self._ahead = lru_cache(maxsize=4)(self._places)
 
     def places(self, numbers: np.ndarray) -> Windows:
         """Where samples (N,) begin."""
         place = self.order(numbers)
-        return Windows(place.source, (self.first + place.row) * self.sequence_length)
+        return Windows(place.source, (self._first[place.source] + place.row) * self.sequence_length)
 
     def sample(self, i: int) -> Sample:
+        end = self.order.end
+        if end is not None and i >= end:
+            raise UserError(
+                f"the data ends after {end} samples, and sample {i} was asked for.",
+                "Every source that has a weight there is used up after its data.epochs.",
+                "Fewer run.steps, or larger data.epochs.",
+            )
         block, offset = divmod(i, AHEAD)
         windows = self._ahead(block)
         store, start = self.stores[int(windows.source[offset])], int(windows.start[offset])
@@ -96,10 +100,11 @@ class WindowSource(DataSource):
         return sample
 
     def _places(self, block: int) -> Windows:
-        return self.places(np.arange(block * AHEAD, (block + 1) * AHEAD))
+        stop, end = (block + 1) * AHEAD, self.order.end
+        return self.places(np.arange(block * AHEAD, stop if end is None else min(stop, end)))
 
     def length(self) -> int | None:
-        return self.samples  # None: a mixture has no end
+        return self.samples
 
     def fingerprint(self) -> str:
         deciding = (self.identity, self.sequence_length, self.documents, [store.identity for store in self.stores])
@@ -109,7 +114,8 @@ class WindowSource(DataSource):
         tokens = sum(store.total for store in self.stores)
         known = [store.documents for store in self.stores if store.documents is not None]
         documents = f"{sum(known)} documents, " if len(known) == len(self.stores) else ""
-        return f"{documents}{tokens / 1e6:.4g} M tokens, a vocabulary of {max(s.vocab_size for s in self.stores)}"
+        of = f" of {', '.join(self.names)}" if len(self.names) > 1 else ""
+        return f"{documents}{tokens / 1e6:.4g} M tokens{of}, a vocabulary of {max(s.vocab_size for s in self.stores)}"
 
     def encode(self, text: str) -> list[int] | None:
         return None if self.codec is None else self.codec.encode(text)

@@ -19,7 +19,7 @@ class LocalStore(Sharded):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).expanduser()
         self.manifest: Manifest = manifests.read(folder)
         super().__init__(
             self.manifest.shards.tokens,

@@ -129,7 +129,7 @@ class Manifest:
 
 def read(folder: str | Path) -> Manifest:
     """The manifest of a store, every claim of it looked at. Raises UserError that names file and field."""
-    path = Path(folder) / FILE
+    path = Path(folder).expanduser() / FILE
     try:
         if path.stat().st_size > LARGEST:
             raise UserError(f"{path} is no manifest: it has {path.stat().st_size} bytes.")

@@ -1,0 +1,170 @@
+"""From the options of `data=mix` to its parts and their order, and everything that is refused on the way.
+
+A run trains on the mixture that the weights make. It is validated on what each store holds out, in the same
+proportion, each sequence once: where one store has no more, the others share its weight until all are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gangline.config.suggest import near
+from gangline.errors import Problem, UserError
+from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, Place, Stage, shares
+from gangline_dataloader.sources.split import SplitRows, split_rows
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+    from gangline.data import Split
+    from gangline_dataloader.config import MixConfig
+
+EXAMPLE = "'data.sources={web: DIR, code: DIR}' 'data.weights={web: 0.7, code: 0.3}'"
+
+
+class TrainOrder:
+    """A mixture in training: `end` and `samples` are where its sources are used up, None where some never are."""
+
+    def __init__(self, mixture: MixtureOrder) -> None:
+        self.mixture, self.end, self.samples = mixture, mixture.end, mixture.end
+
+    def __call__(self, numbers: np.ndarray) -> Place:
+        return self.mixture(numbers)
+
+
+class HeldOutOrder:
+    """A mixture that shows each of its rows once, and then again in the same order."""
+
+    end: int | None = None
+
+    def __init__(self, mixture: MixtureOrder) -> None:
+        assert mixture.end, "every source of what is held out has one epoch"
+        self.mixture, self.samples = mixture, mixture.end
+
+    def __call__(self, numbers: np.ndarray) -> Place:
+        return self.mixture(np.asarray(numbers, np.int64) % self.samples)
+
+
+def mixture(config: MixConfig, run: Run, split: Split) -> tuple[list[SplitRows], TrainOrder | HeldOutOrder]:
+    """The parts in order of name, so that it does not matter in which order they were written, and their order."""
+    T = run.batch.sequence_length
+    parts = [
+        split_rows(name, folder, split, T, config.validation_fraction, f"data.sources.{name}")
+        for name, folder in sorted(config.sources.items())
+    ]
+    agree(parts)
+    _known(config.epochs, config.sources, "data.epochs", whole=False)
+    stages = stages_of(config, parts)
+    held_out = split == "validation"
+    span = None if config.shuffle_span is None else max(1, config.shuffle_span // T)
+    ingredients = [
+        Ingredient(one.name, one.count, span, 1 if held_out else config.epochs.get(one.name)) for one in parts
+    ]
+    order = MixtureOrder(ingredients, stages[:1] if held_out else stages, run.seed, split)
+    return parts, HeldOutOrder(order) if held_out else TrainOrder(order)
+
+
+def agree(parts: list[SplitRows]) -> None:
+    """Raises UserError where the stores do not hold the same tokens in the same width."""
+    one = parts[0]
+    first = one.store.manifest
+    for other in parts[1:]:
+        its = other.store.manifest
+        for what, mine, theirs in (
+            ("tokenizers", first.tokenizer.identity, its.tokenizer.identity),
+            ("ends of text", first.tokenizer.end_of_text, its.tokenizer.end_of_text),
+            ("vocabularies", first.vocab_size, its.vocab_size),
+            ("dtypes", first.dtype, its.dtype),
+        ):
+            if mine != theirs:
+                raise UserError(
+                    f"data.sources: {one.name} and {other.name} have different {what}.",
+                    f"{one.name} has {mine}, {other.name} has {theirs}: a token would mean another thing in each.",
+                    "Prepare both with the same --tokenizer and --end-of-text.",
+                )
+
+
+def stages_of(config: MixConfig, parts: list[SplitRows]) -> list[Stage]:
+    """The weights from the first sample on, and those that follow. Raises UserError."""
+    names = [one.name for one in parts]
+    if config.weights:
+        _known(config.weights, names, "data.weights")
+    weights = config.weights or {one.name: float(one.count) for one in parts}
+    stages = [_stage(0, weights, names, "data.weights")]
+    for number, given in enumerate(config.stages):
+        option = f"data.stages[{number}]"
+        start, changed = given.get("from"), given.get("weights")
+        if set(given) != {"from", "weights"} or not isinstance(changed, Mapping):
+            raise UserError(
+                f"{option}={dict(given)} is no stage.",
+                "It says from which sample of the run on, and the weights of all sources from there.",
+                "'data.stages=[{from: 100000, weights: {web: 0.5, code: 0.5}}]'",
+            )
+        if not isinstance(start, int) or isinstance(start, bool) or start <= stages[-1].start:
+            raise UserError(
+                f"{option}.from={start} is not after sample {stages[-1].start}.",
+                "Stages are in order, each begins at a sample of the run counted from 0, and data.weights at 0.",
+            )
+        _known(changed, names, f"{option}.weights")
+        stages.append(_stage(start, changed, names, f"{option}.weights"))
+    return stages
+
+
+def _stage(start: int, weights: Mapping[str, Any], names: list[str], option: str) -> Stage:
+    values = [weights[name] for name in names]
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        raise UserError(f"{option}={dict(weights)}: a weight is a number.")
+    try:
+        shares(values)
+    except ValueError as error:
+        why = f"{str(error)[:1].upper()}{str(error)[1:]}."
+        raise UserError(f"{option}={dict(weights)} makes no mixture.", why) from error
+    return Stage(start, tuple(map(float, values)))
+
+
+def _known(given: Mapping[str, Any], names: Any, option: str, whole: bool = True) -> None:
+    """Raises UserError where a name is of no source, or, where all have to be there, one is missing."""
+    for name in given:
+        if name not in names:
+            raise UserError(
+                f"{option}.{name}: there is no source {name}.",
+                near(str(name), list(names)),
+                f"Sources: {', '.join(sorted(names))}.",
+            )
+    if missing := sorted(set(names) - set(given)) if whole else []:
+        raise UserError(f"{option} does not name {', '.join(missing)}.", "A source that has no part has the weight 0.")
+
+
+def problems(config: MixConfig, run: Run) -> list[Problem]:
+    """What can be refused before a process starts; reads manifests, no tokens."""
+    if not config.sources:
+        return [Problem("data=mix needs data.sources.", "It mixes token stores, each under a name.", EXAMPLE)]
+    found = []
+    training = config is run.data
+    for split in [*(["train"] if training else []), *(["validation"] if run.validate.every else [])]:
+        try:
+            parts, order = mixture(config, run, split)  # type: ignore[arg-type]
+        except UserError as error:
+            return [error.problem()]
+        wanted = run.steps * run.batch.global_size
+        if split == "train" and order.end is not None and order.end < wanted:
+            found.append(
+                Problem(
+                    f"data=mix ends after {order.end} samples, and this run reads {wanted}.",
+                    f"run.steps={run.steps} x batch.global_size={run.batch.global_size}; every source that has a "
+                    "weight there is used up after its data.epochs.",
+                    f"run.steps={max(1, order.end // run.batch.global_size)}, or larger data.epochs.",
+                )
+            )
+        vocabulary = parts[0].store.vocab_size
+        if split == "train" and vocabulary > run.model.vocab_size > 0:
+            found.append(
+                Problem(
+                    f"model.vocab_size={run.model.vocab_size} is too small for data=mix.",
+                    f"The tokenizer of its sources has {vocabulary} tokens.",
+                    f"model.vocab_size={vocabulary}",
+                )
+            )
+    return found

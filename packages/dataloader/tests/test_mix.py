@@ -1,0 +1,151 @@
+"""data=mix: stores in the proportion that was asked for, the same from any cursor; what makes no mixture is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gangline.config.check import problems
+from gangline.errors import UserError
+from gangline.testing.runs import small_run
+from gangline_dataloader.sources import build
+
+WEIGHTS = "data.weights={web: 0.7, code: 0.3}"
+
+
+@pytest.fixture
+def stores(tmp_path: Path, make_store) -> dict[str, Path]:
+    """Two byte stores, each of one letter, so that a sample shows which it is from."""
+    made = {}
+    for name, letter in (("web", "w"), ("code", "c")):
+        for number in range(40):
+            path = tmp_path / name / f"{number}.txt"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(letter * (30 + number))
+        made[name] = make_store(tmp_path / name, validation=0.2)
+    return made
+
+
+def run_of(stores: dict[str, Path], *settings: str):
+    sources = tuple(f"data.sources.{name}={path}" for name, path in stores.items())
+    return small_run("model.vocab_size=256", "batch.sequence_length=16", "data=mix", *sources, *settings)
+
+
+def said(run) -> str:
+    return "\n".join(f"{problem.what} {problem.why} {problem.mend}" for problem in problems(run))
+
+
+def letters(source, numbers) -> np.ndarray:
+    return np.array([max(bytes(source.sample(int(i))["tokens"])) for i in numbers])
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_samples_come_in_the_proportion_of_the_weights(stores, split):
+    run = run_of(stores, "data.weights={web: 7, code: 3}", "data.epochs={web: 1000, code: 1000}")
+    source = build.mix(run.data, run, split)
+    if split == "train":
+        web = (letters(source, range(2000)) == ord("w")).mean()
+        assert web == pytest.approx(0.7, abs=0.04)  # of 65,536 it is exact; here chance has 0.01
+    else:  # each held-out sequence once, then again
+        parts = dict(zip(source.names, (store.rows(16) for store in source.stores), strict=True))
+        count = source.length()
+        seen = letters(source, range(2 * count))
+        assert count == sum(parts.values())
+        assert [(seen == ord(name[0])).sum() for name in source.names] == [2 * n for n in parts.values()]
+        assert (seen[:count] == seen[count:]).all()
+
+
+def test_weights_change_at_the_sample_that_a_stage_names(stores):
+    run = run_of(stores, "data.weights={web: 1, code: 0}", "data.stages=[{from: 77, weights: {web: 0, code: 3}}]")
+    found = letters(build.mix(run.data, run, "train"), range(200))
+    assert (found[:77] == ord("w")).all()
+    assert (found[77:] == ord("c")).all()
+
+
+def test_a_run_goes_on_at_any_cursor_with_the_same_bytes(stores):
+    """Built anew at each cursor, as a resumed run does, in whatever order the sources were written."""
+    options = (WEIGHTS, "data.stages=[{from: 500, weights: {web: 0.001, code: 0.999}}]", "data.documents=true")
+    run = run_of(stores, *options)
+    whole = build.mix(run.data, run, "train")
+    rng = np.random.default_rng(0)
+    for cursor in [0, 1023, 1024, *rng.integers(0, 100_000, 20).tolist(), 10**12]:
+        again = run_of(dict(reversed(stores.items())), *options)
+        source = build.mix(again.data, again, "train")
+        assert source.fingerprint() == whole.fingerprint()
+        for i in range(cursor, cursor + 3):
+            one, other = whole.sample(i), source.sample(i)
+            assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [WEIGHTS.replace("0.7", "0.8"), "data.epochs={web: 3}", "data.stages=[{from: 9, weights: {web: 1, code: 1}}]"],
+)
+def test_another_mixture_has_another_fingerprint(stores, change):
+    one, other = run_of(stores, WEIGHTS), run_of(stores, WEIGHTS, change)
+    assert build.mix(one.data, one, "train").fingerprint() != build.mix(other.data, other, "train").fingerprint()
+
+
+def test_a_run_longer_than_its_capped_sources_is_refused_with_the_numbers(stores):
+    settings = (WEIGHTS, "data.epochs={web: 1, code: 2}", "batch.global_size=4", "run.steps=100000")
+    run = run_of(stores, *settings)
+    source = build.mix(run.data, run, "train")
+    rows = dict(zip(source.names, (store.rows(16) for store in source.stores), strict=True))
+    end = rows["web"] + 2 * rows["code"]
+    assert source.length() == end
+    assert f"ends after {end} samples, and this run reads 400000" in said(run)
+    assert f"run.steps={end // 4}" in said(run)
+    assert said(run_of(stores, *settings, f"run.steps={end // 4}")) == ""
+    assert source.sample(end - 1)["tokens"].shape == (17,)
+    with pytest.raises(UserError, match=f"ends after {end}"):
+        source.sample(end)
+    uncapped = run_of(stores, WEIGHTS, "data.epochs={web: 1}", "run.steps=100000")
+    assert said(uncapped) == ""
+    assert build.mix(uncapped.data, uncapped, "train").length() is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (("data.weights={web: -1, code: 2}",), "at least 0"),
+        (("data.weights={web: 0, code: 0}",), "zero"),
+        (("data.weights={web: 0.00001, code: 1}",), "1/65536"),
+        (("data.weights={web: 1}",), "does not name code"),
+        (("data.weights={web: 1, code: 1, wbe: 1}",), "no source wbe"),
+        (("data.epochs={cod: 1}",), "no source cod"),
+        (("data.epochs={code: 0}",), "at least 1"),
+        (("data.stages=[{from: 0, weights: {web: 1, code: 1}}]",), "not after sample 0"),
+        (("data.stages=[{from: 5, weight: {web: 1, code: 1}}]",), "is no stage"),
+        (("data.stages=[{from: 5, weights: {web: 1, code: -1}}]",), "at least 0"),
+        (("data.stages=[{from: 5, weights: {web: 1, code: lots}}]",), "a weight is a number"),
+        (("model.vocab_size=255",), "model.vocab_size=256"),
+        (("batch.sequence_length=5000",), "too short"),
+        (("data.sources.code=nowhere",), "no token store"),
+    ],
+)
+def test_what_makes_no_mixture_is_refused_before_a_process_starts(stores, settings, why):
+    assert why in said(run_of(stores, *settings))
+
+
+def test_without_sources_it_says_what_to_type():
+    assert "data.sources={web: DIR" in said(run_of({}))
+
+
+@pytest.mark.parametrize("field", ["identity", "end_of_text", "vocab_size", "dtype"])
+def test_stores_of_different_tokens_are_refused_by_name(stores, field):
+    path = stores["code"] / "manifest.json"
+    content = json.loads(path.read_text())
+    change = {"identity": "other", "end_of_text": 1, "vocab_size": 200, "dtype": "<u2"}[field]
+    (content if field in content else content["tokenizer"])[field] = change
+    path.write_text(json.dumps(content))
+    assert "code and web have different" in said(run_of(stores))
+
+
+def test_relative_paths_are_meant_from_where_the_run_was_started(stores, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    run = run_of({name: Path(os.path.relpath(path)) for name, path in stores.items()})
+    assert run.data.sources == {name: str(path) for name, path in stores.items()}
