@@ -24,9 +24,9 @@ WIDTH = 32
 def share(module: torch.nn.Module, comm: Comm) -> None:
     """Keep this rank's experts alone."""
     module.bind(comm)
-    for name, array in list(module.experts.named_parameters()):
-        own = array.detach().chunk(comm.size)[comm.index].clone()
-        setattr(module.experts, name, torch.nn.Parameter(own))
+    for stack in module.experts.children():
+        own = stack.weight.detach().chunk(comm.size)[comm.index].clone()
+        stack.weight = torch.nn.Parameter(own)
 
 
 def through(module, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
