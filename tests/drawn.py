@@ -31,22 +31,23 @@ class Drawn:
 def drawn(seed: int, number: int) -> Drawn:
     """Composition `number` of a seed: the same each time, whichever others are drawn."""
     dice = random.Random(f"{seed}/{number}")
-    moe, even = dice.random() < 0.4, dice.random() < 0.8  # even: sizes that most layouts divide; others meet refusals
-    layouts = [_layout(dice, moe, even) for _ in range(dice.choice((1, 2, 2, 3)))]
+    moe = dice.random() < 0.4
+    layouts = [_layout(dice, moe) for _ in range(dice.choice((1, 2, 2, 3)))]
     kills = sorted(dice.sample(range(1, STEPS), len(layouts) - 1))
-    return Drawn(_run(dice, moe, even, saves=len(layouts) > 1), layouts, kills)
+    return Drawn(_run(dice, moe, saves=len(layouts) > 1), layouts, kills)
 
 
-def _run(dice: random.Random, moe: bool, even: bool, saves: bool) -> list[str]:
+def _run(dice: random.Random, moe: bool, saves: bool) -> list[str]:
+    even = dice.random() < 0.7  # sizes that most layouts divide; others meet the refusals
     kv_heads, queries, head_dim = (
-        (dice.choice((4, 8, 8)) if even else dice.choice((1, 2, 3, 4))),
+        (dice.choice((4, 8)) if even else dice.choice((1, 2, 3, 4))),
         dice.choice((1, 2, 3)),
         dice.choice((2, 4, 6, 8, 10)),
     )
     words = {
         "model": "tiny",
         "model.dim": dice.choice((16, 24, 30, 35, 48)),
-        "model.layers": dice.choice((4, 8, 8)) if even else dice.randint(1, 5),
+        "model.layers": dice.choice((4, 5, 6, 8)) if even else dice.randint(1, 5),
         "model.heads": kv_heads * queries,
         "model.kv_heads": kv_heads,
         "model.head_dim": head_dim,
@@ -54,7 +55,7 @@ def _run(dice: random.Random, moe: bool, even: bool, saves: bool) -> list[str]:
         "model.vocab_size": dice.choice((256, 257, 260)),
         "model.tied": _maybe(dice),
         "model.qk_norm": _maybe(dice),
-        "batch.global_size": dice.choice((8, 16, 32)) if even else dice.choice((4, 6, 7, 12)),
+        "batch.global_size": dice.choice((8, 16, 24)) if even else dice.choice((4, 6, 7, 12)),
         "batch.sequence_length": dice.choice((16, 24, 32, 48)) if even else dice.choice((8, 12, 15)),
         "precision": dice.choices(list(BOUND), (12, 4, 2, 1, 1))[0],
         "optimizer": dice.choice(("adamw", "adamw", "muon")),
@@ -81,7 +82,7 @@ def _moe(dice: random.Random, even: bool) -> dict[str, object]:
     words: dict[str, object] = {
         "moe": "on",
         "moe/router": router,
-        "moe.experts": dice.choice((4, 8)) if even else dice.choice((2, 3, 5)),
+        "moe.experts": dice.choice((4, 6, 8)) if even else dice.choice((2, 3, 5)),
         "moe.top_k": dice.choice((1, 2, 3)),
         "moe.shared": dice.choice((0, 0, 1)),
         "moe.first": dice.choice((0, 0, 1)) if even else 0,
@@ -91,18 +92,15 @@ def _moe(dice: random.Random, even: bool) -> dict[str, object]:
         "moe.router.step_loss": dice.choice((0.0, 0.01)),
     }
     if router == "grouped":
-        words |= {
-            "moe.router.groups": 2,
-            "moe.router.top_groups": dice.choice((1, 2)) if words["moe.top_k"] == 1 else 2,
-        }
+        words |= {"moe.router.groups": 2, "moe.router.top_groups": dice.choice((1, 2))}
     return words
 
 
-def _layout(dice: random.Random, moe: bool, even: bool) -> list[str]:
+def _layout(dice: random.Random, moe: bool) -> list[str]:
     """How one attempt is carried. What the run itself leaves to the layout is drawn with it."""
     part = dice.choices(("3d", "fsdp", "hsdp", "tp", "pp", "ddp", "single"), (8, 3, 2, 2, 2, 2, 1))[0]
     sizes = dict.fromkeys(AXES.get(part, ()), 1)
-    world = 1 if part == "single" else dice.choice((2, 4, 4, 8) if even else (2, 3, 4, 6))
+    world = 1 if part == "single" else dice.choice((2, 3, 4, 4, 6, 8))
     left = world
     while left > 1 and sizes:
         prime = 2 if left % 2 == 0 else 3
@@ -111,7 +109,7 @@ def _layout(dice: random.Random, moe: bool, even: bool) -> list[str]:
     words: dict[str, object] = {"parallel": part, "launch.processes": world}
     words |= {f"parallel.{axis}": size for axis, size in sizes.items()}
     words["run.recompute"] = dice.choice(("none", "none", "selective", "full"))
-    words["batch.micro_size"] = dice.choice(("null", "null", 1, 1 if even else 2))
+    words["batch.micro_size"] = dice.choice(("null", "null", 1, 2))
     words["run.deterministic"] = dice.choice(("false", "false", "true"))
     if part not in ("single", "ddp"):
         words |= _cuts(dice, part, sizes)

@@ -124,14 +124,13 @@ def on_a_rank(words: list[str]) -> None:
     torch.manual_seed(time.monotonic_ns())  # nothing may depend on it
     run = compose_one(words)
     mesh = Mesh.of(run.parallel.axes(rank.world))
-    code = train(build(run, RunDirectory.open(str(run.run.dir)), mesh, rank.comms(mesh), torch.device("cpu")))
-    assert code == 0, f"exit code {code}"
+    train(build(run, RunDirectory.open(str(run.run.dir)), mesh, rank.comms(mesh), torch.device("cpu")))
 
 
 def went(place: Path, name: str, one: Drawn, layout: list[str], steps: int) -> str | None:
     """Go on with a run up to a step, or begin it; why not, where it is refused."""
     here = (f"data.path={place / 'corpus'}", f"run.dir={place / name}", f"run.steps={steps}")
-    words = [*one.run, *layout, *here, "schedule=constant", "schedule.warmup_steps=1"]
+    words = [*one.run, *layout, *here, "schedule=constant", "schedule.warmup_steps=2"]
     try:
         run = compose_one(words)
         check(run)

@@ -62,6 +62,28 @@ def theirs(run, registry: Registry) -> dict[str, torch.Tensor]:
     }
 
 
+def test_weights_that_a_callback_keeps_are_exported_by_their_prefix(run, trained, tmp_path):
+    """What was never trained has none, and is the model's own."""
+    _, registry = trained
+    frozen, prefix = "blocks.0.attention.wq.weight", "callback/ema/0.9"
+    layouts = {name: layout for name, layout in registry.layouts.items() if name != f"optimizer/exp_avg/{frozen}"}
+    names = [name.removeprefix("model/") for name in layouts if name.startswith("model/")]
+    averages = {f"{prefix}/{name}": layouts[f"model/{name}"] for name in names if name != frozen}
+    place = str(tmp_path / "averaged" / "step-00000007")
+    save(place, Registry.of(registry.mesh, layouts | averages), drawn, {"step": 7, "config": to_dict(run)})
+    main(["ckpt", "export", place, str(tmp_path / "hf"), "--weights", prefix])
+    found = load_file(tmp_path / "hf" / "model.safetensors")
+    _, plan = compose_model(run)
+    for name in names:
+        theirs_name = theirs_of(plan, name, layouts[f"model/{name}"].shape)[0].name
+        array = f"model/{name}" if name == frozen else f"{prefix}/{name}"
+        assert torch.equal(found[theirs_name], drawn(array, layouts[f"model/{name}"])), name
+
+    partial = {name: layout for name, layout in averages.items() if not name.endswith("wk.weight")}
+    save(place + "0", Registry.of(registry.mesh, layouts | partial), drawn, {"step": 7, "config": to_dict(run)})
+    assert main(["ckpt", "export", place + "0", str(tmp_path / "part"), "--weights", prefix]) == 2
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_an_export_holds_the_weights_by_their_names(run, trained, tmp_path, dtype, capsys):
     place, registry = trained

@@ -35,7 +35,7 @@ def test_what_it_holds_travels_over_layouts_and_what_it_lends_is_put_back(tmp_pa
     records, plain = lines(tmp_path / "out", "metrics.jsonl"), lines(tmp_path / "plain", "metrics.jsonl")
     losses = [record["validation_loss"] for record in records]
     assert losses == pytest.approx([record["validation_loss"] for record in plain], rel=1e-12)
-    before = [record["metrics"]["previous/weights/validation_loss"] for record in records]
+    before = [record["validation_losses"]["previous/weights"] for record in records]
     assert before[1:] == pytest.approx(losses[:-1], rel=1e-12), "the weights before a step are those after the last"
     assert before[0] != pytest.approx(losses[0], rel=1e-6)
     assert [record["metrics"]["previous/applied"] for record in records] == [1, 2, 3, 4, 5, 6]

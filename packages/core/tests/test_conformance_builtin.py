@@ -8,6 +8,7 @@ import pytest
 
 from gangline.record import read
 from gangline.testing import (
+    CallbackSuite,
     CheckpointerSuite,
     DataSourceSuite,
     OptimizerSuite,
@@ -83,6 +84,18 @@ class TestNoCheckpoint(PartSuite):
 class TestText(DataSourceSuite):
     choice = "data=text"
     can = {"epochs", "disjoint", "reads"}
+
+
+class TestEma(CallbackSuite):
+    choice = "callback=ema"
+    settings = ("callback.ema.decays=[0.5,0.9]",)
+    can = {"watches"}
+
+
+class TestProfile(CallbackSuite):
+    choice = "callback=profile"
+    settings = ("callback.profile.steps=[2]",)
+    can = {"watches"}
 
 
 class TestConsole(TrackerSuite):

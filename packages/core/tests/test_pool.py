@@ -124,20 +124,6 @@ def test_a_rank_that_dies_breaks_the_pool_at_once() -> None:
     assert time.monotonic() - began < 20
 
 
-def test_a_call_that_was_interrupted_leaves_no_answer_to_the_next() -> None:
-    interrupted = pool(1)
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
-        with pytest.raises(KeyboardInterrupt):
-            interrupted.run(time.sleep, 1.0)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert interrupted.broken
-    assert pool(1).run(summed, Scale(2.0))[0] is not None
-
-
 def test_a_rank_that_died_between_two_uses_is_replaced() -> None:
     used = pool(2)
     os.kill(used.pids[0], signal.SIGKILL)

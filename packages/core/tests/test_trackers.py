@@ -378,7 +378,7 @@ def test_a_record_costs_microseconds(tmp_path, make, most):
 
 
 def test_several_validation_sets_are_told_by_name(tmp_path):
-    losses = {f"set{n}": float(n) for n in range(12)}
+    losses = {f"set{n}": float(n) for n in range(11)}
     told = record(2, validation_loss=4.25, validation_losses=losses)
     lines = printed(record(1), told, record(3), last=9).splitlines()
     sets = [line for line in lines if "set" in line]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gangline.callback import config as callback
 from gangline.checkpoint import config as checkpoint
 from gangline.data import config as data
 from gangline.hooks import Command, Kind, hookimpl
@@ -43,7 +44,7 @@ def gangline_data_sources() -> Iterable[Part]:
 
 @hookimpl
 def gangline_parts() -> Iterable[Part]:
-    return (*model.PARTS, *optimizer.PARTS, *schedule.PARTS, *track.PARTS, *launch.PARTS)
+    return (*model.PARTS, *optimizer.PARTS, *schedule.PARTS, *track.PARTS, *callback.PARTS, *launch.PARTS)
 
 
 @hookimpl

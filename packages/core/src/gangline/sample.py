@@ -11,6 +11,7 @@ from torch import Tensor
 from gangline import plugins
 from gangline.batch import Batch
 from gangline.checkpoint import Checkpointer, CheckpointId
+from gangline.checkpoint.weights import MODEL, weights_under
 from gangline.comm.solo import Solo
 from gangline.errors import UserError
 from gangline.mesh import Mesh
@@ -42,10 +43,12 @@ def sample(
     top_k: int | None = None,
     seed: int = 0,
     checkpoint: str | None = None,
+    weights: str = MODEL,
     device: str | None = None,
 ) -> str:
     """The prompt and `tokens` more tokens, as text, from a checkpoint of the run (by default the newest).
 
+    weights: those under another prefix than the model's own, such as "callback/ema/0.999".
     Raises UserError where there is no run or no checkpoint, or where the prompt cannot be put in tokens.
     """
     run = RunDirectory.open(run_dir).run()
@@ -53,22 +56,25 @@ def sample(
     id = _choose(kept, run, checkpoint)
     codec = _codec(run)
     start = _encode(codec, prompt, run)
-    model = load_model(run, kept, id, device)
+    model = load_model(run, kept, id, device, weights)
     written = generate(model, start, tokens, temperature, seed, run.batch.sequence_length, top_k)
     text = codec.decode(written)
     assert text is not None, "a codec that encodes also decodes"
     return prompt + text
 
 
-def load_model(run: Run, kept: Checkpointer, id: CheckpointId, device: str | None = None) -> Decoder:
-    """The run's model on one device, with the master weights of a checkpoint."""
+def load_model(
+    run: Run, kept: Checkpointer, id: CheckpointId, device: str | None = None, weights: str = MODEL
+) -> Decoder:
+    """The run's model on one device, with the master weights of a checkpoint or others that it holds (`weights`)."""
     tree, plan = compose_model(run)
     model = construct(tree)
     bind_folds(model, plan, Solo)
     materialise(model, plan, device=device or ("cuda" if torch.cuda.is_available() else "cpu"))
     whole = {name: tensor for name, tensor in model.state_dict().items() if plan.owner(name) == name}
+    arrays = weights_under(weights, kept.arrays(id), whole)
     shards = [
-        Shard(f"model/{name}", tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)
+        Shard(arrays.get(name, f"{MODEL}/{name}"), tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)
         for name, tensor in whole.items()
     ]
     layouts = {shard.name: Layout(shard.global_shape, str(shard.dtype).removeprefix("torch.")) for shard in shards}

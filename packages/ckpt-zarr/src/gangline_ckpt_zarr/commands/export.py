@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gangline.errors import UserError
-from gangline.interop.commands import PREFIX, add_output, write_model
+from gangline.interop.commands import add_output, write_model
 from gangline.shard import Box
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
@@ -46,7 +46,7 @@ def _run(copy: Copy) -> Run:
 
 
 def _arrays(copy: Copy, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each parameter, whole, in memory that the next one uses again. Raises BadCheckpoint."""
+    """Each array, whole, in memory that the next one uses again. Raises BadCheckpoint."""
     import torch
 
     sizes = {name: prod(shape) * _dtype(copy, name).itemsize for name, shape in shapes.items()}
@@ -55,11 +55,11 @@ def _arrays(copy: Copy, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple
         for name, shape in shapes.items():
             whole = memory[: sizes[name]].view(_dtype(copy, name)).reshape(shape)
             box = Box((0,) * len(shape), shape)
-            for rank, pieces in plan(copy.meta, [Target(PREFIX + name, box, whole)]).items():
+            for rank, pieces in plan(copy.meta, [Target(name, box, whole)]).items():
                 Reader(copy.meta, copy.meta.path(rank), copy.store).read(pieces)
             yield name, torch.from_numpy(whole)
             advance(sizes[name])
 
 
 def _dtype(copy: Copy, name: str) -> np.dtype:
-    return np.dtype(stored_dtype(copy.meta.registry[PREFIX + name].dtype))
+    return np.dtype(stored_dtype(copy.meta.registry[name].dtype))

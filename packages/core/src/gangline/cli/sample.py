@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
+from gangline.checkpoint.weights import add_weights
+
 
 def main(argv: Sequence[str]) -> int:
     """Print the prompt and what the model writes after it."""
@@ -16,6 +18,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--top-k", type=_at_least(1, int), help="draw from this many of the likeliest")
     parser.add_argument("--seed", type=int, default=0, help="another seed writes another text (%(default)s)")
     parser.add_argument("--checkpoint", metavar="ID", help="such as step-00000100; by default the newest")
+    add_weights(parser)
     parser.add_argument("--device", help="by default a GPU where there is one")
     options = parser.parse_args(list(argv))
 
@@ -30,6 +33,7 @@ def main(argv: Sequence[str]) -> int:
             top_k=options.top_k,
             seed=options.seed,
             checkpoint=options.checkpoint,
+            weights=options.weights,
             device=options.device,
         )
     )

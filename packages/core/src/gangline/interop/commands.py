@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gangline.checkpoint.base import Checkpointer, CheckpointId
+from gangline.checkpoint.weights import MODEL, add_weights, weights_under
 from gangline.errors import UserError
 from gangline.interop.config import config_json, edited_config_from
 from gangline.interop.names import theirs_of
@@ -20,9 +21,10 @@ if TYPE_CHECKING:
     import torch
 
     from gangline.config.schema import Run
+    from gangline.interop.adapters import Read
     from gangline.parts import PartConfig
 
-PREFIX = "model/"
+PREFIX = f"{MODEL}/"
 
 
 def export_run(argv: Sequence[str]) -> int:
@@ -47,8 +49,9 @@ def export_run(argv: Sequence[str]) -> int:
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """Where to write a model and how: what `write_model` goes by."""
+    """Which weights to write, where and how: what `write_model` goes by."""
     parser.add_argument("out", metavar="OUT", help="the directory to write; it must not exist")
+    add_weights(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the weights (%(default)s)")
     parser.add_argument("--merge", action="store_true", help="add what model edits wrap around the weights to them")
     parser.add_argument("--apart", metavar="EDIT", help="write what this model edit wraps around the weights, alone")
@@ -60,19 +63,19 @@ def write_model(
     run: Run,
     where: str,
     arrays: Mapping[str, tuple[int, ...]],
-    read: Callable[[Mapping[str, tuple[int, ...]]], Iterator[tuple[str, torch.Tensor]]],
+    read: Read,
 ) -> int:
     """Write the model of a checkpoint as a Hugging Face directory; how many tensors it has.
 
-    where: what holds it, for messages. arrays: the shapes of all that the checkpoint holds. read: from the names of
-    parameters (without "model/") and their shapes to each of them, whole. Raises UserError where no architecture of
-    theirs is known for the model.
+    where: what holds it, for messages. arrays: the shapes of all that the checkpoint holds. read: from names and shapes
+    of arrays to each of them, whole. Raises UserError where no architecture of theirs is known for the model.
     """
     from gangline.interop.adapters import merging, write_apart
     from gangline.model.compose import compose_model
 
     _, plan = compose_model(run)
     found = {name.removeprefix(PREFIX): shape for name, shape in arrays.items() if name.startswith(PREFIX)}
+    read = _by_parameter(read, weights_under(options.weights, arrays, found))
     wrapping = {group: edit.resolved(run) for group, edit in sorted(run.edits.items()) if edit.wraps}
     if options.apart is not None:
         adapter = wrapping[options.apart].apart(found, plan) if options.apart in wrapping else None
@@ -97,6 +100,17 @@ def write_model(
         options.out, read(shapes), plan=plan, shapes=shapes, config=config, dtype=options.dtype, max_shard_bytes=most
     )
     return len(shapes)
+
+
+def _by_parameter(read: Read, held: Mapping[str, str]) -> Read:
+    """What reads arrays as what reads parameters, each from the array that `held` names."""
+
+    def by_parameter(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, torch.Tensor]]:
+        named = {held[name]: name for name in shapes}
+        for array, whole in read({held[name]: shape for name, shape in shapes.items()}):
+            yield named[array], whole
+
+    return by_parameter
 
 
 def _described(run: Run, where: str, dtype: str) -> dict[str, Any]:
@@ -132,7 +146,7 @@ def _choose(kept: Checkpointer, run_dir: str, wanted: str | None) -> CheckpointI
 def _arrays(
     kept: Checkpointer, id: CheckpointId, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each parameter of a checkpoint, whole, one after another."""
+    """Arrays of a checkpoint, whole, one after another."""
     import torch
 
     from gangline.mesh import Mesh
@@ -140,7 +154,7 @@ def _arrays(
 
     for name, shape in shapes.items():
         whole = torch.empty(shape)
-        shard = Shard(PREFIX + name, shape, whole.dtype, (0,) * len(shape), whole)
+        shard = Shard(name, shape, whole.dtype, (0,) * len(shape), whole)
         kept.load(id, [shard], Registry.of(Mesh.of({}), {shard.name: Layout(shape)}))
         yield name, whole
 

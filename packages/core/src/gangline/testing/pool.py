@@ -91,22 +91,18 @@ class Pool:
         dead: list[int] = []
         deadline = time.monotonic() + timeout
         waiting = dict(enumerate(self._pipes))
-        try:
-            while waiting and (left := deadline - time.monotonic()) > 0:
-                ready = connection.wait(list(waiting.values()), left)
-                for rank, pipe in [(rank, pipe) for rank, pipe in waiting.items() if pipe in ready]:
-                    del waiting[rank]
-                    try:
-                        answer = pickle.loads(pipe.recv_bytes())
-                    except (EOFError, ConnectionResetError):
-                        dead.append(rank)
-                    else:
-                        (failures if isinstance(answer, Failure) else results)[rank] = answer
-                if failures or dead:
-                    deadline = min(deadline, time.monotonic() + grace)
-        except BaseException:  # interrupted: the next call would take a late answer for its own
-            self.close()
-            raise
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            ready = connection.wait(list(waiting.values()), left)
+            for rank, pipe in [(rank, pipe) for rank, pipe in waiting.items() if pipe in ready]:
+                del waiting[rank]
+                try:
+                    answer = pickle.loads(pipe.recv_bytes())
+                except (EOFError, ConnectionResetError):
+                    dead.append(rank)
+                else:
+                    (failures if isinstance(answer, Failure) else results)[rank] = answer
+            if failures or dead:
+                deadline = min(deadline, time.monotonic() + grace)
         if len(results) == self.world:
             return [results[rank] for rank in range(self.world)]
         self.close()

@@ -9,14 +9,14 @@ from gangline.train.session import Session
 
 
 def validate(s: Session, record: StepRecord) -> None:
-    """Put every loss into the record: of lent weights as metrics, under the names of callback and weights."""
+    """Put every loss into the record: of lent weights under the names of callback and weights, "ema/0.999"."""
     each(s, "before_validation", s.step)
     record.validation_loss, record.validation_losses = losses(s)
     for name, lent in lendings(s):
         with lent:
             default, sets = losses(s)
-        record.metrics[f"{name}/validation_loss"] = default
-        record.metrics |= {f"{name}/validation_losses/{held_out}": loss for held_out, loss in sets.items()}
+        record.validation_losses[name] = default
+        record.validation_losses |= {f"{name}/{held_out}": loss for held_out, loss in sets.items()}
     record.metrics |= each(s, "after_validation", record)
 
 

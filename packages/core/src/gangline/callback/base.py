@@ -89,7 +89,7 @@ class Callback:
         """Which weights of its own are to be validated beside the run's: "0.999" for `<place>/0.999/<parameter>`.
 
         Asked at each validation, equal on all ranks; there must be an array for every trained parameter. Their loss is
-        the metric `<name>/0.999/validation_loss`.
+        in the record's `validation_losses` as `<name>/0.999`, on a validation set as `<name>/0.999/<set>`.
         """
         return ()
 

@@ -1,0 +1,50 @@
+"""Which arrays of a checkpoint are read as a model's weights: the run's own, or others kept beside them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Iterable
+
+from gangline.errors import UserError
+
+MODEL = "model"
+
+
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    """The option `--weights` of commands that read a model."""
+    parser.add_argument(
+        "--weights",
+        default=MODEL,
+        metavar="PREFIX",
+        help="others that the checkpoint holds, such as callback/ema/0.999; by default the model's own",
+    )
+
+
+def weights_under(prefix: str, stored: Collection[str], names: Iterable[str]) -> dict[str, str]:
+    """The array that each of the model's `names` (without "model/") is read from.
+
+    prefix: "model", or what other weights are kept under, such as "callback/ema/0.999". What is never trained, frozen
+    parameters and buffers, has no array there and is read from the model's own. Raises UserError where there is nothing
+    under the prefix, and where it lacks a parameter that an optimizer trained.
+    """
+    prefix, names = prefix.strip("/"), list(names)
+    found = {name: f"{prefix}/{name}" for name in names if f"{prefix}/{name}" in stored}
+    if prefix == MODEL:
+        return found
+    if prefix not in prefixes(stored, names):
+        others = ", ".join([MODEL, *prefixes(stored, names)])
+        raise UserError(f"the checkpoint holds no weights {prefix}.", f"It holds: {others}.")
+    trained = {name.rpartition("/")[2] for name in stored if name.startswith("optimizer/")}
+    lacking = [name for name in names if name in trained and name not in found]
+    if lacking:
+        raise UserError(
+            f"{prefix} is not all of the model: it has no {lacking[0]}.", f"{len(lacking)} such parameters are trained."
+        )
+    return {name: found.get(name, f"{MODEL}/{name}") for name in names}
+
+
+def prefixes(stored: Iterable[str], names: Iterable[str]) -> list[str]:
+    """What weights beside the model's own are kept under, by callbacks and health checks."""
+    known = set(names)
+    parted = (name.rpartition("/") for name in stored if name.startswith(("callback/", "health/")))
+    return sorted({place for place, _, name in parted if name in known})

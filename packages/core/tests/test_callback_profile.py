@@ -1,0 +1,84 @@
+"""Profiles: the files that a run leaves, as the viewers read them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.config.check import check
+from gangline.errors import UserError
+from gangline.testing.runs import small_run
+from gangline.testing.sessions import session, trained_on
+from gangline.train.callbacks import each
+from gangline.train.loop import step
+from gangline.train.report import Clock
+
+PHASES = {"data", "forward_backward", "optimizer"}
+
+
+def ranges(path: Path) -> dict[str, list[dict[str, Any]]]:
+    """The complete events of a trace, by name."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]:
+        if event["ph"] == "X":
+            found.setdefault(event["name"], []).append(event)
+    return found
+
+
+def inside(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
+    return outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
+
+
+def test_chosen_steps_of_chosen_ranks_are_traced_with_their_phases(tmp_path):
+    words = ("callback=profile", "callback.profile.steps=[4,2,5]", "callback.profile.ranks=[1]", "run.steps=6")
+    trained_on(2, tmp_path / "out", *words, "parallel=ddp")
+    names = ["step-00000002.rank-00001.pt.trace.json.gz", "steps-00000004-00000005.rank-00001.pt.trace.json.gz"]
+    assert sorted(path.name for path in (tmp_path / "out" / "profile").iterdir()) == names
+    for name, steps in zip(names, ([2], [4, 5]), strict=True):
+        found = ranges(tmp_path / "out" / "profile" / name)
+        assert {key for key in found if key.startswith("ProfilerStep")} == {f"ProfilerStep#{n}" for n in steps}
+        for number in steps:
+            (whole,) = found[f"ProfilerStep#{number}"]
+            for phase in PHASES:
+                assert sum(inside(one, whole) for one in found[phase]) == 1, f"{phase} of step {number}"
+        products = found["aten::mm"]
+        assert any(inside(product, phase) for product in products for phase in found["forward_backward"])
+        text = gzip.decompress((tmp_path / "out" / "profile" / name).read_bytes()).decode()
+        assert '"[memory]"' in text, "memory of the operators"
+
+
+def test_what_was_begun_is_written_where_a_run_goes_back_or_breaks(tmp_path):
+    """And a preparation that came to nothing leaves neither a file nor a profiler that runs."""
+    s = session(tmp_path / "out", "callback=profile", "callback.profile.steps=[2,3,4,9]")
+    mine = s.callbacks["profile"]
+    profile = tmp_path / "out" / "profile"
+    for _ in range(2):
+        each(s, "before_step", s.step + 1)
+        each(s, "after_step", step(s, Clock())[0], True)
+    mine.before_step(1)  # back at the beginning
+    assert [path.name[:25] for path in profile.iterdir()] == ["steps-00000002-00000004.r"]
+    assert "ProfilerStep#3" not in ranges(next(profile.iterdir()))
+    mine.before_step(8)
+    mine.on_error(RuntimeError("of all things"))
+    assert len(list(profile.iterdir())) == 1
+    mine.before_step(9)
+    mine.on_error(RuntimeError("of all things"))
+    assert sorted(path.name[:9] for path in profile.iterdir()) == ["step-0000", "steps-000"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("steps=[21]", "no step 21"),
+        ("steps=[0]", "must each be at least 1"),
+        ("ranks=[1]", "no rank 1"),
+        ("steps=[]", "nothing to do"),
+    ],
+)
+def test_what_the_run_does_not_have_is_refused(setting, message):
+    with pytest.raises(UserError, match=message):
+        check(small_run("callback=profile", f"callback.profile.{setting}"))
