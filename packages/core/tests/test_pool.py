@@ -16,7 +16,9 @@ import torch
 
 from gangline.errors import UserError
 from gangline.mesh import Mesh
+from gangline.plugins import installed
 from gangline.testing import rank
+from gangline.testing.install import as_installed
 from gangline.testing.pool import PoolBroken, pool
 
 
@@ -157,3 +159,15 @@ def test_no_rank_outlives_the_process_that_asked(tmp_path) -> None:
     while alive := [pid for pid in pids if os.path.exists(f"/proc/{pid}")]:
         assert time.monotonic() < deadline, alive
         time.sleep(0.05)
+
+
+def has_toys() -> bool:
+    return "rows" in installed().offers("parallel")
+
+
+def test_a_rank_knows_what_is_installed_meanwhile() -> None:
+    """A pool is forked once, and plugins are made to look installed, and taken away, while it lives."""
+    before = pool(1).run(has_toys)
+    with as_installed("gangline-toys", "gangline.testing.toys.plugin"):
+        assert pool(1).run(has_toys) == [True]
+    assert pool(1).run(has_toys) == before == [False]

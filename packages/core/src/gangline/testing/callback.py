@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,11 +12,13 @@ import pytest
 from torch import Tensor
 
 from gangline.callback import Callback
+from gangline.plugins import installed
 from gangline.record import StepRecord
 from gangline.testing.claims import needs
 from gangline.testing.health_ranks import no_collectives
+from gangline.testing.install import as_installed
 from gangline.testing.pool import pool
-from gangline.testing.sessions import session, toys
+from gangline.testing.sessions import session
 from gangline.testing.suite import PartSuite
 from gangline.testing.whole import Held, all_close, assemble
 from gangline.train.session import Session
@@ -46,7 +49,9 @@ class Lived:
 
 def lived(run_dir: Path, name: str, *settings: str) -> Lived:
     """Train on this rank until the run is done."""
-    with toys():
+    with ExitStack() as stack:
+        if "rows" not in installed().offers("parallel"):
+            stack.enter_context(as_installed("gangline-toys", "gangline.testing.toys.plugin"))
         s = session(run_dir, *settings)
         found = Lived(notes=list(s.notes))
         tell = s.reporter.record

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gangline.mesh import Mesh
-from gangline.plugins import installed
 from gangline.rundir import RunDirectory
 from gangline.testing import rank
-from gangline.testing.install import as_installed
 from gangline.testing.pool import pool
 from gangline.testing.runs import small_run
 from gangline.train.build import build
@@ -45,20 +41,9 @@ def session(run_dir: Path, *settings: str) -> Session:
     return build(run, RunDirectory.open(str(run_dir)), mesh, comms, torch.device("cpu"))
 
 
-@contextmanager
-def toys() -> Iterator[None]:
-    """Within, the kit's toys are installed; a rank of a pool may have been forked before they were."""
-    if "rows" in installed().offers("parallel"):
-        yield
-    else:
-        with as_installed("gangline-toys", "gangline.testing.toys.plugin"):
-            yield
-
-
 def trained(run_dir: Path, *settings: str) -> int:
-    """Train, in this process and with the kit's toys, to the end; the exit code."""
-    with toys():
-        return train(session(run_dir, *settings))
+    """Train, in this process, to the end; the exit code."""
+    return train(session(run_dir, *settings))
 
 
 def trained_on(world: int, run_dir: Path, *settings: str) -> int:

@@ -16,6 +16,8 @@ from importlib.machinery import PathFinder
 from types import ModuleType
 from typing import Any
 
+from gangline.plugins import installed
+
 
 @dataclass(frozen=True)
 class Parcel:
@@ -53,11 +55,18 @@ def pack(value: Any) -> Parcel:
     return Parcel(buffer.getvalue(), files, list(sys.path))
 
 
+_added: set[str] = set()  # to this process's sys.path, by parcels
+
+
 def unpack(parcel: Parcel) -> Any:
-    """The value, in this process."""
-    for entry in parcel.path:
-        if entry not in sys.path:
-            sys.path.append(entry)
+    """The value, in this process, in which what is installed at the sender's is installed too."""
+    gone = _added - set(parcel.path)
+    new = [entry for entry in parcel.path if entry not in sys.path]
+    if gone or new:
+        sys.path[:] = [*(entry for entry in sys.path if entry not in gone), *new]
+        _added.difference_update(gone)
+        _added.update(new)
+        installed.cache_clear()
     for name, file in parcel.files.items():
         if getattr(sys.modules.get(name), "__file__", None) != file:
             load_file(name, file)
