@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -234,3 +235,42 @@ def test_every_verb_is_on_some_page():
     everything = "\n".join(code(page) for page in pages.PAGES)
     for verb in installed().commands():
         assert f"gangline {verb}" in everything, verb
+
+
+# --- the glossary -----------------------------------------------------------------------------------------------------
+
+GLOSSARY = ROOT / "docs" / "glossary.md"
+
+
+def identifiers() -> set[str]:
+    """Every name in the packages' code: what is defined, called or given, and the words of strings that are names."""
+    found: set[str] = set()
+    for path in ROOT.glob("packages/*/src/**/*.py"):
+        found.add(path.stem)
+        for node in ast.walk(ast.parse(path.read_text())):
+            for field in ("name", "id", "attr", "arg"):
+                found.add(getattr(node, field, None) or "")
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 40:
+                found |= set(re.findall(r"\w+", node.value))
+    return found
+
+
+def terms() -> list[list[str]]:
+    """The rows of the glossary's tables of terms: term, what it is, in the code, source."""
+    rows = [line.strip("|").split("|") for line in GLOSSARY.read_text().splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row] for row in rows if len(row) == 4 and row[0].strip() != "term"]
+
+
+def test_what_the_glossary_names_exists_in_the_code():
+    known = identifiers()
+    assert not {"ParamShard_is_no_name", "colwisely"} & known
+    code = [word for row in terms() for cell in row for word in re.findall(r"`([^`]+)`", cell)]
+    assert len(code) > 100
+    assert not [word for word in code if not set(re.findall(r"\w+", word)) <= known]
+
+
+def test_the_glossary_has_each_term_and_each_letter_once():
+    names = [part for row in terms() for part in row[0].split(", ")]
+    names += re.findall(r"^\| ([A-Za-z](?:, [A-Z])*) \|", GLOSSARY.read_text(), re.MULTILINE)
+    assert len(names) > 100
+    assert sorted({name for name in names if names.count(name) > 1}) == []
