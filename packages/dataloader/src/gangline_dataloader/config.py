@@ -69,6 +69,8 @@ class MixConfig(DataConfig):
     epoch, and which sample comes when is a function of (seed, sources, weights, number of the sample).
     """
 
+    layout_options: ClassVar[tuple[str, ...]] = ("sources",)  # a store may move; a checkpoint holds its fingerprint
+
     sources: dict[str, str] = field(default_factory=dict)  # stores by name: {web: DIR, code: DIR}
     weights: dict[str, NonNegativeFloat] = field(default_factory=dict)  # of each source; none: in proportion to size
     epochs: dict[str, PositiveInt] = field(default_factory=dict)  # after so many a source is used up: {code: 4}

@@ -14,6 +14,9 @@ from gangline.errors import UserError
 VERBS = {
     "prepare": "text, JSONL or Parquet -> clean, without doubles, as tokens",
     "verify": "read every byte of a token store and name what is damaged",
+    "show": "what a token store holds, or a sample of a run as text",
+    "order": "which samples and documents a step of a run held",
+    "tokenizer": "train a byte-level BPE on texts",
 }
 
 USAGE = """\

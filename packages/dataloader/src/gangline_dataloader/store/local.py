@@ -35,3 +35,10 @@ class LocalStore(Sharded):
 
     def open_ends(self, shard: int) -> np.ndarray | None:
         return mapped(self.folder / ends_of(shard), "<u4", self.manifest.shards.documents[shard])
+
+    def document_of(self, token: int) -> int | None:
+        shard = int(np.searchsorted(self._starts, token, side="right")) - 1
+        ends = self.shard_ends(shard)
+        assert ends is not None, "a store of ours knows where documents end"
+        inside = np.searchsorted(ends, token - self._starts[shard], side="right")
+        return sum(self.manifest.shards.documents[:shard]) + int(inside)

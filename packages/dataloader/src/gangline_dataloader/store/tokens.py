@@ -30,6 +30,10 @@ class Tokens(ABC):
     def ends(self, start: int, stop: int) -> np.ndarray:
         """Exclusive ends of documents in (start, stop], ascending int64; empty where nobody knows them."""
 
+    def document_of(self, token: int) -> int | None:
+        """The number of the document that a token is in, counted from 0; None where nobody knows."""
+        return None
+
     def rows(self, length: int) -> int:
         """How many sequences of `length` tokens there are, each with one more to look ahead at."""
         return max(0, (self.total - 1) // length)

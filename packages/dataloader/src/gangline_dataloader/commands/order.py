@@ -1,0 +1,55 @@
+"""`gangline data order RUN_DIR --step K [--json]`: which samples and documents a step held.
+
+    {"version": 1, "run_dir": "runs/a", "step": 3, "attempt": 1, "sequence_length": 128, "global_size": 16,
+     "first_sample": 32, "samples": [
+       {"sample": 32, "source": "web", "epoch": 0, "row": 17, "first_token": 2176, "documents": [3, 4]}, ...]}
+
+`sample` is the number in the run, by which samples are passed over; `documents` are numbers in the source's store.
+Samples that a way back passed over are left out, as the run leaves them out: it is the step as the newest attempt took
+it, or will.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import numpy as np
+
+from gangline import attempts
+from gangline.errors import UserError
+from gangline_dataloader.sources.of_run import first_sample, held, source_of
+
+VERSION = 1
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print the samples of a step."""
+    words = argparse.ArgumentParser(
+        prog="gangline data order", description="Name the samples of a step and the documents that they hold."
+    )
+    words.add_argument("run_dir", metavar="RUN_DIR")
+    words.add_argument("--step", type=int, required=True, metavar="K", help="counted from 1, as in metrics.jsonl")
+    words.add_argument("--json", action="store_true", help="one JSON document")
+    asked = words.parse_args(list(argv))
+    config, source = source_of(asked.run_dir)
+    if not 1 <= asked.step <= config.steps:
+        raise UserError(f"--step {asked.step}: the run has steps 1 to {config.steps}.")
+    lines, size = attempts.read(asked.run_dir), config.batch.global_size
+    first = first_sample(lines, asked.step, size)
+    samples = held(source, np.arange(first, first + size))
+    attempt = attempts.newest(lines)
+    if asked.json:
+        about = {"version": VERSION, "run_dir": asked.run_dir, "step": asked.step, "attempt": attempt}
+        sizes = {"sequence_length": source.sequence_length, "global_size": size, "first_sample": first}
+        print(json.dumps({**about, **sizes, "samples": [asdict(one) for one in samples]}))
+        return 0
+    print(f"step {asked.step} of attempt {attempt}: samples {first} to {first + size - 1}")
+    print(f"{'sample':>12} {'source':<12} {'epoch':>5} {'row':>12} {'first token':>14} documents")
+    for one in samples:
+        numbers = one.documents
+        documents = "unknown" if not numbers else f"{numbers[0]}" + (f" to {numbers[-1]}" if numbers[1:] else "")
+        print(f"{one.sample:>12} {one.source:<12} {one.epoch:>5} {one.row:>12} {one.first_token:>14} {documents}")
+    return 0

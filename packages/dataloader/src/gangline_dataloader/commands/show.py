@@ -1,0 +1,123 @@
+"""`gangline data show DIR [--json]`: what a token store holds; with `--sample I`, what sample I of a run says."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gangline.errors import UserError
+from gangline_dataloader.prepare.run import VALIDATION
+from gangline_dataloader.sources.of_run import held, source_of
+from gangline_dataloader.store.local import LocalStore
+from gangline_dataloader.store.manifest import FILE, read
+
+WIDTH = 40  # letters of the longest bar
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print it."""
+    words = argparse.ArgumentParser(prog="gangline data show", description="Look at a token store, or at a sample.")
+    words.add_argument("folder", metavar="DIR", help="a token store; with --sample a run directory")
+    words.add_argument("--sample", type=int, metavar="I", help="sample I of the run, from 0, as text")
+    words.add_argument("--json", action="store_true", help="one JSON document")
+    asked = words.parse_args(list(argv))
+    if asked.sample is not None:
+        found = sample(asked.folder, asked.sample)
+        print(json.dumps(found) if asked.json else shown_sample(found))
+        return 0
+    root = Path(asked.folder).expanduser()
+    if (root / "config.yaml").exists() and not (root / FILE).exists():
+        raise UserError(
+            f"{asked.folder} is a run directory.", "", f"gangline data show {asked.folder} --sample 0  shows a sample."
+        )
+    about = corpus(root)
+    print(json.dumps(about) if asked.json else shown_corpus(about))
+    return 0
+
+
+def corpus(folder: Path) -> dict[str, Any]:
+    """A store in numbers; `lengths` counts documents by their tokens, from a power of two to below the next."""
+    manifest, held_out = read(folder), None
+    if (folder / VALIDATION / FILE).exists():
+        other = read(folder / VALIDATION)
+        held_out = {"tokens": other.tokens, "documents": other.documents}
+    return {
+        "path": str(folder),
+        "identity": manifest.identity(),
+        "tokens": manifest.tokens,
+        "documents": manifest.documents,
+        "shards": len(manifest.shards),
+        "dtype": manifest.dtype,
+        "vocab_size": manifest.vocab_size,
+        "tokenizer": manifest.tokenizer.kind,
+        "validation": held_out,
+        "sources": manifest.report.get("by_source", {}),
+        "lengths": lengths(folder),
+    }
+
+
+def lengths(folder: Path) -> list[dict[str, int]]:
+    """How many documents there are by length, a shard in memory at a time."""
+    store, counts = LocalStore(folder), np.zeros(33, np.int64)
+    for shard in range(len(store.manifest.shards)):
+        ends = np.asarray(store.shard_ends(shard), np.int64)
+        powers = np.frexp(np.diff(ends, prepend=0))[1] - 1  # floor(log2), exact
+        counts += np.bincount(powers, minlength=33)
+    some = np.flatnonzero(counts)
+    return [
+        {"from": 1 << power, "below": 2 << power, "documents": int(counts[power])}
+        for power in range(int(some[0]), int(some[-1]) + 1)
+    ]
+
+
+def shown_corpus(about: dict[str, Any]) -> str:
+    """For people."""
+    lines = [
+        f"{about['path']}: {about['documents']} documents, {about['tokens'] / 1e6:.4g} M tokens in "
+        f"{about['shards']} shards of {about['dtype']}",
+        f"  {about['tokenizer']}, a vocabulary of {about['vocab_size']}, identity {about['identity']}",
+    ]
+    if other := about["validation"]:
+        lines.append(f"  held out: {other['documents']} documents, {other['tokens'] / 1e6:.4g} M tokens")
+    for name, count in about["sources"].items():
+        lines.append(
+            f"  {name}: {count['files']} files, {count['documents']} documents, {count['kept']} kept, "
+            f"{count['tokens'] / 1e6:.4g} M tokens"
+        )
+        lines += [f"    {number} dropped: {why}" for why, number in count["dropped"].items()]
+    lines.append("  tokens in a document")
+    most = max(one["documents"] for one in about["lengths"])
+    for one in about["lengths"]:
+        bar = "█" * -(-one["documents"] * WIDTH // most)
+        lines.append(f"  {one['from']:>11} to {one['below'] - 1:<11} {one['documents']:>10} {bar}".rstrip())
+    return "\n".join(lines)
+
+
+def sample(run_dir: str, number: int) -> dict[str, Any]:
+    """A sample of a run's training data, cut where documents end; its last token is only a target."""
+    if number < 0:
+        raise UserError(f"--sample {number}: samples count from 0.")
+    _, source = source_of(run_dir)
+    (one,) = held(source, np.array([number]))
+    tokens = source.sample(number)["tokens"]
+    ends = source.stores[source.names.index(one.source)].ends(one.first_token, one.first_token + len(tokens) - 1)
+    parts = np.split(tokens, ends - one.first_token)
+    numbers: list[int | None] = [*one.documents] or [None] * len(parts)
+    texts = [{"document": n, "text": source.decode(p.tolist())} for n, p in zip(numbers, parts, strict=True)]
+    return {**asdict(one), "documents": texts}
+
+
+def shown_sample(found: dict[str, Any]) -> str:
+    """For people."""
+    head = f"sample {found['sample']}: source {found['source']}, epoch {found['epoch']}, row {found['row']}"
+    lines = [f"{head}, from token {found['first_token']} on"]
+    for part in found["documents"]:
+        number = "of unknown number" if part["document"] is None else part["document"]
+        lines += [f"--- document {number} ---", part["text"]]
+    return "\n".join(lines)

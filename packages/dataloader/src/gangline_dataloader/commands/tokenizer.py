@@ -1,0 +1,81 @@
+"""`gangline data tokenizer INPUT... --vocab-size N --out FILE`: a byte-level BPE, trained on texts.
+
+Byte pair encoding (Sennrich et al., arXiv 1508.07909) over bytes (GPT-2, Radford et al. 2019), as the tokenizers
+library trains it: every text has tokens, and comes back from them byte for byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from gangline.errors import UserError
+from gangline_dataloader.prepare.clean import DEFAULT, Dropped, cleaned
+from gangline_dataloader.prepare.documents import NotText, documents
+from gangline_dataloader.prepare.inputs import Input, listing
+
+END_OF_TEXT = "<|endoftext|>"
+LEAST = 257  # each byte, and the end of text
+
+
+def run(argv: Sequence[str]) -> int:
+    """Train one and write it."""
+    words = argparse.ArgumentParser(
+        prog="gangline data tokenizer",
+        description="Train a byte-level BPE. The same texts give the same file.",
+    )
+    what = "files, directories, globs or URLs: text, JSONL, Parquet (default: Python's own source)"
+    words.add_argument("inputs", nargs="*", metavar="INPUT", help=what)
+    words.add_argument("--vocab-size", type=int, required=True, metavar="N", help=f"tokens, at least {LEAST}")
+    words.add_argument("--out", required=True, metavar="FILE", help="the tokenizer.json")
+    words.add_argument("--field", default="text", help="of JSONL and Parquet (default: %(default)s)")
+    asked = words.parse_args(list(argv))
+    out = Path(asked.out).expanduser()
+    if asked.vocab_size < LEAST:
+        raise UserError(f"--vocab-size {asked.vocab_size}: expected {LEAST} or more, one for each byte and the end.")
+    if out.exists():
+        raise UserError(
+            f"{asked.out} is already there.",
+            "Stores that were made with it would no longer be understood.",
+            "Name another --out, or delete it.",
+        )
+    if not out.parent.is_dir():
+        raise UserError(f"{asked.out}: there is no directory {out.parent}.")
+    size = train(listing(asked.inputs), asked.field, asked.vocab_size, out)
+    note = "" if size == asked.vocab_size else f"; the texts have no more pairs, so not {asked.vocab_size}"
+    print(f"{asked.out}: a vocabulary of {size}{note}")
+    print(f"gangline data prepare INPUT --tokenizer {asked.out} --out DIR")
+    return 0
+
+
+def train(files: Sequence[Input], field: str, vocab_size: int, out: Path) -> int:
+    """Write a tokenizer of the texts in `files`, cleaned as `prepare` cleans them; gives its size."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(files, field), trainer)
+    waiting = out.with_name(f".{out.name}.{os.getpid()}")
+    tokenizer.save(str(waiting))
+    waiting.replace(out)
+    return int(tokenizer.get_vocab_size())
+
+
+def _texts(files: Sequence[Input], field: str) -> Iterator[str]:
+    for file in files:
+        try:
+            for document in documents(file, field):
+                text = cleaned(document.text, DEFAULT)
+                if not isinstance(text, Dropped):
+                    yield text
+        except NotText:
+            continue

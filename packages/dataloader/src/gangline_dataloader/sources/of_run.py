@@ -1,0 +1,85 @@
+"""What a run read: its source as it was built, which samples a step took, and where each of them lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gangline import plugins
+from gangline.attempts import Attempt
+from gangline.config.schema import Run
+from gangline.errors import UserError
+from gangline.rundir import RunDirectory
+from gangline_dataloader.sources.windows import WindowSource
+
+
+@dataclass(frozen=True)
+class Held:
+    """One sample: tokens `first_token` to `first_token + T` of a source's store, the last one only as a target."""
+
+    sample: int  # its number in the run
+    source: str
+    epoch: int  # of the source, from 0
+    row: int  # of the source's sequences of T tokens
+    first_token: int  # in the store
+    documents: list[int]  # numbers in the store, from 0, of those that have tokens in it
+
+
+def source_of(run_dir: str | Path) -> tuple[Run, WindowSource]:
+    """The run in a directory and what it trains on.
+
+    Raises UserError where there is no run, it read something else, or its data is not what it was.
+    """
+    directory = RunDirectory.open(run_dir)
+    run = directory.run()
+    source = plugins.build(run.data, run, "train")
+    if not isinstance(source, WindowSource):
+        name = plugins.installed().part_of(run.data).part.name
+        raise UserError(
+            f"{run_dir} has data={name}, and this command knows data=tokens and data=mix.",
+            "Only they number the documents that a sample is made of.",
+        )
+    noted = directory.read_provenance().get("data")
+    then = noted.get("fingerprint") if isinstance(noted, dict) else None
+    if then and then != source.fingerprint():
+        raise UserError(
+            f"the data of {run_dir} is not what it was when the run read it.",
+            f"fingerprint {then} then, {source.fingerprint()} now ({source.describe()})",
+        )
+    return run, source
+
+
+def first_sample(lines: Iterable[Attempt], step: int, size: int) -> int:
+    """The first sample of step `step`, counted from 1, on the branch that the run is on.
+
+    lines  of attempts.jsonl. Samples that were passed over count in every step, also in steps before they were: what
+           the branch had read by then lies before them.
+    size   of the global batch
+    """
+    cursor, left = 0, step - 1
+    for first, end in sorted((line.skipped_from, line.skipped_from + line.skipped) for line in lines if line.skipped):
+        whole = max(0, (first - cursor) // size)  # batches that lie before it
+        if left < whole:
+            break
+        if cursor < end:
+            cursor, left = max(cursor + whole * size, end), left - whole
+    return cursor + left * size
+
+
+def held(source: WindowSource, numbers: np.ndarray) -> list[Held]:
+    """Where samples (N,) come from."""
+    if source.order.end is not None and int(numbers.max()) >= source.order.end:
+        raise UserError(f"the data ends after {source.order.end} samples, and sample {numbers.max()} was asked for.")
+    place, windows = source.order(numbers), source.places(numbers)
+    found = []
+    for number, k, epoch, row, start in zip(
+        numbers.tolist(), place.source, place.epoch, place.row, windows.start.tolist(), strict=True
+    ):
+        store = source.stores[int(k)]
+        first, last = store.document_of(start), store.document_of(start + source.sequence_length)
+        documents = [] if first is None or last is None else list(range(first, last + 1))
+        found.append(Held(number, source.names[int(k)], int(epoch), int(row), start, documents))
+    return found
