@@ -1,0 +1,62 @@
+"""No import circle, annotations (TYPE_CHECKING) included: what a module needs can be read before it.
+
+A package that is free of circles is named here once and stays so.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FREE = ("ckpt-zarr", "dataloader", "moe")
+
+
+def modules(source: Path) -> dict[str, Path]:
+    """Module -> its file, of all packages below `source`."""
+    files = {".".join(path.relative_to(source).with_suffix("").parts): path for path in source.rglob("*.py")}
+    return {name.removesuffix(".__init__"): path for name, path in files.items()}
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """What is imported while a module is loaded or checked by types; what functions import as they run is not."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)  # a module, or what is in `node.module`
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from imported(node)
+
+
+def circle(source: Path) -> list[str]:
+    """A circle of imports, each module before one that imports it and the first one again at the end; or []."""
+    there = modules(source)
+    needs: dict[str, set[str]] = {}
+    for name, path in there.items():
+        found = {each if each in there else each.rpartition(".")[0] for each in imported(ast.parse(path.read_text()))}
+        needs[name] = (found & there.keys()) - {name}
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+@pytest.mark.parametrize("package", FREE)
+def test_no_module_imports_one_that_imports_it(package: str) -> None:
+    assert circle(ROOT / "packages" / package / "src") == []
+
+
+def test_a_circle_through_an_annotation_is_found(tmp_path: Path) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / "__init__.py").write_text("")
+    (tmp_path / "p" / "a.py").write_text("from p import b\n")
+    (tmp_path / "p" / "b.py").write_text("def f():\n    import p.a\n")
+    assert circle(tmp_path) == []
+    (tmp_path / "p" / "b.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from p.a import X\n")
+    assert set(circle(tmp_path)) == {"p.a", "p.b"}
