@@ -38,6 +38,10 @@ def parser() -> argparse.ArgumentParser:
     rules = f"rules, in order: {', '.join(RULES)}; or none (default: {','.join(DEFAULT)})"
     words.add_argument("--clean", default=",".join(DEFAULT), metavar="RULES", help=rules)
     words.add_argument("--keep-doubles", action="store_true", help="keep documents whose text was there before")
+    near = (
+        "drop documents of which this much is in one before them (resemblance of word 5-shingles, by MinHash), as 0.8"
+    )
+    words.add_argument("--near", type=float, metavar="J", help=near)
     words.add_argument(
         "--validation",
         type=float,
@@ -59,6 +63,7 @@ def run(argv: Sequence[str]) -> int:
         field=asked.field,
         clean=() if asked.clean == "none" else tuple(asked.clean.split(",")),
         exact=not asked.keep_doubles,
+        near=asked.near,
         validation=asked.validation,
     )
     files = listing(asked.inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -56,17 +56,22 @@ def _kept(tasks: Sequence[Finished], masks: Sequence[np.ndarray], held_out: bool
         yield [tokens[starts[i] : rows["end"][i]] for i in here]
 
 
-def counted(tasks: Sequence[Finished], masks: Sequence[np.ndarray]) -> dict[str, Count]:
-    """What became of all documents, by source; a task's doubles are counted to its first source."""
+def counted(tasks: Sequence[Finished], fallen: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Count]:
+    """What became of all documents, by source.
+
+    fallen  why documents are dropped after their task -> for each task the mask of those; no document falls twice
+    """
     total: dict[str, Count] = {}
-    for task, mask in zip(tasks, masks, strict=True):
+    for number, task in enumerate(tasks):
         rows = np.load(task.rows)
         lengths = np.diff(rows["end"], prepend=0)
-        for source, count in task.counts.items():
-            total.setdefault(source, Count()).add(count)
-        if not mask.all():
-            first = total[next(iter(task.counts))]
-            first.drop("double", int((~mask).sum()))
-            first.kept -= int((~mask).sum())
-            first.tokens -= int(lengths[~mask].sum())
+        for index, (source, count) in enumerate(task.counts.items()):
+            whole = total.setdefault(source, Count())
+            whole.add(count)
+            for why, masks in fallen.items():
+                here = masks[number] & (rows["source"] == index)
+                if here.any():
+                    whole.drop(why, int(here.sum()))
+                    whole.kept -= int(here.sum())
+                    whole.tokens -= int(lengths[here].sum())
     return total

@@ -17,6 +17,7 @@ from gangline.errors import UserError
 from gangline.launch.guard import die_with
 from gangline_dataloader.prepare.assemble import counted, first_of_each, write_shards
 from gangline_dataloader.prepare.inputs import Input, listing, tasks
+from gangline_dataloader.prepare.near import first_of_near
 from gangline_dataloader.prepare.settings import BYTES, Settings, copy_tokenizer, dtype_for
 from gangline_dataloader.prepare.task import Finished, finished, work
 from gangline_dataloader.store import manifest as manifests
@@ -114,7 +115,13 @@ def assemble(
     dtype = dtype_for(codec.vocab_size)
     rows = [np.load(one.rows) for one in done]
     masks = first_of_each(done) if settings.exact else [np.ones(len(one), bool) for one in rows]
-    counts = counted(done, masks)
+    fallen = {"double": [~mask for mask in masks]}
+    if settings.near is not None:
+        signatures = [np.load(one.signatures, mmap_mode="r") for one in done]
+        near = first_of_near(signatures, masks, settings.near)
+        fallen["near double"] = [~mask for mask in near]
+        masks = [mask & new for mask, new in zip(masks, near, strict=True)]
+    counts = counted(done, fallen)
     report = {
         "identity": identity,
         "settings": asdict(settings),

@@ -26,6 +26,7 @@ class Settings:
     field: str = "text"  # of JSONL and Parquet
     clean: tuple[str, ...] = DEFAULT
     exact: bool = True  # drop documents that are there already
+    near: float | None = None  # drop documents that resemble one before them so much (`prepare.near`); None: none
     validation: float = 0.02  # of the documents are held out
     shard_tokens: int = SHARD_TOKENS
     task_bytes: int = 64 << 20
@@ -43,6 +44,10 @@ class Settings:
             raise UserError(
                 f"--clean {','.join(self.clean)}: no rule {unknown[0]}.", f"Rules: {', '.join(RULES)}, or none."
             )
+        if self.near is not None and not 0 < self.near <= 1:
+            raise UserError(f"--near {self.near} is no resemblance.", "Choose more than 0 and at most 1; 0.8 is usual.")
+        if self.near is not None and not self.exact:
+            raise UserError("--near drops what is nearly the same, and so --keep-doubles has no meaning beside it.")
         if not 0 <= self.validation < 1:
             raise UserError(f"--validation {self.validation} is not a fraction.", "Choose at least 0 and less than 1.")
 

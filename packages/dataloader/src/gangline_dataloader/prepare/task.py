@@ -19,11 +19,13 @@ import xxhash
 from gangline_dataloader.prepare.clean import Dropped, cleaned
 from gangline_dataloader.prepare.documents import NotText, documents
 from gangline_dataloader.prepare.inputs import Input
+from gangline_dataloader.prepare.near import PERMUTATIONS, signature
 from gangline_dataloader.prepare.settings import Settings, dtype_for
 from gangline_dataloader.store.npy import Writer
 
-# A row for each document that passed: where its tokens end, the hash of its text, whether it is held out.
-ROW = np.dtype([("end", "<i8"), ("high", "<u8"), ("low", "<u8"), ("held_out", "?")])
+# A row for each document that passed: where its tokens end, the hash of its text, whether it is held out, and which
+# of the task's sources it is of.
+ROW = np.dtype([("end", "<i8"), ("high", "<u8"), ("low", "<u8"), ("held_out", "?"), ("source", "<u4")])
 
 
 @dataclass
@@ -52,36 +54,40 @@ class Finished:
 
     tokens: Path
     rows: Path
+    signatures: Path  # there where near doubles are dropped
     counts: dict[str, Count]
 
 
-def paths(folder: Path, number: int) -> tuple[Path, Path, Path]:
-    """Tokens, rows and note of a task."""
+def paths(folder: Path, number: int) -> tuple[Path, Path, Path, Path]:
+    """Tokens, rows, signatures and note of a task."""
     stem = folder / f"task-{number:06d}"
-    return stem.with_suffix(".npy"), stem.with_suffix(".rows.npy"), stem.with_suffix(".json")
+    suffixes = (".npy", ".rows.npy", ".near.npy", ".json")
+    tokens, rows, signatures, note = map(stem.with_suffix, suffixes)
+    return tokens, rows, signatures, note
 
 
 def finished(folder: Path, number: int) -> Finished | None:
     """What an earlier process made of a task, or None."""
-    tokens, rows, note = paths(folder, number)
+    tokens, rows, signatures, note = paths(folder, number)
     try:
         content = json.loads(note.read_text())
     except (OSError, ValueError):
         return None
-    return Finished(tokens, rows, {source: Count(**count) for source, count in content.items()})
+    return Finished(tokens, rows, signatures, {source: Count(**count) for source, count in content.items()})
 
 
 def work(folder: Path, number: int, files: Sequence[Input], settings: Settings) -> Finished:
     """Do a task, unless it is done. Raises UserError for an input that cannot be read."""
     if done := finished(folder, number):
         return done
-    tokens, rows, note = paths(folder, number)
+    tokens, rows, signatures, note = paths(folder, number)
     codec = settings.codec()
     counts: dict[str, Count] = {}
-    writer, found = Writer(tokens, dtype_for(codec.vocab_size)), []
+    writer, found, alike = Writer(tokens, dtype_for(codec.vocab_size)), [], []
     end = np.asarray([] if codec.separator is None else [codec.separator])
     for file in files:
         count = counts.setdefault(file.source, Count())
+        source = list(counts).index(file.source)
         count.files += 1
         try:
             for document in documents(file, settings.field):
@@ -98,7 +104,9 @@ def work(folder: Path, number: int, files: Sequence[Input], settings: Settings) 
                 writer.write(ids)
                 digest = xxhash.xxh3_128(content).intdigest()
                 held = share_of(file, digest) < settings.validation
-                found.append((writer.length, digest >> 64, digest & (1 << 64) - 1, held))
+                found.append((writer.length, digest >> 64, digest & (1 << 64) - 1, held, source))
+                if settings.near is not None:
+                    alike.append(signature(text))
                 count.kept, count.tokens, count.nbytes = (
                     count.kept + 1,
                     count.tokens + len(ids),
@@ -110,10 +118,13 @@ def work(folder: Path, number: int, files: Sequence[Input], settings: Settings) 
     writer.close()
     with rows.open("wb") as file_of_rows:
         np.save(file_of_rows, np.array(found, ROW))
+    if settings.near is not None:
+        with signatures.open("wb") as file_of_signatures:
+            np.save(file_of_signatures, np.array(alike, np.uint32).reshape(-1, PERMUTATIONS))
     waiting = note.with_suffix(".part")
     waiting.write_text(json.dumps({source: asdict(count) for source, count in counts.items()}))
     os.replace(waiting, note)
-    return Finished(tokens, rows, counts)
+    return Finished(tokens, rows, signatures, counts)
 
 
 def share_of(file: Input, digest: int) -> float:

@@ -1,0 +1,141 @@
+"""Near doubles: the estimate against exact resemblance, the choice against a reference that compares every pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gangline.errors import UserError
+from gangline_dataloader import commands
+from gangline_dataloader.prepare.near import PERMUTATIONS, banding, first_of_near, shingles, signature
+from gangline_dataloader.store.manifest import read
+
+
+def resemblance(one: str, other: str) -> float:
+    """Of the sets of five words in a row, exactly."""
+    sets = []
+    for text in (one, other):
+        words = text.lower().split()
+        sets.append({tuple(words[n : n + 5]) for n in range(len(words) - 4)})
+    return len(sets[0] & sets[1]) / len(sets[0] | sets[1])
+
+
+def pair(rng, words: int, changed: int) -> tuple[str, str]:
+    """Two texts that differ in a run of words at the end."""
+    one = [f"w{n}" for n in rng.integers(0, 50_000, words)]
+    other = one[: words - changed] + [f"x{n}" for n in rng.integers(0, 50_000, changed)]
+    return " ".join(one), " ".join(other)
+
+
+@pytest.mark.parametrize("changed", [0, 20, 60, 120, 200, 300])
+def test_signatures_estimate_the_exact_resemblance(changed):
+    """Mean error and spread over 60 pairs are those of 128 independent draws."""
+    rng = np.random.default_rng(changed)
+    errors, exact = [], 0.0
+    for _ in range(60):
+        one, other = pair(rng, 400, changed)
+        exact = resemblance(one, other)
+        errors.append((signature(one) == signature(other)).mean() - exact)
+    deviation = np.sqrt(exact * (1 - exact) / PERMUTATIONS)
+    assert abs(np.mean(errors)) <= 4 * deviation / np.sqrt(60) + 1e-12
+    assert np.std(errors) <= 1.4 * deviation + 1e-12
+
+
+def test_case_and_punctuation_make_no_other_document():
+    assert np.array_equal(signature("One, two; three - FOUR five six!"), signature("one two three four five six"))
+    assert not np.array_equal(signature("one two three four five six"), signature("six five four three two one"))
+    assert len(shingles("a b c")) == len(shingles("a b c d e")) == 1
+    assert not set(shingles("a b c")) & set(shingles("a b c d"))
+    assert len(shingles(" -- ")) == 0
+    words = [f"w{n}" for n in range(5000)]  # more than one chunk
+    halves = [signature(" ".join(part)) for part in (words[:3004], words[3000:])]
+    assert np.array_equal(signature(" ".join(words)), np.minimum(*halves))
+
+
+@pytest.mark.parametrize("threshold", [0.02, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0])
+def test_a_pair_at_the_threshold_is_compared(threshold):
+    bands, places = banding(threshold)
+    assert bands * places == PERMUTATIONS
+    assert 1 - (1 - threshold**places) ** bands >= 0.9
+
+
+def reference(signatures: np.ndarray, alive: np.ndarray, threshold: float) -> np.ndarray:
+    """Every pair, in the words of the docstring."""
+    bands, places = banding(threshold)
+    kept = np.ones(len(signatures), bool)
+    for i in range(len(signatures)):
+        for j in range(i):
+            same = signatures[i] == signatures[j]
+            in_a_band = same.reshape(bands, places).all(1).any()
+            if alive[i] and alive[j] and kept[j] and in_a_band and same.mean() >= threshold:
+                kept[i] = False
+    return kept
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.8, 0.95])
+def test_the_choice_is_that_of_comparing_every_pair(threshold):
+    """Clusters and chains of variants in any order, over tasks of any size, some of them empty."""
+    rng = np.random.default_rng(5)
+    texts = []
+    for _ in range(12):
+        words = [f"w{n}" for n in rng.integers(0, 1000, 60)]
+        for _ in range(12):
+            texts.append(" ".join(words))
+            words = list(words)
+            words[rng.integers(0, 60)] = "changed"
+    texts = [texts[n] for n in rng.permutation(len(texts))]
+    signatures, alive = np.stack([signature(text) for text in texts]), rng.random(len(texts)) < 0.9
+    wanted = reference(signatures, alive, threshold)
+    assert 12 <= wanted[alive].sum() < alive.sum() - 10
+    for cuts in ([], [50], [0, 7, 7, 100, 144]):
+        got = first_of_near(np.split(signatures, cuts), np.split(alive, cuts), threshold)
+        assert [len(one) for one in got] == [len(one) for one in np.split(alive, cuts)]
+        assert np.array_equal(np.concatenate(got), wanted)
+
+
+def test_documents_without_words_are_like_no_other():
+    empty = np.stack([signature("--"), signature("..."), signature("a b c d e f"), signature("A B C D E F")])
+    (kept,) = first_of_near([empty], [np.ones(4, bool)], 0.8)
+    assert kept.tolist() == [True, True, True, False]
+
+
+@pytest.fixture
+def variants(tmp_path: Path) -> tuple[Path, Path]:
+    """Two sources: 20 texts, and of each one that is nearly the same and one that is not."""
+    rng = np.random.default_rng(1)
+    folders = tmp_path / "first", tmp_path / "second"
+    for folder in folders:
+        folder.mkdir()
+    for n in range(20):
+        one, close = pair(rng, 300, 5)
+        far = pair(np.random.default_rng(1000 + n), 300, 1)[0]
+        assert resemblance(one, close) > 0.95
+        (folders[0] / f"{n:02}.txt").write_text(one)
+        (folders[1] / f"{n:02}-close.txt").write_text(close)
+        (folders[1] / f"{n:02}-far.txt").write_text(far)
+    (folders[1] / "double.txt").write_text((folders[0] / "00.txt").read_text())
+    return folders
+
+
+def test_prepare_keeps_the_first_and_counts_the_rest_whatever_the_workers(variants, make_store):
+    stores = [
+        make_store(*variants, near=0.8, task_bytes=size, workers=n) for n, size in ((1, 9000), (2, 9000), (1, 1 << 20))
+    ]
+    contents = [{path.name: path.read_bytes() for path in store.glob("shard*")} for store in stores]
+    assert contents[0] == contents[1] == contents[2]
+    for store in stores:
+        first, second = (read(store).report["by_source"][str(folder)] for folder in variants)
+        assert (first["documents"], first["kept"], first["dropped"]) == (20, 20, {})
+        assert (second["documents"], second["kept"]) == (41, 20)
+        assert second["dropped"] == {"double": 1, "near double": 20}
+        held_out = read(store / "validation").tokens if (store / "validation").exists() else 0
+        assert first["tokens"] + second["tokens"] == read(store).tokens + held_out
+    assert read(make_store(*variants)).report["by_source"][str(variants[1])]["dropped"] == {"double": 1}
+
+
+@pytest.mark.parametrize("words", [["--near", "0"], ["--near", "1.5"], ["--near", "0.8", "--keep-doubles"]])
+def test_a_resemblance_that_has_no_meaning_is_refused(words, variants, tmp_path):
+    with pytest.raises(UserError, match="--near"):
+        commands.main(["prepare", str(variants[0]), "--out", str(tmp_path / "out"), *words])
