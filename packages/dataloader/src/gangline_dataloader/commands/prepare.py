@@ -12,6 +12,7 @@ from dataclasses import fields
 from gangline.errors import UserError
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.inputs import Input, listing
+from gangline_dataloader.prepare.private import KINDS
 from gangline_dataloader.prepare.run import prepare
 from gangline_dataloader.prepare.settings import BYTES, Settings
 from gangline_dataloader.store.manifest import Manifest
@@ -37,6 +38,8 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--field", default=default["field"], help="of JSONL and Parquet (default: %(default)s)")
     rules = f"rules, in order: {', '.join(RULES)}; or none (default: {','.join(DEFAULT)})"
     words.add_argument("--clean", default=",".join(DEFAULT), metavar="RULES", help=rules)
+    kinds = f"put fixed words in the place of these: {', '.join(KINDS)} (default: none)"
+    words.add_argument("--replace", default="", metavar="KINDS", help=kinds)
     words.add_argument("--keep-doubles", action="store_true", help="keep documents whose text was there before")
     near = (
         "drop documents of which this much is in one before them (resemblance of word 5-shingles, by MinHash), as 0.8"
@@ -62,6 +65,7 @@ def run(argv: Sequence[str]) -> int:
         end_of_text=asked.end_of_text,
         field=asked.field,
         clean=() if asked.clean == "none" else tuple(asked.clean.split(",")),
+        private=tuple(filter(None, asked.replace.split(","))),
         exact=not asked.keep_doubles,
         near=asked.near,
         validation=asked.validation,
@@ -105,5 +109,6 @@ def report(manifest: Manifest, out: str) -> str:
     for source, count in manifest.report["by_source"].items():
         lines.append(f"  {source}: {count['files']} files, {count['documents']} documents, {count['kept']} kept")
         lines += [f"    {number} dropped: {why}" for why, number in count["dropped"].items()]
+        lines += [f"    {number} replaced: {what}" for what, number in count["replaced"].items()]
     size = "" if manifest.vocab_size == 256 else f" model.vocab_size={manifest.vocab_size}"
     return "\n".join([*lines, f"train data=tokens data.path={out}{size}"])

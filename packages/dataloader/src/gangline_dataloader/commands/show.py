@@ -91,6 +91,7 @@ def shown_corpus(about: dict[str, Any]) -> str:
             f"{count['tokens'] / 1e6:.4g} M tokens"
         )
         lines += [f"    {number} dropped: {why}" for why, number in count["dropped"].items()]
+        lines += [f"    {number} replaced: {what}" for what, number in count.get("replaced", {}).items()]
     lines.append("  tokens in a document")
     most = max(one["documents"] for one in about["lengths"])
     for one in about["lengths"]:

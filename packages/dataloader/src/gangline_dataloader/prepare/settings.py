@@ -12,6 +12,7 @@ from gangline.data.codec import Bytes, Codec, Subwords
 from gangline.errors import UserError
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.inputs import Input
+from gangline_dataloader.prepare.private import KINDS
 from gangline_dataloader.store.write import SHARD_TOKENS
 
 BYTES = "bytes"
@@ -25,6 +26,7 @@ class Settings:
     end_of_text: str | None = None  # the token behind each document; None: the tokenizer's own, byte 0 for bytes
     field: str = "text"  # of JSONL and Parquet
     clean: tuple[str, ...] = DEFAULT
+    private: tuple[str, ...] = ()  # what is replaced by fixed words (`prepare.private`)
     exact: bool = True  # drop documents that are there already
     near: float | None = None  # drop documents that resemble one before them so much (`prepare.near`); None: none
     validation: float = 0.02  # of the documents are held out
@@ -44,6 +46,8 @@ class Settings:
             raise UserError(
                 f"--clean {','.join(self.clean)}: no rule {unknown[0]}.", f"Rules: {', '.join(RULES)}, or none."
             )
+        if unknown := [kind for kind in self.private if kind not in KINDS]:
+            raise UserError(f"--replace {','.join(self.private)}: no kind {unknown[0]}.", f"Kinds: {', '.join(KINDS)}.")
         if self.near is not None and not 0 < self.near <= 1:
             raise UserError(f"--near {self.near} is no resemblance.", "Choose more than 0 and at most 1; 0.8 is usual.")
         if self.near is not None and not self.exact:

@@ -20,6 +20,7 @@ from gangline_dataloader.prepare.clean import Dropped, cleaned
 from gangline_dataloader.prepare.documents import NotText, documents
 from gangline_dataloader.prepare.inputs import Input
 from gangline_dataloader.prepare.near import PERMUTATIONS, signature
+from gangline_dataloader.prepare.private import replaced
 from gangline_dataloader.prepare.settings import Settings, dtype_for
 from gangline_dataloader.store.npy import Writer
 
@@ -38,11 +39,14 @@ class Count:
     tokens: int = 0
     nbytes: int = 0  # of text, after cleaning
     dropped: dict[str, int] = field(default_factory=dict)  # why -> how many documents
+    replaced: dict[str, int] = field(default_factory=dict)  # what (`prepare.private`) -> how often, before doubles fall
 
     def add(self, other: Count) -> None:
         for name in ("files", "documents", "kept", "tokens", "nbytes"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.dropped = dict(sorted((Counter(self.dropped) + Counter(other.dropped)).items()))
+        for name in ("dropped", "replaced"):
+            both = Counter(getattr(self, name)) + Counter(getattr(other, name))
+            setattr(self, name, dict(sorted(both.items())))
 
     def drop(self, why: str, count: int = 1) -> None:
         self.dropped[why] = self.dropped.get(why, 0) + count
@@ -96,6 +100,9 @@ def work(folder: Path, number: int, files: Sequence[Input], settings: Settings) 
                 if isinstance(text, Dropped):
                     count.drop(text.why)
                     continue
+                if settings.private:
+                    text, gone = replaced(text, settings.private)
+                    count.add(Count(replaced=gone))
                 content = text.encode()
                 ids = np.concatenate([codec.encode_file(content, document.name), end])
                 if not len(ids):

@@ -1,0 +1,61 @@
+"""What tells who somebody is, replaced by fixed words: addresses of mail and of machines, numbers of telephones.
+
+Patterns that can be checked by eye, and so neither complete nor free of mistakes: a version such as 1.2.3.4 looks like
+an address of IPv4, and only telephone numbers that begin with + or have their area in brackets are known from others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from ipaddress import ip_address
+
+_EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[^\W\d_]{2,24}(?![\w-])")
+_IP = re.compile(r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9a-fA-F]{0,4}(?::[0-9a-fA-F]{0,4}){2,7})(?![\w:]|\.\d)")
+_PHONE = re.compile(
+    r"(?<![\w+(])(?:\+\d{1,3}[ .-]?(?:\(\d{1,4}\)[ .-]?)?|\(\d{2,5}\)[ .-]?)\d{2,4}(?:[ .-]?\d{2,4}){1,4}(?!\w)"
+)
+
+
+def _is_ip(found: str) -> bool:
+    """Also of IPv6, but not what only looks like it: `::` alone is C++ more often than an address."""
+    try:
+        ip_address(found)
+    except ValueError:
+        return False
+    return found != "::"
+
+
+def _is_phone(found: str) -> bool:
+    """E.164 has at most 15 digits; fewer than 7 are a price or a date."""
+    return 7 <= sum(letter.isdigit() for letter in found) <= 15
+
+
+def _always(found: str) -> bool:
+    return True
+
+
+# kind -> (pattern, what it may not be taken for, the word in its place)
+KINDS: dict[str, tuple[re.Pattern[str], Callable[[str], bool], str]] = {
+    "email": (_EMAIL, _always, "EMAIL_ADDRESS"),
+    "ip": (_IP, _is_ip, "IP_ADDRESS"),
+    "phone": (_PHONE, _is_phone, "PHONE_NUMBER"),
+}
+
+
+def replaced(text: str, kinds: Sequence[str]) -> tuple[str, dict[str, int]]:
+    """The text without them, and how many of each kind there were."""
+    counts: dict[str, int] = {}
+    for kind in kinds:
+        pattern, is_one, word = KINDS[kind]
+
+        def put(
+            found: re.Match[str], kind: str = kind, is_one: Callable[[str], bool] = is_one, word: str = word
+        ) -> str:
+            if not is_one(found[0]):
+                return found[0]
+            counts[kind] = counts.get(kind, 0) + 1
+            return word
+
+        text = pattern.sub(put, text)
+    return text, counts
