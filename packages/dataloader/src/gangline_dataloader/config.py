@@ -20,7 +20,7 @@ class TokensConfig(DataConfig):
 
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
-    path: str | None = None  # the store's directory
+    path: str | None = None  # the store's directory, or a .bin of Megatron-LM (beside its .idx), nanoGPT or llm.c
     documents: bool = False  # each document stands alone: no attention across documents, positions start anew
     shuffle_span: PositiveInt | None = None  # tokens that the shuffle reaches over; null: the whole corpus
     order: Literal["shuffled", "text"] = "shuffled"  # text: as data=text visits the same tokens, to compare the two
@@ -37,6 +37,8 @@ class TokensConfig(DataConfig):
                     "gangline data prepare INPUT --out DIR, then data.path=DIR",
                 )
             ]
+        if self.path.endswith(".bin"):
+            return self._check_foreign(run)
         try:
             manifest = read(self.path)
         except UserError as error:
@@ -59,6 +61,18 @@ class TokensConfig(DataConfig):
                 )
             )
         return problems
+
+    def _check_foreign(self, run: Run) -> list[Problem]:
+        from gangline_dataloader.sources.build import tokens
+
+        try:
+            source = tokens(self, run, "train")
+        except UserError as error:
+            return [error.problem()]
+        if self.documents and source.stores[0].documents is None:
+            what = f"data.documents=true: {self.path} does not say where documents end."
+            return [Problem(what, "nanoGPT and llm.c keep tokens alone.", "data.documents=false")]
+        return []
 
 
 @dataclass

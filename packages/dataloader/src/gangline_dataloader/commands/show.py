@@ -110,7 +110,10 @@ def sample(run_dir: str, number: int) -> dict[str, Any]:
     ends = source.stores[source.names.index(one.source)].ends(one.first_token, one.first_token + len(tokens) - 1)
     parts = np.split(tokens, ends - one.first_token)
     numbers: list[int | None] = [*one.documents] or [None] * len(parts)
-    texts = [{"document": n, "text": source.decode(p.tolist())} for n, p in zip(numbers, parts, strict=True)]
+    texts = [
+        {"document": n, "text": source.decode(part.tolist()) if source.codec else " ".join(map(str, part.tolist()))}
+        for n, part in zip(numbers, parts, strict=True)
+    ]
     return {**asdict(one), "documents": texts}
 
 

@@ -11,6 +11,7 @@ from gangline_dataloader.sources.mixture import mixture
 from gangline_dataloader.sources.split import split_rows
 from gangline_dataloader.sources.windows import Order, WindowSource
 from gangline_dataloader.store.local import LocalStore
+from gangline_dataloader.store.tokens import Tokens
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 def tokens(config: TokensConfig, run: Run, split: Split) -> WindowSource:
     """One store. Raises UserError where it cannot be read, or is too short for one sequence."""
     T = run.batch.sequence_length
-    rows = split_rows("tokens", config.path or "", split, T, config.validation_fraction, "data.path")
+    path, vocabulary = config.path or "", run.model.vocab_size
+    rows = split_rows("tokens", path, split, T, config.validation_fraction, "data.path", vocabulary)
     span = None if config.shuffle_span is None else max(1, config.shuffle_span // T)
     order: Order
     if config.order == "text":
@@ -55,8 +57,10 @@ def mix(config: MixConfig, run: Run, split: Split) -> WindowSource:
     )
 
 
-def codec(store: LocalStore) -> Codec:
-    """The vocabulary of a store, to show what was read as text."""
+def codec(store: Tokens) -> Codec | None:
+    """The vocabulary of a store, to show what was read as text; None where nobody knows it."""
+    if not isinstance(store, LocalStore):
+        return None
     about = store.manifest.tokenizer
     if about.file is None:
         return Bytes(chr(about.end_of_text or 0))

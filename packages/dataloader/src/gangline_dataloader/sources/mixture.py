@@ -15,6 +15,8 @@ from gangline.config.suggest import near
 from gangline.errors import Problem, UserError
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, Place, Stage, shares
 from gangline_dataloader.sources.split import SplitRows, split_rows
+from gangline_dataloader.store.local import LocalStore
+from gangline_dataloader.store.manifest import Manifest
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -68,10 +70,10 @@ def mixture(config: MixConfig, run: Run, split: Split) -> tuple[list[SplitRows],
 
 def agree(parts: list[SplitRows]) -> None:
     """Raises UserError where the stores do not hold the same tokens in the same width."""
-    one = parts[0]
-    first = one.store.manifest
-    for other in parts[1:]:
-        its = other.store.manifest
+    one, *others = parts
+    first = _manifest(one)
+    for other in others:
+        its = _manifest(other)
         for what, mine, theirs in (
             ("tokenizers", first.tokenizer.identity, its.tokenizer.identity),
             ("ends of text", first.tokenizer.end_of_text, its.tokenizer.end_of_text),
@@ -84,6 +86,11 @@ def agree(parts: list[SplitRows]) -> None:
                     f"{one.name} has {mine}, {other.name} has {theirs}: a token would mean another thing in each.",
                     "Prepare both with the same --tokenizer and --end-of-text.",
                 )
+
+
+def _manifest(part: SplitRows) -> Manifest:
+    assert isinstance(part.store, LocalStore), "a mixture is of stores of ours, which name their tokenizer"
+    return part.store.manifest
 
 
 def stages_of(config: MixConfig, parts: list[SplitRows]) -> list[Stage]:

@@ -1,0 +1,54 @@
+"""Megatron-LM's indexed dataset: tokens in NAME.bin, and in NAME.idx (little-endian, without padding)
+
+9 bytes magic, uint64 version (1), uint8 dtype, uint64 sequences S, uint64 document boundaries D,
+int32 (S,) tokens of each sequence, int64 (S,) its first byte in the .bin, int64 (D,) first sequence of each
+document, the last one S; int8 (S,) modes where there are several
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from gangline.errors import UserError
+from gangline_dataloader.store.foreign.vector import Vector, size_of
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEAD = 34
+DTYPES = {1: "|u1", 2: "|i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+
+
+def opened(file: Path, vocab_size: int) -> Vector:
+    """The tokens of NAME.bin. Raises UserError that names the file and the field where the index lies."""
+    index = file.with_suffix(".idx")
+    size, nbytes = size_of(index), size_of(file)
+    content = np.memmap(index, np.uint8, "r") if size else np.empty(0, np.uint8)
+
+    def lies(why: str) -> UserError:
+        return UserError(f"{index} is no index of {file.name}.", why, "Copy both files again, or make them anew.")
+
+    if size < HEAD or content[: len(MAGIC)].tobytes() != MAGIC:
+        raise lies("It does not begin as an index of Megatron-LM does.")
+    version, sequences, boundaries = (int(content[at : at + 8].view("<u8")[0]) for at in (9, 18, 26))
+    dtype = DTYPES.get(int(content[17]))
+    if version != 1 or dtype is None:
+        raise lies(f"Version {version} with dtype {int(content[17])} is not known here.")
+    wanted = HEAD + 12 * sequences + 8 * boundaries
+    if size not in (wanted, wanted + sequences):
+        raise lies(f"It has {size} bytes; {sequences} sequences and {boundaries} boundaries make {wanted}.")
+    at = HEAD + 4 * sequences
+    lengths = content[HEAD:at].view("<i4").astype(np.int64)
+    pointers = content[at : at + 8 * sequences].view("<i8")
+    first = content[at + 8 * sequences : wanted].view("<i8")
+    if (lengths < 0).any():
+        raise lies("A sequence has fewer than 0 tokens.")
+    starts, itemsize = np.concatenate([[0], np.cumsum(lengths)]), np.dtype(dtype).itemsize
+    if not np.array_equal(pointers, starts[:-1] * itemsize):
+        raise lies("Its sequences do not lie one behind another.")
+    if not boundaries or first[0] != 0 or first[-1] != sequences or (np.diff(first) < 0).any():
+        raise lies(f"The boundaries of its documents do not ascend from 0 to {sequences}.")
+    if nbytes != starts[-1] * itemsize:
+        raise lies(f"It says {starts[-1]} tokens, {starts[-1] * itemsize} bytes, and {file.name} has {nbytes}.")
+    ends = starts[first[1:]]
+    return Vector(file, dtype, 0, int(starts[-1]), vocab_size, ends[np.diff(ends, prepend=0) > 0])

@@ -1,0 +1,145 @@
+"""Files of others are read as they are, and those that lie are refused by name."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gangline.config.check import problems
+from gangline.errors import UserError
+from gangline.testing.runs import small_run
+from gangline_dataloader import commands
+from gangline_dataloader.sources import build
+from gangline_dataloader.store.foreign import opened
+
+RNG = np.random.default_rng(0)
+DOCUMENTS = [RNG.integers(0, 200, n) for n in (5, 90, 1, 300, 44)]
+TOKENS = np.concatenate(DOCUMENTS)
+
+
+def nanogpt(path: Path) -> None:
+    path.write_bytes(TOKENS.astype("<u2").tobytes())
+
+
+def llm_c(path: Path, magic: int = 20240520, version: int = 1, dtype: str = "<u2") -> None:
+    head = np.zeros(256, "<i4")
+    head[:3] = magic, version, len(TOKENS)
+    path.write_bytes(head.tobytes() + TOKENS.astype(dtype).tobytes())
+
+
+def llama(path: Path) -> None:
+    llm_c(path, 20240801, 7, "<u4")
+
+
+def megatron(path: Path, dtype: str = "<i4", code: int = 4) -> None:
+    """Each document a sequence, but for the first, which is two."""
+    lengths = [2, 3, *(len(one) for one in DOCUMENTS[1:])]
+    pointers = np.concatenate([[0], np.cumsum(lengths)[:-1]]) * np.dtype(dtype).itemsize
+    index = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(lengths), 6)
+    index += np.array(lengths, "<i4").tobytes() + pointers.astype("<i8").tobytes()
+    path.with_suffix(".idx").write_bytes(index + np.array([0, 2, 3, 4, 5, 6], "<i8").tobytes())
+    path.write_bytes(TOKENS.astype(dtype).tobytes())
+
+
+@pytest.mark.parametrize("write", [nanogpt, llm_c, llama, megatron])
+def test_every_token_is_where_it_was(write, tmp_path):
+    path = tmp_path / "train.bin"
+    write(path)
+    store = opened(path, 200)
+    out = np.empty((3, 40), store.dtype)
+    starts = np.array([0, 77, len(TOKENS) - 40])
+    store.windows(starts, 40, out)
+    assert np.array_equal(out, np.stack([TOKENS[s : s + 40] for s in starts]))
+    assert store.total == len(TOKENS)
+    if write is megatron:
+        ends = np.cumsum([len(one) for one in DOCUMENTS])
+        assert np.array_equal(store.ends(0, store.total), ends)
+        assert [store.document_of(t) for t in (0, 4, 5, 95, 96)] == [0, 0, 1, 2, 3]
+    assert store.identity == opened(path, 200).identity
+    with pytest.raises(UserError, match=r"train\.bin has token"):
+        opened(path, 150).windows(np.array([0]), len(TOKENS), np.empty((1, len(TOKENS)), store.dtype))
+
+
+@pytest.mark.parametrize("write", [nanogpt, llm_c, megatron])
+def test_a_run_reads_them(write, tmp_path):
+    path = tmp_path / "train.bin"
+    write(path)
+    run = small_run("model.vocab_size=200", "batch.sequence_length=16", "data=tokens", f"data.path={path}")
+    assert problems(run) == []
+    source = build.tokens(run.data, run, "train")
+    rows = {source.sample(i)["tokens"].tobytes() for i in range(source.length())}
+    wanted = [TOKENS[n * 16 : n * 16 + 17].astype(source.stores[0].dtype).tobytes() for n in range(source.length())]
+    assert rows == set(wanted)
+    apart = small_run(
+        "model.vocab_size=200", "batch.sequence_length=16", "data=tokens", f"data.path={path}", "data.documents=true"
+    )
+    said = [problem.what for problem in problems(apart)]
+    assert said == [] if write is megatron else "where documents end" in said[0]
+
+
+def lie(at: int, form: str, value: int):
+    def change(path: Path) -> None:
+        index = path.with_suffix(".idx")
+        content = bytearray(index.read_bytes())
+        struct.pack_into(form, content, at, value)
+        index.write_bytes(content)
+
+    return change
+
+
+LIES = {
+    "magic": (lie(0, "<B", 1), "does not begin"),
+    "version": (lie(9, "<Q", 2), "Version 2"),
+    "dtype": (lie(17, "<B", 7), "dtype 7"),
+    "wider": (lie(17, "<B", 5), "one behind another"),
+    "sequences": (lie(18, "<Q", 7), "bytes"),
+    "many": (lie(18, "<Q", 1 << 60), "bytes"),
+    "boundaries": (lie(26, "<Q", 5), "bytes"),
+    "length": (lie(34, "<i", 3), "one behind another"),
+    "negative": (lie(34, "<i", -2), "fewer than 0"),
+    "last length": (lie(34 + 20, "<i", 45), "bytes"),
+    "pointer": (lie(34 + 24 + 8, "<q", 4), "one behind another"),
+    "document": (lie(34 + 72 + 8, "<q", 9), "do not ascend"),
+    "torn": (lambda path: path.write_bytes(path.read_bytes()[:-4]), "train.bin has"),
+    "empty index": (lambda path: path.with_suffix(".idx").write_bytes(b""), "does not begin"),
+    "gone": (lambda path: path.unlink(), "train.bin cannot be read"),
+}
+
+
+@pytest.mark.parametrize("kind", LIES)
+def test_an_index_that_lies_is_refused_by_name(kind, tmp_path):
+    path = tmp_path / "train.bin"
+    megatron(path)
+    change, why = LIES[kind]
+    change(path)
+    with pytest.raises(UserError, match=why) as error:
+        opened(path, 200)
+    assert "train." in str(error.value)
+
+
+def test_a_header_that_lies_is_refused(tmp_path):
+    path = tmp_path / "train.bin"
+    llm_c(path)
+    path.write_bytes(path.read_bytes()[:-2])
+    with pytest.raises(UserError, match=f"says {len(TOKENS)} tokens"):
+        opened(path, 200)
+    llm_c(path, version=3)
+    with pytest.raises(UserError, match="version 3"):
+        opened(path, 200)
+    for content, why in ((b"abc", "uint16"), (b"", "no tokens")):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=why):
+            opened(path, 200)
+    with pytest.raises(UserError, match="cannot be read"):
+        opened(tmp_path / "none.bin", 200)
+
+
+def test_verbs_of_stores_say_that_it_is_none(tmp_path):
+    path = tmp_path / "train.bin"
+    nanogpt(path)
+    for verb in ("show", "verify"):
+        with pytest.raises(UserError):
+            commands.main([verb, str(path)])
