@@ -16,6 +16,7 @@ from gangline.config import default_run
 from gangline.data.config import Text
 from gangline.errors import UserError
 from gangline.model.shapes import DecoderConfig
+from gangline.optimizer.config import Adamw
 
 def run(**given):
     model = DecoderConfig(dim=32, layers=1, heads=2, hidden=32)
@@ -30,7 +31,7 @@ if __name__ == "__main__":
     except UserError as error:
         print(error)
     try:
-        api.train(run(run={"dir": "other", "steps": 1, "device": "cpu:x"}))
+        api.train(run(run={"dir": "other", "steps": 1}, optimizer=Adamw(learning_rate=1e30)))
     except (api.RunFailed, UserError) as error:
         print(type(error).__name__)
 """

@@ -161,7 +161,7 @@ def gangline_parts():
         (["track=[j"], ["track=[jsonl"]),
         (["track=[jsonl,"], ["track=[jsonl,console", "track=[jsonl,tensorboard"]),
         (["track=[jsonl]", "track."], ["track.jsonl."]),
-        (["recipe="], ["recipe=tiny"]),
+        (["recipe="], ["recipe=quick", "recipe=tiny"]),
         (["--mul"], ["--multirun"]),
         (["nothing="], []),
     ],

@@ -11,11 +11,13 @@ import pytest
 from gangline import attempts, events
 from gangline.attempts import Attempt
 from gangline.checkpoint.torch_dcp import DcpCheckpointer
+from gangline.errors import BadCheckpoint
 from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
 from gangline.record import read
 from gangline.testing.pool import pool
 from gangline.testing.processes import kill
 from gangline.testing.sessions import session
+from gangline.train.callbacks import attach
 from gangline.train.worker import RestartWanted, train
 
 G = 8  # samples of a step
@@ -211,6 +213,92 @@ def test_what_one_rank_finds_all_do(tmp_path):
     assert first[:4] == [0, 6, 7 * G, 2]
     records = read(tmp_path / "out" / "metrics.jsonl")
     assert [bool(record["skipped"]) for record in records] == [False, False, True, False, False, False]
+
+
+class Once(Scripted):
+    """Finds something in the first attempt only."""
+
+    def observe(self, record) -> Iterable[Verdict]:
+        return super().observe(record) if record.attempt == 1 else ()
+
+
+def test_an_order_counts_once_however_many_checkpoints_are_tried(tmp_path):
+    """The newest turns out damaged only when it is loaded: the line of the second try stands for that of the first."""
+    out = tmp_path / "out"
+    s = session(out, "run.steps=8")
+    back = Order(Action.ROLL_BACK, ("spike",), skip=8, rate=0.5, rate_steps=100)
+    s.health["scripted"] = Once({5: Action.STOP}, back)
+    load, tried = s.checkpointer.load, []
+
+    def once_damaged(id, *rest):
+        tried.append(str(id))
+        if len(tried) == 1:
+            raise BadCheckpoint("model/x", None, "a file")
+        return load(id, *rest)
+
+    s.checkpointer.load = once_damaged
+    assert train(s) == 0
+    assert tried == ["step-00000004", "step-00000002"]
+    (line,) = orders(out)
+    assert (line.attempt, line.instead, line.start) == (3, 2, "step-00000002")
+    assert (line.skipped_from, line.skipped) == (2 * G, 8)
+    rates = {record["step"]: record["learning_rate"] for record in read(out / "metrics.jsonl")}
+    assert rates[8] == rates[1] / 2
+    assert s.saved != "step-00000004"
+
+
+def test_what_cannot_be_told_to_other_ranks_counts_for_nothing(tmp_path):
+    class Unspeakable(Scripted):
+        def observe(self, record) -> Iterable[Verdict]:
+            yield Verdict("odd", "here", 1.0, "1", Action.STOP, details={"norm": object()})
+
+    s = session(tmp_path / "out", "run.steps=2")
+    told: list[str] = []
+    s.health["scripted"] = Unspeakable({})
+    s.reporter.note = told.append
+    assert train(s) == 0
+    assert "health=scripted failed: TypeError" in " ".join(told)
+
+
+class Fails(Scripted):
+    """On rank 1 alone."""
+
+    def attach(self, runtime, comms, store, device) -> None:
+        if self.budget and comms.rank == 1:
+            raise OSError("no such driver")
+        self.rank = comms.rank
+
+    def observe(self, record) -> Iterable[Verdict]:
+        if self.rank == 1:
+            raise OSError("no such driver")
+        return ()
+
+
+def failing_on_rank_1(run_dir, where: str) -> list:
+    s = session(run_dir, "run.steps=3", "parallel=ddp")
+    s.health["scripted"] = Fails({}, budget=int(where == "attach"))
+    attach(s)
+    return [train(s), sorted(s.health)]
+
+
+@pytest.mark.parametrize("where", ["attach", "observe"])
+def test_what_a_check_raises_on_another_rank_is_told(tmp_path, where):
+    """And a check that could not be attached on one rank has no part in the run on any."""
+    one, other = pool(2).run(failing_on_rank_1, tmp_path / "out", where)
+    assert one == other == [0, [] if where == "attach" else ["scripted"]]
+    found = [line for line in events.read(tmp_path / "out") if line["event"] == "verdict"]
+    told = [(line["kind"], line["where"], line["evidence"]) for line in found]
+    wanted = [("check-failed", "rank 1", "health=scripted failed: OSError: no such driver")]
+    assert told == (wanted if where == "observe" else []), "once, not in every step"
+
+
+def test_a_full_disk_under_the_events_ends_no_run(tmp_path):
+    s = session(tmp_path / "out", "run.steps=2")
+    told: list[str] = []
+    s.reporter.note = told.append
+    s.events._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
+    assert train(s) == 0
+    assert "events.jsonl lacks a line: No space left on device" in " ".join(told)
 
 
 # --- the decision ----------------------------------------------------------------------------------------------------

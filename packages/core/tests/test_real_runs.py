@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -57,6 +58,8 @@ def sleeper():
 
 
 def test_who_lives_and_who_started_whom(sleeper):
+    while not all(command for command in children(sleeper.pid).values()):
+        time.sleep(0.01)  # forked, and not yet what it is to be
     ((child, command),) = children(sleeper.pid).items()
     assert command.split() == ["sleep", "1000"]
     found = living(sleeper.pid)

@@ -119,6 +119,11 @@ def test_every_form_gives_the_same_documents(tmp_path, make_store):
         assert texts_of(make_store(tmp_path / name, field="body", validation=0)) == wanted, name
 
 
+def test_half_of_a_surrogate_pair_is_no_text(tmp_path, make_store):
+    (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b"}\n')
+    assert texts_of(make_store(tmp_path / "a.jsonl", clean=(), validation=0)) == ["a?b"]
+
+
 BAD = {
     "no.jsonl": (b'{"text": 5}\n', "line 1"),
     "half.jsonl": (b'{"text": "a"}\n{"text"', "line 2"),
@@ -126,6 +131,7 @@ BAD = {
     "other.jsonl": (b'{"body": "a"}\n', "body"),
     "torn.gz": (gzip.compress(b"text" * 1000)[:-10], "torn.gz"),
     "none.gz": (b"not compressed", "none.gz"),
+    "flipped.gz": (gzip.compress(bytes(range(256)) * 40)[:40] + b"\xff" * 30, "flipped.gz"),
 }
 
 

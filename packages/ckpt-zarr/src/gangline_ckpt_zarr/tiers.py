@@ -46,11 +46,11 @@ class Tier:
 
     def meta(self, id: CheckpointId) -> Meta:
         """What zarr.json says; read once. Raises BadCheckpoint, FileNotFoundError."""
-        if id not in self._metas:
-            file = f"{self.store.url}/{id}/{NAME}"
-            found = metadata.read(self.content(id), file, id)
+        found = self._metas.get(id)  # once: another thread may keep another one's meanwhile
+        if found is None:
+            found = metadata.read(self.content(id), f"{self.store.url}/{id}/{NAME}", id)
             self._metas = {id: found}
-        return self._metas[id]
+        return found
 
     def commits(self, rank: int) -> bool:
         """Whether this rank puts zarr.json there."""

@@ -40,10 +40,11 @@ class Attempt:
     rate_from: int = 0
     rate_steps: int = 0
     exclude: tuple[str, ...] = ()  # hosts that are to have no part in the next start
+    instead: int = 0  # the attempt whose way back could not be gone, for which this line stands now
 
 
 def read(run_dir: str | Path) -> list[Attempt]:
-    """All lines, oldest first; what is no line of ours (a kill tore it, a disk forgot it) does not count."""
+    """All lines that stand, oldest first; what is no line of ours (a kill tore it, a disk forgot it) does not count."""
     path = Path(run_dir) / FILE
     if not path.exists():
         return []
@@ -58,12 +59,19 @@ def read(run_dir: str | Path) -> list[Attempt]:
             continue
         if _makes_sense(one):
             found.append(one)
-    return found
+    return standing(found)
+
+
+def standing(lines: Iterable[Attempt]) -> list[Attempt]:
+    """The lines, less those that a later one stands for: one order counts once, however many checkpoints were tried."""
+    found = list(lines)
+    replaced = {line.instead for line in found if line.instead}
+    return [line for line in found if line.attempt not in replaced or line.attempt == line.instead]
 
 
 def _makes_sense(line: Attempt) -> bool:
     """Whether each field has the type that it is written with."""
-    numbers = (line.attempt, line.skipped, line.skipped_from, line.step, line.rate_from, line.rate_steps)
+    numbers = (line.attempt, line.skipped, line.skipped_from, line.step, line.rate_from, line.rate_steps, line.instead)
     texts, lists = (line.why, line.time, line.order, line.start or ""), (line.kinds, line.exclude)
     return (
         all(type(number) is int for number in numbers)

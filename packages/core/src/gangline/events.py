@@ -30,6 +30,7 @@ class Events:
 
     def __init__(self, run_dir: str | Path | None) -> None:
         self._file: IO[bytes] | None = None
+        self.trouble = ""  # why a line could not be written, until somebody has told it
         if run_dir is not None:
             self._file = (Path(run_dir) / FILE).open("ab+", buffering=0)
             end_line(self._file)
@@ -40,7 +41,10 @@ class Events:
             return
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = {"event": event, "time": now, "monotonic": time.monotonic()}
-        self._file.write(json.dumps(plain({**line, **content}), allow_nan=False).encode() + b"\n")
+        try:
+            self._file.write(json.dumps(plain({**line, **content}), allow_nan=False).encode() + b"\n")
+        except OSError as error:  # a full disk ends no run, and hides no error that ends it
+            self.trouble = f"{FILE} lacks a line: {error.strerror or error}"
 
     @contextmanager
     def phase(self, name: str, **content: Any) -> Iterator[None]:

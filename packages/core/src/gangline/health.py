@@ -133,7 +133,10 @@ class Agreed:
 
 
 class HealthCheck(Callback, ABC):
-    """A callback that finds what is wrong, on every rank. What it raises is caught and named, and never ends the run.
+    """A callback that finds what is wrong, on every rank. What it raises is caught and named, and ends no run.
+
+    But for `before_run` and `collective`, in which ranks wait for each other: none may go on without the rest.
+
 
     Collectives belong in `before_run` and `collective`, on any Comm that `attach` was given.
     """

@@ -165,7 +165,7 @@ class RunDirectory:
         """All such facts; `starts` is a list with an entry for each time the run was started."""
         try:
             return json.loads(self.provenance.read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):  # a kill may have torn it
             return {}
 
     def changed_parts(self) -> list[str]:

@@ -58,6 +58,10 @@ def read(path: str, limit: int = -1) -> bytes:
         raise UserError(f"data.path: {path} is damaged, or not what its name says.", str(error)) from error
     except OSError as error:
         raise UserError(f"data.path: {path} cannot be read.", error.strerror or str(error)) from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "zstandard":  # which need not be installed
+            raise
+        raise UserError(f"data.path: {path} is damaged, or not what its name says.", str(error)) from error
 
 
 def check_head(path: str, field: str, binary: bool) -> None:
@@ -96,7 +100,7 @@ def documents(content: bytes, path: str, field: str, first: int = 1) -> list[byt
             continue
         try:
             record = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"data.path: line {number} of {path} is not JSON.", str(error)) from error
         if not isinstance(record, dict):
             raise UserError(f"data.path: line {number} of {path} is no JSON object.", 'Each has to be {"text": "..."}.')

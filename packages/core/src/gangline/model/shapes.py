@@ -53,7 +53,14 @@ class DecoderConfig(ModelConfig):
                 Problem(
                     f"model.dim={self.dim} does not divide into model.heads={self.heads}",
                     "Without model.head_dim a head is dim / heads wide.",
-                    nearest(run, ({"model.heads": heads} for heads in _by_distance(self.heads, self.dim))),
+                    nearest(
+                        run,
+                        (
+                            {"model.heads": heads}
+                            for heads in _by_distance(self.heads, self.dim)
+                            if self.dim % heads == 0
+                        ),
+                    ),
                 )
             )
         elif self.head_width % 2:

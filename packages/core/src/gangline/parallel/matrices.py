@@ -111,7 +111,7 @@ class Matrices:
             if source == target:
                 put(matrix, part).copy_(taken(matrix, part))
             elif source == me:
-                out[target].append(taken(matrix, part).reshape(-1))
+                out[target].append(taken(matrix, part).reshape(-1).to(self.device))  # pieces may be offloaded
             else:
                 into[source].append(put(matrix, part))
         if size == 1:

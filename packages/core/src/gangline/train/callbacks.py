@@ -11,9 +11,10 @@ import torch
 
 from gangline.callback import Metrics
 from gangline.errors import UserError
-from gangline.health import HealthCheck
+from gangline.health import Action, HealthCheck, Verdict
 from gangline.runtime import Runtime
 from gangline.shard import Shard
+from gangline.train.agree import gather_json
 from gangline.train.session import Session
 
 T = TypeVar("T")
@@ -21,9 +22,14 @@ T = TypeVar("T")
 
 def attach(s: Session) -> None:
     """Give every callback and check its place and what the run is made of; refuse arrays under a foreign name."""
+    failed: dict[str, str] = {}
     for place, member in s.members.items():
         member.place = place
-        named(s, place, member.attach, s.runtime, s.comms, s.comms.store, s.device)
+        try:
+            member.attach(s.runtime, s.comms, s.comms.store, s.device)
+        except Exception as error:
+            failed[place] = _failure(s, place, error)
+            continue
         strange = [
             name
             for name in chain(member.registry or (), (shard.name for shard in member.shards()))
@@ -31,6 +37,17 @@ def attach(s: Session) -> None:
         ]
         if strange:
             raise ValueError(f"{choice(place)} names an array {strange[0]!r}; its names begin with {place}/")
+    if s.health:
+        _leave_out(s, failed)
+
+
+def _leave_out(s: Session, failed: dict[str, str]) -> None:
+    """A check that could not be attached on one rank has no part in the run on any: all have the same arrays."""
+    for rank, other in enumerate(gather_json(s.comms.world, s.device, failed)):
+        for place, why in other.items():
+            name = place.partition("/")[2]
+            if s.health.pop(name, None) is not None:
+                s.notes.append(f"{why} (rank {rank}); it has no part in this run")
 
 
 def each(s: Session, event: str, *arguments: object) -> dict[str, float | list[float]]:
@@ -51,13 +68,46 @@ def named(s: Session, place: str, call: Callable[..., T], *arguments: object) ->
     try:
         return call(*arguments)
     except Exception as error:
-        if isinstance(s.members[place], HealthCheck):
-            s.notes.append(f"{choice(place)} failed: {type(error).__name__}: {error}")
-            return None
-        if isinstance(error, UserError):
-            raise UserError(f"{choice(place)}: {error.what}", *error.details) from error
-        error.add_note(f"raised by {choice(place)}")
-        raise
+        why = _failure(s, place, error)
+        if s.comms.rank == 0:
+            s.notes.append(why)
+        elif why not in s.untold:
+            s.untold[why] = False
+        return None
+
+
+def _failure(s: Session, place: str, error: Exception) -> str:
+    """What a check raised, in words. What a callback raised is raised again, with its name."""
+    if isinstance(s.members[place], HealthCheck):
+        return f"{choice(place)} failed: {type(error).__name__}: {error}"
+    raise _with_name(place, error)
+
+
+def _with_name(place: str, error: Exception) -> Exception:
+    """The error, such that it says who raised it."""
+    if isinstance(error, UserError):
+        return UserError(f"{choice(place)}: {error.what}", *error.details)
+    error.add_note(f"raised by {choice(place)}")
+    return error
+
+
+def together(s: Session, place: str, call: Callable[..., T], *arguments: object) -> T:
+    """What a method gives that all ranks call together, with collectives in it.
+
+    What it raises ends the run, with its name, also where a check did: on a rank that went on alone the next
+    collective would be taken for the one that the others are still in.
+    """
+    try:
+        return call(*arguments)
+    except Exception as error:
+        raise _with_name(place, error) from error
+
+
+def failures(s: Session) -> list[Verdict]:
+    """What checks raised on this rank, which only another one can tell people; each once."""
+    new = [why for why, told in s.untold.items() if not told]
+    s.untold |= dict.fromkeys(new, True)
+    return [Verdict("check-failed", f"rank {s.comms.rank}", 1.0, why, Action.WARN) for why in new]
 
 
 def tell_of_error(s: Session, error: BaseException) -> None:

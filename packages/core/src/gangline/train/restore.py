@@ -17,6 +17,7 @@ from gangline.errors import BadCheckpoint, UserError
 from gangline.rundir import part_versions
 from gangline.shard import Registry, Shard
 from gangline.state import Document
+from gangline.train.agree import gather_json
 from gangline.train.callbacks import choice, named
 from gangline.train.session import Session
 
@@ -39,7 +40,7 @@ def capture(session: Session) -> Document:
         "precision": session.precision.state(),
         "data": session.source.state(session.cursor),
     }
-    theirs = {place.replace("/", ".", 1): member.state() for place, member in session.members.items()}
+    theirs = {p.replace("/", ".", 1): named(session, p, member.state) or {} for p, member in session.members.items()}
     return Document(
         step=session.step,
         attempt=session.attempt,
@@ -64,7 +65,7 @@ def restore(session: Session) -> None:
     session.history = attempts.read(session.directory.path)
     session.attempt = attempts.newest(session.history)
     session.comms.world.barrier()  # every rank has read the attempts before rank 0 writes a line
-    known = session.checkpointer.list()
+    known = listed(session)
     wanted = session.checkpointer.latest()
     if wanted is None:
         begin(session, Attempt(session.attempt, None, why="start"))
@@ -89,6 +90,13 @@ def restore(session: Session) -> None:
         session.attempt += 1
     begin(session, Attempt(session.attempt, str(wanted), why="; ".join(damage) or "resume"))
     session.saved = str(wanted)
+
+
+def listed(session: Session) -> list[CheckpointId]:
+    """The checkpoints that every rank sees: all ranks try the same ones, in the same order."""
+    mine = session.checkpointer.list()
+    everyone = gather_json(session.comms.world, session.device, [str(id) for id in mine])
+    return [id for id in mine if all(str(id) in other for other in everyone)]
 
 
 def begin(session: Session, line: Attempt) -> None:

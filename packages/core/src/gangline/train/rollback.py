@@ -2,43 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
 from gangline import attempts
 from gangline.attempts import Attempt
-from gangline.checkpoint import CheckpointId, SaveFailed
+from gangline.checkpoint import CheckpointId
 from gangline.errors import BadCheckpoint
 from gangline.health import Action, Order
-from gangline.train.restore import begin, document_of, holds_weights_alone, load, seen
+from gangline.train.restore import begin, document_of, holds_weights_alone, listed, load, seen
+from gangline.train.save import poll
 from gangline.train.session import Session
 
 
 def roll_back(session: Session, order: Order, line: Attempt) -> bool:
     """Return to the newest good checkpoint that the order allows; False where there is none."""
+    failed = 0
     for wanted, begun in way_back(session, order, line):
         session.attempt = begun.attempt
-        begin(session, begun)
+        begin(session, replace(begun, instead=failed))
+        session.history = attempts.standing(session.history)
         bad = load(session, wanted)
         if bad is None:
             session.saved = str(wanted)
             return True
         session.notes.append(f"{bad}; going back to the checkpoint before it")
+        failed = begun.attempt
     return False
 
 
 def way_back(session: Session, order: Order, line: Attempt) -> Iterator[tuple[CheckpointId, Attempt]]:
     """(checkpoint, `line` as the one that begins an attempt there), newest first, of all that the order allows."""
-    if session.saving is not None:
-        with contextlib.suppress(SaveFailed):  # who looks after the save says so
-            session.saving.wait()
+    poll(session, wait=True)
     read = session.cursor
-    for wanted in attempts.branch(session.directory.path, session.checkpointer.list()):
+    for wanted in attempts.branch(session.directory.path, listed(session)):
         if order.before_step is not None and wanted.step >= order.before_step:
             continue
         kept, bad = _cursor_of(session, wanted)
-        if seen(session, wanted, bad):
+        if why := seen(session, wanted, bad):
+            session.notes.append(f"{wanted}: {why}; going back to the checkpoint before it")
             continue
         passes_all = order.skip is None and order.action is Action.ROLL_BACK
         skipped = read - kept if passes_all else order.skip or 0

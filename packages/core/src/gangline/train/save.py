@@ -41,7 +41,8 @@ def poll(s: Session, wait: bool = False) -> None:
 
 def tell(s: Session) -> None:
     """Pass on what people should know."""
-    for note in (*s.notes, *s.checkpointer.notices()):
+    trouble, s.events.trouble = s.events.trouble, ""
+    for note in (*s.notes, *s.checkpointer.notices(), *filter(None, [trouble])):
         s.reporter.note(note)
     s.notes.clear()
 

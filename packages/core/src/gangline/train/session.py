@@ -57,6 +57,7 @@ class Session:
     fresh: str | None = None  # the checkpoint that has become whole since the last record
     saving: Handle | None = None
     failed_save: str | None = None  # why the newest save came to nothing
+    untold: dict[str, bool] = field(default_factory=dict)  # what checks raised on this rank -> whether rank 0 knows
     notes: list[str] = field(default_factory=list)
     history: list[Attempt] = field(default_factory=list)  # the lines of attempts.jsonl
     events: Events = field(default_factory=lambda: Events(None))

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from typing import TypeVar
 
 from gangline import attempts
 from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
 from gangline.record import StepRecord
 from gangline.train.agree import gather_json, gather_verdicts
-from gangline.train.callbacks import named
+from gangline.train.callbacks import failures, named, together
 from gangline.train.session import Session
+
+Said = TypeVar("Said", bound=Verdict | Order | None)
 
 
 def before_run(s: Session) -> tuple[Order, Agreed]:
     """What is found before the first step, on all ranks."""
-    found = [verdict for name, check in s.health.items() for verdict in ask(s, name, check.before_run)]
+    found = [
+        _as_json(verdict)
+        for name, check in s.health.items()
+        for verdict in together(s, f"health/{name}", lambda check=check: list(check.before_run()))
+    ]
     return judged(s, *gather_verdicts(s.comms.world, s.device, found), None)
 
 
@@ -35,26 +43,35 @@ def after_step(s: Session, record: StepRecord) -> list[Verdict]:
     found = [] if record.finite or s.precision.scales else [not_finite(record)]
     for name, check in s.health.items():
         if record.step % check.every == 0:
-            named(s, f"health/{name}", check.collective, s.comms.world)
+            together(s, f"health/{name}", check.collective, s.comms.world)
             found += ask(s, name, check.observe, record)
-    return found
+    return found + failures(s)
 
 
 def judged(s: Session, verdicts: Iterable[Verdict], now: float, record: StepRecord | None) -> tuple[Order, Agreed]:
     """(the order, what it was made of): every rank makes it, and rank 0's is taken, so that none goes its own way."""
-    found = tuple(verdicts)
+    found = tuple({json.dumps(v.to_dict()): v for v in verdicts}.values())  # all ranks find what global numbers say
     if not found:
         return Order(Action.NOTE, ()), Agreed((), (), now)
     coming = s.step + 1 if record is None else record.step  # the step that is judged, or about to come
     agreed = Agreed(found, tuple(attempts.happened(s.history, s.attempt, coming)), now)
-    responses = [named(s, f"health/{name}", check.respond, agreed, record) for name, check in s.health.items()]
+    responses = [
+        named(s, f"health/{name}", lambda check=check: _as_json(check.respond(agreed, record)))
+        for name, check in s.health.items()
+    ]
     order = decide(agreed, [order for order in responses if order is not None])
     return Order.of(gather_json(s.comms.world, s.device, asdict(order))[0]), agreed
 
 
 def ask(s: Session, name: str, call: Callable[..., Iterable[Verdict]], *arguments: object) -> list[Verdict]:
     """A check's verdicts; what it raises is named, and what it said before that counts for nothing."""
-    return named(s, f"health/{name}", lambda: list(call(*arguments))) or []
+    return named(s, f"health/{name}", lambda: [_as_json(verdict) for verdict in call(*arguments)]) or []
+
+
+def _as_json(said: Said) -> Said:
+    """The same. Raises TypeError or ValueError where it is no JSON: the ranks could not be told of it."""
+    json.dumps(None if said is None else said.to_dict() if isinstance(said, Verdict) else asdict(said))
+    return said
 
 
 def asks_before_update(check: HealthCheck) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import json
 import lzma
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,8 +52,12 @@ def opened(file: Input) -> Iterator[BinaryIO]:
         raw = _raw(file)
         with raw:
             yield cast(BinaryIO, _decompressed(file, raw))
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise UserError(f"{file.path} cannot be read.", getattr(error, "strerror", None) or str(error)) from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "zstandard":  # which need not be installed
+            raise
+        raise UserError(f"{file.path} is damaged, or not what its name says.", str(error)) from error
 
 
 def _raw(file: Input) -> BinaryIO:
@@ -74,7 +80,7 @@ def _decompressed(file: Input, raw: BinaryIO) -> object:
             import zstandard
         except ImportError as error:
             raise UserError(f"{file.path} needs zstandard.", "", "pip install zstandard") from error
-        return zstandard.ZstdDecompressor().stream_reader(raw)
+        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw))
     return raw
 
 
@@ -116,7 +122,7 @@ def _text(row: object, field: str, where: str) -> str:
         raise _no_field(where, field, list(row))
     if not isinstance(row[field], str):
         raise UserError(f"{where} has no text in its field {field!r}: {row[field]!r:.60}.")
-    return cast(str, row[field])
+    return cast(str, row[field]).encode(errors="replace").decode()  # half of a surrogate pair is no text
 
 
 def _no_field(where: str, field: str, known: list[str]) -> UserError:
