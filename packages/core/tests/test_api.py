@@ -31,7 +31,7 @@ if __name__ == "__main__":
     except UserError as error:
         print(error)
     try:
-        api.train(run(run={"dir": "other", "steps": 1}, optimizer=Adamw(learning_rate=1e30)))
+        api.train(run(run={"dir": "other", "steps": 4, "sample": 0}, optimizer=Adamw(learning_rate=1e30)))
     except (api.RunFailed, UserError) as error:
         print(type(error).__name__)
 """

@@ -137,7 +137,6 @@ class HealthCheck(Callback, ABC):
 
     But for `before_run` and `collective`, in which ranks wait for each other: none may go on without the rest.
 
-
     Collectives belong in `before_run` and `collective`, on any Comm that `attach` was given.
     """
 
