@@ -97,6 +97,16 @@ def test_a_strangers_attention_is_refused_before_a_process_starts(narrow):
     assert refusal("narrow=on", "parallel=pp", "launch.processes=2") == ""
 
 
+@pytest.mark.parametrize("layout", [(*CP, "parallel.context=ulysses"), ("parallel=tp", "launch.processes=2")])
+def test_where_nobody_says_what_is_called_with_some_of_the_heads_it_is_told(narrow, layout):
+    def told(*words: str) -> str:
+        run = small_run("model.vocab_size=256", *words, *layout)
+        return " ".join(run.parallel.notices(run))
+
+    assert "blocks.0.attention and 1 more: nobody says" in told("narrow=on")
+    assert told("narrow=on", "narrow.said=true") == told()
+
+
 @pytest.mark.parametrize("option", ["model.soft_cap=2.0", "model.sinks=true"])
 def test_what_ring_attention_has_not_is_refused(option):
     said = refusal(option, *CP)

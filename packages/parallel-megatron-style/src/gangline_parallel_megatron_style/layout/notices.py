@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from gangline.model.seams import calls
 from gangline_parallel_megatron_style.layout import timing
 from gangline_parallel_megatron_style.layout.case import Case
 
 
 def notices(case: Case) -> list[str]:
     """One sentence or two for each."""
-    return [*_pipeline(case), *_data(case), *_nodes(case)]
+    return [*_pipeline(case), *_data(case), *_nodes(case), *_attention(case)]
 
 
 def _pipeline(case: Case) -> list[str]:
@@ -38,3 +39,18 @@ def _nodes(case: Case) -> list[str]:
     if case.tp <= node and network.tier(case.mesh, "tp") in ("rack", "cluster"):
         return [f"tp={case.tp} does not divide a node of {node}: some of its groups straddle two nodes."]
     return []
+
+
+def _attention(case: Case) -> list[str]:
+    """Attention that nobody declares may have a number for each head, and would take its part of them for the first."""
+    axes = [f"tp={case.tp}"] * (case.tp > 1) + ["parallel.context=ulysses"] * (
+        case.cp > 1 and case.config.context == "ulysses"
+    )
+    silent = [path for path, call in calls(case.tree, case.plan, "attention").items() if call is None] if axes else []
+    if not silent:
+        return []
+    more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
+    return [
+        f"{silent[0]}{more}: nobody says what this attention computes (`seams`). {' and '.join(axes)} calls it with "
+        "some of the heads: that is right where it does the same for every head."
+    ]
