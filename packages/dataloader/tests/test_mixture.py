@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline_dataloader.order.mixture import BLOCK, Exhausted, Ingredient, MixtureOrder, Stage, shares
+from gangline_dataloader.order.mixture import BLOCK, Exhausted, Ingredient, MixtureOrder, WeightStage, shares
 
 weights = st.one_of(st.just(0.0), st.floats(0.001, 1.0))
 
@@ -24,7 +24,7 @@ def mixtures(draw, epochs=None):
     stages, start = [], 0
     for _ in range(draw(st.integers(1, 3))):
         found = draw(st.lists(weights, min_size=count, max_size=count).filter(any))
-        stages.append(Stage(start, tuple(found)))
+        stages.append(WeightStage(start, tuple(found)))
         start += draw(st.integers(1, 2 * BLOCK))
     return MixtureOrder(sources, stages, "seed", draw(st.integers()))
 
@@ -54,7 +54,7 @@ def test_any_batch_from_anywhere_is_the_same(order, data):
     width = data.draw(st.integers(1, 8))
     cuts = [start + size * rank // width for rank in range(width + 1)]
     again = MixtureOrder(
-        order.ingredients, [Stage(p.start, tuple(map(float, p.shares))) for p in order.phases], *order.key
+        order.ingredients, [WeightStage(p.start, tuple(map(float, p.shares))) for p in order.phases], *order.key
     )
     parts = [again(np.arange(a, b)) for a, b in itertools.pairwise(cuts) if b > a]
     for name in ("source", "epoch", "row"):
@@ -75,7 +75,7 @@ def test_a_source_ends_after_its_epochs(order):
     for k, one in enumerate(order.ingredients):
         assert (place.source == k).sum() <= one.rows * one.epochs
         assert place.epoch[place.source == k].max(initial=0) < one.epochs
-    assert MixtureOrder(order.ingredients, [Stage(0, (1,) * len(order.ingredients))], *order.key).end == wanted
+    assert MixtureOrder(order.ingredients, [WeightStage(0, (1,) * len(order.ingredients))], *order.key).end == wanted
     with pytest.raises(Exhausted, match=str(order.end)):
         order(np.array([order.end]))
 
@@ -84,7 +84,7 @@ def test_a_source_ends_after_its_epochs(order):
     "given_weights", [(0.5, 0.3, 0.2), (0.001, 0.999, 0.0), (1 / 65536, 1 - 1 / 65536, 0), (7, 2, 1)]
 )
 def test_long_run_proportions_are_exact(given_weights):
-    order = MixtureOrder([Ingredient(n, 10**9) for n in "abc"], [Stage(0, given_weights)], 1)
+    order = MixtureOrder([Ingredient(n, 10**9) for n in "abc"], [WeightStage(0, given_weights)], 1)
     for many in (BLOCK, 1_000_000, 10**12 // BLOCK * BLOCK):
         assert order.used(many) == pytest.approx(np.array(given_weights) / sum(given_weights) * many, rel=1e-3, abs=60)
     blocks = 10**12 // BLOCK
@@ -95,8 +95,8 @@ def test_long_run_proportions_are_exact(given_weights):
 
 def test_extended_runs_keep_their_prefix_and_new_weights_change_nothing_before_them():
     sources = [Ingredient("a", 1000), Ingredient("b", 333)]
-    before = MixtureOrder(sources, [Stage(0, (1, 1))], 0)
-    after = MixtureOrder(sources, [Stage(0, (1, 1)), Stage(70_001, (0, 1))], 0)
+    before = MixtureOrder(sources, [WeightStage(0, (1, 1))], 0)
+    after = MixtureOrder(sources, [WeightStage(0, (1, 1)), WeightStage(70_001, (0, 1))], 0)
     old, new = before(np.arange(70_001)), after(np.arange(80_000))
     assert np.array_equal(old.row, new.row[:70_001])
     assert np.array_equal(old.source, new.source[:70_001])
@@ -104,8 +104,8 @@ def test_extended_runs_keep_their_prefix_and_new_weights_change_nothing_before_t
 
 
 def test_another_source_reshuffles_none_of_the_others():
-    one = MixtureOrder([Ingredient("a", 500)], [Stage(0, (1,))], 0)(np.arange(500))
-    two = MixtureOrder([Ingredient("b", 70), Ingredient("a", 500)], [Stage(0, (1, 1))], 0)(np.arange(1200))
+    one = MixtureOrder([Ingredient("a", 500)], [WeightStage(0, (1,))], 0)(np.arange(500))
+    two = MixtureOrder([Ingredient("b", 70), Ingredient("a", 500)], [WeightStage(0, (1, 1))], 0)(np.arange(1200))
     assert np.array_equal(one.row, two.row[two.source == 1][:500])
 
 
@@ -126,7 +126,7 @@ def test_weights_that_make_no_shares_are_refused(bad, why):
 
 def test_stages_that_make_no_order_are_refused():
     source = [Ingredient("a", 10)]
-    for stages in ([], [Stage(5, (1,))], [Stage(0, (1,)), Stage(0, (1,))], [Stage(0, (1, 1))]):
+    for stages in ([], [WeightStage(5, (1,))], [WeightStage(0, (1,)), WeightStage(0, (1,))], [WeightStage(0, (1, 1))]):
         with pytest.raises(ValueError):
             MixtureOrder(source, stages)
 
@@ -134,6 +134,6 @@ def test_stages_that_make_no_order_are_refused():
 def test_a_start_far_into_the_run_costs_no_more_than_at_its_beginning():
     """Counted in blocks that were dealt, not in seconds: one, wherever it is."""
     for number in (0, 10**6, 10**15):
-        order = MixtureOrder([Ingredient("a", 10**8), Ingredient("b", 10**6)], [Stage(0, (1, 2))], 0)
+        order = MixtureOrder([Ingredient("a", 10**8), Ingredient("b", 10**6)], [WeightStage(0, (1, 2))], 0)
         order(np.arange(number // BLOCK * BLOCK, number // BLOCK * BLOCK + 16))
         assert order._table.cache_info().misses == 1

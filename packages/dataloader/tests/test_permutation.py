@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline_dataloader.order.permutation import Permutation, SpanPermutation
+from gangline_dataloader.order.permutation import KeyedPermutation, SpanPermutation
 
 LARGE = 50_000_017
 
@@ -15,7 +15,7 @@ LARGE = 50_000_017
 def test_every_small_range_is_permuted():
     for n in range(1, 5001):
         tweak = n % 7
-        assert np.array_equal(np.sort(Permutation(n, "key", n % 5)(np.arange(n), tweak)), np.arange(n)), n
+        assert np.array_equal(np.sort(KeyedPermutation(n, "key", n % 5)(np.arange(n), tweak)), np.arange(n)), n
 
 
 @settings(max_examples=300, deadline=None)
@@ -28,7 +28,7 @@ def test_of_a_large_range_no_two_indices_meet(n, key, tweak, data):
             [np.arange(first, min(n, first + 500)), data.draw(st.just(np.linspace(0, n - 1, 200, dtype=np.int64)))]
         )
     )
-    out = Permutation(n, key)(some, tweak)
+    out = KeyedPermutation(n, key)(some, tweak)
     assert out.min() >= 0
     assert out.max() < n
     assert len(np.unique(out)) == len(some)
@@ -50,11 +50,11 @@ def test_it_looks_like_chance(n):
     deviation of 0.011, so 0.9 to 1.1 is nine of them.
     """
     index = np.arange(min(n, 1 << 18))
-    values = Permutation(n, "seed 0")(index)
+    values = KeyedPermutation(n, "seed 0")(index)
     assert 0.9 < chi_squared(values * 64 // n, 64) < 1.1
     assert 0.9 < chi_squared(values % 64, 64) < 1.1
     assert np.abs(np.diff(values)).mean() / (n / 3) == pytest.approx(1, abs=0.02)
-    for other in (Permutation(n, "seed 1")(index), Permutation(n, "seed 0")(index, 1), np.roll(values, 1)):
+    for other in (KeyedPermutation(n, "seed 1")(index), KeyedPermutation(n, "seed 0")(index, 1), np.roll(values, 1)):
         assert abs(np.corrcoef(values, other)[0, 1]) < 0.01
 
 

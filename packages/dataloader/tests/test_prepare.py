@@ -19,7 +19,7 @@ import pytest
 from gangline.errors import UserError
 from gangline_dataloader import commands
 from gangline_dataloader.prepare.run import VALIDATION, WORK
-from gangline_dataloader.store.local import LocalStore
+from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import read
 
 # `gangline`, in which each call of one function takes longer.
@@ -44,7 +44,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def texts_of(folder: Path) -> list[str]:
     """The documents of a byte store."""
-    store = LocalStore(folder)
+    store = LocalTokens(folder)
     everything = np.empty((1, store.total), store.dtype)
     store.windows(np.array([0]), store.total, everything)
     ends = store.ends(0, store.total)

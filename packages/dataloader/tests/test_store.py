@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gangline.errors import UserError
 from gangline_dataloader import commands
-from gangline_dataloader.store.local import LocalStore
+from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import FILE, Manifest, Shards, Tokenizer, read
 from gangline_dataloader.store.write import ShardWriter
 
@@ -40,7 +40,7 @@ def test_windows_and_ends_are_those_of_one_long_vector(data, tmp_path):
     documents = [[rng.integers(0, 1000, n) for n in some] for some in lengths]
     shutil.rmtree(tmp_path / "store", ignore_errors=True)
     written(tmp_path / "store", documents)
-    store, whole = LocalStore(tmp_path / "store"), np.concatenate([one for some in documents for one in some])
+    store, whole = LocalTokens(tmp_path / "store"), np.concatenate([one for some in documents for one in some])
     assert store.total == len(whole)
     length = data.draw(st.integers(1, len(whole)))
     starts = rng.integers(0, len(whole) - length + 1, 7)
@@ -79,7 +79,7 @@ DAMAGE = {
 def test_a_file_that_is_not_what_the_manifest_says_is_named(kind, name, tmp_path, capsys):
     written(tmp_path, [[np.arange(50)], [np.arange(60), np.arange(9)]])
     DAMAGE[kind](tmp_path / name)
-    store = LocalStore(tmp_path)
+    store = LocalTokens(tmp_path)
     read_it = store.shard_ends if "ends" in name else store.shard
     with pytest.raises(UserError, match=name) as error:
         read_it(1)

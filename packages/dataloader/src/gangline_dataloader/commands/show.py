@@ -14,7 +14,7 @@ import numpy as np
 from gangline.errors import UserError
 from gangline_dataloader.prepare.run import VALIDATION
 from gangline_dataloader.sources.of_run import held, source_of
-from gangline_dataloader.store.local import LocalStore
+from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import FILE, read
 
 WIDTH = 40  # letters of the longest bar
@@ -64,7 +64,7 @@ def corpus(folder: Path) -> dict[str, Any]:
 
 def lengths(folder: Path) -> list[dict[str, int]]:
     """How many documents there are by length, a shard in memory at a time."""
-    store, counts = LocalStore(folder), np.zeros(33, np.int64)
+    store, counts = LocalTokens(folder), np.zeros(33, np.int64)
     for shard in range(len(store.manifest.shards)):
         ends = np.asarray(store.shard_ends(shard), np.int64)
         powers = np.frexp(np.diff(ends, prepend=0))[1] - 1  # floor(log2), exact

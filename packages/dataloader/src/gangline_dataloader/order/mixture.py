@@ -45,7 +45,7 @@ class Ingredient:
 
 
 @dataclass(frozen=True)
-class Stage:
+class WeightStage:
     """From sample `start` on the sources have these weights, in the order of the ingredients."""
 
     start: int
@@ -53,7 +53,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Place:
+class RowPlace:
     """Where samples (N,) come from: number of the source, epoch of it, row of it."""
 
     source: np.ndarray
@@ -110,7 +110,7 @@ def shares(weights: Sequence[float]) -> tuple[Fraction, ...]:
 class MixtureOrder:
     """The order of a mixture; see the module. Raises ValueError for weights and stages that make none."""
 
-    def __init__(self, ingredients: Sequence[Ingredient], stages: Sequence[Stage], *key: object) -> None:
+    def __init__(self, ingredients: Sequence[Ingredient], stages: Sequence[WeightStage], *key: object) -> None:
         self.ingredients, self.key = tuple(ingredients), key
         self.rows = np.array([one.rows for one in self.ingredients], np.int64)
         if not self.ingredients or (self.rows < 1).any():
@@ -125,7 +125,7 @@ class MixtureOrder:
         self.phases, self.end = self._lay_out(stages)
         self._starts = np.array([phase.start for phase in self.phases], np.int64)
 
-    def __call__(self, numbers: np.ndarray) -> Place:
+    def __call__(self, numbers: np.ndarray) -> RowPlace:
         """Where each of `numbers` (N,) int64, any order, comes from. Raises Exhausted past the last."""
         numbers = np.asarray(numbers, np.int64)
         if self.end is not None and numbers.size and int(numbers.max()) >= self.end:
@@ -143,7 +143,7 @@ class MixtureOrder:
         for k in np.unique(source):
             here = source == k
             row[here] = self._orders[k](index[here], epoch[here])
-        return Place(source, epoch, row)
+        return RowPlace(source, epoch, row)
 
     def used(self, number: int) -> np.ndarray:
         """(K,) int64: how many samples each source has given before sample `number`."""
@@ -178,7 +178,7 @@ class MixtureOrder:
             used += np.bincount(self._deal(here, block)[0][:slot], minlength=len(self.ingredients))
         return used
 
-    def _lay_out(self, stages: Sequence[Stage]) -> tuple[list[_Phase], int | None]:
+    def _lay_out(self, stages: Sequence[WeightStage]) -> tuple[list[_Phase], int | None]:
         """The phases, and the sample at which all sources with a weight are used up, if ever."""
         phases: list[_Phase] = []
         left = list(stages)

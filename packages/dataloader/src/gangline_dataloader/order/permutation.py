@@ -35,7 +35,7 @@ def round_keys(*key: object) -> np.ndarray:
     return np.frombuffer(digest, "<u8").astype(U64)
 
 
-class Permutation:
+class KeyedPermutation:
     """A bijection of range(n) for each tweak (an epoch, a part of the corpus): `permutation(index, tweak)`.
 
     n      how many; up to 2**62
@@ -88,10 +88,10 @@ class SpanPermutation:
         self.n = n
         self.span = n if span is None else max(1, min(span, n))
         self.full = n // self.span
-        self.spans = Permutation(self.full, *key, "spans")
-        self.inside = Permutation(self.span, *key, "inside")
+        self.spans = KeyedPermutation(self.full, *key, "spans")
+        self.inside = KeyedPermutation(self.span, *key, "inside")
         rest = n - self.full * self.span
-        self.rest = Permutation(rest, *key, "rest") if rest else None
+        self.rest = KeyedPermutation(rest, *key, "rest") if rest else None
 
     def __call__(self, index: np.ndarray, epoch: np.ndarray | int = 0) -> np.ndarray:
         """Row number of each `index` (N,) of an epoch -> (N,) int64."""

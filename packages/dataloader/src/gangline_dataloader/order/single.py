@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from gangline_dataloader.order.mixture import Ingredient, Place
+from gangline_dataloader.order.mixture import Ingredient, RowPlace
 from gangline_dataloader.order.permutation import SpanPermutation
 
 
@@ -19,9 +19,9 @@ class SingleOrder:
         self.rows = np.array([source.rows], np.int64)
         self._order = SpanPermutation(source.rows, source.span, *key, source.name)
 
-    def __call__(self, numbers: np.ndarray) -> Place:
+    def __call__(self, numbers: np.ndarray) -> RowPlace:
         epoch, index = np.divmod(np.asarray(numbers, np.int64), self.rows[0])
-        return Place(np.zeros_like(epoch), epoch, self._order(index, epoch))
+        return RowPlace(np.zeros_like(epoch), epoch, self._order(index, epoch))
 
 
 class TextOrder:
@@ -33,12 +33,12 @@ class TextOrder:
         self.rows, self.seed, self.split = np.array([rows], np.int64), seed, split
         self._epochs: dict[int, np.ndarray] = {}
 
-    def __call__(self, numbers: np.ndarray) -> Place:
+    def __call__(self, numbers: np.ndarray) -> RowPlace:
         epoch, index = np.divmod(np.asarray(numbers, np.int64), self.rows[0])
         row = np.empty_like(index)
         for one in np.unique(epoch):
             row[epoch == one] = self._epoch(int(one))[index[epoch == one]]
-        return Place(np.zeros_like(epoch), epoch, row)
+        return RowPlace(np.zeros_like(epoch), epoch, row)
 
     def _epoch(self, epoch: int) -> np.ndarray:
         if epoch not in self._epochs:

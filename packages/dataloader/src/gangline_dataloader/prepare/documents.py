@@ -20,7 +20,7 @@ PROBE = 1 << 13  # bytes that are looked at to tell text from what is not
 
 
 @dataclass(frozen=True)
-class Document:
+class TextDocument:
     """One text. `name` says where it came from: a file, or a file and the number of a row."""
 
     text: str
@@ -31,7 +31,7 @@ class NotText(Exception):
     """A file that is no text."""
 
 
-def documents(file: Input, field: str) -> Iterator[Document]:
+def documents(file: Input, field: str) -> Iterator[TextDocument]:
     """The documents of a file, in order. Raises NotText and UserError; an empty text is a document, too."""
     with opened(file) as stream:
         if file.kind == "parquet":
@@ -42,7 +42,7 @@ def documents(file: Input, field: str) -> Iterator[Document]:
             content = stream.read()
             if b"\0" in content[:PROBE]:
                 raise NotText(file.path)
-            yield Document(content.decode(errors="replace"), file.name)
+            yield TextDocument(content.decode(errors="replace"), file.name)
 
 
 @contextmanager
@@ -84,7 +84,7 @@ def _decompressed(file: Input, raw: BinaryIO) -> object:
     return raw
 
 
-def _lines(file: Input, stream: BinaryIO, field: str) -> Iterator[Document]:
+def _lines(file: Input, stream: BinaryIO, field: str) -> Iterator[TextDocument]:
     for number, line in enumerate(stream, 1):
         if not line.strip():
             continue
@@ -92,10 +92,10 @@ def _lines(file: Input, stream: BinaryIO, field: str) -> Iterator[Document]:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{file.path}, line {number}, is not JSON.", str(error)) from error
-        yield Document(_text(row, field, f"{file.path}, line {number},"), f"{file.name}:{number}")
+        yield TextDocument(_text(row, field, f"{file.path}, line {number},"), f"{file.name}:{number}")
 
 
-def _rows(file: Input, stream: BinaryIO, field: str) -> Iterator[Document]:
+def _rows(file: Input, stream: BinaryIO, field: str) -> Iterator[TextDocument]:
     try:
         import pyarrow
         import pyarrow.parquet as parquet
@@ -112,7 +112,7 @@ def _rows(file: Input, stream: BinaryIO, field: str) -> Iterator[Document]:
     for batch in table.iter_batches(columns=[field]):
         for value in batch.column(0).to_pylist():
             number += 1
-            yield Document(_text({field: value}, field, f"{file.path}, row {number},"), f"{file.name}:{number}")
+            yield TextDocument(_text({field: value}, field, f"{file.path}, row {number},"), f"{file.name}:{number}")
 
 
 def _text(row: object, field: str, where: str) -> str:

@@ -22,7 +22,7 @@ from gangline_dataloader.prepare.inputs import Input
 from gangline_dataloader.prepare.near import PERMUTATIONS, signature
 from gangline_dataloader.prepare.private import replaced
 from gangline_dataloader.prepare.settings import Settings, dtype_for
-from gangline_dataloader.store.npy import Writer
+from gangline_dataloader.store.npy import NpyWriter
 
 # A row for each document that passed: where its tokens end, the hash of its text, whether it is held out, and which
 # of the task's sources it is of.
@@ -87,7 +87,7 @@ def work(folder: Path, number: int, files: Sequence[Input], settings: Settings) 
     tokens, rows, signatures, note = paths(folder, number)
     codec = settings.codec()
     counts: dict[str, Count] = {}
-    writer, found, alike = Writer(tokens, dtype_for(codec.vocab_size)), [], []
+    writer, found, alike = NpyWriter(tokens, dtype_for(codec.vocab_size)), [], []
     end = np.asarray([] if codec.separator is None else [codec.separator])
     for file in files:
         count = counts.setdefault(file.source, Count())

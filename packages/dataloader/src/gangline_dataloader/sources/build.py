@@ -9,8 +9,8 @@ from gangline_dataloader.order.mixture import Ingredient
 from gangline_dataloader.order.single import SingleOrder, TextOrder
 from gangline_dataloader.sources.mixture import mixture
 from gangline_dataloader.sources.split import split_rows
-from gangline_dataloader.sources.windows import Order, WindowSource
-from gangline_dataloader.store.local import LocalStore
+from gangline_dataloader.sources.windows import SampleOrder, WindowSource
+from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def tokens(config: TokensConfig, run: Run, split: Split) -> WindowSource:
     path, vocabulary = config.path or "", run.model.vocab_size
     rows = split_rows("tokens", path, split, T, config.validation_fraction, "data.path", vocabulary)
     span = None if config.shuffle_span is None else max(1, config.shuffle_span // T)
-    order: Order
+    order: SampleOrder
     if config.order == "text":
         order = TextOrder(rows.count, run.seed, split)
     else:
@@ -59,7 +59,7 @@ def mix(config: MixConfig, run: Run, split: Split) -> WindowSource:
 
 def codec(store: Tokens) -> Codec | None:
     """The vocabulary of a store, to show what was read as text; None where nobody knows it."""
-    if not isinstance(store, LocalStore):
+    if not isinstance(store, LocalTokens):
         return None
     about = store.manifest.tokenizer
     if about.file is None:

@@ -13,9 +13,9 @@ import numpy as np
 
 from gangline.config.suggest import near
 from gangline.errors import Problem, UserError
-from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, Place, Stage, shares
+from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, RowPlace, WeightStage, shares
 from gangline_dataloader.sources.split import SplitRows, split_rows
-from gangline_dataloader.store.local import LocalStore
+from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class TrainOrder:
     def __init__(self, mixture: MixtureOrder) -> None:
         self.mixture, self.end, self.samples = mixture, mixture.end, mixture.end
 
-    def __call__(self, numbers: np.ndarray) -> Place:
+    def __call__(self, numbers: np.ndarray) -> RowPlace:
         return self.mixture(numbers)
 
 
@@ -45,7 +45,7 @@ class HeldOutOrder:
         assert mixture.end, "every source of what is held out has one epoch"
         self.mixture, self.samples = mixture, mixture.end
 
-    def __call__(self, numbers: np.ndarray) -> Place:
+    def __call__(self, numbers: np.ndarray) -> RowPlace:
         return self.mixture(np.asarray(numbers, np.int64) % self.samples)
 
 
@@ -89,11 +89,11 @@ def agree(parts: list[SplitRows]) -> None:
 
 
 def _manifest(part: SplitRows) -> Manifest:
-    assert isinstance(part.store, LocalStore), "a mixture is of stores of ours, which name their tokenizer"
+    assert isinstance(part.store, LocalTokens), "a mixture is of stores of ours, which name their tokenizer"
     return part.store.manifest
 
 
-def stages_of(config: MixConfig, parts: list[SplitRows]) -> list[Stage]:
+def stages_of(config: MixConfig, parts: list[SplitRows]) -> list[WeightStage]:
     """The weights from the first sample on, and those that follow. Raises UserError."""
     names = [one.name for one in parts]
     if config.weights:
@@ -119,7 +119,7 @@ def stages_of(config: MixConfig, parts: list[SplitRows]) -> list[Stage]:
     return stages
 
 
-def _stage(start: int, weights: Mapping[str, Any], names: list[str], option: str) -> Stage:
+def _stage(start: int, weights: Mapping[str, Any], names: list[str], option: str) -> WeightStage:
     values = [weights[name] for name in names]
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
         raise UserError(f"{option}={dict(weights)}: a weight is a number.")
@@ -128,7 +128,7 @@ def _stage(start: int, weights: Mapping[str, Any], names: list[str], option: str
     except ValueError as error:
         why = f"{str(error)[:1].upper()}{str(error)[1:]}."
         raise UserError(f"{option}={dict(weights)} makes no mixture.", why) from error
-    return Stage(start, tuple(map(float, values)))
+    return WeightStage(start, tuple(map(float, values)))
 
 
 def _known(given: Mapping[str, Any], names: Any, option: str, whole: bool = True) -> None:

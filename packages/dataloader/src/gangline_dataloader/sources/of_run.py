@@ -17,7 +17,7 @@ from gangline_dataloader.sources.windows import WindowSource
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldDocument:
     """One sample: tokens `first_token` to `first_token + T` of a source's store, the last one only as a target."""
 
     sample: int  # its number in the run
@@ -69,7 +69,7 @@ def first_sample(lines: Iterable[Attempt], step: int, size: int) -> int:
     return cursor + left * size
 
 
-def held(source: WindowSource, numbers: np.ndarray) -> list[Held]:
+def held(source: WindowSource, numbers: np.ndarray) -> list[HeldDocument]:
     """Where samples (N,) come from."""
     if source.order.end is not None and int(numbers.max()) >= source.order.end:
         raise UserError(f"the data ends after {source.order.end} samples, and sample {numbers.max()} was asked for.")
@@ -81,5 +81,5 @@ def held(source: WindowSource, numbers: np.ndarray) -> list[Held]:
         store = source.stores[int(k)]
         first, last = store.document_of(start), store.document_of(start + source.sequence_length)
         documents = [] if first is None or last is None else list(range(first, last + 1))
-        found.append(Held(number, source.names[int(k)], int(epoch), int(row), start, documents))
+        found.append(HeldDocument(number, source.names[int(k)], int(epoch), int(row), start, documents))
     return found

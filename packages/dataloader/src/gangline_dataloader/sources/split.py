@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gangline.errors import UserError
 from gangline_dataloader.prepare.run import VALIDATION
 from gangline_dataloader.store.foreign import is_foreign, opened
-from gangline_dataloader.store.local import LocalStore
+from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import FILE
 from gangline_dataloader.store.tokens import Tokens
 
@@ -47,7 +47,7 @@ def split_rows(
     if vocab_size is not None and is_foreign(root):
         store = opened(root, vocab_size)
     else:
-        store = LocalStore(held_out if apart and split == "validation" else root)
+        store = LocalTokens(held_out if apart and split == "validation" else root)
     first, count = 0, store.rows(sequence_length)
     if not apart:
         kept = count - (max(1, round(count * validation_fraction)) if validation_fraction else 0)

@@ -19,20 +19,20 @@ from gangline.errors import UserError
 
 if TYPE_CHECKING:
     from gangline.data.codec import Codec
-    from gangline_dataloader.order.mixture import Place
+    from gangline_dataloader.order.mixture import RowPlace
     from gangline_dataloader.sources.split import SplitRows
 
 AHEAD = 1024  # samples whose places are computed at once: a call for one costs as much as a call for hundreds
 
 
-class Order(Protocol):
+class SampleOrder(Protocol):
     """Which row of which source a sample is."""
 
     @property
     def end(self) -> int | None:
         """The first sample that there is none for; None: there is always one."""
 
-    def __call__(self, numbers: np.ndarray) -> Place: ...
+    def __call__(self, numbers: np.ndarray) -> RowPlace: ...
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class WindowSource(DataSource):
     def __init__(
         self,
         parts: Sequence[SplitRows],
-        order: Order,
+        order: SampleOrder,
         codec: Codec | None,
         *,
         sequence_length: int,

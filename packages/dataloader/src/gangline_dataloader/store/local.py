@@ -12,7 +12,7 @@ from gangline_dataloader.store.npy import mapped
 from gangline_dataloader.store.tokens import Sharded
 
 
-class LocalStore(Sharded):
+class LocalTokens(Sharded):
     """The shards of a directory, each mapped when it is first read.
 
     Raises UserError where the manifest, or a file when it is mapped, is not what it should be.

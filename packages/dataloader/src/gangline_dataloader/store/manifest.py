@@ -29,7 +29,7 @@ LARGEST = 1 << 30  # bytes of a manifest: a billion tokens to a shard, a million
 
 
 @dataclass(frozen=True)
-class Shard:
+class ShardEntry:
     """One .npy file of tokens, and beside it the exclusive end of each of its documents, uint32, the last = tokens."""
 
     tokens: int
@@ -50,11 +50,11 @@ class Shards:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitem__(self, number: int) -> Shard:
-        return Shard(self.tokens[number], self.documents[number], self.xxh3[number], self.ends_xxh3[number])
+    def __getitem__(self, number: int) -> ShardEntry:
+        return ShardEntry(self.tokens[number], self.documents[number], self.xxh3[number], self.ends_xxh3[number])
 
-    def append(self, shard: Shard) -> None:
-        for column in fields(Shard):
+    def append(self, shard: ShardEntry) -> None:
+        for column in fields(ShardEntry):
             getattr(self, column.name).append(getattr(shard, column.name))
 
 

@@ -61,7 +61,7 @@ def verify(path: Path) -> str:
     return f"gangline data verify {path.parent}"
 
 
-class Writer:
+class NpyWriter:
     """One .npy vector, written piece by piece under another name until it is whole."""
 
     def __init__(self, path: Path, dtype: str) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gangline_dataloader.store.manifest import Shard, ends_of, file_of
-from gangline_dataloader.store.npy import Writer
+from gangline_dataloader.store.manifest import ShardEntry, ends_of, file_of
+from gangline_dataloader.store.npy import NpyWriter
 
 SHARD_TOKENS = 1 << 26  # 128 MiB of uint16: large enough for a store's requests, small enough to wait for
 
@@ -17,8 +17,8 @@ class ShardWriter:
     """Documents into shard number `number` of `folder`. A document is never split over shards."""
 
     def __init__(self, folder: Path, number: int, dtype: str) -> None:
-        self._tokens = Writer(folder / file_of(number), dtype)
-        self._ends = Writer(folder / ends_of(number), "<u4")
+        self._tokens = NpyWriter(folder / file_of(number), dtype)
+        self._ends = NpyWriter(folder / ends_of(number), "<u4")
 
     @property
     def tokens(self) -> int:
@@ -31,6 +31,6 @@ class ShardWriter:
         self._ends.write(self._tokens.length + np.cumsum(lengths))
         self._tokens.write(np.concatenate(found) if found else np.empty(0))
 
-    def close(self) -> Shard:
+    def close(self) -> ShardEntry:
         """Make both files whole."""
-        return Shard(self._tokens.length, self._ends.length, self._tokens.close(), self._ends.close())
+        return ShardEntry(self._tokens.length, self._ends.length, self._tokens.close(), self._ends.close())
