@@ -30,7 +30,7 @@ SYNONYMS = {
     "model.vocab_size": "vocab n_vocab vocabulary_size",
     "checkpoint.every": "save_every save_interval save_steps checkpoint_interval ckpt_every",
     "data.path": "dataset data_path data_dir corpus files",
-    "launch.processes": "nproc nproc_per_node num_processes world_size gpus ngpus num_gpus ranks",
+    "launch.processes": "nproc nproc_per_node num_processes world_size gpus ngpus num_gpus",
 }
 _OURS = {theirs: ours for ours, words in SYNONYMS.items() for theirs in words.split()}
 
