@@ -383,7 +383,9 @@ def test_several_validation_sets_are_told_by_name(tmp_path):
     lines = printed(record(1), told, record(3), last=9).splitlines()
     sets = [line for line in lines if "set" in line]
     assert sets[0] == "  validation " + " ".join(f"set{n}={n:.4f}" for n in range(5))
-    assert sets[:3] == sets[3:], "beside the step, and at the end"
+    half = len(sets) // 2
+    assert half >= 2
+    assert sets[:half] == sets[half:], "beside the step, and at the end"
     assert all(len(line) <= 80 for line in sets)
     tracker = TensorBoardTracker(None)
     tracker.begin(start(tmp_path))
