@@ -9,7 +9,7 @@ from gangline.mesh import Mesh
 from gangline.optimizer.adamw import AdamwOptimizer
 from gangline.optimizer.config import Adamw, Muon
 from gangline.optimizer.muon import MuonOptimizer, orthogonalise
-from gangline.runtime import Named, Piece
+from gangline.runtime import ParamShard, ShardedParam
 from gangline.shard import Box, Division, Layout, Registry, Shard
 
 SHAPES = {"a.weight": (64, 32), "b.weight": (3, 17), "b.bias": (17,), "stack": (3, 8, 16), "gain": (1,)}
@@ -47,7 +47,7 @@ class Pieces:
 
     def parameters(self):
         return [
-            Named(
+            ShardedParam(
                 name,
                 SHAPES[name],
                 tuple(self._piece(name, box, x) for box, x in zip(boxes, self.tensors[name], strict=True)),
@@ -57,7 +57,7 @@ class Pieces:
 
     @staticmethod
     def _piece(name, box, tensor):
-        return Piece(tensor, Shard(f"model/{name}", SHAPES[name], tensor.dtype, box.offset, tensor.detach(), True))
+        return ParamShard(tensor, Shard(f"model/{name}", SHAPES[name], tensor.dtype, box.offset, tensor.detach(), True))
 
     def set_gradients(self, gradients):
         for name, boxes in self.boxes.items():

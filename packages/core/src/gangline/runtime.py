@@ -31,20 +31,20 @@ class StepResult:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A leaf tensor with its `.grad`, and the box of the global parameter that it is."""
+class ParamShard:
+    """One box of a parameter on this rank: a leaf tensor with its `.grad`, and the shard that says which box it is."""
 
     tensor: torch.Tensor
     shard: Shard
 
 
 @dataclass(frozen=True)
-class Named:
-    """A parameter by its global name, and the pieces of it that this rank holds (perhaps none)."""
+class ShardedParam:
+    """A parameter by its global name and shape, with the boxes of it that this rank holds (perhaps none)."""
 
     name: str
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ParamShard, ...]
 
 
 class Runtime(ABC):
@@ -87,7 +87,7 @@ class Runtime(ABC):
         """Scale the gradients so that their global norm is at most `max_norm`; gives the norm before that."""
 
     @abstractmethod
-    def parameters(self) -> list[Named]:
+    def parameters(self) -> list[ShardedParam]:
         """The same names in the same order on all ranks of a stage."""
 
     def names(self) -> list[str]:

@@ -25,7 +25,7 @@ from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
 from gangline.parallel.micro import count_on_host, count_tokens, frame_of
 from gangline.parallel.score import check_share, evaluated, in_global_order
-from gangline.runtime import Named, Runtime, StepResult
+from gangline.runtime import Runtime, ShardedParam, StepResult
 from gangline.shard import Registry, Shard
 from gangline_parallel_megatron_style.chunk import Chunk, Segment
 from gangline_parallel_megatron_style.components import Components
@@ -229,7 +229,7 @@ class ComposedRuntime(Runtime, Stage):
         for block, module in self.made.told:
             module.after_step(self._emitted.get(block, {}))  # type: ignore[operator]
 
-    def parameters(self) -> list[Named]:
+    def parameters(self) -> list[ShardedParam]:
         return self._named
 
     def names(self) -> list[str]:

@@ -12,7 +12,7 @@ from torch.optim.adamw import adamw
 from gangline.config.schema import Run
 from gangline.optimizer.base import Optimizer
 from gangline.optimizer.config import Adamw
-from gangline.runtime import Named, Piece, Runtime
+from gangline.runtime import ParamShard, Runtime, ShardedParam
 from gangline.shard import Shard
 
 
@@ -24,7 +24,7 @@ class AdamwOptimizer(Optimizer):
     """
 
     def __init__(
-        self, config: Adamw, runtime: Runtime, named: Sequence[Named], names: Sequence[str], deterministic: bool
+        self, config: Adamw, runtime: Runtime, named: Sequence[ShardedParam], names: Sequence[str], deterministic: bool
     ) -> None:
         self._fused = not deterministic
         self._config = config
@@ -59,7 +59,7 @@ class AdamwOptimizer(Optimizer):
 class _Group:
     """Pieces with the same weight decay, their moments and their step counters (torch wants one each)."""
 
-    def __init__(self, weight_decay: float, pieces: list[tuple[str, Piece]]) -> None:
+    def __init__(self, weight_decay: float, pieces: list[tuple[str, ParamShard]]) -> None:
         self.weight_decay, self.pieces = weight_decay, pieces
         self.tensors = [piece.tensor for _, piece in pieces]
         self.averages = [torch.zeros_like(x, requires_grad=False) for x in self.tensors]
@@ -107,13 +107,13 @@ class _Group:
                 yield state_shard(state, name, piece, tensor)
 
 
-def state_shard(state: str, name: str, piece: Piece, tensor: Tensor) -> Shard:
+def state_shard(state: str, name: str, piece: ParamShard, tensor: Tensor) -> Shard:
     """The shard of optimizer state `tensor`, which lies as the piece of parameter `name` does."""
     of = piece.shard
     return Shard(f"optimizer/{state}/{name}", of.global_shape, tensor.dtype, of.offset, tensor, of.primary)
 
 
-def decays(parameter: Named, config: Adamw) -> bool:
+def decays(parameter: ShardedParam, config: Adamw) -> bool:
     """Whether weight decay touches this parameter: matrices and stacks, vectors only on demand."""
     return config.weight_decay != 0 and (len(parameter.shape) >= 2 or config.decay_vectors)
 

@@ -26,7 +26,7 @@ from gangline.optimizer.adamw import AdamwOptimizer, state_shard
 from gangline.optimizer.base import Optimizer
 from gangline.optimizer.config import Muon
 from gangline.plan import matches
-from gangline.runtime import Named, Runtime
+from gangline.runtime import Runtime, ShardedParam
 from gangline.shard import Shard
 
 QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's coefficients: steep at zero, so few iterations do
@@ -56,8 +56,8 @@ class MuonOptimizer(Optimizer):
         self,
         config: Muon,
         runtime: Runtime,
-        matrices: Sequence[Named],
-        rest: Sequence[Named],
+        matrices: Sequence[ShardedParam],
+        rest: Sequence[ShardedParam],
         names: tuple[Sequence[str], Sequence[str]],
         deterministic: bool,
     ) -> None:

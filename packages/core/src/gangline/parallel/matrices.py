@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gangline.comm import Comm
-from gangline.runtime import Named
+from gangline.runtime import ShardedParam
 from gangline.shard import Box, Registry
 
 Pieces = Sequence[Tensor]
@@ -68,7 +68,9 @@ class _Plan:
 class Matrices:
     """The matrices of a runtime's parameters. `comm`: the ranks that hold the same parameters, those of a stage."""
 
-    def __init__(self, registry: Registry, comm: Comm, parameters: Sequence[Named], device: torch.device) -> None:
+    def __init__(
+        self, registry: Registry, comm: Comm, parameters: Sequence[ShardedParam], device: torch.device
+    ) -> None:
         self.registry, self.comm, self.device = registry, comm, device
         self.places = {p.name: [piece.shard.box for piece in p.pieces] for p in parameters}
         self._matrices: dict[str, list[_Matrix]] = {}

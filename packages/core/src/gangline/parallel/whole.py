@@ -27,7 +27,7 @@ from gangline.parallel.score import check_share, evaluated, in_global_order
 from gangline.parallel.storage import Storage
 from gangline.plan import Plan
 from gangline.precision import Precision
-from gangline.runtime import Named, Piece, Runtime, StepResult
+from gangline.runtime import ParamShard, Runtime, ShardedParam, StepResult
 from gangline.shard import Layout, Registry, Shard
 
 Finish = Callable[[nn.Module, str], None]
@@ -133,10 +133,10 @@ class WholeRuntime(Runtime):
             norm.clip(self._masters, max_norm, self._norm, self._norm_value)
         return self._norm_value
 
-    def parameters(self) -> list[Named]:
+    def parameters(self) -> list[ShardedParam]:
         held = {shard.name.removeprefix("model/"): shard for shard in self.shards()}
         return [
-            Named(name, tuple(master.shape), (Piece(master, held[name]),))
+            ShardedParam(name, tuple(master.shape), (ParamShard(master, held[name]),))
             for name, master in zip(self.storage.trained, self._masters, strict=True)
         ]
 

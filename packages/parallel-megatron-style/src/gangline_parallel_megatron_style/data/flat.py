@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gangline.comm import Pending
 from gangline.precision import Precision
-from gangline.runtime import Piece
+from gangline.runtime import ParamShard
 from gangline.shard import Registry, Shard
 from gangline_parallel_megatron_style.arrays import Buffer
 from gangline_parallel_megatron_style.data.codec import Codec
@@ -115,7 +115,7 @@ class Flat:
             parameter.deposited = lambda: take(parameter)  # type: ignore[attr-defined]
         return parameter
 
-    def _cut(self, registry: Registry, rank: int) -> dict[str, tuple[Piece, ...]]:
+    def _cut(self, registry: Registry, rank: int) -> dict[str, tuple[ParamShard, ...]]:
         """The boxes of each array that this rank has, as leaves that are views of `shard`."""
         pieces = {}
         for array in self.buffer.packing.arrays:
@@ -128,7 +128,7 @@ class Flat:
                 if self.trained and leaf.dtype != self.choices.precision.grad_dtype:
                     leaf.grad_dtype = self.choices.precision.grad_dtype
                 shard = Shard(f"model/{name}", layout.shape, leaf.dtype, box.offset, leaf.data, primary)
-                cut.append(Piece(leaf, shard))
+                cut.append(ParamShard(leaf, shard))
                 at += box.size
             pieces[name] = tuple(cut)
         return pieces

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from gangline.comm import Comm
 from gangline.parallel.norm import ordered_norm, row_squares
-from gangline.runtime import Named
+from gangline.runtime import ShardedParam
 
 
-def global_norm(named: Sequence[Named], world: Comm | None, device: torch.device) -> Tensor:
+def global_norm(named: Sequence[ShardedParam], world: Comm | None, device: torch.device) -> Tensor:
     """From one sum of squares a rank, of the boxes that it is primary of: 0-d, float64.
 
     world: all ranks; None where each of them has all gradients, so that there is nothing to add up.
@@ -29,7 +29,7 @@ def global_norm(named: Sequence[Named], world: Comm | None, device: torch.device
 
 
 def norm_by_rows(
-    named: Sequence[Named], shapes: Mapping[str, tuple[int, ...]], world: Comm, device: torch.device
+    named: Sequence[ShardedParam], shapes: Mapping[str, tuple[int, ...]], world: Comm, device: torch.device
 ) -> Tensor:
     """The norm that one process gets which adds squares per row, then by name (run.deterministic): 0-d, float64.
 

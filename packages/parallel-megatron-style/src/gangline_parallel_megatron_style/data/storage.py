@@ -12,7 +12,7 @@ from gangline.mesh import Mesh
 from gangline.model.buffers import buffers_of, filled_buffers_of, put
 from gangline.parallel.storage import dtype_name
 from gangline.plan import Fold, Plan
-from gangline.runtime import Named
+from gangline.runtime import ShardedParam
 from gangline.shard import Registry, Shard
 from gangline_parallel_megatron_style.arrays import SHARD_AXES, TIED, Arrays, Given, Group, active_fold
 from gangline_parallel_megatron_style.data import errors
@@ -168,9 +168,10 @@ class Storage:
         )
         return registry, list(errors.shards_of(self.units, registry, self.rank))
 
-    def parameters(self) -> list[Named]:
+    def parameters(self) -> list[ShardedParam]:
         return [
-            Named(name, self.registry[f"model/{name}"].shape, self.of_name[name].pieces[name]) for name in self.trained
+            ShardedParam(name, self.registry[f"model/{name}"].shape, self.of_name[name].pieces[name])
+            for name in self.trained
         ]
 
     # --- gradients --------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
 from gangline.parallel.score import check_share, evaluated, in_global_order
 from gangline.plan import Plan, matches
 from gangline.precision import Precision
-from gangline.runtime import Named, Piece, Runtime, StepResult
+from gangline.runtime import ParamShard, Runtime, ShardedParam, StepResult
 from gangline.shard import Layout, Registry, Shard
 from gangline.testing.toys.axes import Axes
 from gangline.testing.toys.plugin import Rows
@@ -213,9 +213,9 @@ class RowsRuntime(Runtime):
 
     # --- what others see ---------------------------------------------------------------------------------------------
 
-    def parameters(self) -> list[Named]:
+    def parameters(self) -> list[ShardedParam]:
         return [
-            Named(name, part.shape, tuple(map(Piece, part.tensors, self._shards_of(part))))
+            ShardedParam(name, part.shape, tuple(map(ParamShard, part.tensors, self._shards_of(part))))
             for name, part in self.trained.items()
         ]
 
