@@ -23,7 +23,7 @@ from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.cells import Files
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
 from gangline_ckpt_zarr.format.overlap import meeting
-from gangline_parallel_megatron_style.arrays import Given, lay_out
+from gangline_parallel_megatron_style.sharding.arrays import Given, lay_out
 
 WIDE = {"pp": 16, "dp_shard": 128, "tp": 8}  # 16,384 ranks, as arXiv 2407.21783 (section 3.3.2) lists them
 NARROW = {"pp": 8, "dp_shard": 64, "tp": 16}  # 8,192 ranks, cut otherwise along every axis

@@ -26,10 +26,10 @@ from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import close_all, pool
 from gangline_parallel_megatron_style.pipeline.executor import Executor
+from gangline_parallel_megatron_style.pipeline.rank_stages import Stage
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
-from gangline_parallel_megatron_style.pipeline.stage import Stage
 from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradients, later
 
 NAPS = ["1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "dualpipe_v"]

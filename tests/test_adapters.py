@@ -20,8 +20,8 @@ from gangline.testing.strategy import FLOAT64, Layout, Scenario
 from gangline.testing.strategy_ranks import Job
 from gangline.train.finish import finisher
 from gangline_parallel_megatron_style.commands import main
-from gangline_parallel_megatron_style.layout import memory, traffic
-from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.cost import memory, traffic
+from gangline_parallel_megatron_style.cost.case import Case
 
 EVERY = "lora.targets=[wq,wk,wv,wo,w_gate,w_up,w_down]"
 SMALL = ("lora=on", "lora.rank=3", EVERY, "batch.sequence_length=16", "run.deterministic=false")

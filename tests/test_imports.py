@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FREE = ("ckpt-zarr", "dataloader", "moe")
+FREE = ("ckpt-zarr", "dataloader", "moe", "parallel-megatron-style")
 
 
 def modules(source: Path) -> dict[str, Path]:

@@ -29,14 +29,14 @@ from gangline_moe.edit import layer_node
 from gangline_moe.exchange import Exchange
 from gangline_moe.nodes import MoeNode
 from gangline_moe.routers.config import Grouped, Sigmoid, Softmax
-from gangline_parallel_megatron_style.arrays import active_fold
 from gangline_parallel_megatron_style.commands import main
-from gangline_parallel_megatron_style.explain import explained
-from gangline_parallel_megatron_style.layout import activations, memory, traffic
-from gangline_parallel_megatron_style.layout.activations import Rates
-from gangline_parallel_megatron_style.layout.case import Case
-from gangline_parallel_megatron_style.layout.links import links
-from gangline_parallel_megatron_style.trace import Allocations, Traced, trace
+from gangline_parallel_megatron_style.cost import activations, memory, traffic
+from gangline_parallel_megatron_style.cost.activations import Rates
+from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.cost.links import links
+from gangline_parallel_megatron_style.explain.explained import explained
+from gangline_parallel_megatron_style.explain.trace import Allocations, Traced, trace
+from gangline_parallel_megatron_style.sharding.arrays import active_fold
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 DIM, HIDDEN, EXPERTS, B, T = 32, 48, 8, 2, 16

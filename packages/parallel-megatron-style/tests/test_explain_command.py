@@ -12,7 +12,7 @@ from gangline.cli.main import main
 from gangline.config.compose import compose_one
 from gangline.plugins import installed
 from gangline.testing import readable
-from gangline_parallel_megatron_style.explain import explained
+from gangline_parallel_megatron_style.explain.explained import explained
 
 LLAMA = (
     "model=llama3-405b parallel=3d parallel.tp=8 parallel.pp=16 parallel.dp_shard=128 launch.processes=16384 "

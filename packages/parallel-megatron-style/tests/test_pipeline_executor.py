@@ -20,10 +20,10 @@ from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
 from gangline_parallel_megatron_style.pipeline.executor import AHEAD, Executor
+from gangline_parallel_megatron_style.pipeline.rank_stages import Stage
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline, peak_activations
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
-from gangline_parallel_megatron_style.pipeline.stage import Stage
 
 DIM = 8
 EACH = pytest.mark.parametrize("name", sorted(SCHEDULES))

@@ -13,7 +13,7 @@ from gangline.model.tree import LinearNode
 from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.pipeline.executor import Executor
-from gangline_parallel_megatron_style.pipeline.stage import Stage
+from gangline_parallel_megatron_style.pipeline.rank_stages import Stage
 
 DIM, ROWS = 8, 3
 

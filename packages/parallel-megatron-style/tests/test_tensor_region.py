@@ -21,7 +21,7 @@ from gangline.plan import Cut, Plan
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import pool
-from gangline_parallel_megatron_style.arrays import Given, lay_out
+from gangline_parallel_megatron_style.sharding.arrays import Given, lay_out
 from gangline_parallel_megatron_style.tensor import loss as loss_module
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_parallel_megatron_style.tensor.embedding import Lookup

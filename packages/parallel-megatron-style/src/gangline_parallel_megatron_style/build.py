@@ -22,21 +22,21 @@ from gangline.parallel.prepare import bind_folds, set_products
 from gangline.parallel.storage import dtype_name
 from gangline.plan import Plan
 from gangline.precision import Precision
-from gangline_parallel_megatron_style.arrays import EMBED, HEAD, TIED, Arrays, Given, active_fold, lay_out
-from gangline_parallel_megatron_style.chunk import Segment
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.config import Composed
-from gangline_parallel_megatron_style.data.codec import CODECS
-from gangline_parallel_megatron_style.data.flat import Choices
-from gangline_parallel_megatron_style.data.storage import Storage, describe
-from gangline_parallel_megatron_style.layout.case import Case, partition
-from gangline_parallel_megatron_style.layout.timing import costs
+from gangline_parallel_megatron_style.cost.case import Case, partition
+from gangline_parallel_megatron_style.cost.timing import costs
+from gangline_parallel_megatron_style.data_parallel.codec import CODECS
+from gangline_parallel_megatron_style.data_parallel.param_buffer import Choices
+from gangline_parallel_megatron_style.data_parallel.storage import Storage, describe
 from gangline_parallel_megatron_style.pipeline.actions import Placement, place_of, stage_of
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM
 from gangline_parallel_megatron_style.pipeline.executor import Executor
+from gangline_parallel_megatron_style.pipeline.rank_stages import Stage
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
-from gangline_parallel_megatron_style.pipeline.stage import Stage
+from gangline_parallel_megatron_style.pipeline.stage import Segment
 from gangline_parallel_megatron_style.runtime import ComposedRuntime
+from gangline_parallel_megatron_style.sharding.arrays import EMBED, HEAD, TIED, Arrays, Given, active_fold, lay_out
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, over_sequence
 

@@ -46,9 +46,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _explain(argv: Sequence[str]) -> int:
     from gangline.config.compose import compose_one
-    from gangline_parallel_megatron_style.explain import explained
+    from gangline_parallel_megatron_style.explain.explained import explained
+    from gangline_parallel_megatron_style.explain.page import text, traced
     from gangline_parallel_megatron_style.layout.fits import untraceable
-    from gangline_parallel_megatron_style.show import text, traced
 
     flags, words = flags_of([word for word in argv if word != "--trace"], ("gpu-memory",))
     gpu = number("gpu-memory", flags.get("gpu-memory", "80"))
@@ -58,7 +58,7 @@ def _explain(argv: Sequence[str]) -> int:
         raise UserError.of(problems)
     print(text(found, gpu))
     if "--trace" in argv:
-        from gangline_parallel_megatron_style.trace import trace
+        from gangline_parallel_megatron_style.explain.trace import trace
 
         print(traced(found, trace(run, found.case, found.fullest)))
     return 0
@@ -109,8 +109,8 @@ def _recorded(directory: Path) -> tuple[Timeline, Caption]:
     """What the newest recorded step of a run did, in milliseconds."""
     from gangline.record import read
     from gangline.rundir import RunDirectory
-    from gangline_parallel_megatron_style.explain import case_of
-    from gangline_parallel_megatron_style.layout.timing import schedule_of
+    from gangline_parallel_megatron_style.cost.timing import schedule_of
+    from gangline_parallel_megatron_style.explain.explained import case_of
     from gangline_parallel_megatron_style.pipeline.record import latest, timeline
 
     found = latest(read(directory / "metrics.jsonl"))
@@ -131,8 +131,8 @@ def _recorded(directory: Path) -> tuple[Timeline, Caption]:
 def _of_run(words: Sequence[str]) -> tuple[Schedule, list[Costs], Caption]:
     """The schedule of a run, and what its stages compute."""
     from gangline.config.compose import compose_one
-    from gangline_parallel_megatron_style.explain import case_of
-    from gangline_parallel_megatron_style.layout.timing import costs, schedule_of
+    from gangline_parallel_megatron_style.cost.timing import costs, schedule_of
+    from gangline_parallel_megatron_style.explain.explained import case_of
 
     case = case_of(compose_one(words))
     schedule = schedule_of(case)

@@ -11,10 +11,10 @@ from gangline.batch import Batch
 from gangline.comm import Comms
 from gangline.mesh import Mesh
 from gangline.precision import Precision
-from gangline_parallel_megatron_style.chunk import Segment
-from gangline_parallel_megatron_style.data.storage import Storage
+from gangline_parallel_megatron_style.data_parallel.storage import Storage
 from gangline_parallel_megatron_style.pipeline.executor import Executor
-from gangline_parallel_megatron_style.pipeline.stage import Stage
+from gangline_parallel_megatron_style.pipeline.rank_stages import Stage
+from gangline_parallel_megatron_style.pipeline.stage import Segment
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from gangline.errors import Problem
 from gangline.mesh import AXES, Mesh
 from gangline.parts import ParallelConfig
 from gangline.ranges import NonNegativeInt, OneOf, PositiveInt
-from gangline_parallel_megatron_style.layout import check as layout_check
 from gangline_parallel_megatron_style.layout.factor import divisors, factor, nearest
 from gangline_parallel_megatron_style.layout.topology import Topology
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
@@ -70,12 +69,14 @@ class Composed(ParallelConfig):
         return self.WISHES
 
     def check(self, run: Run) -> list[Problem]:
-        return layout_check.check(self, run)
+        from gangline_parallel_megatron_style.layout.check import check
+
+        return check(self, run)
 
     def notices(self, run: Run) -> list[str]:
         """What works but is not what one would choose, for a run that `check` found nothing wrong with."""
         from gangline.config.check import world_of
-        from gangline_parallel_megatron_style.layout.case import Case
+        from gangline_parallel_megatron_style.cost.case import Case
         from gangline_parallel_megatron_style.layout.notices import notices
 
         return notices(Case.of(run, Mesh.of(self.axes(world_of(run)))))
@@ -95,7 +96,7 @@ class Composed(ParallelConfig):
 
     def overlaps(self, plan: Plan, mesh: Mesh) -> bool:
         """Whether forwards take turns with backwards, each hiding the other's transfers over folds."""
-        from gangline_parallel_megatron_style.arrays import active_fold
+        from gangline_parallel_megatron_style.sharding.arrays import active_fold
 
         if not SCHEDULES[self.schedule].pairs:
             return False

@@ -3,7 +3,7 @@
 tp, sequence parallel   inside the modules        tensor/
 cp                      the batch and attention   context/
 pp                      the order of a step       pipeline/
-dp, ZeRO                where weights lie         data/
+dp, ZeRO                where weights lie         data_parallel/
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gangline.parallel.micro import count_on_host, count_tokens, frame_of
 from gangline.parallel.score import check_share, evaluated, in_global_order
 from gangline.runtime import Runtime, ShardedParam, StepResult
 from gangline.shard import Registry, Shard
-from gangline_parallel_megatron_style.chunk import Chunk, Segment
 from gangline_parallel_megatron_style.components import Components
-from gangline_parallel_megatron_style.data import norm
+from gangline_parallel_megatron_style.data_parallel import norm
 from gangline_parallel_megatron_style.pipeline import record
-from gangline_parallel_megatron_style.pipeline.stage import Stage
+from gangline_parallel_megatron_style.pipeline.rank_stages import Stage
+from gangline_parallel_megatron_style.pipeline.stage import Chunk, Segment
 from gangline_parallel_megatron_style.pipeline.weight_gradients import is_open
 
 

@@ -14,8 +14,8 @@ from gangline.model.recall import Recall
 from gangline.model.seams import call_at
 from gangline.plan import Plan, matches, names
 from gangline_parallel_megatron_style.context.cut import Order
-from gangline_parallel_megatron_style.context.known import beyond_ring
 from gangline_parallel_megatron_style.context.ring import RingAttention
+from gangline_parallel_megatron_style.context.supported import beyond_ring
 from gangline_parallel_megatron_style.context.ulysses import UlyssesAttention
 
 Method = Literal["ring", "ulysses"]

@@ -23,8 +23,8 @@ from gangline.model.attention import PLAIN
 from gangline.model.calls import AttentionCall
 from gangline.model.recall import Recall
 from gangline_parallel_megatron_style.context.blocks import kernel_for
-from gangline_parallel_megatron_style.context.known import beyond_ring
-from gangline_parallel_megatron_style.context.sight import Block, Sight, block_of
+from gangline_parallel_megatron_style.context.supported import beyond_ring
+from gangline_parallel_megatron_style.context.visibility import Block, Sight, block_of
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from gangline.model.calls import AttentionCall
 from gangline.model.seams import calls
 from gangline.model.tree import Node, parameter_shapes
 from gangline.plan import Fold, Plan, matches
-from gangline_parallel_megatron_style.context.known import beyond_ring
+from gangline_parallel_megatron_style.context.supported import beyond_ring
 from gangline_parallel_megatron_style.layout.factor import divisors
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gangline.model.seams import calls
-from gangline_parallel_megatron_style.layout import timing
-from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.cost import timing
+from gangline_parallel_megatron_style.cost.case import Case
 
 
 def notices(case: Case) -> list[str]:

@@ -9,7 +9,7 @@ from itertools import accumulate
 def balanced(blocks: Sequence[float], stages: int, first: float = 0, last: float = 0) -> list[int]:
     """Blocks of each stage, in order, at least one each: exactly the least possible time of the slowest stage.
 
-    blocks  what each block costs, in any one unit: computed (`layout.cost`) or measured
+    blocks  what each block costs, in any one unit: computed (`cost.timing`) or measured
     first   what the first stage does besides (the embedding)
     last    what the last stage does besides (the head and the loss)
 

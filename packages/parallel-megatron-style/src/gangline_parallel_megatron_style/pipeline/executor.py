@@ -23,9 +23,9 @@ from gangline_parallel_megatron_style.pipeline.program import (
     message_of,
     programs,
 )
+from gangline_parallel_megatron_style.pipeline.rank_stages import Stage
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, forward_only, make_schedule
 from gangline_parallel_megatron_style.pipeline.simulate import Span
-from gangline_parallel_megatron_style.pipeline.stage import Stage
 from gangline_parallel_megatron_style.pipeline.turns import Turns
 
 AHEAD = 4  # messages that a rank may have under way to another one in an evaluation

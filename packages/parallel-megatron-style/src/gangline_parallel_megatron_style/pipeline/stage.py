@@ -1,38 +1,84 @@
-"""What the executor of a pipeline asks of the part of the model that lies on its rank."""
+"""One chunk of the model on this rank: the modules it runs, in order, and what happens around each of them.
+
+    embed?  block  block ...  head?        each with the units whose weights it reads
+
+Before a module its units are gathered (and the next ones ahead of it); when the backward pass is through with it, its
+gradients are on their way. The way back is noticed by an identity in front of each module: its backward runs when all
+that the module's own backward does is done, for autograd takes what was made last first.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradients
+from gangline.batch import Batch
 
 
-class Stage(ABC):
-    """All the chunks of one rank. A hidden state is whatever shape `empty` gives, (B, t, D) in a decoder."""
+@dataclass(frozen=True)
+class Segment:
+    """A module of the chunk. kind: "embed" (batch) -> hidden, "block" and "head" (hidden, batch) -> hidden or loss.
 
-    def __init__(self) -> None:
-        self.put_off = WeightGradients()
+    units    whose weights it reads
+    reduces  whose gradients are complete when its backward pass is done
+    """
 
-    @abstractmethod
-    def forward(self, chunk: int, micro: int, hidden: Tensor | None) -> Tensor:
-        """The hidden state that goes to the next stage, or, on the last one, the loss (0-d).
+    kind: str
+    module: nn.Module
+    units: tuple[str, ...]
+    reduces: tuple[str, ...]
 
-        `hidden` is None on the first stage. It is a leaf that nobody else reads, and must not be changed in place.
-        """
 
-    @abstractmethod
-    def backward(self, chunk: int, micro: int, output: Tensor, grad: Tensor | None) -> None:
-        """Run autograd from `output`, which `forward` gave; without `grad` it is the loss.
+class _Passing(torch.autograd.Function):
+    """hidden -> hidden; `passed()` is called when the gradient comes by."""
 
-        In action I `put_off` is open, and what the layers hand to `later` waits for `weights`.
-        """
+    @staticmethod
+    def forward(ctx, hidden: Tensor, passed: Callable[[], None]) -> Tensor:
+        ctx.passed = passed
+        return hidden.view_as(hidden)
 
-    @abstractmethod
-    def empty(self, micro: int) -> Tensor:
-        """Contiguous memory into which a hidden state of this micro-batch, or its gradient, can be received."""
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        ctx.passed()
+        return grad, None
 
-    def weights(self, chunk: int, micro: int) -> None:
-        """What `backward` put off."""
-        self.put_off.run(chunk, micro)
+
+def passing(hidden: Tensor, passed: Callable[[], None]) -> Tensor:
+    """`hidden`, with a call when its gradient comes by."""
+    return _Passing.apply(hidden, passed) if hidden.requires_grad else hidden
+
+
+class Chunk:
+    """Runs its segments. `before(segment, backward)` and `after(segment, backward)` are called around each of them."""
+
+    def __init__(
+        self, segments: list[Segment], before: Callable[[Segment, bool], None], after: Callable[[Segment, bool], None]
+    ) -> None:
+        self.segments, self.before, self.after = segments, before, after
+        self._unnoticed: dict[int, list[Segment]] = {}  # by micro-batch: segments whose way back nobody comes by
+
+    def forward(self, micro: int, hidden: Tensor | None, batch: Batch) -> Tensor:
+        """The hidden state behind the last segment, or the loss."""
+        unnoticed = []
+        for segment in self.segments:
+            if hidden is None or not hidden.requires_grad:
+                unnoticed.append(segment)  # the embedding, and what stands behind one that is not trained
+            else:
+                hidden = passing(hidden, partial(self.after, segment, True))
+            self.before(segment, False)
+            hidden = segment.module(batch) if hidden is None else segment.module(hidden, batch)
+            self.after(segment, False)
+            hidden = passing(hidden, partial(self.before, segment, True))
+        assert hidden is not None
+        if torch.is_grad_enabled():
+            self._unnoticed[micro] = unnoticed
+        return hidden
+
+    def backward_ends(self, micro: int) -> None:
+        """The backward pass of this chunk and micro-batch is done."""
+        for segment in reversed(self._unnoticed.pop(micro)):
+            self.after(segment, True)

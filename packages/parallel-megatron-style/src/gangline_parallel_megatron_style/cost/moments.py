@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from gangline_parallel_megatron_style.layout import activations, memory
-from gangline_parallel_megatron_style.layout.activations import Rates
-from gangline_parallel_megatron_style.layout.case import Case
-from gangline_parallel_megatron_style.layout.parameters import Array
+from gangline_parallel_megatron_style.cost import activations, memory
+from gangline_parallel_megatron_style.cost.activations import Rates
+from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.cost.parameters import Array
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 
 Place = int | str  # the number of a block, or "embed" or "head"

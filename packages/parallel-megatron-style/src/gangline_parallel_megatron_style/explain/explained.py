@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline_parallel_megatron_style.config import Composed
-from gangline_parallel_megatron_style.layout import check, moments, timing, traffic
-from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.cost import moments, timing, traffic
+from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.layout import check
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
-    from gangline_parallel_megatron_style.layout.traffic import Sent
+    from gangline_parallel_megatron_style.cost.links import Sent
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def case_of(run: Run) -> Case:
 
 
 def of_case(case: Case, gpu: bool = True) -> Explained:
-    """The numbers of a case; `gpu` as in `layout.activations.Rates`."""
+    """The numbers of a case; `gpu` as in `cost.activations.Rates`."""
     schedule, stages = timing.schedule_of(case), []
     for rank in range(case.pp):
         numbers = sum(array.size for array in case.held(rank))

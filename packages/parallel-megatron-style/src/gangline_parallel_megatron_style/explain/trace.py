@@ -29,8 +29,8 @@ from gangline.model.calls import AttentionCall
 from gangline.model.norm import RMSNorm
 from gangline.plan import matches
 from gangline.train.finish import finisher
-from gangline_parallel_megatron_style.data.flat import Flat
-from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.data_parallel.param_buffer import Flat
 from gangline_parallel_megatron_style.runtime import ComposedRuntime
 
 if TYPE_CHECKING:

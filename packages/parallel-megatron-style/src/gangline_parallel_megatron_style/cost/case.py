@@ -13,11 +13,11 @@ from gangline.model.tree import Here, Node, by_path, nodes, parameter_shapes
 from gangline.optimizer.config import Muon
 from gangline.plan import Plan
 from gangline.precision.config import Fp32, Fp64
-from gangline_parallel_megatron_style.arrays import active_fold
-from gangline_parallel_megatron_style.layout.parameters import Array, arrays_of
+from gangline_parallel_megatron_style.cost.parameters import Array, arrays_of
 from gangline_parallel_megatron_style.layout.stages import balanced
 from gangline_parallel_megatron_style.pipeline.actions import stage_of
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
+from gangline_parallel_megatron_style.sharding.arrays import active_fold
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

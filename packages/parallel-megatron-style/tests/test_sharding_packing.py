@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline_parallel_megatron_style.data import packing as module
-from gangline_parallel_megatron_style.data.packing import Rows, pack
+from gangline_parallel_megatron_style.sharding import packing as module
+from gangline_parallel_megatron_style.sharding.packing import Rows, pack
 
 counts, widths = st.integers(1, 40), st.sampled_from([1, 3, 4, 7, 8, 12, 16, 64])
 units = st.lists(st.tuples(counts, widths), min_size=1, max_size=8).map(

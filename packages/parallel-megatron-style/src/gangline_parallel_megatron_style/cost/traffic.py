@@ -8,33 +8,16 @@ collectives, or for a pipeline messages.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd
 
 from gangline.config.schema import Recompute
 from gangline.model.tree import AttentionNode, WrapNode, nodes
-from gangline_parallel_megatron_style.arrays import SHARD_AXES, active_fold
-from gangline_parallel_megatron_style.layout import memory
-from gangline_parallel_megatron_style.layout.case import WIRE, Case
-from gangline_parallel_megatron_style.layout.links import BESIDE
-from gangline_parallel_megatron_style.layout.parameters import Array, Unit, replica_axes
-
-
-@dataclass(frozen=True)
-class Sent:
-    """What one rank does along one axis (or several together) in a step, for one purpose.
-
-    axes: those of the mesh; or the name of a fold; or `links.BESIDE` and that: the ranks with the same part of it.
-    """
-
-    axes: tuple[str, ...]
-    purpose: str
-    calls: int
-    bytes: int
-    among: int | None = None  # of a fold: so many neighbours, beyond whom nothing goes
-
-    def __add__(self, other: Sent) -> Sent:
-        return replace(self, calls=self.calls + other.calls, bytes=self.bytes + other.bytes)
+from gangline_parallel_megatron_style.cost import memory
+from gangline_parallel_megatron_style.cost.case import WIRE, Case
+from gangline_parallel_megatron_style.cost.links import BESIDE, Sent
+from gangline_parallel_megatron_style.cost.parameters import Array, Unit, replica_axes
+from gangline_parallel_megatron_style.sharding.arrays import SHARD_AXES, active_fold
 
 
 def of_rank(case: Case, rank: int) -> list[Sent]:

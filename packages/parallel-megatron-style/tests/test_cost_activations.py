@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_layout_traffic import micro_batch
+from test_cost_traffic import micro_batch
 from torch import Tensor, nn
 
 from gangline import plugins
@@ -19,9 +19,9 @@ from gangline.model.build import construct
 from gangline.model.shapes import DecoderConfig
 from gangline.train.finish import finisher
 from gangline_parallel_megatron_style.config import Pp, Tp
-from gangline_parallel_megatron_style.layout import activations, moments, timing
-from gangline_parallel_megatron_style.layout.activations import Rates
-from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.cost import activations, moments, timing
+from gangline_parallel_megatron_style.cost.activations import Rates
+from gangline_parallel_megatron_style.cost.case import Case
 
 MODEL = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, hidden=48)
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

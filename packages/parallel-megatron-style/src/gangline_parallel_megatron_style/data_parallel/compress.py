@@ -20,8 +20,8 @@ from gangline.comm import Comm, Pending
 from gangline.comm.base import Reduction
 from gangline.comm.ordered import Later, sum_rows
 from gangline.comm.wrap import Wrapped
-from gangline_parallel_megatron_style.data.codec import Codec
-from gangline_parallel_megatron_style.data.sums import Sums
+from gangline_parallel_megatron_style.data_parallel.codec import Codec
+from gangline_parallel_megatron_style.data_parallel.grad_reducer import Sums
 
 
 @dataclass

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gangline.mesh import Mesh
 from gangline.plan import Cut, Fold, Plan
-from gangline_parallel_megatron_style.arrays import TIED, Given, lay_out
+from gangline_parallel_megatron_style.sharding.arrays import TIED, Given, lay_out
 
 D, V, F, HEADS, KEYS, E = 8, 11, 12, 4, 2, 4
 LAYERS = 3

@@ -17,8 +17,8 @@ from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.testing.inputs import whole_sequences
 from gangline.train.finish import finisher
-from gangline_parallel_megatron_style.layout import traffic
-from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.cost import traffic
+from gangline_parallel_megatron_style.cost.case import Case
 
 TINY = (
     "model.layers=2 model.dim=32 model.heads=4 model.hidden=48 model.vocab_size=37 "

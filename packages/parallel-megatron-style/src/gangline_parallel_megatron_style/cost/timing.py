@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from gangline.config.schema import Recompute
 from gangline.model.flops import computes_frozen
 from gangline.model.tree import Node, nodes
-from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.costs import Costs
 from gangline_parallel_megatron_style.pipeline.schedules import make_schedule

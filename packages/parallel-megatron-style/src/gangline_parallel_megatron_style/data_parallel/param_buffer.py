@@ -21,9 +21,9 @@ from gangline.comm import Pending
 from gangline.precision import Precision
 from gangline.runtime import ParamShard
 from gangline.shard import Registry, Shard
-from gangline_parallel_megatron_style.arrays import Buffer
-from gangline_parallel_megatron_style.data.codec import Codec
-from gangline_parallel_megatron_style.data.sums import Sums
+from gangline_parallel_megatron_style.data_parallel.codec import Codec
+from gangline_parallel_megatron_style.data_parallel.grad_reducer import Sums
+from gangline_parallel_megatron_style.sharding.arrays import Buffer
 
 
 @dataclass(frozen=True)

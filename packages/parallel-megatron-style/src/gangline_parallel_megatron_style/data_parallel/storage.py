@@ -14,11 +14,11 @@ from gangline.parallel.storage import dtype_name
 from gangline.plan import Fold, Plan
 from gangline.runtime import ShardedParam
 from gangline.shard import Registry, Shard
-from gangline_parallel_megatron_style.arrays import SHARD_AXES, TIED, Arrays, Given, Group, active_fold
-from gangline_parallel_megatron_style.data import errors
-from gangline_parallel_megatron_style.data.compress import Switch, compressed
-from gangline_parallel_megatron_style.data.flat import Choices, Flat
-from gangline_parallel_megatron_style.data.sums import Sums
+from gangline_parallel_megatron_style.data_parallel import error_feedback
+from gangline_parallel_megatron_style.data_parallel.compress import Switch, compressed
+from gangline_parallel_megatron_style.data_parallel.grad_reducer import Sums
+from gangline_parallel_megatron_style.data_parallel.param_buffer import Choices, Flat
+from gangline_parallel_megatron_style.sharding.arrays import SHARD_AXES, TIED, Arrays, Given, Group, active_fold
 
 
 def describe(model: nn.Module, plan: Plan) -> Given:
@@ -163,10 +163,10 @@ class Storage:
         choices = self.choices
         if choices.codec is None:
             return Registry(self.mesh), []
-        registry = errors.registry_of(
+        registry = error_feedback.registry_of(
             self.arrays, self.plan, self.mesh, choices.zero, choices.codec, dtype_name(choices.wire)
         )
-        return registry, list(errors.shards_of(self.units, registry, self.rank))
+        return registry, list(error_feedback.shards_of(self.units, registry, self.rank))
 
     def parameters(self) -> list[ShardedParam]:
         return [

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gangline_parallel_megatron_style.layout.case import Case
-from gangline_parallel_megatron_style.layout.parameters import Array, Unit
+from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.cost.parameters import Array, Unit
 
 
 def state(case: Case, rank: int) -> Counter[str]:

@@ -17,10 +17,10 @@ from gangline.testing import rank
 from gangline.testing.inputs import share
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.config import ThreeD
-from gangline_parallel_megatron_style.layout.activations import Rates
-from gangline_parallel_megatron_style.layout.case import Case
-from gangline_parallel_megatron_style.layout.memory import state
-from gangline_parallel_megatron_style.layout.moments import moments
+from gangline_parallel_megatron_style.cost.activations import Rates
+from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.cost.memory import state
+from gangline_parallel_megatron_style.cost.moments import moments
 from gangline_parallel_megatron_style.runtime import ComposedRuntime
 
 MODEL = DecoderConfig(vocab_size=64, dim=64, layers=6, heads=4, hidden=192)

@@ -14,10 +14,10 @@ from gangline.model.shapes import DecoderConfig
 from gangline.model.tree import Here, Node, NormNode, Shape, Travel
 from gangline.plan import Cut, Fold
 from gangline_parallel_megatron_style.config import ThreeD
-from gangline_parallel_megatron_style.layout import activations, memory, timing, traffic
-from gangline_parallel_megatron_style.layout.activations import Rates
-from gangline_parallel_megatron_style.layout.case import Case
-from gangline_parallel_megatron_style.layout.links import BESIDE, links
+from gangline_parallel_megatron_style.cost import activations, memory, timing, traffic
+from gangline_parallel_megatron_style.cost.activations import Rates
+from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.cost.links import BESIDE, links
 from gangline_parallel_megatron_style.layout.topology import Topology
 
 MODEL = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, hidden=48)

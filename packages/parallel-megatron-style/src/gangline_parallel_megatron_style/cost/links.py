@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from gangline.plan import Fold
-from gangline_parallel_megatron_style.arrays import active_fold
-from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.layout.topology import Tier
-
-if TYPE_CHECKING:
-    from gangline_parallel_megatron_style.layout.traffic import Sent
+from gangline_parallel_megatron_style.sharding.arrays import active_fold
 
 BESIDE = "beside "  # and the name of a fold: the ranks that hold the same part of it
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What one rank does along one axis (or several together) in a step, for one purpose.
+
+    axes: those of the mesh; or the name of a fold; or `BESIDE` and that: the ranks with the same part of it.
+    """
+
+    axes: tuple[str, ...]
+    purpose: str
+    calls: int
+    bytes: int
+    among: int | None = None  # of a fold: so many neighbours, beyond whom nothing goes
+
+    def __add__(self, other: Sent) -> Sent:
+        return replace(self, calls=self.calls + other.calls, bytes=self.bytes + other.bytes)
 
 
 def links(case: Case, sent: Sent) -> Tier:

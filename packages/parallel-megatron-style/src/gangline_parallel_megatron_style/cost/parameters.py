@@ -8,7 +8,7 @@ from math import prod
 
 from gangline.mesh import Mesh
 from gangline.plan import Fold, Plan, matches
-from gangline_parallel_megatron_style.arrays import SHARD_AXES, active_fold
+from gangline_parallel_megatron_style.sharding.arrays import SHARD_AXES, active_fold
 
 
 @dataclass(frozen=True)

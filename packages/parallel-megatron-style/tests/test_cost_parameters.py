@@ -16,14 +16,14 @@ from gangline.model.build import construct
 from gangline.model.compose import compose_model
 from gangline.model.shapes import DecoderConfig
 from gangline.plan import Cut, Fold
-from gangline_parallel_megatron_style.arrays import Given, lay_out
 from gangline_parallel_megatron_style.config import ThreeD
-from gangline_parallel_megatron_style.layout.activations import Rates
-from gangline_parallel_megatron_style.layout.case import Case
-from gangline_parallel_megatron_style.layout.memory import state
-from gangline_parallel_megatron_style.layout.moments import moments
-from gangline_parallel_megatron_style.layout.parameters import arrays_of
+from gangline_parallel_megatron_style.cost.activations import Rates
+from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.cost.memory import state
+from gangline_parallel_megatron_style.cost.moments import moments
+from gangline_parallel_megatron_style.cost.parameters import arrays_of
 from gangline_parallel_megatron_style.pipeline.actions import place_of
+from gangline_parallel_megatron_style.sharding.arrays import Given, lay_out
 
 MODEL = DecoderConfig(vocab_size=37, dim=32, layers=5, heads=4, kv_heads=2, hidden=48)
 

@@ -15,7 +15,7 @@ from math import gcd
 from gangline.config.schema import Recompute
 from gangline.model.tree import AttentionNode, FeedForwardNode, Here, LinearNode, Node, NormNode, WrapNode, children
 from gangline.plan import Plan
-from gangline_parallel_megatron_style.layout.case import Case
+from gangline_parallel_megatron_style.cost.case import Case
 
 CHUNK = 1 << 25  # elements of logits that the loss has in float32 at a time (gangline.model.loss)
 

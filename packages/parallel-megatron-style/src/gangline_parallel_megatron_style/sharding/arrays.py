@@ -15,7 +15,7 @@ from math import prod
 from gangline.mesh import Mesh
 from gangline.plan import Cut, Fold, Plan, matches
 from gangline.shard import Division, Layout, Registry
-from gangline_parallel_megatron_style.data.packing import Packing, Rows, pack
+from gangline_parallel_megatron_style.sharding.packing import Packing, Rows, pack
 
 SHARD_AXES = ("dp_shard", "cp")  # the optimizer state of what all data ranks hold is cut over these
 EMBED, HEAD, TIED = "embed", "head", "tied"  # units beside the blocks

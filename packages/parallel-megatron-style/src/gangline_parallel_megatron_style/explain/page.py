@@ -7,13 +7,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from gangline.mesh import AXES, DATA_AXES
-from gangline_parallel_megatron_style.explain import Explained, Stage
-from gangline_parallel_megatron_style.layout.case import Case
-from gangline_parallel_megatron_style.layout.links import links
+from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.cost.links import links
+from gangline_parallel_megatron_style.explain.explained import Explained, Stage
 from gangline_parallel_megatron_style.layout.notices import notices
 
 if TYPE_CHECKING:
-    from gangline_parallel_megatron_style.trace import Traced
+    from gangline_parallel_megatron_style.explain.trace import Traced
 
 GB = 1e9
 KINDS = (

@@ -10,10 +10,10 @@ from torch import Tensor
 from gangline.mesh import Mesh
 from gangline.plan import Plan
 from gangline.shard import Division, Layout, Registry, Shard
-from gangline_parallel_megatron_style.arrays import SHARD_AXES, Arrays, Group, active_fold
-from gangline_parallel_megatron_style.data.codec import Codec
-from gangline_parallel_megatron_style.data.compress import Compressed, row_of
-from gangline_parallel_megatron_style.data.flat import Flat
+from gangline_parallel_megatron_style.data_parallel.codec import Codec
+from gangline_parallel_megatron_style.data_parallel.compress import Compressed, row_of
+from gangline_parallel_megatron_style.data_parallel.param_buffer import Flat
+from gangline_parallel_megatron_style.sharding.arrays import SHARD_AXES, Arrays, Group, active_fold
 
 
 def name_of(mesh: Mesh, pp: int, unit: str, index: int, error: str) -> str:

@@ -1,0 +1,38 @@
+"""What the executor of a pipeline asks of the part of the model that lies on its rank."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradients
+
+
+class Stage(ABC):
+    """All the chunks of one rank. A hidden state is whatever shape `empty` gives, (B, t, D) in a decoder."""
+
+    def __init__(self) -> None:
+        self.put_off = WeightGradients()
+
+    @abstractmethod
+    def forward(self, chunk: int, micro: int, hidden: Tensor | None) -> Tensor:
+        """The hidden state that goes to the next stage, or, on the last one, the loss (0-d).
+
+        `hidden` is None on the first stage. It is a leaf that nobody else reads, and must not be changed in place.
+        """
+
+    @abstractmethod
+    def backward(self, chunk: int, micro: int, output: Tensor, grad: Tensor | None) -> None:
+        """Run autograd from `output`, which `forward` gave; without `grad` it is the loss.
+
+        In action I `put_off` is open, and what the layers hand to `later` waits for `weights`.
+        """
+
+    @abstractmethod
+    def empty(self, micro: int) -> Tensor:
+        """Contiguous memory into which a hidden state of this micro-batch, or its gradient, can be received."""
+
+    def weights(self, chunk: int, micro: int) -> None:
+        """What `backward` put off."""
+        self.put_off.run(chunk, micro)

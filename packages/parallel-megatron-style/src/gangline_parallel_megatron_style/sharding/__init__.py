@@ -1,0 +1,1 @@
+"""Which rank holds which box of which array. Torch-free."""
