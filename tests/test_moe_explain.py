@@ -48,7 +48,7 @@ DIM, HIDDEN, EXPERTS, B, T = 32, 48, 8, 2, 16
 def kept(node: MoeNode, precision: str, ep: int) -> int:
     """Bytes that live behind a layer's forward pass on a rank and did not before, its output left out."""
     layer = construct(node)
-    plan = Plan("embed", "blocks", "head", 1, full=("router",))
+    plan = Plan("embed", "blocks", "head", 1, master_dtype=("router",))
     layer.experts.to(DTYPES[precision])
     if layer.shared is not None:
         layer.shared.to(DTYPES[precision])

@@ -32,7 +32,7 @@ def test_experts_are_multiplied_in_float8():
     for name in ("plain", "float8"):
         module = layer()
         if name == "float8":
-            set_products(module, Plan("e", "b", "h", 1, full=("router",)), build(run.precision, run))
+            set_products(module, Plan("e", "b", "h", 1, master_dtype=("router",)), build(run.precision, run))
             assert isinstance(module.experts.w_up.products, PrecisionProducts)
         given = x.clone().requires_grad_()
         y = module(given)

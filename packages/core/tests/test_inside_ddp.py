@@ -111,7 +111,7 @@ PLAN = Plan(
     cuts=(Cut("blocks.*.part.weight", 0, "parts"),),
     inits=(Init("*", "normal", 0.3),),
     folds=(Fold("parts", 2, ("dp_replicate", "tp")),),
-    full=("blocks.*.gate",),
+    master_dtype=("blocks.*.gate",),
 )
 
 

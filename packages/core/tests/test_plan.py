@@ -200,7 +200,7 @@ def widen(tree, plan, options):
     for path in options.at:
         if path.endswith("feed_forward"):
             tree = replaced(tree, path, FeedForwardNode(dim=plan.facts["dim"], hidden=options.hidden))
-    return tree, plan.extended(full=(type(options).__name__,)), list(options.at)
+    return tree, plan.extended(master_dtype=(type(options).__name__,)), list(options.at)
 
 
 class TestEdits:
@@ -227,7 +227,7 @@ class TestEdits:
         }
         tree, plan = compose_model(run)
         assert [block.feed_forward.hidden for block in tree.blocks][:3] == [8, 9, run.model.hidden]
-        assert plan.full == ("Widen", "Other")  # `other` came first: in order of the groups' names
+        assert plan.master_dtype == ("Widen", "Other")  # `other` came first: in order of the groups' names
 
     def test_an_edit_may_claim_what_lies_in_its_own(self, run):
         run.edits = {"wide": Widen(at=("blocks.0.feed_forward", "blocks.0"))}

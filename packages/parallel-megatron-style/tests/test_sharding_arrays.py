@@ -28,7 +28,7 @@ PLAN = Plan(
         Cut("blocks.*.lanes", 0, "lane"),
         Cut("head.weight", 0),
     ),
-    partial=("blocks.*.q_norm",),
+    partial_grad=("blocks.*.q_norm",),
 )
 BLOCK = {
     "norm": (D,),

@@ -380,7 +380,7 @@ def test_a_pattern_of_a_module_covers_what_an_edit_adds_inside(whole):
 
 
 def test_a_product_that_is_not_cut_stays_whole():
-    model, _ = applied(Case(), cuts=(Cut.colwise("blocks.*.attention.wq"),), full=("blocks.*.attention.wk",))
+    model, _ = applied(Case(), cuts=(Cut.colwise("blocks.*.attention.wq"),), master_dtype=("blocks.*.attention.wk",))
     attention = model.blocks[0].attention
     assert isinstance(attention.wq.product.__self__, Region)
     assert isinstance(attention.wv.product.__self__, Plain)
@@ -398,7 +398,7 @@ def test_products_of_one_module_share_a_region():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cuts": (Cut.colwise("blocks.*.attention.wq"),), "full": ("blocks.*.attention.wq",)}, "master dtype"),
+        ({"cuts": (Cut.colwise("blocks.*.attention.wq"),), "master_dtype": ("blocks.*.attention.wq",)}, "master dtype"),
         ({"cuts": (Cut("embed.weight", 1),)}, "rows of its weight"),
         ({"cuts": (Cut("head.norm.weight", 0),)}, "no module around it has `bind"),
         ({"cuts": (Cut("head.weight", 0),), "seams": ()}, "no module around it has `bind"),

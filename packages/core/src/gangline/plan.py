@@ -180,8 +180,8 @@ class Plan:
     tied: tuple[tuple[str, str], ...] = ()  # (alias, the name it is kept under)
     seams: tuple[Seam, ...] = ()
     folds: tuple[Fold, ...] = ()
-    full: tuple[str, ...] = ()  # modules whose parameters are always computed in the master dtype (a router)
-    partial: tuple[str, ...] = ()  # whole, but used on what `tp` cut (a norm over a head): tp adds its gradients
+    master_dtype: tuple[str, ...] = ()  # modules whose parameters are always computed in the master dtype (a router)
+    partial_grad: tuple[str, ...] = ()  # whole, but used on what `tp` cut (a norm over a head): tp adds its gradients
     frozen: tuple[str, ...] = ()  # what is not trained: kept and saved, with neither gradient nor moments
     trained: tuple[str, ...] = ()  # what is trained inside of that; of all that match the most specific pattern decides
     facts: dict[str, int] = field(default_factory=dict)  # sizes a layout must divide: heads, kv_heads, vocab_size, ...

@@ -89,7 +89,7 @@ def planned(plan: Plan, chosen: list[str], left: set[str], options: MoeOptions, 
         if options.router.step_loss:
             inits.append(Init(f"{place}.router.share", "constant", 1 / options.experts))
         names = others_names(place, options, qk_norm)
-        plan = plan.extended(inits=tuple(inits), cuts=tuple(cuts), names=names, full=(f"{place}.router",))
+        plan = plan.extended(inits=tuple(inits), cuts=tuple(cuts), names=names, master_dtype=(f"{place}.router",))
     return plan.extended(folds=(Fold(FOLD, options.ep or 1, tuple(options.ep_out_of)),))
 
 

@@ -117,7 +117,7 @@ def plan_of(config: DecoderConfig, tree: DecoderNode) -> Plan:
         names=NAMES + (QK_NAMES if qk else ()) + (SINK_NAMES if config.sinks else ()),
         tied=tuple(tree.ties().items()),
         seams=(Seam("attention", "blocks.*.attention"), Seam("loss", "head")),
-        partial=("blocks.*.attention.q_norm", "blocks.*.attention.k_norm") if qk else (),
+        partial_grad=("blocks.*.attention.q_norm", "blocks.*.attention.k_norm") if qk else (),
         facts={
             "layers": config.layers,
             "dim": config.dim,

@@ -23,7 +23,7 @@ class Here:
     tokens  of the hidden state that a block is given on this rank
     inner   the same between products that tp cuts, where a rank may see more of them (sequence parallelism)
     nbytes  bytes of a number in an activation
-    wide    bytes of a number that is computed in the dtype of the masters (`Plan.full`)
+    wide    bytes of a number that is computed in the dtype of the masters (`Plan.master_dtype`)
     ranks   how many ranks an axis or a fold has, by its name; see `size`
     """
 

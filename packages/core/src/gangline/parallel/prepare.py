@@ -15,7 +15,7 @@ from gangline.precision import Precision
 
 
 def set_products(model: nn.Module, plan: Plan, precision: Precision) -> None:
-    """Let every `Linear` multiply as the precision says; those in `plan.full` in the dtype of their weights.
+    """Let every `Linear` multiply as the precision says; those in `plan.master_dtype` in the dtype of their weights.
 
     Any other module that multiplies is told the precision, where it has `multiply_by(precision)`. Raises UserError for
     a `product` that is not core's.
@@ -23,7 +23,7 @@ def set_products(model: nn.Module, plan: Plan, precision: Precision) -> None:
     for path, module in model.named_modules():
         if isinstance(module, Linear):
             refuse_own(module, path, "product", F.linear)
-            full = any(matches(pattern, path) for pattern in plan.full)
+            full = any(matches(pattern, path) for pattern in plan.master_dtype)
             module.product = full_product if full else precision.linear
         elif hasattr(module, "multiply_by"):
             module.multiply_by(precision)

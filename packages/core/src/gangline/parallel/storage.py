@@ -46,7 +46,7 @@ class Storage:
             parameter = given.get(owner, parameter)
             name = names.setdefault(id(parameter), owner)
             if name not in self.used:
-                self._materialise(name, parameter, full=any(matches(pattern, name) for pattern in plan.full))
+                self._materialise(name, parameter, full=any(matches(pattern, name) for pattern in plan.master_dtype))
             path, _, attribute = alias.rpartition(".")
             setattr(model.get_submodule(path), attribute, self.used[name])
 

@@ -94,7 +94,7 @@ def arrays_of(
                 shards=mesh.size(*fold.out_of) // fold.size if fold else mesh.size(*SHARD_AXES),
                 copies=mesh.size(*replica_axes(fold)),
                 fold=fold.name if fold else None,
-                full=any(matches(pattern, name) for pattern in plan.full),
+                full=any(matches(pattern, name) for pattern in plan.master_dtype),
                 trained=not plan.is_frozen(name),
                 sums=summed_over(plan, mesh, name, shape, sequence_parallel),
             )
@@ -137,5 +137,5 @@ def summed_over(plan: Plan, mesh: Mesh, name: str, shape: tuple[int, ...], seque
     if cut is not None:
         units = -(-shape[cut.dim] // cut.unit)
         return tp // units if units < tp and tp % units == 0 else 1
-    partial = any(matches(pattern, name) for pattern in plan.partial)
+    partial = any(matches(pattern, name) for pattern in plan.partial_grad)
     return tp if sequence_parallel or partial else 1

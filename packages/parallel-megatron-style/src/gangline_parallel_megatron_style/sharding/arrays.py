@@ -87,7 +87,7 @@ def lay_out(
     shared = mesh.size("tp") > 1 and sequence_parallel
     grouped: dict[tuple[str, Group], list[str]] = {}
     for name, unit in units.items():
-        full = any(matches(pattern, name) for pattern in plan.full)
+        full = any(matches(pattern, name) for pattern in plan.master_dtype)
         group = Group(placed[name].fold, full, name not in given.frozen)
         grouped.setdefault((unit, group), []).append(name)
     layouts: dict[str, Layout] = {}
@@ -205,7 +205,7 @@ def _sums(name: str, placed: _Placed, plan: Plan, mesh: Mesh, shared: bool) -> i
         return 0
     if any(division.axes == ("tp",) for division in placed.divisions):
         return placed.neighbours if placed.neighbours > 1 else 0
-    return tp if shared or any(matches(pattern, name) for pattern in plan.partial) else 0
+    return tp if shared or any(matches(pattern, name) for pattern in plan.partial_grad) else 0
 
 
 def shards(group: Group, plan: Plan, mesh: Mesh, zero: int) -> tuple[tuple[str, ...], int, int]:

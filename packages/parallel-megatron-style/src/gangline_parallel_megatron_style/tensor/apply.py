@@ -91,7 +91,7 @@ class _Cutter:
     def _product(self, path: str, linear: Linear) -> None:
         refuse_own(linear, path, "product", F.linear)
         dim = self.cuts.get(path, {}).get("weight")
-        full = any(matches(pattern, path) for pattern in self.plan.full)
+        full = any(matches(pattern, path) for pattern in self.plan.master_dtype)
         if dim is None:
             linear.product = full_product if full else self.setting.precision.linear
         elif full:

@@ -88,7 +88,7 @@ class Axes:
         self.part(name, whole).copy_(gradient)
         if self.tp.size > 1:
             self.tp.all_reduce(whole)
-            if name not in self.dims and not any(matches(pattern, name) for pattern in self.plan.partial):
+            if name not in self.dims and not any(matches(pattern, name) for pattern in self.plan.partial_grad):
                 whole /= self.tp.size
         return self.beside.all_reduce(whole) if self.beside.size > 1 else whole  # type: ignore[return-value]
 

@@ -103,7 +103,7 @@ class RowsRuntime(Runtime):
     def _materialise(self, model: nn.Module) -> None:
         self.weights: dict[str, nn.Parameter] = {}
         for name, aliases in self.used.items():
-            full = any(matches(pattern, name) for pattern in self.plan.full)
+            full = any(matches(pattern, name) for pattern in self.plan.master_dtype)
             dtype = self.precision.param_dtype if full else self.precision.compute_dtype
             part = self.parts[name]
             own = self.axes.part(name, torch.empty(part.place.shape, dtype=dtype))
