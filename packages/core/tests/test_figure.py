@@ -8,19 +8,19 @@ import re
 import pytest
 from PIL import Image
 
-from gangline.figure import GAP, INK, PALETTE, Figure, Frame, diverging, number_ticks, room_left
+from gangline.figure import GAP, INK, PALETTE, Figure, PlotArea, diverging, number_ticks, room_left
 from gangline.testing import readable
 
 
 def drawn(title: str = "A run, steps 1 to 20", rows: int = 40) -> Figure:
     ticks = [((row + 0.5) / rows, f"layer {row}") for row in range(rows)]
     figure = Figure(title, "what it shows\nand how", 480)
-    frame = Frame(GAP + room_left(ticks), figure.bottom, 330, 200)
+    frame = PlotArea(GAP + room_left(ticks), figure.bottom, 330, 200)
     figure.rect(frame.left, frame.top, 100, 50, PALETTE[0], "a <tip> & more")
     figure.axis_left(frame, "layer", ticks)
     figure.axis_below(frame, "seconds (s)", number_ticks(1234, 20))
     figure.legend(frame.left, figure.bottom + GAP, [(fill, f"number {fill}") for fill in PALETTE])
-    figure.colour_bar(Frame(frame.left, figure.bottom + GAP, 200, 12), "share", [(0, "0"), (1, "1")], diverging)
+    figure.colour_bar(PlotArea(frame.left, figure.bottom + GAP, 200, 12), "share", [(0, "0"), (1, "1")], diverging)
     return figure
 
 

@@ -22,7 +22,7 @@ from gangline.optimizer.config import Adamw
 from gangline.parallel.config import Ddp, Single
 from gangline.parallel.ddp import build as build_ddp
 from gangline.parallel.single import build as build_single
-from gangline.parallel.storage import Storage
+from gangline.parallel.storage import WholeStorage
 from gangline.precision import Precision
 from gangline.precision.config import PARTS, Fp16
 from gangline.precision.fp16 import ScaledFp16
@@ -205,7 +205,7 @@ def test_weights_that_exist_are_kept():
     model.head.weight = model.embed.weight
     torch.nn.init.normal_(model.embed.weight)
     values = model.embed.weight.detach().clone()
-    storage = Storage(model, plan, Plain(torch.bfloat16, torch.float64), torch.device("cpu"))
+    storage = WholeStorage(model, plan, Plain(torch.bfloat16, torch.float64), torch.device("cpu"))
     storage.refresh()
     assert storage.masters["embed.weight"].equal(values.double())
     assert model.head.weight is model.embed.weight

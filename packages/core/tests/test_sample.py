@@ -17,7 +17,7 @@ from gangline.checkpoint.config import Off
 from gangline.checkpoint.torch_dcp import DcpCheckpointer
 from gangline.cli.main import main
 from gangline.config import Run, default_run
-from gangline.data.config import Text
+from gangline.data.config import TextConfig
 from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.build import construct, materialise
@@ -33,7 +33,7 @@ CONTEXT = 16
 MOMENT = torch.full((9,), 7.25)
 
 
-def make_run(path: Path, *steps: int, data: Text | None = None, checkpoint=None, tied: bool = False) -> Run:
+def make_run(path: Path, *steps: int, data: TextConfig | None = None, checkpoint=None, tied: bool = False) -> Run:
     """A run directory with a checkpoint at each of `steps`, whose weights are those of seed `step`."""
     run = default_run(
         model=Tiny(dim=32, layers=2, heads=2, kv_heads=1, hidden=64, tied=tied, init_std=0.5),
@@ -143,17 +143,17 @@ def test_only_the_weights_are_read(tmp_path):
 def test_a_run_that_was_moved_away_from_its_text_still_writes(tmp_path):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("some text " * 100)
-    make_run(tmp_path / "run", 1, data=Text(path=str(corpus)))
+    make_run(tmp_path / "run", 1, data=TextConfig(path=str(corpus)))
     (tmp_path / "run").rename(tmp_path / "moved")
     corpus.unlink()
     assert len(sample(tmp_path / "moved", "", 10)) >= 1
 
 
-def words(path: Path, *known: str) -> Text:
+def words(path: Path, *known: str) -> TextConfig:
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(known)}))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(path))
-    return Text(tokenizer=str(path))
+    return TextConfig(tokenizer=str(path))
 
 
 def test_what_is_missing_is_said(tmp_path):
@@ -181,7 +181,7 @@ def test_a_prompt_outside_the_vocabulary_is_refused(tmp_path, monkeypatch):
     make_run(tmp_path / "many", 1, data=words(tmp_path / "many.json", *(f"w{n}" for n in range(300))))
     with pytest.raises(UserError, match="has token 299, and the model knows 256"):
         sample(tmp_path / "many", "w1 w299")
-    monkeypatch.setattr(Text, "codec", lambda self: SimpleNamespace(encode=lambda text: None))
+    monkeypatch.setattr(TextConfig, "codec", lambda self: SimpleNamespace(encode=lambda text: None))
     with pytest.raises(UserError, match="is not text"):
         sample(tmp_path / "few", "yes")
 

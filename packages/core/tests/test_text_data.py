@@ -17,23 +17,23 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gangline.config import Run, default_run
 from gangline.data.codec import open_codec
-from gangline.data.config import Text
+from gangline.data.config import TextConfig
 from gangline.data.corpus import listing, split
 from gangline.data.text import TextSource, build
 from gangline.errors import UserError
 
 
-def run_of(data: Text, T: int = 16, seed: int = 0, vocab_size: int = 256) -> Run:
+def run_of(data: TextConfig, T: int = 16, seed: int = 0, vocab_size: int = 256) -> Run:
     run = default_run(data=data, run={"seed": seed}, batch={"sequence_length": T}, validate={"every": 100})
     run.model.vocab_size = vocab_size
     return run
 
 
-def source(data: Text, split_name: str = "train", **more) -> TextSource:
+def source(data: TextConfig, split_name: str = "train", **more) -> TextSource:
     return build(data, run_of(data, **more), split_name)
 
 
-def problems(data: Text, **more) -> list[str]:
+def problems(data: TextConfig, **more) -> list[str]:
     return [str(UserError.of([problem])) for problem in data.check(run_of(data, **more))]
 
 
@@ -72,7 +72,9 @@ def vocabulary(tmp_path, corpus) -> Path:
 def counting(windows: int, T: int, seed: int = 0, split_name: str = "train") -> TextSource:
     """A source whose token number n is n, so that a sample shows where it comes from."""
     tokens = np.arange(windows * T + 1, dtype=np.int32)
-    return TextSource(tokens, np.zeros(1, int), open_codec(Text()), sequence_length=T, seed=seed, split=split_name)
+    return TextSource(
+        tokens, np.zeros(1, int), open_codec(TextConfig()), sequence_length=T, seed=seed, split=split_name
+    )
 
 
 @settings(deadline=None, max_examples=30)
@@ -92,7 +94,7 @@ def test_a_sample_is_a_window_with_the_token_after_it():
 
 
 def test_samples_depend_on_seed_split_and_number_alone(corpus):
-    data = Text(path=str(corpus))
+    data = TextConfig(path=str(corpus))
     one, other = source(data), source(data)
     numbers = [7, 0, 3 * one.length() + 2, 7, one.length() - 1, 1]
     in_order = {i: one.sample(i)["tokens"].tolist() for i in sorted(set(numbers))}
@@ -119,7 +121,7 @@ def test_the_order_does_not_change_between_releases():
 
 
 def test_another_process_draws_the_same(corpus):
-    data = Text(path=str(corpus), documents=True)
+    data = TextConfig(path=str(corpus), documents=True)
     here = source(data)
     code = (
         "import sys; sys.path[:0] = [sys.argv[1]]\n"
@@ -139,23 +141,23 @@ def test_another_process_draws_the_same(corpus):
 
 def test_samples_cannot_be_written_to(corpus):
     with pytest.raises(ValueError, match="read-only"):
-        source(Text(path=str(corpus))).sample(0)["tokens"][0] = 1
+        source(TextConfig(path=str(corpus))).sample(0)["tokens"][0] = 1
 
 
 # --- what is read ----------------------------------------------------------------------------------------------------
 
 
 def test_all_the_text_is_there_and_nothing_else(corpus):
-    data = Text(path=str(corpus), validation_fraction=0.1)
+    data = TextConfig(path=str(corpus), validation_fraction=0.1)
     seen = {name: source(data, name).tokens.tobytes().split(b"\0") for name in ("train", "validation")}
     written = sorted(path.read_bytes() for path in corpus.rglob("*.txt"))
     assert sorted(text for texts in seen.values() for text in texts if text) == written
 
 
 def test_files_directories_and_globs_name_the_same_text(corpus):
-    whole = source(Text(path=str(corpus)))
-    by_glob = source(Text(path=f"{corpus}/**/*.txt"))
-    by_list = source(Text(path=[f"{corpus}/odd/*.txt", str(corpus / "even")]))
+    whole = source(TextConfig(path=str(corpus)))
+    by_glob = source(TextConfig(path=f"{corpus}/**/*.txt"))
+    by_list = source(TextConfig(path=[f"{corpus}/odd/*.txt", str(corpus / "even")]))
     assert whole.fingerprint() == by_glob.fingerprint() == by_list.fingerprint()
     assert whole.describe() == by_list.describe()
 
@@ -165,9 +167,9 @@ def test_a_file_named_twice_is_read_once(corpus):
 
 
 def test_where_the_corpus_lies_does_not_matter(corpus, tmp_path):
-    before = source(Text(path=str(corpus))).fingerprint()
+    before = source(TextConfig(path=str(corpus))).fingerprint()
     corpus.rename(tmp_path / "elsewhere")
-    assert source(Text(path=str(tmp_path / "elsewhere"))).fingerprint() == before
+    assert source(TextConfig(path=str(tmp_path / "elsewhere"))).fingerprint() == before
 
 
 def test_hidden_files_are_left_out_of_directories(corpus):
@@ -185,7 +187,7 @@ def test_the_default_corpus_is_pythons_own_source_quickly():
     assert not any(part in name.split("/") for name in names for part in ("test", "tests", "site-packages"))
     assert sum(file.size for file in files) > 8e6
     began = time.process_time()
-    text = source(Text(), T=128)
+    text = source(TextConfig(), T=128)
     text.sample(0)
     assert time.process_time() - began < 0.5  # 0.1 s on a quiet machine, where 12 MB are to take less than 0.3
     assert 2.5 < text.unigram_entropy() < 4
@@ -194,7 +196,7 @@ def test_the_default_corpus_is_pythons_own_source_quickly():
 
 def test_entropy_is_that_of_the_frequencies(tmp_path):
     (tmp_path / "a").write_bytes(b"aabc" * 100)
-    text = source(Text(path=str(tmp_path), separator="a", validation_fraction=0.0))
+    text = source(TextConfig(path=str(tmp_path), separator="a", validation_fraction=0.0))
     counts = {"a": 201, "b": 100, "c": 100}
     expected = -sum(n / 401 * math.log(n / 401) for n in counts.values())
     assert text.unigram_entropy() == pytest.approx(expected, abs=1e-12)
@@ -205,7 +207,7 @@ def test_entropy_is_that_of_the_frequencies(tmp_path):
 
 
 def test_whole_files_are_held_out(corpus):
-    data = Text(path=str(corpus), validation_fraction=0.1)
+    data = TextConfig(path=str(corpus), validation_fraction=0.1)
     files = listing(str(corpus))
     train, held_out = (split(files, 0.1, name) for name in ("train", "validation"))
     assert all(piece.cut is None for piece in train + held_out)
@@ -228,7 +230,7 @@ def test_of_few_files_the_end_is_held_out(tmp_path, files):
     lines = [f"line {number}\n".encode() for number in range(3000)]
     for number in range(files):
         (tmp_path / f"{number}.txt").write_bytes(b"".join(lines[1000 * number : 1000 * (number + 1)]))
-    data = Text(path=str(tmp_path), validation_fraction=0.1)
+    data = TextConfig(path=str(tmp_path), validation_fraction=0.1)
     train, held_out = (source(data, name).tokens.tobytes() for name in ("train", "validation"))
     whole = b"".join(path.read_bytes() for path in sorted(tmp_path.iterdir()))
     assert train.replace(b"\0", b"") + held_out.replace(b"\0", b"") == whole
@@ -238,7 +240,7 @@ def test_of_few_files_the_end_is_held_out(tmp_path, files):
 
 def test_a_cut_does_not_split_a_character(tmp_path):
     (tmp_path / "one.txt").write_text("é" * 5000)  # no line to cut at
-    data = Text(path=str(tmp_path), validation_fraction=0.1)
+    data = TextConfig(path=str(tmp_path), validation_fraction=0.1)
     for name in ("train", "validation"):
         text = source(data, name)
         assert set(text.decode(text.tokens.tolist()).strip()) == {"é"}
@@ -251,7 +253,7 @@ def test_documents_number_the_files_and_restart_positions(tmp_path):
     texts = ["abc", "defgh", "ij", "", "klmnopqrst"]
     for number, text in enumerate(texts):
         (tmp_path / str(number)).write_text(text)
-    data = Text(path=str(tmp_path), documents=True, validation_fraction=0.0)
+    data = TextConfig(path=str(tmp_path), documents=True, validation_fraction=0.0)
     text = source(data, T=7)
     stream = "abc\0defgh\0ij\0\0klmnopqrst\0"
     file_of = [0] * 4 + [1] * 6 + [2] * 3 + [3] + [4] * 11
@@ -271,26 +273,26 @@ def test_documents_number_the_files_and_restart_positions(tmp_path):
 
 
 def test_without_documents_there_is_one(corpus):
-    assert set(source(Text(path=str(corpus))).sample(0)) == {"tokens"}
+    assert set(source(TextConfig(path=str(corpus))).sample(0)) == {"tokens"}
 
 
 # --- fingerprints ----------------------------------------------------------------------------------------------------
 
 
 def test_a_fingerprint_changes_with_whatever_changes_a_sample(corpus, vocabulary):
-    def mark(data: Text, split_name="train", **more):
+    def mark(data: TextConfig, split_name="train", **more):
         return source(data, split_name, **more).fingerprint()
 
-    data = Text(path=str(corpus))
+    data = TextConfig(path=str(corpus))
     marks = [
         mark(data),
         mark(data, seed=1),
         mark(data, T=17),
         mark(data, "validation"),
-        mark(Text(path=str(corpus), documents=True)),
-        mark(Text(path=str(corpus), separator="\n")),
-        mark(Text(path=str(corpus), validation_fraction=0.3)),
-        mark(Text(path=str(corpus), tokenizer=str(vocabulary)), vocab_size=300),
+        mark(TextConfig(path=str(corpus), documents=True)),
+        mark(TextConfig(path=str(corpus), separator="\n")),
+        mark(TextConfig(path=str(corpus), validation_fraction=0.3)),
+        mark(TextConfig(path=str(corpus), tokenizer=str(vocabulary)), vocab_size=300),
     ]
     train = split(listing(str(corpus)), data.validation_fraction, "train")[5].file.path
     Path(train).write_text(Path(train).read_text().replace("be", "ba", 1))
@@ -302,8 +304,8 @@ def test_a_fingerprint_changes_with_whatever_changes_a_sample(corpus, vocabulary
 
 
 def test_a_tokenizer_makes_fewer_tokens_of_the_same_text(corpus, vocabulary):
-    as_bytes = source(Text(path=str(corpus)))
-    text = source(Text(path=str(corpus), tokenizer=str(vocabulary)), vocab_size=300)
+    as_bytes = source(TextConfig(path=str(corpus)))
+    text = source(TextConfig(path=str(corpus), tokenizer=str(vocabulary)), vocab_size=300)
     assert text.tokens.dtype == np.uint16
     assert len(text.tokens) < len(as_bytes.tokens) / 2
     end = Tokenizer.from_file(str(vocabulary)).token_to_id("<|endoftext|>")
@@ -318,7 +320,7 @@ def test_a_tokenizer_makes_fewer_tokens_of_the_same_text(corpus, vocabulary):
 def test_long_files_are_tokenized_in_pieces_without_loss(tmp_path, corpus, vocabulary):
     long = tmp_path / "long.txt"
     long.write_text("".join(f"{number} to be or not to be\n" for number in range(40_000)))
-    text = source(Text(path=str(long), tokenizer=str(vocabulary), validation_fraction=0.0), vocab_size=300)
+    text = source(TextConfig(path=str(long), tokenizer=str(vocabulary), validation_fraction=0.0), vocab_size=300)
     assert text.decode(text.tokens[:-1].tolist()) == long.read_text()
 
 
@@ -329,7 +331,7 @@ def test_a_vocabulary_beyond_16_bits_has_room(tmp_path, corpus):
     tokenizer.save(str(tmp_path / "big.json"))
     (tmp_path / "big.txt").write_text("w69999 w1 " * 50)
     text = source(
-        Text(path=str(tmp_path / "big.txt"), tokenizer=str(tmp_path / "big.json"), validation_fraction=0.0),
+        TextConfig(path=str(tmp_path / "big.txt"), tokenizer=str(tmp_path / "big.json"), validation_fraction=0.0),
         vocab_size=70_000,
     )
     assert text.tokens[:2].tolist() == [69_999, 1]
@@ -347,11 +349,11 @@ def test_missing_and_empty_corpora_are_refused_with_the_reason(tmp_path):
         ("*.md", "matches no file"),
         ("nothing.txt", "is empty"),
     ]:
-        (found,) = problems(Text(path=str(tmp_path / path)))
+        (found,) = problems(TextConfig(path=str(tmp_path / path)))
         assert reason in found
         assert path in found
         with pytest.raises(UserError, match=reason):
-            source(Text(path=str(tmp_path / path)))
+            source(TextConfig(path=str(tmp_path / path)))
 
 
 def test_an_unreadable_corpus_is_refused_with_the_reason(tmp_path):
@@ -380,41 +382,41 @@ def test_an_unreadable_corpus_is_refused_with_the_reason(tmp_path):
 
 def test_a_corpus_shorter_than_one_sequence_is_refused(tmp_path):
     (tmp_path / "short.txt").write_text("0123456789")
-    (found,) = problems(Text(path=str(tmp_path)), T=16)
+    (found,) = problems(TextConfig(path=str(tmp_path)), T=16)
     assert "10 bytes" in found
     assert "batch.sequence_length" in found
-    assert problems(Text(path=str(tmp_path)), T=9) == []
+    assert problems(TextConfig(path=str(tmp_path)), T=9) == []
     with pytest.raises(UserError, match="validation part has"):
-        source(Text(path=str(tmp_path)), "validation", T=9)
+        source(TextConfig(path=str(tmp_path)), "validation", T=9)
 
 
 def test_a_tokenizer_that_does_not_fit_the_model_is_refused(corpus, vocabulary):
-    data = Text(path=str(corpus), tokenizer=str(vocabulary))
+    data = TextConfig(path=str(corpus), tokenizer=str(vocabulary))
     (found,) = problems(data, vocab_size=256)
     assert "300 different tokens" in found
     assert "model.vocab_size=300" in found
     assert problems(data, vocab_size=300) == []
-    (found,) = problems(Text(path=str(corpus)), vocab_size=255)
+    (found,) = problems(TextConfig(path=str(corpus)), vocab_size=255)
     assert "model.vocab_size=256" in found
 
 
 def test_what_is_not_a_tokenizer_is_refused(tmp_path, corpus):
     (tmp_path / "vocab.txt").write_text("not json")
-    (found,) = problems(Text(path=str(corpus), tokenizer=str(tmp_path / "vocab.txt")))
+    (found,) = problems(TextConfig(path=str(corpus), tokenizer=str(tmp_path / "vocab.txt")))
     assert "is not a tokenizer.json" in found
-    (found,) = problems(Text(path=str(corpus), tokenizer=str(tmp_path / "absent.json")))
+    (found,) = problems(TextConfig(path=str(corpus), tokenizer=str(tmp_path / "absent.json")))
     assert "No such file" in found
 
 
 def test_text_that_is_not_utf8_needs_a_word_from_the_user(tmp_path, vocabulary):
     (tmp_path / "latin").mkdir()
     (tmp_path / "latin" / "a.txt").write_bytes("café ".encode("latin-1") * 50)
-    strict = Text(path=str(tmp_path / "latin"), tokenizer=str(vocabulary), encoding_errors="strict")
+    strict = TextConfig(path=str(tmp_path / "latin"), tokenizer=str(vocabulary), encoding_errors="strict")
     with pytest.raises(UserError, match=r"not UTF-8 at byte 3"):
         source(strict, vocab_size=300)
-    replaced = Text(path=str(tmp_path / "latin"), tokenizer=str(vocabulary))
+    replaced = TextConfig(path=str(tmp_path / "latin"), tokenizer=str(vocabulary))
     assert "caf\ufffd" in source(replaced, vocab_size=300).decode(source(replaced, vocab_size=300).tokens.tolist())
-    assert source(Text(path=str(tmp_path / "latin"))).tokens[3] == "é".encode("latin-1")[0]
+    assert source(TextConfig(path=str(tmp_path / "latin"))).tokens[3] == "é".encode("latin-1")[0]
 
 
 def test_text_that_a_vocabulary_cannot_spell_is_refused(tmp_path, corpus):
@@ -422,7 +424,7 @@ def test_text_that_a_vocabulary_cannot_spell_is_refused(tmp_path, corpus):
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "two.json"))
     with pytest.raises(UserError, match=r"two.json has no tokens for .*\.txt"):
-        source(Text(path=str(corpus), tokenizer=str(tmp_path / "two.json")))
+        source(TextConfig(path=str(corpus), tokenizer=str(tmp_path / "two.json")))
 
 
 @pytest.mark.parametrize(
@@ -433,10 +435,10 @@ def test_text_that_a_vocabulary_cannot_spell_is_refused(tmp_path, corpus):
     ],
 )
 def test_settings_without_sense_are_refused(corpus, wrong, said):
-    (found,) = problems(Text(path=str(corpus), **wrong))
+    (found,) = problems(TextConfig(path=str(corpus), **wrong))
     assert said in found
 
 
 def test_a_separator_that_the_vocabulary_lacks_is_refused(corpus, vocabulary):
-    (found,) = problems(Text(path=str(corpus), tokenizer=str(vocabulary), separator="<end>"), vocab_size=300)
+    (found,) = problems(TextConfig(path=str(corpus), tokenizer=str(vocabulary), separator="<end>"), vocab_size=300)
     assert "<end> is no token of" in found

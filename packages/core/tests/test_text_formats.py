@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gangline.config import default_run
-from gangline.data.config import Text
+from gangline.data.config import TextConfig
 from gangline.data.formats import lines_of
 from gangline.data.text import build
 from gangline.errors import UserError
@@ -21,11 +21,11 @@ LINES = "".join(json.dumps({"id": number, "text": text}) + "\n" for number, text
 PLAIN = "".join(TEXTS).encode()
 
 
-def source(data: Text, split: str = "train"):
+def source(data: TextConfig, split: str = "train"):
     return build(data, default_run(data=data), split)
 
 
-def problems(data: Text) -> str:
+def problems(data: TextConfig) -> str:
     return str(UserError.of(data.check(default_run(data=data))))
 
 
@@ -39,7 +39,7 @@ def text_of(found) -> str:
 def test_a_compressed_file_is_its_text(tmp_path, ending, compress):
     (tmp_path / "a.txt").write_bytes(PLAIN)
     (tmp_path / f"b.txt.{ending}").write_bytes(compress(PLAIN))
-    plain, packed = Text(path=str(tmp_path / "a.txt")), Text(path=str(tmp_path / f"b.txt.{ending}"))
+    plain, packed = TextConfig(path=str(tmp_path / "a.txt")), TextConfig(path=str(tmp_path / f"b.txt.{ending}"))
     assert packed.check(default_run(data=packed)) == []
     whole = [text_of(source(packed, split)).rstrip("\0") for split in ("train", "validation")]
     assert "".join(whole) == PLAIN.decode()
@@ -49,7 +49,7 @@ def test_a_compressed_file_is_its_text(tmp_path, ending, compress):
 def test_json_lines_are_documents(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(LINES)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(LINES))
-    data = Text(path=str(tmp_path / "a.jsonl"), documents=True, validation_fraction=0.1)
+    data = TextConfig(path=str(tmp_path / "a.jsonl"), documents=True, validation_fraction=0.1)
     assert data.check(default_run(data=data)) == []
     train, held_out = source(data), source(data, "validation")
     both = text_of(train) + text_of(held_out)
@@ -57,7 +57,7 @@ def test_json_lines_are_documents(tmp_path):
     assert len(train.starts) == pytest.approx(180, abs=2)
     assert train.describe().startswith(f"{len(train.starts)} documents, ")
     assert int(np.diff(train.starts).min()) == len(TEXTS[0].encode()) + 1
-    packed = source(Text(path=str(tmp_path / "a.jsonl.gz"), documents=True, validation_fraction=0.0))
+    packed = source(TextConfig(path=str(tmp_path / "a.jsonl.gz"), documents=True, validation_fraction=0.0))
     assert text_of(packed).split("\0")[:-1] == TEXTS
 
 
@@ -72,16 +72,16 @@ def test_json_lines_are_documents(tmp_path):
 )  # fmt: skip
 def test_a_line_without_text_is_refused_before_the_start(tmp_path, line, said):
     (tmp_path / "a.jsonl").write_text(f'{{"text": "fine"}}\n{line}\n')
-    found = problems(Text(path=str(tmp_path / "a.jsonl")))
+    found = problems(TextConfig(path=str(tmp_path / "a.jsonl")))
     for words in said:
         assert words in found
     with pytest.raises(UserError, match="line 2"):
-        source(Text(path=str(tmp_path / "a.jsonl"), validation_fraction=0.0))
+        source(TextConfig(path=str(tmp_path / "a.jsonl"), validation_fraction=0.0))
 
 
 def test_the_field_with_the_text_can_be_named(tmp_path):
     (tmp_path / "a.ndjson").write_bytes(LINES.replace(b'"text"', b'"content"'))
-    named = Text(path=str(tmp_path / "a.ndjson"), text_field="content", validation_fraction=0.0)
+    named = TextConfig(path=str(tmp_path / "a.ndjson"), text_field="content", validation_fraction=0.0)
     assert text_of(source(named)).split("\0")[:-1] == TEXTS
 
 
@@ -96,11 +96,11 @@ def test_the_field_with_the_text_can_be_named(tmp_path):
 )
 def test_what_does_not_look_like_text_is_refused(tmp_path, name, content, why):
     (tmp_path / name).write_bytes(content)
-    found = problems(Text(path=str(tmp_path / name)))
+    found = problems(TextConfig(path=str(tmp_path / name)))
     assert "does not look like text." in found
     assert why in found
     assert "data.binary=true" in found
-    forced = Text(path=str(tmp_path / name), binary=True, validation_fraction=0.0)
+    forced = TextConfig(path=str(tmp_path / name), binary=True, validation_fraction=0.0)
     assert len(source(forced).tokens) > 2000
 
 
@@ -109,14 +109,14 @@ def test_a_damaged_file_is_refused(tmp_path):
     (tmp_path / "b.txt.xz").write_bytes(PLAIN)
     for name in ("a.txt.gz", "b.txt.xz"):
         with pytest.raises(UserError, match="is damaged, or not what its name says"):
-            source(Text(path=str(tmp_path / name)))
+            source(TextConfig(path=str(tmp_path / name)))
 
 
 def test_zstandard_names_its_package(tmp_path, monkeypatch):
     (tmp_path / "a.txt.zst").write_bytes(b"")
     (tmp_path / "b.txt").write_bytes(PLAIN)
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
-    assert "pip install zstandard" in problems(Text(path=str(tmp_path)))
+    assert "pip install zstandard" in problems(TextConfig(path=str(tmp_path)))
 
 
 @pytest.mark.parametrize("cut", range(1, 17))

@@ -12,7 +12,7 @@ TREE = Path(__file__).resolve().parents[3]  # of core's own source: where its si
 
 
 @dataclass(frozen=True)
-class Entry:
+class KnownPart:
     """One part that some distribution is known to supply; `name` "*" stands for parts not listed one by one."""
 
     group: str
@@ -28,21 +28,23 @@ _DATA = "gangline-dataloader"
 _HEALTH = "gangline-health"
 
 ENTRIES = (
-    Entry("parallel", "3d", _PARALLEL, "Tensor, pipeline, context and sharded data parallelism together"),
-    Entry("parallel", "fsdp", _PARALLEL, "Weights, gradients and optimizer state sharded over all ranks"),
-    Entry("parallel", "hsdp", _PARALLEL, "Sharded inside a group of ranks, replicated over the groups"),
-    Entry("parallel", "tp", _PARALLEL, "Tensor parallelism alone"),
-    Entry("parallel", "pp", _PARALLEL, "Pipeline parallelism alone"),
-    Entry("precision", "fp8", _PARALLEL, "8-bit floating-point matmuls for Hopper and newer"),
-    Entry("moe", "on", _MOE, "Feed-forward layers become mixtures of experts", edit=True),
-    Entry("moe", "mixtral_8x7b", _MOE, "The experts of Mixtral 8x7B", edit=True),
-    Entry("moe", "qwen3_30b_a3b", _MOE, "The experts of Qwen3 30B-A3B", edit=True),
-    Entry("moe", "deepseek_v3", _MOE, "The experts of DeepSeek-V3", edit=True),
-    Entry("checkpoint", "zarr", "gangline-ckpt-zarr", "Sharded, asynchronous checkpoints that any zarr reader opens"),
-    Entry("data", "tokens", _DATA, "A corpus prepared as tokens, mapped from disk or a store"),
-    Entry("data", "mix", _DATA, "A weighted mixture of sources"),
-    Entry("data", "dali", _DATA, "Data read and prepared by NVIDIA DALI"),
-    Entry("health", "*", _HEALTH, "Checks for spikes, stragglers, silent corruption and failing hardware"),
+    KnownPart("parallel", "3d", _PARALLEL, "Tensor, pipeline, context and sharded data parallelism together"),
+    KnownPart("parallel", "fsdp", _PARALLEL, "Weights, gradients and optimizer state sharded over all ranks"),
+    KnownPart("parallel", "hsdp", _PARALLEL, "Sharded inside a group of ranks, replicated over the groups"),
+    KnownPart("parallel", "tp", _PARALLEL, "Tensor parallelism alone"),
+    KnownPart("parallel", "pp", _PARALLEL, "Pipeline parallelism alone"),
+    KnownPart("precision", "fp8", _PARALLEL, "8-bit floating-point matmuls for Hopper and newer"),
+    KnownPart("moe", "on", _MOE, "Feed-forward layers become mixtures of experts", edit=True),
+    KnownPart("moe", "mixtral_8x7b", _MOE, "The experts of Mixtral 8x7B", edit=True),
+    KnownPart("moe", "qwen3_30b_a3b", _MOE, "The experts of Qwen3 30B-A3B", edit=True),
+    KnownPart("moe", "deepseek_v3", _MOE, "The experts of DeepSeek-V3", edit=True),
+    KnownPart(
+        "checkpoint", "zarr", "gangline-ckpt-zarr", "Sharded, asynchronous checkpoints that any zarr reader opens"
+    ),
+    KnownPart("data", "tokens", _DATA, "A corpus prepared as tokens, mapped from disk or a store"),
+    KnownPart("data", "mix", _DATA, "A weighted mixture of sources"),
+    KnownPart("data", "dali", _DATA, "Data read and prepared by NVIDIA DALI"),
+    KnownPart("health", "*", _HEALTH, "Checks for spikes, stragglers, silent corruption and failing hardware"),
 )
 
 

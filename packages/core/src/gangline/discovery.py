@@ -41,7 +41,7 @@ class Offer:
 
 
 @dataclass(frozen=True)
-class Failure:
+class BrokenPlugin:
     """A plugin that is there but cannot be used: whose, why, and the command that mends it."""
 
     plugin: str
@@ -64,10 +64,10 @@ class Found:
     commands: dict[str, Command] = field(default_factory=dict)
     kinds: dict[str, Kind] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)  # verb -> distribution
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[BrokenPlugin] = field(default_factory=list)
     clashes: list[tuple[str, str]] = field(default_factory=list)  # what two packages claim, and how to mend it
     clashing: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)  # (group, name) -> the clash
-    unbuilt: dict[tuple[str, str], Failure] = field(default_factory=dict)  # (group, name) of parts that nobody builds
+    unbuilt: dict[tuple[str, str], BrokenPlugin] = field(default_factory=dict)  # (group, name) of what nobody builds
     modules: list[ModuleType] = field(default_factory=list)  # the entry modules that were loaded
     left_out: dict[str, str] = field(default_factory=dict)  # distribution -> plugin, by GANGLINE_PLUGINS
 
@@ -97,7 +97,7 @@ def discover(environ: Mapping[str, str]) -> Found:
     for offer in [offer for offers in found.offers.values() for offer in offers.values()]:
         if why := _nobody_builds(found, offer):
             plugin = next((entry.name for entry in ours if owner(entry) == offer.distribution), offer.distribution)
-            failure = Failure(plugin, offer.distribution, offer.version, *why)
+            failure = BrokenPlugin(plugin, offer.distribution, offer.version, *why)
             found.unbuilt[offer.group, offer.part.name] = failure
     ours_speak = {normal(owner(entry)) for entry in ours}
     for group in sorted(every.groups - {ENTRY_POINTS}):
@@ -107,7 +107,7 @@ def discover(environ: Mapping[str, str]) -> Found:
                 _other_contract(found, entry, int(contract[1]))
     known = {normal(name) for entry in ours for name in (entry.name, owner(entry))} | {PROJECT}
     for name in sorted((wanted or set()) - known):
-        found.failures.append(Failure(name, name, "", f"is named by {VARIABLE}, but is not installed"))
+        found.failures.append(BrokenPlugin(name, name, "", f"is named by {VARIABLE}, but is not installed"))
     return found
 
 
@@ -141,7 +141,7 @@ def _load(found: Found, manager: pluggy.PluginManager, entry: EntryPoint) -> Non
         module = entry.load()
     except Exception as error:
         why = f"is installed but failed to import: {type(error).__name__}: {error}"
-        found.failures.append(Failure(entry.name, name, version, why, _mend(entry.dist, name, error), error))
+        found.failures.append(BrokenPlugin(entry.name, name, version, why, _mend(entry.dist, name, error), error))
         return
     try:
         offered = _collect(manager, module, entry.name, name, version)
@@ -151,7 +151,7 @@ def _load(found: Found, manager: pluggy.PluginManager, entry: EntryPoint) -> Non
             manager.unregister(name=entry.name)
         why = f"breaks the plugin contract: {type(error).__name__}: {' '.join(str(error).split())}"
         mend = f"Try  pip install --upgrade {name}"
-        found.failures.append(Failure(entry.name, name, version, why, mend, error))
+        found.failures.append(BrokenPlugin(entry.name, name, version, why, mend, error))
         return
     found.modules.append(module)
     _add(found, name, version, offered)
@@ -214,7 +214,7 @@ def _same_name(found: Found, name: str, entries: list[EntryPoint], others: list[
     for entry in entries:
         version = entry.dist.version if entry.dist else ""
         why = f"claims the plugin name {name!r} together with others: {', '.join(who)}"
-        found.failures.append(Failure(name, owner(entry), version, why, mend))
+        found.failures.append(BrokenPlugin(name, owner(entry), version, why, mend))
 
 
 def _other_contract(found: Found, entry: EntryPoint, version: int) -> None:
@@ -223,7 +223,7 @@ def _other_contract(found: Found, entry: EntryPoint, version: int) -> None:
     why = f"speaks plugin contract v{version}; this gangline speaks v{spoken}"
     mend = f"pip install --upgrade {PROJECT if version > spoken else owner(entry)}"
     own = entry.dist.version if entry.dist else ""
-    found.failures.append(Failure(entry.name, owner(entry), own, why, mend))
+    found.failures.append(BrokenPlugin(entry.name, owner(entry), own, why, mend))
 
 
 def _group(hook: str, part: Part) -> str:

@@ -37,7 +37,7 @@ Ticks = Sequence[tuple[float, str]]  # where along the axis, 0 to 1, and what st
 
 
 @dataclass(frozen=True)
-class Frame:
+class PlotArea:
     """The rectangle that the axes of a plot enclose."""
 
     left: float
@@ -55,7 +55,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Rect:
+class RectMark:
     left: float
     top: float
     width: float
@@ -66,7 +66,7 @@ class Rect:
 
 
 @dataclass(frozen=True)
-class Line:
+class LineMark:
     x0: float
     y0: float
     x1: float
@@ -74,7 +74,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Text:
+class TextMark:
     """(x, y) is the anchor on the base line; turned: reads from below to above."""
 
     x: float
@@ -91,7 +91,7 @@ class Figure:
 
     def __init__(self, title: str, about: str, width: float) -> None:
         self.title, self.width = title, width
-        self.marks: list[Rect | Line | Text] = []
+        self.marks: list[RectMark | LineMark | TextMark] = []
         self.bottom = float(GAP)  # of all that is in it so far
         for line in wrapped(title, TITLE, width - 2 * GAP, bold=True):
             self.text(GAP, self.bottom + TITLE, line, size=TITLE, bold=True)
@@ -103,11 +103,11 @@ class Figure:
         self, left: float, top: float, width: float, height: float, fill: str, tip: str = "", outline: bool = False
     ) -> None:
         """tip: what a browser shows under the pointer."""
-        self.marks.append(Rect(left, top, width, height, fill, tip, outline))
+        self.marks.append(RectMark(left, top, width, height, fill, tip, outline))
         self.bottom = max(self.bottom, top + height)
 
     def line(self, x0: float, y0: float, x1: float, y1: float) -> None:
-        self.marks.append(Line(x0, y0, x1, y1))
+        self.marks.append(LineMark(x0, y0, x1, y1))
         self.bottom = max(self.bottom, y0, y1)
 
     def text(
@@ -120,10 +120,10 @@ class Figure:
         bold: bool = False,
         turned: bool = False,
     ) -> None:
-        self.marks.append(Text(x, y, words, size, anchor, bold, turned))
+        self.marks.append(TextMark(x, y, words, size, anchor, bold, turned))
         self.bottom = max(self.bottom, y + (span(words, size, bold) / 2 if turned else 0.3 * size))
 
-    def axis_below(self, frame: Frame, label: str, ticks: Ticks) -> None:
+    def axis_below(self, frame: PlotArea, label: str, ticks: Ticks) -> None:
         """The horizontal axis; where words would touch, every 2nd, 3rd, ... tick is left."""
         self.line(frame.left, frame.bottom, frame.right, frame.bottom)
         for at, words in _apart(ticks, frame.width, lambda words: span(words, SIZE) + GAP):
@@ -133,7 +133,7 @@ class Figure:
         if label:
             self.text(frame.left + frame.width / 2, frame.bottom + 12 + 2 * SIZE, label, anchor="middle")
 
-    def axis_left(self, frame: Frame, label: str, ticks: Ticks) -> None:
+    def axis_left(self, frame: PlotArea, label: str, ticks: Ticks) -> None:
         """The vertical axis, from above to below. It takes `room_left(ticks)` pixels."""
         self.line(frame.left, frame.top, frame.left, frame.bottom)
         for at, words in _apart(ticks, frame.height, lambda _: 1.2 * SIZE):
@@ -155,7 +155,7 @@ class Figure:
             self.text(x + 20, y + 12, words)
             x += wide + 2 * GAP
 
-    def colour_bar(self, frame: Frame, label: str, ticks: Ticks, colour: Callable[[float], str]) -> None:
+    def colour_bar(self, frame: PlotArea, label: str, ticks: Ticks, colour: Callable[[float], str]) -> None:
         """A legend of colours that stand for numbers; colour(share): of a place along it, 0 to 1."""
         cells = 40
         wide = frame.width / cells
@@ -189,10 +189,10 @@ class Figure:
         image = Image.new("RGB", (wide, high), "#ffffff")
         canvas = ImageDraw.Draw(image)
         for mark in self.marks:
-            if isinstance(mark, Rect):
+            if isinstance(mark, RectMark):
                 corners = [mark.left, mark.top, mark.left + mark.width - 1, mark.top + mark.height - 1]
                 canvas.rectangle([round(place) for place in corners], mark.fill, INK if mark.outline else None)
-            elif isinstance(mark, Line):
+            elif isinstance(mark, LineMark):
                 canvas.line([mark.x0, mark.y0, mark.x1, mark.y1], INK)
             else:
                 font: Any = ImageFont.load_default(mark.size)
@@ -211,10 +211,10 @@ class Figure:
         return wide, high, file.getvalue()
 
 
-def _element(mark: Rect | Line | Text) -> str:
-    if isinstance(mark, Line):
+def _element(mark: RectMark | LineMark | TextMark) -> str:
+    if isinstance(mark, LineMark):
         return f'<line x1="{mark.x0:.2f}" y1="{mark.y0:.2f}" x2="{mark.x1:.2f}" y2="{mark.y1:.2f}" stroke="{INK}"/>'
-    if isinstance(mark, Rect):
+    if isinstance(mark, RectMark):
         place = f'x="{mark.left:.2f}" y="{mark.top:.2f}" width="{mark.width:.2f}" height="{mark.height:.2f}"'
         edge = f' stroke="{INK}" stroke-width="0.5"' if mark.outline else ""
         tip = f"><title>{escape(mark.tip)}</title></rect>" if mark.tip else "/>"

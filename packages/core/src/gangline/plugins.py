@@ -16,7 +16,7 @@ from typing import Any
 
 from gangline import catalogue
 from gangline.config.suggest import foreign
-from gangline.discovery import VARIABLE, Failure, Found, Offer, discover, normal, version_of
+from gangline.discovery import VARIABLE, BrokenPlugin, Found, Offer, discover, normal, version_of
 from gangline.errors import UserError
 from gangline.hooks import Command, Kind
 from gangline.parts import GROUPS, EditConfig, PartConfig
@@ -32,7 +32,7 @@ class Installed:
         self._found = found
 
     @property
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[BrokenPlugin]:
         """Plugins and parts that are there and cannot be used, each with its cause."""
         return [*self._found.failures, *self._found.unbuilt.values()]
 
@@ -184,4 +184,4 @@ def build(config: PartConfig, *args: Any, **kwargs: Any) -> Any:
     return make(config, *args, **kwargs)
 
 
-__all__ = ["OFF", "Failure", "Installed", "Offer", "build", "installed", "load"]
+__all__ = ["OFF", "BrokenPlugin", "Installed", "Offer", "build", "installed", "load"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gangline.figure import GAP, PALE, SIZE, Figure, Frame, diverging, room_left
+from gangline.figure import GAP, PALE, SIZE, Figure, PlotArea, diverging, room_left
 from gangline_moe.sight import Told, layers_of, shares, windows
 
 MOST = 2.0  # times the mean: the end of the colours
@@ -32,7 +32,7 @@ def over_time(steps: list[Told], columns: int, run: str) -> Figure:
         count = next(len(step.loads[layer]) for step in steps if layer in step.loads)
         figure.text(left, figure.bottom + SIZE + GAP, layer, bold=True)
         high = min(16.0, max(4.0, 96 / count))
-        frame = Frame(left, figure.bottom + GAP / 2, wide * len(parts), high * count)
+        frame = PlotArea(left, figure.bottom + GAP / 2, wide * len(parts), high * count)
         for column, part in enumerate(parts):
             there = any(layer in step.loads for step in part)
             loads = shares(part, layer) if there else [None] * count
@@ -58,7 +58,7 @@ def by_layer(steps: list[Told], run: str) -> Figure:
     rows = [((at + 0.5) / len(layers), layer) for at, layer in enumerate(layers)]
     left = GAP + room_left(rows)
     figure = _figure(steps, run, left + max(wide * count, BAR) + 6 * GAP)
-    frame = Frame(left, figure.bottom, wide * count, high * len(layers))
+    frame = PlotArea(left, figure.bottom, wide * count, high * len(layers))
     for row, (layer, loads) in enumerate(zip(layers, table, strict=True)):
         for expert, load in enumerate(loads):
             tip = f"{layer}, expert {expert}: {_said(load)}"
@@ -76,7 +76,7 @@ def _figure(steps: list[Told], run: str, width: float, more: str = "") -> Figure
 
 
 def _with_scale(figure: Figure, left: float) -> Figure:
-    bar = Frame(left, figure.bottom + 2 * GAP, BAR, 12)
+    bar = PlotArea(left, figure.bottom + 2 * GAP, BAR, 12)
     figure.colour_bar(bar, "tokens of an expert over the mean of its layer", TICKS, lambda share: colour(share * MOST))
     return figure
 
@@ -85,7 +85,7 @@ def _cell(figure: Figure, left: float, top: float, wide: float, high: float, loa
     figure.rect(left, top, wide, high, PALE if load is None else colour(load), tip)
 
 
-def _edges(figure: Figure, frame: Frame) -> None:
+def _edges(figure: Figure, frame: PlotArea) -> None:
     """Above and at the right, where there is no axis: an even load is almost white."""
     figure.line(frame.left, frame.top, frame.right, frame.top)
     figure.line(frame.right, frame.top, frame.right, frame.bottom)

@@ -37,13 +37,13 @@ TEMPORARY, CONDEMNED = ".tmp-", ".old-"  # prefixes of what is being written, an
 
 
 @dataclass(frozen=True)
-class Written(WriteResult):
+class CheckedWrite(WriteResult):
     """What became of one box, and the CRC-32 of its record."""
 
     checksum: int = 0
 
 
-class Writer(FileSystemWriter):
+class DcpWriter(FileSystemWriter):
     """Writes one checkpoint; the coordinator's `finish` makes it visible."""
 
     def __init__(self, final: Path, document: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ class Writer(FileSystemWriter):
         path = Path(self.path)
         records: dict[str, list] = {}
         for result in (result for of_rank in results for result in of_rank):
-            assert isinstance(result, Written)
+            assert isinstance(result, CheckedWrite)
             place = result.storage_data
             records.setdefault(place.relative_path, []).append([place.offset, place.length, result.checksum])
         _write(path / DOCUMENT, json.dumps(self.document, indent=1).encode())
@@ -123,7 +123,7 @@ def _write(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _with_checksums(directory: Path, results: list[WriteResult]) -> list[Written]:
+def _with_checksums(directory: Path, results: list[WriteResult]) -> list[CheckedWrite]:
     """Read back what was written (from the page cache) and add each record's CRC-32."""
     done = []
     for result in results:
@@ -133,11 +133,11 @@ def _with_checksums(directory: Path, results: list[WriteResult]) -> list[Written
             checksum, left = 0, place.length
             while left > 0 and (content := file.read(min(left, 1 << 22))):
                 checksum, left = zlib.crc32(content, checksum), left - len(content)
-        done.append(Written(result.index, result.size_in_bytes, place, checksum))
+        done.append(CheckedWrite(result.index, result.size_in_bytes, place, checksum))
     return done
 
 
-class Checksums:
+class ChecksumFile:
     """checksums.json of one checkpoint."""
 
     def __init__(self, directory: Path) -> None:
@@ -180,7 +180,7 @@ class Checksums:
 def lacking(directory: Path) -> str:
     """Why a checkpoint cannot be whole, "" where it can: its tables, and whether its files are as long as they say."""
     try:
-        checksums = Checksums(directory)
+        checksums = ChecksumFile(directory)
         checksums.document()
         checksums.read(METADATA)
         ends: dict[str, int] = {}
@@ -207,7 +207,7 @@ def _unpickled(content: bytes, path: Path) -> Metadata:
     return found
 
 
-class Reader(FileSystemReader):
+class DcpReader(FileSystemReader):
     """Reads one checkpoint, each record once and no byte unchecked."""
 
     def __init__(self, directory: Path) -> None:
@@ -218,7 +218,7 @@ class Reader(FileSystemReader):
     def read_metadata(self) -> Metadata:
         """The table of chunks. DCP looks elsewhere when this raises, so damage is kept for the next call."""
         try:
-            self.checksums = Checksums(self.directory)
+            self.checksums = ChecksumFile(self.directory)
             self.checksums.document()
             metadata = _unpickled(self.checksums.read(METADATA), self.directory / METADATA)
         except BadCheckpoint as damage:

@@ -19,7 +19,7 @@ from torch.distributed import checkpoint as dcp
 from gangline.checkpoint.base import Checkpointer, CheckpointId, Handle, SaveFailed
 from gangline.checkpoint.planners import ShardLoadPlanner, ShardSavePlanner, arrays_of
 from gangline.checkpoint.retention import superfluous
-from gangline.checkpoint.storage import CHECKSUMS, CONDEMNED, Checksums, Reader, Writer, lacking
+from gangline.checkpoint.storage import CHECKSUMS, CONDEMNED, ChecksumFile, DcpReader, DcpWriter, lacking
 from gangline.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class DcpCheckpointer(Checkpointer):
 
     def save(self, step: int, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]) -> Handle:
         start, id = time.perf_counter(), CheckpointId(step, document["attempt"])
-        writer = Writer(self.directory / str(id), document)
+        writer = DcpWriter(self.directory / str(id), document)
         planner = ShardSavePlanner(shards, registry)
         try:
             _call(dcp.save, registry, storage_writer=writer, planner=planner)
@@ -75,10 +75,10 @@ class DcpCheckpointer(Checkpointer):
         return sorted(id for name in names if (id := CheckpointId.parse(name)) is not None)
 
     def document(self, id: CheckpointId) -> dict[str, Any]:
-        return Checksums(self._path(id)).document()
+        return ChecksumFile(self._path(id)).document()
 
     def arrays(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
-        reader = Reader(self._path(id))
+        reader = DcpReader(self._path(id))
         stored = arrays_of(reader.read_metadata())
         if reader.damage is not None:
             raise reader.damage
@@ -86,7 +86,7 @@ class DcpCheckpointer(Checkpointer):
 
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
         path = self._path(id)
-        _call(dcp.load, registry, storage_reader=Reader(path), planner=ShardLoadPlanner(shards, path))
+        _call(dcp.load, registry, storage_reader=DcpReader(path), planner=ShardLoadPlanner(shards, path))
 
     def _path(self, id: CheckpointId) -> Path:
         path = self.directory / str(id)

@@ -19,7 +19,7 @@ from gangline.rundir import RunDirectory, fresh
 
 
 @dataclass
-class Done:
+class FinishedRun:
     """One run of several, and how it ended."""
 
     number: int
@@ -35,12 +35,12 @@ def multirun(words: Sequence[str]) -> int:
     for run in runs:
         check(run)
     _give_directories(runs)
-    done: list[Done] = []
+    done: list[FinishedRun] = []
     for number, (run, combination) in enumerate(zip(runs, combinations, strict=True)):
         varied = [word for word in combination if word not in words]
         print(f"train: run {number + 1} of {len(runs)}: {' '.join(varied)}", file=sys.stderr)
         code = _one(run, ["train", *combination])
-        done.append(Done(number, varied, str(run.run.dir), code))
+        done.append(FinishedRun(number, varied, str(run.run.dir), code))
         if code >= EXIT_INTERRUPTED - 2:  # 128 + n: a signal is for all of them
             break
     _table(done)
@@ -69,7 +69,7 @@ def _give_directories(runs: list[Run]) -> None:
         run.run = replace(run.run, dir=str(base / f"{number:02d}"))
 
 
-def _table(done: list[Done]) -> None:
+def _table(done: list[FinishedRun]) -> None:
     from rich.table import Table
     from rich.text import Text
 

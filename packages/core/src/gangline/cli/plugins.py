@@ -79,7 +79,7 @@ def _installed(found: Installed, groups: list[str]):
     return table
 
 
-def _missing(entries: list[catalogue.Entry]):
+def _missing(entries: list[catalogue.KnownPart]):
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, show_header=False)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Line:
+class CommandLine:
     """A command line, taken apart: flags of `train` itself, and words that describe the run."""
 
     help: bool = False
@@ -39,9 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded("train", _train, sys.argv[1:] if argv is None else argv)
 
 
-def read(argv: Sequence[str]) -> Line:
+def read(argv: Sequence[str]) -> CommandLine:
     """Take a command line apart. Raises UserError for a flag that does not exist."""
-    line, rest = Line(), list(argv)
+    line, rest = CommandLine(), list(argv)
     while rest:
         word = rest.pop(0)
         if word in ("-h", "--help"):
@@ -112,7 +112,7 @@ def _train(argv: Sequence[str]) -> int:
     return _run(line, argv)
 
 
-def _show(line: Line) -> int:
+def _show(line: CommandLine) -> int:
     """`--cfg job`: the run as config.yaml would hold it."""
     import yaml
 
@@ -130,7 +130,7 @@ def _show(line: Line) -> int:
     return 0
 
 
-def _run(line: Line, argv: Sequence[str]) -> int:
+def _run(line: CommandLine, argv: Sequence[str]) -> int:
     from gangline.launch import agents
 
     job = agents.detect()
@@ -159,13 +159,13 @@ def _run(line: Line, argv: Sequence[str]) -> int:
     return api.launch(directory)
 
 
-def _refuse_resume(line: Line) -> None:
+def _refuse_resume(line: CommandLine) -> None:
     """A run that goes on is one run."""
     if line.resume is not None:
         raise UserError("resume= goes on with one run; -m starts several.", "Leave out -m, or start afresh with from=.")
 
 
-def _prepare(line: Line, argv: Sequence[str], job: str | None = None) -> RunDirectory:
+def _prepare(line: CommandLine, argv: Sequence[str], job: str | None = None) -> RunDirectory:
     """Compose, check, write: the directory of the run to launch, locked."""
     from gangline import api
     from gangline.config.compose import compose_one
@@ -185,7 +185,7 @@ def _prepare(line: Line, argv: Sequence[str], job: str | None = None) -> RunDire
     return directory
 
 
-def _resumed(line: Line) -> tuple[RunDirectory, Run, dict]:
+def _resumed(line: CommandLine) -> tuple[RunDirectory, Run, dict]:
     from gangline.config.resume import continued
     from gangline.rundir import RunDirectory
 

@@ -16,14 +16,14 @@ from gangline.errors import UserError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from gangline.data.config import Text
+    from gangline.data.config import TextConfig
 
 # What tokenizers call the end of a text; a tokenizer.json does not say which of its tokens that is.
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
 CHUNK = 1 << 18  # characters that are tokenized at a time; longer texts are cut at a line's end
 
 
-class Codec(ABC):
+class TextCodec(ABC):
     """One vocabulary."""
 
     vocab_size: int
@@ -44,7 +44,7 @@ class Codec(ABC):
         """Tokens as text; what has no text in this vocabulary is left out."""
 
 
-class Bytes(Codec):
+class ByteCodec(TextCodec):
     """One token for each byte."""
 
     vocab_size, identity, dtype = 256, "bytes", np.dtype(np.uint8)
@@ -66,7 +66,7 @@ class Bytes(Codec):
         return text.replace("\0", "\n")  # the end of a file; a terminal would swallow it
 
 
-class Subwords(Codec):
+class TokenizerCodec(TextCodec):
     """A tokenizer.json, without the special tokens it may add by itself."""
 
     def __init__(self, path: str, separator: str | None, errors: str) -> None:
@@ -109,11 +109,11 @@ class Subwords(Codec):
             raise UserError(f"data.tokenizer={self.path} has no tokens for {what}.", str(error)) from error
 
 
-def open_codec(config: Text) -> Codec:
+def open_codec(config: TextConfig) -> TextCodec:
     """The vocabulary that a configuration names. Raises UserError where it cannot be had."""
     if config.tokenizer is None:
-        return Bytes(config.separator)
-    return Subwords(config.tokenizer, config.separator, config.encoding_errors)
+        return ByteCodec(config.separator)
+    return TokenizerCodec(config.tokenizer, config.separator, config.encoding_errors)
 
 
 def _read(path: str) -> bytes:

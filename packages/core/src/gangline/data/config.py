@@ -12,13 +12,13 @@ from gangline.ranges import Share
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
-    from gangline.data.codec import Codec
+    from gangline.data.codec import TextCodec
 
 HEADS = 100  # files of which a check reads the beginning
 
 
 @dataclass
-class Text(DataConfig):
+class TextConfig(DataConfig):
     """Text files, read into memory.
 
     `path` is a file, a directory, a glob, or a list of these; null is the Python standard library's own source, which
@@ -37,7 +37,7 @@ class Text(DataConfig):
     validation_fraction: Share = 0.02  # of the files (of one file: its end) is held out; 1, of a validation set: all
     encoding_errors: Literal["replace", "ignore", "strict"] = "replace"  # of text that is not UTF-8, with a tokenizer
 
-    def codec(self) -> Codec:
+    def codec(self) -> TextCodec:
         """Text to tokens and back, without reading the data. Raises UserError."""
         from gangline.data.codec import open_codec
 
@@ -105,7 +105,7 @@ class Text(DataConfig):
 PARTS = (
     Part(
         name="text",
-        config=Text,
+        config=TextConfig,
         build="gangline.data.text:build",
         summary="text files in memory, as bytes or through a tokenizer.json; by default Python's own source",
     ),

@@ -17,7 +17,7 @@ NOT_LIBRARY = {"test", "tests", "idle_test", "site-packages", "dist-packages", "
 
 
 @dataclass(frozen=True)
-class File:
+class TextFile:
     """One text file; `name` is its path below what all files have in common, with forward slashes."""
 
     path: str
@@ -26,10 +26,10 @@ class File:
 
 
 @dataclass(frozen=True)
-class Piece:
+class FilePart:
     """A file, or of the one that a split goes through the part before or after byte `cut`."""
 
-    file: File
+    file: TextFile
     cut: int | None = None
     after: bool = False
 
@@ -52,7 +52,7 @@ class Piece:
         return [content[at:] if self.after else content[:at]]
 
 
-def listing(path: str | list[str] | None) -> list[File]:
+def listing(path: str | list[str] | None) -> list[TextFile]:
     """Every file that `path` names, in order of name; files, directories and globs may be mixed.
 
     Raises UserError for what is missing, empty or forbidden.
@@ -90,20 +90,20 @@ def _walk(root: str, skip: set[str], suffix: str = "") -> list[str]:
     return found
 
 
-def _files(paths: list[str], asked: str | list[str] | None, root: str | None = None) -> list[File]:
+def _files(paths: list[str], asked: str | list[str] | None, root: str | None = None) -> list[TextFile]:
     whole = [os.path.abspath(path) for path in dict.fromkeys(paths)]
     root = root or os.path.commonpath([os.path.dirname(path) for path in whole])
     files = []
     for path in whole:
         if not os.access(path, os.R_OK):
             raise UserError(f"data.path: {path} cannot be read.", "Permission denied.", f"chmod +r {path}")
-        files.append(File(path, Path(os.path.relpath(path, root)).as_posix(), os.path.getsize(path)))
+        files.append(TextFile(path, Path(os.path.relpath(path, root)).as_posix(), os.path.getsize(path)))
     if not any(file.size for file in files):
         raise UserError(f"data.path={asked} is empty.", f"{len(files)} files, no text.")
     return sorted(files, key=lambda file: file.name)
 
 
-def split(files: list[File], fraction: float, name: str) -> list[Piece]:
+def split(files: list[TextFile], fraction: float, name: str) -> list[FilePart]:
     """The pieces of one split ("train" or "validation"), the same on every machine with the same files.
 
     Whole files are held out, chosen by a hash of their names, so that a file stays on its side when others come or
@@ -111,16 +111,16 @@ def split(files: list[File], fraction: float, name: str) -> list[Piece]:
     """
     held_out = {file for file in files if _fraction_of(file.name) < fraction}
     if len(files) * fraction >= 1 and 0 < len(held_out) < len(files):
-        return [Piece(file) for file in files if (file in held_out) == (name == "validation")]
+        return [FilePart(file) for file in files if (file in held_out) == (name == "validation")]
     total = sum(file.size for file in files)
     keep = total - round(total * fraction)
     pieces, start = [], 0
     for file in files:
         cut = keep - start
         if 0 < cut < file.size:
-            pieces.append(Piece(file, cut, after=name == "validation"))
+            pieces.append(FilePart(file, cut, after=name == "validation"))
         elif (cut <= 0) == (name == "validation"):
-            pieces.append(Piece(file))
+            pieces.append(FilePart(file))
         start += file.size
     return pieces
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gangline.data.base import DataSource, Sample, Split
-from gangline.data.codec import Codec
+from gangline.data.codec import TextCodec
 from gangline.data.corpus import listing, split
 from gangline.data.formats import is_lines
 from gangline.errors import UserError
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
-    from gangline.data.config import Text
+    from gangline.data.config import TextConfig
 
 
 class TextSource(DataSource):
@@ -36,7 +36,7 @@ class TextSource(DataSource):
         self,
         tokens: np.ndarray,
         starts: np.ndarray,
-        codec: Codec,
+        codec: TextCodec,
         *,
         sequence_length: int,
         seed: int,
@@ -110,7 +110,7 @@ class TextSource(DataSource):
         return np.argsort(draws, kind="stable")
 
 
-def build(config: Text, run: Run, split_name: Split) -> TextSource:
+def build(config: TextConfig, run: Run, split_name: Split) -> TextSource:
     """Read one split. Raises UserError where a file cannot be read or the text is shorter than one sequence."""
     codec = config.codec()
     pieces = split(listing(config.path), config.validation_fraction, split_name)

@@ -24,7 +24,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from gangline.launch import failures, forkserver, worker
 from gangline.launch.config import LocalLaunch
-from gangline.launch.failures import EXIT_FAILURE, Failure
+from gangline.launch.failures import EXIT_FAILURE, RankFailure
 from gangline.launch.signals import HANDED_ON, SAME_REQUEST_SECONDS, STOP
 
 _LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing")
@@ -166,7 +166,7 @@ def _explain(error: ChildFailedError, logs: Path, restarts: int) -> int:
     if failure is None:  # it had no time to write, or only followers are known
         rank, seen = next(iter(error.failures.items()))
         code = forkserver.lost()
-        failure = Failure(rank, "bug", EXIT_FAILURE, _server_lost(code) if code else _how_it_ended(seen.exitcode))
+        failure = RankFailure(rank, "bug", EXIT_FAILURE, _server_lost(code) if code else _how_it_ended(seen.exitcode))
     if failure.kind == "user":
         raise failure.error()
     if failure.kind == "bug":

@@ -23,7 +23,7 @@ _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 
 @dataclass(frozen=True)
-class Failure:
+class RankFailure:
     """Why a rank ended. kind: "user" (a mistake, no traceback), "bug", or "ended" (`work` gave an exit code)."""
 
     rank: int
@@ -34,7 +34,7 @@ class Failure:
     trace: str = ""
 
     @classmethod
-    def of(cls, rank: int, error: BaseException) -> Failure:
+    def of(cls, rank: int, error: BaseException) -> RankFailure:
         if isinstance(error, UserError):
             return cls(rank, "user", error.exit_code, error.what, list(error.details))
         what = "".join(traceback.format_exception_only(error)).strip()
@@ -60,7 +60,7 @@ def lost_peer(error: BaseException) -> bool:
     return False
 
 
-def claim(logs: Path, attempt: int, failure: Failure) -> bool:
+def claim(logs: Path, attempt: int, failure: RankFailure) -> bool:
     """Write down `failure` as the first of the `attempt`-th start; False where another rank was first."""
     try:
         with _path(logs, attempt).open("x") as file:
@@ -70,15 +70,15 @@ def claim(logs: Path, attempt: int, failure: Failure) -> bool:
     return True
 
 
-def first(logs: Path, attempt: int) -> Failure | None:
+def first(logs: Path, attempt: int) -> RankFailure | None:
     """The first failure of the `attempt`-th start, where a rank lived to write it."""
     try:
-        return Failure(**json.loads(_path(logs, attempt).read_text()))
+        return RankFailure(**json.loads(_path(logs, attempt).read_text()))
     except (OSError, ValueError, TypeError):
         return None
 
 
-def report(failure: Failure, logs: Path) -> str:
+def report(failure: RankFailure, logs: Path) -> str:
     """What the user is shown of a failure that is not theirs."""
     end = "" if failure.trace else _tail(log_path(logs, failure.rank))
     log = f"Its log: {log_path(logs, failure.rank)}\n"

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TextIO
 
 from gangline.errors import UserError
 from gangline.launch import failures, guard, output, signals
-from gangline.launch.failures import EXIT_FAILURE, Failure
+from gangline.launch.failures import EXIT_FAILURE, RankFailure
 from gangline.plugins import load
 
 WORK = "gangline.train.worker:work"
@@ -44,7 +44,7 @@ def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: in
     except BaseException as error:
         return _failed(error, rank, logs, attempt, log)
     if code:
-        failures.claim(logs, attempt, Failure(rank, "ended", code))
+        failures.claim(logs, attempt, RankFailure(rank, "ended", code))
     return code
 
 
@@ -87,7 +87,7 @@ def set_threads() -> None:
 
 
 def _failed(error: BaseException, rank: int, logs: Path, attempt: int, log: TextIO) -> int:
-    failure = Failure.of(rank, error)
+    failure = RankFailure.of(rank, error)
     log.write(failure.trace or f"{error}\n")
     if not isinstance(error, UserError) and failures.lost_peer(error):
         time.sleep(failures.PEER_WAIT_SECONDS)

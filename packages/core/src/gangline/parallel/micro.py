@@ -12,7 +12,7 @@ from gangline.inside import Collected, Frame
 from gangline.plan import Plan
 
 
-class Stages:
+class WholeModel:
     """The three kinds of module that a plan names, called in order."""
 
     def __init__(self, model: nn.Module, plan: Plan) -> None:

@@ -15,7 +15,7 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class Storage:
+class WholeStorage:
     """The tensors of a model that this rank holds whole.
 
     masters   name -> leaf tensor in `param_dtype`: what the optimizer steps and a checkpoint keeps

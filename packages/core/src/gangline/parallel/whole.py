@@ -21,10 +21,10 @@ from gangline.model.buffers import listeners
 from gangline.parallel import norm
 from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
-from gangline.parallel.micro import Stages, count_on_host, count_tokens, frame_of
+from gangline.parallel.micro import WholeModel, count_on_host, count_tokens, frame_of
 from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
 from gangline.parallel.score import check_share, evaluated, in_global_order
-from gangline.parallel.storage import Storage
+from gangline.parallel.storage import WholeStorage
 from gangline.plan import Plan
 from gangline.precision import Precision
 from gangline.runtime import ParamShard, Runtime, ShardedParam, StepResult
@@ -55,11 +55,11 @@ class WholeRuntime(Runtime):
         self.precision, self.seed, self.deterministic = precision, run.seed, run.deterministic
         self.comm: Comm = comms.axis(*DATA_AXES)
         self.device, self.rank, self.groups = comms.device, comms.rank, groups
-        self.storage = Storage(model, plan, precision, comms.device)
+        self.storage = WholeStorage(model, plan, precision, comms.device)
         set_products(model, plan, precision)
         bind_folds(model, plan, lambda fold: Solo(fold, comms.rank))
         finish_blocks(model, plan, finish)
-        self.model, self.stages = model, Stages(model, plan)
+        self.model, self.stages = model, WholeModel(model, plan)
         self.registry = Registry.of(
             mesh, {f"model/{name}": Layout(*described) for name, described in self.storage.shapes().items()}
         )

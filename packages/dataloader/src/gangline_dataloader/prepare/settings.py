@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from gangline.data.codec import Bytes, Codec, Subwords
+from gangline.data.codec import ByteCodec, TextCodec, TokenizerCodec
 from gangline.errors import UserError
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.inputs import Input
@@ -33,11 +33,11 @@ class Settings:
     shard_tokens: int = SHARD_TOKENS
     task_bytes: int = 64 << 20
 
-    def codec(self) -> Codec:
+    def codec(self) -> TextCodec:
         """Text to tokens. Raises UserError."""
         if self.tokenizer == BYTES:
-            return Bytes(self.end_of_text)
-        return Subwords(self.tokenizer, self.end_of_text, "replace")
+            return ByteCodec(self.end_of_text)
+        return TokenizerCodec(self.tokenizer, self.end_of_text, "replace")
 
     def check(self) -> None:
         """Raises UserError for what has no meaning."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gangline.data.codec import Bytes, Codec, Subwords
+from gangline.data.codec import ByteCodec, TextCodec, TokenizerCodec
 from gangline_dataloader.order.mixture import Ingredient
 from gangline_dataloader.order.single import SingleOrder, TextOrder
 from gangline_dataloader.sources.mixture import mixture
@@ -57,11 +57,11 @@ def mix(config: MixConfig, run: Run, split: Split) -> WindowSource:
     )
 
 
-def codec(store: Tokens) -> Codec | None:
+def codec(store: Tokens) -> TextCodec | None:
     """The vocabulary of a store, to show what was read as text; None where nobody knows it."""
     if not isinstance(store, LocalTokens):
         return None
     about = store.manifest.tokenizer
     if about.file is None:
-        return Bytes(chr(about.end_of_text or 0))
-    return Subwords(str(store.folder / about.file), None, "replace")
+        return ByteCodec(chr(about.end_of_text or 0))
+    return TokenizerCodec(str(store.folder / about.file), None, "replace")

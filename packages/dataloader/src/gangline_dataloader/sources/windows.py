@@ -18,7 +18,7 @@ from gangline.data import DataSource, Sample
 from gangline.errors import UserError
 
 if TYPE_CHECKING:
-    from gangline.data.codec import Codec
+    from gangline.data.codec import TextCodec
     from gangline_dataloader.order.mixture import RowPlace
     from gangline_dataloader.sources.split import SplitRows
 
@@ -56,7 +56,7 @@ class WindowSource(DataSource):
         self,
         parts: Sequence[SplitRows],
         order: SampleOrder,
-        codec: Codec | None,
+        codec: TextCodec | None,
         *,
         sequence_length: int,
         documents: bool,

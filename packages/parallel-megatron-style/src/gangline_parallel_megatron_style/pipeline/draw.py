@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import mean
 
-from gangline.figure import GAP, PALE, PALETTE, Figure, Frame, mixed, number_ticks, room_left, span
+from gangline.figure import GAP, PALE, PALETTE, Figure, PlotArea, mixed, number_ticks, room_left, span
 from gangline_parallel_megatron_style.pipeline.actions import KINDS, Action, Kind
 from gangline_parallel_megatron_style.pipeline.simulate import Span, Timeline
 
@@ -65,7 +65,7 @@ def as_svg(timeline: Timeline, caption: Caption, width: int = 960) -> str:
     rows = [((rank + 0.5) / ranks, str(rank)) for rank in range(ranks)]
     figure = Figure(caption.title, f"{caption.about}\n{_summary(timeline, caption)}", width)
     left = GAP + room_left(rows)
-    frame = Frame(left, figure.bottom, width - left - 3 * GAP, ranks * ROW)
+    frame = PlotArea(left, figure.bottom, width - left - 3 * GAP, ranks * ROW)
     scale = frame.width / timeline.makespan
     widest = span(str(timeline.schedule.micros - 1), 11)
     numbered = {kind for kind, times in _durations(timeline).items() if min(times) * scale >= widest}
