@@ -20,7 +20,7 @@ from gangline.rundir import RunDirectory
 from gangline.shard import Registry
 from gangline_ckpt_zarr.config import ZarrCheckpoint
 from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.cells import Files
+from gangline_ckpt_zarr.format.chunks import Files
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
 from gangline_ckpt_zarr.format.overlap import meeting
 from gangline_parallel_megatron_style.sharding.arrays import Given, lay_out

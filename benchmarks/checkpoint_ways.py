@@ -23,12 +23,12 @@ from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer
 from gangline_ckpt_zarr.checkpointer import build as build_checkpointer
 from gangline_ckpt_zarr.config import ZarrCheckpoint
 from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.cells import Files
-from gangline_ckpt_zarr.putting import write_file
-from gangline_ckpt_zarr.staging import Staging
+from gangline_ckpt_zarr.format.chunks import Files
+from gangline_ckpt_zarr.save.staging import Staging
+from gangline_ckpt_zarr.save.transfer import write_file
+from gangline_ckpt_zarr.save.writer.client import WriterProcess
+from gangline_ckpt_zarr.save.writer.messages import Object
 from gangline_ckpt_zarr.stores.local import LocalStore
-from gangline_ckpt_zarr.writing.client import WriterProcess
-from gangline_ckpt_zarr.writing.job import Object
 
 BLOCK = 8 << 20
 Way = Callable[[str], None]  # (folder)

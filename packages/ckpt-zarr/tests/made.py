@@ -14,9 +14,9 @@ from gangline.checkpoint.base import CheckpointId
 from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry, Shard
 from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.cells import Files
-from gangline_ckpt_zarr.format.seal import TRAILER, seal_start, trailer
-from gangline_ckpt_zarr.staging import Staging
+from gangline_ckpt_zarr.format.checksum import TRAILER, seal_start, trailer
+from gangline_ckpt_zarr.format.chunks import Files
+from gangline_ckpt_zarr.save.staging import Staging
 from gangline_ckpt_zarr.stores.base import Store
 from gangline_ckpt_zarr.stores.local import LocalStore
 

@@ -14,9 +14,9 @@ from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry, Shard
 from gangline.testing import rank
 from gangline_ckpt_zarr.agreement import Agreement
-from gangline_ckpt_zarr.loading import load
+from gangline_ckpt_zarr.load.shards import load
 from gangline_ckpt_zarr.stores.local import LocalStore
-from gangline_ckpt_zarr.tiers import Tier
+from gangline_ckpt_zarr.tiers.base import Tier
 
 ID = CheckpointId(7)
 MESH = Mesh.of({"dp_replicate": 2, "dp_shard": 2})

@@ -27,9 +27,9 @@ from gangline_ckpt_zarr.commands.verify import checked
 from gangline_ckpt_zarr.commands.where import Copy
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.metadata import NAME
-from gangline_ckpt_zarr.reading import Target, plan
+from gangline_ckpt_zarr.load.reader import Target, plan
 from gangline_ckpt_zarr.stores.open import open_store
-from gangline_ckpt_zarr.tiers import Tier
+from gangline_ckpt_zarr.tiers.base import Tier
 
 SECONDS, BYTES = 5.0, 256 << 20  # of processor time and memory, for one document; good ones take 0.02 s and 1 MB
 PLACE = "step-00000012"

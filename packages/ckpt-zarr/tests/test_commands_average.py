@@ -19,7 +19,7 @@ from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry
 from gangline_ckpt_zarr.commands.where import one
 from gangline_ckpt_zarr.format.grid import stored_dtype
-from gangline_ckpt_zarr.reading import Reader, Target, plan
+from gangline_ckpt_zarr.load.reader import Reader, Target, plan
 
 ELSEWHERE = Registry.of(  # the same arrays, cut otherwise
     Mesh.of({"tp": 3}),

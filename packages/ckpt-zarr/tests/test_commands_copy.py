@@ -22,10 +22,10 @@ from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry
 from gangline_ckpt_zarr.commands import copying
 from gangline_ckpt_zarr.commands.where import one
-from gangline_ckpt_zarr.format import metadata, opened
+from gangline_ckpt_zarr.format import metadata, native
 from gangline_ckpt_zarr.format.grid import stored_dtype
-from gangline_ckpt_zarr.format.opened import OpenMeta
-from gangline_ckpt_zarr.reading import Reader, Target, plan
+from gangline_ckpt_zarr.format.native import OpenMeta
+from gangline_ckpt_zarr.load.reader import Reader, Target, plan
 from gangline_ckpt_zarr.stores.local import LocalStore
 from gangline_ckpt_zarr.stores.open import open_store
 
@@ -197,7 +197,7 @@ MANY = Registry.of(
 
 def test_of_many_chunks_a_shard_is_made(tmp_path, monkeypatch):
     """The threshold is set low: an array of more than four chunks is one file."""
-    monkeypatch.setattr(opened, "MOST_FILES", 4)
+    monkeypatch.setattr(native, "MOST_FILES", 4)
     save(str(tmp_path / "a"), MANY)
     to = str(tmp_path / "open")
     assert main(["ckpt", "copy", str(tmp_path / "a"), to, "--open"]) == 0
@@ -244,7 +244,7 @@ def swap(one: Path, other: Path) -> None:
 
 def test_every_file_of_an_open_copy_is_looked_at(tmp_path, monkeypatch, capsys):
     """Flipped in each: chunks, shards with their index, zarr.json of each node. Nothing of it passes."""
-    monkeypatch.setattr(opened, "MOST_FILES", 4)
+    monkeypatch.setattr(native, "MOST_FILES", 4)
     save(str(tmp_path / "a"), MANY)
     to = tmp_path / "open"
     main(["ckpt", "copy", str(tmp_path / "a"), str(to), "--open"])

@@ -194,7 +194,7 @@ def test_where_a_run_s_tiers_lie_may_come_from_the_environment(tmp_path, monkeyp
 
 
 def test_the_memory_tier_is_looked_at_too(tmp_path, monkeypatch, capsys):
-    from gangline_ckpt_zarr import memory
+    from gangline_ckpt_zarr.tiers import memory
 
     monkeypatch.setattr(memory, "ROOT", tmp_path / "shm")
     run = run_dir(tmp_path / "a", memory_every=1)
@@ -211,7 +211,7 @@ def test_the_memory_tier_is_looked_at_too(tmp_path, monkeypatch, capsys):
 
 
 def test_what_a_sidecar_needs_has_no_torch():
-    program = "import gangline_ckpt_zarr.memory, sys; assert 'torch' not in sys.modules"
+    program = "import gangline_ckpt_zarr.tiers.memory, sys; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 

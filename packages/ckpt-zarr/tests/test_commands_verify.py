@@ -14,12 +14,12 @@ from made import run_dir, save, small, staged
 from gangline.cli.main import main
 from gangline.mesh import Mesh
 from gangline.shard import Layout, Registry
-from gangline_ckpt_zarr import scanning
-from gangline_ckpt_zarr.commands.scan import Bad, Check, merged
+from gangline_ckpt_zarr.commands.bad_chunks import Bad, Check, merged
 from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.cells import Files, Run
-from gangline_ckpt_zarr.format.seal import TRAILER
-from gangline_ckpt_zarr.scanning import Window, windows
+from gangline_ckpt_zarr.format.checksum import TRAILER
+from gangline_ckpt_zarr.format.chunks import Files, Run
+from gangline_ckpt_zarr.load import scan
+from gangline_ckpt_zarr.load.scan import Window, windows
 from gangline_ckpt_zarr.stores.open import open_store
 
 PLACE = "step-00000012"
@@ -165,7 +165,7 @@ def test_what_cannot_be_read_is_bad_and_the_rest_is_not(tmp_path, monkeypatch) -
     store = open_store(str(tmp_path))
     meta = save(store, registry)
     file, length = meta.files.of_rank(0), 8192
-    monkeypatch.setattr(scanning, "LOCAL", length)
+    monkeypatch.setattr(scan, "LOCAL", length)
     read = store.read_into
 
     def fails(path, ranges):

@@ -28,9 +28,9 @@ from gangline.testing import rank
 from gangline.testing.pool import PoolBroken, pool
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer
 from gangline_ckpt_zarr.commands.verify import damaged
-from gangline_ckpt_zarr.saving import Saving
+from gangline_ckpt_zarr.save.handle import Saving
 from gangline_ckpt_zarr.stores.open import open_store
-from gangline_ckpt_zarr.tiers import Tier
+from gangline_ckpt_zarr.tiers.base import Tier
 
 BUCKETS = count()
 SECONDS = 60.0  # a test that waits longer than this has failed

@@ -15,10 +15,10 @@ from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry
 from gangline_ckpt_zarr.format import cuts, metadata, overlap
-from gangline_ckpt_zarr.format.cells import PAGE, Files
+from gangline_ckpt_zarr.format.checksum import TRAILER
+from gangline_ckpt_zarr.format.chunks import PAGE, Files
 from gangline_ckpt_zarr.format.grid import CHUNK_BYTES, LARGE, chunk_shape, spacing
 from gangline_ckpt_zarr.format.references import chunk_key, references
-from gangline_ckpt_zarr.format.seal import TRAILER
 
 MANY = settings(max_examples=150, deadline=None)
 

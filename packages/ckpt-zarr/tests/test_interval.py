@@ -16,8 +16,8 @@ from gangline.attempts import Attempt
 from gangline.config.check import check
 from gangline.config.compose import compose_one
 from gangline.errors import UserError
-from gangline_ckpt_zarr import interval
-from gangline_ckpt_zarr.interval import FIRST_COST, PRIOR_SECONDS, Interval, best_interval, observed_mtbf, slowdown
+from gangline_ckpt_zarr.save import interval
+from gangline_ckpt_zarr.save.interval import FIRST_COST, PRIOR_SECONDS, Interval, best_interval, observed_mtbf, slowdown
 
 
 def expected_seconds(between: float, cost: float, mtbf: float) -> float:

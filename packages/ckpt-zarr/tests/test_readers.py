@@ -14,9 +14,9 @@ from gangline.cli.main import main
 from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry
 from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.cells import Files
+from gangline_ckpt_zarr.format.checksum import TRAILER, seal_start, trailer
+from gangline_ckpt_zarr.format.chunks import Files
 from gangline_ckpt_zarr.format.grid import stored_dtype
-from gangline_ckpt_zarr.format.seal import TRAILER, seal_start, trailer
 from gangline_ckpt_zarr.format.views import views
 from gangline_ckpt_zarr.stores.local import LocalStore
 

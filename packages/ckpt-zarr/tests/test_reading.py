@@ -18,12 +18,12 @@ from made import WRITE_ID, whole
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry, Shard
-from gangline_ckpt_zarr import batches
 from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.cells import Files
-from gangline_ckpt_zarr.format.seal import TRAILER
-from gangline_ckpt_zarr.reading import Reader, Target, plan
-from gangline_ckpt_zarr.staging import Staging
+from gangline_ckpt_zarr.format.checksum import TRAILER
+from gangline_ckpt_zarr.format.chunks import Files
+from gangline_ckpt_zarr.load import batch as batches
+from gangline_ckpt_zarr.load.reader import Reader, Target, plan
+from gangline_ckpt_zarr.save.staging import Staging
 
 
 def staged(registry: Registry) -> tuple[metadata.Meta, dict[int, bytearray]]:

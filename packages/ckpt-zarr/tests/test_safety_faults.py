@@ -18,7 +18,7 @@ from runs import Runs, can_mount, on_a_disk_that_cannot_be_written, on_a_small_d
 
 from gangline.cli.main import main
 from gangline.testing.processes import children
-from gangline_ckpt_zarr import memory
+from gangline_ckpt_zarr.tiers import memory
 
 BUCKETS = count()
 
@@ -218,7 +218,7 @@ def test_a_writer_that_is_killed_fails_its_save_and_training_goes_on(runs: Runs)
     for step in range(20, 100, 10):
         runs.wait_for_step(process, "out", step)
         for pid, command in children(ranks(process.pid)[0]).items():
-            assert "writing.process" in command
+            assert "save.writer.process" in command
             os.kill(pid, signal.SIGKILL)
     printed = runs.finish(process)
     records = runs.records("out")

@@ -19,11 +19,11 @@ from gangline.mesh import Mesh
 from gangline.testing import checkpointer_ranks as kit
 from gangline.testing import rank
 from gangline.testing.pool import pool
-from gangline_ckpt_zarr import putting
 from gangline_ckpt_zarr.agreement import Agreement, Failed
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer
-from gangline_ckpt_zarr.writing.client import WriterProcess
-from gangline_ckpt_zarr.writing.job import Memory
+from gangline_ckpt_zarr.save import transfer as putting
+from gangline_ckpt_zarr.save.writer.client import WriterProcess
+from gangline_ckpt_zarr.save.writer.messages import Memory
 
 MESH = Mesh.of({"dp_shard": 2})
 SECONDS = 60.0

@@ -10,7 +10,7 @@ import pytest
 from gangline import attempts
 from gangline.attempts import Attempt
 from gangline.testing.checkpointer import CheckpointerSuite
-from gangline_ckpt_zarr import memory
+from gangline_ckpt_zarr.tiers import memory
 
 
 class Killed(CheckpointerSuite):

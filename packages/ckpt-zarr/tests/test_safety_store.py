@@ -12,7 +12,7 @@ from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.testing import checkpointer_ranks as kit
 from gangline.testing.pool import pool
-from gangline_ckpt_zarr import memory
+from gangline_ckpt_zarr.tiers import memory
 
 MESH = Mesh.of({"dp_shard": 2})
 

@@ -7,14 +7,14 @@ import random
 import pytest
 from crc32c import crc32c
 
-from gangline_ckpt_zarr.format.seal import TRAILER, trailer
-from gangline_ckpt_zarr.writing.checksum import Checksums
-from gangline_ckpt_zarr.writing.job import Cells, cells
+from gangline_ckpt_zarr.format.checksum import TRAILER, trailer
+from gangline_ckpt_zarr.save.writer.checksums import Checksums
+from gangline_ckpt_zarr.save.writer.messages import Cells, cells
 
 
 @pytest.mark.parametrize("at_once", [1, 100, 1 << 20])
 def test_cells_are_numbered_in_their_box(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    monkeypatch.setattr("gangline_ckpt_zarr.writing.checksum._AT_ONCE", at_once)
+    monkeypatch.setattr("gangline_ckpt_zarr.save.writer.checksums._AT_ONCE", at_once)
     runs = [Cells(0, 64, 48, 30, seal=17), Cells(4096, 64, 56, 1, seal=99), Cells(5000, 32, 20, 7)]
     content = random.Random(0).randbytes(8192)
     memory = bytearray(content)

@@ -15,10 +15,10 @@ from sharing_ranks import ID, loaded, registry, whole
 
 from gangline.shard import Registry
 from gangline.testing.pool import pool
-from gangline_ckpt_zarr import sharing
 from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.cells import Files
+from gangline_ckpt_zarr.format.chunks import Files
 from gangline_ckpt_zarr.format.grid import cell_itemsize
+from gangline_ckpt_zarr.load import shared as sharing
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from gangline.mesh import Mesh
 from gangline.shard import Layout, Registry, Shard
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
 from gangline_ckpt_zarr.config import ZarrCheckpoint
-from gangline_ckpt_zarr.format.cells import Files
-from gangline_ckpt_zarr.staging import Staging
+from gangline_ckpt_zarr.format.chunks import Files
+from gangline_ckpt_zarr.save.staging import Staging
 
 REGISTRY = Registry.of(Mesh.of({}), {"model/w": Layout((300, 50)), "model/b": Layout((50,), "bfloat16")})
 

@@ -17,8 +17,8 @@ from gangline.checkpoint.base import CheckpointId, SaveFailed
 from gangline.config.compose import compose_one
 from gangline.errors import BadCheckpoint, UserError
 from gangline.testing import checkpointer_ranks as kit
-from gangline_ckpt_zarr import memory
 from gangline_ckpt_zarr.checkpointer import build
+from gangline_ckpt_zarr.tiers import memory
 
 MEMORY = "checkpoint.memory_every=1"
 

@@ -24,11 +24,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.launch.guard import alive, wait_for_end
-from gangline_ckpt_zarr.writing import checksum
-from gangline_ckpt_zarr.writing.checksum import Checksums
-from gangline_ckpt_zarr.writing.client import WriterProcess
-from gangline_ckpt_zarr.writing.job import Answer, Cells, Memory, cells
-from gangline_ckpt_zarr.writing.process import NICE
+from gangline_ckpt_zarr.save.writer import checksums as checksum
+from gangline_ckpt_zarr.save.writer.checksums import Checksums
+from gangline_ckpt_zarr.save.writer.client import WriterProcess
+from gangline_ckpt_zarr.save.writer.messages import Answer, Cells, Memory, cells
+from gangline_ckpt_zarr.save.writer.process import NICE
 
 PAGE = 4096
 SECONDS = 60.0  # a test that waits longer than this has failed
@@ -200,7 +200,7 @@ def test_last_words_are_kept_but_not_all_of_them(tmp_path: Path, monkeypatch: py
         "#!/bin/sh\nread line\ni=0; while [ $i -lt 3000 ]; do echo word $i >&2; i=$((i+1)); done\nexit 3\n"
     )
     babbler.chmod(0o755)
-    monkeypatch.setattr("gangline_ckpt_zarr.writing.client.sys.executable", str(babbler))
+    monkeypatch.setattr("gangline_ckpt_zarr.save.writer.client.sys.executable", str(babbler))
     writer = WriterProcess()
     failed = writer.wait(empty(writer, tmp_path, "a"), SECONDS).failed
     writer.close()
@@ -225,8 +225,8 @@ def test_only_the_trainer_stops_it(tmp_path: Path, writer: WriterProcess) -> Non
 
 TRAINER = """
 import sys, time
-from gangline_ckpt_zarr.writing.client import WriterProcess
-from gangline_ckpt_zarr.writing.job import Memory
+from gangline_ckpt_zarr.save.writer.client import WriterProcess
+from gangline_ckpt_zarr.save.writer.messages import Memory
 writer = WriterProcess()
 writer.write(Memory(0), [], ("s3://bucket/runs", "a"))
 print(writer.pid, flush=True)
@@ -258,7 +258,7 @@ def test_who_shares_a_session_leaves_it_as_it_is() -> None:
     own = Path("/proc/self/autogroup")
     before = own.read_text() if own.exists() else ""
     subprocess.run(
-        [sys.executable, "-c", "from gangline_ckpt_zarr.writing.process import be_nice; be_nice()"], check=True
+        [sys.executable, "-c", "from gangline_ckpt_zarr.save.writer.process import be_nice; be_nice()"], check=True
     )
     assert (own.read_text() if own.exists() else "") == before
 
@@ -267,7 +267,7 @@ def test_it_is_light(tmp_path: Path) -> None:
     said = json.dumps({"job": 1, "op": "write", "staging": {"size": 0}, "runs": [], "target": [str(tmp_path), "a"]})
     code = (
         "import sys\nsys.argv[1:] = ['0']\n"
-        "from gangline_ckpt_zarr.writing.process import main\nmain()\n"
+        "from gangline_ckpt_zarr.save.writer.process import main\nmain()\n"
         "print([name for name in ('torch', 'numpy', 'hydra', 'omegaconf', 'fsspec') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], input=said.encode() + b"\n", capture_output=True, check=True)
@@ -315,7 +315,7 @@ def test_checksums_of_any_cells(data: st.DataObject) -> None:
 
 
 def test_checksums_are_there_when_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gangline_ckpt_zarr.writing.checksum._AT_ONCE", 64)
+    monkeypatch.setattr("gangline_ckpt_zarr.save.writer.checksums._AT_ONCE", 64)
 
     def fill(memory: memoryview, run: Cells) -> None:
         time.sleep(0.0005)
@@ -342,8 +342,8 @@ def test_checksums_stop_when_nobody_wants_them(monkeypatch: pytest.MonkeyPatch) 
         begun.set()
         go.wait(SECONDS)
 
-    monkeypatch.setattr("gangline_ckpt_zarr.writing.checksum._AT_ONCE", 8)
-    monkeypatch.setattr("gangline_ckpt_zarr.writing.checksum.fill", fill)
+    monkeypatch.setattr("gangline_ckpt_zarr.save.writer.checksums._AT_ONCE", 8)
+    monkeypatch.setattr("gangline_ckpt_zarr.save.writer.checksums.fill", fill)
     checksums = Checksums(memoryview(bytearray(1000)), [Cells(0, 12, 8, 80)])
     begun.wait(SECONDS)
     stops = threading.Thread(target=checksums.stop)
@@ -359,7 +359,7 @@ def test_a_checksum_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(memory: memoryview, run: Cells) -> None:
         raise ArithmeticError("no sum")
 
-    monkeypatch.setattr("gangline_ckpt_zarr.writing.checksum.fill", fill)
+    monkeypatch.setattr("gangline_ckpt_zarr.save.writer.checksums.fill", fill)
     checksums = Checksums(memoryview(bytearray(100)), [Cells(0, 1, 8, 1)])
     with pytest.raises(ArithmeticError, match="no sum"):
         checksums.wait(100)

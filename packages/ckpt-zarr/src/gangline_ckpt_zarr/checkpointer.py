@@ -11,19 +11,19 @@ import torch.distributed as dist
 from gangline.checkpoint.base import Checkpointer, CheckpointId, Handle
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.agreement import Agreement
-from gangline_ckpt_zarr.buffers import Buffers
-from gangline_ckpt_zarr.copies import unreadable
-from gangline_ckpt_zarr.durable import Copies
+from gangline_ckpt_zarr.describe import told
 from gangline_ckpt_zarr.format.metadata import Meta, data_path
-from gangline_ckpt_zarr.interval import Interval, observed_mtbf
-from gangline_ckpt_zarr.loading import load
-from gangline_ckpt_zarr.memory import MemoryTier
-from gangline_ckpt_zarr.putting import Report, copy_file, fair, write_file
-from gangline_ckpt_zarr.saving import Content, Job, Saving
-from gangline_ckpt_zarr.tiers import Tier, disk_tiers
-from gangline_ckpt_zarr.told import told
-from gangline_ckpt_zarr.writing.client import WriterProcess
-from gangline_ckpt_zarr.writing.job import Object
+from gangline_ckpt_zarr.load.nearest import unreadable
+from gangline_ckpt_zarr.load.shards import load
+from gangline_ckpt_zarr.save.buffers import Buffers
+from gangline_ckpt_zarr.save.durable import Copies
+from gangline_ckpt_zarr.save.handle import Content, Job, Saving
+from gangline_ckpt_zarr.save.interval import Interval, observed_mtbf
+from gangline_ckpt_zarr.save.transfer import Report, copy_file, fair, write_file
+from gangline_ckpt_zarr.save.writer.client import WriterProcess
+from gangline_ckpt_zarr.save.writer.messages import Object
+from gangline_ckpt_zarr.tiers.base import Tier, disk_tiers
+from gangline_ckpt_zarr.tiers.memory import MemoryTier
 
 if TYPE_CHECKING:
     from gangline.comm import Store

@@ -36,7 +36,7 @@ class ZarrCheckpoint(CheckpointConfig):
         """What keeps the machine's memory tier while workers come and go."""
         if self.memory_every is None:
             return []
-        return [Sidecar(name="checkpoint-memory", target="gangline_ckpt_zarr.memory:keep")]
+        return [Sidecar(name="checkpoint-memory", target="gangline_ckpt_zarr.tiers.memory:keep")]
 
     def check(self, run: Run) -> list[Problem]:
         if self.durable is None and (self.durable_every or self.durable_keep_last or self.durable_keep_every):

@@ -18,7 +18,7 @@ from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.weights import place_for, write_weights
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, parser, places
 from gangline_ckpt_zarr.format.grid import stored_dtype
-from gangline_ckpt_zarr.reading import Reader, Target, plan
+from gangline_ckpt_zarr.load.reader import Reader, Target, plan
 
 if TYPE_CHECKING:
     from gangline.shard import Shard

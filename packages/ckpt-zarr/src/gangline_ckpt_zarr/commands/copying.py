@@ -12,16 +12,16 @@ from fastcrc.crc32 import iscsi as crc32c
 from gangline.checkpoint.base import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.commands import text
+from gangline_ckpt_zarr.commands.bad_chunks import Check
 from gangline_ckpt_zarr.commands.blocks import Blocks
-from gangline_ckpt_zarr.commands.scan import Check
 from gangline_ckpt_zarr.commands.verify import damaged
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser, tiers_of
-from gangline_ckpt_zarr.format import claims, opened, overlap
-from gangline_ckpt_zarr.format.cells import Run
+from gangline_ckpt_zarr.format import claims, native, overlap
+from gangline_ckpt_zarr.format.checksum import CHECKSUM, TRAILER
+from gangline_ckpt_zarr.format.chunks import Run
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
-from gangline_ckpt_zarr.format.opened import OpenMeta
-from gangline_ckpt_zarr.format.seal import CHECKSUM, TRAILER
-from gangline_ckpt_zarr.scanning import windows
+from gangline_ckpt_zarr.format.native import OpenMeta
+from gangline_ckpt_zarr.load.scan import windows
 from gangline_ckpt_zarr.stores.base import Store
 from gangline_ckpt_zarr.stores.open import open_store
 
@@ -131,7 +131,7 @@ def _openly(source: Copy, store: Store) -> None:
     """A file for each chunk or shard, zarr.json for each node, the root's last."""
     if store.names():
         raise UserError(f"{store.url} is not empty.", "Name a directory that does not exist yet.")
-    meta = opened.opened(source.meta)
+    meta = native.opened(source.meta)
     ranks = sorted(meta.writers())
     total = sum(meta.files.of_rank(rank).size for rank in ranks)
     try:
@@ -142,9 +142,9 @@ def _openly(source: Copy, store: Store) -> None:
             for size in pool.map(lambda rank: _chunks(source, store, meta, rank), ranks):
                 advance(size)
             _arrived(store, meta, ranks, advance)
-            content = opened.write(meta)
+            content = native.write(meta)
             put = [
-                pool.submit(store.commit, f"{name}/{NAME}", node) for name, node in opened.node_files(content).items()
+                pool.submit(store.commit, f"{name}/{NAME}", node) for name, node in native.node_files(content).items()
             ]
             for done in put:
                 done.result()
@@ -164,10 +164,10 @@ def _chunks(source: Copy, store: Store, meta: OpenMeta, rank: int) -> int:
             blocks.pad(run.base + number * run.stride)
             cell = _cell(source, run, number)
             blocks.put(cell)
-            meta.sums[run.name][opened.place(run, number, layout)] = int.from_bytes(cell[run.nbytes :], "little")
+            meta.sums[run.name][native.place(run, number, layout)] = int.from_bytes(cell[run.nbytes :], "little")
         if run.count > 1:
             blocks.pad(run.end)
-            blocks.put(opened.index(run))
+            blocks.put(native.index(run))
     return file.size
 
 

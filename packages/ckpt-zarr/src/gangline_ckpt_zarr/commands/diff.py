@@ -16,7 +16,7 @@ from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, parser, places
 from gangline_ckpt_zarr.format.grid import stored_dtype
 from gangline_ckpt_zarr.format.metadata import Meta
-from gangline_ckpt_zarr.reading import Reader, Target, plan
+from gangline_ckpt_zarr.load.reader import Reader, Target, plan
 
 BLOCK = 8 << 20  # bytes of an array compared at once
 # How a run was carried and watched, not where it stands: shown, but no reason to call two states different.

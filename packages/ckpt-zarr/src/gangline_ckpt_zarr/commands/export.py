@@ -15,7 +15,7 @@ from gangline.shard import Box
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
 from gangline_ckpt_zarr.format.grid import stored_dtype
-from gangline_ckpt_zarr.reading import Reader, Target, plan
+from gangline_ckpt_zarr.load.reader import Reader, Target, plan
 
 if TYPE_CHECKING:
     import torch

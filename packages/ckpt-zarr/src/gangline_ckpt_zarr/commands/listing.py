@@ -9,11 +9,11 @@ from datetime import datetime
 
 from gangline.checkpoint.base import CheckpointId
 from gangline.errors import BadCheckpoint
+from gangline_ckpt_zarr.describe import told
 from gangline_ckpt_zarr.format.metadata import NAME
-from gangline_ckpt_zarr.standing import lacking
 from gangline_ckpt_zarr.stores.base import Store
-from gangline_ckpt_zarr.tiers import Tier
-from gangline_ckpt_zarr.told import told
+from gangline_ckpt_zarr.tiers.base import Tier
+from gangline_ckpt_zarr.tiers.whole import lacking
 
 
 @dataclass

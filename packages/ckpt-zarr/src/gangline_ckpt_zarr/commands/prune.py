@@ -11,7 +11,7 @@ from gangline_ckpt_zarr.commands.listing import entries
 from gangline_ckpt_zarr.commands.verify import checked
 from gangline_ckpt_zarr.commands.where import Copy, one, parser
 from gangline_ckpt_zarr.stores.open import open_store
-from gangline_ckpt_zarr.tiers import Tier
+from gangline_ckpt_zarr.tiers.base import Tier
 
 
 def run(argv: Sequence[str]) -> int:

@@ -12,10 +12,10 @@ from typing import Any
 from gangline.shard import Division, Layout
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
+from gangline_ckpt_zarr.format.checksum import TRAILER
 from gangline_ckpt_zarr.format.grid import cell_itemsize, stored_dtype
 from gangline_ckpt_zarr.format.metadata import Meta
-from gangline_ckpt_zarr.format.opened import OpenMeta
-from gangline_ckpt_zarr.format.seal import TRAILER
+from gangline_ckpt_zarr.format.native import OpenMeta
 
 _NUMBER = re.compile(r"(?<=[./])\d+(?=[./]|$)")
 HEAD = ("array", "shape", "dtype", "chunk", "chunks", "stored", "cut")

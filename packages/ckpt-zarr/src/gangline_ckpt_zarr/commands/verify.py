@@ -9,15 +9,15 @@ from dataclasses import replace
 
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.commands import text
-from gangline_ckpt_zarr.commands.scan import Bad, Check, merged
+from gangline_ckpt_zarr.commands.bad_chunks import Bad, Check, merged
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, Place, one, parser
-from gangline_ckpt_zarr.format.cells import File
+from gangline_ckpt_zarr.describe import told
+from gangline_ckpt_zarr.format.chunks import File
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
-from gangline_ckpt_zarr.format.opened import OpenMeta, index, index_bytes, node_files
+from gangline_ckpt_zarr.format.native import OpenMeta, index, index_bytes, node_files
 from gangline_ckpt_zarr.format.references import AT, REFERENCES, references
-from gangline_ckpt_zarr.scanning import windows
+from gangline_ckpt_zarr.load.scan import windows
 from gangline_ckpt_zarr.stores.base import Store
-from gangline_ckpt_zarr.told import told
 
 MOST_LOST = 100  # missing files that are named
 

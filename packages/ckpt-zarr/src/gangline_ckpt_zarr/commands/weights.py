@@ -54,7 +54,7 @@ def write_weights(
     from gangline.state import Document
     from gangline.train.restore import fingerprint
     from gangline_ckpt_zarr.format import metadata
-    from gangline_ckpt_zarr.format.cells import Files
+    from gangline_ckpt_zarr.format.chunks import Files
 
     registry = Registry.of(Mesh.of({}), {name: Layout(shape, dtype) for name, (shape, dtype) in shapes.items()})
     document = Document(
@@ -84,10 +84,10 @@ def _cells(store: Store, registry: Registry, write_id: str) -> Iterator[Shard]:
 
     from gangline.shard import Shard
     from gangline_ckpt_zarr.commands.blocks import Blocks
-    from gangline_ckpt_zarr.format.cells import Files
+    from gangline_ckpt_zarr.format.checksum import seal_start, trailer
+    from gangline_ckpt_zarr.format.chunks import Files
     from gangline_ckpt_zarr.format.grid import stored_dtype
     from gangline_ckpt_zarr.format.metadata import data_path
-    from gangline_ckpt_zarr.format.seal import seal_start, trailer
 
     file = Files(registry).of_rank(0)
     with (

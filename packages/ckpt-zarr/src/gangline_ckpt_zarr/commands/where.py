@@ -17,7 +17,7 @@ from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
 from gangline_ckpt_zarr.stores.base import Store
 from gangline_ckpt_zarr.stores.open import open_store
-from gangline_ckpt_zarr.tiers import Tier
+from gangline_ckpt_zarr.tiers.base import Tier
 
 PLACES = "RUN_DIR (its newest), RUN_DIR step-00000012, a checkpoint's directory, or a URL"
 
@@ -171,7 +171,7 @@ def tiers_of(run_dir: str) -> tuple[Tier, ...]:
         keep = options.get("durable_keep_last"), options.get("durable_keep_every")
         tiers.append(Tier("durable", open_store(options["durable"]), options.get("durable_every"), *keep))
     if options.get("memory_every"):
-        from gangline_ckpt_zarr.memory import directory as of_memory
+        from gangline_ckpt_zarr.tiers.memory import directory as of_memory
 
         tiers.append(Tier("memory", open_store(str(of_memory(run_dir)))))  # last: of several machines it has a part
     return tuple(tiers)

@@ -21,10 +21,10 @@ from gangline.checkpoint.base import CheckpointId
 from gangline.errors import BadCheckpoint
 from gangline.shard import Registry
 from gangline_ckpt_zarr.format import claims, cuts, overlap
-from gangline_ckpt_zarr.format.alike import lying
-from gangline_ckpt_zarr.format.cells import Files, Run
+from gangline_ckpt_zarr.format.checksum import CHECKSUM, TRAILER, seal_start, wrong
+from gangline_ckpt_zarr.format.chunks import Files, Run
 from gangline_ckpt_zarr.format.grid import cell_itemsize, stored_dtype
-from gangline_ckpt_zarr.format.seal import CHECKSUM, TRAILER, seal_start, wrong
+from gangline_ckpt_zarr.format.owners import lying
 from gangline_ckpt_zarr.stores.base import Store
 
 NAME = "zarr.json"
@@ -201,10 +201,10 @@ def read(content: bytes, file: str, id: CheckpointId | None = None) -> Meta:
         }
         registry = cuts.of_json(ours["layout"], shapes)
         if ours.get("open"):
-            from gangline_ckpt_zarr.format import opened
+            from gangline_ckpt_zarr.format import native
 
-            meta: Meta = opened.read(ours, registry, arrays)
-            written = opened.nodes(cast("opened.OpenMeta", meta))
+            meta: Meta = native.read(ours, registry, arrays)
+            written = native.nodes(cast("native.OpenMeta", meta))
         else:
             chunks = {
                 name: claims.chunk(node["chunk_grid"]["configuration"]["chunk_shape"], registry[name], name)

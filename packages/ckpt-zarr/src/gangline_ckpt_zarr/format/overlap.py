@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from math import prod
 
 from gangline.shard import Box, Division, Layout, Registry
-from gangline_ckpt_zarr.format.alike import Lying, lying
+from gangline_ckpt_zarr.format.owners import Lying, lying
 
 
 def meeting(registry: Registry, name: str, wanted: Box) -> Iterator[tuple[int, Box]]:

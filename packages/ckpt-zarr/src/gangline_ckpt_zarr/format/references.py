@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gangline_ckpt_zarr.format.cells import Run
+from gangline_ckpt_zarr.format.checksum import CHECKSUM
+from gangline_ckpt_zarr.format.chunks import Run
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
-from gangline_ckpt_zarr.format.seal import CHECKSUM
 
 REFERENCES = "refs.json"
 AT = "{{at}}/"  # a template, for where the checkpoint lies

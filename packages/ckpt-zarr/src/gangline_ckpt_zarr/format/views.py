@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from gangline_ckpt_zarr.format.cells import Run
+from gangline_ckpt_zarr.format.chunks import Run
 
 
 @dataclass(frozen=True)

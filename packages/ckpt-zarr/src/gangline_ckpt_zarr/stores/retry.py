@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from gangline_ckpt_zarr.describe import told
 from gangline_ckpt_zarr.stores.base import StoreError
-from gangline_ckpt_zarr.told import told
 
 T = TypeVar("T")
 

@@ -1,8 +1,8 @@
-"""The writer process: ``python -m gangline_ckpt_zarr.writing.process TRAINER_PID``.
+"""The writer process: ``python -m gangline_ckpt_zarr.save.writer.process TRAINER_PID``.
 
-One for each rank, and one more where it copies, started by `gangline_ckpt_zarr.writing.client`. It has neither torch
-nor numpy, so it starts in a tenth of a second and takes little memory; it dies with its trainer, and only its trainer
-can ask it to stop.
+One for each rank, and one more where it copies, started by `gangline_ckpt_zarr.save.writer.client`. It has neither
+torch nor numpy, so it starts in a tenth of a second and takes little memory; it dies with its trainer, and only its
+trainer can ask it to stop.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from gangline.launch.guard import die_with
-from gangline_ckpt_zarr.scanning import BadCell, Check, windows
+from gangline_ckpt_zarr.describe import told
+from gangline_ckpt_zarr.load.scan import BadCell, Check, windows
+from gangline_ckpt_zarr.save.writer.checksums import Checksums
+from gangline_ckpt_zarr.save.writer.messages import Answer, Memory, Object, cells, memory
 from gangline_ckpt_zarr.stores.base import Store, Writer
 from gangline_ckpt_zarr.stores.open import DEADLINE_SECONDS, open_store
-from gangline_ckpt_zarr.told import told
-from gangline_ckpt_zarr.writing.checksum import Checksums
-from gangline_ckpt_zarr.writing.job import Answer, Memory, Object, cells, memory
 
 BLOCK = 8 << 20  # bytes: smaller ones are slower with O_DIRECT, larger ones are not faster
 NICE = 10  # the trainer goes first; costs nothing where there is a core to spare

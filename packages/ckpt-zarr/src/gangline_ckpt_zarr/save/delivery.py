@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, Protocol
 
 from gangline.checkpoint.base import CheckpointId
 from gangline_ckpt_zarr.agreement import Agreement, Failed
+from gangline_ckpt_zarr.describe import told
 from gangline_ckpt_zarr.format.metadata import NAME, data_path
-from gangline_ckpt_zarr.putting import Report
-from gangline_ckpt_zarr.tiers import Tier
-from gangline_ckpt_zarr.told import told
+from gangline_ckpt_zarr.save.transfer import Report
+from gangline_ckpt_zarr.tiers.base import Tier
 
 Put = Callable[[Tier, str, Report], None]  # (tier, write id, report): puts this rank's file there
 

@@ -10,13 +10,13 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-from gangline_ckpt_zarr.format.cells import Files
-from gangline_ckpt_zarr.staging import Staging
+from gangline_ckpt_zarr.format.chunks import Files
+from gangline_ckpt_zarr.save.staging import Staging
 
 if TYPE_CHECKING:
     from gangline.shard import Registry
-    from gangline_ckpt_zarr.memory import MemoryTier
-    from gangline_ckpt_zarr.writing.client import WriterProcess
+    from gangline_ckpt_zarr.save.writer.client import WriterProcess
+    from gangline_ckpt_zarr.tiers.memory import MemoryTier
 
 
 class Buffers:

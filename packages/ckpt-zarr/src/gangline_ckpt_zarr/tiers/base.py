@@ -12,9 +12,9 @@ from gangline.checkpoint.retention import Lacks, superfluous
 from gangline.errors import BadCheckpoint
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
-from gangline_ckpt_zarr.standing import lacking
 from gangline_ckpt_zarr.stores.base import Store
 from gangline_ckpt_zarr.stores.open import open_store
+from gangline_ckpt_zarr.tiers.whole import lacking
 
 if TYPE_CHECKING:
     from gangline_ckpt_zarr.config import ZarrCheckpoint

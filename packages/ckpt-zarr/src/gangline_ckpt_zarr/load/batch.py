@@ -17,7 +17,7 @@ from fastcrc.crc32 import iscsi as crc32c
 
 from gangline.errors import BadCheckpoint
 from gangline.shard import Box
-from gangline_ckpt_zarr.format.cells import Run
+from gangline_ckpt_zarr.format.chunks import Run
 from gangline_ckpt_zarr.format.metadata import Meta
 from gangline_ckpt_zarr.stores.base import Read, Store
 

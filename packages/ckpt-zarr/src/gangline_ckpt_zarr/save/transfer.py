@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 from gangline.errors import BadCheckpoint
-from gangline_ckpt_zarr.format.cells import File, Run
-from gangline_ckpt_zarr.format.seal import seal_start
-from gangline_ckpt_zarr.staging import Staging
-from gangline_ckpt_zarr.writing.client import WriterProcess
-from gangline_ckpt_zarr.writing.job import Answer, Memory, Object, cells_of
+from gangline_ckpt_zarr.format.checksum import seal_start
+from gangline_ckpt_zarr.format.chunks import File, Run
+from gangline_ckpt_zarr.save.staging import Staging
+from gangline_ckpt_zarr.save.writer.client import WriterProcess
+from gangline_ckpt_zarr.save.writer.messages import Answer, Memory, Object, cells_of
 
 Report = Callable[[float], None]  # of the share that is written
 _LOOK = 0.25  # seconds between two looks at how far it is

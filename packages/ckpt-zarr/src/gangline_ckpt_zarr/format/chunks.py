@@ -16,9 +16,9 @@ from itertools import product
 from math import prod
 
 from gangline.shard import Box, Registry
-from gangline_ckpt_zarr.format.alike import lying
+from gangline_ckpt_zarr.format.checksum import TRAILER
 from gangline_ckpt_zarr.format.grid import cell_itemsize, chunk_shape
-from gangline_ckpt_zarr.format.seal import TRAILER
+from gangline_ckpt_zarr.format.owners import lying
 
 PAGE = 4096
 

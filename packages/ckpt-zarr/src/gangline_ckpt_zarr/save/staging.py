@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 
 from gangline.shard import Shard
-from gangline_ckpt_zarr.format.cells import File, Run
+from gangline_ckpt_zarr.format.chunks import File, Run
 from gangline_ckpt_zarr.format.grid import stored_dtype
 from gangline_ckpt_zarr.format.views import views
 

@@ -18,10 +18,10 @@ import torch.distributed as dist
 
 from gangline.shard import Box, Registry
 from gangline_ckpt_zarr.agreement import Agreement
-from gangline_ckpt_zarr.format.alike import lying
 from gangline_ckpt_zarr.format.grid import cell_itemsize
 from gangline_ckpt_zarr.format.metadata import Meta
-from gangline_ckpt_zarr.reading import Target
+from gangline_ckpt_zarr.format.owners import lying
+from gangline_ckpt_zarr.load.reader import Target
 
 TOGETHER = 8  # ranks
 SLICE = 32 << 20  # bytes of an array that one rank reads: smaller ones would spread better and be fetched worse

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from gangline_ckpt_zarr.writing.job import Answer, Cells, Memory, Object, request
+from gangline_ckpt_zarr.save.writer.messages import Answer, Cells, Memory, Object, request
 
 _LAST_WORDS = 20  # lines kept of what it says on its standard error
 _LINE = 500  # bytes kept of each
@@ -46,7 +46,7 @@ class WriterProcess:
             self.close()
             self._fds, self._ended = wanted, None
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "gangline_ckpt_zarr.writing.process", str(os.getpid())],
+                [sys.executable, "-P", "-m", "gangline_ckpt_zarr.save.writer.process", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -26,12 +26,12 @@ from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.format.metadata import NAME
 from gangline_ckpt_zarr.format.overlap import meeting
 from gangline_ckpt_zarr.stores.local import LocalStore
-from gangline_ckpt_zarr.tiers import Tier
+from gangline_ckpt_zarr.tiers.base import Tier
 
 if TYPE_CHECKING:  # the sidecar and the tools that come here have no use for torch
     from gangline.comm import Store as JobStore
     from gangline.config.schema import Run
-    from gangline_ckpt_zarr.staging import Staging
+    from gangline_ckpt_zarr.save.staging import Staging
 
 ROOT = Path("/dev/shm")
 SPARE = "spare"
@@ -139,7 +139,7 @@ class MemoryTier(Tier):
 
     def buffer(self, rank: int) -> Staging:
         """The buffer for the next save: never the one that the newest checkpoint lies in."""
-        from gangline_ckpt_zarr.staging import Staging
+        from gangline_ckpt_zarr.save.staging import Staging
 
         if len(self._buffers) < 2:
             self._make_room()

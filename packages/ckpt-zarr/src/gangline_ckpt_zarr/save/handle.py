@@ -10,13 +10,13 @@ from typing import Any, Protocol
 from gangline.checkpoint.base import CheckpointId, Handle, SaveFailed
 from gangline.errors import BadCheckpoint
 from gangline.shard import Registry
-from gangline_ckpt_zarr import delivery
 from gangline_ckpt_zarr.agreement import Agreement
-from gangline_ckpt_zarr.delivery import Delivery, Plan, Put
-from gangline_ckpt_zarr.durable import Copies
 from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.cells import Files
-from gangline_ckpt_zarr.tiers import Tier
+from gangline_ckpt_zarr.format.chunks import Files
+from gangline_ckpt_zarr.save import delivery
+from gangline_ckpt_zarr.save.delivery import Delivery, Plan, Put
+from gangline_ckpt_zarr.save.durable import Copies
+from gangline_ckpt_zarr.tiers.base import Tier
 
 
 @dataclass(frozen=True)

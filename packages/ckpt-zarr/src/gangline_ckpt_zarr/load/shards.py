@@ -12,11 +12,11 @@ from gangline.checkpoint.base import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline.shard import Registry, Shard
 from gangline_ckpt_zarr.agreement import Agreement, Failed
-from gangline_ckpt_zarr.copies import fill
 from gangline_ckpt_zarr.format.metadata import Meta
-from gangline_ckpt_zarr.reading import Target
-from gangline_ckpt_zarr.sharing import Sharing, agreed
-from gangline_ckpt_zarr.tiers import Tier
+from gangline_ckpt_zarr.load.nearest import fill
+from gangline_ckpt_zarr.load.reader import Target
+from gangline_ckpt_zarr.load.shared import Sharing, agreed
+from gangline_ckpt_zarr.tiers.base import Tier
 
 
 def load(

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from gangline.shard import Box
-from gangline_ckpt_zarr.batches import Batch, Lanes
 from gangline_ckpt_zarr.format import overlap
-from gangline_ckpt_zarr.format.cells import Run
+from gangline_ckpt_zarr.format.chunks import Run
 from gangline_ckpt_zarr.format.grid import stored_dtype
 from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.load.batch import Batch, Lanes
 from gangline_ckpt_zarr.stores.base import Store
 
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from gangline_ckpt_zarr.format.seal import TRAILER, trailer
-from gangline_ckpt_zarr.writing.job import Cells
+from gangline_ckpt_zarr.format.checksum import TRAILER, trailer
+from gangline_ckpt_zarr.save.writer.messages import Cells
 
 _AT_ONCE = 8 << 20  # bytes of cells between two announcements
 

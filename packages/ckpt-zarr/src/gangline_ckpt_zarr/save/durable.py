@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from gangline.checkpoint.base import CheckpointId
-from gangline_ckpt_zarr.delivery import Delivery
+from gangline_ckpt_zarr.save.delivery import Delivery
 
 _LOOK = 0.25  # seconds
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from gangline_ckpt_zarr.format.seal import wrong
+from gangline_ckpt_zarr.format.checksum import wrong
+from gangline_ckpt_zarr.save.writer.messages import Cells
 from gangline_ckpt_zarr.stores.base import Store
-from gangline_ckpt_zarr.writing.job import Cells
 
 Judge = Callable[[int, int, int, "bytes | memoryview"], str]
 LOCAL, REMOTE = 8 << 20, 64 << 20  # bytes read at once: what stays in the cache; enough for requests side by side

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from gangline.checkpoint.base import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.format.metadata import Meta
-from gangline_ckpt_zarr.reading import Piece, Reader, Target, plan
+from gangline_ckpt_zarr.load.reader import Piece, Reader, Target, plan
 from gangline_ckpt_zarr.stores.base import StoreError
-from gangline_ckpt_zarr.tiers import Tier
+from gangline_ckpt_zarr.tiers.base import Tier
 
 _NO_DAMAGE = (StoreError, PermissionError, ConnectionError, TimeoutError)  # what may pass, or be allowed one day
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gangline.shard import Box
-from gangline_ckpt_zarr import scanning
-from gangline_ckpt_zarr.format.cells import File, Run
+from gangline_ckpt_zarr.format.chunks import File, Run
 from gangline_ckpt_zarr.format.metadata import Meta
-from gangline_ckpt_zarr.scanning import Window
-from gangline_ckpt_zarr.writing.job import cells_of
+from gangline_ckpt_zarr.load import scan
+from gangline_ckpt_zarr.load.scan import Window
+from gangline_ckpt_zarr.save.writer.messages import cells_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Check:
         self._runs = [run for run in every if self._whole[run]]
         cells = cells_of(self._runs, meta.seal_start)
         runs = [c._replace(number=self._whole[r]) for r, c in zip(self._runs, cells, strict=True)]
-        self._check = scanning.Check(runs, lambda run, *cell: meta.wrong(self._runs[run], *cell))
+        self._check = scan.Check(runs, lambda run, *cell: meta.wrong(self._runs[run], *cell))
 
     def feed(self, window: Window) -> Iterator[Bad]:
         """The bad cells that end in this window."""

@@ -24,10 +24,10 @@ from fastcrc.crc32 import iscsi as crc32c
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Places, Registry, primary_replica
 from gangline_ckpt_zarr.format import claims, cuts
-from gangline_ckpt_zarr.format.cells import File, Files, Run, lay_out
+from gangline_ckpt_zarr.format.checksum import CHECKSUM, MISPLACED
+from gangline_ckpt_zarr.format.chunks import File, Files, Run, lay_out
 from gangline_ckpt_zarr.format.metadata import CODECS, FORMAT, Meta, array_metadata, root
 from gangline_ckpt_zarr.format.references import chunk_key
-from gangline_ckpt_zarr.format.seal import CHECKSUM, MISPLACED
 
 MOST_FILES = 64  # of one array; a power of two
 _ENTRY = struct.Struct("<QQ")  # of a shard's index: offset and length of a chunk

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gangline_ckpt_zarr.format.seal import CHECKSUM, TRAILER
+from gangline_ckpt_zarr.format.checksum import CHECKSUM, TRAILER
 
 if TYPE_CHECKING:
-    from gangline_ckpt_zarr.format.cells import Run
+    from gangline_ckpt_zarr.format.chunks import Run
 
 
 class Cells(NamedTuple):

@@ -1,0 +1,1 @@
+"""A save: staged while the step waits, written and copied beside training."""
