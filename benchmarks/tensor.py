@@ -60,7 +60,7 @@ def ours(config: DecoderConfig, sequence_parallel: bool) -> tuple[nn.Module, Cal
     comm = rank.comms(Mesh.of({"tp": rank.world}), False).axis("tp")
     first_rows = {}
     for name, parameter in list(model.named_parameters()):
-        cut = plan.cut(name)
+        cut = plan.cuts_of(name, parameter.dim()).get("tp")
         if cut is not None:
             path, _, own = name.rpartition(".")
             part = parameter.detach().chunk(comm.size, cut.dim)[comm.index].clone()
