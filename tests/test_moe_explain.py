@@ -31,7 +31,7 @@ from gangline_moe.nodes import MoeNode
 from gangline_moe.routers.config import Grouped, Sigmoid, Softmax
 from gangline_parallel_megatron_style.commands import main
 from gangline_parallel_megatron_style.cost import activations, memory, traffic
-from gangline_parallel_megatron_style.cost.activations import Rates
+from gangline_parallel_megatron_style.cost.activations import ActivationSizes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import links
 from gangline_parallel_megatron_style.explain.explained import explained
@@ -79,8 +79,8 @@ def kept(node: MoeNode, precision: str, ep: int) -> int:
 def test_a_layer_keeps_what_its_node_says(precision, ep, options):
     node = layer_node(FeedForwardNode(dim=DIM, hidden=HIDDEN), MoeOptions(experts=EXPERTS, hidden=HIDDEN, **options))
     nbytes = DTYPES[precision].itemsize
-    rates = Rates(tokens=B * T, inner=B * T, nbytes=nbytes, wide=4, ranks={FOLD: ep})
-    found, told = kept(node, precision, ep), activations.of_node(node, rates)
+    sizes = ActivationSizes(tokens=B * T, inner_tokens=B * T, itemsize=nbytes, master_itemsize=4, ranks={FOLD: ep})
+    found, told = kept(node, precision, ep), activations.of_node(node, sizes)
     assert told <= found <= told + 4 * B * 4 * EXPERTS  # terms of the loss: a few numbers of each sequence and expert
 
 
@@ -199,10 +199,10 @@ def test_rows_go_inside_a_node_first():
     rows = torch.zeros(B * 64, 128, requires_grad=True)
     exchange = Exchange(comm, rows, torch.full((64,), len(rows) // 64), layer.node.ranks_per_node)
     exchange.returned(exchange.arrived() * 1).sum().backward()
-    here = replace(case.here, tokens=len(rows) // 2)
-    inside_nodes, between = layer.node.travels(here)
+    sizes = replace(case.sizes, tokens=len(rows) // 2)
+    inside_nodes, between = layer.node.communication_volume(sizes)
     bytes_of = comms.traffic.bytes
-    told = sum(travel.forward[1] + travel.backward[1] for travel in (inside_nodes, between))
+    told = sum(volume.forward[1] + volume.backward[1] for volume in (inside_nodes, between))
     small = Fraction(7, 8) * bytes_of[FOLD, "all_to_all"] + 7 * bytes_of[FOLD, "all_gather"]
     assert told == bytes_of[FOLD, "exchange"] + small
     of = {sent.purpose: links(case, sent) for sent in traffic.folds(case, 0)}

@@ -20,7 +20,7 @@ from gangline.model.shapes import DecoderConfig
 from gangline.train.finish import finisher
 from gangline_parallel_megatron_style.config import Pp, Tp
 from gangline_parallel_megatron_style.cost import activations, moments, timing
-from gangline_parallel_megatron_style.cost.activations import Rates
+from gangline_parallel_megatron_style.cost.activations import ActivationSizes
 from gangline_parallel_megatron_style.cost.case import Case
 
 MODEL = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, hidden=48)
@@ -73,9 +73,9 @@ def test_a_block_keeps_what_the_closed_form_says(model, precision):
     case = case_of(model, precision)
     module, batch = built(case, precision), micro_batch(case)
     hidden = module.embed(batch)
-    rates = Rates.of(case, gpu=False)
+    sizes = ActivationSizes.of(case, gpu=False)
     found = kept(module.parameters(), lambda: module.blocks[1](hidden, batch))
-    assert found == activations.of_block(case, 1, rates) + activations.angles(case, rates)
+    assert found == activations.of_block(case, 1, sizes) + activations.angles(case, sizes)
 
 
 @pytest.mark.parametrize("precision", DTYPES)
@@ -85,25 +85,25 @@ def test_a_recomputed_block_keeps_its_input(precision):
     hidden = module.embed(batch).detach().requires_grad_()
     tokens = [batch.tokens, batch.position, batch.targets, batch.loss_mask, batch.sample]
     found = kept([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
-    assert found == activations.of_block(case, 1, Rates.of(case, gpu=False))
+    assert found == activations.of_block(case, 1, ActivationSizes.of(case, gpu=False))
 
 
 @pytest.mark.parametrize("precision", DTYPES)
 def test_recomputed_attention_forgets_little(precision):
     """Fused attention has no scores to forget: only one number a row and head."""
     whole, case = case_of(precision=precision), case_of(precision=precision, recompute="selective")
-    saved = [activations.of_block(whole, 0, rates) - activations.of_block(case, 0, rates) for rates in both(case)]
+    saved = [activations.of_block(whole, 0, sizes) - activations.of_block(case, 0, sizes) for sizes in both(case)]
     assert saved == [2 * 16 * 4 * 4, 2 * 16 * 4 * (4 + 8 * case.bytes.compute)]
     module, batch = built(case, precision), micro_batch(case)
     hidden = module.embed(batch)
     tokens = [batch.tokens, batch.position]
     found = kept([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
-    rates = Rates.of(case, gpu=False)
-    assert found == activations.of_block(case, 1, rates) + activations.angles(case, rates)
+    sizes = ActivationSizes.of(case, gpu=False)
+    assert found == activations.of_block(case, 1, sizes) + activations.angles(case, sizes)
 
 
-def both(case: Case) -> tuple[Rates, Rates]:
-    return Rates.of(case), Rates.of(case, gpu=False)
+def both(case: Case) -> tuple[ActivationSizes, ActivationSizes]:
+    return ActivationSizes.of(case), ActivationSizes.of(case, gpu=False)
 
 
 @pytest.mark.parametrize("precision", DTYPES)
@@ -111,9 +111,9 @@ def test_the_head_keeps_what_the_closed_form_says(precision):
     case = case_of(precision=precision)
     module, batch = built(case, precision), micro_batch(case)
     hidden = module.embed(batch)
-    rates = Rates.of(case, gpu=False)
+    sizes = ActivationSizes.of(case, gpu=False)
     found = kept(module.parameters(), lambda: module.head(hidden, batch))
-    closed = activations.head(case, rates)
+    closed = activations.head(case, sizes)
     logits = 2 * 16 * 64 * case.bytes.compute
     backward = logits + 2 * 2 * 16 * 64 * 4  # their gradient, and a piece of them in float32 and its exponentials
     assert found == closed["activations"] + closed["logits"] - backward
@@ -139,9 +139,9 @@ def test_a_block_cut_by_tp(tp, sequence_parallel):
     hidden = torch.randn(16 // (tp if sequence_parallel else 1), 2, 32).transpose(0, 1).requires_grad_()
     if not sequence_parallel:
         hidden = hidden.detach().contiguous().requires_grad_()
-    rates = Rates.of(case, gpu=False)
+    sizes = ActivationSizes.of(case, gpu=False)
     found = kept(made.parameters(), lambda: made.get_submodule("blocks.1")(hidden, batch))
-    assert found == activations.of_block(case, 1, rates) + activations.angles(case, rates)
+    assert found == activations.of_block(case, 1, sizes) + activations.angles(case, sizes)
 
 
 def test_a_pipeline_keeps_as_many_as_its_schedule_says():
@@ -149,8 +149,8 @@ def test_a_pipeline_keeps_as_many_as_its_schedule_says():
     model = replace(MODEL, layers=4)
     for schedule, counts in (("1f1b", (4, 3, 2, 1)), ("gpipe", (4, 4, 4, 4))):
         case = case_of(model, config=Pp(schedule=schedule, stages=[1, 1, 1, 1]), pp=4)
-        rates, order = Rates.of(case), timing.schedule_of(case)
-        each = activations.of_block(case, 0, rates) + activations.angles(case, rates)
-        head = activations.head(case, rates)["activations"]
+        sizes, order = ActivationSizes.of(case), timing.schedule_of(case)
+        each = activations.of_block(case, 0, sizes) + activations.angles(case, sizes)
+        head = activations.head(case, sizes)["activations"]
         for rank, count in enumerate(counts):
-            assert moments.under_way(case, rank, order, rates) == count * (each + (head if rank == 3 else 0))
+            assert moments.under_way(case, rank, order, sizes) == count * (each + (head if rank == 3 else 0))

@@ -11,11 +11,11 @@ from gangline.config import RunSection, default_run
 from gangline.config.schema import Recompute
 from gangline.mesh import Mesh
 from gangline.model.shapes import DecoderConfig
-from gangline.model.tree import Here, Node, NormNode, Shape, Travel
+from gangline.model.tree import CommVolume, LocalSizes, Node, NormNode, Shape
 from gangline.plan import Cut, Fold
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost import activations, memory, timing, traffic
-from gangline_parallel_megatron_style.cost.activations import Rates
+from gangline_parallel_megatron_style.cost.activations import ActivationSizes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import BESIDE, links
 from gangline_parallel_megatron_style.layout.topology import Topology
@@ -36,22 +36,22 @@ class LanesNode(Node):
     def shapes(self) -> dict[str, Shape]:
         return {"w": (self.lanes, WIDTH, self.dim)} if self.lanes else {}
 
-    def keeps(self, here: Here) -> int:
-        return here.tokens * 100 + here.inner * here.nbytes + here.wide
+    def activation_bytes(self, sizes: LocalSizes) -> int:
+        return sizes.tokens * 100 + sizes.inner_tokens * sizes.itemsize + sizes.master_itemsize
 
-    def travels(self, here: Here) -> tuple[Travel, ...]:
-        ranks = here.size("lane")
+    def communication_volume(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
+        ranks = sizes.size("lane")
         if ranks == 1:
             return ()
-        each = here.tokens * self.dim * here.nbytes * (ranks - 1) // ranks
+        each = sizes.tokens * self.dim * sizes.itemsize * (ranks - 1) // ranks
         return (
-            Travel(fold="lane", what="forth and back", forward=(2, 2 * each), backward=(1, each)),
-            Travel(fold="lane", what="nearby", forward=(1, each), backward=(0, 0), among=2),
+            CommVolume(fold="lane", what="forth and back", forward=(2, 2 * each), backward=(1, each)),
+            CommVolume(fold="lane", what="nearby", forward=(1, each), backward=(0, 0), among=2),
         )
 
 
 class SilentNode(LanesNode):
-    keeps = Node.keeps
+    activation_bytes = Node.activation_bytes
 
 
 def case_of(
@@ -149,16 +149,16 @@ def test_bytes_of_a_stack_on_a_fold(zero, dp_shard):
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_node_says_what_its_module_keeps_and_its_children_are_asked(tp):
     case = case_of(tp=tp, dp_shard=2, sequence_parallel=True)
-    rates, stream = Rates.of(case), 16 // tp
-    norm = activations.norm(rates, stream, 32)
-    assert activations.of_node(case.by_path["blocks.1.feed_forward"], rates) == stream * 100 + 16 * 2 + 4 + norm
+    sizes, stream = ActivationSizes.of(case), 16 // tp
+    norm = activations.norm(sizes, stream, 32)
+    assert activations.of_node(case.by_path["blocks.1.feed_forward"], sizes) == stream * 100 + 16 * 2 + 4 + norm
 
 
 def test_a_node_that_says_nothing_is_guessed_by_its_shapes():
     case = case_of(dp_shard=2)
     silent = SilentNode(dim=32, norm=NormNode(dim=32))
-    guessed = 16 * (WIDTH + 32) * 2 + activations.norm(Rates.of(case), 16, 32)
-    assert activations.of_node(silent, Rates.of(case)) == guessed
+    guessed = 16 * (WIDTH + 32) * 2 + activations.norm(ActivationSizes.of(case), 16, 32)
+    assert activations.of_node(silent, ActivationSizes.of(case)) == guessed
 
 
 @pytest.mark.parametrize(("sequence_parallel", "times"), [(True, 1), (False, 2)])

@@ -6,7 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gangline.model.tree import LINEAR, FeedForwardNode, Here, LinearNode, Node, Shape, Travel, WrapNode, fitted
+from gangline.model.tree import (
+    LINEAR,
+    CommVolume,
+    FeedForwardNode,
+    LinearNode,
+    LocalSizes,
+    Node,
+    Shape,
+    WrapNode,
+    fitted,
+)
 from gangline_moe.config import FOLD
 from gangline_moe.routers.config import ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
 
@@ -31,25 +41,25 @@ class RouterNode(Node):
     def __post_init__(self) -> None:
         fitted(self, {"gate": (self.dim, self.experts)})
 
-    def keeps(self, here: Here) -> int:
+    def activation_bytes(self, sizes: LocalSizes) -> int:
         """Scores of all experts, those of the chosen and which they are; the input, where the gate reads a copy."""
-        N, E, K = here.tokens, self.experts, self.top_k
-        kept = N * (E + K) * here.wide + N * K * INDEX
+        N, E, K = sizes.tokens, self.experts, self.top_k
+        kept = N * (E + K) * sizes.master_itemsize + N * K * INDEX
         if self.z_loss:
-            kept += N * (E + 1) * here.wide
+            kept += N * (E + 1) * sizes.master_itemsize
         if self.jitter:
-            kept += 2 * N * self.dim * here.wide
-        elif self.copies(here):
-            kept += N * self.dim * here.wide
+            kept += 2 * N * self.dim * sizes.master_itemsize
+        elif self.copies(sizes):
+            kept += N * self.dim * sizes.master_itemsize
         return kept
 
-    def copies(self, here: Here) -> bool:
+    def copies(self, sizes: LocalSizes) -> bool:
         """Whether the gate reads another tensor than the layer is given: its weights have the masters' dtype."""
-        return bool(self.jitter) or here.wide != here.nbytes
+        return bool(self.jitter) or sizes.master_itemsize != sizes.itemsize
 
-    def divides(self, here: Here) -> int:
+    def divides(self, sizes: LocalSizes) -> int:
         """What it takes to divide the chosen scores by their sum: both of them."""
-        return here.tokens * (self.top_k + 1) * here.wide
+        return sizes.tokens * (self.top_k + 1) * sizes.master_itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +67,8 @@ class SoftmaxNode(RouterNode):
     module: ClassVar[str] = "gangline_moe.routers.softmax:SoftmaxRouter"
     renormalise: bool = True
 
-    def keeps(self, here: Here) -> int:
-        return super().keeps(here) + self.renormalise * self.divides(here)
+    def activation_bytes(self, sizes: LocalSizes) -> int:
+        return super().activation_bytes(sizes) + self.renormalise * self.divides(sizes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +77,10 @@ class SigmoidNode(RouterNode):
     renormalise: bool = True
     scale: float = 1.0
 
-    def keeps(self, here: Here) -> int:
-        sums = here.tokens * here.wide if self.sequence_loss or self.step_loss else 0  # what makes scores a share of 1
-        return super().keeps(here) + self.renormalise * self.divides(here) + sums
+    def activation_bytes(self, sizes: LocalSizes) -> int:
+        shares = self.sequence_loss or self.step_loss  # scores as shares of 1: their sums are kept
+        sums = sizes.tokens * sizes.master_itemsize if shares else 0
+        return super().activation_bytes(sizes) + self.renormalise * self.divides(sizes) + sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +144,9 @@ class StackNode(LinearNode):
     def flops(self, sequence_length: int) -> int:
         return 2 * self.top_k * self.out_features * self.in_features
 
-    def rows(self, here: Here) -> int:
+    def rows(self, sizes: LocalSizes) -> int:
         """If all experts get as many."""
-        return here.tokens * self.top_k
+        return sizes.tokens * self.top_k
 
 
 STACK = StackNode()  # of the size that the experts around it say
@@ -166,7 +177,7 @@ class ExpertsNode(Node):
         """Whether an edit put something around one of the products."""
         return any(isinstance(stack, WrapNode) for stack in (self.w_gate, self.w_up, self.w_down))
 
-    def keeps(self, here: Here) -> int:
+    def activation_bytes(self, sizes: LocalSizes) -> int:
         """Nothing beyond what the layer states: it knows how many rows come."""
         return 0
 
@@ -182,45 +193,49 @@ class MoeNode(Node):
     capacity_factor: float | None = None
     ranks_per_node: int | None = None
 
-    def rows(self, here: Here) -> int:
+    def rows(self, sizes: LocalSizes) -> int:
         """Pairs of a token and an expert of it in a micro-batch on one rank, if all experts get as many: as many leave
         a rank of the fold as come to it.
         """
-        pairs, experts = here.tokens * self.router.top_k, self.router.experts
+        pairs, experts = sizes.tokens * self.router.top_k, self.router.experts
         if self.capacity_factor is None:
             return pairs
         return min(pairs, experts * max(1, math.ceil(self.capacity_factor * pairs / experts)))
 
-    def keeps(self, here: Here) -> int:
+    def activation_bytes(self, sizes: LocalSizes) -> int:
         """Each row on its way in and out and its two products before the gate (where products are wrapped, also the
         activated gate and what the last product reads); where rows and pairs lie and where each
         expert's rows begin, on a fold also of those that came; the input, where the gate multiplies it as it is and no
         shared expert counts it.
         """
-        rows, dim, hidden = self.rows(here), self.experts.dim, self.experts.hidden
-        kept = rows * 2 * (dim + (2 if self.experts.wrapped else 1) * hidden) * here.nbytes
-        kept += (rows + here.tokens * self.router.top_k + self.router.experts + 1) * INDEX
-        own = self.router.experts // here.size(FOLD)
-        if here.size(FOLD) > 1:
+        rows, dim, hidden = self.rows(sizes), self.experts.dim, self.experts.hidden
+        kept = rows * 2 * (dim + (2 if self.experts.wrapped else 1) * hidden) * sizes.itemsize
+        kept += (rows + sizes.tokens * self.router.top_k + self.router.experts + 1) * INDEX
+        own = self.router.experts // sizes.size(FOLD)
+        if sizes.size(FOLD) > 1:
             kept += (own + 1 + (2 * rows if own > 1 else 0)) * INDEX
-        if self.shared is None and not self.router.copies(here):
-            kept += here.tokens * dim * here.nbytes
+        if self.shared is None and not self.router.copies(sizes):
+            kept += sizes.tokens * dim * sizes.itemsize
         return kept
 
-    def travels(self, here: Here) -> tuple[Travel, ...]:
+    def communication_volume(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
         """Rows to their experts and back in the forward pass, their gradients the same ways; how many they are."""
-        ranks, each = here.size(FOLD), self.ranks_per_node
+        ranks, each = sizes.size(FOLD), self.ranks_per_node
         if ranks == 1:
             return ()
-        numbers = self.rows(here) * self.experts.dim * here.nbytes
+        numbers = self.rows(sizes) * self.experts.dim * sizes.itemsize
         counts = self.router.experts * INDEX * (ranks - 1) // ranks
         if each is None or not 1 < each < ranks:
             once = numbers * (ranks - 1) // ranks
-            return (Travel(fold=FOLD, what=WHAT, forward=(3, 2 * once + counts), backward=(2, 2 * once)),)
+            return (CommVolume(fold=FOLD, what=WHAT, forward=(3, 2 * once + counts), backward=(2, 2 * once)),)
         nodes = ranks // each
         inside, between = numbers * (each - 1) // each, numbers * (nodes - 1) // nodes
         counts += INDEX * ranks * (ranks - 1)
         return (
-            Travel(fold=FOLD, what=f"{WHAT}: in nodes", forward=(2, 2 * inside), backward=(2, 2 * inside), among=each),
-            Travel(fold=FOLD, what=f"{WHAT}: between", forward=(4, 2 * between + counts), backward=(2, 2 * between)),
+            CommVolume(
+                fold=FOLD, what=f"{WHAT}: in nodes", forward=(2, 2 * inside), backward=(2, 2 * inside), among=each
+            ),
+            CommVolume(
+                fold=FOLD, what=f"{WHAT}: between", forward=(4, 2 * between + counts), backward=(2, 2 * between)
+            ),
         )

@@ -17,20 +17,20 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Here:
-    """One micro-batch on one rank: what the costs of a module depend on beside its node.
+class LocalSizes:
+    """Sizes of one microbatch on one rank: what the cost of a module depends on besides its node.
 
-    tokens  of the hidden state that a block is given on this rank
-    inner   the same between products that tp cuts, where a rank may see more of them (sequence parallelism)
-    nbytes  bytes of a number in an activation
-    wide    bytes of a number that is computed in the dtype of the masters (`Plan.master_dtype`)
-    ranks   how many ranks an axis or a fold has, by its name; see `size`
+    tokens           of the hidden state that a block is given on this rank
+    inner_tokens     the same between products that tp cuts, where a rank may see more of them (sequence parallelism)
+    itemsize         bytes of a number in an activation
+    master_itemsize  bytes of a number that is computed in the dtype of the masters (`Plan.master_dtype`)
+    ranks            how many ranks an axis or a fold has, by its name; see `size`
     """
 
     tokens: int
-    inner: int
-    nbytes: int
-    wide: int
+    inner_tokens: int
+    itemsize: int
+    master_itemsize: int
     ranks: Mapping[str, int]
 
     def size(self, axis: str) -> int:
@@ -39,8 +39,8 @@ class Here:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Travel:
-    """What a module sends over the fold that it is bound to, in bytes that leave a rank, for one micro-batch.
+class CommVolume:
+    """Communication volume of a module over the fold that it is bound to: bytes that leave a rank for one microbatch.
 
     fold      the name of the fold
     what      in a few words, for a table of a run's traffic; what is assumed of the data belongs here, too
@@ -73,7 +73,7 @@ class Node:
         """
         return sum(2 * prod(shape) for shape in self.shapes().values() if len(shape) > 1)
 
-    def keeps(self, here: Here) -> int | None:
+    def activation_bytes(self, sizes: LocalSizes) -> int | None:
         """Bytes that the forward pass of a micro-batch keeps for the backward pass on a rank, children left out.
 
         An input that is kept counts, an output does not: that counts where it is read. None: the node does not say, and
@@ -81,8 +81,8 @@ class Node:
         """
         return None
 
-    def travels(self, here: Here) -> tuple[Travel, ...]:
-        """What this module sends over folds, children left out; nothing where `here` has one rank for them.
+    def communication_volume(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
+        """What this module sends over folds, children left out; nothing where `sizes` has one rank for them.
 
         For a module that is on a fold (`gangline.plan.Fold`) and communicates by itself through the Comm that `bind`
         gave it: only the node knows what crosses. What a strategy sends for it (gradients) is not part of it.
@@ -194,13 +194,13 @@ class LinearNode(Node):
         shapes: dict[str, Shape] = {"weight": (self.out_features, self.in_features)}
         return shapes | ({"bias": (self.out_features,)} if self.bias else {})
 
-    def keeps(self, here: Here) -> int:
+    def activation_bytes(self, sizes: LocalSizes) -> int:
         """Nothing of its own: the module around it counts its input, for it knows who else reads that."""
         return 0
 
-    def rows(self, here: Here) -> int:
+    def rows(self, sizes: LocalSizes) -> int:
         """How many rows it multiplies of a micro-batch on one rank, those that a product that tp cuts has beside."""
-        return here.tokens
+        return sizes.tokens
 
 
 LINEAR = LinearNode()  # of the size that the node around it says

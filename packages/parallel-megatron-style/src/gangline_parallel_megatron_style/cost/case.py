@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gangline.config.schema import Recompute
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
-from gangline.model.tree import Here, Node, by_path, nodes, parameter_shapes
+from gangline.model.tree import LocalSizes, Node, by_path, nodes, parameter_shapes
 from gangline.optimizer.config import Muon
 from gangline.plan import Plan
 from gangline.precision.config import Fp32, Fp64
@@ -120,15 +120,15 @@ class Case:
         return self.tokens // (self.tp if self.sequence_parallel else 1)
 
     @cached_property
-    def here(self) -> Here:
+    def sizes(self) -> LocalSizes:
         """What a node is told when it is asked what its module keeps and sends."""
         ranks = dict(self.mesh.sizes)
         ranks |= {fold.name: fold.size for fold in self.plan.folds if active_fold(self.plan, self.mesh, fold.name)}
-        return Here(
+        return LocalSizes(
             tokens=self.stream_tokens,
-            inner=self.tokens,
-            nbytes=self.bytes.compute,
-            wide=self.bytes.master,
+            inner_tokens=self.tokens,
+            itemsize=self.bytes.compute,
+            master_itemsize=self.bytes.master,
             ranks=ranks,
         )
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gangline_parallel_megatron_style.cost import activations, memory
-from gangline_parallel_megatron_style.cost.activations import Rates
+from gangline_parallel_megatron_style.cost.activations import ActivationSizes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
@@ -20,47 +20,47 @@ Place = int | str  # the number of a block, or "embed" or "head"
 
 def of_rank(case: Case, rank: int, schedule: Schedule | None, gpu: bool = True) -> Counter[str]:
     """Kind -> bytes for a rank of pipeline rank `rank`, at the moment when most is needed."""
-    fullest = max(moments(case, rank, schedule, Rates.of(case, gpu)), key=lambda moment: moment.total())
+    fullest = max(moments(case, rank, schedule, ActivationSizes.of(case, gpu)), key=lambda moment: moment.total())
     return memory.state(case, rank) + fullest
 
 
-def moments(case: Case, rank: int, schedule: Schedule | None, rates: Rates) -> Iterator[Counter[str]]:
+def moments(case: Case, rank: int, schedule: Schedule | None, sizes: ActivationSizes) -> Iterator[Counter[str]]:
     """What is there beside `memory.state` while the backward pass goes through each module of a rank.
 
     With as many micro-batches under way as the schedule has at most. Of gradients that are cut, two modules' are whole
     at a time: those of the module before are still being added. Weights that are cut are whole for the module at hand
     and those gathered ahead of it.
     """
-    most = under_way(case, rank, schedule, rates)
+    most = under_way(case, rank, schedule, sizes)
     for stage in case.stages_of(rank):
         held = _by_place(case, rank, stage)
         places = list(held)
-        kept = {place: _kept(case, place, rates) for place in places}
+        kept = {place: _kept(case, place, sizes) for place in places}
         whole = {place: _whole(case, arrays) for place, arrays in held.items()}
         before, freed = whole[places[0]] if case.micros > 1 else 0, 0  # of the micro-batch before the last one arrives
         for index in reversed(range(len(places))):
             place = places[index]
             weights = sum(_gathered(case, held[other]) for other in _in_use(case, places, index))
-            for found in _within(case, place, held[place], rates):
+            for found in _within(case, place, held[place], sizes):
                 found.update(weights=weights, gradients=before, activations=most - freed)
                 yield found
             freed, before = freed + kept[place], whole[place]
 
 
-def under_way(case: Case, rank: int, schedule: Schedule | None, rates: Rates) -> int:
+def under_way(case: Case, rank: int, schedule: Schedule | None, sizes: ActivationSizes) -> int:
     """Bytes of activations that a rank keeps at most, over the order of its schedule."""
-    sizes = []
+    kept = []
     for stage in case.stages_of(rank):
-        size = sum(activations.of_block(case, block, rates) for block in case.stages[stage])
-        size += activations.angles(case, rates)
+        size = sum(activations.of_block(case, block, sizes) for block in case.stages[stage])
+        size += activations.angles(case, sizes)
         if stage == case.last_stage:
-            size += activations.head(case, rates)["activations"]
-        sizes.append(size)
+            size += activations.head(case, sizes)["activations"]
+        kept.append(size)
     if schedule is None:
-        return sizes[0]
+        return kept[0]
     live = most = 0
     for action in schedule.actions[rank]:
-        live += {"F": 1, "I": 0, "B": -1, "W": -1}[action.kind] * sizes[action.chunk]
+        live += {"F": 1, "I": 0, "B": -1, "W": -1}[action.kind] * kept[action.chunk]
         most = max(most, live)
     return most
 
@@ -82,11 +82,11 @@ def _by_place(case: Case, rank: int, stage: int) -> dict[Place, list[Array]]:
     return found
 
 
-def _kept(case: Case, place: Place, rates: Rates) -> int:
+def _kept(case: Case, place: Place, sizes: ActivationSizes) -> int:
     """Activations that are free once the backward pass is through with a module."""
     if isinstance(place, int):
-        return activations.of_block(case, place, rates)
-    return activations.head(case, rates)["activations"] if place == "head" else 0
+        return activations.of_block(case, place, sizes)
+    return activations.head(case, sizes)["activations"] if place == "head" else 0
 
 
 def _whole(case: Case, arrays: list[Array]) -> int:
@@ -103,7 +103,7 @@ def _in_use(case: Case, places: list[Place], index: int) -> list[Place]:
     return [place for place in places[max(0, index - case.config.prefetch) : index + 1] if place != "embed"]
 
 
-def _within(case: Case, place: Place, arrays: list[Array], rates: Rates) -> Iterator[Counter[str]]:
+def _within(case: Case, place: Place, arrays: list[Array], sizes: ActivationSizes) -> Iterator[Counter[str]]:
     """What comes and goes within a module: the hidden states of all tokens that tp gathers and scatters, what a block
     keeps that is computed again, logits, and the gradients of one module's own matrices before they are added to the
     others. These are in the dtype of the product first and then in that of gradients; where the whole is cut, memory
@@ -119,9 +119,9 @@ def _within(case: Case, place: Place, arrays: list[Array], rates: Rates) -> Iter
     travels = 3 * case.tokens * case.width * width.compute if case.tp > 1 else 0  # in, its gradient, a term of that
     again = 0
     if place == "head":
-        yield Counter({"logits": activations.head(case, rates)["logits"], "buffers": travels})
+        yield Counter({"logits": activations.head(case, sizes)["logits"], "buffers": travels})
     elif isinstance(place, int) and case.recomputed(place):
-        whole = activations.of_node(case.blocks[place], rates, f"{case.plan.blocks}.{place}")
-        again = whole - activations.of_block(case, place, rates)
+        whole = activations.of_node(case.blocks[place], sizes, f"{case.plan.blocks}.{place}")
+        again = whole - activations.of_block(case, place, sizes)
     gradients = max(made.values(), default=0)
     yield Counter({"gradients": _whole(case, arrays), "activations": again, "buffers": gradients + travels})

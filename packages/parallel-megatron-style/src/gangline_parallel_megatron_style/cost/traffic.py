@@ -205,10 +205,10 @@ def folds(case: Case, rank: int) -> list[Sent]:
             parts.append((case.blocks[index], 2 if again else 1))
         for part, passes in parts:
             for _, node in nodes(part):
-                for travel in node.travels(case.here):
-                    (calls, nbytes), (back_calls, back) = travel.forward, travel.backward
+                for volume in node.communication_volume(case.sizes):
+                    (calls, nbytes), (back_calls, back) = volume.forward, volume.backward
                     calls, nbytes = passes * calls + back_calls, passes * nbytes + back
-                    sent = Sent((travel.fold,), travel.what, case.micros * calls, case.micros * nbytes, travel.among)
+                    sent = Sent((volume.fold,), volume.what, case.micros * calls, case.micros * nbytes, volume.among)
                     found.append(sent)
     return found
 

@@ -77,7 +77,7 @@ def case_of(run: Run) -> Case:
 
 
 def of_case(case: Case, gpu: bool = True) -> Explained:
-    """The numbers of a case; `gpu` as in `cost.activations.Rates`."""
+    """The numbers of a case; `gpu` as in `cost.activations.ActivationSizes`."""
     schedule, stages = timing.schedule_of(case), []
     for rank in range(case.pp):
         numbers = sum(array.size for array in case.held(rank))
