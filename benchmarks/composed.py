@@ -50,18 +50,18 @@ from gangline.testing import rank
 from gangline.testing.pool import close_all, pool
 from gangline.train.finish import finisher
 
-VOCABULARY, LAYERS, WARM, MICROS, DATA = 256, 4, 2, 4, 2  # MICROS micro-batches of each of DATA data ranks
+VOCABULARY, LAYERS, WARM, MICROS, DATA = 256, 4, 2, 4, 2  # MICROS microbatches of each of DATA data ranks
 
 
 def run_of(width: int, rows: int, length: int, parallel: str) -> Run:
-    """The run that both train: `rows` sequences a micro-batch."""
+    """The run that both train: `rows` sequences a microbatch."""
     model = DecoderConfig(vocab_size=VOCABULARY, dim=width, layers=LAYERS, heads=8, hidden=3 * width)
     batch = {"global_size": rows * MICROS * DATA, "micro_size": rows, "sequence_length": length}
     return default_run(model=model, parallel=parallel, batch=batch, optimizer="adamw", checkpoint="off")
 
 
 def batch_of(step: int, number: int, rows: int, length: int) -> Batch:
-    """Micro-batch `number` of a step."""
+    """Microbatch `number` of a step."""
     generator = torch.Generator().manual_seed(1000 * step + number)
     tokens = torch.randint(0, VOCABULARY, (rows, length + 1), generator=generator)
     position, mask = torch.arange(length).expand(rows, length), torch.ones(rows, length, dtype=torch.bool)
@@ -225,7 +225,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--width", type=int, nargs="*", default=[128, 256])
-    parser.add_argument("--rows", type=int, default=1, help="sequences a micro-batch")
+    parser.add_argument("--rows", type=int, default=1, help="sequences a microbatch")
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--wide", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=3)

@@ -125,7 +125,7 @@ def nap(name: str, micros: int, seconds: float):
 
 
 def bubble(processes: list[int], micros: int, seconds: float) -> None:
-    print(f"\nbubble, F = I = W = {seconds * 1e3:g} ms of a whole rank, {micros} micro-batches")
+    print(f"\nbubble, F = I = W = {seconds * 1e3:g} ms of a whole rank, {micros} microbatches")
     print(f"{'ranks':>5} {'schedule':<18} {'measured':>9} {'formula':>9} {'step':>9} {'1F1B / it':>9}")
     for world in processes:
         base = None
@@ -165,7 +165,7 @@ def travel(micros: int, seconds: float, transfer: float, overlap: bool) -> float
 
 
 def overlaps(processes: list[int], seconds: float) -> None:
-    print("\noverlap, dualpipe_v, four micro-batches a rank, a transfer behind each block; seconds of a step")
+    print("\noverlap, dualpipe_v, four microbatches a rank, a transfer behind each block; seconds of a step")
     print(f"{'ranks':>5} {'transfer / F':>12} {'none':>8} {'in a row':>8} {'in turns':>8} {'of it hidden':>12}")
     for world in processes:
         for share in (0.25, 1.0):
@@ -218,7 +218,7 @@ def actions(name: str, micros: int, steps: int):
 
 
 def action(processes: list[int], micros: int, steps: int) -> None:
-    print(f"\naction, {LAYERS} layers of {DIM} a stage, {micros} micro-batches, ms of the median of {steps} steps")
+    print(f"\naction, {LAYERS} layers of {DIM} a stage, {micros} microbatches, ms of the median of {steps} steps")
     print(f"{'':>24} {'wall of the slowest rank':^26}  {'CPU of all ranks':^26}  {'of ours, for each action':^16}")
     print(f"{'ranks':>5} {'schedule':<18} {'ours':>9} {'torch':>9} {'':>6}  {'ours':>9} {'torch':>9} {'':>6}")
     for world in processes:

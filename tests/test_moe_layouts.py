@@ -13,7 +13,7 @@ from gangline.testing.strategy_ranks import Job, start
 from gangline_moe import exchange
 
 SMALL = ("moe=on", "batch.sequence_length=16", "run.deterministic=false")
-MANY = ("batch.global_size=16", "batch.micro_size=1")  # micro-batches, for a pipeline to have something to order
+MANY = ("batch.global_size=16", "batch.micro_size=1")  # microbatches, for a pipeline to have something to order
 EVERYTHING = (
     "moe.shared=1",
     "moe/router=sigmoid",
@@ -67,11 +67,11 @@ def test_ranks_share_the_experts(on, ep, out_of):
 
 
 def waits(job: Job) -> list[tuple[str, int]]:
-    """When this rank began to wait for an exchange, and when it went on, with the micro-batch."""
+    """When this rank began to wait for an exchange, and when it went on, with the microbatch."""
     runtime, said = start(job), []
 
     def noted() -> None:
-        micro = inside._frame.micro_batch
+        micro = inside._frame.microbatch
         said.append(("waits", micro))
         inside.give_way()
         said.append(("goes on", micro))
@@ -83,7 +83,7 @@ def waits(job: Job) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(("overlap", "side_by_side"), [("null", True), ("false", False)])
-def test_an_exchange_travels_beside_the_work_of_another_micro_batch(overlap, side_by_side):
+def test_an_exchange_travels_beside_the_work_of_another_microbatch(overlap, side_by_side):
     options = ("pp=2", "dp_shard=2", "tp=1", "schedule=dualpipe_v", f"overlap={overlap}")
     layout = Layout(4, tuple(f"parallel.{option}" for option in options))
     law = Law()

@@ -64,7 +64,7 @@ def test_more_ranks_than_sequences():
     assert "Nearest: batch.global_size=4;" in message
 
 
-def test_a_micro_batch_that_does_not_divide_names_the_choices():
+def test_a_microbatch_that_does_not_divide_names_the_choices():
     message = refused(parallel="ddp", launch=LocalLaunch(processes=2), batch={"micro_size": 3})
     assert "batch.micro_size=3 does not divide 8, one rank's share of batch.global_size=16 over 2." in message
     assert "Choose batch.micro_size among 1, 2, 4, 8" in message

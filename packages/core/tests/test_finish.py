@@ -9,7 +9,7 @@ from gangline.config.defaults import default_run
 from gangline.config.schema import Recompute
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
-from gangline.testing.inputs import micro_batch
+from gangline.testing.inputs import microbatch
 from gangline.train.finish import finisher
 
 
@@ -41,7 +41,7 @@ def run(recompute, compile=False):
     finisher(recompute, compile)(block, "blocks.0")
     collected = inside.Collected()
     hidden = torch.ones(2, 3, 8, dtype=torch.float64, requires_grad=True)
-    with inside.frame(inside.Frame(micro_batch=4, seed=1, step=2, coefficient=0.5, collected=collected)):
+    with inside.frame(inside.Frame(microbatch=4, seed=1, step=2, coefficient=0.5, collected=collected)):
         loss = block(hidden, None).sum()
         loss.backward()
     return block, loss.detach(), hidden.grad, collected
@@ -71,7 +71,7 @@ def test_every_second_block_is_recomputed():
 def test_selective_recomputes_the_attention_alone():
     run = default_run(model="tiny")
     tree, plan = compose_model(run)
-    batch = micro_batch([0, 1], 0, 16, 256, "documents")
+    batch = microbatch([0, 1], 0, 16, 256, "documents")
     losses, gradients, calls = [], [], []
 
     def counted(attention, under):

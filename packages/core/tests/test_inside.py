@@ -38,12 +38,12 @@ def test_in_a_bare_module_they_change_nothing(hidden):
     assert over_sequence(hidden) is hidden
 
 
-def step(module, hidden, *, recompute: bool, micro_batches: int = 1):
+def step(module, hidden, *, recompute: bool, microbatches: int = 1):
     """Gradients and what was collected over a step whose objective is sum(out) + terms, times 1/8."""
     collected = Collected()
     module.weight.grad = None
-    for number in range(micro_batches):
-        surroundings = Frame(micro_batch=number, seed=1, step=2, coefficient=1 / 8, collected=collected)
+    for number in range(microbatches):
+        surroundings = Frame(microbatch=number, seed=1, step=2, coefficient=1 / 8, collected=collected)
         with frame(surroundings), at("blocks.3"):
             out = checkpoint(module, hidden, use_reentrant=False) if recompute else module(hidden)
             (out.sum() / 8).backward()
@@ -67,7 +67,7 @@ def test_a_term_reaches_the_objective_with_its_coefficient(hidden, recompute):
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_each_token_counts_once_however_often_it_is_computed(hidden, recompute):
-    _, collected = step(Noisy(4), hidden, recompute=recompute, micro_batches=3)
+    _, collected = step(Noisy(4), hidden, recompute=recompute, microbatches=3)
     values = {key: (value.item(), reduce) for key, (value, reduce) in collected.metrics.items()}
     assert values == {(n, "blocks.3", "tokens"): (10.0, "sum") for n in range(3)}
 
@@ -180,7 +180,7 @@ def test_nobody_gives_way_but_to_somebody():
 
 
 def test_surroundings_are_swapped():
-    frame = inside.Frame(micro_batch=3)
+    frame = inside.Frame(microbatch=3)
     with inside.frame(frame), inside.at("blocks.1"):
         left = inside.swap()
         assert left == (frame, "blocks.1")

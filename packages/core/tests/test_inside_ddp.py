@@ -77,7 +77,7 @@ class Block(nn.Module):
         emit_metric("highest", gate.detach().max(), "max")
         emit_metric("typical", gate.detach().mean(), "mean")
         if (batch.sample == GLOBAL - 1).any():
-            emit_metric("rare", torch.ones(()))  # one micro-batch of one rank says this
+            emit_metric("rare", torch.ones(()))  # one microbatch of one rank says this
         return out
 
     def after_step(self, totals):
@@ -196,7 +196,7 @@ def test_emitted_terms_and_metrics_are_those_of_one_process(world, recompute):
             assert all(found[part][name].equal(reference[part][name]) for name in found[part])
 
 
-def test_metrics_are_reduced_over_micro_batches_as_they_ask():
+def test_metrics_are_reduced_over_microbatches_as_they_ask():
     (found,) = pool(1).run(train, Case(Single()))
     (whole,) = pool(1).run(train, Case(Single(), micro=8))
     first, other = found["metrics"][0], whole["metrics"][0]
@@ -223,7 +223,7 @@ def test_an_emitted_term_is_part_of_the_objective_divided_by_the_global_count_of
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_a_weight_that_took_no_part_has_a_gradient_of_zero(world):
-    """`sometimes` takes part in some micro-batches, and of four ranks on two; `never` nowhere."""
+    """`sometimes` takes part in some microbatches, and of four ranks on two; `never` nowhere."""
     for found in pool(world).run(train, Case(Ddp(), micro=1)):
         assert found["gradients"]["blocks.0.never"].equal(torch.zeros(D, dtype=torch.float64))
         assert found["gradients"]["blocks.0.sometimes"].abs().max() > 0

@@ -168,7 +168,7 @@ def test_the_bucket_size_changes_no_bit():
 @pytest.mark.parametrize(("precision", "bound"), [(Fp64, 1e-12), (Fp32, 1e-5)], ids=["float64", "float32"])
 @pytest.mark.parametrize("deterministic", [False, True], ids=["plain", "ordered"])
 def test_within_rounding_of_one_process(world, precision, bound, deterministic):
-    """Step 1, against a process that adds micro-batches one by one."""
+    """Step 1, against a process that adds microbatches one by one."""
     case = Case(Single(), precision, steps=1, deterministic=deterministic)
     reference = single(case)
     for outcome in pool(world).run(train, replace(case, parallel=Ddp())):
@@ -205,7 +205,7 @@ def test_what_is_not_finite_on_one_rank_stops_all_before_the_optimizer(determini
 
 
 def test_a_batch_that_does_not_divide_into_groups_is_refused():
-    with pytest.raises(ValueError, match="4 micro-batches do not divide into 3 groups"):
+    with pytest.raises(ValueError, match="4 microbatches do not divide into 3 groups"):
         single(Case(Single(groups=3)))
 
 

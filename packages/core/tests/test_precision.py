@@ -78,8 +78,8 @@ def test_bf16_keeps_masters_gradients_and_moments_in_float32_and_computes_in_bfl
     assert {shard.dtype for shard in (*runtime.shards(), *optimizer.shards())} == {torch.float32}
 
 
-def test_gradients_of_micro_batches_add_up_in_float32():
-    """Of four equal micro-batches, each counts a fourth; bfloat16 could not hold the sum of the first three."""
+def test_gradients_of_microbatches_add_up_in_float32():
+    """Of four equal microbatches, each counts a fourth; bfloat16 could not hold the sum of the first three."""
     runtime = runtime_of(Plain(torch.bfloat16, torch.float32))
 
     def gradients(count):

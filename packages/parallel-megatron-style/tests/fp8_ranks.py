@@ -13,7 +13,7 @@ ROWS, LENGTH, VOCABULARY = 8, 12, 61
 
 
 def batches(step: int, rows: int) -> list[Batch]:
-    """`ROWS` sequences of a step in micro-batches of `rows`: parts of one long cycle, which has every token once."""
+    """`ROWS` sequences of a step in microbatches of `rows`: parts of one long cycle, which has every token once."""
     cycle = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(0))
     starts = LENGTH * torch.arange(ROWS)[:, None] + 5 * step
     tokens = cycle[(starts + torch.arange(LENGTH + 1)) % VOCABULARY]

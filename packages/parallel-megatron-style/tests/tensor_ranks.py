@@ -36,7 +36,7 @@ class Case:
     recompute: Recompute = Recompute.none
     whole: tuple[str, ...] = ()  # patterns whose cuts the plan loses
     layers: int = 2
-    micro_batches: int = 1
+    microbatches: int = 1
 
     def config(self) -> DecoderConfig:
         return DecoderConfig(
@@ -134,8 +134,8 @@ def gradients_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def trained(case: Case, model: torch.nn.Module) -> Found:
-    """Losses and gradients: all micro-batches forward, then all backward, first to last."""
-    losses = [model(batch_of(case, number)) for number in range(case.micro_batches)]
+    """Losses and gradients: all microbatches forward, then all backward, first to last."""
+    losses = [model(batch_of(case, number)) for number in range(case.microbatches)]
     for loss in losses:
         (loss * 0.125).backward()
     return Found([loss.detach() for loss in losses], gradients_of(model))

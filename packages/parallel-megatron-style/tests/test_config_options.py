@@ -50,7 +50,7 @@ def test_all_parts_have_the_same_options():
         (2, 7, 7),
     ],
 )
-def test_how_many_micro_batches_a_pipeline_likes(pp, share, micros):
+def test_how_many_microbatches_a_pipeline_likes(pp, share, micros):
     assert Pp().accumulation(share, Mesh.of({"pp": pp})) == micros
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_cost_traffic import micro_batch
+from test_cost_traffic import microbatch
 from torch import Tensor, nn
 
 from gangline import plugins
@@ -71,7 +71,7 @@ def built(case: Case, precision: str) -> nn.Module:
 @pytest.mark.parametrize("model", [MODEL, replace(MODEL, qk_norm=True)], ids=["plain", "qk_norm"])
 def test_a_block_keeps_what_the_closed_form_says(model, precision):
     case = case_of(model, precision)
-    module, batch = built(case, precision), micro_batch(case)
+    module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
     sizes = ActivationSizes.of(case, gpu=False)
     found = kept(module.parameters(), lambda: module.blocks[1](hidden, batch))
@@ -81,7 +81,7 @@ def test_a_block_keeps_what_the_closed_form_says(model, precision):
 @pytest.mark.parametrize("precision", DTYPES)
 def test_a_recomputed_block_keeps_its_input(precision):
     case = case_of(precision=precision, recompute="full")
-    module, batch = built(case, precision), micro_batch(case)
+    module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch).detach().requires_grad_()
     tokens = [batch.tokens, batch.position, batch.targets, batch.loss_mask, batch.sample]
     found = kept([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
@@ -94,7 +94,7 @@ def test_recomputed_attention_forgets_little(precision):
     whole, case = case_of(precision=precision), case_of(precision=precision, recompute="selective")
     saved = [activations.of_block(whole, 0, sizes) - activations.of_block(case, 0, sizes) for sizes in both(case)]
     assert saved == [2 * 16 * 4 * 4, 2 * 16 * 4 * (4 + 8 * case.bytes.compute)]
-    module, batch = built(case, precision), micro_batch(case)
+    module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
     tokens = [batch.tokens, batch.position]
     found = kept([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
@@ -109,7 +109,7 @@ def both(case: Case) -> tuple[ActivationSizes, ActivationSizes]:
 @pytest.mark.parametrize("precision", DTYPES)
 def test_the_head_keeps_what_the_closed_form_says(precision):
     case = case_of(precision=precision)
-    module, batch = built(case, precision), micro_batch(case)
+    module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
     sizes = ActivationSizes.of(case, gpu=False)
     found = kept(module.parameters(), lambda: module.head(hidden, batch))
@@ -135,7 +135,7 @@ def test_a_block_cut_by_tp(tp, sequence_parallel):
     runtime = plugins.build(run.parallel, run, made, case.plan, mesh, comms, precision, finish)
     for shard in runtime.shards():
         nn.init.normal_(shard.local, std=0.02)
-    batch = micro_batch(case)
+    batch = microbatch(case)
     hidden = torch.randn(16 // (tp if sequence_parallel else 1), 2, 32).transpose(0, 1).requires_grad_()
     if not sequence_parallel:
         hidden = hidden.detach().contiguous().requires_grad_()
@@ -145,7 +145,7 @@ def test_a_block_cut_by_tp(tp, sequence_parallel):
 
 
 def test_a_pipeline_keeps_as_many_as_its_schedule_says():
-    """1F1B: p - r micro-batches on rank r (arXiv 2104.04473, section 2.2.1); GPipe all of them."""
+    """1F1B: p - r microbatches on rank r (arXiv 2104.04473, section 2.2.1); GPipe all of them."""
     model = replace(MODEL, layers=4)
     for schedule, counts in (("1f1b", (4, 3, 2, 1)), ("gpipe", (4, 4, 4, 4))):
         case = case_of(model, config=Pp(schedule=schedule, stages=[1, 1, 1, 1]), pp=4)

@@ -26,7 +26,7 @@ TINY = (
 )
 
 
-def micro_batch(case: Case) -> Batch:
+def microbatch(case: Case) -> Batch:
     return whole_sequences(torch.zeros(case.micro_size, case.sequence_length, dtype=torch.int64))
 
 
@@ -44,7 +44,7 @@ def counted(words: str, stage: int, every: int = 1) -> tuple[Case, Mesh, list[Fa
         runtime = plugins.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
         comms.traffic.bytes.clear()  # what it takes to begin
         comms.traffic.calls.clear()
-        runtime.step([micro_batch(case)] * case.micros)
+        runtime.step([microbatch(case)] * case.micros)
         found.append(comms)
     return case, mesh, found
 

@@ -1,4 +1,4 @@
-"""Replicas of cut gradients are added once a step, whatever the number of micro-batches."""
+"""Replicas of cut gradients are added once a step, whatever the number of microbatches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from gangline import inside
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
-from gangline.parallel.micro import frame_of
+from gangline.parallel.microbatch import frame_of
 from gangline.testing import strategy_ranks
 from gangline.testing.pool import pool
 from gangline.testing.reference import Reference
@@ -28,7 +28,7 @@ def job_of(zero: int) -> Job:
 
 
 def on_a_rank(job: Job) -> tuple[list[Held], list[dict[str, Tensor]]]:
-    """(this rank's pieces of the gradients, the whole gradients of each of its micro-batches by itself)."""
+    """(this rank's pieces of the gradients, the whole gradients of each of its microbatches by itself)."""
     runtime = strategy_ranks.start(job)
     batches = job.share(0, *runtime.data_coordinate)
     tokens = runtime.step(batches).tokens
@@ -47,7 +47,7 @@ def gradients(reference: Reference, batch, tokens: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("zero", [2, 3])
-def test_the_bits_are_those_of_replicas_that_add_their_own_micro_batches_first(zero):
+def test_the_bits_are_those_of_replicas_that_add_their_own_microbatches_first(zero):
     """(a0 + b0 + (a1 + b1) + ...) of the first replica's ranks a and b, and to that the second replica's."""
     pieces, every = zip(*pool(4).run(on_a_rank, job_of(zero)), strict=True)
     assert {len(batches) for batches in every} == {3}

@@ -47,7 +47,7 @@ def test_a_page_of_a_small_run(say):
     assert text.startswith("8 ranks, 8 a node, 4 nodes a rack\n")
     assert table(text, "8 ranks")["tp"] == ["2", "4", "node", "0, 1"]
     assert table(text, "8 ranks")["pp"] == ["2", "4", "node", "0, 4"]
-    assert "a step is 2.05 k tokens: on each data rank 8 micro-batches of 1 sequence\n" in text
+    assert "a step is 2.05 k tokens: on each data rank 8 microbatches of 1 sequence\n" in text
     assert "pipeline: zb_h1, 2 stages of 2 x 2 blocks; a rank waits" in text
     assert {"weights", "gradients", "master weights", "activations", "buffers", "together"} <= set(
         table(text, "memory of a rank")
@@ -96,7 +96,7 @@ def test_it_needs_no_torch_and_no_gpu():
     [
         (
             "parallel=3d batch.global_size=2 parallel.pp=4 parallel.tp=1",
-            "1 micro-batch for a pipeline of 4 ranks: they",
+            "1 microbatch for a pipeline of 4 ranks: they",
         ),
         ("parallel=3d parallel.zero=3", "parallel.zero=3 in a pipeline gathers every block for each of 8 micro"),
         ("parallel=fsdp parallel.dp_shard=1 launch.processes=1", "nothing is cut"),

@@ -27,7 +27,7 @@ BOUND = ROUNDING * math.sqrt(2 * CHAIN)
 
 
 class Alone(StrategySuite):
-    """One process, in groups of micro-batches as two data ranks would have them."""
+    """One process, in groups of microbatches as two data ranks would have them."""
 
     choice = "parallel=single"
 

@@ -13,7 +13,7 @@ from gangline.testing.strategy import FLOAT32
 
 SELECTIVE, FULL = "run.recompute=selective", "run.recompute=full"
 TWO_EACH = "batch.global_size=16 batch.micro_size=2"
-ONE_EACH = "batch.global_size=4 batch.micro_size=2"  # one micro-batch on each of two data ranks
+ONE_EACH = "batch.global_size=4 batch.micro_size=2"  # one microbatch on each of two data ranks
 TRAINED = {"steps": 20, "bound": 1e-10}  # twenty steps carry a rounding on
 
 WINDOWS = "window=5 full_every=3 attention_scale=0.3 z_loss=0.01"  # what every strategy honours

@@ -85,7 +85,7 @@ class Part(nn.Module):
 
 
 def data(micro: int, case: Case):
-    """(input, target), of another size in each micro-batch."""
+    """(input, target), of another size in each microbatch."""
     generator = torch.Generator().manual_seed(100 + micro)
     x, y = torch.randn(2, 2 + micro % 3, 3, DIM, generator=generator, dtype=torch.float64).to(case.dtype)
     return x, y
@@ -240,7 +240,7 @@ def changing(case: Case):
     return [len(made.step(micros)) for micros in (1, 4, 2)] + [len(made.evaluate(micros)) for micros in (3, 1)]
 
 
-def test_the_number_of_micro_batches_may_change_from_step_to_step():
+def test_the_number_of_microbatches_may_change_from_step_to_step():
     assert pool(2).run(changing, Case("1f1b", 4, 1)) == [[0] * 5, [1, 4, 2, 3, 1]]
 
 
@@ -334,7 +334,7 @@ def unused(case: Case):
 
 
 def test_a_stage_that_ignores_its_input_is_named():
-    with pytest.raises(RuntimeError, match="stage 1 gave its hidden state no gradient in micro-batch 0"):
+    with pytest.raises(RuntimeError, match="stage 1 gave its hidden state no gradient in microbatch 0"):
         pool(2).run(unused, Case("1f1b", 1, 1))
 
 

@@ -122,7 +122,7 @@ def test_a_program_that_waits_crosswise_is_caught():
 
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_memory_of_sent_tensors_is_bounded(name):
-    """What is sent and not known to have arrived does not grow with the number of micro-batches."""
+    """What is sent and not known to have arrived does not grow with the number of microbatches."""
 
     def most(micros):
         found = 0

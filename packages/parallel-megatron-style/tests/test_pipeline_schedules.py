@@ -140,7 +140,7 @@ def test_order_of_bubbles():
     assert bubble["1f1b"] == bubble["gpipe"] == pytest.approx(3 / 11)
 
 
-def test_fewer_micro_batches_take_neither_more_time_nor_more_memory():
+def test_fewer_microbatches_take_neither_more_time_nor_more_memory():
     for name in SCHEDULES:
         for ranks in (2, 3, 4):
             made = [make_schedule(name, ranks=ranks, micros=micros) for micros in range(1, 4 * ranks)]
@@ -187,11 +187,11 @@ def swapped(order, one, two):
 FAULTS = {
     "has F1 of chunk 0 0 times": lambda order: [a for a in order if a != Action("F", 0, 1)],
     "has F1 of chunk 0 2 times": lambda order: [*order, Action("F", 0, 1)],
-    "B 0, I 1 and W 0 times for micro-batch 2": lambda order: order[:-1],
-    "B 1, I 1 and W 1 times for micro-batch 0": lambda order: [*order, Action("B", 0, 0)],
+    "B 0, I 1 and W 0 times for microbatch 2": lambda order: order[:-1],
+    "B 1, I 1 and W 1 times for microbatch 0": lambda order: [*order, Action("B", 0, 0)],
     "F7 of chunk 0, which does not exist": lambda order: [*order, Action("F", 0, 7)],
-    "W1 of chunk 0 after micro-batch -1": lambda order: swapped(order, Action("W", 0, 0), Action("W", 0, 1)),
-    "I1 of chunk 0 after micro-batch -1": lambda order: swapped(order, Action("I", 0, 0), Action("I", 0, 1)),
+    "W1 of chunk 0 after microbatch -1": lambda order: swapped(order, Action("W", 0, 0), Action("W", 0, 1)),
+    "I1 of chunk 0 after microbatch -1": lambda order: swapped(order, Action("I", 0, 0), Action("I", 0, 1)),
     "rank 0 waits for ever before I0": lambda order: swapped(order, Action("I", 0, 0), Action("F", 0, 0)),
     "rank 0 waits for ever before W0": lambda order: swapped(order, Action("W", 0, 0), Action("I", 0, 0)),
 }
@@ -204,10 +204,10 @@ def test_a_fault_is_named(fault):
 
 
 def test_a_deadlock_between_ranks_is_named():
-    """Rank 0 wants the gradient of micro-batch 0 before it gives out what rank 1 asks for first."""
+    """Rank 0 wants the gradient of microbatch 0 before it gives out what rank 1 asks for first."""
     first = [Action(*a) for a in (("F", 0, 0), ("B", 0, 0), ("F", 0, 1), ("B", 0, 1))]
     second = [Action(*a) for a in (("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1))]
-    with pytest.raises(ValueError, match=r"rank 0 waits for ever before B0 of chunk 0: B of micro-batch 0 on stage 1"):
+    with pytest.raises(ValueError, match=r"rank 0 waits for ever before B0 of chunk 0: B of microbatch 0 on stage 1"):
         validate(Schedule(2, 1, 2, "loop", (tuple(first), tuple(second))))
 
 
@@ -216,7 +216,7 @@ def test_numbers_that_cannot_be():
         make_schedule("2f2b", ranks=2, micros=2)
     with pytest.raises(ValueError, match="1f1b has 1 chunks a rank, not 2"):
         make_schedule("1f1b", ranks=2, micros=2, chunks=2)
-    with pytest.raises(ValueError, match="0 micro-batches"):
+    with pytest.raises(ValueError, match="0 microbatches"):
         make_schedule("1f1b", ranks=2, micros=0)
     with pytest.raises(ValueError, match="costs of 2 stages for a schedule of 4"):
         simulate(make_schedule("1f1b", ranks=4, micros=2), [Costs(), Costs()])

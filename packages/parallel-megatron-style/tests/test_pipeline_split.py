@@ -25,7 +25,7 @@ def layer(dtype, bias):
 
 
 def gradients(made, micros, shape, dtype):
-    """(outputs, gradients of inputs, of weights) after a few micro-batches."""
+    """(outputs, gradients of inputs, of weights) after a few microbatches."""
     found = []
     for micro in range(micros):
         generator = torch.Generator().manual_seed(micro)

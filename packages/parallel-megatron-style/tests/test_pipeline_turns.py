@@ -54,7 +54,7 @@ def test_each_has_its_own_surroundings():
 
     def emits(micro):
         collected = inside.Collected()
-        with inside.frame(inside.Frame(micro_batch=micro, collected=collected)), inside.at(f"blocks.{micro}"):
+        with inside.frame(inside.Frame(microbatch=micro, collected=collected)), inside.at(f"blocks.{micro}"):
             inside.give_way()
             inside.emit_metric("here", torch.tensor(float(micro)))
             inside.give_way()

@@ -90,9 +90,9 @@ def test_recomputation_changes_no_bit(sequence_parallel, recompute):
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
 @pytest.mark.parametrize("recompute", [Recompute.none, Recompute.full], ids=lambda r: r.value)
-def test_several_micro_batches_alive(sequence_parallel, recompute):
+def test_several_microbatches_alive(sequence_parallel, recompute):
     """As in a pipeline: three forward passes, then three backward passes."""
-    case = Case(sequence_parallel=sequence_parallel, recompute=recompute, micro_batches=3, tied=True)
+    case = Case(sequence_parallel=sequence_parallel, recompute=recompute, microbatches=3, tied=True)
     agree(case, 2, 1e-12)
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Batch:
-    """One micro-batch of B sequences of T tokens.
+    """One microbatch of B sequences of T tokens.
 
     tokens     (B, T) int64    inputs
     targets    (B, T) int64    what comes next

@@ -67,8 +67,8 @@ def gangline_parallel_strategies() -> Iterable[Part]:
             from gangline.parallel.single import SingleRuntime
 
             class WatchedRuntime(SingleRuntime):
-                def step(self, micro_batches):
-                    result = super().step(micro_batches)
+                def step(self, microbatches):
+                    result = super().step(microbatches)
                     gradients = [piece.tensor.grad for named in self.parameters() for piece in named.pieces]
                     zeros = sum(int((gradient == 0).sum()) for gradient in gradients)
                     return replace(result, metrics={**result.metrics, "zero_gradients": zeros})

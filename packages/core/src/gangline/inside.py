@@ -4,8 +4,8 @@ In a bare module all of these change nothing: `emit_loss` gives `hidden` back, `
 is the identity, `draw` is keyed by (seed 0, step 0, sample = row number), `weight_gradient` computes at once and
 `give_way` does nothing.
 
-A strategy opens a `frame` around each micro-batch's forward *and* around its backward pass. What is emitted is
-kept by (micro-batch, path, name), so a recomputed forward overwrites its own value and each token counts once.
+A strategy opens a `frame` around each microbatch's forward *and* around its backward pass. What is emitted is
+kept by (microbatch, path, name), so a recomputed forward overwrites its own value and each token counts once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MetricReduce = Literal["sum", "mean", "max"]
 
 @dataclass
 class Collected:
-    """All that the modules emitted during one step on this rank, by (micro-batch, path, name)."""
+    """All that the modules emitted during one step on this rank, by (microbatch, path, name)."""
 
     losses: dict[tuple[int, str, str], Tensor] = field(default_factory=dict)
     metrics: dict[tuple[int, str, str], tuple[Tensor, MetricReduce]] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Collected:
 
 @dataclass
 class Frame:
-    """The surroundings of one micro-batch.
+    """The surroundings of one microbatch.
 
     sample, document, position  the key of random draws, shaped like the hidden state's leading dims (B, T)
     inner                       the same three of all tokens, where modules between cut products see more of them
@@ -41,7 +41,7 @@ class Frame:
     over_sequence               differentiable sum over the ranks that hold the rest of the same sequences
     """
 
-    micro_batch: int = 0
+    microbatch: int = 0
     seed: int = 0
     step: int = 0
     sample: Tensor | None = None
@@ -63,7 +63,7 @@ _give_way: Callable[[], None] | None = None
 
 @contextmanager
 def frame(surroundings: Frame) -> Iterator[Frame]:
-    """Everything inside belongs to this micro-batch."""
+    """Everything inside belongs to this microbatch."""
     global _frame
     before, _frame = _frame, surroundings
     try:
@@ -106,7 +106,7 @@ def taking_turns(give_way: Callable[[], None]) -> Iterator[None]:
 
 
 def swap(surroundings: tuple[Frame | None, str] = (None, "")) -> tuple[Frame | None, str]:
-    """Be in these surroundings, and give those left: for a strategy that has two micro-batches under way."""
+    """Be in these surroundings, and give those left: for a strategy that has two microbatches under way."""
     global _frame, _path
     left = _frame, _path
     _frame, _path = surroundings
@@ -146,19 +146,19 @@ def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:
     if current is None:
         return hidden
     if current.collected is not None:
-        current.collected.losses[(current.micro_batch, _path, name)] = term.detach()
+        current.collected.losses[(current.microbatch, _path, name)] = term.detach()
     return _add_term(hidden, term, current)
 
 
 def emit_metric(name: str, value: Tensor, reduce: MetricReduce = "sum") -> None:
-    """Report a number or a vector under the block's path; reduced over micro-batches and ranks by `reduce`.
+    """Report a number or a vector under the block's path; reduced over microbatches and ranks by `reduce`.
 
     A "sum" is of values that are sums over this rank's own tokens, a "mean" of values that are means over them: so both
     come out the same however the tokens are spread.
     """
     current = _frame
     if current is not None and current.collected is not None:
-        current.collected.metrics[(current.micro_batch, _path, name)] = (value.detach(), reduce)
+        current.collected.metrics[(current.microbatch, _path, name)] = (value.detach(), reduce)
 
 
 def over_sequence(x: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ def weight_gradient(weight: Tensor, compute: Callable[[], Tensor]) -> Tensor | N
 def give_way() -> None:
     """Called between a transfer's begin and the wait for it: what else the rank has to do can go on meanwhile.
 
-    All ranks that take part in the transfer call it at the same place of the same micro-batch.
+    All ranks that take part in the transfer call it at the same place of the same microbatch.
     """
     if _give_way is not None:
         _give_way()

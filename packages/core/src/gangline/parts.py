@@ -155,7 +155,7 @@ class ParallelConfig(PartConfig):
         return {"dp_replicate": world}
 
     def accumulation(self, share: int, mesh: Mesh) -> int:
-        """How many micro-batches a rank's `share` of a batch makes where the user gave no size: a divisor of it."""
+        """How many microbatches a rank's `share` of a batch makes where the user gave no size: a divisor of it."""
         return 1
 
 

@@ -57,7 +57,7 @@ class Runtime(ABC):
     data_coordinate: tuple[int, int]  # (index, width): which share of the global batch this rank reads
 
     @abstractmethod
-    def step(self, micro_batches: Sequence[Batch]) -> StepResult:
+    def step(self, microbatches: Sequence[Batch]) -> StepResult:
         """Forward and backward over this rank's share of the global batch.
 
         Afterwards each piece's `.grad` is the gradient of (loss + emitted terms) / global token count, reduced over
@@ -65,11 +65,11 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    def evaluate(self, micro_batches: Sequence[Batch]) -> tuple[float, int]:
+    def evaluate(self, microbatches: Sequence[Batch]) -> tuple[float, int]:
         """(global loss sum, global token count), without gradients.
 
-        Every rank passes as many micro-batches. Their losses are added in global order, whatever the layout, so that
-        under `run.deterministic` the sum has the bits of one process that reads micro-batches of the same size.
+        Every rank passes as many microbatches. Their losses are added in global order, whatever the layout, so that
+        under `run.deterministic` the sum has the bits of one process that reads microbatches of the same size.
         """
 
     @abstractmethod

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from gangline.comm.ordered import sum_rows
-from gangline.parallel.micro import count_tokens, frame_of
+from gangline.parallel.microbatch import count_tokens, frame_of
 from gangline.testing.toys.rows import RowsRuntime
 
 
@@ -43,8 +43,8 @@ class ForgetsVectors(Broken):
 
 
 class LocalTokens(Broken):
-    def _divisor(self, tokens, micro_batches):
-        return int(count_tokens(micro_batches, self.device)) * self.comm.size
+    def _divisor(self, tokens, microbatches):
+        return int(count_tokens(microbatches, self.device)) * self.comm.size
 
 
 class CountsTwice(Broken):
@@ -56,8 +56,8 @@ class CountsTwice(Broken):
 
 
 class StepsOnNan(Broken):
-    def step(self, micro_batches):
-        return replace(super().step(micro_batches), finite=True)
+    def step(self, microbatches):
+        return replace(super().step(microbatches), finite=True)
 
 
 class SharesFolds(Broken):
@@ -119,33 +119,33 @@ def backwards(part, gradient):
 
 class EvaluatesAlone(Broken):
     @torch.no_grad()
-    def evaluate(self, micro_batches):
+    def evaluate(self, microbatches):
         from gangline import inside
 
         self._refresh()
         loss = 0.0
-        for index, batch in enumerate(micro_batches):
+        for index, batch in enumerate(microbatches):
             with inside.frame(frame_of(batch, index, self.seed, None)):
                 loss += float(self.axes.loss(batch))
-        return loss, int(count_tokens(micro_batches, self.device))
+        return loss, int(count_tokens(microbatches, self.device))
 
 
 class EvaluatesInTraining(Broken):
     """Modules are not told that they are evaluated."""
 
-    def evaluate(self, micro_batches):
+    def evaluate(self, microbatches):
         self.model.eval = lambda: self.model
-        return super().evaluate(micro_batches)
+        return super().evaluate(microbatches)
 
 
 class EvaluatesByShare(Broken):
     """Adds up what each rank has, and then the ranks: other bits for another number of them."""
 
-    def evaluate(self, micro_batches):
+    def evaluate(self, microbatches):
         total = torch.zeros(2, dtype=torch.float64)
-        for loss in self._losses(micro_batches):
+        for loss in self._losses(microbatches):
             total[0] += loss
-        total[1] = count_tokens(micro_batches, self.device)[0]
+        total[1] = count_tokens(microbatches, self.device)[0]
         loss_sum, tokens = self.comm.all_reduce(total).tolist()
         return loss_sum, int(tokens)
 

@@ -52,7 +52,7 @@ def sequence_loss(choice: Choice, sequences: int) -> Tensor:
 
 def step_loss(prob_NE: Tensor, share_E: Tensor) -> Tensor:
     """Σ over tokens of E · Σ_i f_i p_i: the loss of Switch (arXiv 2101.03961, equations 4 to 6), whose shares f are of
-    the whole batch, here of the last step's: this step's are known only when all of its micro-batches are through."""
+    the whole batch, here of the last step's: this step's are known only when all of its microbatches are through."""
     return prob_NE.shape[1] * (prob_NE @ share_E.to(prob_NE)).sum()
 
 

@@ -27,7 +27,7 @@ Transfer = Callable[[Tensor], Pending]  # rows of this rank -> the rows that arr
 
 @dataclass
 class Route:
-    """How the rows of one micro-batch travel over the ranks of a fold.
+    """How the rows of one microbatch travel over the ranks of a fold.
 
     forth, back  the transfer, and its reverse
     order_R      the arrived rows, expert by expert; None: they lie so already
@@ -138,7 +138,7 @@ class Reorder(torch.autograd.Function):
 
 
 class Exchange:
-    """Both transfers of one micro-batch. What runs between `Exchange(...)` and `arrived()` overlaps the first one, and
+    """Both transfers of one microbatch. What runs between `Exchange(...)` and `arrived()` overlaps the first one, and
     on the way back the second one."""
 
     def __init__(self, comm: Comm, rows_AD: Tensor, counts_E: Tensor, ranks_per_node: int | None = None) -> None:

@@ -194,7 +194,7 @@ class MoeNode(Node):
     ranks_per_node: int | None = None
 
     def rows(self, sizes: LocalSizes) -> int:
-        """Pairs of a token and an expert of it in a micro-batch on one rank, if all experts get as many: as many leave
+        """Pairs of a token and an expert of it in a microbatch on one rank, if all experts get as many: as many leave
         a rank of the fold as come to it.
         """
         pairs, experts = sizes.tokens * self.router.top_k, self.router.experts

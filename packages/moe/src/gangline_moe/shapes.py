@@ -38,7 +38,7 @@ class DeepSeekV3(MoeOptions):
 
 
 LAW = (
-    "with moe.capacity_factor, which pairs are dropped depends on the micro-batch on a rank; with moe.ep above 1 an "
+    "with moe.capacity_factor, which pairs are dropped depends on the microbatch on a rank; with moe.ep above 1 an "
     "expert multiplies tokens of several ranks at once, so that run.deterministic promises rounding and not bits"
 )
 

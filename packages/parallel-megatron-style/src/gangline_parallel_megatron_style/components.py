@@ -22,7 +22,7 @@ class Components:
     """Everything that is decided before the first step.
 
     chunks         the segments of each model chunk of this rank, in the order of the pipeline
-    own_part       a micro-batch -> this rank's part of its sequences (context parallelism)
+    own_part       a microbatch -> this rank's part of its sequences (context parallelism)
     own_tokens     (B, T) of such a part -> (B, t): the tokens whose hidden state is here (sequence parallelism)
     over_sequence  differentiable sum over the ranks that hold the rest of the same sequences, None for one rank
     tokens_cut     T of such a part over t

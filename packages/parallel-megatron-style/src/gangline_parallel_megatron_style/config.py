@@ -82,11 +82,11 @@ class Composed(ParallelConfig):
         return notices(Case.of(run, Mesh.of(self.axes(world_of(run)))))
 
     def accumulation(self, share: int, mesh: Mesh) -> int:
-        """Micro-batches that a rank's `share` of the batch is cut into where the run leaves batch.micro_size open.
+        """Microbatches that a rank's `share` of the batch is cut into where the run leaves batch.micro_size open.
 
         Without a pipeline one. With p stages the divisor of `share` nearest to 4p, multiples of p preferred (an
-        interleaved schedule runs p micro-batches at a time): at 4p a 1F1B pipeline idles (p - 1) / (5p - 1) < 1/5 of
-        the time, and smaller micro-batches would make smaller products for less and less of it.
+        interleaved schedule runs p microbatches at a time): at 4p a 1F1B pipeline idles (p - 1) / (5p - 1) < 1/5 of
+        the time, and smaller microbatches would make smaller products for less and less of it.
         """
         stages = mesh.size("pp")
         if stages == 1:

@@ -23,7 +23,7 @@ from gangline.mesh import AXES, DATA_AXES
 from gangline.parallel import norm as scaling
 from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
-from gangline.parallel.micro import count_on_host, count_tokens, frame_of
+from gangline.parallel.microbatch import count_on_host, count_tokens, frame_of
 from gangline.parallel.score import check_share, evaluated, in_global_order
 from gangline.runtime import Runtime, ShardedParam, StepResult
 from gangline.shard import Registry, Shard
@@ -61,15 +61,15 @@ class ComposedRuntime(Runtime, Stage):
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def step(self, micro_batches: Sequence[Batch]) -> StepResult:
+    def step(self, microbatches: Sequence[Batch]) -> StepResult:
         self.storage.refresh()
         self.storage.clear()
-        if micro_batches:
-            self.storage.switch.on = micro_batches[0].step >= self.made.compress_after
-        losses = self.run_micros(micro_batches)
+        if microbatches:
+            self.storage.switch.on = microbatches[0].step >= self.made.compress_after
+        losses = self.run_micros(microbatches)
         tokens = self._count()
         if not losses or not self._counts_loss:
-            losses = [torch.zeros((), dtype=torch.float64, device=self.device) for _ in micro_batches]
+            losses = [torch.zeros((), dtype=torch.float64, device=self.device) for _ in microbatches]
         self._tally.begin(losses, self._collected if self._speaks else Collected())
         self.storage.finish()
         gradients = [leaf.grad for leaf in self._leaves if leaf.grad is not None]
@@ -79,21 +79,21 @@ class ComposedRuntime(Runtime, Stage):
         tallied, (self._norm_value,) = self._tally.finish(tokens, self._norm)
         self._emitted = tallied.by_path
         finite = math.isfinite(tallied.loss_sum) and math.isfinite(self._norm_value)
-        if self.made.records and micro_batches:
-            tallied.metrics.update(self._recorded(len(micro_batches)))
+        if self.made.records and microbatches:
+            tallied.metrics.update(self._recorded(len(microbatches)))
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics)
 
-    def run_micros(self, micro_batches: Sequence[Batch], tokens: int | None = None) -> list[Tensor]:
-        """Forward and backward of all micro-batches; their losses on the rank that has the head.
+    def run_micros(self, microbatches: Sequence[Batch], tokens: int | None = None) -> list[Tensor]:
+        """Forward and backward of all microbatches; their losses on the rank that has the head.
 
         tokens: how many count in the whole step, where that is known (on the meta device nothing can be counted).
         """
-        self._begin(micro_batches, Collected())
+        self._begin(microbatches, Collected())
         self._tokens = tokens
         if tokens is None:
-            mine = count_on_host(micro_batches)  # before cp cuts them
+            mine = count_on_host(microbatches)  # before cp cuts them
             self._counted: Pending = self._readers.all_reduce(mine, async_=True)  # type: ignore[assignment]
-        return self._executor.step(len(micro_batches)) if micro_batches else []
+        return self._executor.step(len(microbatches)) if microbatches else []
 
     def _recorded(self, micros: int) -> dict[str, float | list[float]]:
         coordinate = self.mesh.coordinate(self.rank)
@@ -101,12 +101,12 @@ class ComposedRuntime(Runtime, Stage):
         schedule = self._executor.schedule(micros)
         return record.told(self._executor.spans, schedule, coordinate["pp"], first, self.world, self.device)
 
-    def evaluate(self, micro_batches: Sequence[Batch]) -> tuple[float, int]:
-        losses = self._losses(micro_batches)
+    def evaluate(self, microbatches: Sequence[Batch]) -> tuple[float, int]:
+        losses = self._losses(microbatches)
         counts = self._counts_loss and self.mesh.coordinate(self.rank)["pp"] == 0
         tokens = count_tokens(self._batches if counts else (), self.device)[0]
         self._begin((), None)
-        return evaluated(losses, len(micro_batches), tokens, self.data_coordinate, self.world, self.device)
+        return evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.world, self.device)
 
     def score(self, batches: Sequence[Batch]) -> Tensor:
         check_share(batches, self.world, self.device)
@@ -115,20 +115,20 @@ class ComposedRuntime(Runtime, Stage):
         return in_global_order(losses, len(batches), self.data_coordinate, self.world, self.device)
 
     @torch.no_grad()
-    def _losses(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
-        """In evaluation, of each micro-batch the loss of this rank's tokens; none where another rank counts them."""
+    def _losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:
+        """In evaluation, of each microbatch the loss of this rank's tokens; none where another rank counts them."""
         self.storage.refresh()
         self.made.model.eval()
-        self._begin(micro_batches, None)
+        self._begin(microbatches, None)
         try:
-            losses = self._executor.evaluate(len(micro_batches)) if micro_batches else []
+            losses = self._executor.evaluate(len(microbatches)) if microbatches else []
         finally:
             self.made.model.train()
         return losses if self._counts_loss else []
 
-    def _begin(self, micro_batches: Sequence[Batch], collected: Collected | None) -> None:
+    def _begin(self, microbatches: Sequence[Batch], collected: Collected | None) -> None:
         self._collected = collected or Collected()
-        self._batches = [self.made.own_part(batch) for batch in micro_batches]
+        self._batches = [self.made.own_part(batch) for batch in microbatches]
         self._frames = [self._frame(batch, number, collected) for number, batch in enumerate(self._batches)]
 
     def _frame(self, batch: Batch, number: int, collected: Collected | None) -> Frame:

@@ -72,7 +72,7 @@ class ValidateSection:
     """
 
     every: PositiveInt | None = 100  # steps; null: never
-    samples: PositiveInt = 64  # sequences of each set, rounded up to whole micro-batches
+    samples: PositiveInt = 64  # sequences of each set, rounded up to whole microbatches
     sets: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # more sets by name: {code: {path: src}}
 
 

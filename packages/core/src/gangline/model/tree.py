@@ -74,7 +74,7 @@ class Node:
         return sum(2 * prod(shape) for shape in self.shapes().values() if len(shape) > 1)
 
     def activation_bytes(self, sizes: LocalSizes) -> int | None:
-        """Bytes that the forward pass of a micro-batch keeps for the backward pass on a rank, children left out.
+        """Bytes that the forward pass of a microbatch keeps for the backward pass on a rank, children left out.
 
         An input that is kept counts, an output does not: that counts where it is read. None: the node does not say, and
         who plans a run's memory guesses from its shapes.
@@ -199,7 +199,7 @@ class LinearNode(Node):
         return 0
 
     def rows(self, sizes: LocalSizes) -> int:
-        """How many rows it multiplies of a micro-batch on one rank, those that a product that tp cuts has beside."""
+        """How many rows it multiplies of a microbatch on one rank, those that a product that tp cuts has beside."""
         return sizes.tokens
 
 

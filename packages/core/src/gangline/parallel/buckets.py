@@ -30,7 +30,7 @@ class Buckets:
     """All buckets of a model, filled by hooks on its parameters.
 
     A parameter's first gradient of a step is copied into its slot, which is its `.grad` from then on, so later
-    micro-batches add to it in place. That is cheaper than to add to a zeroed buffer.
+    microbatches add to it in place. That is cheaper than to add to a zeroed buffer.
     """
 
     def __init__(

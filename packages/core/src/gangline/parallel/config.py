@@ -41,7 +41,7 @@ class Single(ParallelConfig):
         return [
             Problem(
                 f"batch.global_size={size} does not divide into parallel.groups={self.groups} equal shares of "
-                f"micro-batches of {micro}.",
+                f"microbatches of {micro}.",
                 "Each group adds up the gradients of its share, as one data rank would.",
                 nearest(run, ({"parallel.groups": groups} for groups in reversed(fitting))),
             )

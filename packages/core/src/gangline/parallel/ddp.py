@@ -15,7 +15,7 @@ from gangline.precision import Precision
 
 
 class DdpRuntime(WholeRuntime):
-    """Adds each bucket of gradients over the ranks while the last micro-batch's backward pass goes on."""
+    """Adds each bucket of gradients over the ranks while the last microbatch's backward pass goes on."""
 
     def __init__(
         self,
@@ -37,8 +37,8 @@ class DdpRuntime(WholeRuntime):
             precision.reduce_dtype,
         )
 
-    def _before_backward(self, micro_batch: int, last: int) -> None:
-        if micro_batch == last:
+    def _before_backward(self, microbatch: int, last: int) -> None:
+        if microbatch == last:
             self._buckets.begin_last()
 
     def _reduced(self) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Adding up the loss and what modules emitted, over the micro-batches of a step and the ranks.
+"""Adding up the loss and what modules emitted, over the microbatches of a step and the ranks.
 
 All of it is float64 and crosses the ranks as one vector. Its layout is a list of keys that the ranks agreed on;
 they agree again when one of them emits something new, so a rank may emit less than the others.
@@ -42,7 +42,7 @@ class Tally:
         self.agreed: list[Key] = []
 
     def begin(self, losses: Sequence[Tensor], collected: Collected) -> None:
-        """Start to reduce: all forward passes are done. `losses`: one 0-d sum for each micro-batch."""
+        """Start to reduce: all forward passes are done. `losses`: one 0-d sum for each microbatch."""
         self._values = _by_key(collected)
         self._count = len(losses)
         new = float(any(key not in self.agreed for key in self._values))
@@ -78,11 +78,11 @@ class Tally:
         for key in self.agreed:
             if key[2] == "max":
                 continue
-            by_micro = self._values.get(key, {})
+            by_microbatch = self._values.get(key, {})
             nothing = torch.zeros(prod(key[3]) + 1, dtype=torch.float64, device=self.device)
             one = torch.ones(1, dtype=torch.float64, device=self.device)
             rows = [
-                torch.cat((by_micro[i].double().reshape(-1), one)) if i in by_micro else nothing
+                torch.cat((by_microbatch[i].double().reshape(-1), one)) if i in by_microbatch else nothing
                 for i in range(self._count)
             ]
             vectors.append(self._grouped(rows) if rows else nothing)
@@ -98,7 +98,7 @@ class Tally:
         return self.comm.all_reduce(torch.cat(vectors), "max", async_=True) if vectors else None  # type: ignore[return-value]
 
     def _grouped(self, rows: list[Tensor]) -> Tensor:
-        """Add one row per micro-batch: within each group in order, then the groups in order."""
+        """Add one row per microbatch: within each group in order, then the groups in order."""
         share = len(rows) // self.groups
         shares = [sum_rows(torch.stack(rows[i * share : (i + 1) * share])) for i in range(self.groups)]
         return sum_rows(torch.stack(shares))
@@ -136,10 +136,10 @@ def _to_host(*tensors: Tensor) -> list[float]:
 
 
 def _by_key(collected: Collected) -> dict[Key, dict[int, Tensor]]:
-    """What was emitted, regrouped: key -> micro-batch -> value."""
+    """What was emitted, regrouped: key -> microbatch -> value."""
     found: dict[Key, dict[int, Tensor]] = {}
-    for (micro, path, name), term in collected.losses.items():
-        found.setdefault((path, name, "loss", tuple(term.shape)), {})[micro] = term
-    for (micro, path, name), (value, how) in collected.metrics.items():
-        found.setdefault((path, name, how, tuple(value.shape)), {})[micro] = value
+    for (microbatch, path, name), term in collected.losses.items():
+        found.setdefault((path, name, "loss", tuple(term.shape)), {})[microbatch] = term
+    for (microbatch, path, name), (value, how) in collected.metrics.items():
+        found.setdefault((path, name, how, tuple(value.shape)), {})[microbatch] = value
     return found

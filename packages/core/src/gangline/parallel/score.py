@@ -18,7 +18,7 @@ def check_share(batches: Sequence[Batch], world: Comm, device: torch.device) -> 
     told = world.all_gather(mine).tolist()  # type: ignore[union-attr]
     for rank, (count, rows) in zip(world.ranks, told, strict=True):
         if rows != 1:
-            raise ValueError(f"score takes one sample a micro-batch, and rank {rank} passes one of {rows}")
+            raise ValueError(f"score takes one sample a microbatch, and rank {rank} passes one of {rows}")
         if count != told[0][0]:
             raise ValueError(
                 f"score takes as many samples from each rank: rank {world.ranks[0]} passes {told[0][0]}, "
@@ -40,10 +40,10 @@ def in_global_order(
 def evaluated(
     losses: Sequence[Tensor], count: int, tokens: Tensor, coordinate: tuple[int, int], comm: Comm, device: torch.device
 ) -> tuple[float, int]:
-    """(loss sum, token count) of all ranks: each micro-batch's loss is added in global order.
+    """(loss sum, token count) of all ranks: each microbatch's loss is added in global order.
 
-    So the sum has the same bits for any number of data ranks that read micro-batches of one size. Arguments as above,
-    of `count` micro-batches on every rank; tokens: 0-d, those that are counted here.
+    So the sum has the same bits for any number of data ranks that read microbatches of one size. Arguments as above,
+    of `count` microbatches on every rank; tokens: 0-d, those that are counted here.
     """
     placed = _placed(losses, count, coordinate, device)
     *each, counted = comm.all_reduce(torch.cat((placed, tokens.double().view(1)))).tolist()  # type: ignore[union-attr]

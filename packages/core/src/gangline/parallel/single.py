@@ -15,17 +15,17 @@ from gangline.precision import Precision
 
 
 class SingleRuntime(WholeRuntime):
-    """Adds up micro-batches in order; with `groups`, each group by itself first, as a data rank adds its share.
+    """Adds up microbatches in order; with `groups`, each group by itself first, as a data rank adds its share.
 
-    Group g is the g-th contiguous share of the micro-batches. Under `run.deterministic` a `ddp` run of that width gives
+    Group g is the g-th contiguous share of the microbatches. Under `run.deterministic` a `ddp` run of that width gives
     the same bits: its ranks' gradients are added in rank order too.
     """
 
     _sums: list[Tensor] | None = None  # of the groups that are done, in the dtype in which ranks add them
 
-    def _before_backward(self, micro_batch: int, last: int) -> None:
+    def _before_backward(self, microbatch: int, last: int) -> None:
         share = (last + 1) // self.groups
-        if micro_batch and micro_batch % share == 0:
+        if microbatch and microbatch % share == 0:
             self._end_group()
 
     def _end_group(self) -> None:

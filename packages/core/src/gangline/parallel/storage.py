@@ -90,7 +90,7 @@ class WholeStorage:
                 torch._foreach_copy_(self._copies, self._masters_copied)
 
     def clear_gradients(self) -> None:
-        """Forget all gradients, so that the first micro-batch's are taken over instead of added to zeros."""
+        """Forget all gradients, so that the first microbatch's are taken over instead of added to zeros."""
         for name in self.trained:
             self.used[name].grad = None
             self.masters[name].grad = None

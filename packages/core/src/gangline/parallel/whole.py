@@ -21,7 +21,7 @@ from gangline.model.buffers import listeners
 from gangline.parallel import norm
 from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
-from gangline.parallel.micro import WholeModel, count_on_host, count_tokens, frame_of
+from gangline.parallel.microbatch import WholeModel, count_on_host, count_tokens, frame_of
 from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
 from gangline.parallel.score import check_share, evaluated, in_global_order
 from gangline.parallel.storage import WholeStorage
@@ -36,7 +36,7 @@ Finish = Callable[[nn.Module, str], None]
 class WholeRuntime(Runtime):
     """Runs the whole model on this rank's share of the batch; subclasses say how gradients become global.
 
-    One step: count the valid tokens of all ranks while the first forward runs; each micro-batch's backward starts from
+    One step: count the valid tokens of all ranks while the first forward runs; each microbatch's backward starts from
     loss scale / global tokens, so gradients are summed and never averaged; sums of loss and metrics cross the ranks
     while the last backward runs.
     """
@@ -70,22 +70,22 @@ class WholeRuntime(Runtime):
         self._emitted: dict[str, dict[str, Tensor]] = {}
 
     @abstractmethod
-    def _before_backward(self, micro_batch: int, last: int) -> None:
-        """Micro-batch number `micro_batch` of 0 to `last` is about to run backward."""
+    def _before_backward(self, microbatch: int, last: int) -> None:
+        """Microbatch number `microbatch` of 0 to `last` is about to run backward."""
 
     @abstractmethod
     def _reduced(self) -> list[Tensor]:
         """All backward passes are done: the global gradients, still scaled, now also in the masters' `.grad`."""
 
-    def step(self, micro_batches: Sequence[Batch]) -> StepResult:
-        if len(micro_batches) % self.groups:
-            raise ValueError(f"{len(micro_batches)} micro-batches do not divide into {self.groups} groups")
+    def step(self, microbatches: Sequence[Batch]) -> StepResult:
+        if len(microbatches) % self.groups:
+            raise ValueError(f"{len(microbatches)} microbatches do not divide into {self.groups} groups")
         self.storage.refresh()
         self.storage.clear_gradients()
-        counted: Pending = self.comm.all_reduce(count_on_host(micro_batches), async_=True)  # type: ignore[assignment]
+        counted: Pending = self.comm.all_reduce(count_on_host(microbatches), async_=True)  # type: ignore[assignment]
         collected, losses, tokens = Collected(), [], None
-        last = len(micro_batches) - 1
-        for index, batch in enumerate(micro_batches):
+        last = len(microbatches) - 1
+        for index, batch in enumerate(microbatches):
             with inside.frame(frame_of(batch, index, self.seed, collected)) as frame:
                 loss = self.stages.loss(batch)
                 losses.append(loss.detach())
@@ -108,21 +108,21 @@ class WholeRuntime(Runtime):
         finite = math.isfinite(tallied.loss_sum) and math.isfinite(self._norm_value)
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics)
 
-    def evaluate(self, micro_batches: Sequence[Batch]) -> tuple[float, int]:
-        losses, tokens = self._losses(micro_batches), count_tokens(micro_batches, self.device)[0]
-        return evaluated(losses, len(micro_batches), tokens, self.data_coordinate, self.comm, self.device)
+    def evaluate(self, microbatches: Sequence[Batch]) -> tuple[float, int]:
+        losses, tokens = self._losses(microbatches), count_tokens(microbatches, self.device)[0]
+        return evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.comm, self.device)
 
     def score(self, batches: Sequence[Batch]) -> Tensor:
         check_share(batches, self.comm, self.device)
         return in_global_order(self._losses(batches), len(batches), self.data_coordinate, self.comm, self.device)
 
     @torch.no_grad()
-    def _losses(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
-        """The loss of each micro-batch, 0-d, in evaluation."""
+    def _losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:
+        """The loss of each microbatch, 0-d, in evaluation."""
         self.storage.refresh()
         self.model.eval()
         losses = []
-        for index, batch in enumerate(micro_batches):
+        for index, batch in enumerate(microbatches):
             with inside.frame(frame_of(batch, index, self.seed, None)):
                 losses.append(self.stages.loss(batch))
         self.model.train()

@@ -58,6 +58,6 @@ PARTS = (
         build="gangline.precision.fp16:build",
         summary="Compute in float16 with dynamic loss scaling, float32 master weights and optimizer state",
         law="which steps overflow, and are skipped, depends on how many tokens are added up in float16 at a time: on "
-        "the size of a micro-batch and on the layout",
+        "the size of a microbatch and on the layout",
     ),
 )

@@ -28,8 +28,8 @@ def sample(number: int, length: int, vocab_size: int, kind: Kind) -> dict[str, n
     return made
 
 
-def micro_batch(numbers: list[int], step: int, length: int, vocab_size: int, kind: Kind) -> Batch:
-    """These samples as one micro-batch."""
+def microbatch(numbers: list[int], step: int, length: int, vocab_size: int, kind: Kind) -> Batch:
+    """These samples as one microbatch."""
     rows = [sample(number, length, vocab_size, kind) for number in numbers]
 
     def stacked(name: str) -> torch.Tensor | None:
@@ -50,7 +50,7 @@ def micro_batch(numbers: list[int], step: int, length: int, vocab_size: int, kin
 
 
 def whole_sequences(tokens_BT: torch.Tensor) -> Batch:
-    """These tokens as one micro-batch, for tests of logits and of sizes: each counts, and is its own target."""
+    """These tokens as one microbatch, for tests of logits and of sizes: each counts, and is its own target."""
     rows, length = tokens_BT.shape
     position = torch.arange(length).expand(rows, length)
     return Batch(tokens_BT, tokens_BT, torch.ones(rows, length, dtype=torch.bool), position, torch.arange(rows))
@@ -63,6 +63,6 @@ def share(
     own = size // width
     first = step * size + index * own
     return [
-        micro_batch(list(range(start, start + micro)), step, length, vocab_size, kind)
+        microbatch(list(range(start, start + micro)), step, length, vocab_size, kind)
         for start in range(first, first + own, micro)
     ]

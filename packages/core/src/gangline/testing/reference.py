@@ -35,7 +35,7 @@ class Expected:
 
 
 class Reference:
-    """The whole model in one process. Each group of micro-batches is added up by itself, as a data rank's would be."""
+    """The whole model in one process. Each group of microbatches is added up by itself, as a data rank's would be."""
 
     def __init__(self, tree: Node, plan: Plan, *, seed: int, dtype: torch.dtype) -> None:
         self.plan, self.seed, self.dtype = plan, seed, dtype
@@ -88,7 +88,7 @@ class Reference:
 
     def _frame(self, batch: Batch, number: int, coefficient: float, collected: Collected | None) -> Frame:
         return Frame(
-            micro_batch=number,
+            microbatch=number,
             seed=self.seed,
             step=batch.step,
             sample=batch.sample[:, None].expand(batch.shape),

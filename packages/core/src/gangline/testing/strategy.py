@@ -119,7 +119,7 @@ class StrategySuite(PartSuite):
         return _done[key]
 
     def expected(self, job: Job, width: int) -> Any:
-        """The reference's record of the same; groups of micro-batches as `width` data ranks would have them."""
+        """The reference's record of the same; groups of microbatches as `width` data ranks would have them."""
         plain = replace(job, build="", mesh=Mesh.of({}), recompute=False)
         key = f"{width} {replace(plain, run=_without_strategy(plain.run)).key()}"
         if key not in _done:
@@ -275,7 +275,7 @@ class StrategySuite(PartSuite):
         self.compare(layout, DOCUMENTS, FLOAT64)
 
     def test_accumulation(self, layout: Layout) -> None:
-        """Several micro-batches of several samples."""
+        """Several microbatches of several samples."""
         self.compare(layout, ACCUMULATED, FLOAT64)
 
     def test_recomputation_changes_nothing(self, layout: Layout) -> None:

@@ -52,7 +52,7 @@ class Job:
         return self.run.model.vocab_size
 
     def share(self, step: int, index: int, width: int) -> list[Batch]:
-        """The micro-batches of one data rank in one step."""
+        """The microbatches of one data rank in one step."""
         batch = self.run.batch
         return share(
             step,
@@ -151,9 +151,9 @@ def gradients(runtime: Runtime) -> list[Held]:
     return held
 
 
-def one_step(runtime: Runtime, micro_batches: list[Batch]) -> Stepped:
+def one_step(runtime: Runtime, microbatches: list[Batch]) -> Stepped:
     """Forward, backward, norm; nothing is scaled and nothing stepped."""
-    result = runtime.step(micro_batches)
+    result = runtime.step(microbatches)
     norm = runtime.clip(None)
     return Stepped(result.loss_sum, result.tokens, result.finite, result.metrics, norm, gradients(runtime))
 

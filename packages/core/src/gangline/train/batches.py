@@ -1,7 +1,7 @@
-"""From the data cursor to micro-batches: which samples a rank reads, and how they become tensors.
+"""From the data cursor to microbatches: which samples a rank reads, and how they become tensors.
 
 Step k reads samples [cursor, cursor + global_size), whatever the layout; the rank at `index` of `width` reads a
-contiguous share of them, in micro-batches of `micro_size`.
+contiguous share of them, in microbatches of `micro_size`.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Batches:
         self.share = global_size // self.width
         if self.share * self.width != global_size or self.share % micro_size:
             raise ValueError(
-                f"{global_size} samples do not divide into {self.width} shares of micro-batches of {micro_size}"
+                f"{global_size} samples do not divide into {self.width} shares of microbatches of {micro_size}"
             )
 
     def take(self, cursor: int, step: int) -> list[Batch]:
-        """The micro-batches of the step that reads from sample `cursor` on."""
+        """The microbatches of the step that reads from sample `cursor` on."""
         first = cursor + self.index * self.share
         return [
             self._load(list(range(start, start + self.micro_size)), step)
@@ -71,7 +71,7 @@ class Batches:
     def held_out(self, count: int) -> list[Batch]:
         """This rank's share of the first `count` samples, or of all if there are fewer, filled up with empty rows.
 
-        The same samples under every layout, and the same number of micro-batches on every rank.
+        The same samples under every layout, and the same number of microbatches on every rank.
         """
         length = self.source.length()
         count = count if length is None else min(count, length)

@@ -42,7 +42,7 @@ def device_of(run: Run) -> torch.device:
 
 
 def micro_size(run: Run, width: int, mesh: Mesh) -> int:
-    """Sequences in one micro-batch; where the run leaves it open, as the strategy likes it."""
+    """Sequences in one microbatch; where the run leaves it open, as the strategy likes it."""
     share = run.batch.global_size // width
     return run.batch.micro_size or share // run.parallel.accumulation(share, mesh)
 

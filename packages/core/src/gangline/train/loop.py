@@ -72,9 +72,9 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, tuple[Verdict, ...]]:
     """
     s.cursor = attempts.next_cursor(s.history, s.cursor, s.run.batch.global_size)
     with clock("data"):
-        micro_batches = s.batches.take(s.cursor, s.step)
+        microbatches = s.batches.take(s.cursor, s.step)
     with clock("forward_backward"):
-        result = s.runtime.step(micro_batches)
+        result = s.runtime.step(microbatches)
     loss = result.loss_sum / result.tokens if result.tokens else math.nan
     learning_rate = s.run.optimizer.learning_rate * s.schedule(s.step) * attempts.rate(s.history, s.step + 1)
     with clock("optimizer"):

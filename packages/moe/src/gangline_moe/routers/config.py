@@ -86,7 +86,7 @@ class Grouped(Sigmoid):
 
 @dataclass
 class ExpertChoice(RouterConfig):
-    """Each expert takes as many tokens as every other: top_k / experts of a micro-batch's, those it scores highest."""
+    """Each expert takes as many tokens as every other: top_k / experts of a microbatch's, those it scores highest."""
 
     def problems(self, run: Run) -> Iterator[Problem]:
         yield from super().problems(run)
@@ -128,6 +128,6 @@ PARTS = (
         config=ExpertChoice,
         build=f"{NODE}:expert_choice",
         summary="each expert takes the tokens it scores highest",
-        law="which tokens an expert takes depends on the micro-batch on a rank, and on later tokens of a sequence",
+        law="which tokens an expert takes depends on the microbatch on a rank, and on later tokens of a sequence",
     ),
 )

@@ -1,6 +1,6 @@
 """Experts choose tokens (Zhou et al., arXiv 2202.09368, section 3.2).
 
-Each expert takes the C = N · top_k / E tokens (rounded up) of the micro-batch on this rank that score it highest; a
+Each expert takes the C = N · top_k / E tokens (rounded up) of the microbatch on this rank that score it highest; a
 token may have no expert or all. The host waits for how many experts the busiest token has. A token's experts depend on
 later tokens of its sequence, so a model that writes text token by token computes something else.
 """

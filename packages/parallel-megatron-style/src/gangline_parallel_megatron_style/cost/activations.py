@@ -1,4 +1,4 @@
-"""What the forward pass of one micro-batch keeps for the backward pass, in bytes on one rank.
+"""What the forward pass of one microbatch keeps for the backward pass, in bytes on one rank.
 
 After Korthikanti et al. (arXiv 2205.05198, section 4), adapted to this decoder: RMSNorm keeps its input and one number
 a row; a product keeps its input; fused attention keeps queries, keys, values, output and one number a row and head,

@@ -56,8 +56,8 @@ class Case:
     tree: Node
     plan: Plan
     sequence_length: int
-    micro_size: int  # sequences of a micro-batch
-    micros: int  # micro-batches of a step
+    micro_size: int  # sequences of a microbatch
+    micros: int  # microbatches of a step
     bytes: Bytes
     deterministic: bool
     recompute: Recompute
@@ -111,12 +111,12 @@ class Case:
 
     @property
     def tokens(self) -> int:
-        """Of a micro-batch, in attention and between the two products of a feed-forward layer."""
+        """Of a microbatch, in attention and between the two products of a feed-forward layer."""
         return self.micro_size * self.sequence_length // self.cp
 
     @property
     def stream_tokens(self) -> int:
-        """Of a micro-batch, in the residual stream and the norms: sequence parallelism cuts them once more."""
+        """Of a microbatch, in the residual stream and the norms: sequence parallelism cuts them once more."""
         return self.tokens // (self.tp if self.sequence_parallel else 1)
 
     @cached_property
@@ -176,7 +176,7 @@ class Case:
 
     @property
     def sums_each(self) -> bool:
-        """Whether gradients are added over the ranks after every micro-batch, so that no rank keeps all of them."""
+        """Whether gradients are added over the ranks after every microbatch, so that no rank keeps all of them."""
         return self.config.zero >= 2 and not self.deterministic
 
     def recomputed(self, block: int) -> bool:

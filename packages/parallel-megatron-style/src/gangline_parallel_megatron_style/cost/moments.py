@@ -27,7 +27,7 @@ def of_rank(case: Case, rank: int, schedule: Schedule | None, gpu: bool = True) 
 def moments(case: Case, rank: int, schedule: Schedule | None, sizes: ActivationSizes) -> Iterator[Counter[str]]:
     """What is there beside `memory.state` while the backward pass goes through each module of a rank.
 
-    With as many micro-batches under way as the schedule has at most. Of gradients that are cut, two modules' are whole
+    With as many microbatches under way as the schedule has at most. Of gradients that are cut, two modules' are whole
     at a time: those of the module before are still being added. Weights that are cut are whole for the module at hand
     and those gathered ahead of it.
     """
@@ -37,7 +37,7 @@ def moments(case: Case, rank: int, schedule: Schedule | None, sizes: ActivationS
         places = list(held)
         kept = {place: _kept(case, place, sizes) for place in places}
         whole = {place: _whole(case, arrays) for place, arrays in held.items()}
-        before, freed = whole[places[0]] if case.micros > 1 else 0, 0  # of the micro-batch before the last one arrives
+        before, freed = whole[places[0]] if case.micros > 1 else 0, 0  # of the microbatch before the last one arrives
         for index in reversed(range(len(places))):
             place = places[index]
             weights = sum(_gathered(case, held[other]) for other in _in_use(case, places, index))

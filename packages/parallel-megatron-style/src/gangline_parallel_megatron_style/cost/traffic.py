@@ -163,7 +163,7 @@ def context(case: Case, rank: int) -> list[Sent]:
 
 
 def _positions(case: Case, stage: int) -> int:
-    """How often a micro-batch gathers them: once for all layers; the ring does it for each kind of window."""
+    """How often a microbatch gathers them: once for all layers; the ring does it for each kind of window."""
     if case.config.context == "ulysses":
         return 1
     inside = [node for index in case.stages[stage] for _, node in nodes(case.blocks[index])]
@@ -171,14 +171,14 @@ def _positions(case: Case, stage: int) -> int:
 
 
 def _ring(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
-    """(messages, bytes) of one micro-batch: gradients travel in float32 at least, and one step further, home."""
+    """(messages, bytes) of one microbatch: gradients travel in float32 at least, and one step further, home."""
     numbers = 2 * case.tokens * max(1, node.kv_heads // case.tp) * node.head_dim
     rounds = (2 + again) * (case.cp - 1)
     return rounds + case.cp, numbers * (rounds * case.bytes.compute + case.cp * max(4, case.bytes.compute))
 
 
 def _ulysses(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
-    """(all-to-alls, bytes) of one micro-batch; key heads that do not divide are repeated.
+    """(all-to-alls, bytes) of one microbatch; key heads that do not divide are repeated.
 
     Where attention alone is recomputed, that ends before the output changes hands: nothing behind it is needed again.
     """
@@ -245,7 +245,7 @@ def _whole_on(case: Case, array: Array, rank: int) -> bool:
 
 def data(case: Case, rank: int) -> list[Sent]:
     """ZeRO (arXiv 1910.02054, section 7), unit by unit: 0 sums the gradients; from 1 on a rank gets the sum of its part
-    (from 2 on after every micro-batch) and gathers the new weights; 3 gathers them for each pass over a module instead,
+    (from 2 on after every microbatch) and gathers the new weights; 3 gathers them for each pass over a module instead,
     but not again where the way back begins. Replicas add their sums once a step. Compressed gradients are those after
     the warm-up. What lies on a fold is shared by the ranks beside it, and its replicas are along the other axes.
     """

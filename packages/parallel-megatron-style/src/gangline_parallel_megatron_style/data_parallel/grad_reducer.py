@@ -5,8 +5,8 @@ n ranks cut the buffer (ZeRO; Rajbhandari et al., arXiv 1910.02054), R replicas 
     usually              reduce-scatter over the n, all-reduce of the range over the R: the slower links carry 1/n of it
     run.deterministic    one sum in rank order over all R·n ranks: each adds 1/R of a range, the R gather them
 
-Where several micro-batches are added over the n one after another, the replicas add what has come together: they are
-asked once a step, however many micro-batches it has.
+Where several microbatches are added over the n one after another, the replicas add what has come together: they are
+asked once a step, however many microbatches it has.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ full    (n · s,)  all ranges in the compute dtype; parameters are views of it. 
                   dtypes agree it is `shard` itself
 grad    (n · s,)  gradients; each parameter's `.grad` is a view of it
 total   (s,)      their sum over the ranks: in its range of `grad`, or, where that is given back after each
-                  micro-batch, in memory of its own
+                  microbatch, in memory of its own
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Choices:
     """How all buffers of a rank are kept.
 
     zero   what is cut: 1 the optimizer state, 2 gradients too, 3 weights too (0: nothing)
-    each   gradients that are cut are added over the ranks that cut them after each micro-batch, so that no rank keeps
+    each   gradients that are cut are added over the ranks that cut them after each microbatch, so that no rank keeps
            all of them
     wire   dtype of gradients as they are added over the ranks
     codec  what they travel as, None: as they are
@@ -208,7 +208,7 @@ class Flat:
 
     @torch.no_grad()
     def reduce(self) -> None:
-        """The backward pass of a micro-batch is through with this unit: begin to add its gradients over the ranks."""
+        """The backward pass of a microbatch is through with this unit: begin to add its gradients over the ranks."""
         for name, parameter in self.parameters.items():
             if parameter.grad is None:
                 self._slot(name).zero_()
@@ -219,7 +219,7 @@ class Flat:
         grad = self._grad
         wire = grad.to(self.choices.wire)
         self._pending = self.sums.reduce(wire)
-        if self.each:  # the next micro-batch begins anew, in other memory, and this one is free when it has arrived
+        if self.each:  # the next microbatch begins anew, in other memory, and this one is free when it has arrived
             self._grad, self._slots = None, {}
             for parameter in self.parameters.values():
                 parameter.grad = None
@@ -243,7 +243,7 @@ class Flat:
 
     @torch.no_grad()
     def cross(self) -> None:
-        """`total` has all micro-batches: begin to add it over the replicas, where that is left."""
+        """`total` has all microbatches: begin to add it over the replicas, where that is left."""
         assert self.total is not None
         if self.sums.later:
             self._crossing = self.sums.across(self.total.to(self.choices.wire))

@@ -77,7 +77,7 @@ class Storage:
                     _put(model, alias, parameter)
         self.buffers = self._take_buffers(model)
         self._later = self._sums_over_tp()
-        self._travelling: list[tuple[Flat, bool]] = []  # and whether in the last micro-batch
+        self._travelling: list[tuple[Flat, bool]] = []  # and whether in the last microbatch
         self._crossing: list[Flat] = []
 
     def _flat(self, buffer) -> Flat:
@@ -184,9 +184,9 @@ class Storage:
     def reduce(self, units: Iterable[str], last: bool) -> None:
         """The backward pass is through with these units: begin to add their gradients over the ranks.
 
-        last: this is their last micro-batch, so everything is added, over all ranks; else only what may not stay.
+        last: this is their last microbatch, so everything is added, over all ranks; else only what may not stay.
         Those of the units before them have had this long to travel: they are waited for, so that the gradients of no
-        more than two modules are whole at a time. After their last micro-batch they then cross to the replicas, and
+        more than two modules are whole at a time. After their last microbatch they then cross to the replicas, and
         those that did so before are waited for.
         """
         flats = [flat for unit in units for flat in self.units[unit] if flat.trained and (last or flat.each)]

@@ -15,7 +15,7 @@ def balanced(blocks: Sequence[float], stages: int, first: float = 0, last: float
 
     Two dynamic programs over (stages, blocks before): the first finds the least possible maximum, the second the
     flattest division (least sum of squares) that keeps to it. Where several are as flat, earlier stages get fewer
-    blocks, because they keep the activations of more micro-batches. Raises ValueError for more stages than blocks.
+    blocks, because they keep the activations of more microbatches. Raises ValueError for more stages than blocks.
     """
     count = len(blocks)
     if not 1 <= stages <= count:

@@ -2,7 +2,7 @@
 
 stage   a run of consecutive blocks; stage 0 embeds, the last one has the head. There are ranks * chunks of them
 chunk   the number of a stage among those that one rank holds (Megatron-LM: virtual stage, model chunk)
-micro   the number of a micro-batch in the step
+micro   the number of a microbatch in the step
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ def place_of(ranks: int, placement: Placement, stage: int) -> tuple[int, int]:
 
 
 def padded(ranks: int, micros: int, chunks: int, placement: Placement, of: Callable[[int], list[Action]]) -> Schedule:
-    """A schedule for `micros` micro-batches, out of one for a number that suits its author.
+    """A schedule for `micros` microbatches, out of one for a number that suits its author.
 
-    `of(rank)` lists the actions for that many or more. Those of micro-batches that do not exist are left out. What
+    `of(rank)` lists the actions for that many or more. Those of microbatches that do not exist are left out. What
     remains has all its dependencies, in an order that the whole schedule had too: it cannot deadlock, and it takes
     neither more time nor more memory.
     """

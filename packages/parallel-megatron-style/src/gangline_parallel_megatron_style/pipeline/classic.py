@@ -8,7 +8,7 @@ from gangline_parallel_megatron_style.pipeline.actions import Action, Schedule
 def gpipe(ranks: int, micros: int) -> Schedule:
     """All forwards, then all backwards (Huang et al. 2018, arXiv 1811.06965).
 
-    Idle time of each rank: (p - 1)(F + B). Activations: all m micro-batches.
+    Idle time of each rank: (p - 1)(F + B). Activations: all m microbatches.
     """
     forward = [Action("F", 0, micro) for micro in range(micros)]
     order = (*forward, *(Action("B", 0, micro) for micro in range(micros)))

@@ -65,6 +65,6 @@ def walk(schedule: Schedule) -> Iterator[tuple[int, tuple[Action, ...]]]:
         if left[rank] and (lacks := missing(rank)) is not None:
             action, need = lacks
             raise ValueError(
-                f"rank {rank} waits for ever before {action}: {need.what} of micro-batch {need.micro} "
+                f"rank {rank} waits for ever before {action}: {need.what} of microbatch {need.micro} "
                 f"on stage {need.stage} never ends"
             )

@@ -9,7 +9,7 @@ from gangline_parallel_megatron_style.pipeline.actions import Action, Schedule, 
 
 
 class _Order:
-    """One rank's list, written with the next micro-batch of each chunk."""
+    """One rank's list, written with the next microbatch of each chunk."""
 
     def __init__(self) -> None:
         self.actions: list[Action] = []

@@ -59,7 +59,7 @@ class Executor:
         self._known: set[tuple[torch.Size, torch.dtype]] = set()  # what has travelled and fits
 
     def step(self, micros: int) -> list[Tensor]:
-        """Forward and backward of micro-batches 0 to micros - 1; gradients add up in the weights.
+        """Forward and backward of microbatches 0 to micros - 1; gradients add up in the weights.
 
         Gives their losses (0-d, detached, in order) on the rank that has the last stage, and nothing elsewhere.
         """
@@ -72,7 +72,7 @@ class Executor:
             return self._carry_out(micros, False)
 
     def schedule(self, micros: int, train: bool = True) -> Schedule:
-        """The schedule that a step (or an evaluation) of so many micro-batches follows."""
+        """The schedule that a step (or an evaluation) of so many microbatches follows."""
         return self._planned(micros, train)[0]
 
     def _carry_out(self, micros: int, train: bool) -> list[Tensor]:
@@ -227,5 +227,5 @@ class _Pass:
             return None
         if leaf.grad is None:
             stage = self.schedule.stage(self.comm.index, chunk)
-            raise RuntimeError(f"stage {stage} gave its hidden state no gradient in micro-batch {micro}")
+            raise RuntimeError(f"stage {stage} gave its hidden state no gradient in microbatch {micro}")
         return leaf.grad

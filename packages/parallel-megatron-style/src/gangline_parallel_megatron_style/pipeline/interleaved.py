@@ -6,7 +6,7 @@ from gangline_parallel_megatron_style.pipeline.actions import Action, Schedule, 
 
 
 def interleaved_1f1b(ranks: int, micros: int, chunks: int) -> Schedule:
-    """Micro-batches in groups of p: a group passes all chunks of a rank before the next one begins.
+    """Microbatches in groups of p: a group passes all chunks of a rank before the next one begins.
 
     Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM,
     arXiv 2104.04473, section 2.2.2. The paper wants m to be a multiple of p; here the last group may be smaller.

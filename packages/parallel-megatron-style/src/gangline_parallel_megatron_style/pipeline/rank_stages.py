@@ -31,7 +31,7 @@ class Stage(ABC):
 
     @abstractmethod
     def empty(self, micro: int) -> Tensor:
-        """Contiguous memory into which a hidden state of this micro-batch, or its gradient, can be received."""
+        """Contiguous memory into which a hidden state of this microbatch, or its gradient, can be received."""
 
     def weights(self, chunk: int, micro: int) -> None:
         """What `backward` put off."""

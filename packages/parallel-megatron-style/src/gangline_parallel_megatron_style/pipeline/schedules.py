@@ -15,7 +15,7 @@ from gangline_parallel_megatron_style.pipeline.zb_v import zb_v
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleType:
-    """One way to order a pipeline. Below: p ranks, m micro-batches, v chunks a rank, costs of one chunk, k of them."""
+    """One way to order a pipeline. Below: p ranks, m microbatches, v chunks a rank, costs of one chunk, k of them."""
 
     summary: str
     chunks: int  # unless the user asks for another number
@@ -36,7 +36,7 @@ class ScheduleType:
 
 SCHEDULES: dict[str, ScheduleType] = {
     "gpipe": ScheduleType(
-        summary="all forwards, then all backwards; holds every micro-batch",
+        summary="all forwards, then all backwards; holds every microbatch",
         chunks=1,
         generate=lambda p, m, v, k: gpipe(p, m),
         idle=lambda p, k: (p - 1) * (k.F + k.of("B")),
@@ -114,7 +114,7 @@ def make_schedule(
     chosen = SCHEDULES[name]
     chunks = chosen.chunks if chunks is None else chunks
     if ranks < 1 or micros < 1 or chunks < 1:
-        raise ValueError(f"a pipeline of {ranks} ranks, {micros} micro-batches and {chunks} chunks a rank")
+        raise ValueError(f"a pipeline of {ranks} ranks, {micros} microbatches and {chunks} chunks a rank")
     if chunks != chosen.chunks and not chosen.free_chunks:
         raise ValueError(f"the pipeline schedule {name} has {chosen.chunks} chunks a rank, not {chunks}")
     made = chosen.generate(ranks, micros, chunks, costs)
@@ -133,7 +133,7 @@ def forward_only(ranks: int, micros: int, chunks: int, placement: Placement) -> 
         return [Action("F", chunk, micro) for group in groups for chunk in range(chunks) for micro in group]
 
     def v(rank: int) -> list[Action]:
-        ahead = 2 * (ranks - 1 - rank) + 1  # micro-batches that go down before the first comes back up
+        ahead = 2 * (ranks - 1 - rank) + 1  # microbatches that go down before the first comes back up
         turns = [(micro + chunk * ahead, -chunk, micro) for chunk in (0, 1) for micro in range(micros)]
         return [Action("F", -chunk, micro) for _, chunk, micro in sorted(turns)]
 

@@ -66,7 +66,7 @@ def simulate(schedule: Schedule, costs: Costs | Sequence[Costs] = UNIFORM, laten
 
 
 def peak_activations(schedule: Schedule) -> tuple[int, ...]:
-    """The most activations (of one micro-batch on one stage) that each rank holds at once.
+    """The most activations (of one microbatch on one stage) that each rank holds at once.
 
     One is held from its F to its B or W. After I a part of it is free already, so this is an upper bound.
     """

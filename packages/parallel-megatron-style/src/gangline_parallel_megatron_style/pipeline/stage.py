@@ -59,7 +59,7 @@ class Chunk:
         self, segments: list[Segment], before: Callable[[Segment, bool], None], after: Callable[[Segment, bool], None]
     ) -> None:
         self.segments, self.before, self.after = segments, before, after
-        self._unnoticed: dict[int, list[Segment]] = {}  # by micro-batch: segments whose way back nobody comes by
+        self._unnoticed: dict[int, list[Segment]] = {}  # by microbatch: segments whose way back nobody comes by
 
     def forward(self, micro: int, hidden: Tensor | None, batch: Batch) -> Tensor:
         """The hidden state behind the last segment, or the loss."""
@@ -79,6 +79,6 @@ class Chunk:
         return hidden
 
     def backward_ends(self, micro: int) -> None:
-        """The backward pass of this chunk and micro-batch is done."""
+        """The backward pass of this chunk and microbatch is done."""
         for segment in reversed(self._unnoticed.pop(micro)):
             self.after(segment, True)

@@ -12,7 +12,7 @@ def validate(schedule: Schedule) -> None:
     """Raise ValueError that names the first fault, if there is one.
 
     Each rank has every F once, and either B or both I and W; the gradients of each chunk come in the order of the
-    micro-batches (the order of a sum decides its bits); nothing waits for ever.
+    microbatches (the order of a sum decides its bits); nothing waits for ever.
     """
     if len(schedule.actions) != schedule.ranks:
         raise ValueError(f"{len(schedule.actions)} lists of actions for {schedule.ranks} ranks")
@@ -34,7 +34,7 @@ def _complete(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
                 raise ValueError(f"rank {rank} has {Action('F', chunk, micro)} {forward} times")
             if (whole, inputs, weights) not in ((1, 0, 0), (0, 1, 1)):
                 raise ValueError(
-                    f"rank {rank} has B {whole}, I {inputs} and W {weights} times for micro-batch {micro} "
+                    f"rank {rank} has B {whole}, I {inputs} and W {weights} times for microbatch {micro} "
                     f"of chunk {chunk}: it needs B once, or I and W once each"
                 )
     if count:
@@ -50,7 +50,7 @@ def _ordered(rank: int, order: tuple[Action, ...]) -> None:
             before = last.get(action.chunk, -1)
             if action.micro != before + 1:
                 raise ValueError(
-                    f"rank {rank} has {action} after micro-batch {before}: "
-                    "gradients of a chunk are added up in the order of the micro-batches"
+                    f"rank {rank} has {action} after microbatch {before}: "
+                    "gradients of a chunk are added up in the order of the microbatches"
                 )
             last[action.chunk] = action.micro

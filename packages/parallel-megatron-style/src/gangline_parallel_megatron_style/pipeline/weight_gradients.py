@@ -39,14 +39,14 @@ def is_open() -> bool:
 
 
 class WeightGradients:
-    """What was put off, by chunk and micro-batch."""
+    """What was put off, by chunk and microbatch."""
 
     def __init__(self) -> None:
         self._put_off: dict[tuple[int, int], deque[Closure]] = defaultdict(deque)
 
     @contextmanager
     def open(self, chunk: int, micro: int) -> Iterator[None]:
-        """Keep what comes meanwhile under this chunk and micro-batch. Raises RuntimeError where a store is open."""
+        """Keep what comes meanwhile under this chunk and microbatch. Raises RuntimeError where a store is open."""
         global _kept
         if _kept is not None:
             raise RuntimeError("a store of weight gradients is open already")

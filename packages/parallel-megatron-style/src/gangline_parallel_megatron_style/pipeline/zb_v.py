@@ -13,7 +13,7 @@ from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs, per_
 PREFERENCE: tuple[tuple[Kind, int], ...] = (("F", 1), ("F", 0), ("I", 0), ("I", 1))
 SAME_TIME = 1e-9  # of the longest action: sums of floats in another order
 
-Ends = dict[tuple[Kind, int, int], float]  # when F or I of a stage and a micro-batch ends
+Ends = dict[tuple[Kind, int, int], float]  # when F or I of a stage and a microbatch ends
 
 
 class _Rank:
@@ -23,7 +23,7 @@ class _Rank:
         self.stages = [stage_of(ranks, "v", rank, chunk) for chunk in (0, 1)]
         self.last, self.micros = 2 * ranks - 1, micros
         self.room, self.held = 2 * ranks, [0, 0]  # activations: how many more it may hold, and holds of each chunk
-        self.next = dict.fromkeys(PREFERENCE, 0)  # the micro-batch that comes next
+        self.next = dict.fromkeys(PREFERENCE, 0)  # the microbatch that comes next
         self.put_off: deque[Action] = deque()
         self.actions: list[Action] = []
         self.free = 0.0

@@ -1,6 +1,6 @@
 """What a rank of `rows` computes with along `tp`, `cp` and `pp`: its part of what is cut, its tokens, its blocks.
 
-No weight is stored in parts, what is cut away is gathered whole and sliced, and one micro-batch at a time passes the
+No weight is stored in parts, what is cut away is gathered whole and sliced, and one microbatch at a time passes the
 stages: so much, and no more, as it takes to see that a module computes the same where it is cut.
 """
 

@@ -21,7 +21,7 @@ from gangline.model.buffers import listeners
 from gangline.parallel import norm
 from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
-from gangline.parallel.micro import count_tokens, frame_of
+from gangline.parallel.microbatch import count_tokens, frame_of
 from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
 from gangline.parallel.score import check_share, evaluated, in_global_order
 from gangline.plan import Plan, matches
@@ -126,12 +126,12 @@ class RowsRuntime(Runtime):
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
-    def step(self, micro_batches: Sequence[Batch]) -> StepResult:
+    def step(self, microbatches: Sequence[Batch]) -> StepResult:
         self._refresh()
-        tokens = int(self.comm.all_reduce(count_tokens(micro_batches, self.device)))  # type: ignore[arg-type]
-        coefficient = self.precision.scale / max(self._divisor(tokens, micro_batches), 1)
+        tokens = int(self.comm.all_reduce(count_tokens(microbatches, self.device)))  # type: ignore[arg-type]
+        coefficient = self.precision.scale / max(self._divisor(tokens, microbatches), 1)
         collected, losses = Collected(), []
-        for index, batch in enumerate(micro_batches):
+        for index, batch in enumerate(microbatches):
             with inside.frame(self._frame(batch, index, collected)) as frame:
                 frame.coefficient = coefficient
                 losses.append(self.axes.loss(self.axes.own_tokens(batch)).detach())
@@ -150,7 +150,7 @@ class RowsRuntime(Runtime):
         frame.over_sequence = self.axes.over_sequence
         return frame
 
-    def _divisor(self, tokens: int, micro_batches: Sequence[Batch]) -> int:
+    def _divisor(self, tokens: int, microbatches: Sequence[Batch]) -> int:
         """What the objective is divided by: the tokens of all ranks."""
         return tokens
 
@@ -185,10 +185,10 @@ class RowsRuntime(Runtime):
             norm.clip(held, max_norm, self._norm, self._value)
         return self._value
 
-    def evaluate(self, micro_batches: Sequence[Batch]) -> tuple[float, int]:
-        losses = self._losses(micro_batches)
-        tokens = count_tokens(micro_batches if self.axes.first else (), self.device)[0]
-        return evaluated(losses, len(micro_batches), tokens, self.data_coordinate, self.axes.world, self.device)
+    def evaluate(self, microbatches: Sequence[Batch]) -> tuple[float, int]:
+        losses = self._losses(microbatches)
+        tokens = count_tokens(microbatches if self.axes.first else (), self.device)[0]
+        return evaluated(losses, len(microbatches), tokens, self.data_coordinate, self.axes.world, self.device)
 
     def score(self, batches: Sequence[Batch]) -> Tensor:
         check_share(batches, self.axes.world, self.device)
@@ -196,11 +196,11 @@ class RowsRuntime(Runtime):
         return in_global_order(losses, len(batches), self.data_coordinate, self.axes.world, self.device)
 
     @torch.no_grad()
-    def _losses(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
+    def _losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:
         self._refresh()
         self.model.eval()
         losses = []
-        for index, batch in enumerate(micro_batches):
+        for index, batch in enumerate(microbatches):
             with inside.frame(self._frame(batch, index, None)):
                 losses.append(self.axes.loss(self.axes.own_tokens(batch)))
         self.model.train()

@@ -1,4 +1,4 @@
-"""One micro-batch through a whole model: embed, blocks, head."""
+"""One microbatch through a whole model: embed, blocks, head."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class WholeModel:
         return self.head(hidden, batch)
 
 
-def frame_of(batch: Batch, micro_batch: int, seed: int, collected: Collected | None) -> Frame:
-    """The surroundings of one micro-batch; the coefficient is to be set before its backward pass."""
+def frame_of(batch: Batch, microbatch: int, seed: int, collected: Collected | None) -> Frame:
+    """The surroundings of one microbatch; the coefficient is to be set before its backward pass."""
     return Frame(
-        micro_batch=micro_batch,
+        microbatch=microbatch,
         seed=seed,
         step=batch.step,
         sample=batch.sample[:, None].expand(batch.shape),
@@ -41,18 +41,18 @@ def frame_of(batch: Batch, micro_batch: int, seed: int, collected: Collected | N
     )
 
 
-def count_tokens(micro_batches: Sequence[Batch], device: torch.device) -> Tensor:
-    """How many targets count in these micro-batches: int64 of shape (1,)."""
+def count_tokens(microbatches: Sequence[Batch], device: torch.device) -> Tensor:
+    """How many targets count in these microbatches: int64 of shape (1,)."""
     total = torch.zeros(1, dtype=torch.int64, device=device)
-    for batch in micro_batches:
+    for batch in microbatches:
         total += batch.loss_mask.sum()
     return total
 
 
-def count_on_host(micro_batches: Sequence[Batch]) -> Tensor:
+def count_on_host(microbatches: Sequence[Batch]) -> Tensor:
     """The same in the host's memory: to read what the ranks count together is then not to wait for a device.
 
     A batch that was counted on its way to the device is not looked at again.
     """
-    counts = [int(batch.loss_mask.sum()) if batch.valid is None else batch.valid for batch in micro_batches]
+    counts = [int(batch.loss_mask.sum()) if batch.valid is None else batch.valid for batch in microbatches]
     return torch.tensor([sum(counts)], dtype=torch.int64)
