@@ -82,32 +82,32 @@ class Parts(Stage):
         super().__init__()
         self.parts, self.first, self.last, self.x = parts, first, last, x
 
-    def forward(self, chunk, micro, hidden):
+    def forward(self, chunk, microbatch, hidden):
         out = self.parts[chunk](self.x if hidden is None else hidden)
         return out.square().sum() if chunk == self.last else out
 
-    def backward(self, chunk, micro, output, grad):
+    def backward(self, chunk, microbatch, output, grad):
         output.backward(grad)
 
-    def empty(self, micro):
+    def empty(self, microbatch):
         return torch.empty_like(self.x)
 
 
-def chunk_of(executor: Executor, micros: int, stage: int) -> int | None:
+def chunk_of(executor: Executor, microbatches: int, stage: int) -> int | None:
     """The chunk of a stage, where it lies on this rank."""
-    where, chunk = executor.schedule(micros).place(stage % executor.schedule(micros).stages)
+    where, chunk = executor.schedule(microbatches).place(stage % executor.schedule(microbatches).stages)
     return chunk if where == rank.index else None
 
 
-def pipeline(name: str, micros: int, parts: list[Callable], overlap: bool = False) -> Executor:
+def pipeline(name: str, microbatches: int, parts: list[Callable], overlap: bool = False) -> Executor:
     comm = rank.comms(Mesh.of({"pp": rank.world}), False).axis("pp")
     stage = Parts(parts, None, None, torch.ones(ROWS, DIM))
     executor = Executor(stage, comm, name, clock=time.perf_counter, overlap=overlap)
-    executor.stage.last = chunk_of(executor, micros, -1)
+    executor.stage.last = chunk_of(executor, microbatches, -1)
     return executor
 
 
-def nap(name: str, micros: int, seconds: float):
+def nap(name: str, microbatches: int, seconds: float):
     """This rank's recorded spans of one step, and its schedule."""
     chunks = SCHEDULES[name].chunks
     x = torch.ones(ROWS, DIM, requires_grad=True)
@@ -116,24 +116,24 @@ def nap(name: str, micros: int, seconds: float):
     def part(chunk: int) -> Callable:
         return lambda hidden: Nap.apply(hidden if hidden.requires_grad else x, naps[chunk])
 
-    executor = pipeline(name, micros, [part(chunk) for chunk in range(chunks)])
-    executor.step(micros)  # connects the ranks
+    executor = pipeline(name, microbatches, [part(chunk) for chunk in range(chunks)])
+    executor.step(microbatches)  # connects the ranks
     naps[:] = [seconds / chunks] * chunks
     rank.comms(Mesh.of({"pp": rank.world}), False).world.barrier()
-    executor.step(micros)
-    return executor.schedule(micros), executor.spans
+    executor.step(microbatches)
+    return executor.schedule(microbatches), executor.spans
 
 
-def bubble(processes: list[int], micros: int, seconds: float) -> None:
-    print(f"\nbubble, F = I = W = {seconds * 1e3:g} ms of a whole rank, {micros} microbatches")
+def bubble(processes: list[int], microbatches: int, seconds: float) -> None:
+    print(f"\nbubble, F = I = W = {seconds * 1e3:g} ms of a whole rank, {microbatches} microbatches")
     print(f"{'ranks':>5} {'schedule':<18} {'measured':>9} {'formula':>9} {'step':>9} {'1F1B / it':>9}")
     for world in processes:
         base = None
         for name in NAPS:
-            found = pool(world).run(nap, name, micros, seconds)
+            found = pool(world).run(nap, name, microbatches, seconds)
             timeline = Timeline(found[0][0], tuple(spans for _, spans in found))
-            measured = 1 - 3 * micros * seconds / timeline.makespan
-            formula = SCHEDULES[name].bubble(world, micros, SCHEDULES[name].chunks)
+            measured = 1 - 3 * microbatches * seconds / timeline.makespan
+            formula = SCHEDULES[name].bubble(world, microbatches, SCHEDULES[name].chunks)
             base = base or timeline.makespan
             print(
                 f"{world:>5} {name:<18} {measured:>9.3f} {formula:>9.3f} {timeline.makespan:>7.2f} s "
@@ -142,7 +142,7 @@ def bubble(processes: list[int], micros: int, seconds: float) -> None:
             )
 
 
-def travel(micros: int, seconds: float, transfer: float, overlap: bool) -> float:
+def travel(microbatches: int, seconds: float, transfer: float, overlap: bool) -> float:
     """Seconds of a step of chunks of four blocks that compute that long and wait for a transfer."""
     x = torch.ones(ROWS, DIM, requires_grad=True)
     times = [0.0, 0.0]
@@ -153,13 +153,13 @@ def travel(micros: int, seconds: float, transfer: float, overlap: bool) -> float
             hidden = Transfer.apply(Nap.apply(hidden, times[0]), times[1])
         return hidden
 
-    executor = pipeline("dualpipe_v", micros, [part, part], overlap)
-    executor.step(micros)
+    executor = pipeline("dualpipe_v", microbatches, [part, part], overlap)
+    executor.step(microbatches)
     times[:] = seconds, transfer
     world = rank.comms(Mesh.of({"pp": rank.world}), False).world
     world.barrier()
     start = time.perf_counter()
-    executor.step(micros)
+    executor.step(microbatches)
     world.barrier()
     return time.perf_counter() - start
 
@@ -186,20 +186,23 @@ def layers(split: bool) -> nn.Module:
     return made
 
 
-def actions(name: str, micros: int, steps: int):
+def actions(name: str, microbatches: int, steps: int):
     """(wall, CPU) seconds of each step, ours and torch's in turn, and how many actions this rank carries out."""
     from torch.distributed import pipelining
 
     world = rank.comms(Mesh.of({"pp": rank.world}), False).world
     chunks = SCHEDULES[name].chunks
-    ours = pipeline(name, micros, [layers(SCHEDULES[name].splits_backward) for _ in range(chunks)])
-    schedule = ours.schedule(micros)
+    ours = pipeline(name, microbatches, [layers(SCHEDULES[name].splits_backward) for _ in range(chunks)])
+    schedule = ours.schedule(microbatches)
     stages = [schedule.stage(rank.index, chunk) for chunk in range(chunks)]
     parts = [pipelining.PipelineStage(layers(False), stage, schedule.stages, torch.device("cpu")) for stage in stages]
     peer = getattr(pipelining.schedules, PEERS[name])(
-        parts if chunks > 1 else parts[0], micros, loss_fn=lambda out, target: out.square().sum(), scale_grads=False
+        parts if chunks > 1 else parts[0],
+        microbatches,
+        loss_fn=lambda out, target: out.square().sum(),
+        scale_grads=False,
     )
-    x = torch.ones(ROWS * micros, DIM)
+    x = torch.ones(ROWS * microbatches, DIM)
 
     def theirs() -> None:
         last = schedule.stages - 1 in stages
@@ -207,7 +210,7 @@ def actions(name: str, micros: int, steps: int):
 
     found: dict[str, list[tuple[float, float]]] = {"ours": [], "torch": []}
     for index in range(steps + 2):
-        runs = [("ours", lambda: ours.step(micros)), ("torch", theirs)]
+        runs = [("ours", lambda: ours.step(microbatches)), ("torch", theirs)]
         for key, run in reversed(runs) if index % 2 else runs:
             world.barrier()
             start, cpu = time.perf_counter(), time.process_time()
@@ -217,13 +220,13 @@ def actions(name: str, micros: int, steps: int):
     return found, len(schedule.actions[rank.index])
 
 
-def action(processes: list[int], micros: int, steps: int) -> None:
-    print(f"\naction, {LAYERS} layers of {DIM} a stage, {micros} microbatches, ms of the median of {steps} steps")
+def action(processes: list[int], microbatches: int, steps: int) -> None:
+    print(f"\naction, {LAYERS} layers of {DIM} a stage, {microbatches} microbatches, ms of the median of {steps} steps")
     print(f"{'':>24} {'wall of the slowest rank':^26}  {'CPU of all ranks':^26}  {'of ours, for each action':^16}")
     print(f"{'ranks':>5} {'schedule':<18} {'ours':>9} {'torch':>9} {'':>6}  {'ours':>9} {'torch':>9} {'':>6}")
     for world in processes:
         for name in PEERS:
-            ranks = pool(world).run(actions, name, micros, steps, timeout=600)
+            ranks = pool(world).run(actions, name, microbatches, steps, timeout=600)
             wall, cpu = {}, {}
             for key in ("ours", "torch"):
                 by_step = list(zip(*(found[key] for found, _ in ranks), strict=True))
@@ -293,17 +296,17 @@ def split(repeats: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--micros", type=int, default=8)
+    parser.add_argument("--microbatches", type=int, default=8)
     parser.add_argument("--nap", type=float, default=0.1, help="seconds of F, I and W of a rank's whole part")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--only", nargs="+", choices=["bubble", "overlap", "action", "split"])
     chosen = parser.parse_args()
-    processes, micros = chosen.processes, chosen.micros
+    processes, microbatches = chosen.processes, chosen.microbatches
     parts: dict[str, Callable[[], None]] = {
-        "bubble": lambda: bubble(processes, micros, chosen.nap),
+        "bubble": lambda: bubble(processes, microbatches, chosen.nap),
         "overlap": lambda: overlaps(processes, chosen.nap / 10),
-        "action": lambda: action(processes, micros, chosen.steps),
+        "action": lambda: action(processes, microbatches, chosen.steps),
         "split": lambda: split(chosen.repeats),
     }
     for name in chosen.only or parts:

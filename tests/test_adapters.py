@@ -103,7 +103,7 @@ def test_explain_tells_what_adapters_send_and_hold(tp, targets):
     runtime = plugins.build(run.parallel, run, model, case.plan, mesh, comms, precision, finish)
     comms.traffic.bytes.clear()
     batch = whole_sequences(torch.zeros(case.micro_size, case.sequence_length, dtype=torch.int64))
-    runtime.step([batch] * case.micros)
+    runtime.step([batch] * case.microbatches)
     told = sum(sent.bytes for sent in traffic.of_rank(case, 0) if sent.axes == ("tp",))
     handed = comms.traffic.bytes
     assert told == handed["tp", "all_gather"] + handed["tp", "reduce_scatter"] // 2 + handed["tp", "all_reduce"]

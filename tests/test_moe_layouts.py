@@ -71,10 +71,10 @@ def waits(job: Job) -> list[tuple[str, int]]:
     runtime, said = start(job), []
 
     def noted() -> None:
-        micro = inside._frame.microbatch
-        said.append(("waits", micro))
+        microbatch = inside._frame.microbatch
+        said.append(("waits", microbatch))
         inside.give_way()
-        said.append(("goes on", micro))
+        said.append(("goes on", microbatch))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exchange, "give_way", noted)

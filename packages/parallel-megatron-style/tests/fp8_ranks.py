@@ -24,16 +24,16 @@ def batches(step: int, rows: int) -> list[Batch]:
     ]
 
 
-def losses(settings: tuple[str, ...], steps: int, micro: int = ROWS) -> list[float]:
+def losses(settings: tuple[str, ...], steps: int, microbatch: int = ROWS) -> list[float]:
     """The mean loss of each step of a training with AdamW."""
     run = small_run(*settings)
     runtime = runtime_of(run)
     optimizer = plugins.build(run.optimizer, run, runtime)
     index, width = runtime.data_coordinate
-    own = ROWS // micro // width
+    own = ROWS // microbatch // width
     found = []
     for step in range(steps):
-        result = runtime.step(batches(step, micro)[index * own : index * own + own])
+        result = runtime.step(batches(step, microbatch)[index * own : index * own + own])
         assert result.finite
         runtime.clip(1.0)
         optimizer.step(0.01)

@@ -38,7 +38,7 @@ def test_all_parts_have_the_same_options():
 
 
 @pytest.mark.parametrize(
-    ("pp", "share", "micros"),
+    ("pp", "share", "microbatches"),
     [
         (1, 16, 1),
         (2, 16, 8),  # four for each rank
@@ -50,8 +50,8 @@ def test_all_parts_have_the_same_options():
         (2, 7, 7),
     ],
 )
-def test_how_many_microbatches_a_pipeline_likes(pp, share, micros):
-    assert Pp().accumulation(share, Mesh.of({"pp": pp})) == micros
+def test_how_many_microbatches_a_pipeline_likes(pp, share, microbatches):
+    assert Pp().accumulation(share, Mesh.of({"pp": pp})) == microbatches
 
 
 # --- the network ------------------------------------------------------------------------------------------------------

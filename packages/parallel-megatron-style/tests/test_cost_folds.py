@@ -165,7 +165,7 @@ def test_a_node_that_says_nothing_is_guessed_by_its_shapes():
 def test_without_sequence_parallelism_ranks_of_tp_compute_the_same_lanes(sequence_parallel, times):
     """What tp does not cut sees all tokens on each of its ranks."""
     one, two = (case_of(tp=2, lanes=lanes, sequence_parallel=sequence_parallel) for lanes in (LANES, 0))
-    stack = 2 * STACK * 3 * 16 * one.micros
+    stack = 2 * STACK * 3 * 16 * one.microbatches
     assert timing.flops(one, 0) - timing.flops(two, 0) == times * stack // 2
 
 

@@ -44,7 +44,7 @@ def counted(words: str, stage: int, every: int = 1) -> tuple[Case, Mesh, list[Fa
         runtime = plugins.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
         comms.traffic.bytes.clear()  # what it takes to begin
         comms.traffic.calls.clear()
-        runtime.step([microbatch(case)] * case.micros)
+        runtime.step([microbatch(case)] * case.microbatches)
         found.append(comms)
     return case, mesh, found
 
@@ -131,7 +131,7 @@ def test_gradients_of_what_tp_does_not_cut(words):
 def test_replicas_are_asked_once_a_step(zero):
     words = f"parallel=hsdp launch.processes=4 parallel.dp_shard=2 batch.micro_size=1 parallel.zero={zero}"
     case, _, (comms, *_) = counted(words, 0)
-    assert case.micros == 2
+    assert case.microbatches == 2
     of = {(*sent.axes, sent.purpose): sent.calls for sent in traffic.of_rank(case, 0)}
     assert comms.traffic.calls["dp_replicate", "all_reduce"] == of["dp_replicate", "gradients"] == len(case.blocks) + 2
 

@@ -38,8 +38,8 @@ def stepped(settings, frozen):
     run, runtime = given(settings, frozen)
     index, width = runtime.data_coordinate
     size, length = run.batch.global_size, run.batch.sequence_length
-    micros = share(0, index, width, size=size, micro=1, length=length, vocab_size=61, kind="ragged")
-    result = runtime.step(micros)
+    microbatches = share(0, index, width, size=size, microbatch=1, length=length, vocab_size=61, kind="ragged")
+    result = runtime.step(microbatches)
     found = [
         (named.name, piece.shard.offset, piece.tensor.grad.clone())
         for named in runtime.parameters()

@@ -77,7 +77,9 @@ def body(zero: int, precision: str) -> tuple[Counter[str], int]:
         chunk.before, chunk.after = sampled(chunk.before), sampled(chunk.after)
     for step in range(2):
         size = rank.world * MICROS
-        runtime.step(share(step, rank.index, rank.world, size=size, micro=1, length=8, vocab_size=64, kind="whole"))
+        runtime.step(
+            share(step, rank.index, rank.world, size=size, microbatch=1, length=8, vocab_size=64, kind="whole")
+        )
         runtime.clip(1.0)
         sample()
         optimizer.step(1e-3)

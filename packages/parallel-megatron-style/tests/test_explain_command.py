@@ -98,7 +98,7 @@ def test_it_needs_no_torch_and_no_gpu():
             "parallel=3d batch.global_size=2 parallel.pp=4 parallel.tp=1",
             "1 microbatch for a pipeline of 4 ranks: they",
         ),
-        ("parallel=3d parallel.zero=3", "parallel.zero=3 in a pipeline gathers every block for each of 8 micro"),
+        ("parallel=3d parallel.zero=3", "parallel.zero=3 in a pipeline gathers every block for each of 8 microbatch"),
         ("parallel=fsdp parallel.dp_shard=1 launch.processes=1", "nothing is cut"),
         (
             "parallel=tp launch.processes=12 parallel.tp=6 model.heads=6 model.kv_heads=6 model.hidden=96 "
@@ -153,7 +153,7 @@ def test_mistakes(say, words, messages):
 
 
 def test_a_schedule_is_drawn(say, tmp_path):
-    code, text = say("draw --schedule gpipe --stages 2 --micros 2")
+    code, text = say("draw --schedule gpipe --stages 2 --microbatches 2")
     assert code == 0
     assert [re.findall(r"[A-Z]\d|rank \d", line) for line in text.splitlines()[3:5]] == [
         ["rank 0", "F0", "F1", "B0", "B1"],

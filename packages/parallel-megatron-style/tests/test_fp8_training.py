@@ -18,8 +18,8 @@ FP8 = ("precision=fp8",)
 
 
 @cache
-def one_process(*settings: str, steps: int, micro: int = ROWS) -> list[float]:
-    return pool(1).run(losses, settings, steps, micro)[0]
+def one_process(*settings: str, steps: int, microbatch: int = ROWS) -> list[float]:
+    return pool(1).run(losses, settings, steps, microbatch)[0]
 
 
 def scaled(scaling: str) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def test_tensor_parallelism_trains_alike(scaling, sequence_parallel):
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_a_pipeline_trains_to_the_bit_alike(scaling, schedule):
     """Also where the two halves of the backward pass run at different times."""
-    want = one_process(*scaled(scaling), steps=4, micro=2)
+    want = one_process(*scaled(scaling), steps=4, microbatch=2)
     layout = ("parallel=pp", f"parallel.schedule={schedule}", "batch.micro_size=2")
     assert pool(2).run(losses, (*scaled(scaling), *layout), 4, 2) == [want, want]
 
@@ -66,7 +66,7 @@ def test_a_pipeline_trains_to_the_bit_alike(scaling, schedule):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_data_parallelism_trains_alike(strategy):
     """The same products; gradients are added in another order, in float32."""
-    want = one_process(*FP8, steps=4, micro=2)
+    want = one_process(*FP8, steps=4, microbatch=2)
     for found in pool(2).run(losses, (*FP8, f"parallel={strategy}", "batch.micro_size=2"), 4, 2):
         assert found[0] == pytest.approx(want[0], rel=1e-6)
         assert found == pytest.approx(want, rel=1e-2)

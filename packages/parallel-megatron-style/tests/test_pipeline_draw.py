@@ -17,8 +17,8 @@ RUN = Caption("Pipeline of a run, step 7", "recorded", "ms")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def drawn(name, ranks, micros):
-    return simulate(make_schedule(name, ranks=ranks, micros=micros))
+def drawn(name, ranks, microbatches):
+    return simulate(make_schedule(name, ranks=ranks, microbatches=microbatches))
 
 
 def test_text_of_1f1b():

@@ -32,7 +32,7 @@ EACH = pytest.mark.parametrize("name", sorted(SCHEDULES))
 @dataclass(frozen=True)
 class Case:
     name: str
-    micros: int
+    microbatches: int
     chunks: int
     dtype: torch.dtype = torch.float32
     costs: tuple[Costs, ...] | Costs = UNIFORM
@@ -84,10 +84,10 @@ class Part(nn.Module):
         return x
 
 
-def data(micro: int, case: Case):
+def data(microbatch: int, case: Case):
     """(input, target), of another size in each microbatch."""
-    generator = torch.Generator().manual_seed(100 + micro)
-    x, y = torch.randn(2, 2 + micro % 3, 3, DIM, generator=generator, dtype=torch.float64).to(case.dtype)
+    generator = torch.Generator().manual_seed(100 + microbatch)
+    x, y = torch.randn(2, 2 + microbatch % 3, 3, DIM, generator=generator, dtype=torch.float64).to(case.dtype)
     return x, y
 
 
@@ -96,16 +96,16 @@ class Chain(Stage):
         super().__init__()
         self.parts, self.stages, self.last, self.case = parts, stages, last, case
 
-    def forward(self, chunk, micro, hidden):
-        x, target = data(micro, self.case)
+    def forward(self, chunk, microbatch, hidden):
+        x, target = data(microbatch, self.case)
         out = self.parts[chunk](x if hidden is None else hidden)
         return (out - target).square().sum() if self.stages[chunk] == self.last else out
 
-    def backward(self, chunk, micro, output, grad):
+    def backward(self, chunk, microbatch, output, grad):
         output.backward(torch.tensor(0.25, dtype=output.dtype) if grad is None else grad)
 
-    def empty(self, micro):
-        return torch.empty_like(data(micro, self.case)[0])
+    def empty(self, microbatch):
+        return torch.empty_like(data(microbatch, self.case)[0])
 
 
 def gradients(part):
@@ -115,8 +115,8 @@ def gradients(part):
 def reference(case: Case, stages: int):
     """One process: (losses, gradients of each stage)."""
     parts, losses = [Part(stage, case) for stage in range(stages)], []
-    for micro in range(case.micros):
-        x, target = data(micro, case)
+    for microbatch in range(case.microbatches):
+        x, target = data(microbatch, case)
         for part in parts:
             x = part(x)
         loss = (x - target).square().sum()
@@ -131,7 +131,7 @@ def executor(case: Case, clock=None):
     stage = Chain({}, stages, rank.world * case.chunks - 1, case)
     made = Executor(stage, comm, case.name, chunks=case.chunks, costs=case.costs, overlap=case.overlap)
     made.clock, made.notes = clock, []
-    schedule = made.schedule(case.micros)
+    schedule = made.schedule(case.microbatches)
     for chunk in range(case.chunks):
         stages[chunk] = schedule.stage(comm.index, chunk)
         made.stage.parts[chunk] = Part(stages[chunk], case, made.notes)
@@ -142,13 +142,13 @@ def check(case: Case):
     """Compared on the ranks, so that no gradients travel."""
     made = executor(case)
     want_losses, want = reference(replace(case, split=False), rank.world * case.chunks)
-    before = made.evaluate(case.micros)
+    before = made.evaluate(case.microbatches)
     for _ in range(2):
         for part in made.stage.parts.values():
             part.zero_grad()
-        losses = made.step(case.micros)
+        losses = made.step(case.microbatches)
         holds_last = rank.world * case.chunks - 1 in made.stage.stages.values()
-        assert len(losses) == len(before) == (case.micros if holds_last else 0)
+        assert len(losses) == len(before) == (case.microbatches if holds_last else 0)
         for got in (losses, before):
             assert all(a.equal(b) and not a.requires_grad for a, b in zip(got, want_losses if got else [], strict=True))
         for chunk, stage in made.stage.stages.items():
@@ -162,10 +162,10 @@ def check(case: Case):
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_bits_of_one_process(name, world, dtype):
-    for micros in (1, 3, 9):
-        chunks = 3 if name == "interleaved_1f1b" and micros == 3 else SCHEDULES[name].chunks
-        found = pool(world).run(check, Case(name, micros, chunks, dtype))
-        assert sorted(found) == [0] * (world - 1) + [micros]
+    for microbatches in (1, 3, 9):
+        chunks = 3 if name == "interleaved_1f1b" and microbatches == 3 else SCHEDULES[name].chunks
+        found = pool(world).run(check, Case(name, microbatches, chunks, dtype))
+        assert sorted(found) == [0] * (world - 1) + [microbatches]
 
 
 def test_layers_that_put_nothing_off_are_right_too():
@@ -178,15 +178,15 @@ def test_costs_change_the_order_and_not_the_bits():
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
-@pytest.mark.parametrize("micros", [1, 3, 9])
-def test_forwards_that_take_turns_with_backwards_have_the_bits_of_one_process(world, micros):
-    pool(world).run(check, Case("dualpipe_v", micros, 2, overlap=True))
+@pytest.mark.parametrize("microbatches", [1, 3, 9])
+def test_forwards_that_take_turns_with_backwards_have_the_bits_of_one_process(world, microbatches):
+    pool(world).run(check, Case("dualpipe_v", microbatches, 2, overlap=True))
 
 
 def noting(case: Case):
     made = executor(case)
-    made.step(case.micros)
-    return "".join(made.notes), made.schedule(case.micros), rank.index
+    made.step(case.microbatches)
+    return "".join(made.notes), made.schedule(case.microbatches), rank.index
 
 
 def test_each_goes_on_while_the_other_waits():
@@ -207,21 +207,21 @@ def failing_lane(case: Case, kind: str):
     sound = getattr(made.stage, kind)
     calls = 0
 
-    def fails(chunk, micro, *rest):
+    def fails(chunk, microbatch, *rest):
         nonlocal calls
         calls += 1
         if calls == 6:
             inside.give_way()
             raise ArithmeticError(kind)
-        return sound(chunk, micro, *rest)
+        return sound(chunk, microbatch, *rest)
 
     setattr(made.stage, kind, fails)
     with pytest.raises(ArithmeticError, match=kind):
-        made.step(case.micros)
+        made.step(case.microbatches)
     setattr(made.stage, kind, sound)
     for part in made.stage.parts.values():
         part.zero_grad()
-    made.step(case.micros)
+    made.step(case.microbatches)
     want = reference(replace(case, overlap=False), 2)[1]
     return all(
         got.equal(want[stage][name])
@@ -237,7 +237,9 @@ def test_a_failure_ends_what_takes_turns_with_it(kind):
 
 def changing(case: Case):
     made = executor(case)
-    return [len(made.step(micros)) for micros in (1, 4, 2)] + [len(made.evaluate(micros)) for micros in (3, 1)]
+    return [len(made.step(microbatches)) for microbatches in (1, 4, 2)] + [
+        len(made.evaluate(microbatches)) for microbatches in (3, 1)
+    ]
 
 
 def test_the_number_of_microbatches_may_change_from_step_to_step():
@@ -249,17 +251,17 @@ def held(case: Case):
     made, outputs, most = executor(case), [], 0
     forward = made.stage.forward
 
-    def counted(chunk, micro, hidden):
+    def counted(chunk, microbatch, hidden):
         nonlocal most
-        out = forward(chunk, micro, hidden)
+        out = forward(chunk, microbatch, hidden)
         outputs.append(weakref.ref(out))
         most = max(most, sum(ref() is not None for ref in outputs))
         return out
 
     made.stage.forward = counted
-    made.step(case.micros)
+    made.step(case.microbatches)
     assert not any(ref() is not None for ref in outputs), "activations outlive the step"
-    return most, peak_activations(made.schedule(case.micros))[rank.index]
+    return most, peak_activations(made.schedule(case.microbatches))[rank.index]
 
 
 @EACH
@@ -287,9 +289,9 @@ class InOrder(Wrapped):
 def in_order(case: Case):
     made = executor(case)
     made.comm = InOrder(made.comm)
-    made.step(case.micros)
+    made.step(case.microbatches)
     most = made.comm.most
-    made.evaluate(case.micros)
+    made.evaluate(case.microbatches)
     assert not any(ref() is not None for ref in made.comm.sent), "a sent tensor outlives the step"
     assert made.comm.most <= max(most, 2 * (AHEAD + 1)), "an evaluation piles up what it sends to its two neighbours"
     return len(made.comm.sent), most
@@ -297,7 +299,7 @@ def in_order(case: Case):
 
 @EACH
 def test_transfers_one_at_a_time_neither_deadlock_nor_pile_up(name):
-    found = [pool(4).run(in_order, Case(name, micros, SCHEDULES[name].chunks)) for micros in (8, 16)]
+    found = [pool(4).run(in_order, Case(name, microbatches, SCHEDULES[name].chunks)) for microbatches in (8, 16)]
     for (few, _), (many, _) in zip(*found, strict=True):
         assert many == 2 * few > 0
     if name != "gpipe":
@@ -307,7 +309,7 @@ def test_transfers_one_at_a_time_neither_deadlock_nor_pile_up(name):
 def ticking(case: Case):
     ticks = iter(range(10**6))
     made = executor(case, lambda: float(next(ticks)))
-    made.step(case.micros)
+    made.step(case.microbatches)
     return made.spans
 
 
@@ -321,15 +323,15 @@ def test_times_are_recorded_beside_the_actions():
 
 
 def scheduled(case: Case):
-    return executor(case).schedule(case.micros)
+    return executor(case).schedule(case.microbatches)
 
 
 def unused(case: Case):
     made = executor(case)
-    made.stage.forward = lambda chunk, micro, hidden: (
-        torch.ones(2, 3, DIM, requires_grad=True).sum() if hidden is not None else data(micro, case)[0] * 1.0
+    made.stage.forward = lambda chunk, microbatch, hidden: (
+        torch.ones(2, 3, DIM, requires_grad=True).sum() if hidden is not None else data(microbatch, case)[0] * 1.0
     )
-    made.stage.empty = lambda micro: torch.empty_like(data(micro, case)[0])
+    made.stage.empty = lambda microbatch: torch.empty_like(data(microbatch, case)[0])
     made.step(1)
 
 
@@ -343,7 +345,7 @@ def failing(case: Case):
     made = executor(case)
     weights = made.stage.weights
 
-    def fail(chunk, micro):
+    def fail(chunk, microbatch):
         raise ArithmeticError
 
     made.stage.weights = fail

@@ -25,14 +25,14 @@ class Chain(Stage):
         super().__init__()
         self.layers, self.stages, self.last, self.xs, self.ys = layers, stages, last, xs, ys
 
-    def forward(self, chunk, micro, hidden):
-        out = torch.tanh(self.layers[chunk](self.xs[micro] if hidden is None else hidden))
-        return distance(out, self.ys[micro]) if self.stages[chunk] == self.last else out
+    def forward(self, chunk, microbatch, hidden):
+        out = torch.tanh(self.layers[chunk](self.xs[microbatch] if hidden is None else hidden))
+        return distance(out, self.ys[microbatch]) if self.stages[chunk] == self.last else out
 
-    def backward(self, chunk, micro, output, grad):
+    def backward(self, chunk, microbatch, output, grad):
         output.backward(grad)
 
-    def empty(self, micro):
+    def empty(self, microbatch):
         return torch.empty(ROWS, DIM)
 
 
@@ -49,14 +49,14 @@ def distance(out, target):
     return (out - target).square().sum()
 
 
-def both(name, micros):
+def both(name, microbatches):
     from torch.distributed import pipelining
 
     comm = rank.comms(Mesh.of({"pp": rank.world})).axis("pp")
     generator = torch.Generator().manual_seed(5)
-    xs, ys = torch.randn(2, micros, ROWS, DIM, generator=generator)
+    xs, ys = torch.randn(2, microbatches, ROWS, DIM, generator=generator)
     made = Executor(Chain([], [], 0, xs, ys), comm, name)
-    stages = [made.schedule(micros).stage(comm.index, chunk) for chunk in range(made.chunks)]
+    stages = [made.schedule(microbatches).stage(comm.index, chunk) for chunk in range(made.chunks)]
     count = rank.world * made.chunks
     for stage in stages:
         layer = Linear(LinearNode(in_features=DIM, out_features=DIM, bias=True))
@@ -66,16 +66,16 @@ def both(name, micros):
         made.stage.layers.append(layer)
     made.stage.stages, made.stage.last = stages, count - 1
     theirs = [Tanh(copy.deepcopy(layer)) for layer in made.stage.layers]
-    losses = made.step(micros)
+    losses = made.step(microbatches)
 
     parts = [
         pipelining.PipelineStage(part, stage, count, torch.device("cpu"))
         for part, stage in zip(theirs, stages, strict=True)
     ]
     if name == "1f1b":
-        schedule = pipelining.Schedule1F1B(parts[0], micros, loss_fn=distance, scale_grads=False)
+        schedule = pipelining.Schedule1F1B(parts[0], microbatches, loss_fn=distance, scale_grads=False)
     else:
-        schedule = pipelining.ScheduleInterleaved1F1B(parts, micros, loss_fn=distance, scale_grads=False)
+        schedule = pipelining.ScheduleInterleaved1F1B(parts, microbatches, loss_fn=distance, scale_grads=False)
     found: list[torch.Tensor] = []
     last = count - 1 in stages
     schedule.step(

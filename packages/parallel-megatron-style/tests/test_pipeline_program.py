@@ -17,11 +17,11 @@ from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, forwa
 @st.composite
 def schedules(draw):
     name = draw(st.sampled_from([*sorted(SCHEDULES), "forward_only"]))
-    ranks, micros = draw(st.integers(1, 6)), draw(st.integers(1, 16))
+    ranks, microbatches = draw(st.integers(1, 6)), draw(st.integers(1, 16))
     if name == "forward_only":
-        return forward_only(ranks, micros, *draw(st.sampled_from([(1, "loop"), (3, "loop"), (2, "v")])))
+        return forward_only(ranks, microbatches, *draw(st.sampled_from([(1, "loop"), (3, "loop"), (2, "v")])))
     chunks = draw(st.integers(1, 3)) if SCHEDULES[name].free_chunks else None
-    return make_schedule(name, ranks=ranks, micros=micros, chunks=chunks, overlap=draw(st.booleans()))
+    return make_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks, overlap=draw(st.booleans()))
 
 
 class Rendezvous:
@@ -91,14 +91,14 @@ def test_no_deadlock_without_buffers(schedule, times, latency):
 
 
 def test_stages_on_one_rank_send_nothing():
-    alone = programs(make_schedule("interleaved_1f1b", ranks=1, micros=3))
+    alone = programs(make_schedule("interleaved_1f1b", ranks=1, microbatches=3))
     assert all(isinstance(step, Run) for step in alone[0])
-    turn = programs(make_schedule("zb_v", ranks=2, micros=1))[1]  # the V turns on rank 1
+    turn = programs(make_schedule("zb_v", ranks=2, microbatches=1))[1]  # the V turns on rank 1
     assert sum(isinstance(step, Send) for step in turn) == 2
 
 
 def test_a_send_follows_its_action_and_a_receive_comes_before_the_action_that_hides_it():
-    first, second = programs(make_schedule("1f1b", ranks=2, micros=2))
+    first, second = programs(make_schedule("1f1b", ranks=2, microbatches=2))
     forward, back = Message("F", 1, 0, 1), Message("B", 0, 1, 0)
     assert first[:4] == (
         Run(Action("F", 0, 0)),
@@ -112,7 +112,7 @@ def test_a_send_follows_its_action_and_a_receive_comes_before_the_action_that_hi
 
 def test_a_program_that_waits_crosswise_is_caught():
     """The test's own model: two ranks that both send first."""
-    schedule = make_schedule("1f1b", ranks=2, micros=2)
+    schedule = make_schedule("1f1b", ranks=2, microbatches=2)
     first, second = (list(order) for order in programs(schedule))
     i = next(i for i, step in enumerate(first) if isinstance(step, Recv))
     first.insert(0, first.pop(i))
@@ -124,9 +124,9 @@ def test_a_program_that_waits_crosswise_is_caught():
 def test_memory_of_sent_tensors_is_bounded(name):
     """What is sent and not known to have arrived does not grow with the number of microbatches."""
 
-    def most(micros):
+    def most(microbatches):
         found = 0
-        for order in programs(make_schedule(name, ranks=4, micros=micros)):
+        for order in programs(make_schedule(name, ranks=4, microbatches=microbatches)):
             sent, freed = defaultdict(int), defaultdict(int)
             for step in order:
                 if isinstance(step, Send):

@@ -19,38 +19,38 @@ names = st.sampled_from(sorted(SCHEDULES))
 
 @st.composite
 def sizes(draw):
-    """(name, ranks, micros, chunks)."""
+    """(name, ranks, microbatches, chunks)."""
     name = draw(names)
     chunks = draw(st.integers(1, 4)) if SCHEDULES[name].free_chunks else SCHEDULES[name].chunks
     return name, draw(st.integers(1, 9)), draw(st.integers(1, 30)), chunks
 
 
 def make(size, **more) -> Schedule:
-    name, ranks, micros, chunks = size
-    return make_schedule(name, ranks=ranks, micros=micros, chunks=chunks, **more)
+    name, ranks, microbatches, chunks = size
+    return make_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks, **more)
 
 
 @given(sizes())
 @settings(max_examples=150, deadline=None)
 def test_valid_and_within_its_memory(size):
-    name, ranks, micros, chunks = size
+    name, ranks, microbatches, chunks = size
     schedule = make(size)
     validate(schedule)
     assert schedule.placement == SCHEDULES[name].placement
-    assert schedule.splits_backward == SCHEDULES[name].splits_backward or (name == "dualpipe_v" and micros == 1)
+    assert schedule.splits_backward == SCHEDULES[name].splits_backward or (name == "dualpipe_v" and microbatches == 1)
     for rank, peak in enumerate(peak_activations(schedule)):
-        assert peak <= SCHEDULES[name].activations(ranks, micros, chunks, rank)
+        assert peak <= SCHEDULES[name].activations(ranks, microbatches, chunks, rank)
 
 
 @given(sizes())
 @settings(max_examples=150, deadline=None)
 def test_bubble_is_the_formula_where_f_i_and_w_take_the_same_time(size):
-    name, ranks, micros, chunks = size
+    name, ranks, microbatches, chunks = size
     found = simulate(make(size)).bubble
-    if SCHEDULES[name].exact(ranks, micros):
-        assert found == pytest.approx(SCHEDULES[name].bubble(ranks, micros, chunks), abs=1e-12)
+    if SCHEDULES[name].exact(ranks, microbatches):
+        assert found == pytest.approx(SCHEDULES[name].bubble(ranks, microbatches, chunks), abs=1e-12)
     else:
-        assert found >= SCHEDULES[name].bubble(ranks, micros, chunks) - 1e-12
+        assert found >= SCHEDULES[name].bubble(ranks, microbatches, chunks) - 1e-12
 
 
 # Idle time of each of p ranks by hand, for F = I = W = 1 and B = 2 of one chunk.
@@ -67,16 +67,20 @@ IDLE = {
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 16])
 def test_makespan(name, ranks):
-    schedule = make_schedule(name, ranks=ranks, micros=3 * ranks)
+    schedule = make_schedule(name, ranks=ranks, microbatches=3 * ranks)
     assert simulate(schedule).makespan == 3 * 3 * ranks * schedule.chunks + IDLE[name](ranks)
 
 
 @given(st.integers(1, 6), st.integers(1, 20), st.tuples(*[st.floats(0.5, 3)] * 3))
 @settings(max_examples=60, deadline=None)
-def test_formulas_of_whole_backwards_hold_for_any_costs(ranks, micros, times):
+def test_formulas_of_whole_backwards_hold_for_any_costs(ranks, microbatches, times):
     costs = Costs(F=times[0], I=times[1], W=times[2])
-    for name, chunks, m in (("gpipe", 1, micros), ("1f1b", 1, micros), ("interleaved_1f1b", 3, micros * ranks)):
-        bubble = simulate(make_schedule(name, ranks=ranks, micros=m, chunks=chunks), costs).bubble
+    for name, chunks, m in (
+        ("gpipe", 1, microbatches),
+        ("1f1b", 1, microbatches),
+        ("interleaved_1f1b", 3, microbatches * ranks),
+    ):
+        bubble = simulate(make_schedule(name, ranks=ranks, microbatches=m, chunks=chunks), costs).bubble
         assert bubble == pytest.approx(SCHEDULES[name].bubble(ranks, m, chunks, costs), rel=1e-9, abs=1e-12)
 
 
@@ -84,10 +88,10 @@ def test_formulas_of_whole_backwards_hold_for_any_costs(ranks, micros, times):
 def test_zero_bubble_papers(ranks):
     """ZB-H1's formula where W < F < I, as its paper measures; DualPipe's table bounds DualPipeV from above."""
     costs = Costs(F=1.0, I=1.1, W=0.8)
-    micros = 3 * ranks
-    h1 = simulate(make_schedule("zb_h1", ranks=ranks, micros=micros), costs)
-    assert h1.bubble == pytest.approx(SCHEDULES["zb_h1"].bubble(ranks, micros, 1, costs))
-    dual = simulate(make_schedule("dualpipe_v", ranks=ranks, micros=micros), costs)
+    microbatches = 3 * ranks
+    h1 = simulate(make_schedule("zb_h1", ranks=ranks, microbatches=microbatches), costs)
+    assert h1.bubble == pytest.approx(SCHEDULES["zb_h1"].bubble(ranks, microbatches, 1, costs))
+    dual = simulate(make_schedule("dualpipe_v", ranks=ranks, microbatches=microbatches), costs)
     pair = costs.F + costs.of("B")
     assert dual.makespan - dual.busy(0) <= (ranks - 1) * (pair + costs.of("B") - 3 * costs.W) + 1e-9
 
@@ -95,21 +99,23 @@ def test_zero_bubble_papers(ranks):
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("costs", [Costs(), Costs(F=1.0, I=1.1, W=0.8)])
 def test_pairs_idle_as_the_table_of_dualpipe_says(ranks, costs):
-    micros = 2 * ranks + 1
-    found = simulate(make_schedule("dualpipe_v", ranks=ranks, micros=micros, overlap=True), costs)
+    microbatches = 2 * ranks + 1
+    found = simulate(make_schedule("dualpipe_v", ranks=ranks, microbatches=microbatches, overlap=True), costs)
     both, whole = costs.F + costs.of("B"), costs.of("B")
     assert found.makespan - found.busy(0) == pytest.approx((ranks - 1) * (both + whole - 3 * costs.W))
 
 
 @given(st.integers(1, 8), st.integers(1, 24))
 @settings(max_examples=60, deadline=None)
-def test_pairs_of_any_size_wait_for_nothing_that_never_comes(ranks, micros):
+def test_pairs_of_any_size_wait_for_nothing_that_never_comes(ranks, microbatches):
     """And change neither what each rank does nor in which order."""
-    paired, plain = (make_schedule("dualpipe_v", ranks=ranks, micros=micros, overlap=o) for o in (True, False))
+    paired, plain = (
+        make_schedule("dualpipe_v", ranks=ranks, microbatches=microbatches, overlap=o) for o in (True, False)
+    )
     validate(paired)
     assert paired.actions == plain.actions
     assert plain.pairs == frozenset()
-    assert paired.pairs or micros < 2 * ranks
+    assert paired.pairs or microbatches < 2 * ranks
     for rank in range(ranks):
         for turn in paired.turns(rank):
             kinds = [action.kind for action in turn]
@@ -118,24 +124,26 @@ def test_pairs_of_any_size_wait_for_nothing_that_never_comes(ranks, micros):
 
 @given(st.integers(1, 6), st.integers(1, 14), st.data())
 @settings(max_examples=60, deadline=None)
-def test_zb_v_made_for_other_costs(ranks, micros, data):
+def test_zb_v_made_for_other_costs(ranks, microbatches, data):
     """Any costs of any stage: valid, within the same memory."""
     time = st.floats(0.01, 3)
     costs = [Costs(*data.draw(st.tuples(time, time, time))) for _ in range(2 * ranks)]
-    schedule = make_schedule("zb_v", ranks=ranks, micros=micros, costs=costs)
+    schedule = make_schedule("zb_v", ranks=ranks, microbatches=microbatches, costs=costs)
     validate(schedule)
     assert max(peak_activations(schedule)) <= 2 * ranks
 
 
 def test_zb_v_made_for_its_costs_waits_less():
     costs = Costs(F=1.0, I=1.2, W=0.8)
-    blind, told = (simulate(make_schedule("zb_v", ranks=4, micros=16, **k), costs) for k in ({}, {"costs": costs}))
+    blind, told = (
+        simulate(make_schedule("zb_v", ranks=4, microbatches=16, **k), costs) for k in ({}, {"costs": costs})
+    )
     assert told.bubble < 0.5 * blind.bubble
 
 
 def test_order_of_bubbles():
     """What the papers are about: at the same memory or with more chunks, ever less waiting."""
-    bubble = {name: simulate(make_schedule(name, ranks=4, micros=8)).bubble for name in SCHEDULES}
+    bubble = {name: simulate(make_schedule(name, ranks=4, microbatches=8)).bubble for name in SCHEDULES}
     assert bubble["zb_v"] == bubble["dualpipe_v"] < bubble["zb_h1"] < bubble["interleaved_1f1b"] < bubble["1f1b"]
     assert bubble["1f1b"] == bubble["gpipe"] == pytest.approx(3 / 11)
 
@@ -143,22 +151,22 @@ def test_order_of_bubbles():
 def test_fewer_microbatches_take_neither_more_time_nor_more_memory():
     for name in SCHEDULES:
         for ranks in (2, 3, 4):
-            made = [make_schedule(name, ranks=ranks, micros=micros) for micros in range(1, 4 * ranks)]
+            made = [make_schedule(name, ranks=ranks, microbatches=microbatches) for microbatches in range(1, 4 * ranks)]
             spans = [simulate(schedule).makespan for schedule in made]
             assert spans == sorted(spans), name
 
 
 @given(st.integers(1, 6), st.integers(1, 12), st.sampled_from([("loop", 1), ("loop", 3), ("v", 2)]))
 @settings(max_examples=40, deadline=None)
-def test_forward_only(ranks, micros, placed):
+def test_forward_only(ranks, microbatches, placed):
     placement, chunks = placed
-    schedule = forward_only(ranks, micros, chunks, placement)
-    expected = {Action("F", chunk, micro) for chunk in range(chunks) for micro in range(micros)}
+    schedule = forward_only(ranks, microbatches, chunks, placement)
+    expected = {Action("F", chunk, microbatch) for chunk in range(chunks) for microbatch in range(microbatches)}
     assert all(set(order) == expected and len(order) == len(expected) for order in schedule.actions)
-    waits = simulate(schedule).makespan - micros * chunks
+    waits = simulate(schedule).makespan - microbatches * chunks
     if placement == "v":
         assert waits == 2 * (ranks - 1)
-    elif micros % ranks == 0 or chunks == 1:
+    elif microbatches % ranks == 0 or chunks == 1:
         assert waits == ranks - 1
 
 
@@ -174,7 +182,7 @@ def test_every_stage_has_one_place(placement):
 
 
 def broken(change) -> Schedule:
-    schedule = make_schedule("zb_h1", ranks=2, micros=3)
+    schedule = make_schedule("zb_h1", ranks=2, microbatches=3)
     return replace(schedule, actions=(tuple(change(list(schedule.actions[0]))), *schedule.actions[1:]))
 
 
@@ -213,12 +221,12 @@ def test_a_deadlock_between_ranks_is_named():
 
 def test_numbers_that_cannot_be():
     with pytest.raises(ValueError, match="no such pipeline schedule: 2f2b; there are gpipe, 1f1b"):
-        make_schedule("2f2b", ranks=2, micros=2)
+        make_schedule("2f2b", ranks=2, microbatches=2)
     with pytest.raises(ValueError, match="1f1b has 1 chunks a rank, not 2"):
-        make_schedule("1f1b", ranks=2, micros=2, chunks=2)
+        make_schedule("1f1b", ranks=2, microbatches=2, chunks=2)
     with pytest.raises(ValueError, match="0 microbatches"):
-        make_schedule("1f1b", ranks=2, micros=0)
+        make_schedule("1f1b", ranks=2, microbatches=0)
     with pytest.raises(ValueError, match="costs of 2 stages for a schedule of 4"):
-        simulate(make_schedule("1f1b", ranks=4, micros=2), [Costs(), Costs()])
+        simulate(make_schedule("1f1b", ranks=4, microbatches=2), [Costs(), Costs()])
     with pytest.raises(ValueError, match="takes some time"):
-        simulate(make_schedule("1f1b", ranks=4, micros=2), Costs(F=0))
+        simulate(make_schedule("1f1b", ranks=4, microbatches=2), Costs(F=0))

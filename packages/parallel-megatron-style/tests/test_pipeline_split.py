@@ -24,11 +24,11 @@ def layer(dtype, bias):
     return made
 
 
-def gradients(made, micros, shape, dtype):
+def gradients(made, microbatches, shape, dtype):
     """(outputs, gradients of inputs, of weights) after a few microbatches."""
     found = []
-    for micro in range(micros):
-        generator = torch.Generator().manual_seed(micro)
+    for microbatch in range(microbatches):
+        generator = torch.Generator().manual_seed(microbatch)
         x = torch.randn((*shape, 24), generator=generator).to(dtype).requires_grad_()
         y = made(x)
         y.backward(torch.randn(y.shape, generator=generator).to(dtype))

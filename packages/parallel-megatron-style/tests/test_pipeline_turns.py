@@ -52,13 +52,13 @@ def test_the_second_keeps_its_thread():
 def test_each_has_its_own_surroundings():
     seen = {}
 
-    def emits(micro):
+    def emits(microbatch):
         collected = inside.Collected()
-        with inside.frame(inside.Frame(microbatch=micro, collected=collected)), inside.at(f"blocks.{micro}"):
+        with inside.frame(inside.Frame(microbatch=microbatch, collected=collected)), inside.at(f"blocks.{microbatch}"):
             inside.give_way()
-            inside.emit_metric("here", torch.tensor(float(micro)))
+            inside.emit_metric("here", torch.tensor(float(microbatch)))
             inside.give_way()
-        seen[micro] = [*collected.metrics]
+        seen[microbatch] = [*collected.metrics]
 
     with inside.at("outside"):
         Turns().run(lambda: emits(1), lambda: emits(2))

@@ -14,7 +14,7 @@ from gangline_parallel_megatron_style.pipeline.simulate import Timeline
 
 USAGE = """\
 usage: gangline parallel explain [--gpu-memory GB] [--trace] [WORDS OF train ...]
-       gangline parallel draw [--schedule NAME --stages N --micros N [--chunks N]] [--svg FILE] [--width N]
+       gangline parallel draw [--schedule NAME --stages N --microbatches N [--chunks N]] [--svg FILE] [--width N]
        gangline parallel draw [--svg FILE] [--width N] WORDS OF train ...
        gangline parallel draw [--svg FILE] [--width N] RUN_DIR
 
@@ -24,9 +24,9 @@ usage: gangline parallel explain [--gpu-memory GB] [--trace] [WORDS OF train ...
             that a run with parallel.record=true has recorded
 
   gangline parallel explain parallel=3d model=llama3-8b launch.processes=64 batch.global_size=512 precision=bf16
-  gangline parallel draw --schedule zb_h1 --stages 4 --micros 8"""
+  gangline parallel draw --schedule zb_h1 --stages 4 --microbatches 8"""
 
-NUMBERS = {"stages", "micros", "chunks"}  # flags of `draw` that make a schedule
+NUMBERS = {"stages", "microbatches", "chunks"}  # flags of `draw` that make a schedule
 
 
 def main(argv: Sequence[str]) -> int:
@@ -92,9 +92,11 @@ def _of_flags(flags: dict[str, str]) -> tuple[Schedule, Costs, Caption]:
         raise UserError(
             f"--schedule {name} does not exist.", near(name, SCHEDULES), f"Choices: {', '.join(SCHEDULES)}."
         )
-    sizes = {"stages": 4, "micros": 8} | {flag: whole(flag, flags[flag]) for flag in flags.keys() & NUMBERS}
+    sizes = {"stages": 4, "microbatches": 8} | {flag: whole(flag, flags[flag]) for flag in flags.keys() & NUMBERS}
     try:
-        made = make_schedule(name, ranks=sizes["stages"], micros=sizes["micros"], chunks=sizes.get("chunks"))
+        made = make_schedule(
+            name, ranks=sizes["stages"], microbatches=sizes["microbatches"], chunks=sizes.get("chunks")
+        )
     except ValueError as error:
         raise UserError(f"{error}.") from error
     return made, UNIFORM, Caption(_title(name, made))
@@ -102,7 +104,7 @@ def _of_flags(flags: dict[str, str]) -> tuple[Schedule, Costs, Caption]:
 
 def _title(name: str, schedule: Schedule, whose: str = "") -> str:
     sizes = f"{schedule.ranks} ranks" + (f" of {schedule.chunks} chunks" if schedule.chunks > 1 else "")
-    return f"Pipeline {name}{whose}: {sizes}, {schedule.micros} microbatches"
+    return f"Pipeline {name}{whose}: {sizes}, {schedule.microbatches} microbatches"
 
 
 def _recorded(directory: Path) -> tuple[Timeline, Caption]:

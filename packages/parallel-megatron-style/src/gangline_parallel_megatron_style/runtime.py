@@ -66,7 +66,7 @@ class ComposedRuntime(Runtime, Stage):
         self.storage.clear()
         if microbatches:
             self.storage.switch.on = microbatches[0].step >= self.made.compress_after
-        losses = self.run_micros(microbatches)
+        losses = self.run_microbatches(microbatches)
         tokens = self._count()
         if not losses or not self._counts_loss:
             losses = [torch.zeros((), dtype=torch.float64, device=self.device) for _ in microbatches]
@@ -83,7 +83,7 @@ class ComposedRuntime(Runtime, Stage):
             tallied.metrics.update(self._recorded(len(microbatches)))
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics)
 
-    def run_micros(self, microbatches: Sequence[Batch], tokens: int | None = None) -> list[Tensor]:
+    def run_microbatches(self, microbatches: Sequence[Batch], tokens: int | None = None) -> list[Tensor]:
         """Forward and backward of all microbatches; their losses on the rank that has the head.
 
         tokens: how many count in the whole step, where that is known (on the meta device nothing can be counted).
@@ -95,10 +95,10 @@ class ComposedRuntime(Runtime, Stage):
             self._counted: Pending = self._readers.all_reduce(mine, async_=True)  # type: ignore[assignment]
         return self._executor.step(len(microbatches)) if microbatches else []
 
-    def _recorded(self, micros: int) -> dict[str, float | list[float]]:
+    def _recorded(self, microbatches: int) -> dict[str, float | list[float]]:
         coordinate = self.mesh.coordinate(self.rank)
         first = all(index == 0 for axis, index in coordinate.items() if axis != "pp")
-        schedule = self._executor.schedule(micros)
+        schedule = self._executor.schedule(microbatches)
         return record.told(self._executor.spans, schedule, coordinate["pp"], first, self.world, self.device)
 
     def evaluate(self, microbatches: Sequence[Batch]) -> tuple[float, int]:
@@ -150,28 +150,28 @@ class ComposedRuntime(Runtime, Stage):
 
     # --- what the executor calls ------------------------------------------------------------------------------------
 
-    def forward(self, chunk: int, micro: int, hidden: Tensor | None) -> Tensor:
-        with inside.frame(self._frames[micro]):
-            return self.chunks[chunk].forward(micro, hidden, self._batches[micro])
+    def forward(self, chunk: int, microbatch: int, hidden: Tensor | None) -> Tensor:
+        with inside.frame(self._frames[microbatch]):
+            return self.chunks[chunk].forward(microbatch, hidden, self._batches[microbatch])
 
-    def backward(self, chunk: int, micro: int, output: Tensor, grad: Tensor | None) -> None:
-        frame = self._frames[micro]
+    def backward(self, chunk: int, microbatch: int, output: Tensor, grad: Tensor | None) -> None:
+        frame = self._frames[microbatch]
         frame.coefficient = self.made.precision.scale / max(self._count(), 1)
-        self._micro = micro
+        self._micro = microbatch
         if output.requires_grad:  # of a first stage that is not trained nothing does
             with inside.frame(frame):
                 torch.autograd.backward(output, torch.full_like(output, frame.coefficient) if grad is None else grad)
-        self.chunks[chunk].backward_ends(micro)
+        self.chunks[chunk].backward_ends(microbatch)
 
-    def weights(self, chunk: int, micro: int) -> None:
+    def weights(self, chunk: int, microbatch: int) -> None:
         """What `backward` put off; then the chunk's gradients are complete."""
-        self._micro = micro
-        super().weights(chunk, micro)
+        self._micro = microbatch
+        super().weights(chunk, microbatch)
         for segment in self.made.chunks[chunk]:
             self._reduce(segment)
 
-    def empty(self, micro: int) -> Tensor:
-        B, T = self._batches[micro].shape
+    def empty(self, microbatch: int) -> Tensor:
+        B, T = self._batches[microbatch].shape
         t = T // self.made.tokens_cut
         return torch.empty(B, t, self.made.width, dtype=self.made.precision.compute_dtype, device=self.device)
 

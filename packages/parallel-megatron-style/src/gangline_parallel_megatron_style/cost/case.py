@@ -57,7 +57,7 @@ class Case:
     plan: Plan
     sequence_length: int
     micro_size: int  # sequences of a microbatch
-    micros: int  # microbatches of a step
+    microbatches: int  # microbatches of a step
     bytes: Bytes
     deterministic: bool
     recompute: Recompute
@@ -79,7 +79,7 @@ class Case:
             plan=plan,
             sequence_length=run.batch.sequence_length,
             micro_size=micro_size,
-            micros=share // micro_size,
+            microbatches=share // micro_size,
             bytes=Bytes.of(run.precision),
             deterministic=run.deterministic,
             recompute=run.run.recompute,

@@ -37,7 +37,10 @@ def moments(case: Case, rank: int, schedule: Schedule | None, sizes: ActivationS
         places = list(held)
         kept = {place: _kept(case, place, sizes) for place in places}
         whole = {place: _whole(case, arrays) for place, arrays in held.items()}
-        before, freed = whole[places[0]] if case.micros > 1 else 0, 0  # of the microbatch before the last one arrives
+        before, freed = (
+            whole[places[0]] if case.microbatches > 1 else 0,
+            0,
+        )  # of the microbatch before the last one arrives
         for index in reversed(range(len(places))):
             place = places[index]
             weights = sum(_gathered(case, held[other]) for other in _in_use(case, places, index))

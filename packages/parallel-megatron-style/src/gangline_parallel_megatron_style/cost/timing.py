@@ -75,7 +75,7 @@ def flops(case: Case, rank: int) -> int:
     """Operations of a rank of pipeline rank `rank` in a step, recomputation included (counted as core counts them)."""
     each = stage_flops(case)
     per_token = sum(each[stage].all for stage in case.stages_of(rank))
-    return per_token * case.tokens * case.micros // case.tp
+    return per_token * case.tokens * case.microbatches // case.tp
 
 
 def schedule_of(case: Case) -> Schedule | None:
@@ -85,7 +85,9 @@ def schedule_of(case: Case) -> Schedule | None:
     chunks = len(case.stages) // case.pp
     name = case.config.schedule
     overlap = case.config.overlaps(case.plan, case.mesh)
-    return make_schedule(name, ranks=case.pp, micros=case.micros, chunks=chunks, costs=costs(case), overlap=overlap)
+    return make_schedule(
+        name, ranks=case.pp, microbatches=case.microbatches, chunks=chunks, costs=costs(case), overlap=overlap
+    )
 
 
 def costs(case: Case) -> list[Costs]:

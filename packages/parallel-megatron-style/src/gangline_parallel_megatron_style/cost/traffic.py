@@ -89,7 +89,7 @@ def tensor(case: Case, rank: int) -> list[Sent]:
     """
     if case.tp == 1:
         return []
-    axes, n, cut, micros = ("tp",), case.tp, case.sequence_parallel, case.micros
+    axes, n, cut, microbatches = ("tp",), case.tp, case.sequence_parallel, case.microbatches
     of_one = case.tokens * case.bytes.compute  # bytes of all tokens, for a width of 1
     send, found = _gather if cut else _reduce, list[Sent]()
     for stage in case.stages_of(rank):
@@ -101,13 +101,13 @@ def tensor(case: Case, rank: int) -> list[Sent]:
                 there, back = "hidden in blocks", "gradients of blocks"
                 if region.leaves:
                     left = passes - (1 if last and passes > 1 else 0)
-                    found.append(send(axes, there, n, micros * left, of_one * region.leaves))
+                    found.append(send(axes, there, n, microbatches * left, of_one * region.leaves))
                     if cut:
-                        found.append(send(axes, back, n, micros, of_one * region.leaves))
+                        found.append(send(axes, back, n, microbatches, of_one * region.leaves))
                 if region.enters and cut:
-                    found.append(send(axes, there, n, micros * passes, of_one * region.enters))
+                    found.append(send(axes, there, n, microbatches * passes, of_one * region.enters))
                 if region.enters and region.asked:
-                    calls = micros * (1 + (cut and region.wants_input))
+                    calls = microbatches * (1 + (cut and region.wants_input))
                     found.append(send(axes, back, n, calls, of_one * region.enters))
         found += _ends(case, stage, of_one * case.width)
     shared: dict[int, int] = defaultdict(int)
@@ -129,13 +129,13 @@ def _ends(case: Case, stage: int, hidden: int) -> list[Sent]:
     axes, n, cut, found = ("tp",), case.tp, case.sequence_parallel, []
     if stage == 0 and "tp" in case.plan.cuts_of(f"{case.plan.embed}.weight", 2):
         trained = not case.plan.is_frozen(f"{case.plan.embed}.weight")
-        made = _gather(axes, "embedding", n, (1 + trained) * case.micros, hidden)
-        found.append(made if cut else _reduce(axes, "embedding", n, case.micros, hidden))
+        made = _gather(axes, "embedding", n, (1 + trained) * case.microbatches, hidden)
+        found.append(made if cut else _reduce(axes, "embedding", n, case.microbatches, hidden))
     if stage == case.last_stage and "tp" in case.plan.cuts_of(f"{case.plan.head}.weight", 2):
-        found.append(_gather(axes, "loss", n, case.micros, 2 * n * case.tokens * max(4, case.bytes.compute)))
+        found.append(_gather(axes, "loss", n, case.microbatches, 2 * n * case.tokens * max(4, case.bytes.compute)))
         trained = not case.plan.is_frozen(f"{case.plan.head}.weight")
-        made = _gather(axes, "loss", n, (2 + trained) * case.micros, hidden)
-        found.append(made if cut else _reduce(axes, "loss", n, case.micros, hidden))
+        made = _gather(axes, "loss", n, (2 + trained) * case.microbatches, hidden)
+        found.append(made if cut else _reduce(axes, "loss", n, case.microbatches, hidden))
     return found
 
 
@@ -156,9 +156,9 @@ def context(case: Case, rank: int) -> list[Sent]:
             if isinstance(node, AttentionNode):
                 sent = _ulysses if case.config.context == "ulysses" else _ring
                 calls, nbytes = sent(case, node, again)
-                found.append(Sent(("cp",), "attention", case.micros * calls, case.micros * nbytes))
+                found.append(Sent(("cp",), "attention", case.microbatches * calls, case.microbatches * nbytes))
     if gathers := sum(_positions(case, stage) for stage in case.stages_of(rank)):
-        found.append(_gather(("cp",), "positions", case.cp, case.micros * gathers, 8 * case.tokens * case.cp))
+        found.append(_gather(("cp",), "positions", case.cp, case.microbatches * gathers, 8 * case.tokens * case.cp))
     return found
 
 
@@ -208,7 +208,9 @@ def folds(case: Case, rank: int) -> list[Sent]:
                 for volume in node.communication_volume(case.sizes):
                     (calls, nbytes), (back_calls, back) = volume.forward, volume.backward
                     calls, nbytes = passes * calls + back_calls, passes * nbytes + back
-                    sent = Sent((volume.fold,), volume.what, case.micros * calls, case.micros * nbytes, volume.among)
+                    sent = Sent(
+                        (volume.fold,), volume.what, case.microbatches * calls, case.microbatches * nbytes, volume.among
+                    )
                     found.append(sent)
     return found
 
@@ -224,7 +226,7 @@ def pipeline(case: Case, rank: int) -> list[Sent]:
     on = sum(stage < last and stage + 1 not in mine for stage in mine)
     back = sum(stage > 0 and stage - 1 not in mine for stage in mine)
     hidden = case.stream_tokens * case.width * case.bytes.compute
-    calls = case.micros * (on + back)
+    calls = case.microbatches * (on + back)
     found = [Sent(("pp",), "hidden and gradients", calls, calls * hidden)]
     for array in case.held(rank):
         tells = rank == home(case, array)
@@ -266,8 +268,8 @@ def data(case: Case, rank: int) -> list[Sent]:
             found.append(_reduce(axes, "gradients", shards, 1, gradients))
         elif shards > 1 and zero:
             if unit.trained:
-                found.append(_gather(axes, "gradients", shards, case.micros if case.sums_each else 1, gradients))
-            passes = case.micros * (2 if unit.place in twice else 1) if zero == 3 else 1
+                found.append(_gather(axes, "gradients", shards, case.microbatches if case.sums_each else 1, gradients))
+            passes = case.microbatches * (2 if unit.place in twice else 1) if zero == 3 else 1
             found.append(_gather(axes, "weights", shards, passes, weights))
         if copies > 1 and unit.trained:
             found.append(_reduce(replicas, "gradients", copies, 1, int(size * between) // shards))

@@ -75,9 +75,9 @@ def _listed(ranks: Sequence[int]) -> str:
 
 def _work(found: Explained) -> Iterable[str]:
     case, most = found.case, max(stage.flops for stage in found.stages)
-    tokens = case.tokens * case.cp * case.micros * case.mesh.size(*DATA_AXES)
+    tokens = case.tokens * case.cp * case.microbatches * case.mesh.size(*DATA_AXES)
     sequences = f"{case.micro_size} sequence{'s' * (case.micro_size > 1)}"
-    batches = f"{case.micros} microbatch{'es' * (case.micros > 1)} of {sequences}"
+    batches = f"{case.microbatches} microbatch{'es' * (case.microbatches > 1)} of {sequences}"
     yield f"a step is {_number(tokens)} tokens: on each data rank {batches}"
     if case.pp > 1:
         blocks = [len(stage) for stage in case.stages]

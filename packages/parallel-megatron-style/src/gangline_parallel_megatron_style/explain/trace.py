@@ -134,18 +134,18 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
         optimizer = plugins.build(run.optimizer, run, runtime)
         for flat in runtime.storage.flats:
             watch(flat, counted)
-        step(runtime, case, case.micros)
+        step(runtime, case, case.microbatches)
         kept, counted.peak = counted.live, counted.live
         comms.traffic.calls.clear()
         comms.traffic.bytes.clear()
         counted.operators = 0
-        step(runtime, case, case.micros)
+        step(runtime, case, case.microbatches)
     del optimizer, described
     took = time.perf_counter() - began
     return Traced(kept, counted.peak, counted.operators, took, comms.traffic.calls, comms.traffic.bytes)
 
 
-def step(runtime: ComposedRuntime, case: Case, micros: int) -> None:
+def step(runtime: ComposedRuntime, case: Case, microbatches: int) -> None:
     """Forward and backward of a whole step; what needs values, such as the norm, is left out."""
     rows, length = case.micro_size, case.sequence_length
     with torch.device("meta"):
@@ -153,7 +153,7 @@ def step(runtime: ComposedRuntime, case: Case, micros: int) -> None:
         batch = Batch(tokens, tokens, tokens.bool(), tokens, tokens[:, 0])
     runtime.storage.refresh()
     runtime.storage.clear()
-    runtime.run_micros([batch] * micros, tokens=rows * length * micros * case.mesh.size(*DATA_AXES))
+    runtime.run_microbatches([batch] * microbatches, tokens=rows * length * microbatches * case.mesh.size(*DATA_AXES))
     runtime.storage.finish()
 
 

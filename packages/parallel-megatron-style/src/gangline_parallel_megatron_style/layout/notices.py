@@ -13,13 +13,13 @@ def notices(case: Case) -> list[str]:
 
 
 def _pipeline(case: Case) -> list[str]:
-    if case.pp == 1 or case.micros >= case.pp:
+    if case.pp == 1 or case.microbatches >= case.pp:
         return []
     waits = timing.bubble(case, timing.schedule_of(case))
-    few = f"{case.micros} microbatch{'es' * (case.micros > 1)} for a pipeline of {case.pp} ranks"
+    few = f"{case.microbatches} microbatch{'es' * (case.microbatches > 1)} for a pipeline of {case.pp} ranks"
     return [
-        f"{few}: they wait {waits:.0%} of the time. A smaller batch.micro_size or fewer data ranks give more micro-"
-        f"batches; {4 * case.pp} are good."
+        f"{few}: they wait {waits:.0%} of the time. A smaller batch.micro_size or fewer data ranks give more "
+        f"microbatches; {4 * case.pp} are good."
     ]
 
 
@@ -28,8 +28,8 @@ def _data(case: Case) -> list[str]:
         return ["parallel.zero=3 cuts the weights over dp_shard and cp, which have one rank: nothing is cut."]
     if case.config.zero == 3 and case.pp > 1:
         return [
-            f"parallel.zero=3 in a pipeline gathers every block for each of {case.micros} microbatches, there and "
-            "back. parallel.zero=1 sends less and needs more memory."
+            f"parallel.zero=3 in a pipeline gathers every block for each of {case.microbatches} microbatches, there "
+            "and back. parallel.zero=1 sends less and needs more memory."
         ]
     return []
 

@@ -2,7 +2,7 @@
 
 stage   a run of consecutive blocks; stage 0 embeds, the last one has the head. There are ranks * chunks of them
 chunk   the number of a stage among those that one rank holds (Megatron-LM: virtual stage, model chunk)
-micro   the number of a microbatch in the step
+microbatch   the number of a microbatch in the step
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Action(NamedTuple):
 
     kind: Kind
     chunk: int
-    micro: int
+    microbatch: int
 
     def __str__(self) -> str:
-        return f"{self.kind}{self.micro} of chunk {self.chunk}"
+        return f"{self.kind}{self.microbatch} of chunk {self.chunk}"
 
 
 Orders = tuple[tuple[Action, ...], ...]  # one for each rank
@@ -47,7 +47,7 @@ class Schedule:
 
     ranks: int
     chunks: int
-    micros: int
+    microbatches: int
     placement: Placement
     actions: Orders
     pairs: frozenset[tuple[int, Action]] = frozenset()
@@ -88,12 +88,14 @@ def place_of(ranks: int, placement: Placement, stage: int) -> tuple[int, int]:
     return (within if placement == "loop" or chunk % 2 == 0 else ranks - 1 - within), chunk
 
 
-def padded(ranks: int, micros: int, chunks: int, placement: Placement, of: Callable[[int], list[Action]]) -> Schedule:
-    """A schedule for `micros` microbatches, out of one for a number that suits its author.
+def padded(
+    ranks: int, microbatches: int, chunks: int, placement: Placement, of: Callable[[int], list[Action]]
+) -> Schedule:
+    """A schedule for `microbatches` microbatches, out of one for a number that suits its author.
 
     `of(rank)` lists the actions for that many or more. Those of microbatches that do not exist are left out. What
     remains has all its dependencies, in an order that the whole schedule had too: it cannot deadlock, and it takes
     neither more time nor more memory.
     """
-    actions = tuple(tuple(action for action in of(rank) if action.micro < micros) for rank in range(ranks))
-    return Schedule(ranks, chunks, micros, placement, actions)
+    actions = tuple(tuple(action for action in of(rank) if action.microbatch < microbatches) for rank in range(ranks))
+    return Schedule(ranks, chunks, microbatches, placement, actions)

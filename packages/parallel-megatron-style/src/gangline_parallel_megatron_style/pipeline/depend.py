@@ -14,25 +14,25 @@ class Done(NamedTuple):
 
     what: str
     stage: int
-    micro: int
+    microbatch: int
 
 
 def result(schedule: Schedule, rank: int, action: Action) -> Done | None:
     """What an action gives to others; None for W."""
     if action.kind == "W":
         return None
-    return Done("F" if action.kind == "F" else "B", schedule.stage(rank, action.chunk), action.micro)
+    return Done("F" if action.kind == "F" else "B", schedule.stage(rank, action.chunk), action.microbatch)
 
 
 def needs(schedule: Schedule, rank: int, action: Action) -> tuple[Done, ...]:
     """What an action waits for."""
-    stage, micro = schedule.stage(rank, action.chunk), action.micro
+    stage, microbatch = schedule.stage(rank, action.chunk), action.microbatch
     if action.kind == "F":
-        return (Done("F", stage - 1, micro),) if stage else ()
+        return (Done("F", stage - 1, microbatch),) if stage else ()
     if action.kind == "W":
-        return (Done("B", stage, micro),)
-    own = Done("F", stage, micro)
-    return (own, Done("B", stage + 1, micro)) if stage + 1 < schedule.stages else (own,)
+        return (Done("B", stage, microbatch),)
+    own = Done("F", stage, microbatch)
+    return (own, Done("B", stage + 1, microbatch)) if stage + 1 < schedule.stages else (own,)
 
 
 def walk(schedule: Schedule) -> Iterator[tuple[int, tuple[Action, ...]]]:
@@ -65,6 +65,6 @@ def walk(schedule: Schedule) -> Iterator[tuple[int, tuple[Action, ...]]]:
         if left[rank] and (lacks := missing(rank)) is not None:
             action, need = lacks
             raise ValueError(
-                f"rank {rank} waits for ever before {action}: {need.what} of microbatch {need.micro} "
+                f"rank {rank} waits for ever before {action}: {need.what} of microbatch {need.microbatch} "
                 f"on stage {need.stage} never ends"
             )

@@ -40,9 +40,9 @@ def as_text(timeline: Timeline, caption: Caption, width: int = 100) -> str:
         for action, (start, end) in _spans(timeline, rank):
             first, last = round(start * scale), round(end * scale)
             letter = action.kind.lower() if action.chunk % 2 else action.kind
-            number = str(action.micro) if letters > len(str(action.micro)) else ""
+            number = str(action.microbatch) if letters > len(str(action.microbatch)) else ""
             line[first:last] = (letter + number).ljust(last - first)[: last - first]
-            digits[first:last] = str(action.micro % 10).ljust(last - first)[: last - first]
+            digits[first:last] = str(action.microbatch % 10).ljust(last - first)[: last - first]
         lines.append(f"rank {rank}".ljust(label) + "".join(line))
         if letters == 1:
             lines.append(" " * label + "".join(digits).rstrip())
@@ -67,7 +67,7 @@ def as_svg(timeline: Timeline, caption: Caption, width: int = 960) -> str:
     left = GAP + room_left(rows)
     frame = PlotArea(left, figure.bottom, width - left - 3 * GAP, ranks * ROW)
     scale = frame.width / timeline.makespan
-    widest = span(str(timeline.schedule.micros - 1), 11)
+    widest = span(str(timeline.schedule.microbatches - 1), 11)
     numbered = {kind for kind, times in _durations(timeline).items() if min(times) * scale >= widest}
     for rank in range(ranks):
         top = frame.top + rank * ROW
@@ -79,7 +79,7 @@ def as_svg(timeline: Timeline, caption: Caption, width: int = 960) -> str:
                 place, top + 2, wide, ROW - 4, fill, f"rank {rank}, {action}: {start:.4g} to {end:.4g}", outline=True
             )
             if action.kind in numbered:
-                figure.text(place + wide / 2, top + ROW / 2 + 4, str(action.micro), size=11, anchor="middle")
+                figure.text(place + wide / 2, top + ROW / 2 + 4, str(action.microbatch), size=11, anchor="middle")
     figure.axis_left(frame, "rank of the pipeline" if ranks > 5 else "rank", rows)
     numbers = "; the numbers are microbatches" if numbered else ""
     figure.axis_below(frame, f"time ({caption.unit}){numbers}", number_ticks(timeline.makespan))

@@ -22,11 +22,11 @@ class _Order:
         self.forwards[chunk] += 1
 
     def backward(self, chunk: int, split: bool = False) -> None:
-        micro = self.backwards[chunk]
+        microbatch = self.backwards[chunk]
         self.backwards[chunk] += 1
-        self.actions.append(Action("I" if split else "B", chunk, micro))
+        self.actions.append(Action("I" if split else "B", chunk, microbatch))
         if split:
-            self.put_off.append(Action("W", chunk, micro))
+            self.put_off.append(Action("W", chunk, microbatch))
 
     def both(self, chunk: int) -> None:
         """A forward of this chunk beside a backward of the other."""
@@ -38,7 +38,7 @@ class _Order:
         self.actions.append(self.put_off.popleft())
 
 
-def dualpipe_v(ranks: int, micros: int) -> Schedule:
+def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
     """Two chunks a rank, laid out as a V; a forward of one chunk beside a whole backward of the other.
 
     DeepSeek-V3, arXiv 2412.19437, section 3.2.1, and its half that keeps each weight once (DualPipeV, "cut in half").
@@ -47,7 +47,7 @@ def dualpipe_v(ranks: int, micros: int) -> Schedule:
     not wait for the forward beside it, which leaves (p - 1)(F + I - W).
     Activations (of one chunk): at most 2p + 1.
     """
-    full = max(micros, 2 * ranks)
+    full = max(microbatches, 2 * ranks)
 
     def order(rank: int) -> _Order:
         above, o = ranks - 1 - rank, _Order()
@@ -77,7 +77,7 @@ def dualpipe_v(ranks: int, micros: int) -> Schedule:
         return o
 
     orders = [order(rank) for rank in range(ranks)]
-    schedule = padded(ranks, micros, 2, "v", lambda rank: orders[rank].actions)
+    schedule = padded(ranks, microbatches, 2, "v", lambda rank: orders[rank].actions)
     there = {(rank, action) for rank, actions in enumerate(schedule.actions) for action in actions}
     pairs = {(rank, f) for rank, o in enumerate(orders) for f, b in o.pairs if {(rank, f), (rank, b)} <= there}
     return replace(schedule, pairs=frozenset(pairs))

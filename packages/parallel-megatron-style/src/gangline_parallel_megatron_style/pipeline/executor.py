@@ -58,25 +58,25 @@ class Executor:
         self._made: dict[tuple[int, bool], tuple[Schedule, Program]] = {}
         self._known: set[tuple[torch.Size, torch.dtype]] = set()  # what has travelled and fits
 
-    def step(self, micros: int) -> list[Tensor]:
-        """Forward and backward of microbatches 0 to micros - 1; gradients add up in the weights.
+    def step(self, microbatches: int) -> list[Tensor]:
+        """Forward and backward of microbatches 0 to microbatches - 1; gradients add up in the weights.
 
         Gives their losses (0-d, detached, in order) on the rank that has the last stage, and nothing elsewhere.
         """
         self.stage.put_off.clear()
-        return self._carry_out(micros, True)
+        return self._carry_out(microbatches, True)
 
-    def evaluate(self, micros: int) -> list[Tensor]:
+    def evaluate(self, microbatches: int) -> list[Tensor]:
         """Forward alone, without a graph; the losses as `step` gives them."""
         with torch.no_grad():
-            return self._carry_out(micros, False)
+            return self._carry_out(microbatches, False)
 
-    def schedule(self, micros: int, train: bool = True) -> Schedule:
+    def schedule(self, microbatches: int, train: bool = True) -> Schedule:
         """The schedule that a step (or an evaluation) of so many microbatches follows."""
-        return self._planned(micros, train)[0]
+        return self._planned(microbatches, train)[0]
 
-    def _carry_out(self, micros: int, train: bool) -> list[Tensor]:
-        schedule, program = self._planned(micros, train)
+    def _carry_out(self, microbatches: int, train: bool) -> list[Tensor]:
+        schedule, program = self._planned(microbatches, train)
         one = _Pass(self.stage, self.comm, schedule, train, self.clock, self._known, self._turns)
         for step in program:
             match step:
@@ -90,18 +90,18 @@ class Executor:
                     one.receive(message, peer, frees)
         one.finish()
         self.spans = tuple(one.spans)
-        return [one.losses[micro] for micro in sorted(one.losses)]
+        return [one.losses[microbatch] for microbatch in sorted(one.losses)]
 
-    def _planned(self, micros: int, train: bool) -> tuple[Schedule, Program]:
-        if (micros, train) not in self._made:
+    def _planned(self, microbatches: int, train: bool) -> tuple[Schedule, Program]:
+        if (microbatches, train) not in self._made:
             ranks, chunks = self.comm.size, self.chunks
             if train:
-                sizes = {"ranks": ranks, "micros": micros, "chunks": chunks}
+                sizes = {"ranks": ranks, "microbatches": microbatches, "chunks": chunks}
                 schedule = make_schedule(self.name, **sizes, costs=self.costs, overlap=self.overlap)
             else:
-                schedule = forward_only(ranks, micros, chunks, SCHEDULES[self.name].placement)
-            self._made[micros, train] = schedule, programs(schedule, self.costs)[self.comm.index]
-        return self._made[micros, train]
+                schedule = forward_only(ranks, microbatches, chunks, SCHEDULES[self.name].placement)
+            self._made[microbatches, train] = schedule, programs(schedule, self.costs)[self.comm.index]
+        return self._made[microbatches, train]
 
 
 class _Pass:
@@ -121,7 +121,9 @@ class _Pass:
         self.stage, self.comm, self.schedule, self.train, self.clock = stage, comm, schedule, train, clock
         self.losses: dict[int, Tensor] = {}
         self.spans: list[Span] = []
-        self.live: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}  # by chunk and micro: the leaf, the output
+        self.live: dict[
+            tuple[int, int], tuple[Tensor | None, Tensor]
+        ] = {}  # by chunk and microbatch: the leaf, the output
         self.made: dict[Message, Tensor] = {}  # to be sent, or for a stage on this rank
         self.coming: dict[Message, tuple[Tensor, Pending, int, int]] = {}  # memory, transfer, peer, `Recv.frees`
         self.sent: dict[int, deque[tuple[Tensor, Pending]]] = defaultdict(deque)  # a tensor lives until it has arrived
@@ -152,7 +154,7 @@ class _Pass:
             out = self._forward(action, given)
         elif action.kind == "W":
             with torch.no_grad():  # as autograd has it in a backward pass
-                self.stage.weights(action.chunk, action.micro)
+                self.stage.weights(action.chunk, action.microbatch)
             out = None
         else:
             out = self._backward(action, given)
@@ -173,7 +175,7 @@ class _Pass:
         described = tensor.shape, tensor.dtype
         if described in self.known:
             return
-        expected = self.stage.empty(message.micro)
+        expected = self.stage.empty(message.microbatch)
         if described != (expected.shape, expected.dtype):
             raise TypeError(
                 f"stage {message.source} gives {tuple(tensor.shape)} of {tensor.dtype} to stage {message.target}, "
@@ -183,7 +185,7 @@ class _Pass:
         self.known.add(described)
 
     def receive(self, message: Message, peer: int, frees: int) -> None:
-        into = self.stage.empty(message.micro)
+        into = self.stage.empty(message.microbatch)
         pending: Pending = self.comm.exchange([], [(into, peer)], async_=True)  # type: ignore[assignment]
         self.coming[message] = into, pending, peer, frees
 
@@ -211,21 +213,21 @@ class _Pass:
     def _forward(self, action: Action, hidden: Tensor | None) -> Tensor:
         if hidden is not None:
             hidden = hidden.detach().requires_grad_(self.train)
-        output = self.stage.forward(action.chunk, action.micro, hidden)
+        output = self.stage.forward(action.chunk, action.microbatch, hidden)
         if self.train:
-            self.live[action.chunk, action.micro] = hidden, output
+            self.live[action.chunk, action.microbatch] = hidden, output
         if self.schedule.stage(self.comm.index, action.chunk) == self.schedule.stages - 1:
-            self.losses[action.micro] = output.detach()
+            self.losses[action.microbatch] = output.detach()
         return output.detach()
 
     def _backward(self, action: Action, grad: Tensor | None) -> Tensor | None:
-        chunk, micro = action.chunk, action.micro
-        leaf, output = self.live.pop((chunk, micro))
-        with self.stage.put_off.open(chunk, micro) if action.kind == "I" else nullcontext():
-            self.stage.backward(chunk, micro, output, grad)
+        chunk, microbatch = action.chunk, action.microbatch
+        leaf, output = self.live.pop((chunk, microbatch))
+        with self.stage.put_off.open(chunk, microbatch) if action.kind == "I" else nullcontext():
+            self.stage.backward(chunk, microbatch, output, grad)
         if leaf is None:
             return None
         if leaf.grad is None:
             stage = self.schedule.stage(self.comm.index, chunk)
-            raise RuntimeError(f"stage {stage} gave its hidden state no gradient in microbatch {micro}")
+            raise RuntimeError(f"stage {stage} gave its hidden state no gradient in microbatch {microbatch}")
         return leaf.grad

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gangline_parallel_megatron_style.pipeline.actions import Action, Schedule, padded
 
 
-def interleaved_1f1b(ranks: int, micros: int, chunks: int) -> Schedule:
+def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
     """Microbatches in groups of p: a group passes all chunks of a rank before the next one begins.
 
     Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM,
@@ -13,14 +13,14 @@ def interleaved_1f1b(ranks: int, micros: int, chunks: int) -> Schedule:
     Idle time of each rank, F and B being those of one chunk: (p - 1)(F + B), 1/chunks of 1F1B's, where p divides m.
     Activations (of one chunk) on rank r: min(m * chunks, 2(p - r - 1) + (chunks - 1) p + 1).
     """
-    groups = -(-micros // ranks)
+    groups = -(-microbatches // ranks)
     total = groups * ranks * chunks
 
     def nth(number: int, backward: bool) -> tuple[int, int]:
-        """(chunk, micro) of a rank's n-th forward or backward."""
+        """(chunk, microbatch) of a rank's n-th forward or backward."""
         group, within = divmod(number, ranks * chunks)
-        chunk, micro = divmod(within, ranks)
-        return (chunks - 1 - chunk if backward else chunk), group * ranks + micro
+        chunk, microbatch = divmod(within, ranks)
+        return (chunks - 1 - chunk if backward else chunk), group * ranks + microbatch
 
     def order(rank: int) -> list[Action]:
         ahead = min(total, 2 * (ranks - rank - 1) + (chunks - 1) * ranks)
@@ -31,4 +31,4 @@ def interleaved_1f1b(ranks: int, micros: int, chunks: int) -> Schedule:
             actions.append(Action("B", *nth(number, True)))
         return actions
 
-    return padded(ranks, micros, chunks, "loop", order)
+    return padded(ranks, microbatches, chunks, "loop", order)

@@ -23,7 +23,7 @@ class Message(NamedTuple):
     """What travels between two neighbouring stages."""
 
     what: Kind  # "F": a hidden state goes to the next stage; "B": its gradient goes to the one before
-    micro: int
+    microbatch: int
     source: int  # stages
     target: int
 
@@ -62,7 +62,7 @@ def message_of(schedule: Schedule, rank: int, action: Action) -> Message | None:
     target = stage + 1 if action.kind == "F" else stage - 1
     if action.kind == "W" or not 0 <= target < schedule.stages:
         return None
-    return Message("F" if action.kind == "F" else "B", action.micro, stage, target)
+    return Message("F" if action.kind == "F" else "B", action.microbatch, stage, target)
 
 
 def input_of(schedule: Schedule, rank: int, action: Action) -> Message | None:
@@ -71,7 +71,7 @@ def input_of(schedule: Schedule, rank: int, action: Action) -> Message | None:
     source = stage - 1 if action.kind == "F" else stage + 1
     if action.kind == "W" or not 0 <= source < schedule.stages:
         return None
-    return Message("F" if action.kind == "F" else "B", action.micro, source, stage)
+    return Message("F" if action.kind == "F" else "B", action.microbatch, source, stage)
 
 
 def programs(schedule: Schedule, costs: Costs | Sequence[Costs] = UNIFORM, latency: float = 0.0) -> tuple[Program, ...]:

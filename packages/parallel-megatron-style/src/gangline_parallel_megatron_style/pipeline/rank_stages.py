@@ -16,23 +16,23 @@ class Stage(ABC):
         self.put_off = WeightGradients()
 
     @abstractmethod
-    def forward(self, chunk: int, micro: int, hidden: Tensor | None) -> Tensor:
+    def forward(self, chunk: int, microbatch: int, hidden: Tensor | None) -> Tensor:
         """The hidden state that goes to the next stage, or, on the last one, the loss (0-d).
 
         `hidden` is None on the first stage. It is a leaf that nobody else reads, and must not be changed in place.
         """
 
     @abstractmethod
-    def backward(self, chunk: int, micro: int, output: Tensor, grad: Tensor | None) -> None:
+    def backward(self, chunk: int, microbatch: int, output: Tensor, grad: Tensor | None) -> None:
         """Run autograd from `output`, which `forward` gave; without `grad` it is the loss.
 
         In action I `put_off` is open, and what the layers hand to `later` waits for `weights`.
         """
 
     @abstractmethod
-    def empty(self, micro: int) -> Tensor:
+    def empty(self, microbatch: int) -> Tensor:
         """Contiguous memory into which a hidden state of this microbatch, or its gradient, can be received."""
 
-    def weights(self, chunk: int, micro: int) -> None:
+    def weights(self, chunk: int, microbatch: int) -> None:
         """What `backward` put off."""
-        self.put_off.run(chunk, micro)
+        self.put_off.run(chunk, microbatch)

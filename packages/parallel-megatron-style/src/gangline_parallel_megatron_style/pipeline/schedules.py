@@ -28,10 +28,10 @@ class ScheduleType:
     exact: Callable[[int, int], bool]  # p, m: whether `idle` is the whole truth; elsewhere `simulate` knows
     activations: Callable[[int, int, int, int], int]  # p, m, v, rank: the most that it holds at once, of one chunk
 
-    def bubble(self, ranks: int, micros: int, chunks: int, costs: Costs = UNIFORM) -> float:
+    def bubble(self, ranks: int, microbatches: int, chunks: int, costs: Costs = UNIFORM) -> float:
         """The share of the time that a rank waits, 0 to 1, by the closed form."""
         idle = self.idle(ranks, costs)
-        return idle / (idle + micros * chunks * (costs.F + costs.of("B")))
+        return idle / (idle + microbatches * chunks * (costs.F + costs.of("B")))
 
 
 SCHEDULES: dict[str, ScheduleType] = {
@@ -97,7 +97,7 @@ def make_schedule(
     name: str,
     *,
     ranks: int,
-    micros: int,
+    microbatches: int,
     chunks: int | None = None,
     costs: Costs | Sequence[Costs] = UNIFORM,
     overlap: bool = False,
@@ -113,15 +113,15 @@ def make_schedule(
         raise ValueError(f"no such pipeline schedule: {name}; there are {', '.join(SCHEDULES)}")
     chosen = SCHEDULES[name]
     chunks = chosen.chunks if chunks is None else chunks
-    if ranks < 1 or micros < 1 or chunks < 1:
-        raise ValueError(f"a pipeline of {ranks} ranks, {micros} microbatches and {chunks} chunks a rank")
+    if ranks < 1 or microbatches < 1 or chunks < 1:
+        raise ValueError(f"a pipeline of {ranks} ranks, {microbatches} microbatches and {chunks} chunks a rank")
     if chunks != chosen.chunks and not chosen.free_chunks:
         raise ValueError(f"the pipeline schedule {name} has {chosen.chunks} chunks a rank, not {chunks}")
-    made = chosen.generate(ranks, micros, chunks, costs)
+    made = chosen.generate(ranks, microbatches, chunks, costs)
     return made if overlap else replace(made, pairs=frozenset())
 
 
-def forward_only(ranks: int, micros: int, chunks: int, placement: Placement) -> Schedule:
+def forward_only(ranks: int, microbatches: int, chunks: int, placement: Placement) -> Schedule:
     """Forwards alone, for evaluation.
 
     Idle time of each rank: (p - 1)F in a loop (of several chunks: where p divides m), 2(p - 1)F on a V, whose last rank
@@ -129,13 +129,15 @@ def forward_only(ranks: int, micros: int, chunks: int, placement: Placement) -> 
     """
 
     def loop(rank: int) -> list[Action]:
-        groups = [range(first, min(first + ranks, micros)) for first in range(0, micros, ranks)]
-        return [Action("F", chunk, micro) for group in groups for chunk in range(chunks) for micro in group]
+        groups = [range(first, min(first + ranks, microbatches)) for first in range(0, microbatches, ranks)]
+        return [Action("F", chunk, microbatch) for group in groups for chunk in range(chunks) for microbatch in group]
 
     def v(rank: int) -> list[Action]:
         ahead = 2 * (ranks - 1 - rank) + 1  # microbatches that go down before the first comes back up
-        turns = [(micro + chunk * ahead, -chunk, micro) for chunk in (0, 1) for micro in range(micros)]
-        return [Action("F", -chunk, micro) for _, chunk, micro in sorted(turns)]
+        turns = [
+            (microbatch + chunk * ahead, -chunk, microbatch) for chunk in (0, 1) for microbatch in range(microbatches)
+        ]
+        return [Action("F", -chunk, microbatch) for _, chunk, microbatch in sorted(turns)]
 
     of = loop if placement == "loop" else v
-    return Schedule(ranks, chunks, micros, placement, tuple(tuple(of(rank)) for rank in range(ranks)))
+    return Schedule(ranks, chunks, microbatches, placement, tuple(tuple(of(rank)) for rank in range(ranks)))

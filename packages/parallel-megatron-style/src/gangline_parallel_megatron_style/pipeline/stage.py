@@ -61,7 +61,7 @@ class Chunk:
         self.segments, self.before, self.after = segments, before, after
         self._unnoticed: dict[int, list[Segment]] = {}  # by microbatch: segments whose way back nobody comes by
 
-    def forward(self, micro: int, hidden: Tensor | None, batch: Batch) -> Tensor:
+    def forward(self, microbatch: int, hidden: Tensor | None, batch: Batch) -> Tensor:
         """The hidden state behind the last segment, or the loss."""
         unnoticed = []
         for segment in self.segments:
@@ -75,10 +75,10 @@ class Chunk:
             hidden = passing(hidden, partial(self.before, segment, True))
         assert hidden is not None
         if torch.is_grad_enabled():
-            self._unnoticed[micro] = unnoticed
+            self._unnoticed[microbatch] = unnoticed
         return hidden
 
-    def backward_ends(self, micro: int) -> None:
+    def backward_ends(self, microbatch: int) -> None:
         """The backward pass of this chunk and microbatch is done."""
-        for segment in reversed(self._unnoticed.pop(micro)):
+        for segment in reversed(self._unnoticed.pop(microbatch)):
             self.after(segment, True)

@@ -26,15 +26,15 @@ def validate(schedule: Schedule) -> None:
 def _complete(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
     count = Counter(order)
     for chunk in range(schedule.chunks):
-        for micro in range(schedule.micros):
+        for microbatch in range(schedule.microbatches):
             forward, whole, inputs, weights = (
-                count.pop(Action(kind, chunk, micro), 0) for kind in ("F", "B", "I", "W")
+                count.pop(Action(kind, chunk, microbatch), 0) for kind in ("F", "B", "I", "W")
             )
             if forward != 1:
-                raise ValueError(f"rank {rank} has {Action('F', chunk, micro)} {forward} times")
+                raise ValueError(f"rank {rank} has {Action('F', chunk, microbatch)} {forward} times")
             if (whole, inputs, weights) not in ((1, 0, 0), (0, 1, 1)):
                 raise ValueError(
-                    f"rank {rank} has B {whole}, I {inputs} and W {weights} times for microbatch {micro} "
+                    f"rank {rank} has B {whole}, I {inputs} and W {weights} times for microbatch {microbatch} "
                     f"of chunk {chunk}: it needs B once, or I and W once each"
                 )
     if count:
@@ -48,9 +48,9 @@ def _ordered(rank: int, order: tuple[Action, ...]) -> None:
             if action.kind not in kinds:
                 continue
             before = last.get(action.chunk, -1)
-            if action.micro != before + 1:
+            if action.microbatch != before + 1:
                 raise ValueError(
                     f"rank {rank} has {action} after microbatch {before}: "
                     "gradients of a chunk are added up in the order of the microbatches"
                 )
-            last[action.chunk] = action.micro
+            last[action.chunk] = action.microbatch

@@ -1,8 +1,8 @@
 """Putting off the gradients of weights: a zero-bubble schedule computes them while its rank would wait.
 
-    with store.open(chunk, micro):          # I: the layers call `later(closure)`, and the closures are kept
+    with store.open(chunk, microbatch):          # I: the layers call `later(closure)`, and the closures are kept
         output.backward(gradient)
-    store.run(chunk, micro)                 # W: they run, in the order in which they came
+    store.run(chunk, microbatch)                 # W: they run, in the order in which they came
 
 Modules of other packages reach it by `inside.weight_gradient`. Which store is open is one value of the module, no
 context variable: autograd runs the backward pass of a GPU in a thread of its own, to which a context variable does not
@@ -45,21 +45,21 @@ class WeightGradients:
         self._put_off: dict[tuple[int, int], deque[Closure]] = defaultdict(deque)
 
     @contextmanager
-    def open(self, chunk: int, micro: int) -> Iterator[None]:
+    def open(self, chunk: int, microbatch: int) -> Iterator[None]:
         """Keep what comes meanwhile under this chunk and microbatch. Raises RuntimeError where a store is open."""
         global _kept
         if _kept is not None:
             raise RuntimeError("a store of weight gradients is open already")
-        _kept = self._put_off[chunk, micro]
+        _kept = self._put_off[chunk, microbatch]
         try:
             with inside.putting_off(_keep):
                 yield
         finally:
             _kept = None
 
-    def run(self, chunk: int, micro: int) -> None:
+    def run(self, chunk: int, microbatch: int) -> None:
         """Run what was kept, in the order in which it came, and let go of each closure once it has run."""
-        closures = self._put_off.pop((chunk, micro), deque[Closure]())
+        closures = self._put_off.pop((chunk, microbatch), deque[Closure]())
         while closures:
             closures.popleft()()
 

@@ -19,31 +19,31 @@ Ends = dict[tuple[Kind, int, int], float]  # when F or I of a stage and a microb
 class _Rank:
     """What one rank has done so far."""
 
-    def __init__(self, ranks: int, micros: int, rank: int) -> None:
+    def __init__(self, ranks: int, microbatches: int, rank: int) -> None:
         self.stages = [stage_of(ranks, "v", rank, chunk) for chunk in (0, 1)]
-        self.last, self.micros = 2 * ranks - 1, micros
+        self.last, self.microbatches = 2 * ranks - 1, microbatches
         self.room, self.held = 2 * ranks, [0, 0]  # activations: how many more it may hold, and holds of each chunk
         self.next = dict.fromkeys(PREFERENCE, 0)  # the microbatch that comes next
         self.put_off: deque[Action] = deque()
         self.actions: list[Action] = []
         self.free = 0.0
 
-    def _ready(self, kind: Kind, chunk: int, micro: int, ends: Ends, until: float) -> bool:
+    def _ready(self, kind: Kind, chunk: int, microbatch: int, ends: Ends, until: float) -> bool:
         stage = self.stages[chunk]
         if kind == "F":
             # The last place waits for a forward of chunk 1: only that leads to a backward, which makes room.
             room = self.room > (1 if chunk == 0 and not self.held[1] else 0)
-            return room and (stage == 0 or ends.get(("F", stage - 1, micro), until + 1) <= until)
+            return room and (stage == 0 or ends.get(("F", stage - 1, microbatch), until + 1) <= until)
         if stage == self.last:
-            return ("F", stage, micro) in ends
-        return ("F", stage, micro) in ends and ends.get(("I", stage + 1, micro), until + 1) <= until
+            return ("F", stage, microbatch) in ends
+        return ("F", stage, microbatch) in ends and ends.get(("I", stage + 1, microbatch), until + 1) <= until
 
     def choose(self, ends: Ends, until: float) -> Action | None:
         """The first of `PREFERENCE` whose input is here by `until`, else the oldest W, else nothing."""
         for kind, chunk in PREFERENCE:
-            micro = self.next[kind, chunk]
-            if micro < self.micros and self._ready(kind, chunk, micro, ends, until):
-                return Action(kind, chunk, micro)
+            microbatch = self.next[kind, chunk]
+            if microbatch < self.microbatches and self._ready(kind, chunk, microbatch, ends, until):
+                return Action(kind, chunk, microbatch)
         return self.put_off[0] if self.put_off else None
 
     def begin(self, action: Action) -> None:
@@ -61,7 +61,7 @@ class _Rank:
             self.put_off.append(action._replace(kind="W"))
 
 
-def zb_v(ranks: int, micros: int, costs: Costs | Sequence[Costs] = UNIFORM) -> Schedule:
+def zb_v(ranks: int, microbatches: int, costs: Costs | Sequence[Costs] = UNIFORM) -> Schedule:
     """Two chunks a rank, laid out as a V: of what can begin, each rank takes the most urgent, within bounded memory.
 
     Qi et al. 2023, arXiv 2401.10241, section 6; Pipeline Parallelism with Controllable Memory, arXiv 2405.15362 (V-ZB).
@@ -71,7 +71,7 @@ def zb_v(ranks: int, micros: int, costs: Costs | Sequence[Costs] = UNIFORM) -> S
     """
     each = per_stage(costs, 2 * ranks)
     slack = SAME_TIME * max(cost.of(kind) for cost in each for kind, _ in PREFERENCE)
-    states = [_Rank(ranks, micros, rank) for rank in range(ranks)]
+    states = [_Rank(ranks, microbatches, rank) for rank in range(ranks)]
     ends: Ends = {}
     events = [(0.0, rank) for rank in range(ranks)]  # when a rank has a reason to choose again
     while events:
@@ -88,8 +88,8 @@ def zb_v(ranks: int, micros: int, costs: Costs | Sequence[Costs] = UNIFORM) -> S
             state.free = now - slack + each[stage].of(action.kind)
             heapq.heappush(events, (state.free, rank))
             if action.kind != "W":
-                ends[action.kind, stage, action.micro] = state.free
+                ends[action.kind, stage, action.microbatch] = state.free
                 to = stage + 1 if action.kind == "F" else stage - 1
                 if 0 <= to <= state.last:
                     heapq.heappush(events, (state.free, place_of(ranks, "v", to)[0]))
-    return Schedule(ranks, 2, micros, "v", tuple(tuple(state.actions) for state in states))
+    return Schedule(ranks, 2, microbatches, "v", tuple(tuple(state.actions) for state in states))
