@@ -23,7 +23,7 @@ from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.chunks import Files
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
 from gangline_ckpt_zarr.format.overlap import meeting
-from gangline_parallel_megatron_style.sharding.arrays import Given, lay_out
+from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_out
 
 WIDE = {"pp": 16, "dp_shard": 128, "tp": 8}  # 16,384 ranks, as arXiv 2407.21783 (section 3.3.2) lists them
 NARROW = {"pp": 8, "dp_shard": 64, "tp": 16}  # 8,192 ranks, cut otherwise along every axis
@@ -37,7 +37,7 @@ def registry_of(config: type, axes: dict[str, int]) -> Registry:
     shapes = {name: tuple(parameter.shape) for name, parameter in construct(tree).named_parameters()}
     blocks, stages = run.model.layers, mesh.size("pp")
     homes = [block * stages // blocks for block in range(blocks)]
-    given = Given(shapes, {}, {name: (name,) for name in shapes})
+    given = ModelShapes(shapes, {}, {name: (name,) for name in shapes})
     found = lay_out(
         plan, mesh, given, (0, *homes, stages - 1), zero=1, sequence_parallel=True, dtype="float32"
     ).registry

@@ -26,11 +26,11 @@ from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import close_all, pool
 from gangline_parallel_megatron_style.pipeline.executor import Executor
-from gangline_parallel_megatron_style.pipeline.rank_stages import Stage
+from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
-from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradients, later
+from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradStore, later
 
 NAPS = ["1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "dualpipe_v"]
 PEERS = {"1f1b": "Schedule1F1B", "interleaved_1f1b": "ScheduleInterleaved1F1B", "zb_v": "ScheduleZBVZeroBubble"}
@@ -75,7 +75,7 @@ class Transfer(torch.autograd.Function):
         time.sleep(max(0.0, arrives - time.perf_counter()))
 
 
-class Parts(Stage):
+class Parts(RankStages):
     """The modules of this rank's chunks; the loss is the sum of squares."""
 
     def __init__(self, parts: list[Callable], first: int | None, last: int | None, x: torch.Tensor) -> None:
@@ -251,7 +251,7 @@ def halves(dim: int, rows: int, depth: int) -> dict[str, Callable[[], None]]:
         other.weight.data.copy_(one.weight.data)
         other.product = split_linear(FP32)
     x = torch.randn(rows, dim)
-    gradient, store = torch.randn(rows, dim), WeightGradients()
+    gradient, store = torch.randn(rows, dim), WeightGradStore()
 
     def whole(module: nn.Module) -> None:
         module(x.clone().requires_grad_()).backward(gradient)

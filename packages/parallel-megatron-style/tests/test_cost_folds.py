@@ -112,8 +112,8 @@ STACK = LANES * WIDTH * 32
 def test_gradients_are_added_beside_the_fold_and_over_what_it_is_not_made_of(axes, out_of, shards, copies):
     """A rank has half of the stack; those beside it share its state, and the other data axes have copies of it."""
     case = case_of(out_of, zero=1, **axes)
-    (unit,) = [unit for unit in memory.units(case, 0) if unit.fold]
-    assert (unit.shards, unit.copies) == (shards, case.mesh.size(*copies))
+    (group,) = [group for group in memory.groups(case, 0) if group.fold]
+    assert (group.shards, group.copies) == (shards, case.mesh.size(*copies))
     alone = case_of(out_of, size=1, zero=1, **axes)
     found = sent(case)
     own = STACK // 2
@@ -121,7 +121,7 @@ def test_gradients_are_added_beside_the_fold_and_over_what_it_is_not_made_of(axe
     assert found.get((f"{BESIDE}lane", "weights")) == ((1, own * 2 // 2) if shards > 1 else None)
     for axis in copies:
         crossing = 2 * own * 4 // shards * (case.mesh.size(*copies) - 1) // case.mesh.size(*copies)
-        dense = sum(size for unit, size in memory.units(case, 0).items() if not unit.fold)
+        dense = sum(size for group, size in memory.groups(case, 0).items() if not group.fold)
         over_axis = 2 * dense * 4 // case.shards // 2 if axis == "dp_replicate" else 0
         assert found[axis, "gradients"][1] == pytest.approx(crossing + over_axis, abs=16)
     assert memory.state(alone, 0)["gradients"] - memory.state(case, 0)["gradients"] == own * 4

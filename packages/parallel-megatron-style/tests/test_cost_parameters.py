@@ -23,7 +23,7 @@ from gangline_parallel_megatron_style.cost.memory import state
 from gangline_parallel_megatron_style.cost.moments import moments
 from gangline_parallel_megatron_style.cost.parameters import arrays_of
 from gangline_parallel_megatron_style.pipeline.actions import place_of
-from gangline_parallel_megatron_style.sharding.arrays import Given, lay_out
+from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_out
 
 MODEL = DecoderConfig(vocab_size=37, dim=32, layers=5, heads=4, kv_heads=2, hidden=48)
 
@@ -80,11 +80,13 @@ def test_sizes_are_those_of_the_registry(axes, sequence_parallel, fold):
     pp = mesh.size("pp")
     stages = [range(0, 5)] if pp == 1 else [range(0, 3), range(3, 5)]
     homes = [place_of(pp, "loop", stage)[0] for stage, blocks in enumerate(stages) for _ in blocks]
-    given_ = Given(shapes, {}, {name: (name,) for name in shapes})
+    given_ = ModelShapes(shapes, {}, {name: (name,) for name in shapes})
     arrays = lay_out(
         plan, mesh, given_, (0, *homes, pp - 1), zero=0, sequence_parallel=sequence_parallel, dtype="float32"
     )
-    sums = {name: count for units in arrays.units.values() for unit in units for name, count in unit.sums.items()}
+    sums = {
+        name: count for buffers in arrays.groups.values() for buffer in buffers for name, count in buffer.sums.items()
+    }
     for array in arrays_of(shapes, plan, mesh, stages, sequence_parallel and mesh.size("tp") > 1):
         boxes = [arrays.registry.of_rank(f"model/{array.name}", rank) for rank in range(mesh.world)]
         sizes = [sum(box.size for box, _ in held) for held in boxes]

@@ -20,7 +20,7 @@ from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
 from gangline_parallel_megatron_style.pipeline.executor import AHEAD, Executor
-from gangline_parallel_megatron_style.pipeline.rank_stages import Stage
+from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline, peak_activations
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
@@ -91,7 +91,7 @@ def data(microbatch: int, case: Case):
     return x, y
 
 
-class Chain(Stage):
+class Chain(RankStages):
     def __init__(self, parts: dict[int, Part], stages: dict[int, int], last: int, case: Case) -> None:
         super().__init__()
         self.parts, self.stages, self.last, self.case = parts, stages, last, case

@@ -13,12 +13,12 @@ from gangline.model.tree import LinearNode
 from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.pipeline.executor import Executor
-from gangline_parallel_megatron_style.pipeline.rank_stages import Stage
+from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 
 DIM, ROWS = 8, 3
 
 
-class Chain(Stage):
+class Chain(RankStages):
     """Linear layers, and the square of the distance to a target."""
 
     def __init__(self, layers, stages, last, xs, ys):

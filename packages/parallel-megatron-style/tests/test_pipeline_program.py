@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline_parallel_megatron_style.pipeline.actions import Action
+from gangline_parallel_megatron_style.pipeline.actions import PipelineAction
 from gangline_parallel_megatron_style.pipeline.costs import Costs
-from gangline_parallel_megatron_style.pipeline.program import Message, Recv, Run, Send, input_of, message_of, programs
+from gangline_parallel_megatron_style.pipeline.program import (
+    Message,
+    Recv,
+    RunAction,
+    Send,
+    input_of,
+    message_of,
+    programs,
+)
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, forward_only, make_schedule
 
 
@@ -70,7 +78,7 @@ class Rendezvous:
             moved = False
             for rank in range(self.schedule.ranks):
                 step = self.now(rank)
-                if isinstance(step, Run):
+                if isinstance(step, RunAction):
                     self.run(rank, *filter(None, step))
                     self.at[rank] += 1
                     moved = True
@@ -84,7 +92,7 @@ class Rendezvous:
 @settings(max_examples=200, deadline=None)
 def test_no_deadlock_without_buffers(schedule, times, latency):
     steps = programs(schedule, Costs(*times), latency)
-    ran = [[tuple(filter(None, step)) for step in order if isinstance(step, Run)] for order in steps]
+    ran = [[tuple(filter(None, step)) for step in order if isinstance(step, RunAction)] for order in steps]
     assert ran == [list(schedule.turns(rank)) for rank in range(schedule.ranks)]
     assert [tuple(action for turn in turns for action in turn) for turns in ran] == list(schedule.actions)
     Rendezvous(schedule, steps).carry_out()
@@ -92,7 +100,7 @@ def test_no_deadlock_without_buffers(schedule, times, latency):
 
 def test_stages_on_one_rank_send_nothing():
     alone = programs(make_schedule("interleaved_1f1b", ranks=1, microbatches=3))
-    assert all(isinstance(step, Run) for step in alone[0])
+    assert all(isinstance(step, RunAction) for step in alone[0])
     turn = programs(make_schedule("zb_v", ranks=2, microbatches=1))[1]  # the V turns on rank 1
     assert sum(isinstance(step, Send) for step in turn) == 2
 
@@ -101,13 +109,13 @@ def test_a_send_follows_its_action_and_a_receive_comes_before_the_action_that_hi
     first, second = programs(make_schedule("1f1b", ranks=2, microbatches=2))
     forward, back = Message("F", 1, 0, 1), Message("B", 0, 1, 0)
     assert first[:4] == (
-        Run(Action("F", 0, 0)),
+        RunAction(PipelineAction("F", 0, 0)),
         Send(Message("F", 0, 0, 1), 1),
-        Run(Action("F", 0, 1)),
+        RunAction(PipelineAction("F", 0, 1)),
         Send(forward, 1),
     )
     hidden = second.index(Recv(forward, 0, 0))
-    assert second[hidden + 1 :][:2] == (Run(Action("B", 0, 0)), Send(back, 0))
+    assert second[hidden + 1 :][:2] == (RunAction(PipelineAction("B", 0, 0)), Send(back, 0))
 
 
 def test_a_program_that_waits_crosswise_is_caught():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline_parallel_megatron_style.pipeline.actions import Action, Schedule
+from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule
 from gangline_parallel_megatron_style.pipeline.costs import Costs
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, forward_only, make_schedule
 from gangline_parallel_megatron_style.pipeline.simulate import peak_activations, simulate
@@ -161,7 +161,7 @@ def test_fewer_microbatches_take_neither_more_time_nor_more_memory():
 def test_forward_only(ranks, microbatches, placed):
     placement, chunks = placed
     schedule = forward_only(ranks, microbatches, chunks, placement)
-    expected = {Action("F", chunk, microbatch) for chunk in range(chunks) for microbatch in range(microbatches)}
+    expected = {PipelineAction("F", chunk, microbatch) for chunk in range(chunks) for microbatch in range(microbatches)}
     assert all(set(order) == expected and len(order) == len(expected) for order in schedule.actions)
     waits = simulate(schedule).makespan - microbatches * chunks
     if placement == "v":
@@ -193,15 +193,23 @@ def swapped(order, one, two):
 
 
 FAULTS = {
-    "has F1 of chunk 0 0 times": lambda order: [a for a in order if a != Action("F", 0, 1)],
-    "has F1 of chunk 0 2 times": lambda order: [*order, Action("F", 0, 1)],
+    "has F1 of chunk 0 0 times": lambda order: [a for a in order if a != PipelineAction("F", 0, 1)],
+    "has F1 of chunk 0 2 times": lambda order: [*order, PipelineAction("F", 0, 1)],
     "B 0, I 1 and W 0 times for microbatch 2": lambda order: order[:-1],
-    "B 1, I 1 and W 1 times for microbatch 0": lambda order: [*order, Action("B", 0, 0)],
-    "F7 of chunk 0, which does not exist": lambda order: [*order, Action("F", 0, 7)],
-    "W1 of chunk 0 after microbatch -1": lambda order: swapped(order, Action("W", 0, 0), Action("W", 0, 1)),
-    "I1 of chunk 0 after microbatch -1": lambda order: swapped(order, Action("I", 0, 0), Action("I", 0, 1)),
-    "rank 0 waits for ever before I0": lambda order: swapped(order, Action("I", 0, 0), Action("F", 0, 0)),
-    "rank 0 waits for ever before W0": lambda order: swapped(order, Action("W", 0, 0), Action("I", 0, 0)),
+    "B 1, I 1 and W 1 times for microbatch 0": lambda order: [*order, PipelineAction("B", 0, 0)],
+    "F7 of chunk 0, which does not exist": lambda order: [*order, PipelineAction("F", 0, 7)],
+    "W1 of chunk 0 after microbatch -1": lambda order: swapped(
+        order, PipelineAction("W", 0, 0), PipelineAction("W", 0, 1)
+    ),
+    "I1 of chunk 0 after microbatch -1": lambda order: swapped(
+        order, PipelineAction("I", 0, 0), PipelineAction("I", 0, 1)
+    ),
+    "rank 0 waits for ever before I0": lambda order: swapped(
+        order, PipelineAction("I", 0, 0), PipelineAction("F", 0, 0)
+    ),
+    "rank 0 waits for ever before W0": lambda order: swapped(
+        order, PipelineAction("W", 0, 0), PipelineAction("I", 0, 0)
+    ),
 }
 
 
@@ -213,8 +221,8 @@ def test_a_fault_is_named(fault):
 
 def test_a_deadlock_between_ranks_is_named():
     """Rank 0 wants the gradient of microbatch 0 before it gives out what rank 1 asks for first."""
-    first = [Action(*a) for a in (("F", 0, 0), ("B", 0, 0), ("F", 0, 1), ("B", 0, 1))]
-    second = [Action(*a) for a in (("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1))]
+    first = [PipelineAction(*a) for a in (("F", 0, 0), ("B", 0, 0), ("F", 0, 1), ("B", 0, 1))]
+    second = [PipelineAction(*a) for a in (("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1))]
     with pytest.raises(ValueError, match=r"rank 0 waits for ever before B0 of chunk 0: B of microbatch 0 on stage 1"):
         validate(Schedule(2, 1, 2, "loop", (tuple(first), tuple(second))))
 

@@ -10,7 +10,7 @@ from gangline.model.linear import Linear
 from gangline.model.tree import LinearNode
 from gangline.precision.plain import Plain
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
-from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradients, is_open, later
+from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradStore, is_open, later
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
@@ -60,7 +60,7 @@ def test_compute_dtype_below_that_of_the_input():
 
 
 def test_weights_wait_for_the_store():
-    made, store = layer(torch.float64, True), WeightGradients()
+    made, store = layer(torch.float64, True), WeightGradStore()
     made.product = split_linear(Plain(torch.float64, torch.float64))
     x = torch.ones(2, 24, dtype=torch.float64, requires_grad=True)
     y = made(x)
@@ -88,7 +88,7 @@ def test_what_needs_no_gradient_gets_none():
 
 
 def test_who_waits_for_a_weight_is_told_when_it_is_there():
-    made, store, told = layer(torch.float32, False), WeightGradients(), []
+    made, store, told = layer(torch.float32, False), WeightGradStore(), []
     made.product = split_linear(Plain(torch.float32, torch.float32))
     made.weight.deposited = lambda: told.append(made.weight.grad is not None)
     y = made(torch.ones(2, 24))
@@ -100,7 +100,7 @@ def test_who_waits_for_a_weight_is_told_when_it_is_there():
 
 
 def test_store_keeps_order_and_runs_at_once_where_none_is_open():
-    store, ran = WeightGradients(), []
+    store, ran = WeightGradStore(), []
     later(lambda: ran.append("now"))
     assert not is_open()
     for key in ((0, 1), (1, 0)):
@@ -114,7 +114,7 @@ def test_store_keeps_order_and_runs_at_once_where_none_is_open():
 
 
 def test_store_is_closed_after_an_error_and_forgets_on_demand():
-    store = WeightGradients()
+    store = WeightGradStore()
 
     def fail():
         with store.open(0, 0):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gangline import inside
-from gangline_parallel_megatron_style.pipeline.turns import Turns
+from gangline_parallel_megatron_style.pipeline.turns import TurnTaking
 
 
 def steps(name: str, waits: int, said: list[str]):
@@ -32,7 +32,7 @@ def steps(name: str, waits: int, said: list[str]):
     ],
 )
 def test_they_change_places_where_they_give_way(a, b, expected):
-    turns = Turns()
+    turns = TurnTaking()
     for _ in range(3):
         said: list[str] = []
         seconds = turns.run(steps("a", a, said), steps("b", b, said))
@@ -42,7 +42,7 @@ def test_they_change_places_where_they_give_way(a, b, expected):
 
 
 def test_the_second_keeps_its_thread():
-    turns, names = Turns(), set()
+    turns, names = TurnTaking(), set()
     for _ in range(3):
         turns.run(lambda: None, lambda: names.add(threading.get_ident()))
     assert len(names) == 1
@@ -61,7 +61,7 @@ def test_each_has_its_own_surroundings():
         seen[microbatch] = [*collected.metrics]
 
     with inside.at("outside"):
-        Turns().run(lambda: emits(1), lambda: emits(2))
+        TurnTaking().run(lambda: emits(1), lambda: emits(2))
         assert inside._path == "outside"
     assert seen == {1: [(1, "blocks.1", "here")], 2: [(2, "blocks.2", "here")]}
     assert inside._frame is None
@@ -69,7 +69,7 @@ def test_each_has_its_own_surroundings():
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_what_one_raises_ends_the_other_and_is_raised(failing):
-    turns, ended = Turns(), []
+    turns, ended = TurnTaking(), []
 
     def fails():
         inside.give_way()
@@ -112,6 +112,6 @@ def test_a_backward_pass_can_be_left_and_taken_up_again():
         found.append(x.grad)
 
     one, two = [], []
-    Turns().run(lambda: gradient(2, one), lambda: gradient(3, two))
+    TurnTaking().run(lambda: gradient(2, one), lambda: gradient(3, two))
     assert one[0].equal(torch.full((2,), 4.0))
     assert two[0].equal(torch.full((3,), 4.0))

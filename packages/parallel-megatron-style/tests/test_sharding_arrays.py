@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gangline.mesh import Mesh
 from gangline.plan import Cut, Fold, Plan
-from gangline_parallel_megatron_style.sharding.arrays import TIED, Given, lay_out
+from gangline_parallel_megatron_style.sharding.arrays import TIED, ModelShapes, lay_out
 
 D, V, F, HEADS, KEYS, E = 8, 11, 12, 4, 2, 4
 LAYERS = 3
@@ -47,12 +47,12 @@ SHAPES = {
 BUFFERS = {"blocks.1.balance": ((E,), "float64")}
 
 
-def of(tied: bool) -> Given:
+def of(tied: bool) -> ModelShapes:
     shapes = {name: shape for name, shape in SHAPES.items() if not (tied and name == "head.weight")}
     aliases = {name: (name,) for name in (*shapes, *BUFFERS)}
     if tied:
         aliases["embed.weight"] = ("embed.weight", "head.weight")
-    return Given(shapes, BUFFERS, aliases)
+    return ModelShapes(shapes, BUFFERS, aliases)
 
 
 meshes = st.fixed_dictionaries(
@@ -102,7 +102,7 @@ def test_arrays_lie_as_the_plan_reads_its_cuts():
 def test_key_heads_that_ranks_share_are_added_over_their_neighbours():
     mesh = Mesh.of({"tp": 4})
     arrays = lay_out(PLAN, mesh, of(False), [0] * 5, zero=1, sequence_parallel=False, dtype="float32")
-    (buffer,) = [b for b in arrays.units["blocks.0"] if b.group.fold is None]
+    (buffer,) = [b for b in arrays.groups["blocks.0"] if b.kind.fold is None]
     assert {name.split(".")[-1]: count for name, count in buffer.sums.items()} == {
         "norm": 0, "q": 0, "k": 2, "o": 0, "q_norm": 4, "lanes": 0,
     }  # fmt: skip
@@ -111,7 +111,7 @@ def test_key_heads_that_ranks_share_are_added_over_their_neighbours():
 
 def test_under_sequence_parallelism_whole_arrays_are_added_over_tp():
     arrays = lay_out(PLAN, Mesh.of({"tp": 2}), of(False), [0] * 5, zero=1, sequence_parallel=True, dtype="float32")
-    (buffer,) = arrays.units["blocks.0"]
+    (buffer,) = arrays.groups["blocks.0"]
     assert buffer.sums["blocks.0.norm"] == buffer.sums["blocks.0.q_norm"] == buffer.sums["blocks.0.lanes"] == 2
     assert buffer.sums["blocks.0.q"] == 0
 

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline_parallel_megatron_style.sharding import packing as module
-from gangline_parallel_megatron_style.sharding.packing import Rows, pack
+from gangline_parallel_megatron_style.sharding.packing import ArrayRows, pack
 
 counts, widths = st.integers(1, 40), st.sampled_from([1, 3, 4, 7, 8, 12, 16, 64])
 units = st.lists(st.tuples(counts, widths), min_size=1, max_size=8).map(
-    lambda found: [Rows(f"array{index}", count, width) for index, (count, width) in enumerate(found)]
+    lambda found: [ArrayRows(f"array{index}", count, width) for index, (count, width) in enumerate(found)]
 )
 
 
@@ -51,24 +51,27 @@ def test_what_a_range_holds_of_an_array_lies_at_its_beginning_or_after_what_come
 
 
 def test_a_block_wastes_little():
-    block = [Rows(f"m{i}", 512, 192) for i in range(7)] + [Rows("down", 192, 512), Rows("norm", 1, 192)]
+    block = [ArrayRows(f"m{i}", 512, 192) for i in range(7)] + [ArrayRows("down", 192, 512), ArrayRows("norm", 1, 192)]
     for parts in (2, 4, 8, 16):
         (packing,) = pack(block, parts)
         assert packing.size <= 1.06 * sum(array.size for array in block)
 
 
 LLAMA_8B = [
-    Rows("attention_norm", 1, 4096),
-    *(Rows(name, count, 4096) for name, count in (("wq", 4096), ("wk", 1024), ("wv", 1024), ("wo", 4096))),
-    Rows("feed_forward_norm", 1, 4096),
-    *(Rows(name, count, width) for name, count, width in (("gate", 14336, 4096), ("up", 14336, 4096))),
-    Rows("down", 4096, 14336),
+    ArrayRows("attention_norm", 1, 4096),
+    *(ArrayRows(name, count, 4096) for name, count in (("wq", 4096), ("wk", 1024), ("wv", 1024), ("wo", 4096))),
+    ArrayRows("feed_forward_norm", 1, 4096),
+    *(ArrayRows(name, count, width) for name, count, width in (("gate", 14336, 4096), ("up", 14336, 4096))),
+    ArrayRows("down", 4096, 14336),
 ]
 GPT = [
-    Rows("attention_norm", 1, 768),
-    *(Rows(name, 768, 768) for name in ("wq", "wk", "wv", "wo")),
-    Rows("feed_forward_norm", 1, 768),
-    *(Rows(name, count, width) for name, count, width in (("gate", 2048, 768), ("up", 2048, 768), ("down", 768, 2048))),
+    ArrayRows("attention_norm", 1, 768),
+    *(ArrayRows(name, 768, 768) for name in ("wq", "wk", "wv", "wo")),
+    ArrayRows("feed_forward_norm", 1, 768),
+    *(
+        ArrayRows(name, count, width)
+        for name, count, width in (("gate", 2048, 768), ("up", 2048, 768), ("down", 768, 2048))
+    ),
 ]
 
 
@@ -94,12 +97,12 @@ def test_a_coarse_grain_costs_no_more_than_a_hundredth(arrays, parts):
 
 
 def test_widths_without_a_small_common_multiple_have_buffers_of_their_own():
-    arrays = [Rows("a", 50, 101), Rows("b", 50, 103), Rows("c", 1, 101)]
+    arrays = [ArrayRows("a", 50, 101), ArrayRows("b", 50, 103), ArrayRows("c", 1, 101)]
     packings = pack(arrays, 8)
     assert [[array.name for array in packing.arrays] for packing in packings] == [["a", "c"], ["b"]]
 
 
 def test_one_part_needs_hardly_any_padding():
-    (packing,) = pack([Rows("a", 3, 5), Rows("b", 1, 7), Rows("c", 2, 3)], 1)
+    (packing,) = pack([ArrayRows("a", 3, 5), ArrayRows("b", 1, 7), ArrayRows("c", 2, 3)], 1)
     assert packing.starts == (0, 16, 24)
     assert packing.size == 30

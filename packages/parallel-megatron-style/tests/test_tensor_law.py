@@ -26,7 +26,7 @@ from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
 from gangline_parallel_megatron_style.context.cut import cut_batch
-from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradients
+from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradStore
 
 SHAPES = {
     "plain": {},
@@ -113,7 +113,7 @@ def test_without_gradients_the_loss_is_the_same(sequence_parallel):
 def put_off(case: Case) -> tuple[list[str], int, dict[str, torch.Tensor]]:
     """Gradients there after a backward pass under an open store, closures kept, and gradients once they have run."""
     model, _ = cut_model(case, tp())
-    store = WeightGradients()
+    store = WeightGradStore()
     with store.open(0, 0):
         (model(batch_of(case)) * 0.125).backward()
     early, kept = [name for name, p in model.named_parameters() if p.grad is not None], len(store)

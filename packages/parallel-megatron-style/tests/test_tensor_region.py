@@ -21,7 +21,7 @@ from gangline.plan import Cut, Plan
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import pool
-from gangline_parallel_megatron_style.sharding.arrays import Given, lay_out
+from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_out
 from gangline_parallel_megatron_style.tensor import loss as loss_module
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_parallel_megatron_style.tensor.embedding import Lookup
@@ -372,7 +372,7 @@ def test_a_pattern_of_a_module_covers_what_an_edit_adds_inside(whole):
     plan = Plan("embed", "foreign", "head", 1, cuts=cuts)
     names = [f"foreign.{name}" for name, _ in model.foreign.named_parameters()]
     shapes = dict.fromkeys(names, (4, 8))
-    given = Given(shapes, {}, {name: (name,) for name in names})
+    given = ModelShapes(shapes, {}, {name: (name,) for name in names})
     mesh = Mesh.of({"tp": 2})
     registry = lay_out(plan, mesh, given, [0, 0, 0], zero=0, sequence_parallel=True, dtype="float32").registry
     held = {name: registry.of_rank(f"model/{name}", 0)[0][0].shape[0] for name in names}

@@ -27,16 +27,24 @@ from gangline_parallel_megatron_style.config import Composed
 from gangline_parallel_megatron_style.cost.case import Case, partition
 from gangline_parallel_megatron_style.cost.timing import costs
 from gangline_parallel_megatron_style.data_parallel.codec import CODECS
-from gangline_parallel_megatron_style.data_parallel.param_buffer import Choices
+from gangline_parallel_megatron_style.data_parallel.param_buffer import BufferOptions
 from gangline_parallel_megatron_style.data_parallel.storage import Storage, describe
 from gangline_parallel_megatron_style.pipeline.actions import Placement, place_of, stage_of
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM
 from gangline_parallel_megatron_style.pipeline.executor import Executor
-from gangline_parallel_megatron_style.pipeline.rank_stages import Stage
+from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.pipeline.stage import Segment
 from gangline_parallel_megatron_style.runtime import ComposedRuntime
-from gangline_parallel_megatron_style.sharding.arrays import EMBED, HEAD, TIED, Arrays, Given, active_fold, lay_out
+from gangline_parallel_megatron_style.sharding.arrays import (
+    EMBED,
+    HEAD,
+    TIED,
+    ModelLayout,
+    ModelShapes,
+    active_fold,
+    lay_out,
+)
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, over_sequence
 
@@ -58,7 +66,7 @@ def build(
     if pp.size > 1:  # NCCL wants all members in a group's first exchange, and later ones are between two
         pp.all_reduce(torch.zeros(1, device=comms.device))
     sequence_parallel = config.sequence_parallel and tp.size > 1
-    stages = Stages(config, run, plan, mesh, comms.rank)
+    stages = StageAssignment(config, run, plan, mesh, comms.rank)
     given = describe(model, plan)
     width = hidden_width(model, plan)
     arrays = lay_out(
@@ -89,7 +97,7 @@ def build(
     bind_folds(model, plan, partial(fold_comm, plan, mesh, comms))
     each = config.zero >= 2 and not run.deterministic
     codec = CODECS[config.compress]() if config.compress in CODECS else None
-    choices = Choices(precision, comms.device, config.zero, each, precision.reduce_dtype, codec, config.offload)
+    choices = BufferOptions(precision, comms.device, config.zero, each, precision.reduce_dtype, codec, config.offload)
     storage = Storage(model, plan, arrays, given, mesh, comms, choices, run.deterministic)
     for index in stages.blocks:
         path = f"{plan.blocks}.{index}"
@@ -121,7 +129,7 @@ def build(
     )
 
 
-class Stages:
+class StageAssignment:
     """Which blocks are whose, and in which order a rank runs them."""
 
     def __init__(self, config: Composed, run: Run, plan: Plan, mesh: Mesh, rank: int) -> None:
@@ -141,17 +149,17 @@ class Stages:
         self.costs = costs(Case.of(run, mesh)) if self.pp > 1 else UNIFORM
         self.overlap = self.pp > 1 and config.overlaps(plan, mesh)
 
-    def segments(self, model: nn.Module, chunk: int, arrays: Arrays) -> list[Segment]:
+    def segments(self, model: nn.Module, chunk: int, arrays: ModelLayout) -> list[Segment]:
         """The modules of one chunk of this rank."""
         stage = stage_of(self.pp, self.placement, self.index, chunk)
         first, last = stage == 0, stage == len(self.ranges) - 1
         plan, found = self.plan, []
-        tied = (TIED,) if TIED in arrays.units else ()
+        tied = (TIED,) if TIED in arrays.groups else ()
         if first:
             found.append(Segment("embed", model.get_submodule(plan.embed), (EMBED, *tied), (EMBED, *tied)))
         for index in self.ranges[stage]:
-            unit = (f"{plan.blocks}.{index}",)
-            found.append(Segment("block", model.get_submodule(unit[0]), unit, unit))
+            group = (f"{plan.blocks}.{index}",)
+            found.append(Segment("block", model.get_submodule(group[0]), group, group))
         if last:
             alone = self.ranks[0] != self.ranks[-1]  # else the embedding's backward comes last
             reduces = (HEAD, *(tied if alone else ()))
@@ -169,7 +177,7 @@ class Stages:
             for _, module in listeners(model.get_submodule(path), path, self.plan)
         ]
 
-    def executor(self, stage: Stage, comm: Comm, device: torch.device) -> Executor:
+    def executor(self, stage: RankStages, comm: Comm, device: torch.device) -> Executor:
         """What runs this rank's part of the schedule."""
         clock = partial(_time, device) if self.records else None
         overlap = self.overlap and device.type != "meta"  # what is counted there is counted in one thread
@@ -197,7 +205,7 @@ def split_products(model: nn.Module, precision: Precision) -> None:
             module.product = split_linear(precision)
 
 
-def first_rows(arrays: Arrays, plan: Plan, mesh: Mesh, rank: int, given: Given) -> dict[str, int]:
+def first_rows(arrays: ModelLayout, plan: Plan, mesh: Mesh, rank: int, given: ModelShapes) -> dict[str, int]:
     """The first row on this rank of every parameter whose rows are cut along tp."""
     found = {}
     for name in given.shapes:

@@ -13,7 +13,7 @@ from gangline.mesh import Mesh
 from gangline.precision import Precision
 from gangline_parallel_megatron_style.data_parallel.storage import Storage
 from gangline_parallel_megatron_style.pipeline.executor import Executor
-from gangline_parallel_megatron_style.pipeline.rank_stages import Stage
+from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.stage import Segment
 
 
@@ -54,4 +54,4 @@ class Components:
     told: list[tuple[str, nn.Module]]
     shapes: Mapping[str, tuple[int, ...]]
     records: bool
-    executor: Callable[[Stage], Executor]
+    executor: Callable[[RankStages], Executor]

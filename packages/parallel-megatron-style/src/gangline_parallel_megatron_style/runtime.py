@@ -30,16 +30,16 @@ from gangline.shard import Registry, Shard
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.data_parallel import norm
 from gangline_parallel_megatron_style.pipeline import record
-from gangline_parallel_megatron_style.pipeline.rank_stages import Stage
-from gangline_parallel_megatron_style.pipeline.stage import Chunk, Segment
+from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
+from gangline_parallel_megatron_style.pipeline.stage import Segment, Stage
 from gangline_parallel_megatron_style.pipeline.weight_gradients import is_open
 
 
-class ComposedRuntime(Runtime, Stage):
+class ComposedRuntime(Runtime, RankStages):
     """Runs the chunks of this rank in the order of the pipeline's schedule."""
 
     def __init__(self, made: Components) -> None:
-        Stage.__init__(self)
+        RankStages.__init__(self)
         self.made, self.storage, self.mesh = made, made.storage, made.mesh
         comms = made.comms
         self.registry, self.rank, self.device = made.storage.registry, comms.rank, comms.device
@@ -55,7 +55,7 @@ class ComposedRuntime(Runtime, Stage):
         layouts = [self.registry[f"model/{name}"] for name in made.shapes]
         self._whole = not any(layout.divisions or layout.at for layout in layouts)  # every rank has all gradients
         self._emitted: dict[str, dict[str, Tensor]] = {}
-        self.chunks = [Chunk(segments, self._before, self._after) for segments in made.chunks]
+        self.chunks = [Stage(segments, self._before, self._after) for segments in made.chunks]
         self._executor = made.executor(self)
         self._neighbours = {segment: segments for segments in made.chunks for segment in segments}
 
@@ -180,8 +180,8 @@ class ComposedRuntime(Runtime, Stage):
     def _before(self, segment: Segment, backward: bool) -> None:
         if backward and segment.kind == "embed":
             return  # a lookup needs no weights on its way back
-        for unit in segment.units:
-            for flat in self.storage.units[unit]:
+        for group in segment.groups:
+            for flat in self.storage.groups[group]:
                 flat.wait()
         self._prefetch(segment, -1 if backward else 1)
 
@@ -191,8 +191,8 @@ class ComposedRuntime(Runtime, Stage):
         for ahead in range(1, self.made.prefetch + 1):
             other = at + step * ahead
             if 0 <= other < len(segments) and (step > 0 or segments[other].kind != "embed"):
-                for unit in segments[other].units:
-                    for flat in self.storage.units[unit]:
+                for group in segments[other].groups:
+                    for flat in self.storage.groups[group]:
                         flat.gather()
 
     def _comes_next(self, segment: Segment) -> bool:
@@ -205,8 +205,8 @@ class ComposedRuntime(Runtime, Stage):
         if backward and not is_open():
             self._reduce(segment)
         if backward or not (torch.is_grad_enabled() and self._comes_next(segment)):
-            for unit in segment.units:
-                for flat in self.storage.units[unit]:
+            for group in segment.groups:
+                for flat in self.storage.groups[group]:
                     flat.release()
 
     def _reduce(self, segment: Segment) -> None:

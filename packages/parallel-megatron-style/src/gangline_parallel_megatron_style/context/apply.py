@@ -15,7 +15,7 @@ from gangline.model.seams import call_at
 from gangline.plan import Plan, matches, names
 from gangline_parallel_megatron_style.context.cut import Order
 from gangline_parallel_megatron_style.context.ring import RingAttention
-from gangline_parallel_megatron_style.context.supported import beyond_ring
+from gangline_parallel_megatron_style.context.supported import unsupported_by_ring
 from gangline_parallel_megatron_style.context.ulysses import UlyssesAttention
 
 Method = Literal["ring", "ulysses"]
@@ -60,7 +60,7 @@ def set_attention(
 def _agreed(path: str, function: object, declared: Call | None) -> AttentionCall:
     """What ring attention is to compute instead of `function`: what its node and the function itself say alike."""
     own = getattr(function, "computes", None)
-    if not isinstance(own, AttentionCall) or own != declared or beyond_ring(own):
+    if not isinstance(own, AttentionCall) or own != declared or unsupported_by_ring(own):
         raise UserError(
             f"{path}: ring attention would take the place of a function that computes "
             f"{'nobody says what' if own is None else own}.",

@@ -23,8 +23,8 @@ from gangline.model.attention import PLAIN
 from gangline.model.calls import AttentionCall
 from gangline.model.recall import Recall
 from gangline_parallel_megatron_style.context.blocks import kernel_for
-from gangline_parallel_megatron_style.context.supported import beyond_ring
-from gangline_parallel_megatron_style.context.visibility import Block, Sight, block_of
+from gangline_parallel_megatron_style.context.supported import unsupported_by_ring
+from gangline_parallel_megatron_style.context.visibility import AttentionBlock, Visibility, block_of
 
 
 @dataclass(frozen=True)
@@ -39,26 +39,28 @@ class RingAttention:
     _recall: Recall = field(default_factory=Recall, repr=False)
 
     def __post_init__(self) -> None:
-        if left := beyond_ring(self.computes):
+        if left := unsupported_by_ring(self.computes):
             raise ValueError(f"ring attention does not have {left}")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor) -> Tensor:
         """q (B, H, T, E), k and v (B, K, T, E), document (B, T) or None, of this rank's tokens -> (B, H, T, E)."""
-        sight, call = None, self.computes
+        visibility, call = None, self.computes
         if document is not None or call.window is not None:
             source = position if document is None else document
-            sight = self._recall(None, source, lambda: Sight(document, position, call, self.comm))
-        return _Ring.apply(q, k, v, sight, self.comm, call)
+            visibility = self._recall(None, source, lambda: Visibility(document, position, call, self.comm))
+        return _Ring.apply(q, k, v, visibility, self.comm, call)
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, sight: Sight | None, comm: Comm, call: AttentionCall) -> Tensor:
+    def forward(
+        ctx, q: Tensor, k: Tensor, v: Tensor, visibility: Visibility | None, comm: Comm, call: AttentionCall
+    ) -> Tensor:
         out = lse = q.new_empty(0)
         for source, block, kv in _round(k, v, comm, call.causal):
-            if sight is not None and sight.hides_all(source):
+            if visibility is not None and visibility.hides_all(source):
                 continue
-            visible = None if sight is None else sight.visible(source, block)
+            visible = None if visibility is None else visibility.visible(source, block)
             arguments = q[:, :, block.first :], kv[0][:, :, : block.end], kv[1][:, :, : block.end]
             part, part_lse = kernel_for(q, visible is not None).forward(
                 *arguments, block.causal and visible is None, visible, call.scale
@@ -68,14 +70,14 @@ class _Ring(torch.autograd.Function):
             else:
                 _merge(out[:, :, block.first :], lse[:, :, block.first :], part, part_lse)
         out = out.to(q.dtype)
-        ctx.sight, ctx.comm, ctx.call = sight, comm, call
+        ctx.visibility, ctx.comm, ctx.call = visibility, comm, call
         ctx.save_for_backward(q, k, v, out, lse)
         return out
 
     @staticmethod
     def backward(ctx, dout: Tensor):
         q, k, v, out, lse = ctx.saved_tensors
-        sight: Sight | None = ctx.sight
+        visibility: Visibility | None = ctx.visibility
         comm: Comm = ctx.comm
         call: AttentionCall = ctx.call
         dq = torch.zeros_like(q, dtype=lse.dtype)
@@ -83,8 +85,8 @@ class _Ring(torch.autograd.Function):
         coming: Pending | None = None
         for source, block, kv in _round(k, v, comm, call.causal):
             gradients = None
-            if sight is None or not sight.hides_all(source):
-                visible = None if sight is None else sight.visible(source, block)
+            if visibility is None or not visibility.hides_all(source):
+                visible = None if visibility is None else visibility.visible(source, block)
                 rows, keys = (slice(None), slice(None), slice(block.first, None)), slice(block.end)
                 gradients = kernel_for(q, visible is not None).backward(
                     dout[rows],
@@ -108,7 +110,7 @@ class _Ring(torch.autograd.Function):
         return dq.to(q.dtype), dkv[0].to(k.dtype), dkv[1].to(v.dtype), None, None, None
 
 
-def _round(k: Tensor, v: Tensor, comm: Comm, causal: bool) -> Iterator[tuple[int, Block, Tensor]]:
+def _round(k: Tensor, v: Tensor, comm: Comm, causal: bool) -> Iterator[tuple[int, AttentionBlock, Tensor]]:
     """(source, block, keys and values (2, B, K, T, E)) of each step; the next ones travel while the caller computes."""
     kv = torch.stack((k, v))
     for step in range(comm.size):

@@ -22,7 +22,7 @@ from gangline.model.calls import AttentionCall
 
 
 @dataclass(frozen=True)
-class Block:
+class AttentionBlock:
     """Queries from `first` on and keys up to `end` of one rank's keys, all of which are seen if `causal` is off."""
 
     first: int
@@ -30,14 +30,14 @@ class Block:
     causal: bool
 
 
-def block_of(index: int, source: int, tokens: int, causal: bool = True) -> Block:
+def block_of(index: int, source: int, tokens: int, causal: bool = True) -> AttentionBlock:
     """What rank `index` computes with the keys of rank `source`, each holding `tokens`."""
     if source == index or not causal:
-        return Block(0, tokens, causal)
-    return Block(0, tokens // 2, False) if source < index else Block(tokens // 2, tokens, False)
+        return AttentionBlock(0, tokens, causal)
+    return AttentionBlock(0, tokens // 2, False) if source < index else AttentionBlock(tokens // 2, tokens, False)
 
 
-class Sight:
+class Visibility:
     """What documents and a window hide, gathered once for all layers.
 
     With one look by the host it is known of each rank whether its keys are all seen, or none, or some; only for some a
@@ -60,10 +60,10 @@ class Sight:
             seen.append(torch.stack([torch.stack(x).all() for x in zip(*bounds, strict=True)]))
         self._seen: list[list[bool]] = torch.stack(seen).tolist()
 
-    def _of(self, name: str, source: int, block: Block) -> tuple[Tensor, Tensor]:
+    def _of(self, name: str, source: int, block: AttentionBlock) -> tuple[Tensor, Tensor]:
         return self.all[name][self.index][:, block.first :], self.all[name][source][:, : block.end]
 
-    def _bounds(self, name: str, source: int, block: Block) -> tuple[Tensor, Tensor]:
+    def _bounds(self, name: str, source: int, block: AttentionBlock) -> tuple[Tensor, Tensor]:
         """(whether some query may see a key, whether every query sees every one), as far as bounds tell."""
         q, k = self._of(name, source, block)
         if name == "position":
@@ -76,7 +76,7 @@ class Sight:
         """Whether no query sees a key on rank `source`."""
         return not self._seen[source][0]
 
-    def visible(self, source: int, block: Block) -> Tensor | None:
+    def visible(self, source: int, block: AttentionBlock) -> Tensor | None:
         """(B, 1, T, S), causality included; None where nothing is hidden."""
         if self._seen[source][1]:
             return None

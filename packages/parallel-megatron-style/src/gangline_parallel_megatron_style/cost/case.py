@@ -29,7 +29,7 @@ WIRE = {"bf16": 2.0, "onebit": (1 + 32 / CHUNK) / 8}  # bytes of a compressed gr
 
 
 @dataclass(frozen=True)
-class Bytes:
+class ItemSizes:
     """Bytes of one number: activations and the weights they meet; master weights and optimizer state; gradients as
     they accumulate; gradients between ranks.
     """
@@ -40,7 +40,7 @@ class Bytes:
     wire: int
 
     @classmethod
-    def of(cls, precision: PrecisionConfig) -> Bytes:
+    def of(cls, precision: PrecisionConfig) -> ItemSizes:
         """Of core's precisions; any other is taken to compute in 16 bits and to keep 32."""
         if isinstance(precision, Fp64):
             return cls(8, 8, 8, 8)
@@ -58,7 +58,7 @@ class Case:
     sequence_length: int
     micro_size: int  # sequences of a microbatch
     microbatches: int  # microbatches of a step
-    bytes: Bytes
+    bytes: ItemSizes
     deterministic: bool
     recompute: Recompute
     recompute_every: int
@@ -80,7 +80,7 @@ class Case:
             sequence_length=run.batch.sequence_length,
             micro_size=micro_size,
             microbatches=share // micro_size,
-            bytes=Bytes.of(run.precision),
+            bytes=ItemSizes.of(run.precision),
             deterministic=run.deterministic,
             recompute=run.run.recompute,
             recompute_every=run.run.recompute_every,

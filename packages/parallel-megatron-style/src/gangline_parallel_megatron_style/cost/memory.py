@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.cost.parameters import Array, Unit
+from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
 
 
 def state(case: Case, rank: int) -> Counter[str]:
@@ -22,30 +22,30 @@ def state(case: Case, rank: int) -> Counter[str]:
     width, host = case.bytes, case.config.offload
     found: Counter[str] = Counter()
     for array in case.held(rank):
-        part, weights = part_of(case, array), weight_bytes(case, array.unit)
-        if not releases(case, array.unit):
+        part, weights = part_of(case, array), weight_bytes(case, array.group)
+        if not releases(case, array.group):
             found["weights"] += array.size * weights
-        if not host and (weights != width.master or releases(case, array.unit)):
+        if not host and (weights != width.master or releases(case, array.group)):
             found["master weights"] += part * width.master
         if not array.trained:
             continue
-        found["gradients"] += (part if cuts_gradients(case, array.unit) else array.size) * width.gradient
+        found["gradients"] += (part if cuts_gradients(case, array.group) else array.size) * width.gradient
         states = case.matrix_states if array.matrix else case.other_states
         found["optimizer state"] += 0 if host else part * states * width.master
     if case.config.compress == "onebit":
-        numbers = (errors(case, unit, size) for unit, size in units(case, rank).items() if unit.trained)
+        numbers = (errors(case, group, size) for group, size in groups(case, rank).items() if group.trained)
         found["errors of compression"] = sum(numbers) * width.wire
     return found
 
 
-def errors(case: Case, unit: Unit, numbers: int) -> int:
+def errors(case: Case, group: ParamGroup, numbers: int) -> int:
     """What error feedback keeps: of all that a rank sends compressed, and of the sums that it hands round."""
-    if unit.copies > 1:
-        sent = numbers // unit.shards
-        return sent + sent // unit.copies
-    if unit.shards == 1:
+    if group.copies > 1:
+        sent = numbers // group.shards
+        return sent + sent // group.copies
+    if group.shards == 1:
         return 0
-    return numbers + (numbers // unit.shards if case.config.zero == 0 else 0)
+    return numbers + (numbers // group.shards if case.config.zero == 0 else 0)
 
 
 def part_of(case: Case, array: Array) -> int:
@@ -53,24 +53,24 @@ def part_of(case: Case, array: Array) -> int:
     return array.part if case.config.zero else array.size
 
 
-def weight_bytes(case: Case, unit: Unit) -> int:
-    """Bytes of one of the numbers that a unit computes with."""
-    return case.bytes.master if unit.full else case.bytes.compute
+def weight_bytes(case: Case, group: ParamGroup) -> int:
+    """Bytes of one of the numbers that a group computes with."""
+    return case.bytes.master if group.full else case.bytes.compute
 
 
-def releases(case: Case, unit: Unit) -> bool:
-    """Whether a unit's weights are whole only while its module is in use."""
-    return case.config.zero == 3 and unit.shards > 1
+def releases(case: Case, group: ParamGroup) -> bool:
+    """Whether a group's weights are whole only while its module is in use."""
+    return case.config.zero == 3 and group.shards > 1
 
 
-def cuts_gradients(case: Case, unit: Unit) -> bool:
-    """Whether a unit has gradients, and they are whole only while its module's backward pass is under way."""
-    return case.sums_each and unit.shards > 1 and unit.trained
+def cuts_gradients(case: Case, group: ParamGroup) -> bool:
+    """Whether a group has gradients, and they are whole only while its module's backward pass is under way."""
+    return case.sums_each and group.shards > 1 and group.trained
 
 
-def units(case: Case, rank: int) -> Counter[Unit]:
-    """Numbers of each unit that is gathered and reduced in one piece, in the order of the model."""
-    found: Counter[Unit] = Counter()
+def groups(case: Case, rank: int) -> Counter[ParamGroup]:
+    """Numbers of each group that is gathered and reduced in one piece, in the order of the model."""
+    found: Counter[ParamGroup] = Counter()
     for array in case.held(rank):
-        found[array.unit] += array.size
+        found[array.group] += array.size
     return found

@@ -77,7 +77,7 @@ def _by_place(case: Case, rank: int, stage: int) -> dict[Place, list[Array]]:
         found["head"] = []
     both = 0 in case.stages_of(rank)
     for array in case.held(rank):
-        place = array.unit.place
+        place = array.group.place
         if place == "embed" and not both:
             place = "head"  # a copy of a tied one
         if place in found:
@@ -93,12 +93,12 @@ def _kept(case: Case, place: Place, sizes: ActivationSizes) -> int:
 
 
 def _whole(case: Case, arrays: list[Array]) -> int:
-    return sum(array.size for array in arrays if memory.cuts_gradients(case, array.unit)) * case.bytes.gradient
+    return sum(array.size for array in arrays if memory.cuts_gradients(case, array.group)) * case.bytes.gradient
 
 
 def _gathered(case: Case, arrays: list[Array]) -> int:
-    units = ((array.size, array.unit) for array in arrays)
-    return sum(size * memory.weight_bytes(case, unit) for size, unit in units if memory.releases(case, unit))
+    groups = ((array.size, array.group) for array in arrays)
+    return sum(size * memory.weight_bytes(case, group) for size, group in groups if memory.releases(case, group))
 
 
 def _in_use(case: Case, places: list[Place], index: int) -> list[Place]:
@@ -117,7 +117,7 @@ def _within(case: Case, place: Place, arrays: list[Array], sizes: ActivationSize
     made: Counter[str] = Counter()
     for array in arrays:
         if len(array.shape) > 1 and array.trained:
-            each = width.gradient if memory.cuts_gradients(case, array.unit) else both
+            each = width.gradient if memory.cuts_gradients(case, array.group) else both
             made[array.name.rsplit(".", len(array.shape) - 1)[0]] += array.size * each  # stacks with those beside them
     travels = 3 * case.tokens * case.width * width.compute if case.tp > 1 else 0  # in, its gradient, a term of that
     again = 0

@@ -12,7 +12,7 @@ from gangline_parallel_megatron_style.sharding.arrays import SHARD_AXES, active_
 
 
 @dataclass(frozen=True)
-class Unit:
+class ParamGroup:
     """Arrays that are gathered and reduced in one piece: those of a block, of the embedding or the head, which are
     stored alike (`arrays.Group`).
     """
@@ -54,10 +54,10 @@ class Array:
         return self.size // rows * -(-rows // self.shards) if rows > 1 else -(-self.size // self.shards)
 
     @property
-    def unit(self) -> Unit:
+    def group(self) -> ParamGroup:
         """What it is gathered and reduced with."""
         place = self.kind if self.block is None else self.block
-        return Unit(place, self.fold, self.full, self.trained, self.shards, self.copies)
+        return ParamGroup(place, self.fold, self.full, self.trained, self.shards, self.copies)
 
     @property
     def matrix(self) -> bool:

@@ -16,7 +16,7 @@ from gangline.model.tree import AttentionNode, WrapNode, nodes
 from gangline_parallel_megatron_style.cost import memory
 from gangline_parallel_megatron_style.cost.case import WIRE, Case
 from gangline_parallel_megatron_style.cost.links import BESIDE, Sent
-from gangline_parallel_megatron_style.cost.parameters import Array, Unit, replica_axes
+from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup, replica_axes
 from gangline_parallel_megatron_style.sharding.arrays import SHARD_AXES, active_fold
 
 
@@ -246,10 +246,11 @@ def _whole_on(case: Case, array: Array, rank: int) -> bool:
 
 
 def data(case: Case, rank: int) -> list[Sent]:
-    """ZeRO (arXiv 1910.02054, section 7), unit by unit: 0 sums the gradients; from 1 on a rank gets the sum of its part
-    (from 2 on after every microbatch) and gathers the new weights; 3 gathers them for each pass over a module instead,
-    but not again where the way back begins. Replicas add their sums once a step. Compressed gradients are those after
-    the warm-up. What lies on a fold is shared by the ranks beside it, and its replicas are along the other axes.
+    """ZeRO (arXiv 1910.02054, section 7), by parameter group: 0 sums the gradients; from 1 on a rank gets the sum of
+    its part (from 2 on after every microbatch) and gathers the new weights; 3 gathers them for each pass over a module
+    instead, but not again where the backward pass begins. Replicas add their sums once a step. Compressed gradients are
+    those after the warm-up. What lies on a fold is shared by the ranks beside it, and its replicas are along the other
+    axes.
     """
     zero, plain = case.config.zero, float(case.bytes.wire)
     between = WIRE.get(case.config.compress, plain)  # between replicas, or where there are none between shards
@@ -260,24 +261,24 @@ def data(case: Case, rank: int) -> list[Sent]:
         twice -= set(case.blocks_of(rank)[-case.config.prefetch :])  # kept from the way there to the way back
     twice |= {array.kind for array in held if array.block is None and _whole_on(case, array, rank)}
     found: list[Sent] = []
-    for unit, size in memory.units(case, rank).items():
-        shards, copies = unit.shards, unit.copies
-        axes, replicas = _axes_of(case, unit)
-        gradients, weights = int(size * (plain if copies > 1 else between)), size * memory.weight_bytes(case, unit)
-        if shards > 1 and zero == 0 and unit.trained:
+    for group, size in memory.groups(case, rank).items():
+        shards, copies = group.shards, group.copies
+        axes, replicas = _axes_of(case, group)
+        gradients, weights = int(size * (plain if copies > 1 else between)), size * memory.weight_bytes(case, group)
+        if shards > 1 and zero == 0 and group.trained:
             found.append(_reduce(axes, "gradients", shards, 1, gradients))
         elif shards > 1 and zero:
-            if unit.trained:
+            if group.trained:
                 found.append(_gather(axes, "gradients", shards, case.microbatches if case.sums_each else 1, gradients))
-            passes = case.microbatches * (2 if unit.place in twice else 1) if zero == 3 else 1
+            passes = case.microbatches * (2 if group.place in twice else 1) if zero == 3 else 1
             found.append(_gather(axes, "weights", shards, passes, weights))
-        if copies > 1 and unit.trained:
+        if copies > 1 and group.trained:
             found.append(_reduce(replicas, "gradients", copies, 1, int(size * between) // shards))
     return found
 
 
-def _axes_of(case: Case, unit: Unit) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(ranks that share a unit's state, replicas of those), as axes with more than one rank."""
-    fold = active_fold(case.plan, case.mesh, unit.fold) if unit.fold else None
+def _axes_of(case: Case, group: ParamGroup) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(ranks that share a group's state, replicas of those), as axes with more than one rank."""
+    fold = active_fold(case.plan, case.mesh, group.fold) if group.fold else None
     shared = (f"{BESIDE}{fold.name}",) if fold else tuple(axis for axis in SHARD_AXES if case.mesh.size(axis) > 1)
     return shared, tuple(axis for axis in replica_axes(fold) if case.mesh.size(axis) > 1)

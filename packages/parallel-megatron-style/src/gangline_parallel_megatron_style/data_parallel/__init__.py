@@ -1,1 +1,1 @@
-"""Data parallelism: flat units of parameters, what is cut of them, and sums of gradients."""
+"""Data parallelism: parameter groups in flat buffers, what ZeRO cuts of them, and gradients added over ranks."""

@@ -13,7 +13,7 @@ from gangline_parallel_megatron_style.cost.case import CHUNK
 BITS = 8  # of a byte
 
 
-class Codec(ABC):
+class GradCodec(ABC):
     """Rows of floating-point numbers as rows of bytes. Rows are whole chunks of `multiple` elements."""
 
     multiple: int
@@ -28,7 +28,7 @@ class Codec(ABC):
         """(n, k) bytes -> (n, m) numbers: the same everywhere for the same bytes."""
 
 
-class Bfloat16(Codec):
+class Bfloat16(GradCodec):
     """Rounded to bfloat16."""
 
     multiple, feedback = 1, False
@@ -40,7 +40,7 @@ class Bfloat16(Codec):
         return bytes_nk.view(torch.bfloat16).to(dtype)
 
 
-class Signs(Codec):
+class Signs(GradCodec):
     """Of each element its sign, and of each chunk of 256 the mean magnitude, in float32.
 
     Tang et al., arXiv 2102.02888, section 3.1, where one scale serves the whole tensor.
@@ -67,4 +67,4 @@ class Signs(Codec):
         return signs.mul_(scales[..., None]).view(n, -1)
 
 
-CODECS: dict[str, Callable[[], Codec]] = {"bf16": Bfloat16, "onebit": Signs}
+CODECS: dict[str, Callable[[], GradCodec]] = {"bf16": Bfloat16, "onebit": Signs}

@@ -20,8 +20,8 @@ from gangline.comm import Comm, Pending
 from gangline.comm.base import Reduction
 from gangline.comm.ordered import Later, sum_rows
 from gangline.comm.wrap import Wrapped
-from gangline_parallel_megatron_style.data_parallel.codec import Codec
-from gangline_parallel_megatron_style.data_parallel.grad_reducer import Sums
+from gangline_parallel_megatron_style.data_parallel.codec import GradCodec
+from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Compressed(Wrapped):
     server  (1, m)  what encoding lost of the sums this rank owns
     """
 
-    def __init__(self, inner: Comm, codec: Codec, switch: Switch, size: int, like: Tensor, whole: bool) -> None:
+    def __init__(self, inner: Comm, codec: GradCodec, switch: Switch, size: int, like: Tensor, whole: bool) -> None:
         super().__init__(inner)
         self.codec, self.switch = codec, switch
         self.row = row_of(size, inner.size, codec)
@@ -90,12 +90,12 @@ class Compressed(Wrapped):
         return code
 
 
-def row_of(size: int, ranks: int, codec: Codec | type[Codec]) -> int:
+def row_of(size: int, ranks: int, codec: GradCodec | type[GradCodec]) -> int:
     """Elements of each rank's range of a buffer of `size`, in whole chunks."""
     return -(-size // (ranks * codec.multiple)) * codec.multiple
 
 
-def compressed(sums: Sums, size: int, codec: Codec, switch: Switch, like: Tensor) -> Sums:
+def compressed(sums: GradReducer, size: int, codec: GradCodec, switch: Switch, like: Tensor) -> GradReducer:
     """The sums of one buffer of `size`, compressed where they are slowest: between replicas, else between shards."""
     if sums.replicas.size > 1:
         length = -(-size // sums.shard.size)

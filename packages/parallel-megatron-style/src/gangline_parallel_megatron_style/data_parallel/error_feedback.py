@@ -10,58 +10,58 @@ from torch import Tensor
 from gangline.mesh import Mesh
 from gangline.plan import Plan
 from gangline.shard import Division, Layout, Registry, Shard
-from gangline_parallel_megatron_style.data_parallel.codec import Codec
+from gangline_parallel_megatron_style.data_parallel.codec import GradCodec
 from gangline_parallel_megatron_style.data_parallel.compress import Compressed, row_of
-from gangline_parallel_megatron_style.data_parallel.param_buffer import Flat
-from gangline_parallel_megatron_style.sharding.arrays import SHARD_AXES, Arrays, Group, active_fold
+from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
+from gangline_parallel_megatron_style.sharding.arrays import SHARD_AXES, ModelLayout, ParamKind, active_fold
 
 
-def name_of(mesh: Mesh, pp: int, unit: str, index: int, error: str) -> str:
+def name_of(mesh: Mesh, pp: int, group: str, index: int, error: str) -> str:
     """Says the layout, too: the errors of another would be of other ranges."""
     layout = "-".join(f"{axis}{size}" for axis, size in mesh.sizes)
-    return f"local/compress/{layout}/{pp}/{unit}.{index}/{error}"
+    return f"local/compress/{layout}/{pp}/{group}.{index}/{error}"
 
 
-def registry_of(arrays: Arrays, plan: Plan, mesh: Mesh, zero: int, codec: Codec, dtype: str) -> Registry:
+def registry_of(arrays: ModelLayout, plan: Plan, mesh: Mesh, zero: int, codec: GradCodec, dtype: str) -> Registry:
     """The errors of all buffers of the run, on whatever stage."""
     axes = tuple(axis for axis in mesh.axes if axis != "pp")
     ranks = mesh.size(*axes)
     found = {}
-    for unit, buffers in arrays.units.items():
-        for (index, buffer), pp in product(enumerate(buffers), arrays.stage[unit]):
-            n, R = _sizes(buffer.group, plan, mesh)
-            if not (codec.feedback and buffer.group.trained) or n * R == 1:
+    for group, buffers in arrays.groups.items():
+        for (index, buffer), pp in product(enumerate(buffers), arrays.stage[group]):
+            n, R = _sizes(buffer.kind, plan, mesh)
+            if not (codec.feedback and buffer.kind.trained) or n * R == 1:
                 continue
             senders, size = (R, -(-buffer.packing.size // n)) if R > 1 else (n, buffer.packing.size)
             row = row_of(size, senders, codec)
             rows = {"worker": senders} | ({"server": 1} if R > 1 or zero == 0 else {})
             for error, count in rows.items():
                 cut = (Division(axes, (tuple(range(ranks + 1)),)),) if ranks > 1 else ()
-                found[name_of(mesh, pp, unit, index, error)] = Layout((ranks, count, row), dtype, cut, (("pp", pp),))
+                found[name_of(mesh, pp, group, index, error)] = Layout((ranks, count, row), dtype, cut, (("pp", pp),))
     return Registry.of(mesh, found)
 
 
-def shards_of(units: Mapping[str, Sequence[Flat]], registry: Registry, rank: int) -> Iterator[Shard]:
+def shards_of(groups: Mapping[str, Sequence[ParamBuffer]], registry: Registry, rank: int) -> Iterator[Shard]:
     """This rank's errors."""
     mesh = registry.mesh
     pp = mesh.coordinate(rank)["pp"]
-    for unit, flats in units.items():
+    for group, flats in groups.items():
         for index, flat in enumerate(flats):
             for error, tensor in _errors(flat):
-                name = name_of(mesh, pp, unit, index, error)
+                name = name_of(mesh, pp, group, index, error)
                 ((box, primary),) = registry.of_rank(name, rank)
                 yield Shard(name, registry[name].shape, tensor.dtype, box.offset, tensor[None], primary)
 
 
-def _errors(flat: Flat) -> Iterator[tuple[str, Tensor]]:
+def _errors(flat: ParamBuffer) -> Iterator[tuple[str, Tensor]]:
     for comm in (flat.sums.replicas, flat.sums.shard):
         if isinstance(comm, Compressed):
             yield from comm.errors()
 
 
-def _sizes(group: Group, plan: Plan, mesh: Mesh) -> tuple[int, int]:
-    """(ranks that cut a buffer of this group, replicas of those): the sizes of `Sums`."""
-    fold = active_fold(plan, mesh, group.fold) if group.fold else None
+def _sizes(kind: ParamKind, plan: Plan, mesh: Mesh) -> tuple[int, int]:
+    """(ranks that cut a buffer of this kind, replicas of those): the sizes of `GradReducer`."""
+    fold = active_fold(plan, mesh, kind.fold) if kind.fold else None
     if fold is None:
         return mesh.size(*SHARD_AXES), mesh.size("dp_replicate")
     others = [axis for axis in ("dp_replicate", *SHARD_AXES) if axis not in fold.out_of]

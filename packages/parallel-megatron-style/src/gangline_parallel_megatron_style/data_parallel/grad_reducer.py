@@ -22,7 +22,7 @@ from gangline.comm.solo import Done
 
 
 @dataclass(frozen=True)
-class Sums:
+class GradReducer:
     """The ranks of one group of arrays.
 
     shard      the n ranks that cut the buffer; joint index = number of the range

@@ -1,4 +1,4 @@
-"""One flat buffer of a unit on this rank: its range of the masters, the whole for compute, and the gradients.
+"""One flat buffer of a group on this rank: its range of the masters, the whole for compute, and the gradients.
 
 shard   (s,)      masters of this rank's range, in `param_dtype`: what the optimizer steps and a checkpoint keeps
 full    (n · s,)  all ranges in the compute dtype; parameters are views of it. Where one rank has it all and the
@@ -21,13 +21,13 @@ from gangline.comm import Pending
 from gangline.precision import Precision
 from gangline.runtime import ParamShard
 from gangline.shard import Registry, Shard
-from gangline_parallel_megatron_style.data_parallel.codec import Codec
-from gangline_parallel_megatron_style.data_parallel.grad_reducer import Sums
-from gangline_parallel_megatron_style.sharding.arrays import Buffer
+from gangline_parallel_megatron_style.data_parallel.codec import GradCodec
+from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
+from gangline_parallel_megatron_style.sharding.arrays import BufferLayout
 
 
 @dataclass(frozen=True)
-class Choices:
+class BufferOptions:
     """How all buffers of a rank are kept.
 
     zero   what is cut: 1 the optimizer state, 2 gradients too, 3 weights too (0: nothing)
@@ -43,7 +43,7 @@ class Choices:
     zero: int
     each: bool
     wire: torch.dtype
-    codec: Codec | None = None
+    codec: GradCodec | None = None
     offload: bool = False
 
     def masters(self, size: int) -> Tensor:
@@ -53,24 +53,24 @@ class Choices:
         return torch.zeros(size, dtype=self.precision.param_dtype, pin_memory=self.device.type == "cuda")
 
 
-class Flat:
+class ParamBuffer:
     """See the module. `shapes`: the shape of each array on this rank."""
 
     def __init__(
         self,
-        buffer: Buffer,
+        buffer: BufferLayout,
         shapes: Mapping[str, tuple[int, ...]],
         registry: Registry,
         rank: int,
-        sums: Sums,
-        choices: Choices,
+        sums: GradReducer,
+        choices: BufferOptions,
     ) -> None:
         self.buffer, self.shapes, self.sums, self.choices = buffer, shapes, sums, choices
         packing, dtypes = buffer.packing, choices.precision
         self.length, self.index = packing.length, sums.shard.index if packing.parts > 1 else 0
         self._starts = {array.name: start for array, start in zip(packing.arrays, packing.starts, strict=True)}
-        self.dtype = dtypes.param_dtype if buffer.group.full else dtypes.compute_dtype
-        self.trained = buffer.group.trained
+        self.dtype = dtypes.param_dtype if buffer.kind.full else dtypes.compute_dtype
+        self.trained = buffer.kind.trained
         self.each = choices.each and packing.parts > 1
         whole = packing.parts == 1 and self.dtype == dtypes.param_dtype and not choices.offload
         self.releases = choices.zero == 3 and packing.parts > 1
@@ -208,7 +208,7 @@ class Flat:
 
     @torch.no_grad()
     def reduce(self) -> None:
-        """The backward pass of a microbatch is through with this unit: begin to add its gradients over the ranks."""
+        """The backward pass of a microbatch is through with this group: begin to add its gradients over the ranks."""
         for name, parameter in self.parameters.items():
             if parameter.grad is None:
                 self._slot(name).zero_()

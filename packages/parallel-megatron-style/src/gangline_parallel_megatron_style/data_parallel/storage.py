@@ -1,4 +1,4 @@
-"""Everything of the model that this rank holds: units of flat buffers, persistent buffers, and the tied copy."""
+"""Everything of the model that this rank holds: groups of flat buffers, persistent buffers, and the tied copy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ from gangline.runtime import ShardedParam
 from gangline.shard import Registry, Shard
 from gangline_parallel_megatron_style.data_parallel import error_feedback
 from gangline_parallel_megatron_style.data_parallel.compress import Switch, compressed
-from gangline_parallel_megatron_style.data_parallel.grad_reducer import Sums
-from gangline_parallel_megatron_style.data_parallel.param_buffer import Choices, Flat
-from gangline_parallel_megatron_style.sharding.arrays import SHARD_AXES, TIED, Arrays, Given, Group, active_fold
+from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
+from gangline_parallel_megatron_style.data_parallel.param_buffer import BufferOptions, ParamBuffer
+from gangline_parallel_megatron_style.sharding.arrays import (
+    SHARD_AXES,
+    TIED,
+    ModelLayout,
+    ModelShapes,
+    ParamKind,
+    active_fold,
+)
 
 
-def describe(model: nn.Module, plan: Plan) -> Given:
+def describe(model: nn.Module, plan: Plan) -> ModelShapes:
     """What `arrays.lay_out` wants to know of a model on the meta device."""
     given = dict(model.named_parameters(remove_duplicate=False))
     names: dict[int, str] = {}
@@ -38,38 +45,38 @@ def describe(model: nn.Module, plan: Plan) -> Given:
             buffers[buffer.kept] = tuple(buffer.tensor.shape), dtype_name(buffer.tensor.dtype)
             aliases[buffer.kept] = buffer.names
     frozen = {name for name in shapes if not given[aliases[name][0]].requires_grad}
-    return Given(shapes, buffers, aliases, frozen)
+    return ModelShapes(shapes, buffers, aliases, frozen)
 
 
 class Storage:
-    """The units of this rank's pipeline stage, by name."""
+    """The groups of this rank's pipeline stage, by name."""
 
     def __init__(
         self,
         model: nn.Module,
         plan: Plan,
-        arrays: Arrays,
-        given: Given,
+        arrays: ModelLayout,
+        given: ModelShapes,
         mesh: Mesh,
         comms: Comms,
-        choices: Choices,
+        choices: BufferOptions,
         deterministic: bool,
     ) -> None:
         self.arrays, self.plan, self.mesh, self.comms, self.choices = arrays, plan, mesh, comms, choices
         self.registry, self.rank = arrays.registry, comms.rank
         self.pp = mesh.coordinate(self.rank)["pp"]
         self.deterministic = deterministic
-        self._sums: dict[Group, Sums] = {}
+        self._sums: dict[ParamKind, GradReducer] = {}
         self.switch = Switch()
-        self.units: dict[str, list[Flat]] = {}
-        for unit, buffers in arrays.units.items():
-            if self.pp in arrays.stage[unit]:
-                self.units[unit] = [self._flat(buffer) for buffer in buffers]
-        self.flats = [flat for flats in self.units.values() for flat in flats]
-        owners = [flat for unit, flats in self.units.items() if arrays.stage[unit][0] == self.pp for flat in flats]
+        self.groups: dict[str, list[ParamBuffer]] = {}
+        for group, buffers in arrays.groups.items():
+            if self.pp in arrays.stage[group]:
+                self.groups[group] = [self._flat(buffer) for buffer in buffers]
+        self.flats = [flat for flats in self.groups.values() for flat in flats]
+        owners = [flat for group, flats in self.groups.items() if arrays.stage[group][0] == self.pp for flat in flats]
         self.of_name = {name: flat for flat in owners for name in flat.parameters}
         self.trained = [name for name in given.shapes if name in self.of_name and self.of_name[name].trained]
-        self.tied = _TiedCopy(self.units[TIED], arrays.stage[TIED], comms) if TIED in self.units else None
+        self.tied = _TiedCopy(self.groups[TIED], arrays.stage[TIED], comms) if TIED in self.groups else None
         self._take_values(model, given)
         for flat in self.flats:
             for name, parameter in flat.parameters.items():
@@ -77,27 +84,27 @@ class Storage:
                     _put(model, alias, parameter)
         self.buffers = self._take_buffers(model)
         self._later = self._sums_over_tp()
-        self._travelling: list[tuple[Flat, bool]] = []  # and whether in the last microbatch
-        self._crossing: list[Flat] = []
+        self._travelling: list[tuple[ParamBuffer, bool]] = []  # and whether in the last microbatch
+        self._crossing: list[ParamBuffer] = []
 
-    def _flat(self, buffer) -> Flat:
-        if buffer.group not in self._sums:
-            self._sums[buffer.group] = self._sums_of(buffer.group)
+    def _flat(self, buffer) -> ParamBuffer:
+        if buffer.kind not in self._sums:
+            self._sums[buffer.kind] = self._sums_of(buffer.kind)
         shapes = {array.name: self.local_shape(array.name) for array in buffer.packing.arrays}
-        sums, choices = self._sums[buffer.group], self.choices
-        if choices.codec is not None and buffer.group.trained:
+        sums, choices = self._sums[buffer.kind], self.choices
+        if choices.codec is not None and buffer.kind.trained:
             like = torch.empty(0, dtype=choices.wire, device=choices.device)
             sums = compressed(sums, buffer.packing.size, choices.codec, self.switch, like)
-        return Flat(buffer, shapes, self.registry, self.rank, sums, choices)
+        return ParamBuffer(buffer, shapes, self.registry, self.rank, sums, choices)
 
-    def _sums_of(self, group: Group) -> Sums:
-        fold = active_fold(self.plan, self.mesh, group.fold) if group.fold else None
+    def _sums_of(self, kind: ParamKind) -> GradReducer:
+        fold = active_fold(self.plan, self.mesh, kind.fold) if kind.fold else None
         cut = self.choices.zero > 0
         if fold is None:
             joint = self.comms.axis("dp_replicate", *SHARD_AXES) if self.deterministic else None
-            return Sums(self.comms.axis(*SHARD_AXES), self.comms.axis("dp_replicate"), joint, cut)
+            return GradReducer(self.comms.axis(*SHARD_AXES), self.comms.axis("dp_replicate"), joint, cut)
         others = [axis for axis in ("dp_replicate", *SHARD_AXES) if axis not in fold.out_of]
-        return Sums(self.comms.fold_rest(fold), self.comms.axis(*others), None, cut)
+        return GradReducer(self.comms.fold_rest(fold), self.comms.axis(*others), None, cut)
 
     def local_shape(self, name: str) -> tuple[int, ...]:
         """The shape of an array on this rank before its rows are cut."""
@@ -110,7 +117,7 @@ class Storage:
         return tuple(shape)
 
     @torch.no_grad()
-    def _take_values(self, model: nn.Module, given: Given) -> None:
+    def _take_values(self, model: nn.Module, given: ModelShapes) -> None:
         """A model that is not on the meta device comes with its values: each rank takes its boxes of them."""
         for name, flat in self.of_name.items():
             whole = model.get_parameter(given.aliases[name][0])
@@ -147,7 +154,7 @@ class Storage:
 
     def arrays_here(self) -> Iterator[Shard]:
         """The `model/...` shards of this rank."""
-        for flats in self.units.values():
+        for flats in self.groups.values():
             copy = self.tied is not None and flats is self.tied.flats and not self.tied.owns
             for flat in flats:
                 for pieces in flat.pieces.values():
@@ -166,7 +173,7 @@ class Storage:
         registry = error_feedback.registry_of(
             self.arrays, self.plan, self.mesh, choices.zero, choices.codec, dtype_name(choices.wire)
         )
-        return registry, list(error_feedback.shards_of(self.units, registry, self.rank))
+        return registry, list(error_feedback.shards_of(self.groups, registry, self.rank))
 
     def parameters(self) -> list[ShardedParam]:
         return [
@@ -181,20 +188,20 @@ class Storage:
         for flat in self.flats:
             flat.clear()
 
-    def reduce(self, units: Iterable[str], last: bool) -> None:
-        """The backward pass is through with these units: begin to add their gradients over the ranks.
+    def reduce(self, groups: Iterable[str], last: bool) -> None:
+        """The backward pass is through with these groups: begin to add their gradients over the ranks.
 
         last: this is their last microbatch, so everything is added, over all ranks; else only what may not stay.
-        Those of the units before them have had this long to travel: they are waited for, so that the gradients of no
+        Those of the groups before them have had this long to travel: they are waited for, so that the gradients of no
         more than two modules are whole at a time. After their last microbatch they then cross to the replicas, and
         those that did so before are waited for.
         """
-        flats = [flat for unit in units for flat in self.units[unit] if flat.trained and (last or flat.each)]
+        flats = [flat for group in groups for flat in self.groups[group] if flat.trained and (last or flat.each)]
         for flat in flats:
             flat.reduce()
         self._move_on([(flat, last) for flat in flats])
 
-    def _move_on(self, behind: list[tuple[Flat, bool]]) -> None:
+    def _move_on(self, behind: list[tuple[ParamBuffer, bool]]) -> None:
         before, self._travelling = self._travelling, behind
         for flat, _ in before:
             flat.collect()
@@ -223,7 +230,7 @@ class Storage:
                     gradient.copy_(part.view_as(gradient))  # type: ignore[union-attr]
 
     def _sums_over_tp(self) -> list[tuple[Comm, list[str]]]:
-        """Names whose gradients are added over ranks of `tp`, by those ranks: see `arrays.Buffer.sums`."""
+        """Names whose gradients are added over ranks of `tp`, by those ranks: see `arrays.BufferLayout.sums`."""
         found: dict[int, list[str]] = {}
         for name in self.trained:
             count = self.of_name[name].buffer.sums[name]
@@ -244,7 +251,7 @@ class _TiedCopy:
     Before a step the copy is told the weights, after it the owner the gradients: a range each way.
     """
 
-    def __init__(self, flats: list[Flat], stages: tuple[int, ...], comms: Comms) -> None:
+    def __init__(self, flats: list[ParamBuffer], stages: tuple[int, ...], comms: Comms) -> None:
         self.flats, self.comm, self.stages = flats, comms.axis("pp"), stages
         self.trained = [flat for flat in flats if flat.trained]
         self.owns = self.comm.index == stages[0]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Stage:
+class RankCost:
     """A rank of one pipeline rank; all of them are alike but for rounding."""
 
     blocks: int
@@ -34,7 +34,7 @@ class Explained:
     """A run's layout as numbers."""
 
     case: Case
-    stages: list[Stage]
+    stages: list[RankCost]
     bubble: float
 
     @property
@@ -82,7 +82,7 @@ def of_case(case: Case, gpu: bool = True) -> Explained:
     for rank in range(case.pp):
         numbers = sum(array.size for array in case.held(rank))
         needs, sent = moments.of_rank(case, rank, schedule, gpu), traffic.of_rank(case, rank)
-        stages.append(Stage(len(case.blocks_of(rank)), numbers, timing.flops(case, rank), needs, sent))
+        stages.append(RankCost(len(case.blocks_of(rank)), numbers, timing.flops(case, rank), needs, sent))
     return Explained(case, stages, timing.bubble(case, schedule))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gangline.mesh import AXES, DATA_AXES
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import links
-from gangline_parallel_megatron_style.explain.explained import Explained, Stage
+from gangline_parallel_megatron_style.explain.explained import Explained, RankCost
 from gangline_parallel_megatron_style.layout.notices import notices
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _times(count: int, size: int) -> str:
     return f"{count} x {size}" if count > 1 else str(size)
 
 
-def _sent(case: Case, stage: Stage) -> Iterable[str]:
+def _sent(case: Case, stage: RankCost) -> Iterable[str]:
     network = case.config.topology
     rows = [("axis", "what", "links", "messages", "bytes", "seconds at full speed")]
     for sent in stage.sent:

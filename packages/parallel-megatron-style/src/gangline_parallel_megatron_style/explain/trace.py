@@ -30,7 +30,7 @@ from gangline.model.norm import RMSNorm
 from gangline.plan import matches
 from gangline.train.finish import finisher
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.data_parallel.param_buffer import Flat
+from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
 from gangline_parallel_megatron_style.runtime import ComposedRuntime
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class _Flash:
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, call.causal, scale=call.scale)[0]
 
 
-def watch(flat: Flat, counted: Allocations) -> None:
+def watch(flat: ParamBuffer, counted: Allocations) -> None:
     """A buffer's memory comes and goes behind the operators' back."""
     storage, gather, release = flat.full.untyped_storage(), flat.gather, flat.release
 

@@ -18,7 +18,7 @@ from gangline.model.calls import AttentionCall
 from gangline.model.seams import calls
 from gangline.model.tree import Node, parameter_shapes
 from gangline.plan import Fold, Plan, matches
-from gangline_parallel_megatron_style.context.supported import beyond_ring
+from gangline_parallel_megatron_style.context.supported import unsupported_by_ring
 from gangline_parallel_megatron_style.layout.factor import divisors
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 
@@ -190,7 +190,7 @@ def attention(config: Composed, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[
     for path, call in calls(tree, plan, "attention").items():
         if not isinstance(call, AttentionCall):
             refused.setdefault("it does not say what its attention computes", []).append(path)
-        elif left := beyond_ring(call):
+        elif left := unsupported_by_ring(call):
             refused.setdefault(f"it has {left}", []).append(path)
     for why, paths in refused.items():
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
@@ -204,9 +204,9 @@ def attention(config: Composed, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[
 def untraceable(tree: Node, plan: Plan) -> Iterator[Problem]:
     """Attention of which the meta device has no operator that a GPU runs."""
     for path, call in calls(tree, plan, "attention").items():
-        if isinstance(call, AttentionCall) and beyond_ring(call):
+        if isinstance(call, AttentionCall) and unsupported_by_ring(call):
             yield Problem(
-                f"--trace: {path} has {beyond_ring(call)}.",
+                f"--trace: {path} has {unsupported_by_ring(call)}.",
                 "FlexAttention computes it, compiled on the GPU itself; the plain path of a CPU would keep all scores.",
                 "Leave --trace out: the closed forms count it.",
             )

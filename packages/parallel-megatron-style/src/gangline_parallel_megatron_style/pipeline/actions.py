@@ -21,7 +21,7 @@ KINDS: dict[Kind, str] = {
 }
 
 
-class Action(NamedTuple):
+class PipelineAction(NamedTuple):
     """One piece of computation on one rank. B is I and W at once."""
 
     kind: Kind
@@ -32,7 +32,7 @@ class Action(NamedTuple):
         return f"{self.kind}{self.microbatch} of chunk {self.chunk}"
 
 
-Orders = tuple[tuple[Action, ...], ...]  # one for each rank
+Orders = tuple[tuple[PipelineAction, ...], ...]  # one for each rank
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Schedule:
     microbatches: int
     placement: Placement
     actions: Orders
-    pairs: frozenset[tuple[int, Action]] = frozenset()
+    pairs: frozenset[tuple[int, PipelineAction]] = frozenset()
 
     @property
     def stages(self) -> int:
@@ -61,7 +61,7 @@ class Schedule:
         """Whether any backward is cut into I and W."""
         return any(action.kind == "W" for order in self.actions for action in order)
 
-    def turns(self, rank: int) -> Iterator[tuple[Action, ...]]:
+    def turns(self, rank: int) -> Iterator[tuple[PipelineAction, ...]]:
         """The pieces of work of a rank in their order: an action, or two that take turns."""
         order = iter(self.actions[rank])
         for action in order:
@@ -89,7 +89,7 @@ def place_of(ranks: int, placement: Placement, stage: int) -> tuple[int, int]:
 
 
 def padded(
-    ranks: int, microbatches: int, chunks: int, placement: Placement, of: Callable[[int], list[Action]]
+    ranks: int, microbatches: int, chunks: int, placement: Placement, of: Callable[[int], list[PipelineAction]]
 ) -> Schedule:
     """A schedule for `microbatches` microbatches, out of one for a number that suits its author.
 

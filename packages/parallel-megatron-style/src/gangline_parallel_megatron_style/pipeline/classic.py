@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline_parallel_megatron_style.pipeline.actions import Action, Schedule
+from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule
 
 
 def gpipe(ranks: int, microbatches: int) -> Schedule:
@@ -10,8 +10,8 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
 
     Idle time of each rank: (p - 1)(F + B). Activations: all m microbatches.
     """
-    forward = [Action("F", 0, microbatch) for microbatch in range(microbatches)]
-    order = (*forward, *(Action("B", 0, microbatch) for microbatch in range(microbatches)))
+    forward = [PipelineAction("F", 0, microbatch) for microbatch in range(microbatches)]
+    order = (*forward, *(PipelineAction("B", 0, microbatch) for microbatch in range(microbatches)))
     return Schedule(ranks, 1, microbatches, "loop", (order,) * ranks)
 
 
@@ -21,13 +21,13 @@ def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
     Idle time of each rank: (p - 1)(F + B), as GPipe's. Activations on rank r: min(m, p - r).
     """
 
-    def order(rank: int) -> tuple[Action, ...]:
+    def order(rank: int) -> tuple[PipelineAction, ...]:
         ahead = min(microbatches, ranks - rank - 1)
-        actions = [Action("F", 0, microbatch) for microbatch in range(ahead)]
+        actions = [PipelineAction("F", 0, microbatch) for microbatch in range(ahead)]
         for microbatch in range(microbatches):
             if microbatch + ahead < microbatches:
-                actions.append(Action("F", 0, microbatch + ahead))
-            actions.append(Action("B", 0, microbatch))
+                actions.append(PipelineAction("F", 0, microbatch + ahead))
+            actions.append(PipelineAction("B", 0, microbatch))
         return tuple(actions)
 
     return Schedule(ranks, 1, microbatches, "loop", tuple(map(order, range(ranks))))
@@ -40,16 +40,18 @@ def zb_h1(ranks: int, microbatches: int) -> Schedule:
     Idle time of each rank: (p - 1)(F + I - W). Activations: at most p on every rank (p - r under way, r put off).
     """
 
-    def order(rank: int) -> tuple[Action, ...]:
+    def order(rank: int) -> tuple[PipelineAction, ...]:
         ahead = min(microbatches, ranks - rank - 1)
-        actions = [Action("F", 0, microbatch) for microbatch in range(ahead)]
+        actions = [PipelineAction("F", 0, microbatch) for microbatch in range(ahead)]
         for microbatch in range(microbatches):
             if microbatch + ahead < microbatches:
-                actions.append(Action("F", 0, microbatch + ahead))
-            actions.append(Action("I", 0, microbatch))
+                actions.append(PipelineAction("F", 0, microbatch + ahead))
+            actions.append(PipelineAction("I", 0, microbatch))
             if microbatch >= rank:
-                actions.append(Action("W", 0, microbatch - rank))
-        actions += [Action("W", 0, microbatch) for microbatch in range(max(0, microbatches - rank), microbatches)]
+                actions.append(PipelineAction("W", 0, microbatch - rank))
+        actions += [
+            PipelineAction("W", 0, microbatch) for microbatch in range(max(0, microbatches - rank), microbatches)
+        ]
         return tuple(actions)
 
     return Schedule(ranks, 1, microbatches, "loop", tuple(map(order, range(ranks))))

@@ -6,10 +6,10 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gangline_parallel_megatron_style.pipeline.actions import Action, Schedule
+from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule
 
 
-class Done(NamedTuple):
+class StageResult(NamedTuple):
     """A result that others wait for: a stage's output ("F"), or the gradient of its input ("B", from B or I alike)."""
 
     what: str
@@ -17,35 +17,35 @@ class Done(NamedTuple):
     microbatch: int
 
 
-def result(schedule: Schedule, rank: int, action: Action) -> Done | None:
+def result(schedule: Schedule, rank: int, action: PipelineAction) -> StageResult | None:
     """What an action gives to others; None for W."""
     if action.kind == "W":
         return None
-    return Done("F" if action.kind == "F" else "B", schedule.stage(rank, action.chunk), action.microbatch)
+    return StageResult("F" if action.kind == "F" else "B", schedule.stage(rank, action.chunk), action.microbatch)
 
 
-def needs(schedule: Schedule, rank: int, action: Action) -> tuple[Done, ...]:
+def needs(schedule: Schedule, rank: int, action: PipelineAction) -> tuple[StageResult, ...]:
     """What an action waits for."""
     stage, microbatch = schedule.stage(rank, action.chunk), action.microbatch
     if action.kind == "F":
-        return (Done("F", stage - 1, microbatch),) if stage else ()
+        return (StageResult("F", stage - 1, microbatch),) if stage else ()
     if action.kind == "W":
-        return (Done("B", stage, microbatch),)
-    own = Done("F", stage, microbatch)
-    return (own, Done("B", stage + 1, microbatch)) if stage + 1 < schedule.stages else (own,)
+        return (StageResult("B", stage, microbatch),)
+    own = StageResult("F", stage, microbatch)
+    return (own, StageResult("B", stage + 1, microbatch)) if stage + 1 < schedule.stages else (own,)
 
 
-def walk(schedule: Schedule) -> Iterator[tuple[int, tuple[Action, ...]]]:
+def walk(schedule: Schedule) -> Iterator[tuple[int, tuple[PipelineAction, ...]]]:
     """(rank, turn) of every turn, each after what it needs and after those before it on its rank.
 
     Raises ValueError where the ranks wait for each other for ever, and names what one of them waits for.
     """
-    done: set[Done] = set()
-    waiting: dict[Done, list[int]] = defaultdict(list)
+    done: set[StageResult] = set()
+    waiting: dict[StageResult, list[int]] = defaultdict(list)
     left = [deque(schedule.turns(rank)) for rank in range(schedule.ranks)]
     ready = list(range(schedule.ranks))
 
-    def missing(rank: int) -> tuple[Action, Done] | None:
+    def missing(rank: int) -> tuple[PipelineAction, StageResult] | None:
         waits = ((action, need) for action in left[rank][0] for need in needs(schedule, rank, action))
         return next(((action, need) for action, need in waits if need not in done), None)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from gangline.figure import GAP, PALE, PALETTE, Figure, PlotArea, mixed, number_ticks, room_left, span
-from gangline_parallel_megatron_style.pipeline.actions import KINDS, Action, Kind
+from gangline_parallel_megatron_style.pipeline.actions import KINDS, Kind, PipelineAction
 from gangline_parallel_megatron_style.pipeline.simulate import Span, Timeline
 
 COLOURS: dict[Kind, str] = dict(zip(("F", "B", "I", "W"), PALETTE, strict=False))  # of chunk 0; later ones paler
@@ -96,7 +96,7 @@ def _words(timeline: Timeline, kind: Kind, chunk: int) -> str:
     return KINDS[kind] + (f", chunk {chunk}" if timeline.schedule.chunks > 1 else "")
 
 
-def _spans(timeline: Timeline, rank: int) -> Iterator[tuple[Action, Span]]:
+def _spans(timeline: Timeline, rank: int) -> Iterator[tuple[PipelineAction, Span]]:
     for action, (start, end) in zip(timeline.schedule.actions[rank], timeline.spans[rank], strict=True):
         yield action, (start - timeline.start, end - timeline.start)
 

@@ -5,28 +5,28 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 
-from gangline_parallel_megatron_style.pipeline.actions import Action, Schedule, padded
+from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule, padded
 
 
 class _Order:
     """One rank's list, written with the next microbatch of each chunk."""
 
     def __init__(self) -> None:
-        self.actions: list[Action] = []
+        self.actions: list[PipelineAction] = []
         self.forwards, self.backwards = [0, 0], [0, 0]
-        self.put_off: deque[Action] = deque()
-        self.pairs: list[tuple[Action, Action]] = []
+        self.put_off: deque[PipelineAction] = deque()
+        self.pairs: list[tuple[PipelineAction, PipelineAction]] = []
 
     def forward(self, chunk: int) -> None:
-        self.actions.append(Action("F", chunk, self.forwards[chunk]))
+        self.actions.append(PipelineAction("F", chunk, self.forwards[chunk]))
         self.forwards[chunk] += 1
 
     def backward(self, chunk: int, split: bool = False) -> None:
         microbatch = self.backwards[chunk]
         self.backwards[chunk] += 1
-        self.actions.append(Action("I" if split else "B", chunk, microbatch))
+        self.actions.append(PipelineAction("I" if split else "B", chunk, microbatch))
         if split:
-            self.put_off.append(Action("W", chunk, microbatch))
+            self.put_off.append(PipelineAction("W", chunk, microbatch))
 
     def both(self, chunk: int) -> None:
         """A forward of this chunk beside a backward of the other."""

@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 
 from gangline.comm import Comm, Pending
-from gangline_parallel_megatron_style.pipeline.actions import Action, Schedule
+from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
 from gangline_parallel_megatron_style.pipeline.program import (
     Message,
     Program,
     Recv,
-    Run,
+    RunAction,
     Send,
     input_of,
     message_of,
     programs,
 )
-from gangline_parallel_megatron_style.pipeline.rank_stages import Stage
+from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, forward_only, make_schedule
 from gangline_parallel_megatron_style.pipeline.simulate import Span
-from gangline_parallel_megatron_style.pipeline.turns import Turns
+from gangline_parallel_megatron_style.pipeline.turns import TurnTaking
 
 AHEAD = 4  # messages that a rank may have under way to another one in an evaluation
 
@@ -41,7 +41,7 @@ class Executor:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: RankStages,
         comm: Comm,
         name: str,
         *,
@@ -52,7 +52,7 @@ class Executor:
     ) -> None:
         self.stage, self.comm, self.clock = stage, comm, clock
         self.name, self.costs, self.overlap = name, costs, overlap
-        self._turns = Turns()
+        self._turns = TurnTaking()
         self.chunks = SCHEDULES[name].chunks if chunks is None else chunks
         self.spans: tuple[Span, ...] = ()  # of the actions of the latest step or evaluation, where there is a clock
         self._made: dict[tuple[int, bool], tuple[Schedule, Program]] = {}
@@ -80,9 +80,9 @@ class Executor:
         one = _Pass(self.stage, self.comm, schedule, train, self.clock, self._known, self._turns)
         for step in program:
             match step:
-                case Run(action, beside) if beside is not None:
+                case RunAction(action, beside) if beside is not None:
                     one.run_both(action, beside)
-                case Run(action):
+                case RunAction(action):
                     one.run(action)
                 case Send(message, peer):
                     one.send(message, peer)
@@ -109,13 +109,13 @@ class _Pass:
 
     def __init__(
         self,
-        stage: Stage,
+        stage: RankStages,
         comm: Comm,
         schedule: Schedule,
         train: bool,
         clock: Callable[[], float] | None,
         known: set[tuple[torch.Size, torch.dtype]],
-        turns: Turns,
+        turns: TurnTaking,
     ) -> None:
         self.known, self.turns = known, turns
         self.stage, self.comm, self.schedule, self.train, self.clock = stage, comm, schedule, train, clock
@@ -129,14 +129,14 @@ class _Pass:
         self.sent: dict[int, deque[tuple[Tensor, Pending]]] = defaultdict(deque)  # a tensor lives until it has arrived
         self.freed: dict[int, int] = defaultdict(int)
 
-    def run(self, action: Action) -> None:
+    def run(self, action: PipelineAction) -> None:
         given = self._input(action)
         start = self.clock() if self.clock else 0.0
         self._run(action, given)
         if self.clock:
             self.spans.append((start, self.clock()))
 
-    def run_both(self, forward: Action, backward: Action) -> None:
+    def run_both(self, forward: PipelineAction, backward: PipelineAction) -> None:
         """In turns; recorded one after the other, each as long as it had the rank."""
         given = self._input(forward), self._input(backward)
         start = self.clock() if self.clock else 0.0
@@ -145,11 +145,11 @@ class _Pass:
         if self.clock:
             self.spans += [(start, start + seconds), (start + seconds, self.clock())]
 
-    def _input(self, action: Action) -> Tensor | None:
+    def _input(self, action: PipelineAction) -> Tensor | None:
         needed = input_of(self.schedule, self.comm.index, action)
         return None if needed is None else self._take(needed)
 
-    def _run(self, action: Action, given: Tensor | None) -> None:
+    def _run(self, action: PipelineAction, given: Tensor | None) -> None:
         if action.kind == "F":
             out = self._forward(action, given)
         elif action.kind == "W":
@@ -210,7 +210,7 @@ class _Pass:
         self.sent[peer].popleft()[1].wait()
         self.freed[peer] += 1
 
-    def _forward(self, action: Action, hidden: Tensor | None) -> Tensor:
+    def _forward(self, action: PipelineAction, hidden: Tensor | None) -> Tensor:
         if hidden is not None:
             hidden = hidden.detach().requires_grad_(self.train)
         output = self.stage.forward(action.chunk, action.microbatch, hidden)
@@ -220,7 +220,7 @@ class _Pass:
             self.losses[action.microbatch] = output.detach()
         return output.detach()
 
-    def _backward(self, action: Action, grad: Tensor | None) -> Tensor | None:
+    def _backward(self, action: PipelineAction, grad: Tensor | None) -> Tensor | None:
         chunk, microbatch = action.chunk, action.microbatch
         leaf, output = self.live.pop((chunk, microbatch))
         with self.stage.put_off.open(chunk, microbatch) if action.kind == "I" else nullcontext():

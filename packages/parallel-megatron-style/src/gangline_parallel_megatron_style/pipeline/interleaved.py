@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline_parallel_megatron_style.pipeline.actions import Action, Schedule, padded
+from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule, padded
 
 
 def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
@@ -22,13 +22,13 @@ def interleaved_1f1b(ranks: int, microbatches: int, chunks: int) -> Schedule:
         chunk, microbatch = divmod(within, ranks)
         return (chunks - 1 - chunk if backward else chunk), group * ranks + microbatch
 
-    def order(rank: int) -> list[Action]:
+    def order(rank: int) -> list[PipelineAction]:
         ahead = min(total, 2 * (ranks - rank - 1) + (chunks - 1) * ranks)
-        actions = [Action("F", *nth(number, False)) for number in range(ahead)]
+        actions = [PipelineAction("F", *nth(number, False)) for number in range(ahead)]
         for number in range(total):
             if number + ahead < total:
-                actions.append(Action("F", *nth(number + ahead, False)))
-            actions.append(Action("B", *nth(number, True)))
+                actions.append(PipelineAction("F", *nth(number + ahead, False)))
+            actions.append(PipelineAction("B", *nth(number, True)))
         return actions
 
     return padded(ranks, microbatches, chunks, "loop", order)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from gangline_parallel_megatron_style.pipeline.actions import Action, Kind, Schedule
+from gangline_parallel_megatron_style.pipeline.actions import Kind, PipelineAction, Schedule
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline, simulate
 
@@ -28,11 +28,11 @@ class Message(NamedTuple):
     target: int
 
 
-class Run(NamedTuple):
+class RunAction(NamedTuple):
     """`beside`: what the action takes turns with."""
 
-    action: Action
-    beside: Action | None = None
+    action: PipelineAction
+    beside: PipelineAction | None = None
 
 
 class Send(NamedTuple):
@@ -41,7 +41,7 @@ class Send(NamedTuple):
 
 
 class Recv(NamedTuple):
-    """Begin to receive; what it brings is needed by a later `Run`.
+    """Begin to receive; what it brings is needed by a later `RunAction`.
 
     `frees` counts the messages to `peer`, from the first one on, that must have arrived there before this one could
     be made: once this has come they need no memory here.
@@ -52,11 +52,11 @@ class Recv(NamedTuple):
     frees: int
 
 
-Step = Run | Send | Recv
+Step = RunAction | Send | Recv
 Program = tuple[Step, ...]
 
 
-def message_of(schedule: Schedule, rank: int, action: Action) -> Message | None:
+def message_of(schedule: Schedule, rank: int, action: PipelineAction) -> Message | None:
     """What an action gives to another stage, on whatever rank; None where it gives nothing."""
     stage = schedule.stage(rank, action.chunk)
     target = stage + 1 if action.kind == "F" else stage - 1
@@ -65,7 +65,7 @@ def message_of(schedule: Schedule, rank: int, action: Action) -> Message | None:
     return Message("F" if action.kind == "F" else "B", action.microbatch, stage, target)
 
 
-def input_of(schedule: Schedule, rank: int, action: Action) -> Message | None:
+def input_of(schedule: Schedule, rank: int, action: PipelineAction) -> Message | None:
     """What an action uses that another stage made, on whatever rank."""
     stage = schedule.stage(rank, action.chunk)
     source = stage - 1 if action.kind == "F" else stage + 1
@@ -86,7 +86,7 @@ def programs(schedule: Schedule, costs: Costs | Sequence[Costs] = UNIFORM, laten
     for ending_together in _by_end(simulate(schedule, costs, latency)):
         made: list[tuple[Message, int, int, int]] = []
         for rank, turn in ending_together:
-            steps[rank].append(Run(*turn))
+            steps[rank].append(RunAction(*turn))
             used.update(taken for action in turn if (taken := input_of(schedule, rank, action)) is not None)
             for message in filter(None, (message_of(schedule, rank, action) for action in turn)):
                 peer = schedule.place(message.target)[0]
@@ -103,7 +103,7 @@ def programs(schedule: Schedule, costs: Costs | Sequence[Costs] = UNIFORM, laten
     return tuple(map(tuple, steps))
 
 
-def _by_end(timeline: Timeline) -> Iterator[list[tuple[int, tuple[Action, ...]]]]:
+def _by_end(timeline: Timeline) -> Iterator[list[tuple[int, tuple[PipelineAction, ...]]]]:
     """(rank, turn) of all ranks in the order of their ends; those that end at one time together."""
     events = []
     for rank, spans in enumerate(timeline.spans):

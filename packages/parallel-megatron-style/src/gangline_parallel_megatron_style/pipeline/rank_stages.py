@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradients
+from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradStore
 
 
-class Stage(ABC):
+class RankStages(ABC):
     """All the chunks of one rank. A hidden state is whatever shape `empty` gives, (B, t, D) in a decoder."""
 
     def __init__(self) -> None:
-        self.put_off = WeightGradients()
+        self.put_off = WeightGradStore()
 
     @abstractmethod
     def forward(self, chunk: int, microbatch: int, hidden: Tensor | None) -> Tensor:

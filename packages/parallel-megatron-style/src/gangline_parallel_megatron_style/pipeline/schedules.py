@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gangline_parallel_megatron_style.pipeline.actions import Action, Placement, Schedule
+from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Placement, Schedule
 from gangline_parallel_megatron_style.pipeline.classic import gpipe, one_f_one_b, zb_h1
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
 from gangline_parallel_megatron_style.pipeline.dualpipe_v import dualpipe_v
@@ -128,16 +128,21 @@ def forward_only(ranks: int, microbatches: int, chunks: int, placement: Placemen
     can neither begin earlier nor end later.
     """
 
-    def loop(rank: int) -> list[Action]:
+    def loop(rank: int) -> list[PipelineAction]:
         groups = [range(first, min(first + ranks, microbatches)) for first in range(0, microbatches, ranks)]
-        return [Action("F", chunk, microbatch) for group in groups for chunk in range(chunks) for microbatch in group]
+        return [
+            PipelineAction("F", chunk, microbatch)
+            for group in groups
+            for chunk in range(chunks)
+            for microbatch in group
+        ]
 
-    def v(rank: int) -> list[Action]:
+    def v(rank: int) -> list[PipelineAction]:
         ahead = 2 * (ranks - 1 - rank) + 1  # microbatches that go down before the first comes back up
         turns = [
             (microbatch + chunk * ahead, -chunk, microbatch) for chunk in (0, 1) for microbatch in range(microbatches)
         ]
-        return [Action("F", -chunk, microbatch) for _, chunk, microbatch in sorted(turns)]
+        return [PipelineAction("F", -chunk, microbatch) for _, chunk, microbatch in sorted(turns)]
 
     of = loop if placement == "loop" else v
     return Schedule(ranks, chunks, microbatches, placement, tuple(tuple(of(rank)) for rank in range(ranks)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs, per_stage
-from gangline_parallel_megatron_style.pipeline.depend import Done, needs, result, walk
+from gangline_parallel_megatron_style.pipeline.depend import StageResult, needs, result, walk
 
 Span = tuple[float, float]
 
@@ -48,7 +48,7 @@ def simulate(schedule: Schedule, costs: Costs | Sequence[Costs] = UNIFORM, laten
     """
     each = per_stage(costs, schedule.stages)
     free = [0.0] * schedule.ranks
-    done: dict[Done, tuple[float, int]] = {}
+    done: dict[StageResult, tuple[float, int]] = {}
     spans: list[list[Span]] = [[] for _ in free]
     for rank, turn in walk(schedule):
         at = free[rank]

@@ -1,8 +1,8 @@
 """One chunk of the model on this rank: the modules it runs, in order, and what happens around each of them.
 
-    embed?  block  block ...  head?        each with the units whose weights it reads
+    embed?  block  block ...  head?        each with the groups whose weights it reads
 
-Before a module its units are gathered (and the next ones ahead of it); when the backward pass is through with it, its
+Before a module its groups are gathered (and the next ones ahead of it); when the backward pass is through with it, its
 gradients are on their way. The way back is noticed by an identity in front of each module: its backward runs when all
 that the module's own backward does is done, for autograd takes what was made last first.
 """
@@ -23,13 +23,13 @@ from gangline.batch import Batch
 class Segment:
     """A module of the chunk. kind: "embed" (batch) -> hidden, "block" and "head" (hidden, batch) -> hidden or loss.
 
-    units    whose weights it reads
+    groups    whose weights it reads
     reduces  whose gradients are complete when its backward pass is done
     """
 
     kind: str
     module: nn.Module
-    units: tuple[str, ...]
+    groups: tuple[str, ...]
     reduces: tuple[str, ...]
 
 
@@ -52,7 +52,7 @@ def passing(hidden: Tensor, passed: Callable[[], None]) -> Tensor:
     return _Passing.apply(hidden, passed) if hidden.requires_grad else hidden
 
 
-class Chunk:
+class Stage:
     """Runs its segments. `before(segment, backward)` and `after(segment, backward)` are called around each of them."""
 
     def __init__(

@@ -22,7 +22,7 @@ class Abandoned(Exception):
     """Raised in the computation that is left when the other one failed."""
 
 
-class Turns:
+class TurnTaking:
     """Runs pairs; keeps the thread of the second ones."""
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gangline_parallel_megatron_style.pipeline.actions import Action, Schedule
+from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule
 from gangline_parallel_megatron_style.pipeline.depend import walk
 
 
@@ -23,15 +23,15 @@ def validate(schedule: Schedule) -> None:
         pass
 
 
-def _complete(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
+def _complete(schedule: Schedule, rank: int, order: tuple[PipelineAction, ...]) -> None:
     count = Counter(order)
     for chunk in range(schedule.chunks):
         for microbatch in range(schedule.microbatches):
             forward, whole, inputs, weights = (
-                count.pop(Action(kind, chunk, microbatch), 0) for kind in ("F", "B", "I", "W")
+                count.pop(PipelineAction(kind, chunk, microbatch), 0) for kind in ("F", "B", "I", "W")
             )
             if forward != 1:
-                raise ValueError(f"rank {rank} has {Action('F', chunk, microbatch)} {forward} times")
+                raise ValueError(f"rank {rank} has {PipelineAction('F', chunk, microbatch)} {forward} times")
             if (whole, inputs, weights) not in ((1, 0, 0), (0, 1, 1)):
                 raise ValueError(
                     f"rank {rank} has B {whole}, I {inputs} and W {weights} times for microbatch {microbatch} "
@@ -41,7 +41,7 @@ def _complete(schedule: Schedule, rank: int, order: tuple[Action, ...]) -> None:
         raise ValueError(f"rank {rank} has {next(iter(count))}, which does not exist")
 
 
-def _ordered(rank: int, order: tuple[Action, ...]) -> None:
+def _ordered(rank: int, order: tuple[PipelineAction, ...]) -> None:
     for kinds in ("BI", "BW"):  # what is not put off accumulates with I
         last: dict[int, int] = {}
         for action in order:

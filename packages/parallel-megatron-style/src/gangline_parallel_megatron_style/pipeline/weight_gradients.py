@@ -38,7 +38,7 @@ def is_open() -> bool:
     return _kept is not None
 
 
-class WeightGradients:
+class WeightGradStore:
     """What was put off, by chunk and microbatch."""
 
     def __init__(self) -> None:

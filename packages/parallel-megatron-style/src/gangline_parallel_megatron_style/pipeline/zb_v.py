@@ -6,7 +6,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 
-from gangline_parallel_megatron_style.pipeline.actions import Action, Kind, Schedule, place_of, stage_of
+from gangline_parallel_megatron_style.pipeline.actions import Kind, PipelineAction, Schedule, place_of, stage_of
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs, per_stage
 
 # What a rank that is free does first. Of all orders this one alone leaves no bubble where F = I = W (2 to 32 ranks).
@@ -24,8 +24,8 @@ class _Rank:
         self.last, self.microbatches = 2 * ranks - 1, microbatches
         self.room, self.held = 2 * ranks, [0, 0]  # activations: how many more it may hold, and holds of each chunk
         self.next = dict.fromkeys(PREFERENCE, 0)  # the microbatch that comes next
-        self.put_off: deque[Action] = deque()
-        self.actions: list[Action] = []
+        self.put_off: deque[PipelineAction] = deque()
+        self.actions: list[PipelineAction] = []
         self.free = 0.0
 
     def _ready(self, kind: Kind, chunk: int, microbatch: int, ends: Ends, until: float) -> bool:
@@ -38,15 +38,15 @@ class _Rank:
             return ("F", stage, microbatch) in ends
         return ("F", stage, microbatch) in ends and ends.get(("I", stage + 1, microbatch), until + 1) <= until
 
-    def choose(self, ends: Ends, until: float) -> Action | None:
+    def choose(self, ends: Ends, until: float) -> PipelineAction | None:
         """The first of `PREFERENCE` whose input is here by `until`, else the oldest W, else nothing."""
         for kind, chunk in PREFERENCE:
             microbatch = self.next[kind, chunk]
             if microbatch < self.microbatches and self._ready(kind, chunk, microbatch, ends, until):
-                return Action(kind, chunk, microbatch)
+                return PipelineAction(kind, chunk, microbatch)
         return self.put_off[0] if self.put_off else None
 
-    def begin(self, action: Action) -> None:
+    def begin(self, action: PipelineAction) -> None:
         self.actions.append(action)
         if action.kind == "W":
             self.put_off.popleft()

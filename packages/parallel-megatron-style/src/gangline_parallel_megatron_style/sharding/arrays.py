@@ -1,4 +1,4 @@
-"""Where every array of the run lies: units, buffers and the registry, from the plan and the mesh alone. Torch-free.
+"""Where every array of the run lies: groups, buffers and the registry, from the plan and the mesh alone. Torch-free.
 
 An array is cut in this order: along a tensor dim over `tp`, along one over a fold, and what is left between rows over
 the ranks that share its optimizer state: (dp_shard, cp), or for what lies on a fold the ranks beside the fold.
@@ -15,15 +15,15 @@ from math import prod
 from gangline.mesh import Mesh
 from gangline.plan import Cut, Fold, Plan, matches
 from gangline.shard import Division, Layout, Registry
-from gangline_parallel_megatron_style.sharding.packing import Packing, Rows, pack
+from gangline_parallel_megatron_style.sharding.packing import ArrayRows, Packing, pack
 
 SHARD_AXES = ("dp_shard", "cp")  # the optimizer state of what all data ranks hold is cut over these
-EMBED, HEAD, TIED = "embed", "head", "tied"  # units beside the blocks
+EMBED, HEAD, TIED = "embed", "head", "tied"  # parameter groups beside the blocks
 
 
 @dataclass(frozen=True)
-class Group:
-    """Arrays that are stored and reduced alike.
+class ParamKind:
+    """How arrays are stored and reduced: those of one parameter group and one kind share a buffer.
 
     fold       the fold they lie on, or None: all data ranks hold the same
     full       computed in the dtype of the masters
@@ -36,33 +36,33 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Buffer:
-    """Arrays of one unit and one group, in one flat buffer. `sums`: array -> ranks of `tp` its gradient is added over.
+class BufferLayout:
+    """Arrays of one group and one kind, in one flat buffer. `sums`: array -> ranks of `tp` its gradient is added over.
 
     0: none; a number: that many neighbours (the whole axis, or those that share a key head).
     """
 
-    unit: str
-    group: Group
+    group: str
+    kind: ParamKind
     packing: Packing
     sums: Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Arrays:
+class ModelLayout:
     """The whole model's arrays.
 
-    units  name -> its buffers
-    stage  name of a unit -> the pp ranks that have it, its owner first
+    groups  parameter group -> its buffers
+    stage   parameter group -> the pp ranks that have it, its owner first
     """
 
     registry: Registry
-    units: Mapping[str, tuple[Buffer, ...]]
+    groups: Mapping[str, tuple[BufferLayout, ...]]
     stage: Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Given:
+class ModelShapes:
     """What a model is made of: shapes of parameters by the name they are kept under, and what else matters of them."""
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -72,29 +72,29 @@ class Given:
 
 
 def lay_out(
-    plan: Plan, mesh: Mesh, given: Given, ranks: Sequence[int], *, zero: int, sequence_parallel: bool, dtype: str
-) -> Arrays:
+    plan: Plan, mesh: Mesh, given: ModelShapes, ranks: Sequence[int], *, zero: int, sequence_parallel: bool, dtype: str
+) -> ModelLayout:
     """`ranks`: the pp rank of the embedding, of each block, and of the head.
 
     Raises ValueError for what lies outside of the modules that the plan names, or is shared in a way that has no home.
     """
     homes = {EMBED: ranks[0], **{f"{plan.blocks}.{i}": rank for i, rank in enumerate(ranks[1:-1])}, HEAD: ranks[-1]}
-    units = {name: unit_of(name, plan, given.aliases[name]) for name in given.shapes}
-    stage: dict[str, tuple[int, ...]] = {unit: (homes[unit],) for unit in homes}
-    if TIED in units.values():
+    groups = {name: group_of(name, plan, given.aliases[name]) for name in given.shapes}
+    stage: dict[str, tuple[int, ...]] = {group: (homes[group],) for group in homes}
+    if TIED in groups.values():
         stage[TIED] = tuple(dict.fromkeys((ranks[0], ranks[-1])))
     placed = {name: _placed(name, shape, plan, mesh) for name, shape in given.shapes.items()}
     shared = mesh.size("tp") > 1 and sequence_parallel
-    grouped: dict[tuple[str, Group], list[str]] = {}
-    for name, unit in units.items():
+    grouped: dict[tuple[str, ParamKind], list[str]] = {}
+    for name, group in groups.items():
         full = any(matches(pattern, name) for pattern in plan.master_dtype)
-        group = Group(placed[name].fold, full, name not in given.frozen)
-        grouped.setdefault((unit, group), []).append(name)
+        kind = ParamKind(placed[name].fold, full, name not in given.frozen)
+        grouped.setdefault((group, kind), []).append(name)
     layouts: dict[str, Layout] = {}
-    buffers: dict[str, list[Buffer]] = {unit: [] for unit in stage}
-    for (unit, group), names in grouped.items():
-        axes, every, parts = shards(group, plan, mesh, zero)
-        at = (("pp", stage[unit][0]),) if mesh.size("pp") > 1 else ()
+    buffers: dict[str, list[BufferLayout]] = {group: [] for group in stage}
+    for (group, kind), names in grouped.items():
+        axes, every, parts = shards(kind, plan, mesh, zero)
+        at = (("pp", stage[group][0]),) if mesh.size("pp") > 1 else ()
         rows = [placed[name].rows(name) for name in names]
         for packing in _pack(tuple((r.count, r.width) for r in rows), parts, tuple(names)):
             for index, array in enumerate(packing.arrays):
@@ -103,7 +103,7 @@ def lay_out(
                     divisions += (Division(axes, (packing.bounds(index),), rows=True, every=every),)
                 layouts[array.name] = Layout(given.shapes[array.name], dtype, divisions, at)
             sums = {array.name: _sums(array.name, placed[array.name], plan, mesh, shared) for array in packing.arrays}
-            buffers[unit].append(Buffer(unit, group, packing, sums))
+            buffers[group].append(BufferLayout(group, kind, packing, sums))
     ordered = {f"model/{name}": layouts[name] for name in given.shapes}
     for name, (shape, kind) in given.buffers.items():
         places = sorted({homes[_place(alias, plan)] for alias in given.aliases[name]})
@@ -111,11 +111,11 @@ def lay_out(
             raise ValueError(f"the buffer {name} is shared by modules of the pipeline stages {places}; only one has it")
         ordered[f"model/{name}"] = Layout(shape, kind, at=(("pp", places[0]),) if mesh.size("pp") > 1 else ())
     registry = Registry.of(mesh, ordered)
-    return Arrays(registry, {unit: tuple(found) for unit, found in buffers.items()}, stage)
+    return ModelLayout(registry, {group: tuple(found) for group, found in buffers.items()}, stage)
 
 
-def unit_of(name: str, plan: Plan, aliases: Sequence[str]) -> str:
-    """The unit of a parameter: a block, the embedding, the head, or what both of these use."""
+def group_of(name: str, plan: Plan, aliases: Sequence[str]) -> str:
+    """The group of a parameter: a block, the embedding, the head, or what both of these use."""
     places = {_place(alias, plan) for alias in (name, *aliases)}
     if len(places) == 1:
         return places.pop()
@@ -145,10 +145,10 @@ class _Placed:
     fold: str | None
     neighbours: int  # ranks of tp that share a part; all of them where tp cuts nothing
 
-    def rows(self, name: str) -> Rows:
+    def rows(self, name: str) -> ArrayRows:
         if len(self.shape) <= 1:
-            return Rows(name, 1, prod(self.shape))
-        return Rows(name, prod(self.shape[:-1]), self.shape[-1])
+            return ArrayRows(name, 1, prod(self.shape))
+        return ArrayRows(name, prod(self.shape[:-1]), self.shape[-1])
 
 
 def active_fold(plan: Plan, mesh: Mesh, name: str) -> Fold | None:
@@ -208,9 +208,9 @@ def _sums(name: str, placed: _Placed, plan: Plan, mesh: Mesh, shared: bool) -> i
     return tp if shared or any(matches(pattern, name) for pattern in plan.partial_grad) else 0
 
 
-def shards(group: Group, plan: Plan, mesh: Mesh, zero: int) -> tuple[tuple[str, ...], int, int]:
-    """(axes, every, parts): how the rows of a group are cut."""
-    fold = active_fold(plan, mesh, group.fold) if group.fold else None
+def shards(kind: ParamKind, plan: Plan, mesh: Mesh, zero: int) -> tuple[tuple[str, ...], int, int]:
+    """(axes, every, parts): how the rows of arrays of this kind are cut."""
+    fold = active_fold(plan, mesh, kind.fold) if kind.fold else None
     if fold is not None:
         axes = tuple(axis for axis in mesh.axes if axis in fold.out_of)
         return axes, fold.size, mesh.size(*axes) // fold.size if zero else 1
@@ -221,7 +221,7 @@ def _pack(rows: tuple[tuple[int, int], ...], parts: int, names: tuple[str, ...])
     """`pack` under these names; blocks that are alike are packed once."""
     return [
         Packing(
-            tuple(Rows(names[int(array.name)], array.count, array.width) for array in packing.arrays),
+            tuple(ArrayRows(names[int(array.name)], array.count, array.width) for array in packing.arrays),
             packing.starts,
             packing.parts,
             packing.length,
@@ -232,4 +232,4 @@ def _pack(rows: tuple[tuple[int, int], ...], parts: int, names: tuple[str, ...])
 
 @lru_cache(maxsize=256)
 def _packed(rows: tuple[tuple[int, int], ...], parts: int) -> list[Packing]:
-    return pack([Rows(str(index), count, width) for index, (count, width) in enumerate(rows)], parts)
+    return pack([ArrayRows(str(index), count, width) for index, (count, width) in enumerate(rows)], parts)

@@ -1,10 +1,10 @@
-"""How the arrays of a unit lie in flat buffers that ranks share evenly, cut between rows. Torch-free.
+"""How the arrays of a parameter group lie in flat buffers that ranks share evenly, cut between rows. Torch-free.
 
-A unit (a block) is gathered and reduced in one piece, so its arrays lie in one buffer, which n ranks cut into n ranges
-of equal length. No row may be cut, and every array must be one view of the buffer, so nothing may be put into the
-middle of an array: the range length is a multiple of the row widths, and each array begins at a multiple of its own
-width. An array of one dim is one row. Where the widths have no small common multiple, arrays of each width have a
-buffer of their own.
+A parameter group (a block) is gathered and reduced in one piece, so its arrays lie in one buffer, which n ranks cut
+into n ranges of equal length. No row may be cut, and every array must be one view of the buffer, so nothing may be put
+into the middle of an array: the range length is a multiple of the row widths, and each array begins at a multiple of
+its own width. An array of one dim is one row. Where the widths have no small common multiple, arrays of each width have
+a buffer of their own.
 
 A checkpoint stores an array in chunks that no border may cut, so their rows divide the greatest common divisor of the
 array's borders: borders at rows 2050 and 4211 leave chunks of one row, a million of them in a model of 8 B parameters.
@@ -27,7 +27,7 @@ GRAIN = 0.01  # of its arrays: what a buffer may be longer for, so that its bord
 
 
 @dataclass(frozen=True)
-class Rows:
+class ArrayRows:
     """An array as a rank has it: `count` rows of `width` elements."""
 
     name: str
@@ -43,7 +43,7 @@ class Rows:
 class Packing:
     """One buffer: `parts` ranges of `length` elements each, and where in it each array begins."""
 
-    arrays: tuple[Rows, ...]
+    arrays: tuple[ArrayRows, ...]
     starts: tuple[int, ...]
     parts: int
     length: int
@@ -60,7 +60,7 @@ class Packing:
         )
 
 
-def pack(arrays: Sequence[Rows], parts: int) -> list[Packing]:
+def pack(arrays: Sequence[ArrayRows], parts: int) -> list[Packing]:
     """Buffers for these arrays, in order: one where that wastes little, else one for each width of rows."""
     if parts == 1:
         return [_pack(arrays, 1, 1)] if arrays else []
@@ -98,7 +98,7 @@ def _spread(packing: Packing, grain: int) -> Packing:
     return packing
 
 
-def _pack(arrays: Sequence[Rows], parts: int, multiple: int, grain: int = 1) -> Packing:
+def _pack(arrays: Sequence[ArrayRows], parts: int, multiple: int, grain: int = 1) -> Packing:
     """The shortest range length, a multiple of `multiple`, into whose ranges the arrays fit."""
     least = max(-(-sum(array.size for array in arrays) // parts), *(array.width for array in arrays))
     length = -(-least // multiple) * multiple
@@ -107,7 +107,7 @@ def _pack(arrays: Sequence[Rows], parts: int, multiple: int, grain: int = 1) -> 
     return Packing(tuple(arrays), tuple(starts), parts, length)
 
 
-def _place(arrays: Sequence[Rows], parts: int, length: int, grain: int) -> list[int] | None:
+def _place(arrays: Sequence[ArrayRows], parts: int, length: int, grain: int) -> list[int] | None:
     """Where each array begins, or None where they do not fit."""
     starts, free = [], 0
     for array in arrays:
