@@ -20,7 +20,7 @@ from gangline.rundir import RunDirectory
 from gangline.shard import Registry
 from gangline_ckpt_zarr.config import ZarrCheckpoint
 from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.chunks import Files
+from gangline_ckpt_zarr.format.chunks import CheckpointFiles
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
 from gangline_ckpt_zarr.format.overlap import meeting
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_out
@@ -53,7 +53,7 @@ def llama() -> None:
     print(f"\nLlama 3 405B on {world:,} ranks: {len(registry.layouts):,} arrays, {registry.nbytes / 1e12:.2f} TB")
     print(f"  both registries                     {time.perf_counter() - began:8.3f} s")
     rank = world // 2 + 77
-    files = Files(registry)
+    files = CheckpointFiles(registry)
     seconds, file = _timed(lambda: files.of_rank(rank))
     print(f"  one rank's file, planned            {seconds:8.3f} s  ({len(file.runs)} boxes, {file.size / 1e6:.0f} MB)")
     seconds, content = _timed(lambda: metadata.write(registry, files, {"step": 0, "attempt": 1}, "0badcafe"))
@@ -62,27 +62,27 @@ def llama() -> None:
     print(f"  zarr.json, read                     {seconds:8.3f} s")
     for axes, wanted in ((WIDE, registry), (NARROW, other)):
         reader = wanted.mesh.world // 2 + 77
-        seconds, (cells, writers) = _timed(lambda wanted=wanted, reader=reader: read_by(meta, wanted, reader))
+        seconds, (chunks, writers) = _timed(lambda wanted=wanted, reader=reader: read_by(meta, wanted, reader))
         shape = " ".join(f"{axis}={size}" for axis, size in axes.items())
-        print(f"  a load into {shape:<23} {seconds:8.3f} s  (one rank: {cells:,} cells of {writers:,} files)")
+        print(f"  a load into {shape:<23} {seconds:8.3f} s  (one rank: {chunks:,} chunks of {writers:,} files)")
 
 
 def read_by(meta: Meta, wanted: Registry, rank: int) -> tuple[int, int]:
-    """(cells, files) that a rank of another layout reads."""
-    cells, writers = 0, set()
+    """(chunks, files) that a rank of another layout reads."""
+    chunks, writers = 0, set()
     for name in wanted:
         for box, _ in wanted.of_rank(name, rank):
             for writer, stored in meeting(meta.registry, name, box):
                 run = meta.files.of_rank(writer).by_box[name, stored.offset]
-                cells += sum(count for _, count in run.meeting(box))
+                chunks += sum(count for _, count in run.meeting(box))
                 writers.add(writer)
-    return cells, len(writers)
+    return chunks, len(writers)
 
 
 def dry_run() -> None:
     """Every rank's file of Llama 3 8B on 1,024 ranks, one after the other: no rank's work grows with the world."""
     registry = registry_of(Llama3_8B, MODERATE)
-    files, seconds, sizes, boxes = Files(registry), [], [], 0
+    files, seconds, sizes, boxes = CheckpointFiles(registry), [], [], 0
     for rank in range(registry.mesh.world):
         took, file = _timed(lambda rank=rank: files.of_rank(rank))
         seconds.append(took)
@@ -100,7 +100,7 @@ def latest_of_many(folder: str, count: int) -> None:
     """A run with so many checkpoints of a small model."""
     registry = registry_of(DecoderConfig, {})
     run = default_run(run={"dir": f"{folder}/run"}, checkpoint=ZarrCheckpoint())
-    files, directory = Files(registry), RunDirectory.create(run).path
+    files, directory = CheckpointFiles(registry), RunDirectory.create(run).path
     for step in range(count):
         document = {"step": step, "attempt": 1, "model": "small"}
         place = Path(directory, "checkpoints", str(CheckpointId(step)))

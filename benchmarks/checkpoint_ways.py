@@ -23,11 +23,11 @@ from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer
 from gangline_ckpt_zarr.checkpointer import build as build_checkpointer
 from gangline_ckpt_zarr.config import ZarrCheckpoint
 from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.chunks import Files
+from gangline_ckpt_zarr.format.chunks import CheckpointFiles
 from gangline_ckpt_zarr.save.staging import Staging
 from gangline_ckpt_zarr.save.transfer import write_file
-from gangline_ckpt_zarr.save.writer.client import WriterProcess
-from gangline_ckpt_zarr.save.writer.messages import Object
+from gangline_ckpt_zarr.save.writer.client import WriterClient
+from gangline_ckpt_zarr.save.writer.messages import ObjectPath
 from gangline_ckpt_zarr.stores.local import LocalStore
 
 BLOCK = 8 << 20
@@ -79,15 +79,17 @@ class FromStaging:
     """Our writer process, on memory that is staged: checksums, the file, and the commit by rank 0."""
 
     def __init__(self, state: State) -> None:
-        self.registry, self.files = state.registry, Files(state.registry)
+        self.registry, self.files = state.registry, CheckpointFiles(state.registry)
         self.file = self.files.of_rank(rank.index)
-        self.staging, self.writer = Staging(), WriterProcess()
+        self.staging, self.writer = Staging(), WriterClient()
         self.writer.start([self.staging.fd])
         self.staging.fill(self.file, state.shards)
 
     def __call__(self, folder: str) -> None:
         path = metadata.data_path("0badcafe", rank.index)
-        write_file(self.writer, self.staging, self.file, "0badcafe", Object(folder, path), 600.0, lambda share: None)
+        write_file(
+            self.writer, self.staging, self.file, "0badcafe", ObjectPath(folder, path), 600.0, lambda share: None
+        )
         barrier()
         if rank.index == 0:
             content = metadata.write(self.registry, self.files, {"step": 0, "attempt": 1}, "0badcafe")

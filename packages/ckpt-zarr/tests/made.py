@@ -15,9 +15,9 @@ from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry, Shard
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.checksum import TRAILER, seal_start, trailer
-from gangline_ckpt_zarr.format.chunks import Files
+from gangline_ckpt_zarr.format.chunks import CheckpointFiles
 from gangline_ckpt_zarr.save.staging import Staging
-from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.stores.local import LocalStore
 
 WRITE_ID = "0badcafe"
@@ -34,7 +34,7 @@ def whole(name: str, layout: Layout) -> torch.Tensor:
 
 def staged(registry: Registry, values: Values = whole, write_id: str = WRITE_ID) -> dict[int, bytearray]:
     """The file of each rank, in memory, checksums and seals filled in."""
-    files, found = Files(registry), {}
+    files, found = CheckpointFiles(registry), {}
     staging = Staging()
     for rank in range(registry.mesh.world):
         shards = [
@@ -62,7 +62,7 @@ def staged(registry: Registry, values: Values = whole, write_id: str = WRITE_ID)
 
 
 def save(
-    store: Store | str,
+    store: ObjectStore | str,
     registry: Registry,
     values: Values = whole,
     document: Mapping[str, Any] | None = None,
@@ -78,7 +78,7 @@ def save(
             writer.close()
     says = {"step": 0, "attempt": 1, **(document or {})}
     says |= {} if id is None else {"step": id.step, "attempt": id.attempt}
-    text = metadata.write(registry, Files(registry), says, write_id)
+    text = metadata.write(registry, CheckpointFiles(registry), says, write_id)
     store.commit(metadata.NAME, text)
     return metadata.read(text, metadata.NAME)
 

@@ -98,10 +98,10 @@ def loaded(directory: str, names: Sequence[str] | None, token: str) -> tuple[int
             ]
     store = Far(Path(directory))
     tier = Tier("far", store)
-    talk = Agreement(rank.comms(MESH).store, f"sharing/{token}", rank.index, rank.world)
+    agreement = Agreement(rank.comms(MESH).store, f"sharing/{token}", rank.index, rank.world)
     own = sum(shard.local.numel() * (4 if shard.dtype != torch.int64 else 8) for shard in shards)
     try:
-        load(ID, [(tier, tier.meta(ID))], shards, found, talk)
+        load(ID, [(tier, tier.meta(ID))], shards, found, agreement)
     except BadCheckpoint as bad:
         return store.read_bytes, own, (bad.array, bad.file)
     right = all(torch.equal(shard.local, whole(shard.name, found[shard.name])[shard.box.slices]) for shard in shards)

@@ -22,12 +22,12 @@ from gangline.checkpoint.base import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline.shard import Box
 from gangline_ckpt_zarr.commands import show
-from gangline_ckpt_zarr.commands.listing import entries
+from gangline_ckpt_zarr.commands.listing import list_checkpoints
 from gangline_ckpt_zarr.commands.verify import checked
 from gangline_ckpt_zarr.commands.where import Copy
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.metadata import NAME
-from gangline_ckpt_zarr.load.reader import Target, plan
+from gangline_ckpt_zarr.load.plan import Target, plan_reads
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.tiers.base import Tier
 
@@ -77,7 +77,7 @@ def looked_at(place: Path, content: bytes) -> str | None:
 
 def _looked_at(place: Path) -> str | None:
     found = Copy(PLACE, "disk", open_store(str(place)))
-    (entry,) = entries(open_store(str(place.parent)))
+    (entry,) = list_checkpoints(open_store(str(place.parent)))
     state = entry.state(Tier("disk", open_store(str(place.parent))))
     bad = checked(found)[0]
     assert bad or not state.startswith("damaged"), "verify sees what ls does, and more"
@@ -86,7 +86,7 @@ def _looked_at(place: Path) -> str | None:
             show.run([str(place)])
         meta = found.held()
         for name, layout in meta.registry.layouts.items():
-            plan(meta, [Target(name, Box((0,) * len(layout.shape), layout.shape), None)])  # type: ignore[arg-type]
+            plan_reads(meta, [Target(name, Box((0,) * len(layout.shape), layout.shape), None)])  # type: ignore[arg-type]
     except (BadCheckpoint, UserError):
         assert bad
     return str(bad[0]) if bad else None
@@ -224,4 +224,4 @@ def test_what_cannot_be_read_again_is_not_written():
     registry = small()
     deep = {"step": 1, "attempt": 1, "states": nested(100)}
     with pytest.raises(ValueError, match="nested more than"):
-        metadata.write(registry, metadata.Files(registry), deep, "0badcafe")
+        metadata.write(registry, metadata.CheckpointFiles(registry), deep, "0badcafe")

@@ -19,7 +19,8 @@ from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry
 from gangline_ckpt_zarr.commands.where import one
 from gangline_ckpt_zarr.format.grid import stored_dtype
-from gangline_ckpt_zarr.load.reader import Reader, Target, plan
+from gangline_ckpt_zarr.load.plan import Target, plan_reads
+from gangline_ckpt_zarr.load.reader import ChunkReader
 
 ELSEWHERE = Registry.of(  # the same arrays, cut otherwise
     Mesh.of({"tp": 3}),
@@ -60,8 +61,8 @@ def values(place, name: str) -> np.ndarray:
     meta = one([str(place)]).copy().meta
     layout = meta.registry[name]
     whole = np.empty(layout.shape, stored_dtype(layout.dtype))
-    for rank, pieces in plan(meta, [Target(name, Box((0,) * len(layout.shape), layout.shape), whole)]).items():
-        Reader(meta, meta.path(rank), one([str(place)]).copy().store).read(pieces)
+    for rank, items in plan_reads(meta, [Target(name, Box((0,) * len(layout.shape), layout.shape), whole)]).items():
+        ChunkReader(meta, meta.path(rank), one([str(place)]).copy().store).read(items)
     return whole
 
 

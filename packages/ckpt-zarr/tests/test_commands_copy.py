@@ -24,8 +24,9 @@ from gangline_ckpt_zarr.commands import copying
 from gangline_ckpt_zarr.commands.where import one
 from gangline_ckpt_zarr.format import metadata, native
 from gangline_ckpt_zarr.format.grid import stored_dtype
-from gangline_ckpt_zarr.format.native import OpenMeta
-from gangline_ckpt_zarr.load.reader import Reader, Target, plan
+from gangline_ckpt_zarr.format.native import NativeMeta
+from gangline_ckpt_zarr.load.plan import Target, plan_reads
+from gangline_ckpt_zarr.load.reader import ChunkReader
 from gangline_ckpt_zarr.stores.local import LocalStore
 from gangline_ckpt_zarr.stores.open import open_store
 
@@ -46,8 +47,8 @@ def files(place: Path) -> dict[str, bytes]:
 def read(place: str, name: str, box: Box) -> np.ndarray:
     copy = one([place]).copy()
     array = np.empty(box.shape, stored_dtype(copy.meta.registry[name].dtype))
-    for rank, pieces in plan(copy.meta, [Target(name, box, array)]).items():
-        Reader(copy.meta, copy.meta.path(rank), copy.store).read(pieces)
+    for rank, items in plan_reads(copy.meta, [Target(name, box, array)]).items():
+        ChunkReader(copy.meta, copy.meta.path(rank), copy.store).read(items)
     return array
 
 
@@ -356,7 +357,7 @@ def test_whatever_the_layout(tmp_path_factory, registry: Registry) -> None:
     meta = save(str(place / "a"), registry)
     copying._openly(one([str(place / "a")]).copy(), open_store(str(place / "open")))
     made = metadata.read((place / "open" / "zarr.json").read_bytes(), "zarr.json")
-    assert isinstance(made, OpenMeta)
+    assert isinstance(made, NativeMeta)
     assert made.shapes == meta.shapes
     chunks = sum(run.count for rank in range(registry.mesh.world) for run in meta.files.of_rank(rank).runs)
     ranks = [rank for rank in range(made.registry.mesh.world) if made.files.of_rank(rank).runs]

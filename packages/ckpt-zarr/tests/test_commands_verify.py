@@ -14,10 +14,10 @@ from made import run_dir, save, small, staged
 from gangline.cli.main import main
 from gangline.mesh import Mesh
 from gangline.shard import Layout, Registry
-from gangline_ckpt_zarr.commands.bad_chunks import Bad, Check, merged
+from gangline_ckpt_zarr.commands.bad_chunks import BadChunks, FileScanner, merged
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.checksum import TRAILER
-from gangline_ckpt_zarr.format.chunks import Files, Run
+from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun
 from gangline_ckpt_zarr.load import scan
 from gangline_ckpt_zarr.load.scan import Window, windows
 from gangline_ckpt_zarr.stores.open import open_store
@@ -25,8 +25,8 @@ from gangline_ckpt_zarr.stores.open import open_store
 PLACE = "step-00000012"
 
 
-def named(run: Run, number: int, path: str) -> str:
-    box = run.cell_box(number)
+def named(run: ChunkRun, number: int, path: str) -> str:
+    box = run.chunk_box(number)
     limits = ", ".join(f"{start}:{start + length}" for start, length in zip(box.offset, box.shape, strict=True))
     return f"{run.name}[{limits}] in {path} is damaged"
 
@@ -139,24 +139,24 @@ def test_a_remote_store_is_read_as_well(capsys):
 @settings(max_examples=60, deadline=None)
 @given(registries(4), st.integers(1, 300), st.data())
 def test_windows_of_any_length_find_the_same(registry: Registry, length: int, data) -> None:
-    """A cell may begin, end and have its checksum in three of them."""
-    files = Files(registry)
+    """A chunk may begin, end and have its checksum in three of them."""
+    files = CheckpointFiles(registry)
     meta = metadata.Meta({}, registry, files, "0badcafe")
     for rank, content in staged(registry).items():
         file = files.of_rank(rank)
-        cells = [(run, number) for run in file.runs for number in range(run.count)]
-        if not cells:
+        chunks = [(run, number) for run in file.runs for number in range(run.count)]
+        if not chunks:
             continue
-        flipped = data.draw(st.sets(st.sampled_from(range(len(cells))), max_size=3))
-        for cell in flipped:
-            run, number = cells[cell]
+        flipped = data.draw(st.sets(st.sampled_from(range(len(chunks))), max_size=3))
+        for chunk in flipped:
+            run, number = chunks[chunk]
             at = run.base + number * run.stride + data.draw(st.integers(0, run.nbytes + TRAILER - 1))
             content[at] ^= 0x10
-        check, found = Check(file, meta, file.size), []
+        check, found = FileScanner(file, meta, file.size), []
         for start in range(0, file.size, length):
             part = memoryview(content)[start : start + length]
             found += check.feed(Window(start, len(part), part))
-        assert [(bad.run, bad.number) for bad in found] == [cells[cell] for cell in sorted(flipped)]
+        assert [(bad.run, bad.number) for bad in found] == [chunks[chunk] for chunk in sorted(flipped)]
 
 
 def test_what_cannot_be_read_is_bad_and_the_rest_is_not(tmp_path, monkeypatch) -> None:
@@ -174,7 +174,7 @@ def test_what_cannot_be_read_is_bad_and_the_rest_is_not(tmp_path, monkeypatch) -
         read(path, ranges)
 
     monkeypatch.setattr(store, "read_into", fails)
-    check, found = Check(file, meta, file.size), []
+    check, found = FileScanner(file, meta, file.size), []
     for window in windows(store, meta.path(0), file.size):
         found += check.feed(window)
     touched = [run for run in file.runs if run.base < 2 * length and run.base + run.nbytes + TRAILER > length]
@@ -184,8 +184,8 @@ def test_what_cannot_be_read_is_bad_and_the_rest_is_not(tmp_path, monkeypatch) -
 
 def test_a_run_that_is_bad_throughout_is_one_line() -> None:
     registry = Registry.of(Mesh.of({}), {"model/w": Layout((5000, 1000), "float32")})
-    run = Files(registry).of_rank(0).runs[0]
+    run = CheckpointFiles(registry).of_rank(0).runs[0]
     assert run.count > 2
-    every = [Bad(run, number, "x") for number in range(run.count)]
+    every = [BadChunks(run, number, "x") for number in range(run.count)]
     assert [(bad.number, bad.box) for bad in merged(every)] == [(None, ((0, 5000), (0, 1000)))]
     assert list(merged(every[1:])) == every[1:]

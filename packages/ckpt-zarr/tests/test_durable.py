@@ -28,7 +28,7 @@ from gangline.testing import rank
 from gangline.testing.pool import PoolBroken, pool
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer
 from gangline_ckpt_zarr.commands.verify import damaged
-from gangline_ckpt_zarr.save.handle import Saving
+from gangline_ckpt_zarr.save.handle import ZarrHandle
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.tiers.base import Tier
 
@@ -97,12 +97,12 @@ def job(tmp_path: Path, place: Place) -> Iterator[Job]:
     found.end()
 
 
-def begin(job: Job, step: int) -> Saving:
+def begin(job: Job, step: int) -> ZarrHandle:
     checkpointer = job.checkpointer
     assert checkpointer is not None
     assert checkpointer.due(step, 0.1, 2)
     handle = checkpointer.save(step, kit.shards_of(REGISTRY, step), REGISTRY, kit.document(step, 1, step))
-    assert isinstance(handle, Saving)
+    assert isinstance(handle, ZarrHandle)
     return handle
 
 
@@ -236,7 +236,7 @@ def test_the_last_save_is_tried_again_where_its_copy_failed(job: Job, place: Pla
     assert job.load(20) == []
 
 
-def until_over(handle: Saving) -> None:
+def until_over(handle: ZarrHandle) -> None:
     deadline = threading.Event()
     for _ in range(int(SECONDS * 100)):
         if handle.poll():

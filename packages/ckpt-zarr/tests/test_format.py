@@ -1,4 +1,4 @@
-"""The grid, the cells, the files, and who meets whom: against plain enumeration, on invented cuts."""
+"""The grid, the chunks, the files, and who meets whom: against plain enumeration, on invented cuts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry
 from gangline_ckpt_zarr.format import cuts, metadata, overlap
 from gangline_ckpt_zarr.format.checksum import TRAILER
-from gangline_ckpt_zarr.format.chunks import PAGE, Files
+from gangline_ckpt_zarr.format.chunks import PAGE, CheckpointFiles
 from gangline_ckpt_zarr.format.grid import CHUNK_BYTES, LARGE, chunk_shape, spacing
 from gangline_ckpt_zarr.format.references import chunk_key, references
 
@@ -37,7 +37,7 @@ def test_no_boundary_falls_inside_a_chunk(registry: Registry) -> None:
 @MANY
 @given(registries())
 def test_every_chunk_is_written_once_and_by_one_rank(registry: Registry) -> None:
-    files, keys = Files(registry), []
+    files, keys = CheckpointFiles(registry), []
     for rank in range(registry.mesh.world):
         file, end = files.of_rank(rank), 0
         for run in file.runs:
@@ -87,7 +87,7 @@ def test_stored_boxes_that_meet_a_wanted_one_are_found(registry: Registry, data)
 @MANY
 @given(registries(), st.data())
 def test_cells_that_meet_a_wanted_box_are_found(registry: Registry, data) -> None:
-    files = Files(registry)
+    files = CheckpointFiles(registry)
     for rank in range(registry.mesh.world):
         for run in files.of_rank(rank).runs:
             wanted = data.draw(boxes(registry[run.name].shape))
@@ -95,18 +95,18 @@ def test_cells_that_meet_a_wanted_box_are_found(registry: Registry, data) -> Non
             brute = {
                 number
                 for number in range(run.count)
-                if not wanted.shape or run.cell_box(number).overlap(wanted) is not None
+                if not wanted.shape or run.chunk_box(number).overlap(wanted) is not None
             }
             assert brute <= found
-            if len(wanted.shape) <= 1 or all(cells == 1 for cells in run.grid[1:]):
+            if len(wanted.shape) <= 1 or all(chunks == 1 for chunks in run.grid[1:]):
                 assert brute == found
-            assert sum(run.cell_box(number).size for number in range(run.count)) == run.box.size
+            assert sum(run.chunk_box(number).size for number in range(run.count)) == run.box.size
 
 
 @MANY
 @given(registries())
 def test_what_zarr_json_says_comes_back(registry: Registry) -> None:
-    files, document = Files(registry), {"step": 3, "attempt": 1, "words": ["ö", None, 1.5]}
+    files, document = CheckpointFiles(registry), {"step": 3, "attempt": 1, "words": ["ö", None, 1.5]}
     content = metadata.write(registry, files, document, "0badcafe")
     meta = metadata.read(content, "zarr.json")
     assert meta.document == document
@@ -125,7 +125,7 @@ def test_every_flipped_bit_of_zarr_json_is_noticed() -> None:
     layout = Layout((8, 3), "float32", (Division(("dp_shard",), ((0, 4, 8),)),))
     registry = Registry.of(Mesh.of({"dp_shard": 2}), {"model/w": layout})
     content = metadata.write(
-        registry, Files(registry), {"step": 3, "attempt": 1, "learning_rate": 0.125, "name": "a"}, "0badcafe"
+        registry, CheckpointFiles(registry), {"step": 3, "attempt": 1, "learning_rate": 0.125, "name": "a"}, "0badcafe"
     )
     same = metadata.read(content, "zarr.json")
     for place in range(len(content)):

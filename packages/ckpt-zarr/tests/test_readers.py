@@ -15,7 +15,7 @@ from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.checksum import TRAILER, seal_start, trailer
-from gangline_ckpt_zarr.format.chunks import Files
+from gangline_ckpt_zarr.format.chunks import CheckpointFiles
 from gangline_ckpt_zarr.format.grid import stored_dtype
 from gangline_ckpt_zarr.format.views import views
 from gangline_ckpt_zarr.stores.local import LocalStore
@@ -47,7 +47,7 @@ def values(name: str) -> np.ndarray:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("run") / "step-00000012"
-    store, files = LocalStore(place), Files(REGISTRY)
+    store, files = LocalStore(place), CheckpointFiles(REGISTRY)
     for rank in range(REGISTRY.mesh.world):
         file = files.of_rank(rank)
         content = np.zeros(file.size, np.uint8)
@@ -56,8 +56,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for view in views(run, whole.itemsize):
                 strides = [step * whole.itemsize for step in view.strides]
                 start = content[view.offset * whole.itemsize :].view(whole.dtype)
-                cells = np.lib.stride_tricks.as_strided(start, view.sizes, strides)
-                cells[...] = whole[run.box.slices][view.slices].reshape(view.sizes)
+                chunks = np.lib.stride_tricks.as_strided(start, view.sizes, strides)
+                chunks[...] = whole[run.box.slices][view.slices].reshape(view.sizes)
             seals = seal_start(ID, run.name, run.box.offset)
             for number in range(run.count):
                 end = run.base + number * run.stride + run.nbytes

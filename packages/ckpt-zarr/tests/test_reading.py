@@ -20,16 +20,17 @@ from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry, Shard
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.checksum import TRAILER
-from gangline_ckpt_zarr.format.chunks import Files
-from gangline_ckpt_zarr.load import batch as batches
-from gangline_ckpt_zarr.load.reader import Reader, Target, plan
+from gangline_ckpt_zarr.format.chunks import CheckpointFiles
+from gangline_ckpt_zarr.load import batch
+from gangline_ckpt_zarr.load.plan import Target, plan_reads
+from gangline_ckpt_zarr.load.reader import ChunkReader
 from gangline_ckpt_zarr.save.staging import Staging
 
 
 def staged(registry: Registry) -> tuple[metadata.Meta, dict[int, bytearray]]:
     """What zarr.json says, and the files of all ranks in memory."""
     return metadata.read(
-        metadata.write(registry, Files(registry), {"step": 1, "attempt": 1}, WRITE_ID), "zarr.json"
+        metadata.write(registry, CheckpointFiles(registry), {"step": 1, "attempt": 1}, WRITE_ID), "zarr.json"
     ), made.staged(registry)
 
 
@@ -63,8 +64,8 @@ def target_of(name: str, layout: Layout, box: Box) -> tuple[Target, torch.Tensor
 
 
 def filled(meta: metadata.Meta, files: dict[int, bytearray], wanted: list[Target], verify: bool = True) -> None:
-    for rank, pieces in plan(meta, wanted).items():
-        Reader(meta, f"{rank}.bin", Memory(files[rank]), verify).read(pieces)
+    for rank, items in plan_reads(meta, wanted).items():
+        ChunkReader(meta, f"{rank}.bin", Memory(files[rank]), verify).read(items)
 
 
 @settings(max_examples=150, deadline=None)
@@ -100,7 +101,7 @@ def targets() -> list[Target]:
 
 
 def test_every_kind_of_damage_to_every_cell_is_named() -> None:
-    """A flipped bit, a cut file, another cell in its place."""
+    """A flipped bit, a cut file, another chunk in its place."""
     meta, files = staged(LARGE)
     filled(meta, files, targets())
     draw = random.Random(0)
@@ -114,7 +115,7 @@ def test_every_kind_of_damage_to_every_cell_is_named() -> None:
                 for damaged in (flipped, content[:place]):
                     with pytest.raises(BadCheckpoint) as raised:
                         filled(meta, {**files, rank: damaged}, targets())
-                    named = run.cell_box(number)
+                    named = run.chunk_box(number)
                     assert raised.value.array == run.name
                     assert raised.value.box == tuple(
                         (at, at + n) for at, n in zip(named.offset, named.shape, strict=True)
@@ -125,9 +126,9 @@ def test_every_kind_of_damage_to_every_cell_is_named() -> None:
 def test_batches_side_by_side_fill_the_same_and_name_the_first_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with cores to spare several batches are under way at once."""
     pool = ThreadPoolExecutor(3)
-    monkeypatch.setattr(batches, "lanes", lambda: 3)
-    monkeypatch.setattr(batches, "_pool", lambda: pool)
-    monkeypatch.setattr(batches, "BATCH", 4096)
+    monkeypatch.setattr(batch, "lanes", lambda: 3)
+    monkeypatch.setattr(batch, "_pool", lambda: pool)
+    monkeypatch.setattr(batch, "BATCH", 4096)
     layout = Layout((640, 64), "float32", (Division(("dp_shard",), ((0, *range(32, 641, 32)),), rows=True),))
     registry = Registry.of(Mesh.of({"dp_shard": 20}), {"model/w": layout})
     meta, files = staged(registry)
@@ -135,18 +136,18 @@ def test_batches_side_by_side_fill_the_same_and_name_the_first_damage(monkeypatc
         box = Box((0, columns.start), (640, columns.stop - columns.start))
         for verify in (True, False):
             target, memory = target_of("model/w", layout, box)
-            for rank, pieces in plan(meta, [target]).items():
+            for rank, items in plan_reads(meta, [target]).items():
                 store = Memory(files[rank], local=True)
-                Reader(meta, f"{rank}.bin", store, verify).read(pieces)
+                ChunkReader(meta, f"{rank}.bin", store, verify).read(items)
                 assert threading.get_ident() not in store.readers
             assert torch.equal(memory, whole("model/w", layout)[box.slices])
     target, memory = target_of("model/w", layout, Box((0, 0), layout.shape))
-    pieces = plan(meta, [target])[3]
+    items = plan_reads(meta, [target])[3]
     (run,) = meta.files.of_rank(3).runs
     broken = bytearray(files[3])
     broken[run.base] ^= 1
     with pytest.raises(BadCheckpoint) as raised:
-        Reader(meta, "3.bin", Memory(broken, local=True)).read(pieces)
+        ChunkReader(meta, "3.bin", Memory(broken, local=True)).read(items)
     assert raised.value.box == ((96, 128), (0, 64))
     pool.shutdown()
 
@@ -156,7 +157,7 @@ def test_bfloat16_keeps_every_bit() -> None:
     bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
     layout = Layout((1 << 16,), "bfloat16")
     registry = Registry.of(Mesh.of({}), {"model/x": layout})
-    file = Files(registry).of_rank(0)
+    file = CheckpointFiles(registry).of_rank(0)
     staging = Staging()
     staging.fill(file, [Shard("model/x", layout.shape, torch.bfloat16, (0,), bits.view(torch.bfloat16))])
     values = staging._bytes[: 4 << 16].view(torch.float32).clone()

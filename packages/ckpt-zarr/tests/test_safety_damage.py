@@ -22,7 +22,7 @@ from gangline.mesh import Mesh
 from gangline.testing import checkpointer_ranks as kit
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
 from gangline_ckpt_zarr.format.checksum import TRAILER, seal, seal_start
-from gangline_ckpt_zarr.format.chunks import Run
+from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.format.metadata import NAME
 
 ROWS = 1030  # of the large arrays: a little over 1 MiB each, so they lie on pages
@@ -71,8 +71,8 @@ def made(tmp_path_factory) -> Made:
 
 
 @pytest.fixture
-def cells(made: Made) -> Iterator[list[tuple[Run, int, Path]]]:
-    """Every cell of step 2: its run, its number, its file; the files are as before afterwards."""
+def chunks(made: Made) -> Iterator[list[tuple[ChunkRun, int, Path]]]:
+    """Every chunk of step 2: its run, its number, its file; the files are as before afterwards."""
     checkpointer = made.opened()
     (_, meta), *_ = checkpointer.metas(CheckpointId(2))
     path = made.place(2) / meta.path(0)
@@ -97,8 +97,8 @@ def other(made: Made) -> bytes:
     return path.read_bytes()
 
 
-def is_named(bad: BadCheckpoint | None, run: Run, number: int, path: Path) -> bool:
-    box = run.cell_box(number)
+def is_named(bad: BadCheckpoint | None, run: ChunkRun, number: int, path: Path) -> bool:
+    box = run.chunk_box(number)
     limits = tuple((at, at + n) for at, n in zip(box.offset, box.shape, strict=True))
     return bad is not None and (bad.array, bad.box, bad.file) == (run.name, limits, str(path))
 
@@ -107,34 +107,34 @@ def test_nothing_is_wrong_with_what_was_saved(made: Made) -> None:
     assert made.outcome(1) is made.outcome(2) is None
 
 
-def test_one_flipped_bit_in_each_chunk(made: Made, cells) -> None:
-    draw, content = random.Random(1), cells[0][2].read_bytes()
-    for run, number, path in cells:
+def test_one_flipped_bit_in_each_chunk(made: Made, chunks) -> None:
+    draw, content = random.Random(1), chunks[0][2].read_bytes()
+    for run, number, path in chunks:
         at = run.base + number * run.stride + draw.randrange(run.nbytes + TRAILER)
         with patched(path, at, bytes([content[at] ^ 1 << draw.randrange(8)])):
             assert is_named(made.outcome(), run, number, path), (run.name, number)
 
 
-def test_the_file_cut_off_in_each_chunk(made: Made, cells) -> None:
+def test_the_file_cut_off_in_each_chunk(made: Made, chunks) -> None:
     draw = random.Random(2)
-    for run, number, path in reversed(cells):
+    for run, number, path in reversed(chunks):
         os.truncate(path, run.base + number * run.stride + draw.randrange(run.nbytes + TRAILER))
         assert is_named(made.outcome(), run, number, path), (run.name, number)
 
 
-def test_a_lost_file(made: Made, cells) -> None:
-    path = cells[0][2]
+def test_a_lost_file(made: Made, chunks) -> None:
+    path = chunks[0][2]
     path.rename(path.with_suffix(".gone"))
     bad = made.outcome()
     path.with_suffix(".gone").rename(path)
-    assert is_named(bad, cells[0][0], 0, path)
+    assert is_named(bad, chunks[0][0], 0, path)
 
 
 @pytest.mark.parametrize("behind", [TRAILER - 4, TRAILER], ids=["what zarr knows of", "all of it"])
-def test_each_chunk_replaced_by_that_of_another_step(made: Made, cells, behind: int) -> None:
+def test_each_chunk_replaced_by_that_of_another_step(made: Made, chunks, behind: int) -> None:
     """Its checksum is right. What notices is the seal, whether it came along or not."""
-    elsewhere, here = other(made), cells[0][2].read_bytes()
-    for run, number, path in cells:
+    elsewhere, here = other(made), chunks[0][2].read_bytes()
+    for run, number, path in chunks:
         start = run.base + number * run.stride
         part = slice(start, start + run.nbytes + behind)
         assert elsewhere[part] != here[part]
@@ -144,16 +144,16 @@ def test_each_chunk_replaced_by_that_of_another_step(made: Made, cells, behind: 
         assert "another save" in str(bad)
 
 
-def test_the_file_of_another_step(made: Made, cells) -> None:
-    run, number, path = cells[0]
+def test_the_file_of_another_step(made: Made, chunks) -> None:
+    run, number, path = chunks[0]
     path.write_bytes(other(made))
     assert is_named(made.outcome(), run, number, path)
 
 
-def test_chunks_that_changed_places(made: Made, cells) -> None:
+def test_chunks_that_changed_places(made: Made, chunks) -> None:
     """Of one array, and of two arrays with equal chunks: each has all its checksums right."""
-    swapped, content = 0, cells[0][2].read_bytes()
-    for (one, first, path), (two, second, _) in pairwise(cells):
+    swapped, content = 0, chunks[0][2].read_bytes()
+    for (one, first, path), (two, second, _) in pairwise(chunks):
         if one.nbytes != two.nbytes:
             continue
         a, b = one.base + first * one.stride, two.base + second * two.stride
@@ -164,12 +164,12 @@ def test_chunks_that_changed_places(made: Made, cells) -> None:
     assert swapped >= 3
 
 
-def test_a_checkpoint_under_the_name_of_another(made: Made, cells, tmp_path: Path) -> None:
+def test_a_checkpoint_under_the_name_of_another(made: Made, chunks, tmp_path: Path) -> None:
     """zarr.json with its files, all whole, in the place of another step."""
     copy = made.place(3)
     copy.mkdir()
     try:
-        for path in (made.place(2) / NAME, cells[0][2]):
+        for path in (made.place(2) / NAME, chunks[0][2]):
             target = copy / path.relative_to(made.place(2))
             target.parent.mkdir(exist_ok=True)
             target.write_bytes(path.read_bytes())
@@ -182,7 +182,7 @@ def test_a_checkpoint_under_the_name_of_another(made: Made, cells, tmp_path: Pat
         copy.rmdir()
 
 
-def test_zarr_json_of_another_step(made: Made, cells) -> None:
+def test_zarr_json_of_another_step(made: Made, chunks) -> None:
     path = made.place(2) / NAME
     content = path.read_bytes()
     path.write_bytes((made.place(1) / NAME).read_bytes())
@@ -204,9 +204,9 @@ def test_two_saves_never_seal_alike(one: str, two: str, number: int, checksum: i
     assert (sealed == seal(seal_start(one, "model/w", (0, 8)), another, checksum)) == (number == another)
 
 
-def test_without_verification_only_what_is_not_there_is_noticed(made: Made, cells) -> None:
+def test_without_verification_only_what_is_not_there_is_noticed(made: Made, chunks) -> None:
     """`checkpoint.verify=false` is a choice: it reads what there is."""
-    run, _, path = cells[0]
+    run, _, path = chunks[0]
     content = path.read_bytes()
     path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
     checkpointer = made.opened()

@@ -21,16 +21,16 @@ from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline_ckpt_zarr.agreement import Agreement, Failed
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer
-from gangline_ckpt_zarr.save import transfer as putting
-from gangline_ckpt_zarr.save.writer.client import WriterProcess
-from gangline_ckpt_zarr.save.writer.messages import Memory
+from gangline_ckpt_zarr.save import transfer
+from gangline_ckpt_zarr.save.writer.client import WriterClient
+from gangline_ckpt_zarr.save.writer.messages import StagedMemory
 
 MESH = Mesh.of({"dp_shard": 2})
 SECONDS = 60.0
 
 
 def opened(job: kit.Job) -> ZarrCheckpointer:
-    putting.GRACE = 0.5
+    transfer.GRACE = 0.5
     found = kit.opened(job)
     assert isinstance(found, ZarrCheckpointer)
     return found
@@ -46,13 +46,13 @@ def outcome(checkpointer: ZarrCheckpointer, job: kit.Job, step: int) -> str:
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[kit.Job]:
     words = ["recipe=tiny", "checkpoint=zarr", f"run.dir={tmp_path}", "checkpoint.deadline_seconds=0.2"]
-    grace = putting.GRACE
+    grace = transfer.GRACE
     yield kit.Job("gangline_ckpt_zarr.checkpointer:build", compose_one(words), MESH, str(tmp_path))
     pool(2).run(be_patient, grace)
 
 
 def be_patient(grace: float) -> None:
-    putting.GRACE = grace
+    transfer.GRACE = grace
 
 
 def whole(job: kit.Job) -> set[str]:
@@ -120,10 +120,10 @@ def together(world: int, patience: float, act: Callable[[Agreement], None], stor
     heard = [""] * world
 
     def run(rank: int) -> None:
-        talk = Agreement(store, "save/1", rank, world, patience, "words")  # type: ignore[arg-type]
+        agreement = Agreement(store, "save/1", rank, world, patience, "newest")  # type: ignore[arg-type]
         try:
-            act(talk)
-            talk.all_done("written")
+            act(agreement)
+            agreement.all_done("written")
         except Failed as failed:
             heard[rank] = f"{failed.what}{' (late)' if failed.late else ''}"
 
@@ -136,21 +136,21 @@ def together(world: int, patience: float, act: Callable[[Agreement], None], stor
 
 
 def test_all_who_are_silent_are_named() -> None:
-    def act(talk: Agreement) -> None:
-        if talk.rank not in (1, 3):
-            talk.done("written")
+    def act(agreement: Agreement) -> None:
+        if agreement.rank not in (1, 3):
+            agreement.done("written")
 
     store = dist.HashStore()
-    before = [Agreement(store, "save/0", number, 5, 1.0, "words") for number in range(5)]  # type: ignore[arg-type]
-    for talk in before:  # what they said of an earlier save is not of this one
-        talk.done("written")
+    before = [Agreement(store, "save/0", number, 5, 1.0, "newest") for number in range(5)]  # type: ignore[arg-type]
+    for agreement in before:  # what they said of an earlier save is not of this one
+        agreement.done("written")
     assert together(5, 0.2, act, store) == ["ranks 1, 3 have not answered within 0.2 s (late)"] * 5
 
 
 def test_of_many_some_are_named() -> None:
-    def act(talk: Agreement) -> None:
-        if talk.rank == 0:
-            talk.done("written")
+    def act(agreement: Agreement) -> None:
+        if agreement.rank == 0:
+            agreement.done("written")
 
     (first, *_) = together(12, 0.2, act, dist.HashStore())
     assert first == "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more have not answered within 0.2 s (late)"
@@ -159,13 +159,13 @@ def test_of_many_some_are_named() -> None:
 def test_nobody_is_tired_while_some_rank_gets_on() -> None:
     """A store may be slow, and files of unequal size; what counts is that something moves."""
 
-    def act(talk: Agreement) -> None:
-        if talk.rank == 1:
+    def act(agreement: Agreement) -> None:
+        if agreement.rank == 1:
             end = time.monotonic() + 0.8
             while time.monotonic() < end:
-                talk.alive()
+                agreement.heartbeat()
                 time.sleep(0.01)
-        talk.done("written")
+        agreement.done("written")
 
     assert together(3, 0.2, act, dist.HashStore()) == [""] * 3
 
@@ -173,11 +173,11 @@ def test_nobody_is_tired_while_some_rank_gets_on() -> None:
 def test_without_patience_a_wait_has_no_end() -> None:
     go, over = threading.Event(), []
 
-    def act(talk: Agreement) -> None:
-        talk.patience = None
-        if talk.rank == 1:
+    def act(agreement: Agreement) -> None:
+        agreement.patience = None
+        if agreement.rank == 1:
             go.wait(SECONDS)
-        talk.done("written")
+        agreement.done("written")
 
     runs = threading.Thread(target=lambda: over.extend(together(2, 0.01, act, dist.HashStore())), daemon=True)
     runs.start()
@@ -189,13 +189,13 @@ def test_without_patience_a_wait_has_no_end() -> None:
 
 
 def test_a_writer_that_was_given_up_has_no_say_in_what_the_next_does(tmp_path: Path) -> None:
-    writer = WriterProcess()
+    writer = WriterClient()
     writer.start()
     assert writer.pid is not None
     os.kill(writer.pid, signal.SIGSTOP)
-    first = writer.write(Memory(0), [], (str(tmp_path), "a"))
+    first = writer.write(StagedMemory(0), [], (str(tmp_path), "a"))
     writer.give_up()
     assert writer.wait(first, SECONDS).failed == "the writer process was given up"
     for number in range(3):
-        assert writer.wait(writer.write(Memory(0), [], (str(tmp_path), str(number))), SECONDS).done
+        assert writer.wait(writer.write(StagedMemory(0), [], (str(tmp_path), str(number))), SECONDS).done
     writer.close()

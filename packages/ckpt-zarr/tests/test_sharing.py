@@ -16,9 +16,9 @@ from sharing_ranks import ID, loaded, registry, whole
 from gangline.shard import Registry
 from gangline.testing.pool import pool
 from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.chunks import Files
-from gangline_ckpt_zarr.format.grid import cell_itemsize
-from gangline_ckpt_zarr.load import shared as sharing
+from gangline_ckpt_zarr.format.chunks import CheckpointFiles
+from gangline_ckpt_zarr.format.grid import stored_itemsize
+from gangline_ckpt_zarr.load import shared
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def saved(tmp_path: Path) -> Path:
 def test_each_byte_is_read_by_one_of_those_that_hold_it(saved: Path) -> None:
     found = pool(4).run(loaded, str(saved), None, saved.name)
     assert [right for _, _, right in found] == [True] * 4
-    stored = sum(prod(layout.shape) * cell_itemsize(layout.dtype) for layout in registry().layouts.values())
+    stored = sum(prod(layout.shape) * stored_itemsize(layout.dtype) for layout in registry().layouts.values())
     read = [nbytes for nbytes, _, _ in found]
     assert stored <= sum(read) < 1.1 * stored  # checksums, seals and gaps with it
     assert sum(own for _, own, _ in found) > 2 * stored
@@ -50,7 +50,7 @@ def test_damage_that_one_rank_reads_is_raised_on_all(saved: Path) -> None:
     files = sorted((saved / str(ID)).glob("data-*/*.bin"))
     content = bytearray(files[0].read_bytes())
     content[100] ^= 1
-    damaged = Files(registry()).of_rank(0).runs[0].name
+    damaged = CheckpointFiles(registry()).of_rank(0).runs[0].name
     files[0].write_bytes(content)
     found = pool(4).run(loaded, str(saved), None, saved.name)
     assert {damage for _, _, damage in found} == {(damaged, str(files[0]))}
@@ -60,11 +60,13 @@ def test_damage_that_one_rank_reads_is_raised_on_all(saved: Path) -> None:
 @given(registries(), st.integers(1, 4), st.sampled_from([16, 64, 1 << 20]))
 def test_all_that_share_a_part_know_the_same(wanted: Registry, together: int, slice_bytes: int) -> None:
     """Parts tile a rank's boxes; two ranks see what they share in one order, with one reader and in one step."""
-    meta = metadata.read(metadata.write(wanted, Files(wanted), {"step": 1, "attempt": 1}, "0badcafe"), "zarr.json")
+    meta = metadata.read(
+        metadata.write(wanted, CheckpointFiles(wanted), {"step": 1, "attempt": 1}, "0badcafe"), "zarr.json"
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sharing, "SLICE", slice_bytes)
-        patch.setattr(sharing, "STEP", 4 * slice_bytes)
-        seen = {rank: [*sharing.parts(meta, wanted, rank, together)] for rank in range(wanted.mesh.world)}
+        patch.setattr(shared, "SLICE", slice_bytes)
+        patch.setattr(shared, "STEP", 4 * slice_bytes)
+        seen = {rank: [*shared.shared_slices(meta, wanted, rank, together)] for rank in range(wanted.mesh.world)}
     between: dict[tuple[int, int], dict[int, list]] = defaultdict(dict)
     for rank, found in seen.items():
         covered: dict[tuple, int] = defaultdict(int)

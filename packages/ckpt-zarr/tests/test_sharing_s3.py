@@ -23,7 +23,7 @@ from gangline.shard import Division, Layout, Registry, Shard
 from gangline.testing import checkpointer_ranks as kit
 from gangline.testing import rank
 from gangline.testing.pool import pool
-from gangline_ckpt_zarr.format.grid import cell_itemsize
+from gangline_ckpt_zarr.format.grid import stored_itemsize
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.stores.ranges import GAP
 
@@ -98,7 +98,7 @@ def test_two_replicas_fetch_a_checkpoint_once(tmp_path: Path, server: FaultyProx
     found = pool(2).run(load, job, environment(server.url), names)
     assert [wrong for wrong, _ in found] == [[], []]
     stored = sum(
-        prod(layout.shape) * cell_itemsize(layout.dtype)
+        prod(layout.shape) * stored_itemsize(layout.dtype)
         for name, layout in registry().layouts.items()
         if names is None or name in names
     )

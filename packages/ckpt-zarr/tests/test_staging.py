@@ -14,7 +14,7 @@ from gangline.mesh import Mesh
 from gangline.shard import Layout, Registry, Shard
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
 from gangline_ckpt_zarr.config import ZarrCheckpoint
-from gangline_ckpt_zarr.format.chunks import Files
+from gangline_ckpt_zarr.format.chunks import CheckpointFiles
 from gangline_ckpt_zarr.save.staging import Staging
 
 REGISTRY = Registry.of(Mesh.of({}), {"model/w": Layout((300, 50)), "model/b": Layout((50,), "bfloat16")})
@@ -35,7 +35,7 @@ def checkpointer(directory: Path, **options) -> ZarrCheckpointer:
 
 
 def test_prepared_memory_holds_the_same() -> None:
-    file = Files(REGISTRY).of_rank(0)
+    file = CheckpointFiles(REGISTRY).of_rank(0)
     content = []
     for prepare in (False, True):
         staging = Staging()
@@ -57,7 +57,7 @@ def test_the_first_save_takes_what_was_prepared(tmp_path: Path, memory_every: in
     found._buffers._preparing.join()
     prepared = found._buffers._prepared
     assert prepared is not None
-    assert prepared.size >= Files(REGISTRY).of_rank(0).size
+    assert prepared.size >= CheckpointFiles(REGISTRY).of_rank(0).size
     for step in (1, 2, 3):
         found.save(step, shards(REGISTRY, step), REGISTRY, {"step": step, "attempt": 1}).wait()
         assert found._buffers._prepared is None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gangline.errors import UserError
 from gangline_ckpt_zarr.stores import retry as retrying
-from gangline_ckpt_zarr.stores.base import Store, StoreError
+from gangline_ckpt_zarr.stores.base import ObjectStore, StoreError
 from gangline_ckpt_zarr.stores.local import LocalStore
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.stores.ranges import GAP, LONGEST, fetches
@@ -46,7 +46,7 @@ def test_a_scheme_nobody_knows() -> None:
 
 
 @pytest.fixture
-def store() -> Store:
+def store() -> ObjectStore:
     fsspec.filesystem("memory").store.clear()
     fsspec.filesystem("memory").pseudo_dirs[:] = [""]
     found = open_store("memory://runs/one")
@@ -54,7 +54,7 @@ def store() -> Store:
     return found
 
 
-def test_any_store_of_fsspec(store: Store) -> None:
+def test_any_store_of_fsspec(store: ObjectStore) -> None:
     writer = store.create("step-1/data/0.bin", 10)
     writer.write(memoryview(b"01234"))
     writer.write(memoryview(b"56789"))
@@ -80,7 +80,7 @@ def test_any_store_of_fsspec(store: Store) -> None:
     assert store.walk() == []
 
 
-def test_a_stream_that_is_given_up(store: Store) -> None:
+def test_a_stream_that_is_given_up(store: ObjectStore) -> None:
     writer = store.create("a", 10)
     writer.write(memoryview(b"01234"))
     with pytest.raises(ValueError, match="announced"):

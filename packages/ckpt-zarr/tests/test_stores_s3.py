@@ -15,7 +15,7 @@ from aiobotocore.session import AioSession
 from faulty_proxy import Asked, FaultyProxy
 from moto.server import ThreadedMotoServer
 
-from gangline_ckpt_zarr.stores.base import Store, StoreError
+from gangline_ckpt_zarr.stores.base import ObjectStore, StoreError
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.stores.s3 import S3Store, part_bytes
 
@@ -58,7 +58,7 @@ def place(proxy: FaultyProxy) -> Place:
     return Place(f"s3://{bucket}/runs/one", proxy)
 
 
-def put(store: Store, path: str, content: bytes, block: int = 288 << 10) -> None:
+def put(store: ObjectStore, path: str, content: bytes, block: int = 288 << 10) -> None:
     writer = store.create(path, len(content))
     view = memoryview(content)
     for first in range(0, len(content), block):

@@ -24,10 +24,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.launch.guard import alive, wait_for_end
-from gangline_ckpt_zarr.save.writer import checksums as checksum
-from gangline_ckpt_zarr.save.writer.checksums import Checksums
-from gangline_ckpt_zarr.save.writer.client import WriterProcess
-from gangline_ckpt_zarr.save.writer.messages import Answer, Cells, Memory, cells
+from gangline_ckpt_zarr.save.writer import checksum_thread
+from gangline_ckpt_zarr.save.writer.checksum_thread import ChecksumThread
+from gangline_ckpt_zarr.save.writer.client import WriterClient
+from gangline_ckpt_zarr.save.writer.messages import Answer, ChunkSpan, StagedMemory, spans
 from gangline_ckpt_zarr.save.writer.process import NICE
 
 PAGE = 4096
@@ -42,7 +42,7 @@ class Staging:
         os.ftruncate(self.fd, size)
         self.bytes = mmap.mmap(self.fd, size)
         self.bytes[:] = random.Random(size).randbytes(size)
-        self.memory = Memory(size, self.fd)
+        self.memory = StagedMemory(size, self.fd)
 
 
 @pytest.fixture
@@ -53,15 +53,15 @@ def staging() -> Iterator[Staging]:
 
 
 @pytest.fixture
-def writer(staging: Staging) -> Iterator[WriterProcess]:
-    found = WriterProcess([staging.fd])
+def writer(staging: Staging) -> Iterator[WriterClient]:
+    found = WriterClient([staging.fd])
     yield found
     found.kill()
 
 
-def empty(writer: WriterProcess, store: str | Path, path: str) -> int:
+def empty(writer: WriterClient, store: str | Path, path: str) -> int:
     """A job that is done as soon as there is an object of no bytes."""
-    return writer.write(Memory(0), [], (str(store), path))
+    return writer.write(StagedMemory(0), [], (str(store), path))
 
 
 def expected(content: bytes, runs: Sequence[tuple[int, int, int, int]]) -> bytes:
@@ -75,7 +75,7 @@ def expected(content: bytes, runs: Sequence[tuple[int, int, int, int]]) -> bytes
 
 
 def test_checksums_are_filled_in_and_the_target_gets_the_bytes(
-    tmp_path: Path, staging: Staging, writer: WriterProcess
+    tmp_path: Path, staging: Staging, writer: WriterClient
 ) -> None:
     runs = [(0, PAGE, 1000, 3), (3 * PAGE, 2 * PAGE, PAGE + 1, 2), (8 * PAGE, 1, 3, 1), (9 * PAGE, 12, 8, 500)]
     wanted = expected(staging.bytes[:], runs)
@@ -87,7 +87,7 @@ def test_checksums_are_filled_in_and_the_target_gets_the_bytes(
     assert staging.bytes[:] == wanted
 
 
-def test_without_a_target_the_memory_is_sealed(staging: Staging, writer: WriterProcess) -> None:
+def test_without_a_target_the_memory_is_sealed(staging: Staging, writer: WriterClient) -> None:
     """The memory tier has the very bytes."""
     runs = [(0, PAGE, 1000, 3), (9 * PAGE, 12, 8, 500)]
     wanted = expected(staging.bytes[:], runs)
@@ -96,22 +96,22 @@ def test_without_a_target_the_memory_is_sealed(staging: Staging, writer: WriterP
     assert staging.bytes[:] == wanted
 
 
-def test_memory_by_path_and_memory_that_has_grown(tmp_path: Path, staging: Staging, writer: WriterProcess) -> None:
+def test_memory_by_path_and_memory_that_has_grown(tmp_path: Path, staging: Staging, writer: WriterClient) -> None:
     place = tmp_path / "staging"
     place.write_bytes(bytes(PAGE))
-    job = writer.write(Memory(PAGE, path=str(place)), [(0, 1, 16, 1)], (str(tmp_path), "a"))
+    job = writer.write(StagedMemory(PAGE, path=str(place)), [(0, 1, 16, 1)], (str(tmp_path), "a"))
     assert writer.wait(job, SECONDS).done
     assert (tmp_path / "a").read_bytes() == place.read_bytes() == expected(bytes(PAGE), [(0, 1, 16, 1)])
     writer.wait(writer.write(staging.memory, [], (str(tmp_path), "b")), SECONDS)
     os.ftruncate(staging.fd, 20 * PAGE)
-    job = writer.write(Memory(20 * PAGE, staging.fd), [], (str(tmp_path), "c"))
+    job = writer.write(StagedMemory(20 * PAGE, staging.fd), [], (str(tmp_path), "c"))
     assert writer.wait(job, SECONDS).done
     assert (tmp_path / "c").read_bytes() == staging.bytes[:] + bytes(4 * PAGE)
     assert (tmp_path / "b").read_bytes() == staging.bytes[:]
 
 
-def test_more_is_asked_for_than_there_is(tmp_path: Path, staging: Staging, writer: WriterProcess) -> None:
-    too_large = writer.write(Memory(17 * PAGE, staging.fd), [], (str(tmp_path), "a"))
+def test_more_is_asked_for_than_there_is(tmp_path: Path, staging: Staging, writer: WriterClient) -> None:
+    too_large = writer.write(StagedMemory(17 * PAGE, staging.fd), [], (str(tmp_path), "a"))
     assert "no more than" in str(writer.wait(too_large, SECONDS).failed)
     beyond = writer.write(staging.memory, [(16 * PAGE - 8, 1, 8, 1)], (str(tmp_path), "a"))
     assert "the memory at" in str(writer.wait(beyond, SECONDS).failed)
@@ -119,7 +119,7 @@ def test_more_is_asked_for_than_there_is(tmp_path: Path, staging: Staging, write
 
 
 def test_a_disk_that_is_full_is_told_in_the_systems_words(
-    tmp_path: Path, staging: Staging, writer: WriterProcess
+    tmp_path: Path, staging: Staging, writer: WriterClient
 ) -> None:
     assert writer.wait(writer.write(staging.memory, [], None), SECONDS).done  # the limit is for memory, too
     assert writer.pid is not None
@@ -131,7 +131,7 @@ def test_a_disk_that_is_full_is_told_in_the_systems_words(
     assert writer.wait(empty(writer, tmp_path, "a"), SECONDS).done  # it goes on
 
 
-def test_progress_and_answers_in_order(tmp_path: Path, staging: Staging, writer: WriterProcess) -> None:
+def test_progress_and_answers_in_order(tmp_path: Path, staging: Staging, writer: WriterClient) -> None:
     jobs = [writer.write(staging.memory, [], (str(tmp_path), f"{number}")) for number in range(3)]
     found: list[Answer] = []
     deadline = time.monotonic() + SECONDS
@@ -145,7 +145,7 @@ def test_progress_and_answers_in_order(tmp_path: Path, staging: Staging, writer:
         writer.wait(jobs[0], SECONDS)
 
 
-def test_waiting_ends(tmp_path: Path, writer: WriterProcess) -> None:
+def test_waiting_ends(tmp_path: Path, writer: WriterClient) -> None:
     writer.start()
     assert writer.pid is not None
     os.kill(writer.pid, signal.SIGSTOP)
@@ -163,10 +163,10 @@ def silent_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_a_busy_writer_does_not_hold_up_the_trainer(tmp_path: Path, silent_s3: None, writer: WriterProcess) -> None:
+def test_a_busy_writer_does_not_hold_up_the_trainer(tmp_path: Path, silent_s3: None, writer: WriterClient) -> None:
     busy = empty(writer, "s3://bucket/runs", "a")
     runs = [(0, 1, 8, 0)] * (1 << 19)  # more words than a pipe holds
-    sends = threading.Thread(target=writer.write, args=(Memory(0), runs, (str(tmp_path), "a")), daemon=True)
+    sends = threading.Thread(target=writer.write, args=(StagedMemory(0), runs, (str(tmp_path), "a")), daemon=True)
     sends.start()
     sends.join(SECONDS)
     assert not sends.is_alive()
@@ -176,7 +176,7 @@ def test_a_busy_writer_does_not_hold_up_the_trainer(tmp_path: Path, silent_s3: N
 
 
 def test_a_process_that_died_is_a_failure_and_the_next_job_starts_another(
-    tmp_path: Path, staging: Staging, writer: WriterProcess
+    tmp_path: Path, staging: Staging, writer: WriterClient
 ) -> None:
     writer.start()
     first = writer.pid
@@ -201,7 +201,7 @@ def test_last_words_are_kept_but_not_all_of_them(tmp_path: Path, monkeypatch: py
     )
     babbler.chmod(0o755)
     monkeypatch.setattr("gangline_ckpt_zarr.save.writer.client.sys.executable", str(babbler))
-    writer = WriterProcess()
+    writer = WriterClient()
     failed = writer.wait(empty(writer, tmp_path, "a"), SECONDS).failed
     writer.close()
     assert failed is not None
@@ -210,7 +210,7 @@ def test_last_words_are_kept_but_not_all_of_them(tmp_path: Path, monkeypatch: py
     assert len(failed) < 1000
 
 
-def test_only_the_trainer_stops_it(tmp_path: Path, writer: WriterProcess) -> None:
+def test_only_the_trainer_stops_it(tmp_path: Path, writer: WriterClient) -> None:
     assert writer.wait(empty(writer, tmp_path, "a"), SECONDS).done
     assert writer.pid is not None
     for signum in (signal.SIGINT, signal.SIGTERM):
@@ -225,10 +225,10 @@ def test_only_the_trainer_stops_it(tmp_path: Path, writer: WriterProcess) -> Non
 
 TRAINER = """
 import sys, time
-from gangline_ckpt_zarr.save.writer.client import WriterProcess
-from gangline_ckpt_zarr.save.writer.messages import Memory
-writer = WriterProcess()
-writer.write(Memory(0), [], ("s3://bucket/runs", "a"))
+from gangline_ckpt_zarr.save.writer.client import WriterClient
+from gangline_ckpt_zarr.save.writer.messages import StagedMemory
+writer = WriterClient()
+writer.write(StagedMemory(0), [], ("s3://bucket/runs", "a"))
 print(writer.pid, flush=True)
 time.sleep(600)
 """
@@ -244,7 +244,7 @@ def test_it_dies_with_its_trainer_also_in_the_middle_of_something(silent_s3: Non
     assert wait_for_end(pid, SECONDS)
 
 
-def test_the_trainer_goes_first(tmp_path: Path, writer: WriterProcess) -> None:
+def test_the_trainer_goes_first(tmp_path: Path, writer: WriterClient) -> None:
     """By its own word, and by that of its session, which is a group of its own where the kernel weighs sessions."""
     writer.wait(empty(writer, tmp_path, "a"))
     assert writer.pid is not None
@@ -279,9 +279,9 @@ KILLS = 6
 
 
 @pytest.mark.parametrize("trial", range(KILLS))
-def test_what_is_answered_before_a_kill_at_any_moment_is_so(trial: int, tmp_path: Path, writer: WriterProcess) -> None:
+def test_what_is_answered_before_a_kill_at_any_moment_is_so(trial: int, tmp_path: Path, writer: WriterClient) -> None:
     staging = Staging(64 * PAGE)
-    place = Memory(64 * PAGE, path=f"/proc/{os.getpid()}/fd/{staging.fd}")
+    place = StagedMemory(64 * PAGE, path=f"/proc/{os.getpid()}/fd/{staging.fd}")
     writer.wait(writer.write(place, [], None), SECONDS)
     runs = [(0, 512, 500, 64 * PAGE // 512)]
     wanted = expected(staging.bytes[:], runs)
@@ -305,29 +305,29 @@ def test_checksums_of_any_cells(data: st.DataObject) -> None:
         stride = nbytes + 4 + data.draw(st.integers(0, 50))
         at += data.draw(st.integers(0, 10))
         runs.append((at, stride, nbytes, number))
-        at = Cells(*runs[-1]).end
+        at = ChunkSpan(*runs[-1]).end
     content = random.Random(at).randbytes(at + 3)
     memory = bytearray(content)
-    checksums = Checksums(memoryview(memory), cells(data.draw(st.permutations(runs))))
+    checksums = ChecksumThread(memoryview(memory), spans(data.draw(st.permutations(runs))))
     checksums.wait(len(memory))
     checksums.stop()
     assert bytes(memory) == expected(content, runs)
 
 
 def test_checksums_are_there_when_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gangline_ckpt_zarr.save.writer.checksums._AT_ONCE", 64)
+    monkeypatch.setattr("gangline_ckpt_zarr.save.writer.checksum_thread._AT_ONCE", 64)
 
-    def fill(memory: memoryview, run: Cells) -> None:
+    def fill(memory: memoryview, run: ChunkSpan) -> None:
         time.sleep(0.0005)
         original(memory, run)
 
-    original = checksum.fill
-    monkeypatch.setattr(checksum, "fill", fill)
+    original = checksum_thread.fill_in
+    monkeypatch.setattr(checksum_thread, "fill_in", fill)
     runs = [(0, 1000, 50, 100)]
     content = random.Random(0).randbytes(100_000)
     memory = bytearray(content)
     wanted = expected(content, runs)
-    checksums = Checksums(memoryview(memory), cells(runs))
+    checksums = ChecksumThread(memoryview(memory), spans(runs))
     for end in range(0, 100_000, 777):
         checksums.wait(end)
         assert memory[:end] == wanted[:end]
@@ -337,14 +337,14 @@ def test_checksums_are_there_when_waited_for(monkeypatch: pytest.MonkeyPatch) ->
 def test_checksums_stop_when_nobody_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go, filled = threading.Event(), threading.Event(), []
 
-    def fill(memory: memoryview, run: Cells) -> None:
+    def fill(memory: memoryview, run: ChunkSpan) -> None:
         filled.append(run)
         begun.set()
         go.wait(SECONDS)
 
-    monkeypatch.setattr("gangline_ckpt_zarr.save.writer.checksums._AT_ONCE", 8)
-    monkeypatch.setattr("gangline_ckpt_zarr.save.writer.checksums.fill", fill)
-    checksums = Checksums(memoryview(bytearray(1000)), [Cells(0, 12, 8, 80)])
+    monkeypatch.setattr("gangline_ckpt_zarr.save.writer.checksum_thread._AT_ONCE", 8)
+    monkeypatch.setattr("gangline_ckpt_zarr.save.writer.checksum_thread.fill_in", fill)
+    checksums = ChecksumThread(memoryview(bytearray(1000)), [ChunkSpan(0, 12, 8, 80)])
     begun.wait(SECONDS)
     stops = threading.Thread(target=checksums.stop)
     stops.start()
@@ -356,11 +356,11 @@ def test_checksums_stop_when_nobody_wants_them(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_checksum_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill(memory: memoryview, run: Cells) -> None:
+    def fill(memory: memoryview, run: ChunkSpan) -> None:
         raise ArithmeticError("no sum")
 
-    monkeypatch.setattr("gangline_ckpt_zarr.save.writer.checksums.fill", fill)
-    checksums = Checksums(memoryview(bytearray(100)), [Cells(0, 1, 8, 1)])
+    monkeypatch.setattr("gangline_ckpt_zarr.save.writer.checksum_thread.fill_in", fill)
+    checksums = ChecksumThread(memoryview(bytearray(100)), [ChunkSpan(0, 1, 8, 1)])
     with pytest.raises(ArithmeticError, match="no sum"):
         checksums.wait(100)
 
@@ -371,4 +371,4 @@ def test_a_checksum_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_cells_that_overlap_are_refused(runs: list[tuple[int, int, int, int]]) -> None:
     with pytest.raises(ValueError, match="overlap"):
-        cells(runs)
+        spans(runs)

@@ -11,17 +11,17 @@ import torch.distributed as dist
 from gangline.checkpoint.base import Checkpointer, CheckpointId, Handle
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.agreement import Agreement
-from gangline_ckpt_zarr.describe import told
+from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.metadata import Meta, data_path
 from gangline_ckpt_zarr.load.nearest import unreadable
 from gangline_ckpt_zarr.load.shards import load
 from gangline_ckpt_zarr.save.buffers import Buffers
-from gangline_ckpt_zarr.save.durable import Copies
-from gangline_ckpt_zarr.save.handle import Content, Job, Saving
+from gangline_ckpt_zarr.save.durable import DurableCopies
+from gangline_ckpt_zarr.save.handle import Content, SaveTask, ZarrHandle
 from gangline_ckpt_zarr.save.interval import Interval, observed_mtbf
 from gangline_ckpt_zarr.save.transfer import Report, copy_file, fair, write_file
-from gangline_ckpt_zarr.save.writer.client import WriterProcess
-from gangline_ckpt_zarr.save.writer.messages import Object
+from gangline_ckpt_zarr.save.writer.client import WriterClient
+from gangline_ckpt_zarr.save.writer.messages import ObjectPath
 from gangline_ckpt_zarr.tiers.base import Tier, disk_tiers
 from gangline_ckpt_zarr.tiers.memory import MemoryTier
 
@@ -49,9 +49,9 @@ class ZarrCheckpointer(Checkpointer):
         self._number = 0  # of saves and loads: all ranks count the same
         self._asked: tuple[int, Sequence[Tier]] = (-1, ())  # by `due`: the step, and the tiers that want it
         self._last = False
-        self._saving: Saving | None = None
-        self._writer, self._copier = WriterProcess(), WriterProcess()
-        self.copies = Copies("" if self.durable is None else self.durable.store.url)
+        self._saving: ZarrHandle | None = None
+        self._writer, self._copier = WriterClient(), WriterClient()
+        self.copies = DurableCopies("" if self.durable is None else self.durable.store.url)
         self._buffers = Buffers(self.memory, self._writer)
         mtbf = observed_mtbf(self._run_dir) if config.mtbf_hours is None else config.mtbf_hours * 3600
         self._interval = Interval(mtbf) if config.every == "auto" else None
@@ -101,20 +101,20 @@ class ZarrCheckpointer(Checkpointer):
         self._number += 1
         near, far = self._agreement("save", world), self._agreement("copy", world)
         if near.rank == 0 and self.durable in wanted:  # one copy at a time
-            self.copies.join(near.alive)
+            self.copies.join(near.heartbeat)
         file = files.of_rank(near.rank)
         failed = None
         try:
             staging = self._buffers.take(near.rank)
             staging.fill(file, shards)
         except OSError as error:
-            failed = told(error)
+            failed = describe_error(error)
 
         def write(tier: Tier, write_id: str, report: Report) -> None:
             if not file.size:
                 return
             path = f"{id}/{data_path(write_id, near.rank)}"
-            target = None if tier is self.memory else Object(tier.store.url, path)
+            target = None if tier is self.memory else ObjectPath(tier.store.url, path)
             write_file(self._writer, staging, file, write_id, target, self.config.deadline_seconds, report)
             if isinstance(tier, MemoryTier):
                 tier.adopt(staging, id, path)
@@ -122,11 +122,11 @@ class ZarrCheckpointer(Checkpointer):
         def copy(tier: Tier, write_id: str, report: Report) -> None:
             if file.size:
                 path = f"{id}/{data_path(write_id, far.rank)}"
-                source, target = Object(self.disk.store.url, path), Object(tier.store.url, path)
+                source, target = ObjectPath(self.disk.store.url, path), ObjectPath(tier.store.url, path)
                 copy_file(self._copier, source, file, write_id, target, self.config.deadline_seconds, report)
 
-        job = Job(id, wanted, self.durable, Content(registry, files, document), again=self._last)
-        self._saving = Saving(self, job, near, far, write, copy, self.disk)
+        job = SaveTask(id, wanted, self.durable, Content(registry, files, document), again=self._last)
+        self._saving = ZarrHandle(self, job, near, far, write, copy, self.disk)
         self._saving.start(failed)
         self._saving.blocked_seconds = time.perf_counter() - start
         if self._interval is not None:
@@ -146,7 +146,7 @@ class ZarrCheckpointer(Checkpointer):
         """One about a save or a copy has an end, later than that of a writer process that gets no further."""
         patience = None if kind == "load" else 1.25 * fair(self.config.deadline_seconds)
         rank = _rank() if world > 1 else 0
-        return Agreement(self.store, f"ckpt/{kind}/{self._number}", rank, world, patience, f"ckpt/{kind}/words")
+        return Agreement(self.store, f"ckpt/{kind}/{self._number}", rank, world, patience, f"ckpt/{kind}/newest")
 
     # --- look --------------------------------------------------------------------------------------------------------
 
@@ -158,8 +158,8 @@ class ZarrCheckpointer(Checkpointer):
             except OSError as error:
                 starts = not self._number  # its newest may be what is wanted: no going back for that
                 if starts or not found:
-                    raise unreadable(tier.store.url, told(error)) from error
-                self.note(f"{tier.store.url} cannot be read: {told(error)}; going by the nearer tiers")
+                    raise unreadable(tier.store.url, describe_error(error)) from error
+                self.note(f"{tier.store.url} cannot be read: {describe_error(error)}; going by the nearer tiers")
         return sorted(found)
 
     def lasts(self, id: CheckpointId) -> bool:
@@ -192,7 +192,7 @@ class ZarrCheckpointer(Checkpointer):
             except BadCheckpoint as damage:
                 bad = damage
             except OSError as error:
-                silent = unreadable(f"{tier.store.url}/{id}", told(error))
+                silent = unreadable(f"{tier.store.url}/{id}", describe_error(error))
         passed = bad or (silent and silent.what)
         if passed and found:
             self.note(f"{passed}; taking the copy in {found[0][0].store.url}")
@@ -211,9 +211,9 @@ class ZarrCheckpointer(Checkpointer):
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
         world = 1 if self.store is None else registry.mesh.world
         self._number += 1
-        talk = self._agreement("load", world)
+        agreement = self._agreement("load", world)
         far = not all(tier.store.local for tier in self.tiers)
-        for note in load(id, self.metas(id), [*shards], registry if far else None, talk, self.config.verify):
+        for note in load(id, self.metas(id), [*shards], registry if far else None, agreement, self.config.verify):
             self.note(note)
 
     def close(self) -> None:

@@ -18,7 +18,8 @@ from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.weights import place_for, write_weights
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, parser, places
 from gangline_ckpt_zarr.format.grid import stored_dtype
-from gangline_ckpt_zarr.load.reader import Reader, Target, plan
+from gangline_ckpt_zarr.load.plan import Target
+from gangline_ckpt_zarr.load.reader import read_target
 
 if TYPE_CHECKING:
     from gangline.shard import Shard
@@ -45,7 +46,7 @@ def run(argv: Sequence[str]) -> int:
     config = copies[0].meta.document.get("config")
     if not config:
         raise UserError(f"{copies[0].store.url} does not say of which model it is.", "It holds no configuration.")
-    write_weights(place_for(out), shapes, from_dict(config), config, lambda cells: _fill(cells, copies, shapes))
+    write_weights(place_for(out), shapes, from_dict(config), config, lambda chunks: _fill(chunks, copies, shapes))
     print(f"{out}: mean of {text.many(len(copies), 'checkpoint')}, {text.many(len(shapes), 'array')}")
     taken = [name for name, (_, dtype) in shapes.items() if not _is_float(dtype)]
     if taken:
@@ -109,26 +110,25 @@ def _model(copy: Copy) -> Mapping[str, Any]:
     return said | ({f"edit {name}": edit for name, edit in from_dict(config).edits.items()} if config else {})
 
 
-def _fill(cells: Iterator[Shard], copies: Sequence[Copy], shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
+def _fill(chunks: Iterator[Shard], copies: Sequence[Copy], shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> None:
     """Raises BadCheckpoint where a chunk of any of them is not what was written."""
     import torch
 
-    for cell in cells:
-        stored = stored_dtype(shapes[cell.name][1])
-        if not _is_float(shapes[cell.name][1]):
-            cell.local.copy_(torch.from_numpy(_read(copies[-1], cell, stored)))
+    for chunk in chunks:
+        stored = stored_dtype(shapes[chunk.name][1])
+        if not _is_float(shapes[chunk.name][1]):
+            chunk.local.copy_(torch.from_numpy(_read(copies[-1], chunk, stored)))
             continue
-        total = np.zeros(cell.box.shape, np.float64)
+        total = np.zeros(chunk.box.shape, np.float64)
         for copy in copies:
-            total += _read(copy, cell, stored)
+            total += _read(copy, chunk, stored)
         total /= len(copies)
-        cell.local.copy_(torch.from_numpy(total))
+        chunk.local.copy_(torch.from_numpy(total))
 
 
-def _read(copy: Copy, cell: Shard, stored: str) -> np.ndarray:
-    array = np.empty(cell.box.shape, stored)
-    for rank, pieces in plan(copy.meta, [Target(cell.name, cell.box, array)]).items():
-        Reader(copy.meta, copy.meta.path(rank), copy.store).read(pieces)
+def _read(copy: Copy, chunk: Shard, stored: str) -> np.ndarray:
+    array = np.empty(chunk.box.shape, stored)
+    read_target(copy.meta, copy.store, Target(chunk.name, chunk.box, array))
     return array
 
 

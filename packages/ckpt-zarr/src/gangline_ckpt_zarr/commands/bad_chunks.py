@@ -6,57 +6,57 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gangline.shard import Box
-from gangline_ckpt_zarr.format.chunks import File, Run
+from gangline_ckpt_zarr.format.chunks import ChunkRun, RankFile
 from gangline_ckpt_zarr.format.metadata import Meta
 from gangline_ckpt_zarr.load import scan
 from gangline_ckpt_zarr.load.scan import Window
-from gangline_ckpt_zarr.save.writer.messages import cells_of
+from gangline_ckpt_zarr.save.writer.messages import spans_of
 
 
 @dataclass(frozen=True)
-class Bad:
-    """A cell that is not what was written, and why; `number` None: all cells of the run."""
+class BadChunks:
+    """A chunk that is not what was written, and why; `number` None: all chunks of the run."""
 
-    run: Run
+    run: ChunkRun
     number: int | None
     why: str
 
     @property
     def box(self) -> tuple[tuple[int, int], ...]:
-        box: Box = self.run.box if self.number is None else self.run.cell_box(self.number)
+        box: Box = self.run.box if self.number is None else self.run.chunk_box(self.number)
         return tuple((start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
 
 
-class Check:
-    """Checks the cells of a file of a checkpoint as far as it goes (`there` bytes); windows come in order."""
+class FileScanner:
+    """Checks the chunks of a file of a checkpoint as far as it goes (`there` bytes); windows come in order."""
 
-    def __init__(self, file: File, meta: Meta, there: int) -> None:
+    def __init__(self, file: RankFile, meta: Meta, there: int) -> None:
         every = [run for run in file.runs if run.count]
         self._whole = {run: _whole(run, meta.trailer, there) for run in every}
         self._runs = [run for run in every if self._whole[run]]
-        cells = cells_of(self._runs, meta.seal_start)
-        runs = [c._replace(number=self._whole[r]) for r, c in zip(self._runs, cells, strict=True)]
-        self._check = scan.Check(runs, lambda run, *cell: meta.wrong(self._runs[run], *cell))
+        chunks = spans_of(self._runs, meta.seal_start)
+        runs = [c._replace(number=self._whole[r]) for r, c in zip(self._runs, chunks, strict=True)]
+        self._scanner = scan.ChunkScanner(runs, lambda run, *chunk: meta.wrong(self._runs[run], *chunk))
 
-    def feed(self, window: Window) -> Iterator[Bad]:
-        """The bad cells that end in this window."""
-        for run, number, why in self._check.feed(window):
-            yield Bad(self._runs[run], number, why)
+    def feed(self, window: Window) -> Iterator[BadChunks]:
+        """The bad chunks that end in this window."""
+        for run, number, why in self._scanner.feed(window):
+            yield BadChunks(self._runs[run], number, why)
 
-    def beyond(self, why: str) -> Iterator[Bad]:
-        """The first cell of each run that the file is too short for, or the run: not each, for they may be endless."""
+    def beyond(self, why: str) -> Iterator[BadChunks]:
+        """The first chunk of each run that the file is too short for, or the run: not each, for they may be endless."""
         for run, whole in self._whole.items():
             if whole < run.count:
-                yield Bad(run, whole or None if run.count > 1 else 0, why)
+                yield BadChunks(run, whole or None if run.count > 1 else 0, why)
 
 
-def _whole(run: Run, trailer: int, there: int) -> int:
-    """The cells of a run that end within the first `there` bytes."""
+def _whole(run: ChunkRun, trailer: int, there: int) -> int:
+    """The chunks of a run that end within the first `there` bytes."""
     return max(0, min(run.count, (there - run.base - run.nbytes - trailer) // run.stride + 1))
 
 
-def merged(found: list[Bad]) -> Iterator[Bad]:
-    """The same, with one for a run of which every cell is bad in the same way."""
+def merged(found: list[BadChunks]) -> Iterator[BadChunks]:
+    """The same, with one for a run of which every chunk is bad in the same way."""
     first = 0
     while first < len(found):
         run, why = found[first].run, found[first].why
@@ -64,7 +64,7 @@ def merged(found: list[Bad]) -> Iterator[Bad]:
         while stop < len(found) and found[stop].run is run and found[stop].why == why:
             stop += 1
         if stop - first == run.count > 1:
-            yield Bad(run, None, why)
+            yield BadChunks(run, None, why)
         else:
             yield from found[first:stop]
         first = stop

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 
-from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.stores.base import ObjectStore
 
 BLOCK = 8 << 20
 
@@ -12,7 +12,7 @@ BLOCK = 8 << 20
 class Blocks:
     """A new object of a store, written from front to back. A context manager: durable at its end, or not there."""
 
-    def __init__(self, store: Store, path: str, size: int) -> None:
+    def __init__(self, store: ObjectStore, path: str, size: int) -> None:
         self._writer = store.create(path, size)
         self._buffer = memoryview(mmap.mmap(-1, max(1, min(BLOCK, size))))
         self._filled = 0

@@ -12,17 +12,17 @@ from fastcrc.crc32 import iscsi as crc32c
 from gangline.checkpoint.base import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.commands import text
-from gangline_ckpt_zarr.commands.bad_chunks import Check
+from gangline_ckpt_zarr.commands.bad_chunks import FileScanner
 from gangline_ckpt_zarr.commands.blocks import Blocks
 from gangline_ckpt_zarr.commands.verify import damaged
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser, tiers_of
 from gangline_ckpt_zarr.format import claims, native, overlap
 from gangline_ckpt_zarr.format.checksum import CHECKSUM, TRAILER
-from gangline_ckpt_zarr.format.chunks import Run
+from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
-from gangline_ckpt_zarr.format.native import OpenMeta
+from gangline_ckpt_zarr.format.native import NativeMeta
 from gangline_ckpt_zarr.load.scan import windows
-from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.stores.open import open_store
 
 Advance = Callable[[int], None]
@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
     store = open_store(url)
     if store.exists(NAME):
         raise UserError(f"{url} is a whole checkpoint already.", "A copy overwrites nothing.", "Name another place.")
-    write = _openly if options.open or isinstance(meta, OpenMeta) else _as_it_is
+    write = _openly if options.open or isinstance(meta, NativeMeta) else _as_it_is
     with ExitStack() as alone:
         try:
             alone.enter_context(store.alone())
@@ -84,7 +84,7 @@ def _target(word: str, name: str) -> str:
     return f"{path}/{name}" if inside else path
 
 
-def _as_it_is(source: Copy, store: Store) -> None:
+def _as_it_is(source: Copy, store: ObjectStore) -> None:
     """The same bytes; zarr.json last."""
     meta = source.meta
     ranks = sorted(meta.writers())
@@ -102,10 +102,10 @@ def _as_it_is(source: Copy, store: Store) -> None:
         raise
 
 
-def _file(source: Copy, store: Store, rank: int, advance: Advance) -> None:
+def _file(source: Copy, store: ObjectStore, rank: int, advance: Advance) -> None:
     meta = source.meta
     file, path = meta.files.of_rank(rank), meta.path(rank)
-    writer, check = store.create(path, file.size), Check(file, meta, file.size)
+    writer, check = store.create(path, file.size), FileScanner(file, meta, file.size)
     try:
         for window in windows(source.store, path, file.size):
             for bad in check.feed(window):
@@ -120,18 +120,18 @@ def _file(source: Copy, store: Store, rank: int, advance: Advance) -> None:
         raise
 
 
-def _arrived(store: Store, meta: Meta, ranks: Sequence[int], advance: Advance) -> None:
+def _arrived(store: ObjectStore, meta: Meta, ranks: Sequence[int], advance: Advance) -> None:
     """Raise where what was written is not what is read back."""
     for rank in ranks:
         for bad in damaged(store, meta, rank, advance):
             raise bad
 
 
-def _openly(source: Copy, store: Store) -> None:
+def _openly(source: Copy, store: ObjectStore) -> None:
     """A file for each chunk or shard, zarr.json for each node, the root's last."""
     if store.names():
         raise UserError(f"{store.url} is not empty.", "Name a directory that does not exist yet.")
-    meta = native.opened(source.meta)
+    meta = native.as_native(source.meta)
     ranks = sorted(meta.writers())
     total = sum(meta.files.of_rank(rank).size for rank in ranks)
     try:
@@ -154,7 +154,7 @@ def _openly(source: Copy, store: Store) -> None:
         raise
 
 
-def _chunks(source: Copy, store: Store, meta: OpenMeta, rank: int) -> int:
+def _chunks(source: Copy, store: ObjectStore, meta: NativeMeta, rank: int) -> int:
     """Write the file of a chunk or shard, and take down the checksums; gives its size."""
     file = meta.files.of_rank(rank)
     (run,) = file.runs
@@ -162,23 +162,23 @@ def _chunks(source: Copy, store: Store, meta: OpenMeta, rank: int) -> int:
     with Blocks(store, meta.path(rank), file.size) as blocks:
         for number in range(run.count):
             blocks.pad(run.base + number * run.stride)
-            cell = _cell(source, run, number)
-            blocks.put(cell)
-            meta.sums[run.name][native.place(run, number, layout)] = int.from_bytes(cell[run.nbytes :], "little")
+            chunk = _chunk(source, run, number)
+            blocks.put(chunk)
+            meta.sums[run.name][native.place(run, number, layout)] = int.from_bytes(chunk[run.nbytes :], "little")
         if run.count > 1:
             blocks.pad(run.end)
             blocks.put(native.index(run))
     return file.size
 
 
-def _cell(source: Copy, run: Run, number: int) -> memoryview:
+def _chunk(source: Copy, run: ChunkRun, number: int) -> memoryview:
     """A chunk with its checksum, from where it lies in the source. Raises BadCheckpoint."""
-    meta, box = source.meta, run.cell_box(number)
+    meta, box = source.meta, run.chunk_box(number)
     ((rank, stored),) = overlap.meeting(meta.registry, run.name, box)
     there = meta.files.of_rank(rank).by_box[run.name, stored.offset]
     index = 0
-    for at, start, side, cells in zip(run.index(number), stored.offset, run.chunk, there.grid, strict=True):
-        index = index * cells + at - start // side
+    for at, start, side, chunks in zip(run.index(number), stored.offset, run.chunk, there.grid, strict=True):
+        index = index * chunks + at - start // side
     content = memoryview(bytearray(run.nbytes + (TRAILER if meta.sealed else CHECKSUM)))
     path = meta.path(rank)
     try:

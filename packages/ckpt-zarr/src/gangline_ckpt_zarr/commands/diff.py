@@ -16,7 +16,8 @@ from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, parser, places
 from gangline_ckpt_zarr.format.grid import stored_dtype
 from gangline_ckpt_zarr.format.metadata import Meta
-from gangline_ckpt_zarr.load.reader import Reader, Target, plan
+from gangline_ckpt_zarr.load.plan import Target
+from gangline_ckpt_zarr.load.reader import read_target
 
 BLOCK = 8 << 20  # bytes of an array compared at once
 # How a run was carried and watched, not where it stands: shown, but no reason to call two states different.
@@ -130,9 +131,9 @@ def _blocks(meta: Meta, name: str) -> Iterator[Box]:
     layout = meta.registry[name]
     sides, left = list(meta.files.chunk(name)), BLOCK // (8 * max(1, prod(meta.files.chunk(name))))
     for dim in reversed(range(len(sides))):
-        cells = max(1, min(left, -(-layout.shape[dim] // sides[dim])))
-        left //= cells
-        sides[dim] *= cells
+        chunks = max(1, min(left, -(-layout.shape[dim] // sides[dim])))
+        left //= chunks
+        sides[dim] *= chunks
     for offset in product(*(range(0, length, side) for length, side in zip(layout.shape, sides, strict=True))):
         ends = (min(start + side, length) for start, side, length in zip(offset, sides, layout.shape, strict=True))
         yield Box(offset, tuple(end - start for start, end in zip(offset, ends, strict=True)))
@@ -141,6 +142,5 @@ def _blocks(meta: Meta, name: str) -> Iterator[Box]:
 def _read(copy: Copy, name: str, box: Box) -> np.ndarray:
     """A part of an array, as it is stored. Raises BadCheckpoint."""
     array = np.empty(box.shape, stored_dtype(copy.meta.registry[name].dtype))
-    for rank, pieces in plan(copy.meta, [Target(name, box, array)]).items():
-        Reader(copy.meta, copy.meta.path(rank), copy.store).read(pieces)
+    read_target(copy.meta, copy.store, Target(name, box, array))
     return array

@@ -15,7 +15,8 @@ from gangline.shard import Box
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
 from gangline_ckpt_zarr.format.grid import stored_dtype
-from gangline_ckpt_zarr.load.reader import Reader, Target, plan
+from gangline_ckpt_zarr.load.plan import Target
+from gangline_ckpt_zarr.load.reader import read_target
 
 if TYPE_CHECKING:
     import torch
@@ -55,8 +56,7 @@ def _arrays(copy: Copy, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple
         for name, shape in shapes.items():
             whole = memory[: sizes[name]].view(_dtype(copy, name)).reshape(shape)
             box = Box((0,) * len(shape), shape)
-            for rank, pieces in plan(copy.meta, [Target(name, box, whole)]).items():
-                Reader(copy.meta, copy.meta.path(rank), copy.store).read(pieces)
+            read_target(copy.meta, copy.store, Target(name, box, whole))
             yield name, torch.from_numpy(whole)
             advance(sizes[name])
 

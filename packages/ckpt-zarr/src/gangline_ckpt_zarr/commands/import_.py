@@ -11,7 +11,7 @@ from gangline_ckpt_zarr.commands.where import parser
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
-    from gangline_ckpt_zarr.stores.base import Store
+    from gangline_ckpt_zarr.stores.base import ObjectStore
 
 
 def run(argv: Sequence[str]) -> int:
@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _write(store: Store, directory: Path, trained: Run) -> None:
+def _write(store: ObjectStore, directory: Path, trained: Run) -> None:
     from gangline.config.serial import to_dict
     from gangline.interop import load_pretrained
     from gangline.model.build import construct
@@ -48,5 +48,5 @@ def _write(store: Store, directory: Path, trained: Run) -> None:
         shapes,
         trained,
         to_dict(trained),
-        lambda cells: load_pretrained(directory, cells, plan, trained.run.seed),
+        lambda chunks: load_pretrained(directory, chunks, plan, trained.run.seed),
     )

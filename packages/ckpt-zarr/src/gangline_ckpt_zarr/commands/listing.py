@@ -9,15 +9,15 @@ from datetime import datetime
 
 from gangline.checkpoint.base import CheckpointId
 from gangline.errors import BadCheckpoint
-from gangline_ckpt_zarr.describe import told
+from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.metadata import NAME
-from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.tiers.base import Tier
 from gangline_ckpt_zarr.tiers.whole import lacking
 
 
 @dataclass
-class Entry:
+class ListedCheckpoint:
     """One checkpoint in one tier: bytes, and when it was last written to (seconds since 1970, where that is known)."""
 
     id: CheckpointId
@@ -45,16 +45,16 @@ class Entry:
         except BadCheckpoint as bad:
             why = bad.why
         except OSError as error:
-            why = told(error)
+            why = describe_error(error)
         return f"damaged: {why}" if why else "whole"
 
 
-def entries(store: Store) -> list[Entry]:
+def list_checkpoints(store: ObjectStore) -> list[ListedCheckpoint]:
     """Every checkpoint, whole or not, oldest first."""
     return sorted(_local(store.url) if store.local else _remote(store.url), key=lambda entry: entry.id)
 
 
-def _local(root: str) -> Iterator[Entry]:
+def _local(root: str) -> Iterator[ListedCheckpoint]:
     try:
         found = list(os.scandir(root))
     except FileNotFoundError:
@@ -62,7 +62,7 @@ def _local(root: str) -> Iterator[Entry]:
     for place in found:
         id = CheckpointId.parse(place.name)
         if id is not None and place.is_dir():
-            entry = Entry(id)
+            entry = ListedCheckpoint(id)
             try:
                 _add(entry, place.path)
             except FileNotFoundError:
@@ -70,7 +70,7 @@ def _local(root: str) -> Iterator[Entry]:
             yield entry
 
 
-def _add(entry: Entry, directory: str, within: str = "") -> None:
+def _add(entry: ListedCheckpoint, directory: str, within: str = "") -> None:
     with os.scandir(directory) as found:
         for file in found:
             if file.is_dir(follow_symlinks=False):
@@ -80,12 +80,12 @@ def _add(entry: Entry, directory: str, within: str = "") -> None:
                 entry.add(within + file.name, status.st_size, status.st_mtime)
 
 
-def _remote(url: str) -> Iterator[Entry]:
+def _remote(url: str) -> Iterator[ListedCheckpoint]:
     """One listing of everything under a URL, as the store pages it."""
     import fsspec
 
     files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
-    found: dict[CheckpointId, Entry] = {}
+    found: dict[CheckpointId, ListedCheckpoint] = {}
     try:
         every = files.find(root, detail=True)
     except FileNotFoundError:
@@ -94,7 +94,7 @@ def _remote(url: str) -> Iterator[Entry]:
         name, _, rest = path.removeprefix(root).lstrip("/").partition("/")
         id = CheckpointId.parse(name)
         if id is not None and rest:
-            found.setdefault(id, Entry(id)).add(rest, facts["size"] or 0, _time(facts))
+            found.setdefault(id, ListedCheckpoint(id)).add(rest, facts["size"] or 0, _time(facts))
     yield from found.values()
 
 

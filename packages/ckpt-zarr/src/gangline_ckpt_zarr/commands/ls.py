@@ -9,10 +9,10 @@ from gangline import attempts
 from gangline.checkpoint.base import CheckpointId
 from gangline.errors import UserError
 from gangline_ckpt_zarr.commands import text
-from gangline_ckpt_zarr.commands.listing import Entry, entries
+from gangline_ckpt_zarr.commands.listing import ListedCheckpoint, list_checkpoints
 from gangline_ckpt_zarr.commands.where import Place, one, parser
 
-Copies = dict[str, tuple[Entry, str]]  # by tier, with its state
+Copies = dict[str, tuple[ListedCheckpoint, str]]  # by tier, with its state
 
 
 def run(argv: Sequence[str]) -> int:
@@ -28,7 +28,7 @@ def run(argv: Sequence[str]) -> int:
     place = place.only(options.tier)
     found: dict[CheckpointId, Copies] = {}
     for tier in place.tiers:
-        for entry in entries(tier.store):
+        for entry in list_checkpoints(tier.store):
             found.setdefault(entry.id, {})[tier.name] = entry, entry.state(tier)
     if not found:
         print(f"{options.place} has no checkpoints.")

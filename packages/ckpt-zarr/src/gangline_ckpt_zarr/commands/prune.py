@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gangline.checkpoint.base import CheckpointId
 from gangline.errors import UserError
 from gangline_ckpt_zarr.commands import text
-from gangline_ckpt_zarr.commands.listing import entries
+from gangline_ckpt_zarr.commands.listing import list_checkpoints
 from gangline_ckpt_zarr.commands.verify import checked
 from gangline_ckpt_zarr.commands.where import Copy, one, parser
 from gangline_ckpt_zarr.stores.open import open_store
@@ -68,7 +68,7 @@ def _prune(tier: Tier, run_dir: str, dry_run: bool) -> bool:
     if bad and len(bad) == len(ids) - len(gone):
         print(f"{tier.name}: none that the run goes on from can be read, so nothing is deleted")
         return True
-    sizes = {entry.id: entry.nbytes for entry in entries(tier.store)}
+    sizes = {entry.id: entry.nbytes for entry in list_checkpoints(tier.store)}
     verb = "would delete" if dry_run else "deleted"
     for id in gone:
         if not dry_run:

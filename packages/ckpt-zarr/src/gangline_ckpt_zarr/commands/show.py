@@ -13,9 +13,9 @@ from gangline.shard import Division, Layout
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
 from gangline_ckpt_zarr.format.checksum import TRAILER
-from gangline_ckpt_zarr.format.grid import cell_itemsize, stored_dtype
+from gangline_ckpt_zarr.format.grid import stored_dtype, stored_itemsize
 from gangline_ckpt_zarr.format.metadata import Meta
-from gangline_ckpt_zarr.format.native import OpenMeta
+from gangline_ckpt_zarr.format.native import NativeMeta
 
 _NUMBER = re.compile(r"(?<=[./])\d+(?=[./]|$)")
 HEAD = ("array", "shape", "dtype", "chunk", "chunks", "stored", "cut")
@@ -48,7 +48,7 @@ def _facts(copies: list[Copy], meta: Meta) -> Iterator[tuple[str, str]]:
     for name in ("step", "attempt", "cursor", "tokens", "seed"):
         if name in document:
             yield name, f"{document[name]:,}"
-    is_open = isinstance(meta, OpenMeta)
+    is_open = isinstance(meta, NativeMeta)
     sizes = document.get("mesh", {}) if is_open else dict(meta.registry.mesh.sizes)
     mesh = " × ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
     yield "mesh", mesh or "one process"
@@ -76,7 +76,7 @@ def _chunks(layout: Layout, chunk: tuple[int, ...]) -> int:
 
 def _stored(layout: Layout, chunk: tuple[int, ...]) -> int:
     """Bytes of an array's chunks, as they lie in the files."""
-    return _chunks(layout, chunk) * (prod(chunk) * cell_itemsize(layout.dtype) + TRAILER)
+    return _chunks(layout, chunk) * (prod(chunk) * stored_itemsize(layout.dtype) + TRAILER)
 
 
 @dataclass
@@ -93,7 +93,7 @@ def _tree(meta: Meta, each: bool) -> Iterator[tuple[str, ...]]:
     """A row for each group and array; `each`: also for those that are alike."""
     found: dict[tuple, _Alike] = {}
     for name, layout in meta.registry.layouts.items():
-        chunk, cut = meta.files.chunk(name), _open(layout) if isinstance(meta, OpenMeta) else _cut(layout, each)
+        chunk, cut = meta.files.chunk(name), _open(layout) if isinstance(meta, NativeMeta) else _cut(layout, each)
         template = name if each else _NUMBER.sub("{}", name)
         key = template, layout.shape, layout.dtype, chunk, cut
         alike = found.setdefault(key, _Alike(layout, chunk, cut))

@@ -9,15 +9,15 @@ from dataclasses import replace
 
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.commands import text
-from gangline_ckpt_zarr.commands.bad_chunks import Bad, Check, merged
+from gangline_ckpt_zarr.commands.bad_chunks import BadChunks, FileScanner, merged
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, Place, one, parser
-from gangline_ckpt_zarr.describe import told
-from gangline_ckpt_zarr.format.chunks import File
+from gangline_ckpt_zarr.errors import describe_error
+from gangline_ckpt_zarr.format.chunks import RankFile
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
-from gangline_ckpt_zarr.format.native import OpenMeta, index, index_bytes, node_files
+from gangline_ckpt_zarr.format.native import NativeMeta, index, index_bytes, node_files
 from gangline_ckpt_zarr.format.references import AT, REFERENCES, references
 from gangline_ckpt_zarr.load.scan import windows
-from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.stores.base import ObjectStore
 
 MOST_LOST = 100  # missing files that are named
 
@@ -85,7 +85,7 @@ def checked(copy: Copy) -> tuple[list[BadCheckpoint], int, int]:
 
 def _beside(copy: Copy, meta: Meta) -> Iterator[BadCheckpoint]:
     """What others than gangline go by, and is bad: zarr.json of every node of an open copy, or refs.json."""
-    if isinstance(meta, OpenMeta):
+    if isinstance(meta, NativeMeta):
         for name, content in node_files(copy.content).items():
             yield from _unlike(copy.store, f"{name}/{NAME}", name, content)
     elif copy.store.exists(REFERENCES):
@@ -100,16 +100,16 @@ def _beside(copy: Copy, meta: Meta) -> Iterator[BadCheckpoint]:
             yield BadCheckpoint("every array", None, f"{copy.store.url}/{REFERENCES}", why)
 
 
-def _unlike(store: Store, path: str, name: str, content: bytes) -> Iterator[BadCheckpoint]:
+def _unlike(store: ObjectStore, path: str, name: str, content: bytes) -> Iterator[BadCheckpoint]:
     try:
         why = "" if store.read(path) == content else "it is not what the root's zarr.json says"
     except OSError as error:
-        why = told(error)
+        why = describe_error(error)
     if why:
         yield BadCheckpoint(name, None, f"{store.url}/{path}", why)
 
 
-def _bad_index(store: Store, path: str, file: File) -> Iterator[BadCheckpoint]:
+def _bad_index(store: ObjectStore, path: str, file: RankFile) -> Iterator[BadCheckpoint]:
     """Where zarr looks for the chunks of a shard."""
     (run,) = file.runs
     content = memoryview(bytearray(index_bytes(run)))
@@ -118,7 +118,7 @@ def _bad_index(store: Store, path: str, file: File) -> Iterator[BadCheckpoint]:
         yield BadCheckpoint(run.name, None, f"{store.url}/{path}", "its index is not where its chunks are")
 
 
-def damaged(store: Store, meta: Meta, rank: int, advance: Callable[[int], None]) -> list[BadCheckpoint]:
+def damaged(store: ObjectStore, meta: Meta, rank: int, advance: Callable[[int], None]) -> list[BadCheckpoint]:
     """What is bad in the file of a rank."""
     file, path = meta.files.of_rank(rank), meta.path(rank)
     try:
@@ -127,13 +127,13 @@ def damaged(store: Store, meta: Meta, rank: int, advance: Callable[[int], None])
         there, why = 0, "the file is missing"
     if there < file.size:
         why = why or f"the file ends at {there}, and should have {file.size} bytes"
-    check = Check(file, meta, there)
-    found: list[Bad] = []
+    check = FileScanner(file, meta, there)
+    found: list[BadChunks] = []
     for window in windows(store, path, min(there, file.size)):
         found += check.feed(window)
         advance(window.size)
     found += check.beyond(why)
     lines = [BadCheckpoint(bad.run.name, bad.box, f"{store.url}/{path}", bad.why) for bad in merged(found)]
-    if isinstance(meta, OpenMeta) and not why and file.runs[0].count > 1:
+    if isinstance(meta, NativeMeta) and not why and file.runs[0].count > 1:
         lines += _bad_index(store, path, file)
     return lines

@@ -1,4 +1,4 @@
-"""Weights alone as a checkpoint that a run begins with: step 0, of no layout, written cell by cell."""
+"""Weights alone as a checkpoint that a run begins with: step 0, of no layout, written chunk by chunk."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from gangline_ckpt_zarr.stores.open import open_store
 if TYPE_CHECKING:
     from gangline.config.schema import Run
     from gangline.shard import Registry, Shard
-    from gangline_ckpt_zarr.stores.base import Store
+    from gangline_ckpt_zarr.stores.base import ObjectStore
 
 FIRST = CheckpointId(0)
 
 
-def place_for(out: str) -> Store:
+def place_for(out: str) -> ObjectStore:
     """Where it will lie: RUN_DIR/checkpoints/step-00000000 of a run to be, or that id below a URL.
 
     Raises UserError where there is a run, or a whole checkpoint.
@@ -35,7 +35,7 @@ def place_for(out: str) -> Store:
 
 
 def write_weights(
-    store: Store,
+    store: ObjectStore,
     shapes: Mapping[str, tuple[tuple[int, ...], str]],
     trained: Run,
     config: dict[str, Any],
@@ -54,7 +54,7 @@ def write_weights(
     from gangline.state import Document
     from gangline.train.restore import fingerprint
     from gangline_ckpt_zarr.format import metadata
-    from gangline_ckpt_zarr.format.chunks import Files
+    from gangline_ckpt_zarr.format.chunks import CheckpointFiles
 
     registry = Registry.of(Mesh.of({}), {name: Layout(shape, dtype) for name, (shape, dtype) in shapes.items()})
     document = Document(
@@ -69,15 +69,15 @@ def write_weights(
     write_id = secrets.token_hex(4)
     try:
         with torch.no_grad():
-            fill(_cells(store, registry, write_id))
-        content = metadata.write(registry, Files(registry), document.to_dict(), write_id)
+            fill(_chunks(store, registry, write_id))
+        content = metadata.write(registry, CheckpointFiles(registry), document.to_dict(), write_id)
         store.commit(NAME, content)
     except BaseException:
         store.delete(os.path.dirname(metadata.data_path(write_id, 0)))
         raise
 
 
-def _cells(store: Store, registry: Registry, write_id: str) -> Iterator[Shard]:
+def _chunks(store: ObjectStore, registry: Registry, write_id: str) -> Iterator[Shard]:
     """Gives each chunk to be filled, and writes it where it lies in the file when asked for the next."""
     import torch
     from fastcrc.crc32 import iscsi as crc32c
@@ -85,11 +85,11 @@ def _cells(store: Store, registry: Registry, write_id: str) -> Iterator[Shard]:
     from gangline.shard import Shard
     from gangline_ckpt_zarr.commands.blocks import Blocks
     from gangline_ckpt_zarr.format.checksum import seal_start, trailer
-    from gangline_ckpt_zarr.format.chunks import Files
+    from gangline_ckpt_zarr.format.chunks import CheckpointFiles
     from gangline_ckpt_zarr.format.grid import stored_dtype
     from gangline_ckpt_zarr.format.metadata import data_path
 
-    file = Files(registry).of_rank(0)
+    file = CheckpointFiles(registry).of_rank(0)
     with (
         text.progress("write", file.size) as advance,
         Blocks(store, data_path(write_id, 0), file.size) as blocks,
@@ -98,14 +98,14 @@ def _cells(store: Store, registry: Registry, write_id: str) -> Iterator[Shard]:
             layout, seals = registry[run.name], seal_start(write_id, run.name, run.box.offset)
             whole = torch.zeros(run.chunk, dtype=getattr(torch, stored_dtype(layout.dtype)))
             for number in range(run.count):
-                box = run.cell_box(number)
+                box = run.chunk_box(number)
                 part = torch.empty(box.shape, dtype=getattr(torch, layout.dtype))
                 yield Shard(run.name, layout.shape, part.dtype, box.offset, part)
                 if box.shape != run.chunk:
                     whole.zero_()  # what lies beyond the array's end
                 whole[tuple(slice(0, length) for length in box.shape)] = part
-                cell = whole.reshape(-1).view(torch.uint8).numpy().data
+                chunk = whole.reshape(-1).view(torch.uint8).numpy().data
                 blocks.pad(run.base + number * run.stride)
-                blocks.put(cell)
-                blocks.put(trailer(seals, number, crc32c(cell)))
+                blocks.put(chunk)
+                blocks.put(trailer(seals, number, crc32c(chunk)))
                 advance(run.stride)

@@ -15,7 +15,7 @@ from gangline.checkpoint.base import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
-from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.tiers.base import Tier
 
@@ -28,7 +28,7 @@ class Copy:
 
     name: str
     tier: str
-    store: Store
+    store: ObjectStore
 
     @cached_property
     def content(self) -> bytes:
@@ -62,7 +62,7 @@ class Place:
     tiers: tuple[Tier, ...] = ()
     id: CheckpointId | None = None
     run_dir: str | None = None
-    alone: Store | None = None  # of a checkpoint that was named by its directory
+    alone: ObjectStore | None = None  # of a checkpoint that was named by its directory
 
     def only(self, name: str | None) -> Place:
         """The same, in one tier. Raises UserError where there is no such tier."""

@@ -1,8 +1,8 @@
-"""What lies behind each cell: its checksum, which zarr checks too, and its seal, which zarr does not see.
+"""What lies behind each chunk: its checksum, which zarr checks too, and its seal, which zarr does not see.
 
 A checksum alone is as right in the chunk of another step, or of another array, as it is here. The seal is a checksum
 of the save's write id, the array, the place in it, and the checksum. crc32c is one to one in each 4 bytes of what it
-is of: at one place, cells of two saves or with two checksums never have the same seal.
+is of: at one place, chunks of two saves or with two checksums never have the same seal.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _WORDS = Struct("<II")  # checksum, seal
 
 
 def seal_start(write_id: str, name: str, offset: Sequence[int]) -> int:
-    """What the seals of a box's cells have in common. `write_id`: 8 hex digits."""
+    """What the seals of a box's chunks have in common. `write_id`: 8 hex digits."""
     return crc32c(bytes.fromhex(write_id), crc32c(f"{name} {' '.join(map(str, offset))}".encode()))
 
 
 def seal(start: int, number: int, checksum: int) -> int:
-    """The seal of a box's cell `number`, from its `seal_start`."""
+    """The seal of a box's chunk `number`, from its `seal_start`."""
     return crc32c(_WORDS.pack(number, checksum), start)
 
 
 def wrong(start: int | None, number: int, checksum: int, trailer: bytes | memoryview) -> str:
-    """Why the cell `number`, of which `checksum` is the crc32c, is not what was written here; "" where it is.
+    """Why the chunk `number`, of which `checksum` is the crc32c, is not what was written here; "" where it is.
 
-    `start`: None where cells have no seal.
+    `start`: None where chunks have no seal.
     """
     if int.from_bytes(trailer[:CHECKSUM], "little") != checksum:
         return "its checksum differs"
@@ -44,5 +44,5 @@ def wrong(start: int | None, number: int, checksum: int, trailer: bytes | memory
 
 
 def trailer(start: int, number: int, checksum: int) -> bytes:
-    """The 8 bytes behind a cell."""
+    """The 8 bytes behind a chunk."""
     return _WORDS.pack(checksum, seal(start, number, checksum))

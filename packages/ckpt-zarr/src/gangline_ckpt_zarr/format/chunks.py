@@ -1,8 +1,8 @@
 """Where everything lies: each rank writes one file, and every offset in it follows from its boxes.
 
-A box of the registry is a run of equal cells, one for each chunk of the grid in it, in C order: `nbytes` of raw little
--endian elements, and behind them their crc32c (4 bytes), as zarr's codecs [bytes, crc32c] have them. Cell k starts at
-`base + k * stride`. Large cells start on a page, so that they can be written and read past the page cache.
+A box of the registry is a run of equal chunks, one for each chunk of the grid in it, in C order: `nbytes` of raw little
+-endian elements, and behind them their crc32c (4 bytes), as zarr's codecs [bytes, crc32c] have them. Chunk k starts at
+`base + k * stride`. Large chunks start on a page, so that they can be written and read past the page cache.
 
 Behind the checksum lies a seal (4 bytes): see `seal`.
 """
@@ -17,8 +17,8 @@ from math import prod
 
 from gangline.shard import Box, Registry
 from gangline_ckpt_zarr.format.checksum import TRAILER
-from gangline_ckpt_zarr.format.grid import cell_itemsize, chunk_shape
-from gangline_ckpt_zarr.format.owners import lying
+from gangline_ckpt_zarr.format.grid import chunk_shape, stored_itemsize
+from gangline_ckpt_zarr.format.owners import box_owners
 
 PAGE = 4096
 
@@ -28,19 +28,19 @@ def _up(value: int, to: int) -> int:
 
 
 @dataclass(frozen=True)
-class Run:
+class ChunkRun:
     """One box of one array in a file."""
 
     name: str
     box: Box
     chunk: tuple[int, ...]
-    nbytes: int  # of a cell, without its checksum
+    nbytes: int  # of a chunk, without its checksum
     stride: int
     base: int
 
     @cached_property
     def grid(self) -> tuple[int, ...]:
-        """Cells along each dim."""
+        """Chunks along each dim."""
         return tuple(-(-length // side) for length, side in zip(self.box.shape, self.chunk, strict=True))
 
     @property
@@ -60,78 +60,78 @@ class Run:
         first = (start // side for start, side in zip(self.box.offset, self.chunk, strict=True))
         return tuple(a + b for a, b in zip(first, reversed(found), strict=True))
 
-    def cell_box(self, number: int) -> Box:
-        """The part of the array in one cell; what a chunk has beyond the array's end is not in it."""
+    def chunk_box(self, number: int) -> Box:
+        """The part of the array in one chunk; what a chunk has beyond the array's end is not in it."""
         offset = tuple(i * side for i, side in zip(self.index(number), self.chunk, strict=True))
         stop = (start + length for start, length in zip(self.box.offset, self.box.shape, strict=True))
         return Box(offset, tuple(min(side, end - at) for at, side, end in zip(offset, self.chunk, stop, strict=True)))
 
     def meeting(self, wanted: Box) -> Iterator[tuple[int, int]]:
-        """(first cell, how many) of the cells that meet a box, as runs of neighbours."""
+        """(first chunk, how many) of the chunks that meet a box, as runs of neighbours."""
         ranges = []
-        for start, length, side, cells, at, n in zip(
+        for start, length, side, chunks, at, n in zip(
             wanted.offset, wanted.shape, self.chunk, self.grid, self.box.offset, self.box.shape, strict=True
         ):
             low, high = max(start, at) - at, min(start + length, at + n) - at
             if high <= low:
                 return
-            ranges.append((low // side, min(cells, -(-high // side))))
+            ranges.append((low // side, min(chunks, -(-high // side))))
         if not ranges:
             yield 0, 1
             return
-        depth = len(ranges)  # from here on whole dims are taken, so the cells are neighbours
+        depth = len(ranges)  # from here on whole dims are taken, so the chunks are neighbours
         while depth > 1 and ranges[depth - 1] == (0, self.grid[depth - 1]):
             depth -= 1
         inner = prod(self.grid[depth:])
         first, last = ranges[depth - 1]
         for outer in product(*(range(*bounds) for bounds in ranges[: depth - 1])):
             number = 0
-            for at, cells in zip((*outer, first), self.grid, strict=False):
-                number = number * cells + at
+            for at, chunks in zip((*outer, first), self.grid, strict=False):
+                number = number * chunks + at
             yield number * inner, (last - first) * inner
 
 
 @dataclass(frozen=True)
-class File:
+class RankFile:
     """What one rank writes."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[ChunkRun, ...]
     size: int
     dtypes: dict[str, str]  # torch's, by array
 
     @cached_property
-    def by_box(self) -> dict[tuple[str, tuple[int, ...]], Run]:
+    def by_box(self) -> dict[tuple[str, tuple[int, ...]], ChunkRun]:
         return {(run.name, run.box.offset): run for run in self.runs}
 
 
-def lay_out(boxes: Iterable[tuple[str, str, tuple[int, ...], Box]]) -> File:
+def lay_out(boxes: Iterable[tuple[str, str, tuple[int, ...], Box]]) -> RankFile:
     """The file of these boxes, (name, dtype, chunk shape, box), one after another."""
     runs, end, dtypes = [], 0, {}
     for name, dtype, chunk, box in boxes:
-        nbytes = prod(chunk) * cell_itemsize(dtype)
+        nbytes = prod(chunk) * stored_itemsize(dtype)
         align = PAGE if nbytes >= 1 << 20 else 64 if nbytes >= 1 << 16 else 8
         base = _up(end, max(align, 64))
-        run = Run(name, box, chunk, nbytes, _up(nbytes + TRAILER, align), base)
+        run = ChunkRun(name, box, chunk, nbytes, _up(nbytes + TRAILER, align), base)
         runs.append(run)
         dtypes[name] = dtype
         end = run.end
-    return File(tuple(runs), _up(end, PAGE), dtypes)
+    return RankFile(tuple(runs), _up(end, PAGE), dtypes)
 
 
-class Files:
+class CheckpointFiles:
     """The files of a checkpoint, each worked out when first asked for."""
 
     def __init__(self, registry: Registry, chunks: dict[str, tuple[int, ...]] | None = None) -> None:
         self.registry = registry
         self._chunks = dict(chunks or {})
-        self._files: dict[int, File] = {}
+        self._files: dict[int, RankFile] = {}
 
     def chunk(self, name: str) -> tuple[int, ...]:
         if name not in self._chunks:
             self._chunks[name] = chunk_shape(self.registry[name])
         return self._chunks[name]
 
-    def of_rank(self, rank: int) -> File:
+    def of_rank(self, rank: int) -> RankFile:
         """The file of a rank: its primary boxes in the registry's order."""
         if rank not in self._files:
             self._files[rank] = lay_out(self._boxes(rank))
@@ -139,6 +139,6 @@ class Files:
 
     def _boxes(self, rank: int) -> Iterator[tuple[str, str, tuple[int, ...], Box]]:
         for name, layout in self.registry.layouts.items():
-            alike = lying(self.registry.mesh, layout)
+            alike = box_owners(self.registry.mesh, layout)
             for box in alike.written(rank, layout.turn):
                 yield name, layout.dtype, self.chunk(name), box

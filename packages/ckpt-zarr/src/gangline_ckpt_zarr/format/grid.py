@@ -52,14 +52,14 @@ def stored_dtype(dtype: str) -> str:
     raise ValueError(f"there is no way to store {dtype!r}")
 
 
-def cell_itemsize(dtype: str) -> int:
+def stored_itemsize(dtype: str) -> int:
     """Bytes of one stored element of an array of torch's `dtype`."""
     return SIZES[stored_dtype(dtype)]
 
 
 def chunk_shape(layout: Layout) -> tuple[int, ...]:
     """The shape of every chunk of an array; at the array's ends chunks reach beyond it."""
-    return _chunk_shape(layout.shape, layout.divisions, CHUNK_BYTES // cell_itemsize(layout.dtype))
+    return _chunk_shape(layout.shape, layout.divisions, CHUNK_BYTES // stored_itemsize(layout.dtype))
 
 
 @lru_cache(maxsize=1024)

@@ -22,10 +22,10 @@ from gangline.errors import BadCheckpoint
 from gangline.shard import Registry
 from gangline_ckpt_zarr.format import claims, cuts, overlap
 from gangline_ckpt_zarr.format.checksum import CHECKSUM, TRAILER, seal_start, wrong
-from gangline_ckpt_zarr.format.chunks import Files, Run
-from gangline_ckpt_zarr.format.grid import cell_itemsize, stored_dtype
-from gangline_ckpt_zarr.format.owners import lying
-from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun
+from gangline_ckpt_zarr.format.grid import stored_dtype, stored_itemsize
+from gangline_ckpt_zarr.format.owners import box_owners
+from gangline_ckpt_zarr.stores.base import ObjectStore
 
 NAME = "zarr.json"
 FORMAT = 1
@@ -39,11 +39,11 @@ CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "cr
 class Meta:
     """What zarr.json says."""
 
-    sealed: ClassVar[bool] = True  # whether cells have seals
+    sealed: ClassVar[bool] = True  # whether chunks have seals
 
     document: dict[str, Any]
     registry: Registry
-    files: Files
+    files: CheckpointFiles
     write_id: str
 
     def path(self, rank: int) -> str:
@@ -52,18 +52,18 @@ class Meta:
 
     @property
     def trailer(self) -> int:
-        """Bytes behind each cell: its checksum, and its seal where it has one."""
+        """Bytes behind each chunk: its checksum, and its seal where it has one."""
         return TRAILER if self.sealed else CHECKSUM
 
-    def seal_start(self, run: Run) -> int | None:
-        """What the seals of a run's cells start from; None where they have none."""
+    def seal_start(self, run: ChunkRun) -> int | None:
+        """What the seals of a run's chunks start from; None where they have none."""
         return seal_start(self.write_id, run.name, run.box.offset) if self.sealed else None
 
-    def wrong(self, run: Run, number: int, checksum: int, trailer: bytes | memoryview) -> str:
-        """Why a cell, of which `checksum` is the crc32c, is not what was written here; "" where it is."""
+    def wrong(self, run: ChunkRun, number: int, checksum: int, trailer: bytes | memoryview) -> str:
+        """Why a chunk, of which `checksum` is the crc32c, is not what was written here; "" where it is."""
         return wrong(self._sealed(run), number, checksum, trailer)
 
-    def _sealed(self, run: Run) -> int | None:
+    def _sealed(self, run: ChunkRun) -> int | None:
         """`seal_start`, remembered for the run seen last by a thread."""
         last = getattr(_seen, "last", None)
         if last is None or last[0] is not run or last[1] is not self:
@@ -74,7 +74,7 @@ class Meta:
         """The ranks that have a file, each once: found by what was cut, for ranks without one may be many more."""
         seen, cut = set[int](), set()
         for layout in self.registry.layouts.values():
-            alike = lying(self.registry.mesh, layout)
+            alike = box_owners(self.registry.mesh, layout)
             if (alike, layout.turn) in cut:
                 continue
             cut.add((alike, layout.turn))
@@ -86,7 +86,7 @@ class Meta:
     @cached_property
     def nbytes(self) -> int:
         """Of all arrays, as they are stored."""
-        return sum(prod(layout.shape) * cell_itemsize(layout.dtype) for layout in self.registry.layouts.values())
+        return sum(prod(layout.shape) * stored_itemsize(layout.dtype) for layout in self.registry.layouts.values())
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -115,7 +115,7 @@ def array_metadata(shape: tuple[int, ...], dtype: str, chunk: tuple[int, ...]) -
     }
 
 
-def write(registry: Registry, files: Files, document: dict[str, Any], write_id: str) -> bytes:
+def write(registry: Registry, files: CheckpointFiles, document: dict[str, Any], write_id: str) -> bytes:
     """The content of zarr.json. Raises ValueError where it would not be read again."""
     cuts.check(registry)
     claims.depth(document)
@@ -129,7 +129,7 @@ def write(registry: Registry, files: Files, document: dict[str, Any], write_id: 
     return root(arrays, ours)
 
 
-def array_nodes(registry: Registry, files: Files) -> dict[str, dict[str, Any]]:
+def array_nodes(registry: Registry, files: CheckpointFiles) -> dict[str, dict[str, Any]]:
     """zarr v3 metadata of every array."""
     return {
         name: array_metadata(layout.shape, layout.dtype, files.chunk(name)) for name, layout in registry.layouts.items()
@@ -168,7 +168,7 @@ def _checksum(content: bytes, stored: int) -> int:
     return crc32c(content.replace(_signature(stored), _signature(0)))
 
 
-def content_of(store: Store, path: str = NAME) -> bytes:
+def content_of(store: ObjectStore, path: str = NAME) -> bytes:
     """The bytes of a zarr.json. Raises BadCheckpoint where no document is so long, FileNotFoundError."""
     if store.local and (there := store.size(path)) > MOST_BYTES:
         raise BadCheckpoint("every array", None, f"{store.url}/{path}", f"it has {there:,} bytes")
@@ -204,22 +204,22 @@ def read(content: bytes, file: str, id: CheckpointId | None = None) -> Meta:
             from gangline_ckpt_zarr.format import native
 
             meta: Meta = native.read(ours, registry, arrays)
-            written = native.nodes(cast("native.OpenMeta", meta))
+            written = native.nodes(cast("native.NativeMeta", meta))
         else:
             chunks = {
                 name: claims.chunk(node["chunk_grid"]["configuration"]["chunk_shape"], registry[name], name)
                 for name, node in arrays.items()
             }
-            meta = Meta(document, registry, Files(registry, chunks), ours["write_id"])
+            meta = Meta(document, registry, CheckpointFiles(registry, chunks), ours["write_id"])
             written = array_nodes(registry, meta.files)
         if nodes != groups(written) | written:
             raise ValueError("what it tells zarr is not what it tells gangline")
         return meta
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError) as error:
-        raise BadCheckpoint("every array", None, file, _told(error)) from error
+        raise BadCheckpoint("every array", None, file, _why(error)) from error
 
 
-def _told(error: Exception) -> str:
+def _why(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"it lacks {error}"
     return "it is nested too deeply" if isinstance(error, RecursionError) else str(error)

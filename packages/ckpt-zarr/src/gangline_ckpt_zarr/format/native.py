@@ -25,7 +25,7 @@ from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Places, Registry, primary_replica
 from gangline_ckpt_zarr.format import claims, cuts
 from gangline_ckpt_zarr.format.checksum import CHECKSUM, MISPLACED
-from gangline_ckpt_zarr.format.chunks import File, Files, Run, lay_out
+from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun, RankFile, lay_out
 from gangline_ckpt_zarr.format.metadata import CODECS, FORMAT, Meta, array_metadata, root
 from gangline_ckpt_zarr.format.references import chunk_key
 
@@ -33,15 +33,15 @@ MOST_FILES = 64  # of one array; a power of two
 _ENTRY = struct.Struct("<QQ")  # of a shard's index: offset and length of a chunk
 
 
-class OpenFiles(Files):
+class NativeFiles(CheckpointFiles):
     """A file for each chunk, or for each array that is a shard."""
 
-    def of_rank(self, rank: int) -> File:
+    def of_rank(self, rank: int) -> RankFile:
         """The file of a chunk or shard; without runs where a rank stands for nothing."""
         if rank not in self._files:
             file = lay_out(self._boxes(rank))
             size = sum(run.nbytes + CHECKSUM if run.count == 1 else run.end + index_bytes(run) for run in file.runs)
-            self._files[rank] = File(file.runs, size, file.dtypes)
+            self._files[rank] = RankFile(file.runs, size, file.dtypes)
         return self._files[rank]
 
     def _boxes(self, rank: int) -> Iterator[tuple[str, str, tuple[int, ...], Box]]:
@@ -59,7 +59,7 @@ class OpenFiles(Files):
 
 
 @dataclass(frozen=True)
-class OpenMeta(Meta):
+class NativeMeta(Meta):
     """What zarr.json of such a copy says. `sums`: crc32c of every chunk by array, in C order of the grid."""
 
     sealed: ClassVar[bool] = False  # in zarr's own files there is no room behind a chunk
@@ -69,7 +69,7 @@ class OpenMeta(Meta):
     def path(self, rank: int) -> str:
         return chunk_key(self.files.of_rank(rank).runs[0], 0)
 
-    def wrong(self, run: Run, number: int, checksum: int, trailer: bytes | memoryview) -> str:
+    def wrong(self, run: ChunkRun, number: int, checksum: int, trailer: bytes | memoryview) -> str:
         why = super().wrong(run, number, checksum, trailer)
         if not why and self.sums[run.name][place(run, number, self.registry[run.name])] != checksum:
             return MISPLACED
@@ -81,18 +81,18 @@ def grid_of(layout: Layout, chunk: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(-(-length // side) for length, side in zip(layout.shape, chunk, strict=True))
 
 
-def place(run: Run, number: int, layout: Layout) -> int:
+def place(run: ChunkRun, number: int, layout: Layout) -> int:
     """The number of a chunk in its array, in C order."""
     found = 0
-    for at, cells in zip(run.index(number), grid_of(layout, run.chunk), strict=True):
-        found = found * cells + at
+    for at, chunks in zip(run.index(number), grid_of(layout, run.chunk), strict=True):
+        found = found * chunks + at
     return found
 
 
-def opened(meta: Meta) -> OpenMeta:
+def as_native(meta: Meta) -> NativeMeta:
     """The same arrays, to be laid out openly; the checksums are for those who write the chunks to fill in."""
     grids = {name: grid_of(layout, meta.files.chunk(name)) for name, layout in meta.registry.layouts.items()}
-    padded = {name: tuple(1 << max(0, cells - 1).bit_length() for cells in grid) for name, grid in grids.items()}
+    padded = {name: tuple(1 << max(0, chunks - 1).bit_length() for chunks in grid) for name, grid in grids.items()}
     most = max((prod(parts) for parts in padded.values() if prod(parts) <= MOST_FILES), default=1)
     layouts = {
         name: Layout(
@@ -106,7 +106,7 @@ def opened(meta: Meta) -> OpenMeta:
     registry = Registry(Mesh.of({"pp": max(1, len(layouts)), "tp": most}), layouts)
     chunks = {name: meta.files.chunk(name) for name in layouts}
     sums = {name: [0] * prod(grid) for name, grid in grids.items()}
-    return OpenMeta(meta.document, registry, OpenFiles(registry, chunks), meta.write_id, sums)
+    return NativeMeta(meta.document, registry, NativeFiles(registry, chunks), meta.write_id, sums)
 
 
 def _divisions(layout: Layout, chunk: tuple[int, ...], padded: tuple[int, ...]) -> Iterator[Division]:
@@ -123,12 +123,12 @@ def is_shard(layout: Layout, grid: tuple[int, ...]) -> bool:
     return not layout.divisions and prod(grid) > 1
 
 
-def index_bytes(run: Run) -> int:
+def index_bytes(run: ChunkRun) -> int:
     """Bytes of the index of a shard."""
     return run.count * _ENTRY.size + CHECKSUM
 
 
-def index(run: Run) -> bytes:
+def index(run: ChunkRun) -> bytes:
     """The index at the end of a shard: where each chunk lies, in C order, and a checksum."""
     entries = b"".join(
         _ENTRY.pack(run.base + number * run.stride, run.nbytes + CHECKSUM) for number in range(run.count)
@@ -136,7 +136,7 @@ def index(run: Run) -> bytes:
     return entries + crc32c(entries).to_bytes(CHECKSUM, "little")
 
 
-def nodes(meta: OpenMeta) -> dict[str, dict[str, Any]]:
+def nodes(meta: NativeMeta) -> dict[str, dict[str, Any]]:
     """zarr v3 metadata of every array."""
     found = {}
     for name, layout in meta.registry.layouts.items():
@@ -144,7 +144,7 @@ def nodes(meta: OpenMeta) -> dict[str, dict[str, Any]]:
         node = found[name] = array_metadata(layout.shape, layout.dtype, chunk)
         grid = grid_of(layout, chunk)
         if is_shard(layout, grid):
-            whole = [cells * side for cells, side in zip(grid, chunk, strict=True)]
+            whole = [chunks * side for chunks, side in zip(grid, chunk, strict=True)]
             inner = {"chunk_shape": list(chunk), "codecs": node["codecs"]}
             sharding = inner | {"index_codecs": CODECS, "index_location": "end"}
             node["codecs"] = [{"name": "sharding_indexed", "configuration": sharding}]
@@ -165,7 +165,7 @@ def chunk_of(node: dict[str, Any]) -> Any:
     return grid["configuration"]["chunk_shape"]
 
 
-def write(meta: OpenMeta) -> bytes:
+def write(meta: NativeMeta) -> bytes:
     """The content of the root's zarr.json."""
     ours = {
         "format": FORMAT,
@@ -178,7 +178,7 @@ def write(meta: OpenMeta) -> bytes:
     return root(nodes(meta), ours)
 
 
-def read(ours: dict[str, Any], registry: Registry, arrays: dict[str, dict[str, Any]]) -> OpenMeta:
+def read(ours: dict[str, Any], registry: Registry, arrays: dict[str, dict[str, Any]]) -> NativeMeta:
     """From what zarr.json holds."""
     chunks = {name: claims.chunk(chunk_of(node), registry[name], name) for name, node in arrays.items()}
     if ours["sums"].keys() != chunks.keys():
@@ -189,7 +189,7 @@ def read(ours: dict[str, Any], registry: Registry, arrays: dict[str, dict[str, A
         if len(content) != count * CHECKSUM:
             raise ValueError(f"{name} has {count:,} chunks, and checksums of {len(content) // CHECKSUM:,}")
         sums[name] = [*_words(count).unpack(content)]
-    return OpenMeta(ours["document"], registry, OpenFiles(registry, chunks), ours["write_id"], sums)
+    return NativeMeta(ours["document"], registry, NativeFiles(registry, chunks), ours["write_id"], sums)
 
 
 def _words(count: int) -> struct.Struct:

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from math import prod
 
 from gangline.shard import Box, Division, Layout, Registry
-from gangline_ckpt_zarr.format.owners import Lying, lying
+from gangline_ckpt_zarr.format.owners import BoxOwners, box_owners
 
 
 def meeting(registry: Registry, name: str, wanted: Box) -> Iterator[tuple[int, Box]]:
     """(writing rank, its box) of every stored box of an array that meets `wanted`."""
     layout = registry[name]
-    alike = lying(registry.mesh, layout)
+    alike = box_owners(registry.mesh, layout)
     if wanted not in alike.met:
         alike.met[wanted] = [*_met(layout, wanted)]
     for parts, boxes in alike.met[wanted]:
@@ -25,7 +25,7 @@ def meeting(registry: Registry, name: str, wanted: Box) -> Iterator[tuple[int, B
         yield from ((rank, box) for box in boxes)
 
 
-def writers(alike: Lying, turn: int) -> Iterator[int]:
+def writers(alike: BoxOwners, turn: int) -> Iterator[int]:
     """The ranks that write a part of an array."""
     layout = alike.layout
     whole = Box((0,) * len(layout.shape), layout.shape)

@@ -9,7 +9,7 @@ from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Places, primary_replica
 
 
-class Lying:
+class BoxOwners:
     """Who holds what of arrays of one shape that are cut in one way. They differ in whose turn it is to write."""
 
     def __init__(self, mesh: Mesh, layout: Layout) -> None:
@@ -36,7 +36,7 @@ class Lying:
             self._ranks[key] = self.mesh.rank(self._places.coordinate(*key))
         return self._ranks[key]
 
-    def alike(self, rank: int, most: int) -> tuple[int, ...]:
+    def replicas_of(self, rank: int, most: int) -> tuple[int, ...]:
         """Up to `most` ranks, `rank` among them, that hold the same parts; all of them give the same answer."""
         coordinate, replicas = self.mesh.coordinate(rank), self._places.replicas
         parts, replica = self._places.of(coordinate)
@@ -58,12 +58,12 @@ class Lying:
 
 
 @lru_cache(maxsize=1024)
-def _lying(
+def _box_owners(
     mesh: Mesh, shape: tuple[int, ...], divisions: tuple[Division, ...], at: tuple[tuple[str, int], ...]
-) -> Lying:
-    return Lying(mesh, Layout(shape, divisions=divisions, at=at))
+) -> BoxOwners:
+    return BoxOwners(mesh, Layout(shape, divisions=divisions, at=at))
 
 
-def lying(mesh: Mesh, layout: Layout) -> Lying:
+def box_owners(mesh: Mesh, layout: Layout) -> BoxOwners:
     """How an array lies, known already where another lies alike."""
-    return _lying(mesh, layout.shape, layout.divisions, layout.at)
+    return _box_owners(mesh, layout.shape, layout.divisions, layout.at)

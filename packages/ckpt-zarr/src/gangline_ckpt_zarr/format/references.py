@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from gangline_ckpt_zarr.format.checksum import CHECKSUM
-from gangline_ckpt_zarr.format.chunks import Run
+from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
 
 REFERENCES = "refs.json"
@@ -30,6 +30,6 @@ def references(content: bytes, meta: Meta, base: str = "") -> dict[str, Any]:
     return {"version": 1, "refs": refs}
 
 
-def chunk_key(run: Run, number: int) -> str:
-    """zarr's key of a cell, under its array."""
+def chunk_key(run: ChunkRun, number: int) -> str:
+    """zarr's key of a chunk, under its array."""
     return "/".join((run.name, "c", *map(str, run.index(number))))

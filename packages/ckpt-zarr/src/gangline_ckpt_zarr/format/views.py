@@ -1,7 +1,7 @@
-"""A run of cells seen as the box it holds: strides for torch and numpy alike.
+"""A run of chunks seen as the box it holds: strides for torch and numpy alike.
 
-Cells of a grid (g0, g1, ...) of chunks (c0, c1, ...) are a tensor (g0, c0, g1, c1, ...), so a box is copied to or from
-its cells in one strided copy, however many they are; where it does not fill its last chunks, in a few.
+Chunks of a grid (g0, g1, ...) of chunks (c0, c1, ...) are a tensor (g0, c0, g1, c1, ...), so a box is copied to or from
+its chunks in one strided copy, however many they are; where it does not fill its last chunks, in a few.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from gangline_ckpt_zarr.format.chunks import Run
+from gangline_ckpt_zarr.format.chunks import ChunkRun
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,20 @@ class View:
     offset: int
 
 
-def views(run: Run, itemsize: int) -> Iterator[View]:
+def views(run: ChunkRun, itemsize: int) -> Iterator[View]:
     """Views that together make up the run's box."""
-    chunk_strides, cell_strides = _c_order(run.chunk, 1), _c_order(run.grid, run.stride // itemsize)
+    chunk_strides, grid_strides = _c_order(run.chunk, 1), _c_order(run.grid, run.stride // itemsize)
     choices = []
     for length, side in zip(run.box.shape, run.chunk, strict=True):
         full, rest = divmod(length, side)
         choices.append([(0, full, side)] * (full > 0) + [(full, 1, rest)] * (rest > 0))
     for chosen in product(*choices):
         slices, sizes, strides, offset = [], [], [], run.base // itemsize
-        for (first, cells, side), chunk, inner, outer in zip(
-            chosen, run.chunk, chunk_strides, cell_strides, strict=True
+        for (first, chunks, side), chunk, inner, outer in zip(
+            chosen, run.chunk, chunk_strides, grid_strides, strict=True
         ):
-            slices.append(slice(first * chunk, first * chunk + cells * side))
-            sizes += [cells, side]
+            slices.append(slice(first * chunk, first * chunk + chunks * side))
+            sizes += [chunks, side]
             strides += [outer, inner]
             offset += first * outer
         yield View(tuple(slices), tuple(sizes), tuple(strides), offset)

@@ -17,9 +17,9 @@ from fastcrc.crc32 import iscsi as crc32c
 
 from gangline.errors import BadCheckpoint
 from gangline.shard import Box
-from gangline_ckpt_zarr.format.chunks import Run
+from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.format.metadata import Meta
-from gangline_ckpt_zarr.stores.base import Read, Store
+from gangline_ckpt_zarr.stores.base import ObjectStore, Read
 
 BATCH = 1 << 20  # bytes: small enough for a core's own cache, large enough for a system call
 FAR = 128 << 20  # bytes, where each batch costs the time that a request takes
@@ -35,10 +35,10 @@ class Destination(Protocol):
     def put(self, part: Box, values: np.ndarray) -> None: ...
 
 
-class Batch:
+class ReadBatch:
     """What is read in one go of a file of a checkpoint."""
 
-    def __init__(self, store: Store, path: str, meta: Meta) -> None:
+    def __init__(self, store: ObjectStore, path: str, meta: Meta) -> None:
         self.store, self.path, self.meta = store, path, meta
         self._scratch = memoryview(b"")
         self.clear()
@@ -48,7 +48,7 @@ class Batch:
         self._ranges: list[tuple[int, list[memoryview]]] = []
         self._end = -1  # of the last range, in the file
         self._used = 0  # of the scratch memory
-        self._checks: list[tuple[Run, int, memoryview, memoryview]] = []
+        self._checks: list[tuple[ChunkRun, int, memoryview, memoryview]] = []
         self._puts: list[tuple[Destination, Box, np.ndarray]] = []
 
     def room(self, nbytes: int) -> memoryview:
@@ -72,8 +72,8 @@ class Batch:
         self._end = start + len(buffer)
         self.size += len(buffer)
 
-    def cell(self, run: Run, number: int, buffer: memoryview) -> None:
-        """Read a whole cell with what lies behind it, and check it."""
+    def chunk(self, run: ChunkRun, number: int, buffer: memoryview) -> None:
+        """Read a whole chunk with what lies behind it, and check it."""
         start, trailer = run.base + number * run.stride, memoryview(bytearray(self.meta.trailer))
         self.want(start, buffer)
         self.want(start + run.nbytes, trailer)
@@ -98,7 +98,7 @@ class Batch:
             target.put(part, values)
 
     def unread(self, error: Exception) -> BadCheckpoint:
-        """The damage behind a failed read, with the first cell that cannot be had."""
+        """The damage behind a failed read, with the first chunk that cannot be had."""
         for run, number, buffer, trailer in self._checks:
             try:
                 self.store.read_into(self.path, [(run.base + number * run.stride, [buffer, trailer])])
@@ -106,24 +106,24 @@ class Batch:
                 return self._bad(run, number, str(error))
         return BadCheckpoint("every array", None, f"{self.store.url}/{self.path}", str(error))
 
-    def _bad(self, run: Run, number: int, why: str) -> BadCheckpoint:
-        box = run.cell_box(number)
+    def _bad(self, run: ChunkRun, number: int, why: str) -> BadCheckpoint:
+        box = run.chunk_box(number)
         limits = tuple((start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
         return BadCheckpoint(run.name, limits, f"{self.store.url}/{self.path}", why)
 
 
-class Lanes:
+class ReadLanes:
     """Batches of one file, done in order or side by side. All are over when the context is left."""
 
-    def __init__(self, store: Store, path: str, meta: Meta) -> None:
+    def __init__(self, store: ObjectStore, path: str, meta: Meta) -> None:
         self.limit = BATCH if store.local else FAR
         self._store, self._path, self._file = store, path, ExitStack()
         self._pool = _pool() if store.local else None  # a far store fetches side by side by itself
-        self._free = [Batch(store, path, meta) for _ in range(1 if self._pool is None else lanes() + 1)]
-        self._busy: deque[tuple[Batch, Future[None]]] = deque()
+        self._free = [ReadBatch(store, path, meta) for _ in range(1 if self._pool is None else lanes() + 1)]
+        self._busy: deque[tuple[ReadBatch, Future[None]]] = deque()
         self._read: Read | None = None
 
-    def batch(self) -> Batch:
+    def batch(self) -> ReadBatch:
         """An empty batch. Raises what an earlier one raised."""
         if not self._free:
             batch, over = self._busy.popleft()
@@ -133,7 +133,7 @@ class Lanes:
         batch.clear()
         return batch
 
-    def send(self, batch: Batch) -> None:
+    def send(self, batch: ReadBatch) -> None:
         """Do it, now or soon."""
         if self._read is None:
             try:
@@ -146,7 +146,7 @@ class Lanes:
         else:
             self._busy.append((batch, self._pool.submit(batch.do, self._read)))
 
-    def __enter__(self) -> Lanes:
+    def __enter__(self) -> ReadLanes:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from gangline.checkpoint.base import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.format.metadata import Meta
-from gangline_ckpt_zarr.load.reader import Piece, Reader, Target, plan
+from gangline_ckpt_zarr.load.plan import ReadItem, Target, plan_reads
+from gangline_ckpt_zarr.load.reader import ChunkReader
 from gangline_ckpt_zarr.stores.base import StoreError
 from gangline_ckpt_zarr.tiers.base import Tier
 
@@ -22,16 +23,16 @@ def fill(
     All copies are of one save. Raises BadCheckpoint, of the nearest tier, where a file is good in none; UserError where
     a store does not answer and none has a good copy.
     """
-    found = (_file(id, copies, rank, pieces, verify) for rank, pieces in plan(copies[0][1], targets).items())
+    found = (_file(id, copies, rank, items, verify) for rank, items in plan_reads(copies[0][1], targets).items())
     return [line for line in found if line]
 
 
-def _file(id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], rank: int, pieces: list[Piece], verify: bool) -> str:
+def _file(id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], rank: int, items: list[ReadItem], verify: bool) -> str:
     bad: list[BadCheckpoint] = []
     for tier, meta in copies:
-        reader = Reader(meta, tier.path(id, meta, rank), tier.store, verify)
+        reader = ChunkReader(meta, tier.path(id, meta, rank), tier.store, verify)
         try:
-            reader.read(pieces)
+            reader.read(items)
             return f"{bad[0]}; taking the copy in {tier.store.url}" if bad else ""
         except BadCheckpoint as damage:
             bad.append(damage)

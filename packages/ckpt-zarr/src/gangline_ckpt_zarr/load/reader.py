@@ -1,81 +1,41 @@
-"""From stored cells into memory: each byte read once, straight to where it belongs, and checked while it is in cache.
+"""From stored chunks into memory: each byte read once, straight to where it belongs, and checked while it is in cache.
 
-A cell that lies wholly in the wanted part goes into it without a detour; of others what is wanted is copied out of a
-scratch buffer. With checksums whole cells are read, for a checksum is of the whole; without, what is wanted alone where
-it is one piece.
+A chunk that lies wholly in the wanted box is read straight into it; of others what is wanted is copied out of a scratch
+buffer. With checksums whole chunks are read, for a checksum is of the whole; without, only what is wanted where it is
+contiguous.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gangline.shard import Box
-from gangline_ckpt_zarr.format import overlap
-from gangline_ckpt_zarr.format.chunks import Run
+from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.format.grid import stored_dtype
 from gangline_ckpt_zarr.format.metadata import Meta
-from gangline_ckpt_zarr.load.batch import Batch, Lanes
-from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.load.batch import ReadBatch, ReadLanes
+from gangline_ckpt_zarr.load.plan import ReadItem, Target, plan_reads
+from gangline_ckpt_zarr.stores.base import ObjectStore
 
 
-@dataclass(frozen=True)
-class Target:
-    """A wanted box of an array and the memory for it; `bits`: the memory is the 16 bits of bfloat16, as int16."""
+class ChunkReader:
+    """Reads the items of one file."""
 
-    name: str
-    box: Box
-    array: np.ndarray
-    bits: bool = False
-
-    def put(self, part: Box, values: np.ndarray) -> None:
-        """Store the values of a part of the box."""
-        if self.bits:
-            values = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.int16)
-        self.array[part.within(self.box)] = values
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Neighbouring cells of a file that a target wants."""
-
-    run: Run
-    first: int
-    count: int
-    target: Target
-
-
-def plan(meta: Meta, targets: Iterable[Target]) -> dict[int, list[Piece]]:
-    """What to read of which rank's file, in the file's order."""
-    pieces: dict[int, list[Piece]] = defaultdict(list)
-    for target in targets:
-        for rank, box in overlap.meeting(meta.registry, target.name, target.box):
-            run = meta.files.of_rank(rank).by_box[target.name, box.offset]
-            pieces[rank] += [Piece(run, first, count, target) for first, count in run.meeting(target.box)]
-    for of_rank in pieces.values():
-        of_rank.sort(key=lambda piece: piece.run.base + piece.first * piece.run.stride)
-    return pieces
-
-
-class Reader:
-    """Reads the pieces of one file."""
-
-    def __init__(self, meta: Meta, path: str, store: Store, verify: bool = True) -> None:
+    def __init__(self, meta: Meta, path: str, store: ObjectStore, verify: bool = True) -> None:
         self.meta, self.path, self.store, self.verify = meta, path, store, verify
 
-    def read(self, pieces: Iterable[Piece]) -> None:
+    def read(self, items: Iterable[ReadItem]) -> None:
         """Fill the targets. Raises BadCheckpoint, naming array, box and file."""
-        with Lanes(self.store, self.path, self.meta) as lanes:
+        with ReadLanes(self.store, self.path, self.meta) as lanes:
             batch = lanes.batch()
-            for piece in pieces:
-                run, target = piece.run, piece.target
+            for item in items:
+                run, target = item.run, item.target
                 dtype = np.dtype(stored_dtype(self.meta.registry[run.name].dtype))
-                rows = Rows(run, target, dtype) if run.chunk and run.count == run.grid[0] else None
-                for number in range(piece.first, piece.first + piece.count):
+                rows = WantedRows(run, target, dtype) if run.chunk and run.count == run.grid[0] else None
+                for number in range(item.first, item.first + item.count):
                     if rows is not None:
                         self._rows(batch, rows, number)
                     else:
@@ -85,15 +45,15 @@ class Reader:
                         batch = lanes.batch()
             lanes.send(batch)
 
-    def _rows(self, batch: Batch, rows: Rows, number: int) -> None:
-        """What a target wants of one cell, where a cell is some rows of the array's box."""
+    def _rows(self, batch: ReadBatch, rows: WantedRows, number: int) -> None:
+        """What a target wants of one chunk, where a chunk is some rows of the array's box."""
         run, low = rows.run, number * rows.run.chunk[0]
         first, last = max(low, rows.first), min(low + run.chunk[0], rows.last)
         start, skipped = run.base + number * run.stride, (first - low) * rows.nbytes
         memory = rows.memory and rows.memory[(first - rows.first) * rows.nbytes : (last - rows.first) * rows.nbytes]
         if memory and last - first == run.chunk[0]:
             if self.verify:
-                batch.cell(run, number, memory)
+                batch.chunk(run, number, memory)
             else:
                 batch.want(start, memory)
         elif memory and not self.verify:
@@ -101,7 +61,7 @@ class Reader:
         elif last > first:
             scratch = batch.room(run.nbytes)
             if self.verify:
-                batch.cell(run, number, scratch)
+                batch.chunk(run, number, scratch)
             else:
                 end = (last - low) * rows.nbytes
                 batch.want(start + skipped, scratch[skipped:end])
@@ -110,9 +70,9 @@ class Reader:
             ]
             batch.copy(rows.target, rows.part(first, last), values)
 
-    def _part(self, batch: Batch, run: Run, number: int, target: Target, dtype: np.dtype) -> None:
-        """What a target wants of one cell."""
-        start, stored = run.base + number * run.stride, run.cell_box(number)
+    def _part(self, batch: ReadBatch, run: ChunkRun, number: int, target: Target, dtype: np.dtype) -> None:
+        """What a target wants of one chunk."""
+        start, stored = run.base + number * run.stride, run.chunk_box(number)
         part = stored.overlap(target.box) if stored.shape else stored
         if part is None:
             return
@@ -120,11 +80,11 @@ class Reader:
         if straight is not None and not self.verify:
             batch.want(start + _skipped(run, stored, part) * dtype.itemsize, straight)
         elif straight is not None and part.shape == run.chunk:
-            batch.cell(run, number, straight)
+            batch.chunk(run, number, straight)
         else:
             scratch = batch.room(run.nbytes)
             if self.verify:
-                batch.cell(run, number, scratch)
+                batch.chunk(run, number, scratch)
             else:
                 first = _skipped(run, stored, part) * dtype.itemsize
                 last = _skipped(run, stored, _last(part)) * dtype.itemsize + dtype.itemsize
@@ -133,13 +93,19 @@ class Reader:
             batch.copy(target, part, _view(values, part, Box(stored.offset, run.chunk)))
 
 
-class Rows:
-    """The cells of a run, each some rows of its box, and the rows that a target wants: found once for all of them.
+def read_target(meta: Meta, store: ObjectStore, target: Target) -> None:
+    """Fill one target from a checkpoint at the root of a store, every chunk checked. Raises BadCheckpoint."""
+    for rank, items in plan_reads(meta, [target]).items():
+        ChunkReader(meta, meta.path(rank), store).read(items)
 
-    `memory`: the target's own for the rows `first` to `last` (of the box), where it is one piece and they are whole.
+
+class WantedRows:
+    """The chunks of a run, each some rows of its box, and the rows that a target wants: found once for all of them.
+
+    `memory`: the target's own for the rows `first` to `last` (of the box), where it is contiguous and they are whole.
     """
 
-    def __init__(self, run: Run, target: Target, dtype: np.dtype) -> None:
+    def __init__(self, run: ChunkRun, target: Target, dtype: np.dtype) -> None:
         self.run, self.target, self.dtype = run, target, dtype
         start, common = run.box.offset, run.box.overlap(target.box)
         assert common is not None, "a plan has no run that its target does not meet"
@@ -162,8 +128,8 @@ class Rows:
         return Box((self.run.box.offset[0] + first, *offset[1:]), (last - first, *shape[1:]))
 
 
-def _straight(run: Run, part: Box, target: Target, dtype: np.dtype) -> memoryview | None:
-    """The target's own memory for a part, where the part is one piece both there and in its cell."""
+def _straight(run: ChunkRun, part: Box, target: Target, dtype: np.dtype) -> memoryview | None:
+    """The target's own memory for a part, where the part is contiguous both there and in its chunk."""
     if target.bits or target.array.dtype != dtype:
         return None
     split = next((dim for dim, length in enumerate(part.shape) if length != 1), len(part.shape))
@@ -173,8 +139,8 @@ def _straight(run: Run, part: Box, target: Target, dtype: np.dtype) -> memoryvie
     return _bytes(memory) if memory.flags.c_contiguous else None
 
 
-def _skipped(run: Run, stored: Box, part: Box) -> int:
-    """Elements of a cell before a part of it."""
+def _skipped(run: ChunkRun, stored: Box, part: Box) -> int:
+    """Elements of a chunk before a part of it."""
     before = 0
     for at, start, side in zip(part.offset, stored.offset, run.chunk, strict=True):
         before = before * side + at - start

@@ -1,6 +1,6 @@
-"""A file of cells from front to back: read ahead by a thread, each cell checked as its bytes go by. Torch-free.
+"""A file of chunks from front to back: read ahead by a thread, each chunk checked as its bytes go by. Torch-free.
 
-What lies between cells is padding, not data, and is not looked at.
+What lies between chunks is padding, not data, and is not looked at.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import NamedTuple
 from fastcrc.crc32 import iscsi as crc32c
 
 from gangline_ckpt_zarr.format.checksum import wrong
-from gangline_ckpt_zarr.save.writer.messages import Cells
-from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.save.writer.messages import ChunkSpan
+from gangline_ckpt_zarr.stores.base import ObjectStore
 
 Judge = Callable[[int, int, int, "bytes | memoryview"], str]
 LOCAL, REMOTE = 8 << 20, 64 << 20  # bytes read at once: what stays in the cache; enough for requests side by side
 
 
-class BadCell(NamedTuple):
-    """A cell that is not what was written: the number of its run, its number in the run, and why."""
+class BadChunk(NamedTuple):
+    """A chunk that is not what was written: the number of its run, its number in the run, and why."""
 
     run: int
     number: int
@@ -39,7 +39,7 @@ class Window:
     why: str = ""
 
 
-def windows(store: Store, path: str, size: int) -> Iterator[Window]:
+def windows(store: ObjectStore, path: str, size: int) -> Iterator[Window]:
     """The first `size` bytes of a file; what cannot be read comes as a window without content."""
     length = LOCAL if store.local else REMOTE
     buffers = [memoryview(mmap.mmap(-1, min(length, size) or 1)) for _ in range(2)]  # on pages, so O_DIRECT takes them
@@ -69,20 +69,20 @@ def windows(store: Store, path: str, size: int) -> Iterator[Window]:
         yield Window(there, size - there, None, f"the file ends at {there}, and should have {size} bytes")
 
 
-class Check:
-    """Checks the cells of a file; windows come in order.
+class ChunkScanner:
+    """Checks the chunks of a file; windows come in order.
 
-    `judge`: (number of the run, of the cell in it, its crc32c, what lies behind it) -> why it is not what was written,
+    `judge`: (number of the run, of the chunk in it, its crc32c, what lies behind it) -> why it is not what was written,
     "" where it is; by default as its run's seals say.
     """
 
-    def __init__(self, runs: Sequence[Cells], judge: Judge | None = None) -> None:
+    def __init__(self, runs: Sequence[ChunkSpan], judge: Judge | None = None) -> None:
         self._runs, self._judge = runs, judge or self._by_seals
-        self._run = self._number = 0  # the cell that comes next, or is half seen
-        self._crc, self._kept, self._why = 0, b"", ""  # of that cell
+        self._run = self._number = 0  # the chunk that comes next, or is half seen
+        self._crc, self._kept, self._why = 0, b"", ""  # of that chunk
 
-    def feed(self, window: Window) -> Iterator[BadCell]:
-        """The bad cells that end in this window."""
+    def feed(self, window: Window) -> Iterator[BadChunk]:
+        """The bad chunks that end in this window."""
         start, stop, content = window.start, window.start + window.size, window.content
         while self._run < len(self._runs):
             base, stride, nbytes, count, *_ = run = self._runs[self._run]
@@ -103,19 +103,19 @@ class Check:
                     why = self._why or self._judge(self._run, self._number, self._crc, self._kept)
                     self._crc, self._kept, self._why = 0, b"", ""
                 if why:
-                    yield BadCell(self._run, self._number, why)
+                    yield BadChunk(self._run, self._number, why)
                 self._number += 1
             self._run, self._number = self._run + 1, 0
 
-    def unread(self, window: Window) -> BadCell:
-        """The cell that lies in a window without content, after it was fed: the next, or one that is half seen."""
-        return BadCell(min(self._run, len(self._runs) - 1), self._number, window.why)
+    def unread(self, window: Window) -> BadChunk:
+        """The chunk that lies in a window without content, after it was fed: the next, or one that is half seen."""
+        return BadChunk(min(self._run, len(self._runs) - 1), self._number, window.why)
 
     def _by_seals(self, run: int, number: int, checksum: int, trailer: bytes | memoryview) -> str:
         return wrong(self._runs[run].seal, self._runs[run].first + number, checksum, trailer)
 
     def _part(self, window: Window, begin: int, end: int, trailer: int) -> None:
-        """What a window has of a cell that is not wholly in it."""
+        """What a window has of a chunk that is not wholly in it."""
         if window.content is None:
             self._why = self._why or window.why
             return

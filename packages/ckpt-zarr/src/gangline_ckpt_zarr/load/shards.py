@@ -14,7 +14,7 @@ from gangline.shard import Registry, Shard
 from gangline_ckpt_zarr.agreement import Agreement, Failed
 from gangline_ckpt_zarr.format.metadata import Meta
 from gangline_ckpt_zarr.load.nearest import fill
-from gangline_ckpt_zarr.load.reader import Target
+from gangline_ckpt_zarr.load.plan import Target
 from gangline_ckpt_zarr.load.shared import Sharing, agreed
 from gangline_ckpt_zarr.tiers.base import Tier
 
@@ -24,7 +24,7 @@ def load(
     copies: Sequence[tuple[Tier, Meta]],
     shards: list[Shard],
     registry: Registry | None,
-    talk: Agreement,
+    agreement: Agreement,
     verify: bool = True,
 ) -> list[str]:
     """Fill the shards in place; what goes wrong on any rank is raised on all of them.
@@ -35,30 +35,30 @@ def load(
     another shape or kind and where a store does not answer, BadCheckpoint where no tier has a good copy.
     """
     try:
-        copies = _of_one_save(copies, talk)
+        copies = _of_one_save(copies, agreement)
         _check(id, copies[0][1], shards)
         meta = copies[0][1]
         wanted = [(shard, *_target(shard, meta)) for shard in shards if prod(shard.local.shape)]
         targets = [target for _, target, _ in wanted]
         sharing = None
-        if registry is not None and agreed(talk, registry, targets, far=not copies[0][0].store.local):
-            sharing = Sharing(meta, registry, talk.rank, targets)
+        if registry is not None and agreed(agreement, registry, targets, far=not copies[0][0].store.local):
+            sharing = Sharing(meta, registry, agreement.rank, targets)
         passed = fill(id, copies, targets if sharing is None else sharing.wanted(), verify)
-        if passed and talk.count("passed over", len(passed)) == len(passed):
-            talk.say("first passed over", passed[0])
-        talk.count("read", 1)
-        talk.all_done("read")
+        if passed and agreement.count("passed over", len(passed)) == len(passed):
+            agreement.publish("first passed over", passed[0])
+        agreement.count("read", 1)
+        agreement.all_done("read")
         if sharing is not None:
             sharing.exchange()
         for shard, _, memory in wanted:
             if memory is not None:
                 shard.local.detach().copy_(memory)
-        return _told(id, talk) if talk.rank == 0 else []
+        return _passed_over(id, agreement) if agreement.rank == 0 else []
     except UserError as error:
-        talk.fail({"user": [error.what, *error.details]})
+        agreement.fail({"user": [error.what, *error.details]})
         raise
     except BadCheckpoint as bad:
-        talk.fail({"bad": [bad.array, bad.box, bad.file, bad.why]})
+        agreement.fail({"bad": [bad.array, bad.box, bad.file, bad.why]})
         raise
     except Failed as failed:
         if "user" in failed.what:
@@ -68,22 +68,22 @@ def load(
         raise BadCheckpoint(array, limits, file, why) from None
 
 
-def _of_one_save(copies: Sequence[tuple[Tier, Meta]], talk: Agreement) -> Sequence[tuple[Tier, Meta]]:
+def _of_one_save(copies: Sequence[tuple[Tier, Meta]], agreement: Agreement) -> Sequence[tuple[Tier, Meta]]:
     """The copies of the save that rank 0 sees nearest: two saves of one step need not have equal bits."""
-    if talk.rank == 0:
-        talk.say("save", copies[0][1].write_id)
-    write_id = talk.hear("save")
+    if agreement.rank == 0:
+        agreement.publish("save", copies[0][1].write_id)
+    write_id = agreement.wait_for("save")
     found = [(tier, meta) for tier, meta in copies if meta.write_id == write_id]
     if not found:
         raise BadCheckpoint("every array", None, copies[0][0].store.url, "this rank sees another save than rank 0")
     return [(tier, meta) for tier, meta in found if meta.registry == found[0][1].registry]
 
 
-def _told(id: CheckpointId, talk: Agreement) -> list[str]:
-    number = talk.count("passed over", 0)
+def _passed_over(id: CheckpointId, agreement: Agreement) -> list[str]:
+    number = agreement.count("passed over", 0)
     if not number:
         return []
-    return [f"{talk.hear('first passed over')} ({number} such file{'s' * (number > 1)} of checkpoint {id})"]
+    return [f"{agreement.wait_for('first passed over')} ({number} such file{'s' * (number > 1)} of checkpoint {id})"]
 
 
 def _check(id: CheckpointId, meta: Meta, shards: list[Shard]) -> None:

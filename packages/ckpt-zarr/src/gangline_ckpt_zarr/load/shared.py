@@ -18,10 +18,10 @@ import torch.distributed as dist
 
 from gangline.shard import Box, Registry
 from gangline_ckpt_zarr.agreement import Agreement
-from gangline_ckpt_zarr.format.grid import cell_itemsize
+from gangline_ckpt_zarr.format.grid import stored_itemsize
 from gangline_ckpt_zarr.format.metadata import Meta
-from gangline_ckpt_zarr.format.owners import lying
-from gangline_ckpt_zarr.load.reader import Target
+from gangline_ckpt_zarr.format.owners import box_owners
+from gangline_ckpt_zarr.load.plan import Target
 
 TOGETHER = 8  # ranks
 SLICE = 32 << 20  # bytes of an array that one rank reads: smaller ones would spread better and be fetched worse
@@ -29,7 +29,7 @@ STEP = 256 << 20  # bytes of all arrays between two exchanges: what may have to 
 
 
 @dataclass(frozen=True)
-class Part:
+class SharedSlice:
     """Some rows of a box that `ranks` hold alike: `reader`, one of them, reads it. `step`: of the exchange."""
 
     name: str
@@ -40,7 +40,7 @@ class Part:
     step: int
 
 
-def parts(meta: Meta, registry: Registry, rank: int, together: int = TOGETHER) -> Iterator[Part]:
+def shared_slices(meta: Meta, registry: Registry, rank: int, together: int = TOGETHER) -> Iterator[SharedSlice]:
     """What a rank holds, cut into what one rank reads; those that share a part see it with the same reader and step.
 
     In the registry's order, so any two ranks see what they share in the same order.
@@ -52,13 +52,13 @@ def parts(meta: Meta, registry: Registry, rank: int, together: int = TOGETHER) -
         boxes = [box for box, _ in registry.of_rank(name, rank) if box.size]
         if not boxes:
             continue
-        ranks = lying(registry.mesh, layout).alike(rank, together)
+        ranks = box_owners(registry.mesh, layout).replicas_of(rank, together)
         bytes_of = read.setdefault(ranks, [0] * len(ranks))
         for whole in boxes:
-            for box in _rows(whole, meta.files.chunk(name), cell_itemsize(layout.dtype)):
+            for box in _rows(whole, meta.files.chunk(name), stored_itemsize(layout.dtype)):
                 number = _next(bytes_of, layout.turn)
-                bytes_of[number] += box.size * cell_itemsize(layout.dtype)
-                yield Part(name, box, whole, ranks, ranks[number], step)
+                bytes_of[number] += box.size * stored_itemsize(layout.dtype)
+                yield SharedSlice(name, box, whole, ranks, ranks[number], step)
 
 
 def _next(bytes_of: Sequence[int], turn: int) -> int:
@@ -80,17 +80,17 @@ def _rows(box: Box, chunk: tuple[int, ...], itemsize: int) -> Iterator[Box]:
         start = stop
 
 
-def agreed(talk: Agreement, registry: Registry, targets: Sequence[Target], far: bool) -> bool:
+def agreed(agreement: Agreement, registry: Registry, targets: Sequence[Target], far: bool) -> bool:
     """Whether all ranks will share: the store is far from each, and each loads all that the registry gives it.
 
     (Sampling takes the weights alone, and a test may load what it likes.) All ranks call it.
     """
-    if talk.world == 1 or registry.mesh.world != talk.world or not dist.is_initialized():
+    if agreement.world == 1 or registry.mesh.world != agreement.world or not dist.is_initialized():
         return False
-    talk.count("do not share", int(not (far and _all_of_it(registry, talk.rank, targets))))
-    talk.count("asked to share", 1)
-    talk.all_done("asked to share")
-    return talk.count("do not share", 0) == 0
+    agreement.count("do not share", int(not (far and _all_of_it(registry, agreement.rank, targets))))
+    agreement.count("asked to share", 1)
+    agreement.all_done("asked to share")
+    return agreement.count("do not share", 0) == 0
 
 
 def _all_of_it(registry: Registry, rank: int, targets: Sequence[Target]) -> bool:
@@ -104,7 +104,7 @@ class Sharing:
     def __init__(self, meta: Meta, registry: Registry, rank: int, targets: Sequence[Target]) -> None:
         self.rank = rank
         self._targets = _by_box(targets)
-        self._parts = [*parts(meta, registry, rank)]
+        self._parts = [*shared_slices(meta, registry, rank)]
         shared = {(part.name, part.whole) for part in self._parts}
         self._own = [target for target in targets if (target.name, target.box) not in shared]
 
@@ -131,7 +131,7 @@ class Sharing:
             for memory, whole in received:
                 memory[...] = whole
 
-    def _cut(self, part: Part) -> Target:
+    def _cut(self, part: SharedSlice) -> Target:
         target = self._targets[part.name, part.whole]
         place: Any = (*part.box.within(part.whole), ...)
         return replace(target, box=part.box, array=target.array[place])

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from gangline.checkpoint.base import CheckpointId
 from gangline_ckpt_zarr.agreement import Agreement, Failed
-from gangline_ckpt_zarr.describe import told
+from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.metadata import NAME, data_path
 from gangline_ckpt_zarr.save.transfer import Report
 from gangline_ckpt_zarr.tiers.base import Tier
@@ -22,7 +22,7 @@ from gangline_ckpt_zarr.tiers.base import Tier
 Put = Callable[[Tier, str, Report], None]  # (tier, write id, report): puts this rank's file there
 
 
-class Plan(NamedTuple):
+class DeliveryPlan(NamedTuple):
     """What rank 0 decides: the write id, the names of the tiers it goes to, and what else all should know."""
 
     write_id: str
@@ -54,16 +54,16 @@ class Delivery:
         self,
         owner: Owner,
         id: CheckpointId,
-        talk: Agreement,
-        plan: Callable[[], Plan],
+        agreement: Agreement,
+        plan: Callable[[], DeliveryPlan],
         put: Put,
         content: Callable[[str], bytes],
-        planned: Callable[[Plan], None] = lambda plan: None,
+        planned: Callable[[DeliveryPlan], None] = lambda plan: None,
         delivered: Callable[[], None] = lambda: None,
     ) -> None:
         self.id, self.why = id, ""
         self.progress = 0.0  # of this rank's bytes, all tiers together
-        self._owner, self._talk, self._plan, self._put, self._content = owner, talk, plan, put, content
+        self._owner, self._agreement, self._plan, self._put, self._content = owner, agreement, plan, put, content
         self._planned, self._delivered = planned, delivered
         self._tiers: Sequence[Tier] = ()
         self._thread = threading.Thread(target=self._follow, name=f"save {id}", daemon=True)
@@ -71,7 +71,7 @@ class Delivery:
     def start(self, failed: str | None = None) -> None:
         """Let it go on by itself; `failed`: why this rank has nothing to give."""
         if failed is not None:
-            self._talk.fail(failed)
+            self._agreement.fail(failed)
         self._thread.start()
 
     @property
@@ -87,9 +87,9 @@ class Delivery:
     def _follow(self) -> None:
         write_id, late = "", False
         try:
-            if self._talk.rank == 0:
-                self._talk.say("plan", self._plan())
-            plan = Plan(*self._talk.hear("plan"))
+            if self._agreement.rank == 0:
+                self._agreement.publish("plan", self._plan())
+            plan = DeliveryPlan(*self._agreement.wait_for("plan"))
             write_id = plan.write_id
             self._tiers = [tier for tier in self._owner.tiers if tier.name in plan.tiers]
             self._planned(plan)
@@ -100,27 +100,27 @@ class Delivery:
         except Failed as failed:
             self.why, late = str(failed.what), failed.late
         except Exception as error:
-            self.why = told(error)
+            self.why = describe_error(error)
             with contextlib.suppress(Exception):  # without the job's store there is nobody to tell
-                self._talk.fail(self.why)
+                self._agreement.fail(self.why)
         if self.why and write_id and not late:
             self._abandon(write_id)
 
     def _to(self, tier: Tier, write_id: str, number: int) -> None:
         def report(share: float) -> None:
             self.progress = (number + share) / len(self._tiers)
-            self._talk.alive()
+            self._agreement.heartbeat()
 
         self._put(tier, write_id, report)
-        self._talk.done(f"{tier.name} written")
-        self._talk.all_done(f"{tier.name} written")
+        self._agreement.done(f"{tier.name} written")
+        self._agreement.all_done(f"{tier.name} written")
         whole, who = f"{tier.name} whole {tier.scope}", f"the first rank of machine {tier.scope}"
-        if tier.commits(self._talk.rank):
-            self._talk.check()  # whoever was tired of waiting has told people that it failed
+        if tier.commits(self._agreement.rank):
+            self._agreement.check()  # whoever was tired of waiting has told people that it failed
             tier.store.commit(f"{self.id}/{NAME}", self._content(write_id))
-            self._talk.say(whole, True)
+            self._agreement.publish(whole, True)
             self._prune(tier)
-        self._talk.hear(whole, who if tier.scope else "rank 0")
+        self._agreement.wait_for(whole, who if tier.scope else "rank 0")
         tier.saved(self.id)
 
     def _prune(self, tier: Tier) -> None:
@@ -128,7 +128,7 @@ class Delivery:
         try:
             tier.prune(self._owner.run_dir, {self.id, *self._owner.held()})
         except OSError as error:
-            self._owner.note(f"an old checkpoint could not be deleted: {told(error)}")
+            self._owner.note(f"an old checkpoint could not be deleted: {describe_error(error)}")
 
     def _abandon(self, write_id: str) -> None:
         """A full disk should not stay full: this rank's file goes. What is whole already stays.
@@ -139,6 +139,6 @@ class Delivery:
         for tier in self._tiers:
             try:
                 if not tier.has(self.id):
-                    tier.abandon(self.id, f"{self.id}/{data_path(write_id, self._talk.rank)}")
+                    tier.abandon(self.id, f"{self.id}/{data_path(write_id, self._agreement.rank)}")
             except OSError as error:
-                self._owner.note(f"what is left of checkpoint {self.id} could not be deleted: {told(error)}")
+                self._owner.note(f"what is left of checkpoint {self.id} could not be deleted: {describe_error(error)}")

@@ -15,7 +15,7 @@ from gangline_ckpt_zarr.save.delivery import Delivery
 _LOOK = 0.25  # seconds
 
 
-class Copies:
+class DurableCopies:
     """Those of this rank that are under way, or of whose end nobody has been told yet; oldest first."""
 
     def __init__(self, place: str) -> None:

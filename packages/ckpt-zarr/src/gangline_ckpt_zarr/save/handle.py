@@ -12,10 +12,10 @@ from gangline.errors import BadCheckpoint
 from gangline.shard import Registry
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.chunks import Files
+from gangline_ckpt_zarr.format.chunks import CheckpointFiles
 from gangline_ckpt_zarr.save import delivery
-from gangline_ckpt_zarr.save.delivery import Delivery, Plan, Put
-from gangline_ckpt_zarr.save.durable import Copies
+from gangline_ckpt_zarr.save.delivery import Delivery, DeliveryPlan, Put
+from gangline_ckpt_zarr.save.durable import DurableCopies
 from gangline_ckpt_zarr.tiers.base import Tier
 
 
@@ -24,7 +24,7 @@ class Content:
     """What zarr.json will say, beside the write id."""
 
     registry: Registry
-    files: Files
+    files: CheckpointFiles
     document: dict[str, Any]
 
     def text(self, write_id: str) -> bytes:
@@ -34,14 +34,14 @@ class Content:
 class Owner(delivery.Owner, Protocol):
     """What a save asks of its checkpointer."""
 
-    copies: Copies
+    copies: DurableCopies
 
     @property
     def ends(self) -> bool: ...
 
 
 @dataclass(frozen=True)
-class Job:
+class SaveTask:
     """What is to be saved where. `wanted`: of rank 0 it counts, and is the near tiers and perhaps the durable one.
 
     `again`: a tier that has the checkpoint already is no error but done.
@@ -54,7 +54,7 @@ class Job:
     again: bool = False
 
 
-class Saving(Handle):
+class ZarrHandle(Handle):
     """The near tiers first: from then on the checkpoint is whole, the staging memory free, and the next save may begin.
 
     A copy to the durable tier goes on by itself. `poll` says that all is over, the copy too; `wait` returns when the
@@ -63,7 +63,7 @@ class Saving(Handle):
     """
 
     def __init__(
-        self, owner: Owner, job: Job, near: Agreement, far: Agreement, write: Put, copy: Put, source: Tier
+        self, owner: Owner, job: SaveTask, near: Agreement, far: Agreement, write: Put, copy: Put, source: Tier
     ) -> None:
         self.id, self.blocked_seconds = job.id, 0.0
         self._owner, self._job, self._far, self._copy_file, self._source = owner, job, far, copy, source
@@ -131,7 +131,7 @@ class Saving(Handle):
 
     # --- the near tiers ----------------------------------------------------------------------------------------------
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> DeliveryPlan:
         """Of the near tiers; what is told of copies goes with it."""
         job, going = self._job, []
         done = job.again and self._source.has(job.id)  # then nothing nearer matters any more
@@ -144,9 +144,9 @@ class Saving(Handle):
             elif not job.again:
                 raise _there_already(tier, job.id)
         write_id = self._source.meta(job.id).write_id if done else secrets.token_hex(4)
-        return Plan(write_id, going, [job.durable in job.wanted, *self._owner.copies.split()])
+        return DeliveryPlan(write_id, going, [job.durable in job.wanted, *self._owner.copies.split()])
 
-    def _planned(self, plan: Plan) -> None:
+    def _planned(self, plan: DeliveryPlan) -> None:
         self._write_id = plan.write_id
         self._goes_far, under_way, self._failed_before = plan.more
         self._before = self._owner.copies.keep(under_way)
@@ -160,15 +160,15 @@ class Saving(Handle):
 
     # --- the copy ----------------------------------------------------------------------------------------------------
 
-    def _plan_copy(self) -> Plan:
+    def _plan_copy(self) -> DeliveryPlan:
         durable = self._job.durable
         assert durable is not None
         if not durable.has(self.id):
             durable.clear()
-            return Plan(self._write_id, [durable.name])
+            return DeliveryPlan(self._write_id, [durable.name])
         if not self._job.again:
             raise _there_already(durable, self.id)
-        return Plan(self._write_id, [])
+        return DeliveryPlan(self._write_id, [])
 
     def _content_there(self, write_id: str) -> bytes:
         """zarr.json of the nearer tier, which must be what was put there. Raises BadCheckpoint."""

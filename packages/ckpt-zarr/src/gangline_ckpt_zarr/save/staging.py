@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import torch
 
 from gangline.shard import Shard
-from gangline_ckpt_zarr.format.chunks import File, Run
+from gangline_ckpt_zarr.format.chunks import ChunkRun, RankFile
 from gangline_ckpt_zarr.format.grid import stored_dtype
 from gangline_ckpt_zarr.format.views import views
 
@@ -28,19 +28,19 @@ class Staging:
         self.path = path or ""
         self.fd = os.memfd_create("gangline-staging") if path is None else os.open(path, flags, 0o600)
         self.size = 0
-        self._file: File | None = None
-        self._places: list[tuple[Run, list[Place]]] = []
+        self._file: RankFile | None = None
+        self._places: list[tuple[ChunkRun, list[Place]]] = []
         self._stream: torch.cuda.Stream | None = None
         self._pinned = False
 
-    def prepare(self, file: File) -> None:
+    def prepare(self, file: RankFile) -> None:
         """Have the memory for `file` at hand, every page of it, and let other threads run. Raises OSError."""
         fresh = file.size > self.size
         self._fit(file)
         if fresh:
             self._bytes[:: mmap.PAGESIZE].zero_()
 
-    def fill(self, file: File, shards: Iterable[Shard]) -> None:
+    def fill(self, file: RankFile, shards: Iterable[Shard]) -> None:
         """Copy the shards to where they lie in `file`. Raises OSError where there is no memory for it."""
         if file is not self._file:
             self._fit(file)
@@ -65,7 +65,7 @@ class Staging:
             for slices, target in places:
                 target.copy_(source[slices].reshape(target.shape), non_blocking=self._pinned)
 
-    def _fit(self, file: File) -> None:
+    def _fit(self, file: RankFile) -> None:
         if file.size > self.size:
             os.posix_fallocate(self.fd, 0, file.size)  # raises where there is no room; touching a page would kill
             self._bytes = torch.frombuffer(mmap.mmap(self.fd, file.size), dtype=torch.uint8)
@@ -73,7 +73,7 @@ class Staging:
         self._places = [(run, [*self._of(run, file.dtypes[run.name])]) for run in file.runs]
         self._file = file
 
-    def _of(self, run: Run, dtype: str) -> Iterable[Place]:
+    def _of(self, run: ChunkRun, dtype: str) -> Iterable[Place]:
         elements = self._bytes.view(getattr(torch, stored_dtype(dtype)))
         for view in views(run, elements.itemsize):
             yield view.slices, elements.as_strided(view.sizes, view.strides, view.offset)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from gangline.errors import BadCheckpoint
 from gangline_ckpt_zarr.format.checksum import seal_start
-from gangline_ckpt_zarr.format.chunks import File, Run
+from gangline_ckpt_zarr.format.chunks import ChunkRun, RankFile
 from gangline_ckpt_zarr.save.staging import Staging
-from gangline_ckpt_zarr.save.writer.client import WriterProcess
-from gangline_ckpt_zarr.save.writer.messages import Answer, Memory, Object, cells_of
+from gangline_ckpt_zarr.save.writer.client import WriterClient
+from gangline_ckpt_zarr.save.writer.messages import Answer, ObjectPath, StagedMemory, spans_of
 
 Report = Callable[[float], None]  # of the share that is written
 _LOOK = 0.25  # seconds between two looks at how far it is
@@ -18,17 +18,17 @@ GRACE = 30.0  # seconds: a process has to start, a disk to flush what it holds
 
 
 def write_file(
-    writer: WriterProcess,
+    writer: WriterClient,
     staging: Staging,
-    file: File,
+    file: RankFile,
     write_id: str,
-    target: Object | None,
+    target: ObjectPath | None,
     deadline: float,
     report: Report,
 ) -> None:
     """Have what is staged sealed and written to the target, if there is one; durable on return. Raises OSError."""
-    memory = Memory(file.size, path=staging.path) if staging.path else Memory(file.size, fd=staging.fd)
-    runs = cells_of(file.runs, _seals(write_id))
+    memory = StagedMemory(file.size, path=staging.path) if staging.path else StagedMemory(file.size, fd=staging.fd)
+    runs = spans_of(file.runs, _seals(write_id))
     job = writer.write(memory, runs, target, deadline_seconds=deadline)
     answer = _follow(writer, job, file.size, deadline, report)
     if answer.failed is not None:
@@ -36,27 +36,27 @@ def write_file(
 
 
 def copy_file(
-    writer: WriterProcess,
-    source: Object,
-    file: File,
+    writer: WriterClient,
+    source: ObjectPath,
+    file: RankFile,
     write_id: str,
-    target: Object,
+    target: ObjectPath,
     deadline: float,
     report: Report,
 ) -> None:
-    """Have a file copied from a nearer tier, every cell checked on the way; durable on return.
+    """Have a file copied from a nearer tier, every chunk checked on the way; durable on return.
 
-    Raises BadCheckpoint, naming array, box and file, where a cell is not what was written or cannot be read; OSError
+    Raises BadCheckpoint, naming array, box and file, where a chunk is not what was written or cannot be read; OSError
     where the target cannot be written.
     """
-    job = writer.copy(source, target, file.size, cells_of(file.runs, _seals(write_id)), deadline_seconds=deadline)
+    job = writer.copy(source, target, file.size, spans_of(file.runs, _seals(write_id)), deadline_seconds=deadline)
     answer = _follow(writer, job, file.size, deadline, report)
     if answer.failed is None:
         return
-    if answer.cell is None:
+    if answer.chunk is None:
         raise OSError(answer.failed)
-    number, cell = answer.cell
-    box = file.runs[number].cell_box(cell)
+    number, chunk = answer.chunk
+    box = file.runs[number].chunk_box(chunk)
     limits = tuple((start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
     raise BadCheckpoint(file.runs[number].name, limits, f"{source.store}/{source.path}", answer.failed)
 
@@ -69,11 +69,11 @@ def fair(deadline: float) -> float:
     return 2 * deadline + GRACE
 
 
-def _seals(write_id: str) -> Callable[[Run], int]:
+def _seals(write_id: str) -> Callable[[ChunkRun], int]:
     return lambda run: seal_start(write_id, run.name, run.box.offset)
 
 
-def _follow(writer: WriterProcess, job: int, size: int, deadline: float, report: Report) -> Answer:
+def _follow(writer: WriterClient, job: int, size: int, deadline: float, report: Report) -> Answer:
     """The job's last answer; what comes before is reported. One that gets no further for too long has failed."""
     far, since = 0, time.monotonic()
     while True:

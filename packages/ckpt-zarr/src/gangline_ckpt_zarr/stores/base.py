@@ -18,7 +18,7 @@ class StoreError(OSError):
     """A store did not do what was asked of it, and asking again did not help. The message names store and path."""
 
 
-class Writer(ABC):
+class ObjectWriter(ABC):
     """One object being written, from its first byte to its last."""
 
     @abstractmethod
@@ -34,7 +34,7 @@ class Writer(ABC):
         """Give up and leave as little as can be; raises nothing."""
 
 
-class Store(ABC):
+class ObjectStore(ABC):
     """A tree of objects. Paths are relative to its root, with ``/``; parents come with their first object.
 
     What cannot be done is an OSError that names store and path. An object being written may be seen before its writer
@@ -45,7 +45,7 @@ class Store(ABC):
     local: bool = False  # reads are as cheap as the page cache
 
     @abstractmethod
-    def create(self, path: str, size: int) -> Writer:
+    def create(self, path: str, size: int) -> ObjectWriter:
         """A new object of `size` bytes. FileExistsError where there is one; OSError now where room is known to lack."""
 
     @abstractmethod

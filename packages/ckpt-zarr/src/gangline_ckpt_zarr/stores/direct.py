@@ -10,14 +10,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from gangline_ckpt_zarr.stores.base import Writer
+from gangline_ckpt_zarr.stores.base import ObjectWriter
 
 PAGE = 4096
 _DIRECT: int = getattr(os, "O_DIRECT", 0)
 _NOT_HERE = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENODEV}
 
 
-class DirectWriter(Writer):
+class DirectWriter(ObjectWriter):
     """With O_DIRECT where the file system and the block allow it, else through the page cache.
 
     Twice as fast as through the cache on a disk, and the cache stays with those who need it.

@@ -9,14 +9,14 @@ import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gangline_ckpt_zarr.stores.base import METADATA, Ranges, Read, Store, Writer
+from gangline_ckpt_zarr.stores.base import METADATA, ObjectStore, ObjectWriter, Ranges, Read
 from gangline_ckpt_zarr.stores.direct import DirectWriter, sync_directory
 
 _UNFINISHED = ".unfinished-"  # how the temporary files of a commit begin
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
 
 
-class LocalStore(Store):
+class LocalStore(ObjectStore):
     local = True
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -24,7 +24,7 @@ class LocalStore(Store):
         self.url = str(self._root)
         self._made: set[Path] = set()  # directories
 
-    def create(self, path: str, size: int) -> Writer:
+    def create(self, path: str, size: int) -> ObjectWriter:
         place = self._root / path
         self._make_directories(place.parent)
         return DirectWriter(place, size, lambda: self._sync_directories(place.parent))

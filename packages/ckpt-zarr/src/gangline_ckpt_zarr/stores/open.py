@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 
 from gangline.errors import UserError
-from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.stores.local import LocalStore
 
 DEADLINE_SECONDS = 600.0
 
 
-def open_store(url: str, *, deadline_seconds: float = DEADLINE_SECONDS) -> Store:
+def open_store(url: str, *, deadline_seconds: float = DEADLINE_SECONDS) -> ObjectStore:
     """A path or ``file://`` is a LocalStore; anything else is what fsspec opens (``s3://``, ``gs://``, ``memory://``).
 
     A remote store tries each request again for at most `deadline_seconds`. Where it is and who may go there come from

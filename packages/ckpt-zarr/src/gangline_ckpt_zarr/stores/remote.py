@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import fsspec
 from fsspec.asyn import sync
 
-from gangline_ckpt_zarr.stores.base import Store, Writer, deletion_order
+from gangline_ckpt_zarr.stores.base import ObjectStore, ObjectWriter, deletion_order
 from gangline_ckpt_zarr.stores.ranges import Fetch, fetches
 from gangline_ckpt_zarr.stores.retry import retry, status
 
@@ -21,7 +21,7 @@ REQUEST_SECONDS = 60.0  # an answer that takes longer counts as lost
 _STREAM_BLOCK = 16 << 20
 
 
-class FsspecStore(Store):
+class FsspecStore(ObjectStore):
     """Any of fsspec's file systems. What `commit` promises is as good as its ``pipe_file(mode="create")``."""
 
     def __init__(
@@ -32,7 +32,7 @@ class FsspecStore(Store):
         self._root = self._root.rstrip("/")
         self._pool = ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="store")
 
-    def create(self, path: str, size: int) -> Writer:
+    def create(self, path: str, size: int) -> ObjectWriter:
         if self.exists(path):
             raise FileExistsError(f"{self._where(path)}: it is there already")
         return _Stream(self, path, size)
@@ -154,7 +154,7 @@ class FsspecStore(Store):
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}/{path}"
 
 
-class _Stream(Writer):
+class _Stream(ObjectWriter):
     """fsspec's own file object: one stream, with whatever retries the driver has."""
 
     def __init__(self, store: FsspecStore, path: str, size: int) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from gangline_ckpt_zarr.describe import told
+from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.stores.base import StoreError
 
 T = TypeVar("T")
@@ -38,10 +38,9 @@ def retry(act: Callable[[float], T], where: str, deadline_seconds: float) -> T:
                 raise named(error, where) from error
             wait = pause * random.uniform(0.5, 1.0)
             if time.monotonic() - began + wait >= deadline_seconds:
-                raise StoreError(
-                    errno.ETIMEDOUT,
-                    f"{where}: no success within {deadline_seconds:g} s ({tries} tries); the last: {told(error)}",
-                ) from error
+                tried = f"no success within {deadline_seconds:g} s ({tries} tries)"
+                last = f"{where}: {tried}; the last: {describe_error(error)}"
+                raise StoreError(errno.ETIMEDOUT, last) from error
             time.sleep(wait)
             pause = min(2 * pause, _LONGEST_SECONDS)
 
@@ -81,7 +80,7 @@ def named(error: BaseException, where: str) -> OSError:
     """The same error, as the OSError it is nearest to, with its place."""
     kind = next((kind for kind in (*_CANNOT_PASS, EOFError) if isinstance(error, kind)), StoreError)
     number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
-    return kind(number, f"{where}: {told(error)}")  # type: ignore[return-value]
+    return kind(number, f"{where}: {describe_error(error)}")  # type: ignore[return-value]
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import fsspec
 
-from gangline_ckpt_zarr.stores.base import StoreError, Writer
+from gangline_ckpt_zarr.stores.base import ObjectWriter, StoreError
 from gangline_ckpt_zarr.stores.remote import REQUEST_SECONDS, SIDE_BY_SIDE, FsspecStore
 from gangline_ckpt_zarr.stores.retry import status
 
@@ -35,7 +35,7 @@ class S3Store(FsspecStore):
         self._part_bytes = part_bytes
         self._bucket = self._root.partition("/")[0]
 
-    def create(self, path: str, size: int) -> Writer:
+    def create(self, path: str, size: int) -> ObjectWriter:
         if self.exists(path):
             raise FileExistsError(f"{self._where(path)}: it is there already")
         return _Multipart(self, path, size, part_bytes(size, self._part_bytes))
@@ -103,7 +103,7 @@ def part_bytes(size: int, least: int) -> int:
     return max(least, -(-needed // (1 << 20)) << 20)
 
 
-class _Multipart(Writer):
+class _Multipart(ObjectWriter):
     """Parts are copied once and sent side by side; nothing is visible before `close`."""
 
     def __init__(self, store: S3Store, path: str, size: int, part: int) -> None:

@@ -12,7 +12,7 @@ from gangline.checkpoint.retention import Lacks, superfluous
 from gangline.errors import BadCheckpoint
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
-from gangline_ckpt_zarr.stores.base import Store
+from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.tiers.whole import lacking
 
@@ -25,7 +25,7 @@ class Tier:
     """A store, how often it is saved to and what is kept in it. `every`: None is at each save that is asked for."""
 
     name: str  # "memory", "disk", "durable"
-    store: Store
+    store: ObjectStore
     every: int | None = None
     keep_last: int | None = None
     keep_every: int | None = None

@@ -90,20 +90,20 @@ class MemoryTier(Tier):
             for name in self.store.names():
                 if CheckpointId.parse(name) not in self._found:
                     shutil.rmtree(self.root / name, ignore_errors=True)
-        talk = Agreement(job, "memory", self._rank, self.machines * self._here)
+        agreement = Agreement(job, "memory", self._rank, self.machines * self._here)
         if self.leads:
-            talk.say(f"clean {self.machine}", True)
-        talk.hear(f"clean {self.machine}")  # nobody's first buffer is taken for something that was left here
+            agreement.publish(f"clean {self.machine}", True)
+        agreement.wait_for(f"clean {self.machine}")  # nobody's first buffer is taken for something that was left here
 
     def _agree(self, job: JobStore, found: set[CheckpointId]) -> set[CheckpointId]:
         """What all machines have found."""
-        talk = Agreement(job, "machines", self.machine, self.machines)
+        agreement = Agreement(job, "machines", self.machine, self.machines)
         if self.leads:
-            talk.say(f"of {self.machine}", [str(id) for id in sorted(found)])
+            agreement.publish(f"of {self.machine}", [str(id) for id in sorted(found)])
             if self.machine == 0:
-                held = [set(talk.hear(f"of {machine}")) for machine in range(self.machines)]
-                talk.say("common", sorted(set.intersection(*held)))
-        return {id for text in talk.hear("common") if (id := CheckpointId.parse(text)) is not None}
+                held = [set(agreement.wait_for(f"of {machine}")) for machine in range(self.machines)]
+                agreement.publish("common", sorted(set.intersection(*held)))
+        return {id for text in agreement.wait_for("common") if (id := CheckpointId.parse(text)) is not None}
 
     def _fills(self, id: CheckpointId, mesh: Mesh) -> bool:
         """Whether the files here hold all that this machine's ranks need, in the layout that saved."""

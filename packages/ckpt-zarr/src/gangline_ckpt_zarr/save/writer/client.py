@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from gangline_ckpt_zarr.save.writer.messages import Answer, Cells, Memory, Object, request
+from gangline_ckpt_zarr.save.writer.messages import Answer, ChunkSpan, ObjectPath, StagedMemory, request
 
 _LAST_WORDS = 20  # lines kept of what it says on its standard error
 _LINE = 500  # bytes kept of each
 
 
-class WriterProcess:
+class WriterClient:
     """A process that writes what is staged. It may be started ahead of its first job, and is started anew by the next
     job when it has died.
 
@@ -66,9 +66,9 @@ class WriterProcess:
 
     def write(
         self,
-        staging: Memory,
-        runs: Sequence[Cells | Sequence[int]],
-        target: Object | Sequence[str] | None,
+        staging: StagedMemory,
+        runs: Sequence[ChunkSpan | Sequence[int]],
+        target: ObjectPath | Sequence[str] | None,
         *,
         deadline_seconds: float | None = None,
     ) -> int:
@@ -81,16 +81,16 @@ class WriterProcess:
 
     def copy(
         self,
-        source: Object | Sequence[str],
-        target: Object | Sequence[str],
+        source: ObjectPath | Sequence[str],
+        target: ObjectPath | Sequence[str],
         size: int,
-        runs: Sequence[Cells],
+        runs: Sequence[ChunkSpan],
         *,
         deadline_seconds: float | None = None,
     ) -> int:
-        """Copy an object of `size` bytes, every cell of it checked on the way; the job's number.
+        """Copy an object of `size` bytes, every chunk of it checked on the way; the job's number.
 
-        The answer's `cell` names the first that is not what was written, or cannot be read.
+        The answer's `chunk` names the first that is not what was written, or cannot be read.
         """
         said = {"source": source, "target": target, "size": size, "runs": runs, "deadline_seconds": deadline_seconds}
         return self._ask("copy", said)

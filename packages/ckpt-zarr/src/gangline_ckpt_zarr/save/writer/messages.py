@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gangline_ckpt_zarr.format.checksum import CHECKSUM, TRAILER
 
 if TYPE_CHECKING:
-    from gangline_ckpt_zarr.format.chunks import Run
+    from gangline_ckpt_zarr.format.chunks import ChunkRun
 
 
-class Cells(NamedTuple):
-    """`number` cells, the k-th at `base` + k * `stride`: `nbytes` bytes, then their crc32c (4 bytes).
+class ChunkSpan(NamedTuple):
+    """`number` chunks, the k-th at `base` + k * `stride`: `nbytes` bytes, then their crc32c (4 bytes).
 
     Where `seal` is given, a seal (4 bytes) follows that starts from it, `first` being the
-    number of the first of these cells in their box; see `format.seal`.
+    number of the first of these chunks in their box; see `format.seal`.
     """
 
     base: int
@@ -30,7 +30,7 @@ class Cells(NamedTuple):
 
     @property
     def trailer(self) -> int:
-        """Bytes behind each cell."""
+        """Bytes behind each chunk."""
         return CHECKSUM if self.seal is None else TRAILER
 
     @property
@@ -39,13 +39,13 @@ class Cells(NamedTuple):
         return self.base + (self.number - 1) * self.stride + self.nbytes + self.trailer
 
 
-def cells_of(runs: Iterable[Run], seal_start: Callable[[Run], int | None]) -> list[Cells]:
+def spans_of(runs: Iterable[ChunkRun], seal_start: Callable[[ChunkRun], int | None]) -> list[ChunkSpan]:
     """Of boxes in a file; `seal_start`: what the seals of a box start from."""
-    return [Cells(run.base, run.stride, run.nbytes, run.count, seal_start(run)) for run in runs]
+    return [ChunkSpan(run.base, run.stride, run.nbytes, run.count, seal_start(run)) for run in runs]
 
 
 @dataclass(frozen=True)
-class Memory:
+class StagedMemory:
     """Shared memory of `size` bytes: a file descriptor that the writer process inherited, or a path (on tmpfs, or
     ``/proc/PID/fd/N``) that it can open."""
 
@@ -54,7 +54,7 @@ class Memory:
     path: str | None = None
 
 
-class Object(NamedTuple):
+class ObjectPath(NamedTuple):
     """An object in a store, that is there or is to be made."""
 
     store: str
@@ -71,7 +71,7 @@ class Answer:
     failed: str | None = None
     kind: str = ""  # the name of the exception's type
     errno: int | None = None
-    cell: tuple[int, int] | None = None  # that is not what was written: the number of its run, its number in the run
+    chunk: tuple[int, int] | None = None  # that is not what was written: the number of its run, its number in the run
     seconds: float = 0.0
 
     @property
@@ -84,7 +84,7 @@ class Answer:
     @classmethod
     def parse(cls, line: bytes) -> Answer:
         said = json.loads(line)
-        return cls(**said | {"cell": said["cell"] and tuple(said["cell"])})
+        return cls(**said | {"chunk": said["chunk"] and tuple(said["chunk"])})
 
 
 def request(job: int, op: str, **arguments: Any) -> bytes:
@@ -92,19 +92,19 @@ def request(job: int, op: str, **arguments: Any) -> bytes:
     return _line({"job": job, "op": op, **arguments})
 
 
-def memory(said: dict[str, Any]) -> Memory:
-    return Memory(**said)
+def memory(said: dict[str, Any]) -> StagedMemory:
+    return StagedMemory(**said)
 
 
-def cells(said: Sequence[Sequence[int]]) -> list[Cells]:
+def spans(said: Sequence[Sequence[int]]) -> list[ChunkSpan]:
     """In order of the file. Raises ValueError where they overlap, for then no order of checksums is right."""
-    found = sorted((Cells(*run) for run in said if run[3]), key=lambda run: run.base)
+    found = sorted((ChunkSpan(*run) for run in said if run[3]), key=lambda run: run.base)
     for run in found:
         if run.base < 0 or run.nbytes < 1 or (run.number > 1 and run.stride < run.nbytes + run.trailer):
-            raise ValueError(f"cells that overlap themselves: {run}")
+            raise ValueError(f"chunks that overlap themselves: {run}")
     for before, after in pairwise(found):
         if after.base < before.end:
-            raise ValueError(f"cells that overlap: {before}, {after}")
+            raise ValueError(f"chunks that overlap: {before}, {after}")
     return found
 
 

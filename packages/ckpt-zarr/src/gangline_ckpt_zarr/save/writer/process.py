@@ -21,11 +21,11 @@ from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 from gangline.launch.guard import die_with
-from gangline_ckpt_zarr.describe import told
-from gangline_ckpt_zarr.load.scan import BadCell, Check, windows
-from gangline_ckpt_zarr.save.writer.checksums import Checksums
-from gangline_ckpt_zarr.save.writer.messages import Answer, Memory, Object, cells, memory
-from gangline_ckpt_zarr.stores.base import Store, Writer
+from gangline_ckpt_zarr.errors import describe_error
+from gangline_ckpt_zarr.load.scan import BadChunk, ChunkScanner, windows
+from gangline_ckpt_zarr.save.writer.checksum_thread import ChecksumThread
+from gangline_ckpt_zarr.save.writer.messages import Answer, ObjectPath, StagedMemory, memory, spans
+from gangline_ckpt_zarr.stores.base import ObjectStore, ObjectWriter
 from gangline_ckpt_zarr.stores.open import DEADLINE_SECONDS, open_store
 
 BLOCK = 8 << 20  # bytes: smaller ones are slower with O_DIRECT, larger ones are not faster
@@ -37,8 +37,8 @@ SWITCH_SECONDS = 0.0001  # Python's 5 ms is as long as a block takes to write: t
 class Damaged(Exception):
     """What is to be copied is not what was written."""
 
-    def __init__(self, bad: BadCell) -> None:
-        self.cell = bad.run, bad.number
+    def __init__(self, bad: BadChunk) -> None:
+        self.chunk = bad.run, bad.number
         super().__init__(bad.why)
 
 
@@ -47,7 +47,7 @@ class WriterProcess:
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
-        self._stores: dict[tuple[str, float], Store] = {}
+        self._stores: dict[tuple[str, float], ObjectStore] = {}
         self._mapped: tuple[object, memoryview] = (None, memoryview(b""))
 
     def run(self, jobs: queue.Queue[dict[str, Any] | None]) -> None:
@@ -56,7 +56,8 @@ class WriterProcess:
             try:
                 answer = getattr(self, f"_{said['op']}")(said)
             except Exception as error:
-                answer = Answer(said["job"], 0, False, told(error), type(error).__name__, _errno(error), _cell(error))
+                why, kind = describe_error(error), type(error).__name__
+                answer = Answer(said["job"], 0, False, why, kind, _errno(error), _chunk(error))
             self._say(Answer(**vars(answer) | {"seconds": time.monotonic() - began}))
         for store in self._stores.values():
             store.close()
@@ -64,7 +65,7 @@ class WriterProcess:
     def _write(self, said: dict[str, Any]) -> Answer:
         """Without a target the memory is sealed, and stays where it is."""
         view = self._map(memory(said["staging"]))
-        checksums, progress = Checksums(view, cells(said["runs"])), _Progress(said["job"], self._say)
+        checksums, progress = ChecksumThread(view, spans(said["runs"])), _Progress(said["job"], self._say)
         try:
             if said["target"] is not None:
                 self._put(said, view, checksums, progress)
@@ -74,22 +75,23 @@ class WriterProcess:
         return Answer(said["job"], progress.bytes, done=True)
 
     def _copy(self, said: dict[str, Any]) -> Answer:
-        """Every cell is checked as it goes by; one that is not what was written ends it, and nothing is there then."""
-        source, check, progress = Object(*said["source"]), Check(cells(said["runs"])), _Progress(said["job"], self._say)
+        """Every chunk is checked as it goes by; one that is not what was written ends it, and nothing is there then."""
+        source, scanner = ObjectPath(*said["source"]), ChunkScanner(spans(said["runs"]))
+        progress = _Progress(said["job"], self._say)
         with self._created(said, said["size"]) as writer:
             for window in windows(self._store(source.store, said), source.path, said["size"]):
-                for bad in check.feed(window):
+                for bad in scanner.feed(window):
                     raise Damaged(bad)
                 if window.content is None:
-                    raise Damaged(check.unread(window))
+                    raise Damaged(scanner.unread(window))
                 writer.write(window.content)
                 progress.add(window.size)
         return Answer(said["job"], progress.bytes, done=True)
 
     @contextlib.contextmanager
-    def _created(self, said: dict[str, Any], size: int) -> Iterator[Writer]:
+    def _created(self, said: dict[str, Any], size: int) -> Iterator[ObjectWriter]:
         """What is to be made: durable when the block ends, given up where it fails."""
-        target = Object(*said["target"])
+        target = ObjectPath(*said["target"])
         writer = self._store(target.store, said).create(target.path, size)
         try:
             yield writer
@@ -98,7 +100,7 @@ class WriterProcess:
             writer.abort()
             raise
 
-    def _put(self, said: dict[str, Any], view: memoryview, checksums: Checksums, progress: _Progress) -> None:
+    def _put(self, said: dict[str, Any], view: memoryview, checksums: ChecksumThread, progress: _Progress) -> None:
         with self._created(said, len(view)) as writer:
             for start in range(0, len(view), BLOCK):
                 block = view[start : start + BLOCK]
@@ -106,13 +108,13 @@ class WriterProcess:
                 writer.write(block)
                 progress.add(len(block))
 
-    def _store(self, url: str, said: dict[str, Any]) -> Store:
+    def _store(self, url: str, said: dict[str, Any]) -> ObjectStore:
         deadline = said.get("deadline_seconds") or DEADLINE_SECONDS
         if (url, deadline) not in self._stores:
             self._stores[url, deadline] = open_store(url, deadline_seconds=deadline)
         return self._stores[url, deadline]
 
-    def _map(self, place: Memory) -> memoryview:
+    def _map(self, place: StagedMemory) -> memoryview:
         """The staged bytes; kept until other memory is named, for each page costs time when it is first touched."""
         if place.size == 0:
             return memoryview(b"")
@@ -158,8 +160,8 @@ def _errno(error: BaseException) -> int | None:
     return error.errno if isinstance(error, OSError) else None
 
 
-def _cell(error: BaseException) -> tuple[int, int] | None:
-    return error.cell if isinstance(error, Damaged) else None
+def _chunk(error: BaseException) -> tuple[int, int] | None:
+    return error.chunk if isinstance(error, Damaged) else None
 
 
 def _listen(lines: BinaryIO, jobs: queue.Queue[dict[str, Any] | None]) -> None:

@@ -1,4 +1,4 @@
-"""crc32c of every cell, computed by a thread just ahead of the blocks that are being written.
+"""crc32c of every chunk, computed by a thread just ahead of the blocks that are being written.
 
 Of the libraries fastcrc was chosen by measurement: 28 GB/s of what is in the cache (with AVX-512) and an eighth of a
 microsecond a call, three times what crc32c does; google-crc32c takes read-only bytes alone. It takes memory without a
@@ -14,17 +14,17 @@ from collections.abc import Iterator, Sequence
 from fastcrc.crc32 import iscsi as crc32c
 
 from gangline_ckpt_zarr.format.checksum import TRAILER, trailer
-from gangline_ckpt_zarr.save.writer.messages import Cells
+from gangline_ckpt_zarr.save.writer.messages import ChunkSpan
 
-_AT_ONCE = 8 << 20  # bytes of cells between two announcements
+_AT_ONCE = 8 << 20  # bytes of chunks between two announcements
 
 
-class Checksums:
+class ChecksumThread:
     """Fills in the checksums of `memory` in the file's order; `wait` says how far it has come."""
 
-    def __init__(self, memory: memoryview, runs: Sequence[Cells]) -> None:
+    def __init__(self, memory: memoryview, runs: Sequence[ChunkSpan]) -> None:
         if runs and runs[-1].end > len(memory):
-            raise ValueError(f"cells end at {runs[-1].end}, the memory at {len(memory)}")
+            raise ValueError(f"chunks end at {runs[-1].end}, the memory at {len(memory)}")
         self._memory, self._runs = memory, runs
         self._reached = 0  # every checksum that begins before this is there
         self._failed: BaseException | None = None
@@ -54,7 +54,7 @@ class Checksums:
                 with self._news:
                     self._reached = part.base + part.nbytes
                     self._news.notify_all()
-                fill(self._memory, part)
+                fill_in(self._memory, part)
         except BaseException as error:
             failed = error
         with self._news:
@@ -62,8 +62,8 @@ class Checksums:
             self._news.notify_all()
 
 
-def fill(memory: memoryview, run: Cells) -> None:
-    """Put each cell's checksum (little-endian) behind it, and its seal where it has one."""
+def fill_in(memory: memoryview, run: ChunkSpan) -> None:
+    """Put each chunk's checksum (little-endian) behind it, and its seal where it has one."""
     nbytes, put = run.nbytes, struct.Struct("<I").pack_into
     for number in range(run.number):
         base = run.base + number * run.stride
@@ -75,8 +75,8 @@ def fill(memory: memoryview, run: Cells) -> None:
             memory[end : end + TRAILER] = trailer(run.seal, run.first + number, checksum)
 
 
-def _parts(runs: Sequence[Cells]) -> Iterator[Cells]:
-    """The same cells, a few megabytes at a time."""
+def _parts(runs: Sequence[ChunkSpan]) -> Iterator[ChunkSpan]:
+    """The same chunks, a few megabytes at a time."""
     for run in runs:
         step = max(1, _AT_ONCE // run.nbytes)
         for first in range(0, run.number, step):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """What failed, in the words of the system, with the place."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} ({error.filename})" if error.filename else error.strerror

@@ -1,0 +1,52 @@
+"""What to read: for each wanted box of an array, the chunks that meet it, by the file that they lie in."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from gangline.shard import Box
+from gangline_ckpt_zarr.format import overlap
+from gangline_ckpt_zarr.format.chunks import ChunkRun
+from gangline_ckpt_zarr.format.metadata import Meta
+
+
+@dataclass(frozen=True)
+class Target:
+    """A wanted box of an array and the memory for it; `bits`: the memory is the 16 bits of bfloat16, as int16."""
+
+    name: str
+    box: Box
+    array: np.ndarray
+    bits: bool = False
+
+    def put(self, part: Box, values: np.ndarray) -> None:
+        """Store the values of a part of the box."""
+        if self.bits:
+            values = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.int16)
+        self.array[part.within(self.box)] = values
+
+
+@dataclass(frozen=True)
+class ReadItem:
+    """Neighbouring chunks of a file that a target wants."""
+
+    run: ChunkRun
+    first: int
+    count: int
+    target: Target
+
+
+def plan_reads(meta: Meta, targets: Iterable[Target]) -> dict[int, list[ReadItem]]:
+    """What to read of which rank's file, in the file's order."""
+    items: dict[int, list[ReadItem]] = defaultdict(list)
+    for target in targets:
+        for rank, box in overlap.meeting(meta.registry, target.name, target.box):
+            run = meta.files.of_rank(rank).by_box[target.name, box.offset]
+            items[rank] += [ReadItem(run, first, count, target) for first, count in run.meeting(target.box)]
+    for of_rank in items.values():
+        of_rank.sort(key=lambda item: item.run.base + item.first * item.run.stride)
+    return items
