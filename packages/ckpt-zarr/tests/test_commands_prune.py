@@ -83,7 +83,9 @@ def flip(place) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [cut_off, flip, lambda place: (place / NAME).write_bytes(b"")], ids=str)
+@pytest.mark.parametrize(
+    "damage", [cut_off, flip, lambda place: (place / NAME).write_bytes(b"")], ids=["cut off", "flipped", "gone"]
+)
 def test_what_cannot_be_read_counts_for_nothing(run, damage, capsys):
     """The newest is damaged: the one before it is what the run would resume from."""
     damage(run / "checkpoints" / "step-00000008")
