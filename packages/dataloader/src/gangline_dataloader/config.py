@@ -22,6 +22,7 @@ class TokensConfig(DataConfig):
 
     path: str | None = None  # the store's directory, or a .bin of Megatron-LM (beside its .idx), nanoGPT or llm.c
     documents: bool = False  # each document stands alone: no attention across documents, positions start anew
+    packing: Literal["concatenate", "best_fit"] = "concatenate"  # best_fit: whole documents, by the store's plan
     shuffle_span: PositiveInt | None = None  # tokens that the shuffle reaches over; null: the whole corpus
     order: Literal["shuffled", "text"] = "shuffled"  # text: as data=text visits the same tokens, to compare the two
     validation_fraction: ShareBelowOne = 0.01  # where nothing was held out when it was prepared: of the corpus, its end
@@ -43,7 +44,7 @@ class TokensConfig(DataConfig):
             manifest = read(self.path)
         except UserError as error:
             return [error.problem()]
-        problems = []
+        problems = self._check_packing(run)
         if manifest.vocab_size > run.model.vocab_size > 0:
             problems.append(
                 Problem(
@@ -61,6 +62,21 @@ class TokensConfig(DataConfig):
                 )
             )
         return problems
+
+    def _check_packing(self, run: Run) -> list[Problem]:
+        from gangline_dataloader.sources.build import tokens
+
+        if self.packing == "concatenate":
+            return []
+        if self.order == "text":
+            why = "It is the order of data=text, which cuts its text into sequences."
+            return [Problem("data.order=text goes with data.packing=concatenate.", why, "data.order=shuffled")]
+        try:
+            for split in ("train", "validation") if run.validate.every else ("train",):
+                tokens(self, run, split)  # type: ignore[arg-type]
+        except UserError as error:
+            return [error.problem()]
+        return []
 
     def _check_foreign(self, run: Run) -> list[Problem]:
         from gangline_dataloader.sources.build import tokens
@@ -90,6 +106,7 @@ class MixConfig(DataConfig):
     epochs: dict[str, PositiveInt] = field(default_factory=dict)  # after so many a source is used up: {code: 4}
     stages: list[dict[str, Any]] = field(default_factory=list)  # other weights: [{from: SAMPLE, weights: {...}}]
     documents: bool = False  # each document stands alone: no attention across documents, positions start anew
+    packing: Literal["concatenate", "best_fit"] = "concatenate"  # best_fit: whole documents, by the store's plan
     shuffle_span: PositiveInt | None = None  # tokens of a source that its shuffle reaches over; null: all of it
     validation_fraction: ShareBelowOne = 0.01  # where nothing was held out of a store when prepared: its end
 

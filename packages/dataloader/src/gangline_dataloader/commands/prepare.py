@@ -8,14 +8,16 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 
 from gangline.errors import UserError
+from gangline_dataloader.packing.plan import make
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.inputs import Input, listing
 from gangline_dataloader.prepare.private import KINDS
-from gangline_dataloader.prepare.run import prepare
+from gangline_dataloader.prepare.run import VALIDATION, prepare
 from gangline_dataloader.prepare.settings import BYTES, Settings
-from gangline_dataloader.store.manifest import Manifest
+from gangline_dataloader.store.manifest import FILE, Manifest, read
 
 MB = 1e6
 SPEED = 30 * MB  # bytes of text a second and core with byte tokens, cleaning included; a tenth of it with a tokenizer
@@ -51,6 +53,15 @@ def parser() -> argparse.ArgumentParser:
         default=default["validation"],
         help="held out of the documents (default: %(default)s)",
     )
+    words.add_argument(
+        "--pack",
+        type=int,
+        action="append",
+        default=[],
+        metavar="T",
+        help="plan sequences of T tokens for data.packing=best_fit; again for each T. Without INPUT: of a store that "
+        "is there",
+    )
     words.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     return words
 
@@ -60,6 +71,11 @@ def run(argv: Sequence[str]) -> int:
     asked = parser().parse_args(list(argv))
     if asked.workers < 1:
         raise UserError(f"--workers {asked.workers}: expected 1 or more.")
+    if wrong := [T for T in asked.pack if not 0 < T < 1 << 24]:
+        raise UserError(f"--pack {wrong[0]}: expected the tokens of a sequence.")
+    if asked.pack and not asked.inputs and (Path(asked.out).expanduser() / FILE).exists():
+        print("\n".join(plan_all(asked.out, asked.pack)))
+        return 0
     settings = Settings(
         tokenizer=asked.tokenizer,
         end_of_text=asked.end_of_text,
@@ -73,8 +89,22 @@ def run(argv: Sequence[str]) -> int:
     files = listing(asked.inputs)
     print(estimate(files, settings, asked.workers, asked.out), flush=True)
     manifest = prepare(asked.inputs, asked.out, settings, asked.workers, _progress)
-    print(report(manifest, asked.out))
+    print("\n".join([report(manifest, asked.out), *plan_all(asked.out, asked.pack)]))
     return 0
+
+
+def plan_all(out: str, lengths: Sequence[int]) -> list[str]:
+    """Plan packed sequences of each length, of a store and of what is held out beside it; a line for each."""
+    root, lines = Path(out).expanduser(), []
+    for folder in (root, root / VALIDATION):
+        for T in lengths if (folder / FILE).exists() else ():
+            plan = make(folder, read(folder), T)
+            share = plan.padding / (plan.rows * (T + 1))
+            lines.append(
+                f"{folder}: {plan.rows} sequences of {T} tokens packed, {share:.3%} padding, "
+                f"{plan.documents_cut} documents cut"
+            )
+    return lines
 
 
 def estimate(files: Sequence[Input], settings: Settings, workers: int, out: str) -> str:

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +107,15 @@ def sample(run_dir: str, number: int) -> dict[str, Any]:
         raise UserError(f"--sample {number}: samples count from 0.")
     _, source = source_of(run_dir)
     (one,) = held(source, np.array([number]))
-    tokens = source.sample(number)["tokens"]
-    ends = source.stores[source.names.index(one.source)].ends(one.first_token, one.first_token + len(tokens) - 1)
-    parts = np.split(tokens, ends - one.first_token)
-    numbers: list[int | None] = [*one.documents] or [None] * len(parts)
-    texts = [
-        {"document": n, "text": source.decode(part.tolist()) if source.codec else " ".join(map(str, part.tolist()))}
-        for n, part in zip(numbers, parts, strict=True)
-    ]
+    tokens = source.sample(number)["tokens"].tolist()
+    index, row = source.row_of(number)
+    store, texts = source.stores[index], []
+    for start, stop in source.pieces(index, row):
+        cuts = [start, *store.ends(start, stop - 1).tolist(), stop]
+        for first, last in pairwise(cuts):
+            part, tokens = tokens[: last - first], tokens[last - first :]
+            text = source.decode(part) if source.codec else " ".join(map(str, part))
+            texts.append({"document": store.document_of(first), "text": text})
     return {**asdict(one), "documents": texts}
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from gangline.errors import UserError
+from gangline_dataloader.packing.plan import pieces_of, planned, rows_of
+from gangline_dataloader.packing.plan import read as read_plan
 from gangline_dataloader.prepare.run import VALIDATION
 from gangline_dataloader.store.manifest import FILE, Manifest, ends_of, file_of, read
 from gangline_dataloader.store.npy import checksum, mapped
@@ -25,10 +27,30 @@ def run(argv: Sequence[str]) -> int:
     for one in (folder, folder / VALIDATION):
         if one == folder or (one / FILE).exists():
             manifest = read(one)
-            bad = list(damage(one, manifest))
+            bad = [*damage(one, manifest), *(line for T in planned(one) for line in damage_of_plan(one, T))]
             found += len(bad)
             print("\n".join(bad) or f"{one}: {len(manifest.shards)} shards, {manifest.tokens} tokens, all as written")
     return 1 if found else 0
+
+
+def damage_of_plan(folder: Path, sequence_length: int) -> Iterator[str]:
+    """A line for each file of a plan that is not as it was written."""
+    try:
+        columns = read_plan(folder, sequence_length).shards
+    except UserError as error:
+        yield str(error).replace("\n ", "")
+        return
+    for number, (pieces, rows) in enumerate(zip(columns.pieces, columns.rows, strict=True)):
+        for path, length, digest in (
+            (folder / pieces_of(number, sequence_length), 2 * pieces, columns.xxh3[number]),
+            (folder / rows_of(number, sequence_length), rows, columns.rows_xxh3[number]),
+        ):
+            try:
+                mapped(path, "<u4", length)
+                if checksum(path) != digest:
+                    yield f"{path}: its bytes are not those that were written"
+            except UserError as error:
+                yield str(error).replace("\n ", "")
 
 
 def damage(folder: Path, manifest: Manifest) -> Iterator[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gangline.data.codec import ByteCodec, TextCodec, TokenizerCodec
 from gangline_dataloader.order.mixture import Ingredient
 from gangline_dataloader.order.single import SingleOrder, TextOrder
 from gangline_dataloader.sources.mixture import mixture
-from gangline_dataloader.sources.split import split_rows
+from gangline_dataloader.sources.packed import PackedSource
+from gangline_dataloader.sources.split import SplitRows, split_rows
 from gangline_dataloader.sources.windows import SampleOrder, WindowSource
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.tokens import Tokens
@@ -23,20 +25,21 @@ def tokens(config: TokensConfig, run: Run, split: Split) -> WindowSource:
     """One store. Raises UserError where it cannot be read, or is too short for one sequence."""
     T = run.batch.sequence_length
     path, vocabulary = config.path or "", run.model.vocab_size
-    rows = split_rows("tokens", path, split, T, config.validation_fraction, "data.path", vocabulary)
+    best_fit = config.packing == "best_fit"
+    rows = split_rows("tokens", path, split, T, config.validation_fraction, "data.path", vocabulary, best_fit)
     span = None if config.shuffle_span is None else max(1, config.shuffle_span // T)
     order: SampleOrder
     if config.order == "text":
         order = TextOrder(rows.count, run.seed, split)
     else:
         order = SingleOrder(Ingredient(rows.name, rows.count, span), run.seed, split)
-    return WindowSource(
+    return (PackedSource if best_fit else WindowSource)(
         [rows],
         order,
         codec(rows.store),
         sequence_length=T,
         documents=config.documents,
-        identity=(config.order, run.seed, split, span, rows.first, rows.count),
+        identity=(config.order, run.seed, split, span, rows.first, rows.count, *plans([rows])),
         samples=rows.count,
     )
 
@@ -46,15 +49,20 @@ def mix(config: MixConfig, run: Run, split: Split) -> WindowSource:
     parts, order = mixture(config, run, split)
     span = config.shuffle_span
     each = [(one.name, one.first, one.count) for one in parts]
-    return WindowSource(
+    return (PackedSource if config.packing == "best_fit" else WindowSource)(
         parts,
         order,
         codec(parts[0].store),
         sequence_length=run.batch.sequence_length,
         documents=config.documents,
-        identity=("mix", run.seed, split, span, each, config.weights, config.epochs, config.stages),
+        identity=("mix", run.seed, split, span, each, config.weights, config.epochs, config.stages, *plans(parts)),
         samples=order.samples,
     )
+
+
+def plans(parts: Sequence[SplitRows]) -> list[str]:
+    """The identities of the plans that make the rows, where they are packed."""
+    return [one.plan.plan.identity() for one in parts if one.plan is not None]
 
 
 def codec(store: Tokens) -> TextCodec | None:

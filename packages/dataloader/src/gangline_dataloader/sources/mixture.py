@@ -52,8 +52,9 @@ class HeldOutOrder:
 def mixture(config: MixConfig, run: Run, split: Split) -> tuple[list[SplitRows], TrainOrder | HeldOutOrder]:
     """The parts in order of name, so that it does not matter in which order they were written, and their order."""
     T = run.batch.sequence_length
+    best_fit = config.packing == "best_fit"
     parts = [
-        split_rows(name, folder, split, T, config.validation_fraction, f"data.sources.{name}")
+        split_rows(name, folder, split, T, config.validation_fraction, f"data.sources.{name}", best_fit=best_fit)
         for name, folder in sorted(config.sources.items())
     ]
     agree(parts)

@@ -18,12 +18,12 @@ from gangline_dataloader.sources.windows import WindowSource
 
 @dataclass(frozen=True)
 class HeldDocument:
-    """One sample: tokens `first_token` to `first_token + T` of a source's store, the last one only as a target."""
+    """One sample, whose last token is only a target."""
 
     sample: int  # its number in the run
     source: str
     epoch: int  # of the source, from 0
-    row: int  # of the source's sequences of T tokens
+    row: int  # of the source's sequences of T tokens, or of its plan
     first_token: int  # in the store
     documents: list[int]  # numbers in the store, from 0, of those that have tokens in it
 
@@ -73,13 +73,16 @@ def held(source: WindowSource, numbers: np.ndarray) -> list[HeldDocument]:
     """Where samples (N,) come from."""
     if source.order.end is not None and int(numbers.max()) >= source.order.end:
         raise UserError(f"the data ends after {source.order.end} samples, and sample {numbers.max()} was asked for.")
-    place, windows = source.order(numbers), source.places(numbers)
+    place, rows = source.order(numbers), source.rows(numbers).row
     found = []
-    for number, k, epoch, row, start in zip(
-        numbers.tolist(), place.source, place.epoch, place.row, windows.start.tolist(), strict=True
+    for number, k, epoch, row, stored in zip(
+        numbers.tolist(), place.source.tolist(), place.epoch.tolist(), place.row.tolist(), rows.tolist(), strict=True
     ):
-        store = source.stores[int(k)]
-        first, last = store.document_of(start), store.document_of(start + source.sequence_length)
-        documents = [] if first is None or last is None else list(range(first, last + 1))
-        found.append(HeldDocument(number, source.names[int(k)], int(epoch), int(row), start, documents))
+        store, pieces = source.stores[k], source.pieces(k, stored)
+        documents: set[int] = set()
+        for start, stop in pieces:
+            first, last = store.document_of(start), store.document_of(stop - 1)
+            if first is not None and last is not None:
+                documents.update(range(first, last + 1))
+        found.append(HeldDocument(number, source.names[k], epoch, row, pieces[0][0], sorted(documents)))
     return found

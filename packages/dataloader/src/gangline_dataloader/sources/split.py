@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
+from gangline_dataloader.packing.plan import PackedRows
 from gangline_dataloader.prepare.run import VALIDATION
 from gangline_dataloader.store.foreign import is_foreign, opened
 from gangline_dataloader.store.local import LocalTokens
@@ -25,6 +26,7 @@ class SplitRows:
     store: Tokens
     first: int
     count: int
+    plan: PackedRows | None = None  # what makes the rows, where they are not cut one after another
 
 
 def split_rows(
@@ -35,10 +37,12 @@ def split_rows(
     validation_fraction: float,
     option: str,
     vocab_size: int | None = None,
+    best_fit: bool = False,
 ) -> SplitRows:
     """One split of the store in `folder`, which `option` names; with a `vocab_size` it may be a file of others.
 
-    Raises UserError where it cannot be read, or is too short for one sequence.
+    best_fit  rows are those of the store's plan, instead of T tokens after T tokens
+    Raises UserError where it cannot be read, is too short for one sequence, or there is no plan.
     """
     root = Path(folder).expanduser()
     held_out = root / VALIDATION
@@ -48,7 +52,16 @@ def split_rows(
         store = opened(root, vocab_size)
     else:
         store = LocalTokens(held_out if apart and split == "validation" else root)
-    first, count = 0, store.rows(sequence_length)
+    plan = None
+    if best_fit:
+        if not isinstance(store, LocalTokens):
+            raise UserError(
+                f"{option}={folder} cannot be packed.",
+                "A plan lies beside a store that `gangline data prepare` made.",
+                "data.packing=concatenate",
+            )
+        plan = PackedRows(store.folder, store.manifest, sequence_length)
+    first, count = 0, store.rows(sequence_length) if plan is None else plan.count
     if not apart:
         kept = count - (max(1, round(count * validation_fraction)) if validation_fraction else 0)
         first, count = (kept, count - kept) if split == "validation" else (0, kept)
@@ -59,4 +72,4 @@ def split_rows(
             f"Its {split} part has {tokens} tokens; one sequence needs {sequence_length + 1}.",
             "Give it more text, or a smaller batch.sequence_length.",
         )
-    return SplitRows(name, store, first, count)
+    return SplitRows(name, store, first, count, plan)

@@ -7,7 +7,7 @@ once, and the last (N - 1) mod T never.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Protocol
@@ -63,16 +63,33 @@ class WindowSource(DataSource):
         identity: tuple[object, ...],
         samples: int | None,
     ) -> None:
+        self.parts = tuple(parts)
         self.names, self.stores = [one.name for one in parts], [one.store for one in parts]
         self.order, self.codec, self.identity, self.samples = order, codec, identity, samples
         self.sequence_length, self.documents = sequence_length, documents
         self._first = np.array([one.first for one in parts], np.int64)
-        self._ahead = lru_cache(maxsize=4)(self._places)
+        self._ahead = lru_cache(maxsize=4)(self._rows)
+
+    def rows(self, numbers: np.ndarray) -> RowPlace:
+        """Which row of which store samples (N,) are."""
+        place = self.order(numbers)
+        return replace(place, row=self._first[place.source] + place.row)
 
     def places(self, numbers: np.ndarray) -> Windows:
         """Where samples (N,) begin."""
-        place = self.order(numbers)
-        return Windows(place.source, (self._first[place.source] + place.row) * self.sequence_length)
+        place = self.rows(numbers)
+        return Windows(place.source, place.row * self.sequence_length)
+
+    def row_of(self, i: int) -> tuple[int, int]:
+        """Number of the source and row of its store that sample `i` is."""
+        block, offset = divmod(i, AHEAD)
+        place = self._ahead(block)
+        return int(place.source[offset]), int(place.row[offset])
+
+    def pieces(self, source: int, row: int) -> list[tuple[int, int]]:
+        """[start, stop) in the tokens of a source's store that row `row` of the store is made of, one after another."""
+        start = row * self.sequence_length
+        return [(start, start + self.sequence_length + 1)]
 
     def sample(self, i: int) -> Sample:
         end = self.order.end
@@ -82,12 +99,11 @@ class WindowSource(DataSource):
                 "Every source that has a weight there is used up after its data.epochs.",
                 "Fewer run.steps, or larger data.epochs.",
             )
-        block, offset = divmod(i, AHEAD)
-        windows = self._ahead(block)
-        store, start = self.stores[int(windows.source[offset])], int(windows.start[offset])
-        T = self.sequence_length
+        source, row = self.row_of(i)
+        store, T = self.stores[source], self.sequence_length
+        start = row * T
         tokens = np.empty((1, T + 1), store.dtype)
-        store.windows(windows.start[offset : offset + 1], T + 1, tokens)
+        store.windows(np.array([start]), T + 1, tokens)
         sample: Sample = {"tokens": tokens[0]}
         if self.documents:
             places = np.arange(T + 1)
@@ -99,9 +115,9 @@ class WindowSource(DataSource):
             sample["loss_mask"] = number[1:] == number[:-1]
         return sample
 
-    def _places(self, block: int) -> Windows:
+    def _rows(self, block: int) -> RowPlace:
         stop, end = (block + 1) * AHEAD, self.order.end
-        return self.places(np.arange(block * AHEAD, stop if end is None else min(stop, end)))
+        return self.rows(np.arange(block * AHEAD, stop if end is None else min(stop, end)))
 
     def length(self) -> int | None:
         return self.samples

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from gangline.errors import UserError
+from gangline_dataloader.store.fields import JsonFields
 
 FILE = "manifest.json"
 FORMAT, VERSION = "gangline-tokens", 1
@@ -118,13 +119,17 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Make the store whole: the manifest appears at once, or not at all."""
-        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        waiting = folder / f".{FILE}.{os.getpid()}"
-        with waiting.open("w") as file:
-            json.dump(content, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        waiting.replace(folder / FILE)
+        replace_json(folder / FILE, {"format": FORMAT, "version": VERSION, **asdict(self)})
+
+
+def replace_json(path: Path, content: dict[str, Any]) -> None:
+    """A document on disk, durable, at once or not at all."""
+    waiting = path.with_name(f".{path.name}.{os.getpid()}")
+    with waiting.open("w") as file:
+        json.dump(content, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    waiting.replace(path)
 
 
 def read(folder: str | Path) -> Manifest:
@@ -149,7 +154,7 @@ def read(folder: str | Path) -> Manifest:
 
 def parse(content: Any, path: str) -> Manifest:
     """A manifest from JSON. Raises UserError."""
-    said = _Said(content, path)
+    said = JsonFields(content, path)
     if said.text("format") != FORMAT:
         raise said.wrong("format", f"expected {FORMAT!r}")
     if said.number("version") != VERSION:
@@ -179,7 +184,7 @@ def parse(content: Any, path: str) -> Manifest:
     )
 
 
-def _shards(said: _Said) -> Shards:
+def _shards(said: JsonFields) -> Shards:
     tokens, documents = said.each("tokens", int), said.each("documents", int)
     sums, ends = said.each("xxh3", str), said.each("ends_xxh3", str)
     if not len(tokens) == len(documents) == len(sums) == len(ends) > 0:
@@ -187,46 +192,3 @@ def _shards(said: _Said) -> Shards:
     if not all(0 < d <= t < 1 << 32 for t, d in zip(tokens, documents, strict=True)):
         raise said.wrong("documents", "each shard has a document, none is empty, and all have under 2^32 tokens")
     return Shards(tokens, documents, sums, ends)
-
-
-@dataclass(frozen=True)
-class _Said:
-    """A piece of JSON that somebody wrote, and where it stands."""
-
-    content: Any
-    place: str
-
-    def wrong(self, key: str, why: str) -> UserError:
-        found = self.content.get(key) if isinstance(self.content, dict) else self.content
-        return UserError(f"{self.place} is damaged: {key} is {found!r:.60}.", f"{why[:1].upper()}{why[1:]}.")
-
-    def text(self, key: str) -> str:
-        value = self.content.get(key) if isinstance(self.content, dict) else None
-        if not isinstance(value, str):
-            raise self.wrong(key, "expected a word")
-        return value
-
-    def name(self, key: str) -> str:
-        """A file in the same folder: what is read never lies elsewhere."""
-        value = self.text(key)
-        if not value or value in (".", "..") or set(value) & set("/\\\0"):
-            raise self.wrong(key, "expected the name of a file beside the manifest")
-        return value
-
-    def number(self, key: str) -> int:
-        value = self.content.get(key) if isinstance(self.content, dict) else None
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
-            raise self.wrong(key, "expected a whole number")
-        return value
-
-    def maybe(self, key: str, read: Any) -> Any:
-        return None if isinstance(self.content, dict) and self.content.get(key) is None else read(key)
-
-    def inside(self, key: str) -> _Said:
-        return _Said(self.content.get(key) if isinstance(self.content, dict) else None, f"{self.place}, {key}")
-
-    def each(self, key: str, kind: type) -> list[Any]:
-        value = self.content.get(key) if isinstance(self.content, dict) else None
-        if not isinstance(value, list) or any(type(one) is not kind for one in value):
-            raise self.wrong(key, f"expected a list of {'numbers' if kind is int else 'words'}")
-        return value

@@ -1,0 +1,179 @@
+"""A plan: which pieces of documents make which row, for one length of sequence, in files beside the store's shards.
+
+    pack-2048.json                   {"format": "gangline-pack", "version": 1, "sequence_length": 2048,
+                                      "store": "9f...", "padding": 512, "documents_cut": 7,
+                                      "shards": {"pieces": [...], "rows": [...], "xxh3": [...], "rows_xxh3": [...]}}
+    shard-00000.pack-2048.npy        uint32, start and length of each piece, in tokens of the shard, row after row
+    shard-00000.pack-2048.rows.npy   uint32, how many pieces there are up to the end of each row
+
+A row has up to T + 1 tokens, of one shard alone, so that a shard is all that its rows need. Torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from gangline.errors import UserError
+from gangline_dataloader.packing.best_fit import packed
+from gangline_dataloader.store.fields import JsonFields
+from gangline_dataloader.store.manifest import Manifest, ends_of, replace_json
+from gangline_dataloader.store.npy import NpyWriter, mapped
+
+FORMAT, VERSION = "gangline-pack", 1
+
+
+@dataclass
+class PackedShards:
+    """All shards, by column."""
+
+    pieces: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    xxh3: list[str] = field(default_factory=list)  # of the file of pieces
+    rows_xxh3: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """What the JSON says."""
+
+    sequence_length: int
+    store: str  # identity of the store that it is of
+    padding: int  # places that are left empty, in all
+    documents_cut: int  # those that are longer than a row
+    shards: PackedShards
+
+    @property
+    def rows(self) -> int:
+        return sum(self.shards.rows)
+
+    def identity(self) -> str:
+        """Changes with any row."""
+        columns = (self.shards.xxh3, self.shards.rows_xxh3)
+        return blake2b(repr((self.sequence_length, columns)).encode(), digest_size=16).hexdigest()
+
+
+def plan_of(sequence_length: int) -> str:
+    """The file of a plan."""
+    return f"pack-{sequence_length}.json"
+
+
+def pieces_of(shard: int, sequence_length: int) -> str:
+    """The file of a shard's pieces."""
+    return f"shard-{shard:05d}.pack-{sequence_length}.npy"
+
+
+def rows_of(shard: int, sequence_length: int) -> str:
+    """The file of a shard's rows."""
+    return f"shard-{shard:05d}.pack-{sequence_length}.rows.npy"
+
+
+def make(folder: Path, manifest: Manifest, sequence_length: int) -> PackPlan:
+    """Plan the rows of a store, unless that is done. The JSON comes last; constant memory, a shard at a time."""
+    identity = manifest.identity()
+    if (folder / plan_of(sequence_length)).exists():
+        found = read(folder, sequence_length)
+        if found.store == identity:
+            return found
+    shards, padding, cut = PackedShards(), 0, 0
+    for number, documents in enumerate(manifest.shards.documents):
+        ends = mapped(folder / ends_of(number), "<u4", documents)
+        pieces, rows = packed(ends, sequence_length + 1)
+        padding += len(rows) * (sequence_length + 1) - int(pieces[:, 1].sum(dtype=np.int64))
+        cut += int((np.diff(ends.astype(np.int64), prepend=0) > sequence_length + 1).sum())
+        for names, lengths, sums, content in (
+            (pieces_of, shards.pieces, shards.xxh3, pieces.ravel()),
+            (rows_of, shards.rows, shards.rows_xxh3, rows),
+        ):
+            writer = NpyWriter(folder / names(number, sequence_length), "<u4")
+            writer.write(content)
+            sums.append(writer.close())
+            lengths.append(len(content))
+        shards.pieces[-1] //= 2
+    plan = PackPlan(sequence_length, identity, padding, cut, shards)
+    replace_json(folder / plan_of(sequence_length), {"format": FORMAT, "version": VERSION, **asdict(plan)})
+    return plan
+
+
+def planned(folder: Path) -> list[int]:
+    """The lengths of sequence that there are plans for, ascending."""
+    names = (path.name.removeprefix("pack-").removesuffix(".json") for path in folder.glob("pack-*.json"))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def read(folder: Path, sequence_length: int) -> PackPlan:
+    """The plan for sequences of so many tokens. Raises UserError where there is none, or it is damaged."""
+    path = folder / plan_of(sequence_length)
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        known = planned(folder)
+        raise UserError(
+            f"{folder} has no plan to pack sequences of {sequence_length} tokens.",
+            f"Planned: {', '.join(map(str, known)) or 'none'}.",
+            f"gangline data prepare --out {folder} --pack {sequence_length}",
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read.", str(error)) from error
+    said = JsonFields(content, str(path))
+    if said.text("format") != FORMAT or said.number("version") != VERSION:
+        raise said.wrong("format", f"expected {FORMAT}, version {VERSION}")
+    if said.number("sequence_length") != sequence_length:
+        raise said.wrong("sequence_length", f"expected {sequence_length}")
+    inside = said.inside("shards")
+    columns = PackedShards(
+        inside.each("pieces", int), inside.each("rows", int), inside.each("xxh3", str), inside.each("rows_xxh3", str)
+    )
+    if len({len(column) for column in asdict(columns).values()}) != 1:
+        raise inside.wrong("pieces", "expected lists of one length")
+    return PackPlan(sequence_length, said.text("store"), said.number("padding"), said.number("documents_cut"), columns)
+
+
+class PackedRows:
+    """The rows of a store for one length of sequence, mapped.
+
+    Raises UserError where there is no plan, or it is of another store; when a row is read, where a file is damaged.
+    """
+
+    def __init__(self, folder: Path, manifest: Manifest, sequence_length: int) -> None:
+        self.folder, self.sequence_length = folder, sequence_length
+        self.plan = read(folder, sequence_length)
+        if self.plan.store != manifest.identity() or len(self.plan.shards.rows) != len(manifest.shards):
+            raise UserError(
+                f"{folder / plan_of(sequence_length)} is a plan of another store.",
+                f"It is of {self.plan.store}, and the store is {manifest.identity()}: it has changed since.",
+                f"gangline data prepare --out {folder} --pack {sequence_length}",
+            )
+        self._tokens = np.concatenate([[0], np.cumsum(manifest.shards.tokens, dtype=np.int64)])
+        self._rows = np.concatenate([[0], np.cumsum(self.plan.shards.rows, dtype=np.int64)])
+        self._shard = cache(self._open)
+
+    @property
+    def count(self) -> int:
+        return int(self._rows[-1])
+
+    def row(self, number: int) -> np.ndarray:
+        """(P, 2) int64: where each of its pieces begins and ends, in tokens of the store."""
+        shard = int(np.searchsorted(self._rows, number, side="right")) - 1
+        pieces, rows = self._shard(shard)
+        inside = number - int(self._rows[shard])
+        first, last = (0 if inside == 0 else int(rows[inside - 1])), int(rows[inside])
+        found = pieces[2 * first : 2 * last].reshape(-1, 2).astype(np.int64)
+        capacity, end = self.sequence_length + 1, int(self._tokens[shard + 1] - self._tokens[shard])
+        if first >= last or int(found[:, 1].sum()) > capacity or (found.sum(1) > end).any() or not found[:, 1].all():
+            path = self.folder / pieces_of(shard, self.sequence_length)
+            raise UserError(f"{path} is damaged: row {inside}.", "", f"gangline data verify {self.folder}")
+        found[:, 1] += found[:, 0]
+        return found + int(self._tokens[shard])
+
+    def _open(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
+        T, columns = self.sequence_length, self.plan.shards
+        return (
+            mapped(self.folder / pieces_of(shard, T), "<u4", 2 * columns.pieces[shard]),
+            mapped(self.folder / rows_of(shard, T), "<u4", columns.rows[shard]),
+        )

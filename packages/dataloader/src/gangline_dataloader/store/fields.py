@@ -1,0 +1,51 @@
+"""Pieces of JSON that somebody wrote, read field by field: what is not as it should be is named. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gangline.errors import UserError
+
+
+@dataclass(frozen=True)
+class JsonFields:
+    """An object of a document, and where it stands. Each reader raises UserError that names place and field."""
+
+    content: Any
+    place: str
+
+    def wrong(self, key: str, why: str) -> UserError:
+        found = self.content.get(key) if isinstance(self.content, dict) else self.content
+        return UserError(f"{self.place} is damaged: {key} is {found!r:.60}.", f"{why[:1].upper()}{why[1:]}.")
+
+    def text(self, key: str) -> str:
+        value = self.content.get(key) if isinstance(self.content, dict) else None
+        if not isinstance(value, str):
+            raise self.wrong(key, "expected a word")
+        return value
+
+    def name(self, key: str) -> str:
+        """A file in the same folder: what is read never lies elsewhere."""
+        value = self.text(key)
+        if not value or value in (".", "..") or set(value) & set("/\\\0"):
+            raise self.wrong(key, "expected the name of a file beside the manifest")
+        return value
+
+    def number(self, key: str) -> int:
+        value = self.content.get(key) if isinstance(self.content, dict) else None
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 62:
+            raise self.wrong(key, "expected a whole number")
+        return value
+
+    def maybe(self, key: str, read: Any) -> Any:
+        return None if isinstance(self.content, dict) and self.content.get(key) is None else read(key)
+
+    def inside(self, key: str) -> JsonFields:
+        return JsonFields(self.content.get(key) if isinstance(self.content, dict) else None, f"{self.place}, {key}")
+
+    def each(self, key: str, kind: type) -> list[Any]:
+        value = self.content.get(key) if isinstance(self.content, dict) else None
+        if not isinstance(value, list) or any(type(one) is not kind for one in value):
+            raise self.wrong(key, f"expected a list of {'numbers' if kind is int else 'words'}")
+        return value
