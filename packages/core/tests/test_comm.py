@@ -88,6 +88,29 @@ def test_float8_travels_over_gloo():
     assert swapped.tolist() == [*range(4), *range(1, 5)]
 
 
+def broadcasts(deterministic):
+    """From each rank in turn, along an axis whose indices are not the global ranks, in every width."""
+    comm = rank.comms(Mesh.of({"dp_shard": 2, "tp": 2}), deterministic).axis("dp_shard")
+    for source in range(comm.size):
+        for dtype in (torch.float32, torch.bfloat16, torch.uint16, torch.int32, torch.bool, torch.float8_e4m3fn):
+            everyone = [value_of(10 * (rank.index % 2) + i, (3, 5)).abs().mul(9).to(dtype) for i in range(comm.size)]
+            mine = everyone[comm.index].clone()
+            assert comm.broadcast(mine, source) is mine
+            assert mine.float().equal(everyone[source].float())
+            mine = everyone[comm.index].clone()
+            pending = comm.start_broadcast(mine, source)
+            assert pending.wait() is mine
+            assert mine.float().equal(everyone[source].float())
+    number = torch.tensor(float(rank.index))
+    assert comm.broadcast(number, 1).item() == comm.ranks[1]
+    assert comm.broadcast(torch.zeros(0, 3), 0).shape == (0, 3)
+
+
+@BOTH
+def test_broadcast(deterministic):
+    pool(4).run(broadcasts, deterministic)
+
+
 def ordered_sums(dtype, numel):
     comm = along_dp(deterministic=True)
     parts = [value_of(i, (numel,), torch.float32).mul(10.0**i).to(dtype) for i in range(comm.size)]
@@ -222,6 +245,7 @@ def test_an_axis_of_one_is_local():
     assert comm.all_gather(x).equal(x)
     assert comm.reduce_scatter(x).equal(x)
     assert comm.all_to_all(x, [4], [4]).equal(x)
+    assert comm.broadcast(x, 0) is x
     into = [torch.zeros(4), torch.zeros(4)]
     assert comm.exchange([(x, 0), (x + 1, 0)], [(y, 0) for y in into])[1].tolist() == [1.0, 2.0, 3.0, 4.0]
     assert into[0].equal(x)
@@ -307,3 +331,4 @@ def test_fake_values_are_those_of_equal_ranks():
     assert comm.all_gather(x[:2]).tolist() == [0.0, 1.0] * 4
     assert comm.all_reduce(x.clone(), "max").equal(x)
     assert comm.all_reduce(x.clone()).equal(4 * x)
+    assert comm.broadcast(x, 3) is x

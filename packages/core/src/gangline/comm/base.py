@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from gangline.mesh import AXES
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from gangline.plan import Fold
 
 Reduction = Literal["sum", "max", "min"]
+T_co = TypeVar("T_co", covariant=True)
 
 
-class Pending(Protocol):
+class Pending(Protocol[T_co]):
     """A collective under way."""
 
-    def wait(self) -> torch.Tensor:
+    def wait(self) -> T_co:
         """Block until done (on a GPU: make the current stream wait); the result."""
         ...
 
@@ -63,6 +64,18 @@ class Comm(ABC):
         async_: bool = False,
     ) -> torch.Tensor | Pending:
         """Rows of dim 0 for each peer in order, `in_splits[i]` to peer i, `out_splits[i]` from it; None: even."""
+
+    def broadcast(self, x: torch.Tensor, source: int) -> torch.Tensor:
+        """`x` of the rank with index `source`, on every rank, written into `x`; gives `x`. Any dtype."""
+        return self._broadcast(x, source, background=False).wait()
+
+    def start_broadcast(self, x: torch.Tensor, source: int) -> Pending[torch.Tensor]:
+        """`broadcast`, under way."""
+        return self._broadcast(x, source, background=True)
+
+    @abstractmethod
+    def _broadcast(self, x: torch.Tensor, source: int, background: bool) -> Pending[torch.Tensor]:
+        """Both of the above. background: whether the caller goes on while it runs."""
 
     @abstractmethod
     def exchange(

@@ -71,6 +71,10 @@ class FakeComm(Comm):
         out = x.clone() if out_splits is None else x.new_zeros((sum(out_splits), *x.shape[1:]))
         return Done(out) if async_ else out
 
+    def _broadcast(self, x: torch.Tensor, source: int, background: bool) -> Pending[torch.Tensor]:
+        self.traffic.add(self.axis, "broadcast", x)
+        return Done(x)
+
     def exchange(
         self,
         sends: Sequence[tuple[torch.Tensor, int]],

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
 from gangline.comm.base import Comm, Pending, Reduction
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
-class Done:
+class Done(Generic[T]):
     """A `Pending` that has nothing to wait for."""
 
-    result: object
+    result: T
 
-    def wait(self):
+    def wait(self) -> T:
         return self.result
 
 
@@ -49,6 +52,9 @@ class Solo(Comm):
         async_: bool = False,
     ) -> torch.Tensor | Pending:
         return Done(x) if async_ else x
+
+    def _broadcast(self, x: torch.Tensor, source: int, background: bool) -> Pending[torch.Tensor]:
+        return Done(x)
 
     def exchange(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,17 +22,18 @@ from gangline.mesh import Mesh
 # torch 2.13 renames these two and warns of the old names
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+T = TypeVar("T")
 DEFAULT = timedelta(minutes=10)  # to join the job, where the caller names no limit
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
-class Works:
-    """Transfers under way, and what to make of them."""
+class Works(Generic[T]):
+    """Transfers under way, and what to make of them. A transfer that was waited for already is None."""
 
-    def __init__(self, works: Sequence[dist.Work | None], result: Callable[[], Any]) -> None:
+    def __init__(self, works: Sequence[dist.Work | None], result: Callable[[], T]) -> None:
         self.works, self.result = works, result
 
-    def wait(self):
+    def wait(self) -> T:
         for work in self.works:
             if work is not None:
                 work.wait()
@@ -89,6 +90,11 @@ class TorchComm(Comm):
             async_op=async_,
         )
         return Works([work], lambda: out) if async_ else out
+
+    def _broadcast(self, x: torch.Tensor, source: int, background: bool) -> Pending[torch.Tensor]:
+        # as bytes: neither gloo nor NCCL knows every dtype that tokens are stored in
+        work = dist.broadcast(x.view(-1).view(torch.uint8), self.ranks[source], group=self.group, async_op=background)
+        return Works([work], lambda: x)
 
     def exchange(
         self,

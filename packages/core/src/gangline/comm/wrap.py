@@ -37,6 +37,9 @@ class Wrapped(Comm):
     ) -> torch.Tensor | Pending:
         return self.inner.all_to_all(x, in_splits, out_splits, async_)
 
+    def _broadcast(self, x: torch.Tensor, source: int, background: bool) -> Pending[torch.Tensor]:
+        return self.inner._broadcast(x, source, background)
+
     def exchange(
         self,
         sends: Sequence[tuple[torch.Tensor, int]],
