@@ -141,14 +141,14 @@ class Counting(Wrapped):
         super().__init__(inner)
         self.sent = 0
 
-    def all_to_all(self, x, in_splits=None, out_splits=None, async_=False):
+    def _all_to_all(self, x, in_splits, out_splits, background):
         if x.dim() > 1:
             self.sent += (sum(in_splits) - in_splits[self.index]) * x[:1].numel() * x.element_size()
-        return super().all_to_all(x, in_splits, out_splits, async_)
+        return super()._all_to_all(x, in_splits, out_splits, background)
 
-    def exchange(self, sends, recvs, async_=False):
+    def _exchange(self, sends, recvs, background):
         self.sent += sum(x.numel() * x.element_size() for x, peer in sends if peer != self.index)
-        return super().exchange(sends, recvs, async_)
+        return super()._exchange(sends, recvs, background)
 
 
 def exchanged(mebibytes: int, rounds: int) -> tuple[list[tuple[float, float]], float]:

@@ -32,20 +32,21 @@ def operations(deterministic):
     everyone = [value_of(i, (n * 3, 2)) for i in range(n)]
     total = sum(everyone)
     share = slice(comm.index * 3, comm.index * 3 + 3)
-    wait = lambda pending: pending.wait()  # noqa: E731
-    for finish, async_ in ((lambda x: x, False), (wait, True)):
+    for started in (False, True):
+
+        def call(name, *given, started=started):
+            return getattr(comm, f"start_{name}")(*given).wait() if started else getattr(comm, name)(*given)
+
         into = mine.clone()
-        assert finish(comm.all_reduce(into, async_=async_)) is into
+        assert call("all_reduce", into) is into
         torch.testing.assert_close(into, total)
-        assert finish(comm.all_reduce(mine.clone(), "max", async_=async_)).equal(torch.stack(everyone).amax(0))
-        assert finish(comm.all_reduce(mine.clone(), "min", async_=async_)).equal(torch.stack(everyone).amin(0))
-        assert finish(comm.all_gather(mine, async_=async_)).equal(torch.cat(everyone))
-        torch.testing.assert_close(finish(comm.reduce_scatter(mine, async_=async_)), total[share])
-        assert finish(comm.all_to_all(mine, async_=async_)).equal(torch.cat([x[share] for x in everyone]))
+        assert call("all_reduce", mine.clone(), "max").equal(torch.stack(everyone).amax(0))
+        assert call("all_reduce", mine.clone(), "min").equal(torch.stack(everyone).amin(0))
+        assert call("all_gather", mine).equal(torch.cat(everyone))
+        torch.testing.assert_close(call("reduce_scatter", mine), total[share])
+        assert call("all_to_all", mine).equal(torch.cat([x[share] for x in everyone]))
         received = [torch.empty(n * 3, 2, dtype=mine.dtype) for _ in range(n)]
-        got = finish(
-            comm.exchange([(mine, p) for p in range(n)], [(x, p) for p, x in enumerate(received)], async_=async_)
-        )
+        got = call("exchange", [(mine, p) for p in range(n)], [(x, p) for p, x in enumerate(received)])
         assert all(x.equal(theirs) for x, theirs in zip(got, everyone, strict=True))
         assert got[0] is received[0]
     comm.barrier()
@@ -118,7 +119,7 @@ def ordered_sums(dtype, numel):
     for part in parts[1:]:
         expected += part
     assert comm.all_reduce(parts[comm.index].clone()).equal(expected)
-    assert comm.all_reduce(parts[comm.index].clone(), async_=True).wait().equal(expected)
+    assert comm.start_all_reduce(parts[comm.index].clone()).wait().equal(expected)
     rows = numel // comm.size
     whole = [part[: rows * comm.size].clone() for part in parts]
     assert comm.reduce_scatter(whole[comm.index]).equal(expected[comm.index * rows : (comm.index + 1) * rows])
@@ -241,7 +242,7 @@ def test_an_axis_of_one_is_local():
     x = torch.arange(4.0)
     assert comm.ranks == (5,)
     assert comm.all_reduce(x) is x
-    assert comm.all_reduce(x, async_=True).wait() is x
+    assert comm.start_all_reduce(x).wait() is x
     assert comm.all_gather(x).equal(x)
     assert comm.reduce_scatter(x).equal(x)
     assert comm.all_to_all(x, [4], [4]).equal(x)
@@ -310,7 +311,7 @@ def test_a_fake_mesh_of_16384_ranks_counts_what_crosses_each_axis():
     for _ in range(3):
         assert tp.all_gather(x).shape == (8 * 8192, 1024)
     assert data.reduce_scatter(x).shape == (64, 1024)
-    assert tp.all_to_all(x, [1024] * 8, [2000] * 8, async_=True).wait().shape == (16_000, 1024)
+    assert tp.start_all_to_all(x, [1024] * 8, [2000] * 8).wait().shape == (16_000, 1024)
     pipeline.exchange([(x, 1)], [(torch.empty_like(x), 0)])
     size = 8192 * 1024 * 2
     assert comms.traffic.calls == {

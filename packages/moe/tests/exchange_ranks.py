@@ -87,19 +87,19 @@ class Counting(Wrapped):
         super().__init__(inner)
         self.sent: dict[int, int] = {}
 
-    def all_to_all(self, x, in_splits=None, out_splits=None, async_=False):
+    def _all_to_all(self, x, in_splits, out_splits, background):
         splits = in_splits or [len(x) // self.size] * self.size
         width = x[:1].numel() if x.dim() > 1 else 1
         rows = sum(splits) - splits[self.index]
         self.sent[width] = self.sent.get(width, 0) + rows * width * x.element_size()
-        return super().all_to_all(x, in_splits, out_splits, async_)
+        return super()._all_to_all(x, in_splits, out_splits, background)
 
-    def exchange(self, sends, recvs, async_=False):
+    def _exchange(self, sends, recvs, background):
         for x, peer in sends:
             if peer != self.index:
                 width = x.shape[1]
                 self.sent[width] = self.sent.get(width, 0) + x.numel() * x.element_size()
-        return super().exchange(sends, recvs, async_)
+        return super()._exchange(sends, recvs, background)
 
 
 def bytes_sent(rows_each: int, width: int, experts: int) -> tuple[int, int, int]:

@@ -37,21 +37,21 @@ class Counting(Wrapped):
     def _count(self, kind: str, x: Tensor) -> None:
         self.into[kind] += x.numel() * x.itemsize
 
-    def all_reduce(self, x, op="sum", async_=False):
+    def _all_reduce(self, x, op, background):
         self._count("all_reduce", x)
-        return self.inner.all_reduce(x, op, async_)
+        return self.inner._all_reduce(x, op, background)
 
-    def all_gather(self, x, async_=False, into=None):
+    def _all_gather(self, x, into, background):
         self._count("all_gather", x)
-        return self.inner.all_gather(x, async_, into)
+        return self.inner._all_gather(x, into, background)
 
-    def reduce_scatter(self, x, async_=False):
+    def _reduce_scatter(self, x, background):
         self._count("reduce_scatter", x)
-        return self.inner.reduce_scatter(x, async_)
+        return self.inner._reduce_scatter(x, background)
 
-    def all_to_all(self, x, in_splits=None, out_splits=None, async_=False):
+    def _all_to_all(self, x, in_splits, out_splits, background):
         self._count("all_to_all", x)
-        return self.inner.all_to_all(x, in_splits, out_splits, async_)
+        return self.inner._all_to_all(x, in_splits, out_splits, background)
 
 
 def group() -> Comm:

@@ -191,18 +191,18 @@ class Counting(Wrapped):
         self.calls[name] += 1
         self.sent[name] += nbytes
 
-    def exchange(self, sends, recvs, async_=False):
-        assert async_
+    def _exchange(self, sends, recvs, background):
+        assert background
         self._count("exchange", sum(x.nbytes for x, _ in sends))
-        return super().exchange(sends, recvs, async_)
+        return super()._exchange(sends, recvs, background)
 
-    def all_to_all(self, x, in_splits=None, out_splits=None, async_=False):
+    def _all_to_all(self, x, in_splits, out_splits, background):
         self._count("all_to_all", x.nbytes * (self.size - 1) // self.size)
-        return super().all_to_all(x, in_splits, out_splits, async_)
+        return super()._all_to_all(x, in_splits, out_splits, background)
 
-    def all_gather(self, x, async_=False):
+    def _all_gather(self, x, into, background):
         self._count("all_gather", x.nbytes * (self.size - 1))
-        return super().all_gather(x, async_)
+        return super()._all_gather(x, into, background)
 
 
 def counted(method: str, documents: bool):

@@ -279,8 +279,8 @@ class InOrder(Wrapped):
         super().__init__(inner)
         self.sent, self.most = [], 0
 
-    def exchange(self, sends, recvs, async_=False):
-        self.inner.exchange(sends, recvs, async_=False)
+    def _exchange(self, sends, recvs, background):
+        self.inner.exchange(sends, recvs)
         self.sent += [weakref.ref(tensor) for tensor, _ in sends]
         self.most = max(self.most, sum(ref() is not None for ref in self.sent))
         return Done([into for into, _ in recvs])

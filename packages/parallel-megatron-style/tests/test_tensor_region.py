@@ -61,11 +61,11 @@ class NotingComm(Wrapped):
         super().__init__(inner)
         self.events = events
 
-    def _noted(self, name, call, x, async_):
+    def _noted(self, name, pending, background):
         self.events.append(name)
-        if not async_:
-            return call(x)
-        pending, events = call(x, async_=True), self.events
+        if not background:
+            return pending
+        events = self.events
 
         class Noted:
             def wait(self):
@@ -74,14 +74,14 @@ class NotingComm(Wrapped):
 
         return Noted()
 
-    def all_reduce(self, x, op="sum", async_=False):
-        return self._noted("all_reduce", super().all_reduce, x, async_)
+    def _all_reduce(self, x, op, background):
+        return self._noted("all_reduce", super()._all_reduce(x, op, background), background)
 
-    def reduce_scatter(self, x, async_=False):
-        return self._noted("reduce_scatter", super().reduce_scatter, x, async_)
+    def _reduce_scatter(self, x, background):
+        return self._noted("reduce_scatter", super()._reduce_scatter(x, background), background)
 
-    def all_gather(self, x, async_=False):
-        return self._noted("all_gather", super().all_gather, x, async_)
+    def _all_gather(self, x, into, background):
+        return self._noted("all_gather", super()._all_gather(x, into, background), background)
 
 
 def parameter(*shape: int, grad: bool = True) -> torch.nn.Parameter:

@@ -34,17 +34,17 @@ class Counting(Wrapped):
         self.calls[name] += 1
         self.bytes[name] += nbytes
 
-    def all_reduce(self, x, op="sum", async_=False):
+    def _all_reduce(self, x, op, background):
         self._count("all_reduce", x.nbytes)
-        return super().all_reduce(x, op, async_)
+        return super()._all_reduce(x, op, background)
 
-    def all_gather(self, x, async_=False):
+    def _all_gather(self, x, into, background):
         self._count("all_gather", x.nbytes * self.size)
-        return super().all_gather(x, async_)
+        return super()._all_gather(x, into, background)
 
-    def reduce_scatter(self, x, async_=False):
+    def _reduce_scatter(self, x, background):
         self._count("reduce_scatter", x.nbytes)
-        return super().reduce_scatter(x, async_)
+        return super()._reduce_scatter(x, background)
 
     def since(self) -> tuple[dict[str, int], dict[str, int]]:
         """Calls and bytes since the last time."""

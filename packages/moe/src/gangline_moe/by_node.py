@@ -8,6 +8,7 @@ dimensional hierarchical all-to-all"). What arrives lies in the order of the sou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from gangline.comm import Comm, Pending
 
 def by_node(comm: Comm, to: list[int], ranks_per_node: int, device: torch.device) -> tuple[ByNode, ByNode]:
     """The transfer and its reverse; `to`: this rank's rows for each rank. One small all-gather."""
-    everyone: Tensor = comm.all_gather(torch.tensor([to], device=device))  # type: ignore[assignment]
+    everyone = comm.all_gather(torch.tensor([to], device=device))
     forth = everyone.tolist()
     back = everyone.t().tolist()
     return ByNode(comm, ranks_per_node, forth), ByNode(comm, ranks_per_node, back)
@@ -32,7 +33,7 @@ class ByNode:
     ranks_per_node: int
     rows_RR: list[list[int]]
 
-    def begin(self, rows: Tensor) -> Pending:
+    def begin(self, rows: Tensor) -> Pending[Tensor]:
         """Start the step inside the node."""
         each, nodes, index = self.ranks_per_node, self.comm.size // self.ranks_per_node, self.comm.index
         first = index - index % each
@@ -44,8 +45,8 @@ class ByNode:
         }
         incoming[index] = outgoing[index]
         others = [mate for mate in mates if mate != index]
-        pending: Pending = self.comm.exchange(  # type: ignore[assignment]
-            [(outgoing[mate], mate) for mate in others], [(incoming[mate], mate) for mate in others], async_=True
+        pending = self.comm.start_exchange(
+            [(outgoing[mate], mate) for mate in others], [(incoming[mate], mate) for mate in others]
         )
         return _Inside(self, pending, outgoing, incoming, nodes)
 
@@ -55,7 +56,7 @@ class _Inside:
     """The first step under way; waiting for it does the second. `outgoing` is kept until it has left."""
 
     plan: ByNode
-    pending: Pending
+    pending: Pending[Sequence[Tensor]]
     outgoing: dict[int, Tensor]
     incoming: dict[int, Tensor]
     nodes: int

@@ -6,7 +6,7 @@ of transfers between parts of the two buffers regroups them on the way, and noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,20 +31,22 @@ class Direct:
         per_expert = [sum(column) for column in zip(*self.of_RE, strict=True)]
         return torch.tensor([0, *per_expert]).cumsum(0)
 
-    def forth(self, rows: Tensor) -> Pending:
+    def forth(self, rows: Tensor) -> Pending[Tensor]:
         """To the experts."""
         return self._send(rows, list(_by_rank(self.to_RE)), list(_by_expert(self.of_RE)))
 
-    def back(self, rows: Tensor) -> Pending:
+    def back(self, rows: Tensor) -> Pending[Tensor]:
         """From them."""
         return self._send(rows, list(_by_expert(self.of_RE)), list(_by_rank(self.to_RE)))
 
-    def _send(self, rows: Tensor, places: list[tuple[int, int, int]], targets: list[tuple[int, int, int]]) -> Pending:
+    def _send(
+        self, rows: Tensor, places: list[tuple[int, int, int]], targets: list[tuple[int, int, int]]
+    ) -> Pending[Tensor]:
         """places, targets: (peer, start, stop), of one peer in the order of the experts."""
         out = rows.new_empty(max((stop for _, _, stop in targets), default=0), *rows.shape[1:])
         sends = [(rows[start:stop], peer) for peer, start, stop in places if stop > start]
         recvs = [(out[start:stop], peer) for peer, start, stop in targets if stop > start]
-        pending: Pending = self.comm.exchange(sends, recvs, async_=True)  # type: ignore[assignment]
+        pending = self.comm.start_exchange(sends, recvs)
         return _Whole(pending, out, rows)
 
 
@@ -52,7 +54,7 @@ class Direct:
 class _Whole:
     """The buffer that the parts arrive in; what is sent is kept until it has left."""
 
-    pending: Pending
+    pending: Pending[Sequence[Tensor]]
     out: Tensor
     rows: Tensor
 

@@ -22,7 +22,7 @@ from gangline_moe.direct import Direct
 
 FEW = 8  # experts on a rank, up to which each has a message of its own
 
-Transfer = Callable[[Tensor], Pending]  # rows of this rank -> the rows that arrive, under way
+Transfer = Callable[[Tensor], Pending[Tensor]]  # rows of this rank -> the rows that arrive, under way
 
 
 @dataclass
@@ -47,7 +47,7 @@ def route(comm: Comm, rows: int, counts_E: Tensor, ranks_per_node: int | None = 
     the regrouping (measured with gloo, 16 MiB a rank: see `benchmarks/moe.py exchange`).
     """
     here = len(counts_E) // comm.size
-    arriving: Tensor = comm.all_to_all(counts_E.contiguous())  # type: ignore[assignment]
+    arriving = comm.all_to_all(counts_E.contiguous())
     by_rank = torch.stack((counts_E.view(comm.size, here), arriving.view(comm.size, here)))
     by_node_first = ranks_per_node is not None and 1 < ranks_per_node < comm.size
     if counts_E.device.type == "cpu" and 1 < here <= FEW and not by_node_first:
@@ -69,11 +69,11 @@ def route(comm: Comm, rows: int, counts_E: Tensor, ranks_per_node: int | None = 
         forth, back = by_node(comm, to, ranks_per_node, counts_E.device)
         return Route(forth.begin, back.begin, order, bounds)
 
-    def forth_at_once(rows: Tensor) -> Pending:
-        return comm.all_to_all(rows, to, of, async_=True)  # type: ignore[return-value]
+    def forth_at_once(rows: Tensor) -> Pending[Tensor]:
+        return comm.start_all_to_all(rows, to, of)
 
-    def back_at_once(rows: Tensor) -> Pending:
-        return comm.all_to_all(rows, of, to, async_=True)  # type: ignore[return-value]
+    def back_at_once(rows: Tensor) -> Pending[Tensor]:
+        return comm.start_all_to_all(rows, of, to)
 
     return Route(forth_at_once, back_at_once, order, bounds)
 
@@ -84,7 +84,7 @@ class Flight:
 
     forth: Transfer
     back: Transfer
-    pending: Pending | None = field(default=None, repr=False)
+    pending: Pending[Tensor] | None = field(default=None, repr=False)
 
     def end(self) -> Tensor:
         assert self.pending is not None

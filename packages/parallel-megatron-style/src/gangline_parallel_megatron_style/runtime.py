@@ -17,7 +17,6 @@ from torch import Tensor
 
 from gangline import inside
 from gangline.batch import Batch
-from gangline.comm import Pending
 from gangline.inside import Collected, Frame
 from gangline.mesh import AXES, DATA_AXES
 from gangline.parallel import norm as scaling
@@ -92,7 +91,7 @@ class ComposedRuntime(Runtime, RankStages):
         self._tokens = tokens
         if tokens is None:
             mine = count_on_host(microbatches)  # before cp cuts them
-            self._counted: Pending = self._readers.all_reduce(mine, async_=True)  # type: ignore[assignment]
+            self._counted = self._readers.start_all_reduce(mine)
         return self._executor.step(len(microbatches)) if microbatches else []
 
     def _recorded(self, microbatches: int) -> dict[str, float | list[float]]:

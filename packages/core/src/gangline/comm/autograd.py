@@ -21,7 +21,7 @@ class _AllReduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, comm: Comm) -> Tensor:
         ctx.comm = comm
-        return comm.all_reduce(x.clone(memory_format=torch.contiguous_format))  # type: ignore[return-value]
+        return comm.all_reduce(x.clone(memory_format=torch.contiguous_format))
 
     @staticmethod
     def backward(ctx, grad: Tensor):
@@ -32,7 +32,7 @@ class _AllGather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, comm: Comm) -> Tensor:
         ctx.comm = comm
-        return comm.all_gather(x.contiguous())  # type: ignore[return-value]
+        return comm.all_gather(x.contiguous())
 
     @staticmethod
     def backward(ctx, grad: Tensor):
@@ -43,7 +43,7 @@ class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, comm: Comm) -> Tensor:
         ctx.comm = comm
-        return comm.reduce_scatter(x.contiguous())  # type: ignore[return-value]
+        return comm.reduce_scatter(x.contiguous())
 
     @staticmethod
     def backward(ctx, grad: Tensor):
@@ -54,7 +54,7 @@ class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, comm: Comm, in_splits, out_splits) -> Tensor:
         ctx.comm, ctx.in_splits, ctx.out_splits = comm, in_splits, out_splits
-        return comm.all_to_all(x.contiguous(), in_splits, out_splits)  # type: ignore[return-value]
+        return comm.all_to_all(x.contiguous(), in_splits, out_splits)
 
     @staticmethod
     def backward(ctx, grad: Tensor):

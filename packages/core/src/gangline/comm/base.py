@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypeVar
 
 from gangline.mesh import AXES
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from gangline.plan import Fold
 
 Reduction = Literal["sum", "max", "min"]
+Splits: TypeAlias = Sequence[int] | None  # rows of dim 0 for, or from, each peer
+Transfers: TypeAlias = "Sequence[tuple[torch.Tensor, int]]"  # (tensor, index of the peer)
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -31,9 +33,12 @@ class Pending(Protocol[T_co]):
 class Comm(ABC):
     """The ranks along one axis, and what they can do together.
 
-    Every rank of the axis makes the same calls in the same order, from the thread that runs the step. With
-    `async_=True` a call gives a `Pending`; its input must stay untouched until `wait()`.
-    Tensors are contiguous. "n" below is `size`.
+    Every rank of the axis makes the same calls in the same order, from the thread that runs the step. Each collective
+    is a pair: `all_reduce` returns when its result may be used, `start_all_reduce` at once, with something to wait
+    for; until then its input must stay untouched. Tensors are contiguous. "n" below is `size`.
+
+    Both of a pair are one call of the method with an underscore, which is what a transport or a wrapper defines;
+    background: whether the caller goes on while it runs (NCCL otherwise works on the caller's own stream).
     """
 
     axis: str  # "tp", "dp_replicate+dp_shard", the name of a fold, "world"
@@ -41,53 +46,84 @@ class Comm(ABC):
     index: int  # of this rank along the axis
     ranks: tuple[int, ...]  # the global ranks, by index
 
-    @abstractmethod
-    def all_reduce(self, x: torch.Tensor, op: Reduction = "sum", async_: bool = False) -> torch.Tensor | Pending:
+    def all_reduce(self, x: torch.Tensor, op: Reduction = "sum") -> torch.Tensor:
         """Reduce over the axis, in place; gives `x`."""
+        return self._all_reduce(x, op, background=False).wait()
+
+    def start_all_reduce(self, x: torch.Tensor, op: Reduction = "sum") -> Pending[torch.Tensor]:
+        """Start `all_reduce`."""
+        return self._all_reduce(x, op, background=True)
 
     @abstractmethod
-    def all_gather(
-        self, x: torch.Tensor, async_: bool = False, into: torch.Tensor | None = None
-    ) -> torch.Tensor | Pending:
+    def _all_reduce(self, x: torch.Tensor, op: Reduction, background: bool) -> Pending[torch.Tensor]:
+        """Both of the above."""
+
+    def all_gather(self, x: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
         """(s, ...) on each rank -> (n·s, ...) on all, in order of index; `into`: memory for it, which may hold `x`."""
+        return self._all_gather(x, into, background=False).wait()
+
+    def start_all_gather(self, x: torch.Tensor, into: torch.Tensor | None = None) -> Pending[torch.Tensor]:
+        """Start `all_gather`."""
+        return self._all_gather(x, into, background=True)
 
     @abstractmethod
-    def reduce_scatter(self, x: torch.Tensor, async_: bool = False) -> torch.Tensor | Pending:
+    def _all_gather(self, x: torch.Tensor, into: torch.Tensor | None, background: bool) -> Pending[torch.Tensor]:
+        """Both of the above."""
+
+    def reduce_scatter(self, x: torch.Tensor) -> torch.Tensor:
         """(n·s, ...) on each rank -> this rank's (s, ...) of the sum."""
+        return self._reduce_scatter(x, background=False).wait()
+
+    def start_reduce_scatter(self, x: torch.Tensor) -> Pending[torch.Tensor]:
+        """Start `reduce_scatter`."""
+        return self._reduce_scatter(x, background=True)
 
     @abstractmethod
-    def all_to_all(
-        self,
-        x: torch.Tensor,
-        in_splits: Sequence[int] | None = None,
-        out_splits: Sequence[int] | None = None,
-        async_: bool = False,
-    ) -> torch.Tensor | Pending:
+    def _reduce_scatter(self, x: torch.Tensor, background: bool) -> Pending[torch.Tensor]:
+        """Both of the above."""
+
+    def all_to_all(self, x: torch.Tensor, in_splits: Splits = None, out_splits: Splits = None) -> torch.Tensor:
         """Rows of dim 0 for each peer in order, `in_splits[i]` to peer i, `out_splits[i]` from it; None: even."""
+        return self._all_to_all(x, in_splits, out_splits, background=False).wait()
+
+    def start_all_to_all(
+        self, x: torch.Tensor, in_splits: Splits = None, out_splits: Splits = None
+    ) -> Pending[torch.Tensor]:
+        """Start `all_to_all`."""
+        return self._all_to_all(x, in_splits, out_splits, background=True)
+
+    @abstractmethod
+    def _all_to_all(
+        self, x: torch.Tensor, in_splits: Splits, out_splits: Splits, background: bool
+    ) -> Pending[torch.Tensor]:
+        """Both of the above."""
 
     def broadcast(self, x: torch.Tensor, source: int) -> torch.Tensor:
         """`x` of the rank with index `source`, on every rank, written into `x`; gives `x`. Any dtype."""
         return self._broadcast(x, source, background=False).wait()
 
     def start_broadcast(self, x: torch.Tensor, source: int) -> Pending[torch.Tensor]:
-        """`broadcast`, under way."""
+        """Start `broadcast`."""
         return self._broadcast(x, source, background=True)
 
     @abstractmethod
     def _broadcast(self, x: torch.Tensor, source: int, background: bool) -> Pending[torch.Tensor]:
-        """Both of the above. background: whether the caller goes on while it runs."""
+        """Both of the above."""
 
-    @abstractmethod
-    def exchange(
-        self,
-        sends: Sequence[tuple[torch.Tensor, int]],
-        recvs: Sequence[tuple[torch.Tensor, int]],
-        async_: bool = False,
-    ) -> Sequence[torch.Tensor] | Pending:
+    def exchange(self, sends: Transfers, recvs: Transfers) -> Sequence[torch.Tensor]:
         """One batch of point-to-point transfers, (tensor, peer index); receives into the given tensors and gives them.
 
         One batch because a bare send beside a receive deadlocks on NCCL, though not on gloo.
         """
+        return self._exchange(sends, recvs, background=False).wait()
+
+    def start_exchange(self, sends: Transfers, recvs: Transfers) -> Pending[Sequence[torch.Tensor]]:
+        """Start `exchange`."""
+        return self._exchange(sends, recvs, background=True)
+
+    @abstractmethod
+    def _exchange(self, sends: Transfers, recvs: Transfers, background: bool) -> Pending[Sequence[torch.Tensor]]:
+        """Both of the above."""
 
     @abstractmethod
     def barrier(self) -> None:

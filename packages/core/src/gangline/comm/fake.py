@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from gangline.comm.base import Comm, Pending, Reduction
+from gangline.comm.base import Comm, Pending, Reduction, Splits, Transfers
 from gangline.comm.groups import MeshComms
 from gangline.comm.solo import Done
 from gangline.mesh import Mesh
@@ -25,7 +26,7 @@ class Traffic:
     calls: Counter[tuple[str, str]]
     bytes: Counter[tuple[str, str]]
 
-    def add(self, axis: str, operation: str, *tensors: torch.Tensor) -> None:
+    def add(self, axis: str, operation: str, *tensors: Tensor) -> None:
         self.calls[axis, operation] += 1
         self.bytes[axis, operation] += sum(x.numel() * x.element_size() for x in tensors)
 
@@ -41,49 +42,30 @@ class FakeComm(Comm):
         self.axis, self.ranks, self.traffic = axis, tuple(ranks), traffic
         self.size, self.index = len(self.ranks), self.ranks.index(rank)
 
-    def all_reduce(self, x: torch.Tensor, op: Reduction = "sum", async_: bool = False) -> torch.Tensor | Pending:
+    def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
         self.traffic.add(self.axis, "all_reduce", x)
-        if op == "sum":
-            x.mul_(self.size)
-        return Done(x) if async_ else x
+        return Done(x.mul_(self.size) if op == "sum" else x)
 
-    def all_gather(
-        self, x: torch.Tensor, async_: bool = False, into: torch.Tensor | None = None
-    ) -> torch.Tensor | Pending:
+    def _all_gather(self, x: Tensor, into: Tensor | None, background: bool) -> Pending[Tensor]:
         self.traffic.add(self.axis, "all_gather", x)
         out = x.repeat(self.size, *(1 for _ in x.shape[1:]))
-        out = out if into is None else into.copy_(out)
-        return Done(out) if async_ else out
+        return Done(out if into is None else into.copy_(out))
 
-    def reduce_scatter(self, x: torch.Tensor, async_: bool = False) -> torch.Tensor | Pending:
+    def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
         self.traffic.add(self.axis, "reduce_scatter", x)
-        out = x.chunk(self.size)[self.index] * self.size
-        return Done(out) if async_ else out
+        return Done(x.chunk(self.size)[self.index] * self.size)
 
-    def all_to_all(
-        self,
-        x: torch.Tensor,
-        in_splits: Sequence[int] | None = None,
-        out_splits: Sequence[int] | None = None,
-        async_: bool = False,
-    ) -> torch.Tensor | Pending:
+    def _all_to_all(self, x: Tensor, in_splits: Splits, out_splits: Splits, background: bool) -> Pending[Tensor]:
         self.traffic.add(self.axis, "all_to_all", x)
-        out = x.clone() if out_splits is None else x.new_zeros((sum(out_splits), *x.shape[1:]))
-        return Done(out) if async_ else out
+        return Done(x.clone() if out_splits is None else x.new_zeros((sum(out_splits), *x.shape[1:])))
 
-    def _broadcast(self, x: torch.Tensor, source: int, background: bool) -> Pending[torch.Tensor]:
+    def _broadcast(self, x: Tensor, source: int, background: bool) -> Pending[Tensor]:
         self.traffic.add(self.axis, "broadcast", x)
         return Done(x)
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[torch.Tensor, int]],
-        recvs: Sequence[tuple[torch.Tensor, int]],
-        async_: bool = False,
-    ) -> Sequence[torch.Tensor] | Pending:
+    def _exchange(self, sends: Transfers, recvs: Transfers, background: bool) -> Pending[Sequence[Tensor]]:
         self.traffic.add(self.axis, "exchange", *(x for x, _ in sends))
-        received = [into.zero_() for into, _ in recvs]
-        return Done(received) if async_ else received
+        return Done([into.zero_() for into, _ in recvs])
 
     def barrier(self) -> None:
         self.traffic.add(self.axis, "barrier")

@@ -24,7 +24,7 @@ class Later:
     What is left may itself be a collective, so ranks wait in the order in which they began.
     """
 
-    def __init__(self, pending: Pending, then: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, pending: Pending[Tensor], then: Callable[[Tensor], Tensor]) -> None:
         self.pending, self.then = pending, then
 
     def wait(self) -> Tensor:
@@ -41,43 +41,30 @@ def sum_rows(parts: Tensor) -> Tensor:
     return total
 
 
-def ordered_reduce_scatter(comm: Comm, x: Tensor, async_: bool = False) -> Tensor | Pending:
+def ordered_reduce_scatter(comm: Comm, x: Tensor, background: bool = False) -> Pending[Tensor]:
     """(n·s, ...) on each rank -> this rank's (s, ...) of the sum, added in rank order. One all-to-all."""
     own = (x.shape[0] // comm.size, *x.shape[1:])
-
-    def add(parts: Tensor) -> Tensor:
-        return sum_rows(parts.view(comm.size, *own))
-
-    if async_:
-        return Later(comm.all_to_all(x, async_=True), add)  # type: ignore[arg-type]
-    return add(comm.all_to_all(x))  # type: ignore[arg-type]
+    return Later(comm._all_to_all(x, None, None, background), lambda parts: sum_rows(parts.view(comm.size, *own)))
 
 
 class Ordered(Wrapped):
     """A Comm whose `all_reduce(sum)` and `reduce_scatter` add in rank order, in the dtype of the tensor."""
 
-    def all_reduce(self, x: Tensor, op: Reduction = "sum", async_: bool = False) -> Tensor | Pending:
+    def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
         if op != "sum" or self.size == 1:
-            return self.inner.all_reduce(x, op, async_)  # max and min have no rounding, so no order
+            return self.inner._all_reduce(x, op, background)  # max and min have no rounding, so no order
         if x.numel() * x.element_size() <= SMALL:
-            pending: Pending = self.inner.all_to_all(  # type: ignore[assignment]
-                x.reshape(1, -1).expand(self.size, -1).contiguous(), async_=True
-            )
+            rows = x.reshape(1, -1).expand(self.size, -1).contiguous()
+            return Later(self.inner.start_all_to_all(rows), lambda parts: x.copy_(sum_rows(parts).view_as(x)))
+        flat = x.view(-1)
+        padding = -flat.numel() % self.size
+        rows = torch.cat((flat, flat.new_zeros(padding))) if padding else flat
 
-            def then(parts: Tensor) -> Tensor:
-                return x.copy_(sum_rows(parts).view_as(x))
-        else:
-            flat = x.view(-1)
-            padding = -flat.numel() % self.size
-            rows = torch.cat((flat, flat.new_zeros(padding))) if padding else flat
-            pending = self.inner.all_to_all(rows, async_=True)  # type: ignore[assignment]
+        def hand_round(parts: Tensor) -> Tensor:
+            whole = self.inner.all_gather(sum_rows(parts.view(self.size, -1)))
+            return x.copy_(whole[: flat.numel()].view_as(x))
 
-            def then(parts: Tensor) -> Tensor:
-                whole = self.inner.all_gather(sum_rows(parts.view(self.size, -1)))
-                return x.copy_(whole[: flat.numel()].view_as(x))  # type: ignore[index]
+        return Later(self.inner.start_all_to_all(rows), hand_round)
 
-        later = Later(pending, then)
-        return later if async_ else later.wait()
-
-    def reduce_scatter(self, x: Tensor, async_: bool = False) -> Tensor | Pending:
-        return ordered_reduce_scatter(self.inner, x, async_)
+    def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
+        return ordered_reduce_scatter(self.inner, x, background)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-import torch
+from torch import Tensor
 
-from gangline.comm.base import Comm, Pending, Reduction
+from gangline.comm.base import Comm, Reduction, Splits, Transfers
 
 T = TypeVar("T")
 
@@ -32,45 +32,30 @@ class Solo(Comm):
     def __init__(self, axis: str, rank: int = 0) -> None:
         self.axis, self.ranks = axis, (rank,)
 
-    def all_reduce(self, x: torch.Tensor, op: Reduction = "sum", async_: bool = False) -> torch.Tensor | Pending:
-        return Done(x) if async_ else x
-
-    def all_gather(
-        self, x: torch.Tensor, async_: bool = False, into: torch.Tensor | None = None
-    ) -> torch.Tensor | Pending:
-        out = x if into is None else into.copy_(x)
-        return Done(out) if async_ else out
-
-    def reduce_scatter(self, x: torch.Tensor, async_: bool = False) -> torch.Tensor | Pending:
-        return Done(x) if async_ else x
-
-    def all_to_all(
-        self,
-        x: torch.Tensor,
-        in_splits: Sequence[int] | None = None,
-        out_splits: Sequence[int] | None = None,
-        async_: bool = False,
-    ) -> torch.Tensor | Pending:
-        return Done(x) if async_ else x
-
-    def _broadcast(self, x: torch.Tensor, source: int, background: bool) -> Pending[torch.Tensor]:
+    def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Done[Tensor]:
         return Done(x)
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[torch.Tensor, int]],
-        recvs: Sequence[tuple[torch.Tensor, int]],
-        async_: bool = False,
-    ) -> Sequence[torch.Tensor] | Pending:
+    def _all_gather(self, x: Tensor, into: Tensor | None, background: bool) -> Done[Tensor]:
+        return Done(x if into is None else into.copy_(x))
+
+    def _reduce_scatter(self, x: Tensor, background: bool) -> Done[Tensor]:
+        return Done(x)
+
+    def _all_to_all(self, x: Tensor, in_splits: Splits, out_splits: Splits, background: bool) -> Done[Tensor]:
+        return Done(x)
+
+    def _broadcast(self, x: Tensor, source: int, background: bool) -> Done[Tensor]:
+        return Done(x)
+
+    def _exchange(self, sends: Transfers, recvs: Transfers, background: bool) -> Done[Sequence[Tensor]]:
         copy_own(sends, recvs, 0)
-        received = [into for into, _ in recvs]
-        return Done(received) if async_ else received
+        return Done([into for into, _ in recvs])
 
     def barrier(self) -> None:
         return None
 
 
-def copy_own(sends: Sequence[tuple[torch.Tensor, int]], recvs: Sequence[tuple[torch.Tensor, int]], index: int) -> None:
+def copy_own(sends: Transfers, recvs: Transfers, index: int) -> None:
     """Serve the transfers of rank `index` to itself, first send to first receive (gloo cannot send to itself)."""
     mine = [x for x, peer in sends if peer == index]
     own = [x for x, peer in recvs if peer == index]

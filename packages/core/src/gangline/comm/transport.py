@@ -9,13 +9,14 @@ from typing import Generic, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from gangline.comm.base import Comm, Comms, Pending, Reduction, Store
+from gangline.comm.base import Comm, Comms, Pending, Reduction, Splits, Store, Transfers
 from gangline.comm.groups import MeshComms
 from gangline.comm.named import named_group
 from gangline.comm.ordered import Ordered, ordered_reduce_scatter
-from gangline.comm.solo import Done, Solo, copy_own
+from gangline.comm.solo import Solo, copy_own
 from gangline.comm.wrap import WrappedComms
 from gangline.mesh import Mesh
 
@@ -40,7 +41,7 @@ class Works(Generic[T]):
         return self.result()
 
 
-def _wire(x: torch.Tensor) -> torch.Tensor:
+def _wire(x: Tensor) -> Tensor:
     """What travels in place of `x`: gloo knows no float8, whose bytes travel as well."""
     if x.device.type == "cpu" and x.dtype.is_floating_point and x.dtype.itemsize == 1:
         return x.view(torch.uint8)
@@ -54,31 +55,23 @@ class TorchComm(Comm):
         self.axis, self.ranks, self.group = axis, tuple(ranks), group
         self.size, self.index = len(self.ranks), self.ranks.index(rank)
 
-    def all_reduce(self, x: torch.Tensor, op: Reduction = "sum", async_: bool = False) -> torch.Tensor | Pending:
-        work = dist.all_reduce(x, op=_OPS[op], group=self.group, async_op=async_)
-        return Works([work], lambda: x) if async_ else x
+    def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
+        work = dist.all_reduce(x, op=_OPS[op], group=self.group, async_op=background)
+        return Works([work], lambda: x)
 
-    def all_gather(
-        self, x: torch.Tensor, async_: bool = False, into: torch.Tensor | None = None
-    ) -> torch.Tensor | Pending:
+    def _all_gather(self, x: Tensor, into: Tensor | None, background: bool) -> Pending[Tensor]:
         out = x.new_empty((self.size * x.shape[0], *x.shape[1:])) if into is None else into
-        work = _all_gather(_wire(out), _wire(x), group=self.group, async_op=async_)
-        return Works([work], lambda: out) if async_ else out
+        work = _all_gather(_wire(out), _wire(x), group=self.group, async_op=background)
+        return Works([work], lambda: out)
 
-    def reduce_scatter(self, x: torch.Tensor, async_: bool = False) -> torch.Tensor | Pending:
+    def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
         if x.device.type == "cpu":  # gloo's own sends the whole buffer to every rank; measured 1.4 to 3 times slower
-            return ordered_reduce_scatter(self, x, async_)
+            return ordered_reduce_scatter(self, x, background)
         out = x.new_empty((x.shape[0] // self.size, *x.shape[1:]))
-        work = _reduce_scatter(out, x, group=self.group, async_op=async_)
-        return Works([work], lambda: out) if async_ else out
+        work = _reduce_scatter(out, x, group=self.group, async_op=background)
+        return Works([work], lambda: out)
 
-    def all_to_all(
-        self,
-        x: torch.Tensor,
-        in_splits: Sequence[int] | None = None,
-        out_splits: Sequence[int] | None = None,
-        async_: bool = False,
-    ) -> torch.Tensor | Pending:
+    def _all_to_all(self, x: Tensor, in_splits: Splits, out_splits: Splits, background: bool) -> Pending[Tensor]:
         rows = x.shape[0] if out_splits is None else sum(out_splits)
         out = x.new_empty((rows, *x.shape[1:]))
         work = dist.all_to_all_single(
@@ -87,21 +80,16 @@ class TorchComm(Comm):
             None if out_splits is None else list(out_splits),
             None if in_splits is None else list(in_splits),
             group=self.group,
-            async_op=async_,
+            async_op=background,
         )
-        return Works([work], lambda: out) if async_ else out
+        return Works([work], lambda: out)
 
-    def _broadcast(self, x: torch.Tensor, source: int, background: bool) -> Pending[torch.Tensor]:
+    def _broadcast(self, x: Tensor, source: int, background: bool) -> Pending[Tensor]:
         # as bytes: neither gloo nor NCCL knows every dtype that tokens are stored in
         work = dist.broadcast(x.view(-1).view(torch.uint8), self.ranks[source], group=self.group, async_op=background)
         return Works([work], lambda: x)
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[torch.Tensor, int]],
-        recvs: Sequence[tuple[torch.Tensor, int]],
-        async_: bool = False,
-    ) -> Sequence[torch.Tensor] | Pending:
+    def _exchange(self, sends: Transfers, recvs: Transfers, background: bool) -> Pending[Sequence[Tensor]]:
         copy_own(sends, recvs, self.index)
         batch = [
             dist.P2POp(call, x, self.ranks[peer], self.group)
@@ -109,10 +97,8 @@ class TorchComm(Comm):
             for x, peer in transfers
             if peer != self.index
         ]
-        received = [into for into, _ in recvs]
         works = dist.batch_isend_irecv(batch) if batch else []
-        pending = Works(works, lambda: received) if works else Done(received)
-        return pending if async_ else pending.wait()
+        return Works(works, lambda: [into for into, _ in recvs])
 
     def barrier(self) -> None:
         dist.all_reduce(torch.zeros(1), group=self.group)  # on the CPU, whatever the group has beside gloo

@@ -4,49 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
+from torch import Tensor
 
-from gangline.comm.base import Comm, Comms, Pending, Reduction
+from gangline.comm.base import Comm, Comms, Pending, Reduction, Splits, Transfers
 from gangline.plan import Fold
 
 
 class Wrapped(Comm):
-    """Passes every call on to `inner`; override what should be different."""
+    """Passes every call on to `inner`; override what should be different, once for both of a pair (see `Comm`)."""
 
     def __init__(self, inner: Comm) -> None:
         self.inner = inner
         self.axis, self.size, self.index, self.ranks = inner.axis, inner.size, inner.index, inner.ranks
 
-    def all_reduce(self, x: torch.Tensor, op: Reduction = "sum", async_: bool = False) -> torch.Tensor | Pending:
-        return self.inner.all_reduce(x, op, async_)
+    def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
+        return self.inner._all_reduce(x, op, background)
 
-    def all_gather(
-        self, x: torch.Tensor, async_: bool = False, into: torch.Tensor | None = None
-    ) -> torch.Tensor | Pending:
-        return self.inner.all_gather(x, async_, into)
+    def _all_gather(self, x: Tensor, into: Tensor | None, background: bool) -> Pending[Tensor]:
+        return self.inner._all_gather(x, into, background)
 
-    def reduce_scatter(self, x: torch.Tensor, async_: bool = False) -> torch.Tensor | Pending:
-        return self.inner.reduce_scatter(x, async_)
+    def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
+        return self.inner._reduce_scatter(x, background)
 
-    def all_to_all(
-        self,
-        x: torch.Tensor,
-        in_splits: Sequence[int] | None = None,
-        out_splits: Sequence[int] | None = None,
-        async_: bool = False,
-    ) -> torch.Tensor | Pending:
-        return self.inner.all_to_all(x, in_splits, out_splits, async_)
+    def _all_to_all(self, x: Tensor, in_splits: Splits, out_splits: Splits, background: bool) -> Pending[Tensor]:
+        return self.inner._all_to_all(x, in_splits, out_splits, background)
 
-    def _broadcast(self, x: torch.Tensor, source: int, background: bool) -> Pending[torch.Tensor]:
+    def _broadcast(self, x: Tensor, source: int, background: bool) -> Pending[Tensor]:
         return self.inner._broadcast(x, source, background)
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[torch.Tensor, int]],
-        recvs: Sequence[tuple[torch.Tensor, int]],
-        async_: bool = False,
-    ) -> Sequence[torch.Tensor] | Pending:
-        return self.inner.exchange(sends, recvs, async_)
+    def _exchange(self, sends: Transfers, recvs: Transfers, background: bool) -> Pending[Sequence[Tensor]]:
+        return self.inner._exchange(sends, recvs, background)
 
     def barrier(self) -> None:
         self.inner.barrier()

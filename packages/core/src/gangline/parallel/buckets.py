@@ -38,7 +38,7 @@ class Buckets:
     ) -> None:
         self.comm, self.dtype, self.wire = comm, dtype, wire
         self.buckets = [Bucket(share, dtype) for share in _shares(list(reversed(parameters)), nbytes // dtype.itemsize)]
-        self._pending: list[Pending] = []
+        self._pending: list[Pending[Tensor]] = []
         self._last = False
         for bucket in self.buckets:
             for parameter, slot in zip(bucket.parameters, bucket.slots, strict=True):
@@ -65,7 +65,7 @@ class Buckets:
     def _send_ready(self) -> None:
         while len(self._pending) < len(self.buckets) and not self.buckets[len(self._pending)].missing:
             bucket = self.buckets[len(self._pending)]
-            self._pending.append(self.comm.all_reduce(bucket.flat.to(self.wire), async_=True))  # type: ignore[arg-type]
+            self._pending.append(self.comm.start_all_reduce(bucket.flat.to(self.wire)))
 
     def finish(self) -> None:
         """Send what is left, zeros for parameters without a gradient, and wait for all of it."""

@@ -49,8 +49,8 @@ class Tally:
         zero = torch.zeros((), dtype=torch.float64, device=self.device)
         loss = self._grouped([x.double() for x in losses]) if losses else zero
         head = torch.stack((loss, zero + new))
-        self._sums: Pending = self.comm.all_reduce(torch.cat((head, *self._summed())), async_=True)  # type: ignore[assignment]
-        self._maxima: Pending | None = self._begin_maxima()
+        self._sums = self.comm.start_all_reduce(torch.cat((head, *self._summed())))
+        self._maxima = self._begin_maxima()
 
     def finish(self, tokens: int, *more: Tensor) -> tuple[Tallied, list[float]]:
         """The totals, and `more` (0-d tensors) as numbers: everything comes to the host in one transfer."""
@@ -60,7 +60,7 @@ class Tally:
         loss_sum, new = numbers[:2]
         if new:
             self._agree()
-            self._sums = self.comm.all_reduce(torch.cat((sums[:2], *self._summed())), async_=True)  # type: ignore[assignment]
+            self._sums = self.comm.start_all_reduce(torch.cat((sums[:2], *self._summed())))
             self._maxima = self._begin_maxima()
             sums, maxima = self._wait()
             numbers = _to_host(sums, maxima)
@@ -88,14 +88,14 @@ class Tally:
             vectors.append(self._grouped(rows) if rows else nothing)
         return vectors
 
-    def _begin_maxima(self) -> Pending | None:
+    def _begin_maxima(self) -> Pending[Tensor] | None:
         vectors = []
         for key in self.agreed:
             if key[2] == "max":
                 nothing = torch.full((prod(key[3]),), -torch.inf, dtype=torch.float64, device=self.device)
                 found = [x.double().reshape(-1) for x in self._values.get(key, {}).values()]
                 vectors.append(torch.stack((nothing, *found)).amax(0))
-        return self.comm.all_reduce(torch.cat(vectors), "max", async_=True) if vectors else None  # type: ignore[return-value]
+        return self.comm.start_all_reduce(torch.cat(vectors), "max") if vectors else None
 
     def _grouped(self, rows: list[Tensor]) -> Tensor:
         """Add one row per microbatch: within each group in order, then the groups in order."""
@@ -107,9 +107,9 @@ class Tally:
         """Make the keys of all ranks, in one order, those of the vector."""
         mine = json.dumps(sorted({*self.agreed, *self._values})).encode()
         length = torch.tensor([len(mine)], dtype=torch.int64, device=self.device)
-        longest = int(self.comm.all_reduce(length, "max"))  # type: ignore[arg-type]
+        longest = int(self.comm.all_reduce(length, "max"))
         padded = torch.frombuffer(bytearray(mine.ljust(longest)), dtype=torch.uint8).to(self.device)
-        everyone = self.comm.all_gather(padded[None]).cpu()  # type: ignore[union-attr]
+        everyone = self.comm.all_gather(padded[None]).cpu()
         told = [json.loads(bytes(row.tolist())) for row in everyone]
         self.agreed = sorted({(path, name, how, tuple(shape)) for keys in told for path, name, how, shape in keys})
 

@@ -15,7 +15,7 @@ def check_share(batches: Sequence[Batch], world: Comm, device: torch.device) -> 
     """Raise ValueError, on every rank, unless all ranks pass the same number of batches, each of one sample."""
     odd = next((batch.shape[0] for batch in batches if batch.shape[0] != 1), 1)
     mine = torch.tensor([[len(batches), odd]], dtype=torch.int64, device=device)
-    told = world.all_gather(mine).tolist()  # type: ignore[union-attr]
+    told = world.all_gather(mine).tolist()
     for rank, (count, rows) in zip(world.ranks, told, strict=True):
         if rows != 1:
             raise ValueError(f"score takes one sample a microbatch, and rank {rank} passes one of {rows}")
@@ -34,7 +34,7 @@ def in_global_order(
     losses: 0-d, of this rank's `count` samples, or of the part of their tokens that is counted here; none where they
     are counted elsewhere. comm: all the ranks that hold a part; what they hold of one sample is added up.
     """
-    return comm.all_reduce(-_placed(losses, count, coordinate, device)).cpu()  # type: ignore[union-attr]
+    return comm.all_reduce(-_placed(losses, count, coordinate, device)).cpu()
 
 
 def evaluated(
@@ -46,7 +46,7 @@ def evaluated(
     of `count` microbatches on every rank; tokens: 0-d, those that are counted here.
     """
     placed = _placed(losses, count, coordinate, device)
-    *each, counted = comm.all_reduce(torch.cat((placed, tokens.double().view(1)))).tolist()  # type: ignore[union-attr]
+    *each, counted = comm.all_reduce(torch.cat((placed, tokens.double().view(1)))).tolist()
     total = 0.0
     for loss in each:  # not `sum`, which from Python 3.12 on adds in another way
         total += loss

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gangline import inside
 from gangline.batch import Batch
-from gangline.comm import Comm, Comms, Pending
+from gangline.comm import Comm, Comms
 from gangline.comm.solo import Solo
 from gangline.config.schema import Run
 from gangline.inside import Collected
@@ -82,7 +82,7 @@ class WholeRuntime(Runtime):
             raise ValueError(f"{len(microbatches)} microbatches do not divide into {self.groups} groups")
         self.storage.refresh()
         self.storage.clear_gradients()
-        counted: Pending = self.comm.all_reduce(count_on_host(microbatches), async_=True)  # type: ignore[assignment]
+        counted = self.comm.start_all_reduce(count_on_host(microbatches))
         collected, losses, tokens = Collected(), [], None
         last = len(microbatches) - 1
         for index, batch in enumerate(microbatches):

@@ -35,7 +35,7 @@ def agree(
     number = _SIGNALS.index(signal) if signal in _SIGNALS else 0
     row = [seconds, float(number), float(len(verdicts)), float(due), time.time()]
     mine = torch.tensor([row], dtype=torch.float64, device=device)
-    rows = world.all_gather(mine).tolist()  # type: ignore[union-attr]
+    rows = world.all_gather(mine).tolist()
     times = [row[0] for row in rows]
     spread = {"min": min(times), "median": statistics.median(times), "max": max(times)}
     found = _told(world, device, verdicts) if any(row[2] for row in rows) else []
@@ -48,7 +48,7 @@ def gather_verdicts(world: Comm, device: torch.device, verdicts: list[Verdict]) 
     if world.size == 1:
         return verdicts, time.time()
     mine = torch.tensor([[float(len(verdicts)), time.time()]], dtype=torch.float64, device=device)
-    rows = world.all_gather(mine).tolist()  # type: ignore[union-attr]
+    rows = world.all_gather(mine).tolist()
     return _told(world, device, verdicts) if any(row[0] for row in rows) else [], rows[0][1]
 
 
@@ -62,8 +62,8 @@ def gather_json(world: Comm, device: torch.device, value: object) -> list:
     if world.size == 1:
         return [value]
     content = json.dumps(value).encode()
-    lengths = world.all_gather(torch.tensor([len(content)], dtype=torch.int64, device=device)).tolist()  # type: ignore[union-attr]
+    lengths = world.all_gather(torch.tensor([len(content)], dtype=torch.int64, device=device)).tolist()
     padded = torch.zeros(1, max(lengths), dtype=torch.uint8, device=device)
     padded[0, : len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
-    rows = world.all_gather(padded).cpu()  # type: ignore[union-attr]
+    rows = world.all_gather(padded).cpu()
     return [json.loads(bytes(row[:length].tolist())) for row, length in zip(rows, lengths, strict=True)]

@@ -12,7 +12,7 @@ causal attention and such that looks both ways, windows and scales; what bounds 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -82,7 +82,7 @@ class _Ring(torch.autograd.Function):
         call: AttentionCall = ctx.call
         dq = torch.zeros_like(q, dtype=lse.dtype)
         dkv = lse.new_zeros(2, *k.shape)
-        coming: Pending | None = None
+        coming: Pending[Sequence[Tensor]] | None = None
         for source, block, kv in _round(k, v, comm, call.causal):
             gradients = None
             if visibility is None or not visibility.hides_all(source):
@@ -121,10 +121,10 @@ def _round(k: Tensor, v: Tensor, comm: Comm, causal: bool) -> Iterator[tuple[int
             (kv,) = coming.wait()
 
 
-def _pass_on(x: Tensor, comm: Comm) -> Pending:
+def _pass_on(x: Tensor, comm: Comm) -> Pending[Sequence[Tensor]]:
     """Send to the next rank, and receive as much from the one before."""
     after, before = (comm.index + 1) % comm.size, (comm.index - 1) % comm.size
-    return comm.exchange([(x, after)], [(torch.empty_like(x), before)], async_=True)  # type: ignore[return-value]
+    return comm.start_exchange([(x, after)], [(torch.empty_like(x), before)])
 
 
 def _merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:

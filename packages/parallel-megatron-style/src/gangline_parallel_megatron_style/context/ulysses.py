@@ -74,6 +74,6 @@ class _Whole(NamedTuple):
 def _whole(position_Bt: Tensor, document_Bt: Tensor | None, comm: Comm) -> _Whole:
     """Gathered once for all layers."""
     both = torch.stack([x for x in (position_Bt, document_Bt) if x is not None], dim=1)
-    all_nBct: Tensor = comm.all_gather(both[None].contiguous())  # type: ignore[assignment]
+    all_nBct = comm.all_gather(both[None].contiguous())
     position, *document = all_nBct.permute(2, 1, 0, 3).flatten(2)
     return _Whole(position, document[0] if document else None)

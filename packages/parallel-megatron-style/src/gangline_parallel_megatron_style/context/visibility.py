@@ -51,7 +51,7 @@ class Visibility:
         held = {name: x for name, x in given.items() if x is not None}
         B, T = next(iter(held.values())).shape
         both = torch.stack([x.to(torch.int64) for x in held.values()])
-        all_ncBT: Tensor = comm.all_gather(both[None].contiguous()).view(comm.size, len(held), B, T)  # type: ignore[union-attr]
+        all_ncBT = comm.all_gather(both[None].contiguous()).view(comm.size, len(held), B, T)
         self.all = {name: all_ncBT[:, number] for number, name in enumerate(held)}
         seen = []
         for source in range(comm.size):

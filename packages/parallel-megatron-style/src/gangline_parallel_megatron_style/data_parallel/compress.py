@@ -45,27 +45,25 @@ class Compressed(Wrapped):
         self.worker = like.new_zeros(inner.size, self.row) if codec.feedback else None
         self.server = like.new_zeros(1, self.row) if codec.feedback and whole else None
 
-    def reduce_scatter(self, x: Tensor, async_: bool = False) -> Tensor | Pending:
+    def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
         if not self.switch.on:
-            return self.inner.reduce_scatter(x, async_)
+            return self.inner._reduce_scatter(x, background)
         length = x.numel() // self.size
-        later = self._summed(x.view(self.size, length), x.dtype, lambda total: total[:length])
-        return later if async_ else later.wait()
+        return self._summed(x.view(self.size, length), x.dtype, lambda total: total[:length])
 
-    def all_reduce(self, x: Tensor, op: Reduction = "sum", async_: bool = False) -> Tensor | Pending:
+    def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
         if op != "sum" or not self.switch.on:
-            return self.inner.all_reduce(x, op, async_)
+            return self.inner._all_reduce(x, op, background)
         length = -(-x.numel() // self.size)
         padded = torch.nn.functional.pad(x.view(-1), (0, length * self.size - x.numel()))
 
         def hand_round(total: Tensor) -> Tensor:
             code = self._encode(total.view(1, -1), self.server)
             every = self.inner.all_gather(code)
-            parts = self.codec.decode(every, x.dtype)[:, :length]  # type: ignore[arg-type]
+            parts = self.codec.decode(every, x.dtype)[:, :length]
             return x.copy_(parts.reshape(-1)[: x.numel()].view_as(x))
 
-        later = self._summed(padded.view(self.size, length), x.dtype, hand_round)
-        return later if async_ else later.wait()
+        return self._summed(padded.view(self.size, length), x.dtype, hand_round)
 
     def errors(self) -> Iterator[tuple[str, Tensor]]:
         """What must be kept for a run to go on as it would have."""
@@ -78,7 +76,7 @@ class Compressed(Wrapped):
         """Then is called with this rank's (m,) of the sum."""
         padded = torch.nn.functional.pad(parts_ns, (0, self.row - parts_ns.shape[1]))
         code = self._encode(padded, self.worker)
-        arrived: Pending = self.inner.all_to_all(code, async_=True)  # type: ignore[assignment]
+        arrived = self.inner.start_all_to_all(code)
         return Later(arrived, lambda every: then(sum_rows(self.codec.decode(every, dtype))))
 
     def _encode(self, x_nm: Tensor, error: Tensor | None) -> Tensor:

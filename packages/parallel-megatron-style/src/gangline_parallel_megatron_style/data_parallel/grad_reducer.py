@@ -49,11 +49,11 @@ class GradReducer:
         """Whether `reduce` leaves the replicas out, for `across` to add."""
         return self.cut and self.joint is None and self.shard.size > 1 and self.replicas.size > 1
 
-    def across(self, part: Tensor) -> Pending:
+    def across(self, part: Tensor) -> Pending[Tensor]:
         """The sum over the replicas of what `reduce` gave, or of several of those added up. `part` is overwritten."""
-        return _pending(self.replicas.all_reduce(part, async_=True))
+        return self.replicas.start_all_reduce(part)
 
-    def reduce(self, flat: Tensor) -> Pending:
+    def reduce(self, flat: Tensor) -> Pending[Tensor]:
         """The sum of (parts · s,) buffers: this rank's (s,), over all ranks unless `later`.
 
         `flat` may be overwritten and is not to be touched.
@@ -63,26 +63,26 @@ class GradReducer:
         if self.joint is not None and self.cut and self.shard.size > 1 and self.replicas.size > 1:
             return self._in_rank_order(flat, self.joint)
         if self.joint is not None and not self.cut:
-            return _pending(self.joint.all_reduce(flat, async_=True))
+            return self.joint.start_all_reduce(flat)
         if self.shard.size == 1:
-            return _pending(self.replicas.all_reduce(flat, async_=True))
+            return self.replicas.start_all_reduce(flat)
         if not self.cut:
             return self._two_levels(flat)
-        return _pending(self.shard.reduce_scatter(flat, async_=True))
+        return self.shard.start_reduce_scatter(flat)
 
-    def _two_levels(self, flat: Tensor) -> Pending:
+    def _two_levels(self, flat: Tensor) -> Pending[Tensor]:
         """An all-reduce whose slow part, over the replicas, is of 1/n of the buffer."""
         if self.replicas.size == 1:
-            return _pending(self.shard.all_reduce(flat, async_=True))
+            return self.shard.start_all_reduce(flat)
         padding = -flat.numel() % self.shard.size
         rows = torch.nn.functional.pad(flat, (0, padding)) if padding else flat
 
         def rest(part: Tensor) -> Tensor:
-            return self.shard.all_gather(self.across(part).wait())[: flat.numel()]  # type: ignore[index]
+            return self.shard.all_gather(self.across(part).wait())[: flat.numel()]
 
-        return Later(_pending(self.shard.reduce_scatter(rows, async_=True)), rest)
+        return Later(self.shard.start_reduce_scatter(rows), rest)
 
-    def _in_rank_order(self, flat: Tensor, joint: Comm) -> Pending:
+    def _in_rank_order(self, flat: Tensor, joint: Comm) -> Pending[Tensor]:
         n, R = self.shard.size, self.replicas.size
         length = flat.numel() // n
         ranges = flat.view(n, length)
@@ -92,11 +92,6 @@ class GradReducer:
         parts = ranges.view(n, R, -1).transpose(0, 1).reshape(-1)  # the joint index has replicas slowest
 
         def rest(part: Tensor) -> Tensor:
-            return self.replicas.all_gather(part)[:length]  # type: ignore[index]
+            return self.replicas.all_gather(part)[:length]
 
-        return Later(_pending(joint.reduce_scatter(parts, async_=True)), rest)
-
-
-def _pending(made: Tensor | Pending) -> Pending:
-    """What a call with `async_=True` gives."""
-    return made  # type: ignore[return-value]
+        return Later(joint.start_reduce_scatter(parts), rest)

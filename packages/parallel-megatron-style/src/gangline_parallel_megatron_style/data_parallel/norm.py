@@ -25,7 +25,7 @@ def global_norm(named: Sequence[ShardedParam], world: Comm | None, device: torch
         total = torch.stack(norms).double().square().sum().to(device)
     else:
         total = torch.zeros((), dtype=torch.float64, device=device)
-    return (total if world is None else world.all_reduce(total.reshape(1))[0]).sqrt()  # type: ignore[index]
+    return (total if world is None else world.all_reduce(total.reshape(1))[0]).sqrt()
 
 
 def norm_by_rows(
@@ -45,5 +45,5 @@ def norm_by_rows(
                 assert piece.tensor.grad is not None
                 here = row_squares(piece.tensor.grad).to(device)
                 mine[piece.shard.box.slices[:-1]] += here.view(piece.tensor.shape[:-1])
-    flat: Tensor = world.all_reduce(torch.cat(list(squares.values())))  # type: ignore[assignment]
+    flat = world.all_reduce(torch.cat(list(squares.values())))
     return ordered_norm(flat.split(list(rows.values())))

@@ -81,14 +81,14 @@ class ParamBuffer:
         self.own = self.full[own]
         self._copies = not in_place  # the compute dtype differs, the whole comes and goes, or lies elsewhere
         self._whole = whole
-        self._gathering: Pending | None = None
+        self._gathering: Pending[Tensor] | None = None
         self.ready = not self.releases
         self.parameters = {name: self._parameter(name) for name in shapes}
         self._slots: dict[str, Tensor] = {}
         self._gaps = gaps([(self._starts[name], prod(shape)) for name, shape in shapes.items()], packing.size)
         self._grad: Tensor | None = None
-        self._pending: Pending | None = None
-        self._crossing: Pending | None = None
+        self._pending: Pending[Tensor] | None = None
+        self._crossing: Pending[Tensor] | None = None
         self.total: Tensor | None = None
         self.pieces = self._cut(registry, rank)
         if self.releases:
@@ -145,7 +145,7 @@ class ParamBuffer:
         if self._copies:
             self.own.copy_(self.shard, non_blocking=True)
         if self.buffer.packing.parts > 1:
-            self._gathering = self.sums.shard.all_gather(self.own, async_=True, into=self.full)  # type: ignore[assignment]
+            self._gathering = self.sums.shard.start_all_gather(self.own, into=self.full)
         self.ready = True
 
     def wait(self) -> None:

@@ -64,9 +64,8 @@ class Held:
 class Holding(FakeComm):
     """Peers that exist nowhere, and take their time."""
 
-    def reduce_scatter(self, x: Tensor, async_: bool = False) -> Tensor | Pending:
-        result: Tensor = super().reduce_scatter(x)  # type: ignore[assignment]
-        return Held(result, x) if async_ else result
+    def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
+        return Held(super()._reduce_scatter(x, background).wait(), x)
 
 
 class HoldingComms(FakeComms):

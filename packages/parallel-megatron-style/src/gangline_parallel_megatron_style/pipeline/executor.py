@@ -165,7 +165,7 @@ class _Pass:
     def send(self, message: Message, peer: int) -> None:
         tensor = self.made.pop(message).contiguous()
         self._fits(message, tensor)
-        pending: Pending = self.comm.exchange([(tensor, peer)], [], async_=True)  # type: ignore[assignment]
+        pending = self.comm.start_exchange([(tensor, peer)], [])
         self.sent[peer].append((tensor, pending))
         if not self.train and len(self.sent[peer]) > AHEAD:  # no gradient comes back that would say what has arrived
             self._arrived(peer)
@@ -186,7 +186,7 @@ class _Pass:
 
     def receive(self, message: Message, peer: int, frees: int) -> None:
         into = self.stage.empty(message.microbatch)
-        pending: Pending = self.comm.exchange([], [(into, peer)], async_=True)  # type: ignore[assignment]
+        pending = self.comm.start_exchange([], [(into, peer)])
         self.coming[message] = into, pending, peer, frees
 
     def finish(self) -> None:

@@ -20,7 +20,7 @@ class Enter(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x_ND)
         if visit.setting.sequence_parallel:
-            return visit.setting.comm.all_gather(x_ND)  # type: ignore[return-value]
+            return visit.setting.comm.all_gather(x_ND)
         return x_ND.view_as(x_ND)
 
     @staticmethod
@@ -35,11 +35,11 @@ class Enter(torch.autograd.Function):
         if not waiting:
             return None, None
         (own_ND,) = ctx.saved_tensors
-        gathering: Pending | None = None
+        gathering: Pending[Tensor] | None = None
         if sequence_parallel and any(wants(left.w) for left in waiting):
-            gathering = comm.all_gather(own_ND, async_=True)  # type: ignore[assignment]
-        begin = comm.reduce_scatter if sequence_parallel else comm.all_reduce
-        travelling: Pending = begin(input_gradient(setting, waiting), async_=True)  # type: ignore[assignment]
+            gathering = comm.start_all_gather(own_ND)
+        start = comm.start_reduce_scatter if sequence_parallel else comm.start_all_reduce
+        travelling = start(input_gradient(setting, waiting))
 
         def weights() -> None:
             x_ND = own_ND if gathering is None else gathering.wait()
@@ -62,9 +62,9 @@ class Leave(torch.autograd.Function):
     def forward(ctx, partial_ND: Tensor, _: Tensor | None, hidden: tuple[Tensor | None], setting: Setting) -> Tensor:
         ctx.setting, (ctx.b,) = setting, hidden
         if setting.sequence_parallel:
-            y_ND: Tensor = setting.comm.reduce_scatter(partial_ND)  # type: ignore[assignment]
+            y_ND = setting.comm.reduce_scatter(partial_ND)
         else:  # in place, for nobody else reads the product
-            y_ND = setting.comm.all_reduce(partial_ND)  # type: ignore[assignment]
+            y_ND = setting.comm.all_reduce(partial_ND)
             ctx.mark_dirty(partial_ND)
         if ctx.b is not None:
             y_ND += ctx.b

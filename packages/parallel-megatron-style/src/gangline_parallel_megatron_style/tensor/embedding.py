@@ -45,7 +45,7 @@ class _Lookup(torch.autograd.Function):
             h_ND = w[rows_N.clamp(max=size - 1)].masked_fill_((rows_N == size)[:, None], 0)
         else:
             h_ND = w.new_zeros(*rows_N.shape, w.shape[1])
-        return setting.comm.reduce_scatter(h_ND) if setting.sequence_parallel else setting.comm.all_reduce(h_ND)  # type: ignore[return-value]
+        return setting.comm.reduce_scatter(h_ND) if setting.sequence_parallel else setting.comm.all_reduce(h_ND)
 
     @staticmethod
     def backward(ctx, dh_ND: Tensor):

@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gangline.comm import Pending
 from gangline.inside import emit_loss
 from gangline.model.calls import LossCall
 from gangline_parallel_megatron_style.pipeline.weight_gradients import later
@@ -62,12 +61,12 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, h_ND, anchor, hidden: tuple[Tensor], targets_N: Tensor, counts_N: Tensor, setting: Setting):
         comm, (w,) = setting.comm, hidden
-        all_ND: Tensor = comm.all_gather(h_ND) if setting.sequence_parallel else h_ND  # type: ignore[assignment]
+        all_ND = comm.all_gather(h_ND) if setting.sequence_parallel else h_ND
         logits_NV = F.linear(all_ND, w.to(h_ND.dtype))
         here_N = counts_N & (targets_N >= 0) & (targets_N < w.shape[0])
         targets_N = targets_N.masked_fill(~here_N, 0)
         part_2N = _parts(logits_NV, targets_N, here_N)
-        lse_nN, target_nN = comm.all_gather(part_2N).view(comm.size, 2, -1).unbind(1)  # type: ignore[union-attr]
+        lse_nN, target_nN = comm.all_gather(part_2N).view(comm.size, 2, -1).unbind(1)
         lse_N = lse_nN.logsumexp(0)
         ctx.setting, ctx.w = setting, w
         ctx.save_for_backward(h_ND, logits_NV, targets_N, here_N, counts_N, lse_N)
@@ -81,17 +80,17 @@ class _Loss(torch.autograd.Function):
         setting: Setting = ctx.setting
         w, comm = ctx.w, setting.comm
         gathers = setting.sequence_parallel and wants(w)
-        gathering: Pending | None = comm.all_gather(h_ND, async_=True) if gathers else None  # type: ignore[assignment]
+        gathering = comm.start_all_gather(h_ND) if gathers else None
         z_N = None if grad_squares is None else 2 * lse_N * counts_N * grad_squares
         dlogits_NV = _gradient(logits_NV, targets_N, here_N, counts_N.to(grad.dtype) * grad, lse_N, z_N)
         travelling = None
         if ctx.needs_input_grad[0]:
-            begin = comm.reduce_scatter if setting.sequence_parallel else comm.all_reduce
-            travelling = begin(dlogits_NV @ w.to(h_ND.dtype), async_=True)
+            start = comm.start_reduce_scatter if setting.sequence_parallel else comm.start_all_reduce
+            travelling = start(dlogits_NV @ w.to(h_ND.dtype))
         all_ND = h_ND if gathering is None else gathering.wait()
         if wants(w):
             later(lambda: hand_over(w, dlogits_NV.t() @ all_ND))
-        return None if travelling is None else travelling.wait(), None, None, None, None, None  # type: ignore[union-attr]
+        return None if travelling is None else travelling.wait(), None, None, None, None, None
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class _Leave(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, comm: Comm) -> Tensor:
-        return comm.all_reduce(x.clone(memory_format=torch.contiguous_format))  # type: ignore[return-value]
+        return comm.all_reduce(x.clone(memory_format=torch.contiguous_format))
 
     @staticmethod
     def backward(ctx, grad: Tensor):
@@ -90,7 +90,7 @@ class Axes:
             self.tp.all_reduce(whole)
             if name not in self.dims and not any(matches(pattern, name) for pattern in self.plan.partial_grad):
                 whole /= self.tp.size
-        return self.beside.all_reduce(whole) if self.beside.size > 1 else whole  # type: ignore[return-value]
+        return self.beside.all_reduce(whole) if self.beside.size > 1 else whole
 
     def install(self) -> None:
         """Let the modules compute with parts; their products are set already, blocks not yet finished."""
@@ -196,4 +196,4 @@ class Axes:
         self.pp.all_reduce(sizes)
         dtype = next(self.model.parameters()).dtype
         x = torch.zeros(sizes.tolist(), dtype=dtype) if x is None else x.detach().to(dtype).contiguous().clone()
-        return self.pp.all_reduce(x)  # type: ignore[return-value]
+        return self.pp.all_reduce(x)

@@ -128,7 +128,7 @@ class RowsRuntime(Runtime):
 
     def step(self, microbatches: Sequence[Batch]) -> StepResult:
         self._refresh()
-        tokens = int(self.comm.all_reduce(count_tokens(microbatches, self.device)))  # type: ignore[arg-type]
+        tokens = int(self.comm.all_reduce(count_tokens(microbatches, self.device)))
         coefficient = self.precision.scale / max(self._divisor(tokens, microbatches), 1)
         collected, losses = Collected(), []
         for index, batch in enumerate(microbatches):

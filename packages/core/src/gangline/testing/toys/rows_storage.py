@@ -67,13 +67,13 @@ class RowsOf:
         if pieces:
             rows = torch.cat([piece.detach().reshape(-1, self.width) for piece in pieces])
             mine[: len(rows)] = rows
-        every = self.comm.all_gather(mine).view(len(counts), max(counts), self.width)  # type: ignore[union-attr]
+        every = self.comm.all_gather(mine).view(len(counts), max(counts), self.width)
         return torch.cat([part[:count] for part, count in zip(every, counts, strict=True)]).view(self.place.shape)
 
     def reduced(self, gradient: Tensor) -> list[Tensor]:
         """The sum over the ranks, in rank order, of this rank's pieces of a whole gradient."""
         if not self.cut:
-            return [self.comm.all_reduce(gradient.clone())]  # type: ignore[list-item]
+            return [self.comm.all_reduce(gradient.clone())]
         counts = [stop - start for start, stop in zip(self.bounds, self.bounds[1:], strict=False)]
         mine = counts[self.comm.index]
         rows = gradient.reshape(-1, self.width).contiguous()
