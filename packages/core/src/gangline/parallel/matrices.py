@@ -122,7 +122,7 @@ class Matrices:
         leaving, arriving = ([sum(x.numel() for x in row) for row in rows] for rows in (out, into))
         came = self.comm.all_to_all(torch.cat([empty, *(x for row in out for x in row)]), leaving, arriving)
         targets = [x for row in into for x in row]
-        values = came.split([x.numel() for x in targets])  # type: ignore[union-attr]
+        values = came.split([x.numel() for x in targets])
         for there, value in zip(targets, values, strict=True):
             there.copy_(value.view(there.shape))
 

@@ -177,7 +177,7 @@ class RowsRuntime(Runtime):
                     squares[numbers[box.slices[:-1]].reshape(-1)] = norm.row_squares(tensor.grad)  # type: ignore[arg-type]
             every.append(squares)
         flat = self.axes.world.all_reduce(torch.cat(every))
-        return norm.ordered_norm(flat.split([len(squares) for squares in every]))  # type: ignore[union-attr]
+        return norm.ordered_norm(flat.split([len(squares) for squares in every]))
 
     def clip(self, max_norm: float | None) -> float:
         held = [tensor for part in self.trained.values() for tensor in part.tensors]

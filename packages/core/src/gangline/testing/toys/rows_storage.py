@@ -78,7 +78,7 @@ class RowsOf:
         mine = counts[self.comm.index]
         rows = gradient.reshape(-1, self.width).contiguous()
         parts = self.comm.all_to_all(rows, counts, [mine] * self.comm.size)
-        return self.split(sum_rows(parts.view(self.comm.size, mine, self.width)))  # type: ignore[union-attr]
+        return self.split(sum_rows(parts.view(self.comm.size, mine, self.width)))
 
     def split(self, rows: Tensor) -> list[Tensor]:
         """This rank's rows as its boxes."""
