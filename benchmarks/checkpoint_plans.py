@@ -9,12 +9,13 @@ import sys
 import time
 from pathlib import Path
 
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.config import default_run
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
-from gangline.model.shapes import DecoderConfig, Llama3_8B, Llama3_405B
+from gangline.model.config import DecoderConfig
+from gangline.model.presets import PRESETS
 from gangline.plugins import build
 from gangline.rundir import RunDirectory
 from gangline.shard import Registry
@@ -48,7 +49,7 @@ def registry_of(config: type, axes: dict[str, int]) -> Registry:
 def llama() -> None:
     """One rank's share of the work for Llama 3 405B on 16,384 ranks."""
     began = time.perf_counter()
-    registry, other = registry_of(Llama3_405B, WIDE), registry_of(Llama3_405B, NARROW)
+    registry, other = registry_of(PRESETS["llama3-405b"], WIDE), registry_of(PRESETS["llama3-405b"], NARROW)
     world = registry.mesh.world
     print(f"\nLlama 3 405B on {world:,} ranks: {len(registry.layouts):,} arrays, {registry.nbytes / 1e12:.2f} TB")
     print(f"  both registries                     {time.perf_counter() - began:8.3f} s")
@@ -81,7 +82,7 @@ def read_by(meta: Meta, wanted: Registry, rank: int) -> tuple[int, int]:
 
 def dry_run() -> None:
     """Every rank's file of Llama 3 8B on 1,024 ranks, one after the other: no rank's work grows with the world."""
-    registry = registry_of(Llama3_8B, MODERATE)
+    registry = registry_of(PRESETS["llama3-8b"], MODERATE)
     files, seconds, sizes, boxes = CheckpointFiles(registry), [], [], 0
     for rank in range(registry.mesh.world):
         took, file = _timed(lambda rank=rank: files.of_rank(rank))

@@ -10,7 +10,7 @@ from checkpoint_state import State
 from checkpoint_ways import BLOCK, checkpointer, quiet
 from torch.distributed import checkpoint as dcp
 
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.testing import rank
 
 

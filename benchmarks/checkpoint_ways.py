@@ -15,7 +15,7 @@ from checkpoint_state import State
 from safetensors.torch import save_file
 from torch.distributed import checkpoint as dcp
 
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.config import default_run
 from gangline.mesh import Mesh
 from gangline.testing import rank

@@ -37,13 +37,14 @@ from torch.distributed.tensor.parallel import (
 
 from gangline.batch import Batch
 from gangline.config.defaults import default_run
-from gangline.config.schema import Recompute, Run
+from gangline.config.schema import Run
+from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.build import model_of
 from gangline.model.compose import compose_model
+from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise, whole_model
 from gangline.model.linear import Linear
-from gangline.model.shapes import DecoderConfig
 from gangline.plugins import build
 from gangline.precision.plain import Plain
 from gangline.testing import rank

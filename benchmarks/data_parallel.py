@@ -22,12 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gangline.batch import Batch
 from gangline.config import default_run
-from gangline.config.schema import Recompute
+from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.build import model_of
 from gangline.model.compose import compose_model
+from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise, whole_model
-from gangline.model.shapes import DecoderConfig
 from gangline.optimizer.adamw import build as build_adamw
 from gangline.parallel.config import Ddp
 from gangline.parts import ParallelConfig

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 
 from gangline.config import default_run
-from gangline.config.schema import Recompute
+from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
+from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise
-from gangline.model.shapes import DecoderConfig
 from gangline.optimizer.config import Muon
 from gangline.optimizer.muon import MuonOptimizer
 from gangline.optimizer.muon import build as build_muon

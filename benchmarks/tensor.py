@@ -30,10 +30,10 @@ from torch.distributed.tensor.parallel import (
 
 from gangline.batch import Batch
 from gangline.mesh import Mesh
+from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
 from gangline.model.linear import Embedding, Linear
 from gangline.model.plan import decoder
-from gangline.model.shapes import DecoderConfig
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import close_all, pool

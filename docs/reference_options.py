@@ -11,7 +11,7 @@ from mdtext import anchor, cell, sentence
 
 from gangline.config.defaults import DEFAULTS
 from gangline.config.fields import Option, options
-from gangline.config.schema import SECTIONS
+from gangline.config.sections import SECTIONS
 from gangline.config.values import describe
 from gangline.parts import LISTS
 from gangline.plugins import Offer, installed

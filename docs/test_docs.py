@@ -18,7 +18,7 @@ from pages import ROOT, RUN, Reader, blocks
 from gangline import hooks
 from gangline.cli.new_plugin import files
 from gangline.config.fields import options
-from gangline.config.schema import SECTIONS
+from gangline.config.sections import SECTIONS
 from gangline.parts import GROUPS, LISTS
 from gangline.plugins import installed
 

@@ -17,8 +17,8 @@ from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline.testing.real_runs import small_text
 from gangline.train.build import build
+from gangline.train.rank import train
 from gangline.train.session import Session
-from gangline.train.worker import train
 
 BOUND = 1e-9  # relative, in float64; measured: 1e-13 at most
 SETTINGS = (

@@ -29,7 +29,7 @@ from gangline.testing.pool import pool
 from gangline.testing.processes import kill
 from gangline.testing.real_runs import small_text
 from gangline.train.build import build
-from gangline.train.worker import train
+from gangline.train.rank import train
 
 SEED = int(os.environ.get("GANGLINE_DRAWN_SEED") or time.strftime("%Y%m%d"))
 COUNT = int(os.environ.get("GANGLINE_DRAWN_COUNT") or 60)

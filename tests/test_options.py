@@ -8,7 +8,7 @@ import pytest
 
 from gangline.config.defaults import default_run
 from gangline.config.fields import REQUIRED, Option, options
-from gangline.config.schema import SECTIONS
+from gangline.config.sections import SECTIONS
 from gangline.config.values import typed
 from gangline.parts import GROUPS, LISTS
 from gangline.plugins import installed

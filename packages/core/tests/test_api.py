@@ -15,7 +15,7 @@ from gangline import api
 from gangline.config import default_run
 from gangline.data.config import Text
 from gangline.errors import UserError
-from gangline.model.shapes import DecoderConfig
+from gangline.model.config import DecoderConfig
 from gangline.optimizer.config import Adamw
 
 def run(**given):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gangline import attempts
 from gangline.attempts import FILE, Attempt
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 
 
 def ids(*texts: str) -> list[CheckpointId]:

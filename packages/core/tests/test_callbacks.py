@@ -10,7 +10,7 @@ from gangline.errors import UserError
 from gangline.testing import as_installed
 from gangline.testing.sessions import lines, session, trained, trained_on
 from gangline.testing.toys.previous import PreviousCallback
-from gangline.train.worker import train
+from gangline.train.rank import train
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,7 +9,7 @@ import pytest
 from gangline.config import default_run
 from gangline.config.check import check, world_of
 from gangline.config.fields import defaults, hints
-from gangline.config.schema import SECTIONS
+from gangline.config.sections import SECTIONS
 from gangline.config.values import Misfit, typed
 from gangline.errors import Problem, UserError
 from gangline.launch.config import LocalLaunch

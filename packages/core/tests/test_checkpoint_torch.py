@@ -21,8 +21,9 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from gangline import attempts
 from gangline.attempts import Attempt
-from gangline.checkpoint import CheckpointId, SaveFailed
+from gangline.checkpoint import SaveFailed
 from gangline.checkpoint.config import Off, TorchCheckpoint
+from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.off import NoCheckpointer
 from gangline.checkpoint.storage import CHECKSUMS, DOCUMENT, METADATA
 from gangline.checkpoint.torch_dcp import DcpCheckpointer

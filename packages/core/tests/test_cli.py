@@ -13,7 +13,7 @@ import yaml
 
 from gangline.cli import complete, help, main, train
 from gangline.config import default_run
-from gangline.config.schema import SECTIONS
+from gangline.config.sections import SECTIONS
 from gangline.config.serial import from_dict
 from gangline.plugins import installed
 from gangline.rundir import RunDirectory

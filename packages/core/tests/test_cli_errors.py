@@ -12,7 +12,7 @@ import pytest
 from gangline import catalogue
 from gangline.cli.train import main
 from gangline.config.fields import defaults
-from gangline.config.schema import SECTIONS
+from gangline.config.sections import SECTIONS
 from gangline.config.suggest import SYNONYMS
 from gangline.parts import GROUPS
 from gangline.plugins import installed

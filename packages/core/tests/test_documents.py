@@ -9,10 +9,10 @@ import torch
 
 from gangline.batch import Batch
 from gangline.model.calls import AttentionCall
+from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
 from gangline.model.plan import decoder
 from gangline.model.scores import visible
-from gangline.model.shapes import DecoderConfig
 
 CONFIG = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=40, qk_norm=True)
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from gangline import inside
 from gangline.config.defaults import default_run
-from gangline.config.schema import Recompute
+from gangline.config.sections import Recompute
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
 from gangline.testing.inputs import microbatch

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
+from gangline.model.config import DecoderConfig
 from gangline.model.flops import flops_per_token, parameter_count
 from gangline.model.init import whole_model
 from gangline.model.plan import decoder
-from gangline.model.shapes import DecoderConfig, Llama3_405B
+from gangline.model.presets import PRESETS
 
 
 def test_is_six_for_each_weight_and_twelve_for_each_key():
@@ -45,5 +46,5 @@ def test_torch_counts_the_same(kv_heads, frozen, random_batch):
 
 def test_405b_costs_what_its_paper_says():
     """Llama 3 (arXiv 2407.21783, section 3.2): 3.8e25 operations for 15.6e12 tokens at 8,192 a sequence."""
-    tree, plan = decoder(Llama3_405B())
+    tree, plan = decoder(PRESETS["llama3-405b"]())
     assert flops_per_token(tree, 8192, plan) * 15.6e12 == pytest.approx(3.8e25, rel=0.1)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.draws import BLOCK_ROWS, fill, uniforms
+from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise, shards_of, whole_model
 from gangline.model.plan import decoder
-from gangline.model.shapes import DecoderConfig
 from gangline.shard import Shard
 
 

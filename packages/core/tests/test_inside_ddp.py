@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gangline.batch import Batch
-from gangline.config.schema import Recompute
+from gangline.config.sections import Recompute
 from gangline.inside import draw, emit_loss, emit_metric
 from gangline.mesh import Mesh
 from gangline.model.build import materialise

@@ -17,13 +17,14 @@ from gangline.config import default_run
 from gangline.errors import UserError
 from gangline.interop import config_json, export, load_pretrained, model_config_from
 from gangline.interop.commands import export_run, import_model
-from gangline.interop.config import architecture_of
+from gangline.interop.config import architecture_of, check_weights
 from gangline.interop.names import theirs_of
 from gangline.interop.window import read_window
 from gangline.model.build import construct, materialise
+from gangline.model.config import DecoderConfig
 from gangline.model.init import shards_of, whole_model
 from gangline.model.plan import decoder
-from gangline.model.shapes import DecoderConfig, Llama3_1B, Llama3_8B, Qwen3_8B, Qwen3_600M
+from gangline.model.presets import PRESETS
 from gangline.model.tree import parameter_shapes
 from gangline.plan import Name, Plan
 from gangline.shard import Shard
@@ -221,9 +222,9 @@ class TestNamesThatLieOtherwise:
             theirs_of(self.PLAN, "x", (1,))
 
 
-@pytest.mark.parametrize("part", [Llama3_1B, Llama3_8B, Qwen3_600M, Qwen3_8B])
+@pytest.mark.parametrize("part", ["llama3-1b", "llama3-8b", "qwen3-0.6b", "qwen3-8b"])
 def test_configurations_survive_the_way_there_and_back(part, tmp_path):
-    config = part()
+    config = PRESETS[part]()
     (tmp_path / "config.json").write_text(json.dumps(config_json(config)))
     found = model_config_from(tmp_path)
     assert replace(config, kv_heads=config.key_heads, head_dim=config.head_width, weights=str(tmp_path)).__dict__ == {
@@ -295,7 +296,8 @@ class TestRefusals:
         assert "cannot be read" in self.error(model_config_from, directory)
 
     def test_another_model_than_the_configuration_says(self, directory):
-        problems = replace(CASES["llama"], layers=4, kv_heads=4, weights=str(directory)).check(default_run())
+        config = replace(CASES["llama"], layers=4, kv_heads=4, weights=str(directory))
+        problems = check_weights(default_run(model=config))
         text = str(UserError.of(problems))
         assert "layers is 3 there and 4 here" in text
         assert "kv_heads is 2 there and 4 here" in text

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.live import Live
 
 from gangline.config.defaults import default_run
-from gangline.config.schema import Recompute
+from gangline.config.sections import Recompute
 from gangline.errors import UserError
 from gangline.launch import Sidecar, forkserver, guard, sidecars
 from gangline.launch.config import LocalLaunch, gpus, processes

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from gangline.batch import Batch
-from gangline.config.schema import Recompute, Run, RunSection
+from gangline.config.schema import Run
+from gangline.config.sections import Recompute, RunSection
 from gangline.mesh import Mesh
 from gangline.model.build import model_of
+from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise
 from gangline.model.plan import decoder
-from gangline.model.shapes import DecoderConfig
 from gangline.optimizer.adamw import build as build_adamw
 from gangline.optimizer.config import Adamw
 from gangline.parallel.config import Ddp, Single

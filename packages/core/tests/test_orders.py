@@ -18,7 +18,7 @@ from gangline.testing.pool import pool
 from gangline.testing.processes import kill
 from gangline.testing.sessions import session
 from gangline.train.callbacks import attach
-from gangline.train.worker import RestartWanted, train
+from gangline.train.rank import RestartWanted, train
 
 G = 8  # samples of a step
 

@@ -11,11 +11,13 @@ import pytest
 from gangline import plugins
 from gangline.config import default_run
 from gangline.errors import UserError
+from gangline.interop.config import check_weights
+from gangline.model import config, presets
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
+from gangline.model.config import DecoderConfig
 from gangline.model.flops import parameter_count
 from gangline.model.plan import decoder
-from gangline.model.shapes import PARTS, DecoderConfig
 from gangline.model.tree import FeedForwardNode, parameter_shapes, replaced
 from gangline.parts import EditConfig, Part
 from gangline.plan import Cut, Init, Name, Plan, Seam, matches
@@ -30,6 +32,7 @@ PUBLISHED = {
     "qwen3-0.6b": 596_049_920,
     "qwen3-8b": 8_190_735_360,
 }
+PARTS = (*config.PARTS, *presets.PARTS)
 BY_NAME = {part.name: part for part in PARTS}
 
 
@@ -102,7 +105,8 @@ class TestEveryPart:
 )
 def test_sizes_that_cannot_be_are_refused(values, words):
     config = DecoderConfig(**values)
-    found = config.check(default_run(model=config))
+    run = default_run(model=config)
+    found = [*config.check(run), *check_weights(run)]
     text = "\n".join(line for problem in found for line in (problem.what, *problem.details()))
     for word in words:
         assert word in text
@@ -111,7 +115,7 @@ def test_sizes_that_cannot_be_are_refused(values, words):
 def test_all_of_it_is_there_without_torch():
     code = (
         "import sys\n"
-        "from gangline.model.shapes import PARTS\n"
+        "from gangline.model.presets import PARTS\n"
         "from gangline.model.plan import decoder\n"
         "from gangline.model.compose import compose_model\n"
         "from gangline.model.flops import flops_per_token, parameter_count\n"

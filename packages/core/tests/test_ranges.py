@@ -13,7 +13,7 @@ from gangline.config.check import check, meaningless
 from gangline.config.fields import options
 from gangline.errors import UserError
 from gangline.launch.config import LocalLaunch
-from gangline.model.shapes import DecoderConfig
+from gangline.model.config import DecoderConfig
 from gangline.optimizer.config import Adamw, Muon
 from gangline.parallel.config import Ddp, Single
 from gangline.precision.config import Fp16

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
 from gangline.model.plan import decoder
 from gangline.model.recall import Recall
 from gangline.model.rope import angles, frequencies, rotated
-from gangline.model.shapes import DecoderConfig
 from gangline.model.tree import Rope, RopeScaling
 
 LLAMA = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192)

@@ -22,8 +22,8 @@ from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
+from gangline.model.config import Tiny
 from gangline.model.init import initialise
-from gangline.model.shapes import Tiny
 from gangline.rundir import RunDirectory
 from gangline.sample import generate, sample
 from gangline.shard import Layout, Registry, Shard

@@ -17,12 +17,12 @@ from gangline.config.check import meaningless
 from gangline.inside import Collected, Frame
 from gangline.model.attention import plain
 from gangline.model.calls import AttentionCall, LossCall
+from gangline.model.config import DecoderConfig
 from gangline.model.flex import block_mask, flex
 from gangline.model.init import whole_model
 from gangline.model.loss import CrossEntropy
 from gangline.model.plan import decoder
 from gangline.model.seams import call_at, calls
-from gangline.model.shapes import DecoderConfig
 from gangline.model.tree import AttentionNode, Node, replaced
 
 SMALL = DecoderConfig(vocab_size=29, dim=16, layers=3, heads=4, kv_heads=2, hidden=24)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.config import Recompute, default_run
-from gangline.config.schema import SECTIONS
+from gangline.config.sections import SECTIONS
 from gangline.config.serial import from_dict, to_dict
 from gangline.config.values import Misfit, describe, plain, typed
 from gangline.errors import UserError

@@ -13,7 +13,7 @@ from gangline.comm import Comm
 from gangline.comm.wrap import Wrapped, WrappedComms
 from gangline.config import default_run
 from gangline.mesh import Mesh
-from gangline.model.shapes import DecoderConfig
+from gangline.model.config import DecoderConfig
 from gangline.optimizer.adamw import build as build_adamw
 from gangline.optimizer.config import Adamw
 from gangline.precision.plain import Plain

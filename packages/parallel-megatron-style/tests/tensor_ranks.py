@@ -8,13 +8,13 @@ import torch
 
 from gangline.batch import Batch
 from gangline.comm import Comm
-from gangline.config.schema import Recompute
+from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
+from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
 from gangline.model.linear import Linear
 from gangline.model.plan import decoder
 from gangline.model.seams import calls
-from gangline.model.shapes import DecoderConfig
 from gangline.plan import Plan
 from gangline.precision.plain import Plain
 from gangline.testing import rank

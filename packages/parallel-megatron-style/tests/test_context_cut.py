@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from gangline.batch import Batch
-from gangline.config.schema import Recompute
+from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
+from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
 from gangline.model.plan import decoder
 from gangline.model.seams import calls
-from gangline.model.shapes import DecoderConfig
 from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline.train.finish import finisher

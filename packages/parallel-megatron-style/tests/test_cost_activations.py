@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from gangline import plugins
 from gangline.comm.fake import FakeComms
 from gangline.config import RunSection, default_run
-from gangline.config.schema import Recompute
+from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.build import construct
-from gangline.model.shapes import DecoderConfig
+from gangline.model.config import DecoderConfig
 from gangline.train.finish import finisher
 from gangline_parallel_megatron_style.config import Pp, Tp
 from gangline_parallel_megatron_style.cost import activations, moments, timing

@@ -8,9 +8,9 @@ from typing import ClassVar
 import pytest
 
 from gangline.config import RunSection, default_run
-from gangline.config.schema import Recompute
+from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
-from gangline.model.shapes import DecoderConfig
+from gangline.model.config import DecoderConfig
 from gangline.model.tree import CommVolume, LocalSizes, Node, NormNode, Shape
 from gangline.plan import Cut, Fold
 from gangline_parallel_megatron_style.config import ThreeD

@@ -14,7 +14,7 @@ from gangline.config import default_run
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.compose import compose_model
-from gangline.model.shapes import DecoderConfig
+from gangline.model.config import DecoderConfig
 from gangline.plan import Cut, Fold
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost.activations import ActivationSizes

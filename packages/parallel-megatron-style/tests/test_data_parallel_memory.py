@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gangline.config import default_run
 from gangline.mesh import Mesh
-from gangline.model.shapes import DecoderConfig
+from gangline.model.config import DecoderConfig
 from gangline.optimizer.adamw import build as build_adamw
 from gangline.testing import rank
 from gangline.testing.inputs import share

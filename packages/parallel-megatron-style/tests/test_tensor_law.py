@@ -19,7 +19,7 @@ from tensor_ranks import (
     tp,
 )
 
-from gangline.config.schema import Recompute
+from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.seams import calls
 from gangline.testing import rank

@@ -12,7 +12,7 @@ import torch
 from tensor_ranks import LENGTH, ROWS, Case, batch_of, cut_model, tp, whole_of
 
 from gangline.comm.wrap import Wrapped
-from gangline.config.schema import Recompute
+from gangline.config.sections import Recompute
 from gangline.precision.plain import Plain
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.tensor.region import Region

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 
 FILE = "attempts.jsonl"
 _GOES_ON = ("note", "warn", "skip")

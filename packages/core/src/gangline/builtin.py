@@ -13,7 +13,8 @@ from gangline.data import config as data
 from gangline.hooks import Command, Kind, hookimpl
 from gangline.kinds import KINDS
 from gangline.launch import config as launch
-from gangline.model import shapes as model
+from gangline.model import config as model
+from gangline.model import presets
 from gangline.optimizer import config as optimizer
 from gangline.parallel import config as parallel
 from gangline.parts import Part
@@ -44,7 +45,8 @@ def gangline_data_sources() -> Iterable[Part]:
 
 @hookimpl
 def gangline_parts() -> Iterable[Part]:
-    return (*model.PARTS, *optimizer.PARTS, *schedule.PARTS, *track.PARTS, *callback.PARTS, *launch.PARTS)
+    rooms = (model, presets, optimizer, schedule, track, callback, launch)
+    return [part for room in rooms for part in room.PARTS]
 
 
 @hookimpl

@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from gangline import provenance
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.config.paths import rooted
 from gangline.config.schema import Run
 from gangline.config.serial import from_dict, to_dict

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gangline import plugins
 from gangline.batch import Batch
-from gangline.checkpoint import Checkpointer, CheckpointId
+from gangline.checkpoint import Checkpointer
+from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.weights import MODEL, weights_under
 from gangline.comm.solo import Solo
 from gangline.errors import UserError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
 from gangline.testing.toys.files import Done, FilesCheckpointer, _decode
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from gangline.checkpoint import CheckpointId
+    from gangline.checkpoint.id import CheckpointId
     from gangline.comm import Comms, Store
     from gangline.record import StepRecord
     from gangline.runtime import Runtime

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from gangline import attempts
+from gangline.checkpoint.id import CheckpointId
 
 if TYPE_CHECKING:
     from gangline.shard import Registry, Shard
-
-_ID = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
-
-
-@dataclass(frozen=True, order=True)
-class CheckpointId:
-    """``step-00000012``, and ``step-00000012.2`` in the second attempt."""
-
-    step: int
-    attempt: int = 1
-
-    def __str__(self) -> str:
-        return f"step-{self.step:08d}" + (f".{self.attempt}" if self.attempt > 1 else "")
-
-    @classmethod
-    def parse(cls, text: str) -> CheckpointId | None:
-        """The id that `text` spells, or None. Each has one spelling: step-000000012 is nobody's name."""
-        found = _ID.fullmatch(text)
-        id = None if found is None else cls(int(found[1]), int(found[2] or 1))
-        return id if str(id) == text else None
 
 
 class SaveFailed(Exception):
@@ -111,9 +92,7 @@ class Checkpointer(ABC):
 
         Never one of an abandoned branch; `gangline.attempts.latest` says which, from ``attempts.jsonl``.
         """
-        from gangline.attempts import latest
-
-        return latest(self.run_dir, self.list())
+        return attempts.latest(self.run_dir, self.list())
 
     def lasts(self, id: CheckpointId) -> bool:
         """Whether a checkpoint outlives the job; one that does not is saved once more at the run's end."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gangline.checkpoint.base import Checkpointer, CheckpointId, Handle, SaveFailed
+from gangline.checkpoint.base import Checkpointer, Handle, SaveFailed
+from gangline.checkpoint.id import CheckpointId
 from gangline.errors import UserError
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from gangline import attempts
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 
 Lacks = Callable[[CheckpointId], str]  # why a checkpoint cannot be whole; "" where it is
 

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.planner import LoadPlanner, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.planners import arrays_of
 from gangline.errors import BadCheckpoint
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 
-from gangline.checkpoint.base import Checkpointer, CheckpointId, Handle, SaveFailed
+from gangline.checkpoint.base import Checkpointer, Handle, SaveFailed
+from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.planners import ShardLoadPlanner, ShardSavePlanner, arrays_of
 from gangline.checkpoint.retention import superfluous
 from gangline.checkpoint.storage import CHECKSUMS, CONDEMNED, ChecksumFile, DcpReader, DcpWriter, lacking

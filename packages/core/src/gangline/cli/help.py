@@ -12,7 +12,7 @@ from gangline.config.chosen import known, named
 from gangline.config.defaults import DEFAULTS
 from gangline.config.fields import REQUIRED, Option
 from gangline.config.recipes import recipes, summary
-from gangline.config.schema import SECTIONS
+from gangline.config.sections import SECTIONS
 from gangline.config.values import describe, written
 from gangline.discovery import version_of
 from gangline.parts import LISTS

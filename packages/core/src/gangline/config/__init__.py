@@ -1,6 +1,7 @@
 """From the command line to typed dataclasses."""
 
-from gangline.config.schema import BatchSection, Recompute, Run, RunSection, ValidateSection
+from gangline.config.schema import Run
+from gangline.config.sections import BatchSection, Recompute, RunSection, ValidateSection
 
 __all__ = ["BatchSection", "Recompute", "Run", "RunSection", "ValidateSection", "default_run"]
 

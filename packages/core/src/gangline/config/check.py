@@ -8,12 +8,14 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from gangline.config.fields import REQUIRED, comments_of, defaults, stated
-from gangline.config.schema import SECTIONS, Run
+from gangline.config.schema import Run
+from gangline.config.sections import SECTIONS
 from gangline.config.suggest import near
 from gangline.config.validation import PATH as VALIDATION_SETS
 from gangline.config.validation import check_sets, read_sets
 from gangline.config.values import written
 from gangline.errors import Problem, UserError
+from gangline.interop.config import check_weights
 from gangline.launch import agents
 from gangline.launch.config import gpus, processes
 from gangline.mesh import DATA_AXES, Mesh
@@ -36,7 +38,7 @@ def problems(run: Run) -> list[Problem]:
         found += [*_device(run), *_unread(run)]
         for config in _configs(run):
             found += config.check(run)
-        found += check_sets(run)
+        found += [*check_weights(run), *check_sets(run)]
     if not found:
         found += _refused(lambda: compose_model(run))
         found += layout_problems(run)

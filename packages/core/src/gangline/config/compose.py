@@ -19,7 +19,8 @@ from omegaconf.errors import OmegaConfBaseException
 from gangline.config.fields import defaults
 from gangline.config.preflight import Asked, preflight, sweep
 from gangline.config.recipes import read_recipe
-from gangline.config.schema import SECTIONS, Run
+from gangline.config.schema import Run
+from gangline.config.sections import SECTIONS
 from gangline.config.serial import from_dict
 from gangline.errors import UserError
 from gangline.parts import LISTS

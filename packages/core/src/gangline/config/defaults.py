@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gangline.config.schema import SECTIONS, Run
+from gangline.config.schema import Run
+from gangline.config.sections import SECTIONS
 from gangline.errors import UserError
 from gangline.parts import LISTS, EditConfig, PartConfig
 from gangline.plugins import OFF, installed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 
 from gangline import catalogue
 from gangline.config.fields import Option, options
-from gangline.config.schema import SECTIONS
+from gangline.config.sections import SECTIONS
 from gangline.config.suggest import foreign, near, synonym
 from gangline.errors import UserError
 from gangline.parts import LISTS

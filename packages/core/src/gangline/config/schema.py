@@ -1,79 +1,209 @@
 """A whole run as typed dataclasses: what Hydra fills, what Python can fill without Hydra, what a worker reads.
 
-Torch-free. The names here are what users type (``batch.global_size=64``), so they stay.
+Each group has a base that the configurations of its parts derive from; `Run` holds one of each. Torch-free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from gangline.parts import (
-    GROUPS,
-    LISTS,
-    CallbackConfig,
-    CheckpointConfig,
-    DataConfig,
-    EditConfig,
-    HealthConfig,
-    LaunchConfig,
-    ModelConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    PartConfig,
-    PrecisionConfig,
-    ScheduleConfig,
-    TrackConfig,
-)
-from gangline.ranges import AnyNumber, NonNegativeInt, PositiveInt
+from gangline.config.sections import BatchSection, RunSection, ValidateSection
+from gangline.errors import Problem
+from gangline.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+if TYPE_CHECKING:
+    import torch
 
-class Recompute(Enum):
-    """Which activations are computed again in the backward pass instead of kept."""
-
-    none = "none"
-    selective = "selective"
-    full = "full"
+    from gangline.interop.adapter import Adapter
+    from gangline.mesh import Mesh
+    from gangline.plan import Plan
+    from gangline.shard import Shard
 
 
 @dataclass
-class RunSection:
-    """The run itself."""
+class PartConfig:
+    """The base of every part's configuration.
 
-    name: str = "run"  # for people: it ends the directory's name
-    dir: str | None = None  # null: runs/<date>-<time>-<name>
-    seed: Annotated[int, AnyNumber()] = 0  # weights, the order of data and every other draw follow from it
-    steps: PositiveInt = 300  # optimizer steps
-    deterministic: bool = False  # sums over ranks in rank order, deterministic kernels: slower, reproducible to the bit
-    device: str | None = None  # null: a GPU where there is one
-    recompute: Recompute = Recompute.none  # what the backward pass computes again: none, selective (attention), full
-    recompute_every: PositiveInt = 1  # of every n blocks one is recomputed
-    compile: bool = False  # torch.compile, block by block
-    sample: NonNegativeInt = 200  # tokens to write from the finished model; 0: none
-    save_on_signal: bool = True  # SIGTERM or Ctrl-C: save a checkpoint at the step boundary, then end
-
-
-@dataclass
-class BatchSection:
-    """How much data a step sees. global_size = micro_size x accumulation x data-parallel width."""
-
-    global_size: PositiveInt = 16  # sequences a step, over all ranks
-    micro_size: PositiveInt | None = None  # sequences a forward pass, on one rank; null: a rank's whole share
-    sequence_length: PositiveInt = 128  # tokens
-
-
-@dataclass
-class ValidateSection:
-    """Loss on held-out data: the run's own, and further sets, each the run's data part with other options.
-
-    A set that is null is none: so a run that goes on, or a recipe's, can do without one.
+    `file_options` names the options that hold paths of files: a relative one is meant from where the run was started,
+    and is written down in full, so that the run goes on from anywhere. What has a scheme (s3://...) stays as it is.
+    `layout_options` names those that say how a run is carried, not which run it is: they may change when it goes on.
     """
 
-    every: PositiveInt | None = 100  # steps; null: never
-    samples: PositiveInt = 64  # sequences of each set, rounded up to whole microbatches
-    sets: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # more sets by name: {code: {path: src}}
+    file_options: ClassVar[tuple[str, ...]] = ()
+    layout_options: ClassVar[tuple[str, ...]] = ()
+
+    def check(self, run: Run) -> list[Problem]:
+        """All that can be refused before torch is imported."""
+        return []
+
+    def notices(self, run: Run) -> list[str]:
+        """What works and is still not what one would choose; said once when the run starts."""
+        return []
+
+
+@dataclass
+class ModelConfig(PartConfig):
+    """`build(config, run) -> (tree, plan)`: the tree of config nodes and its `gangline.plan.Plan`. Torch-free."""
+
+    vocab_size: PositiveInt = 256  # different tokens that the data may have
+
+
+@dataclass
+class EditConfig(PartConfig):
+    """A model edit: `build` names `edit(tree, plan, options) -> (tree, plan, claimed_paths)`. Pure and torch-free.
+
+    A group whose parts derive from this is a group of edits: it has the choice `off` without
+    anyone supplying it, and its edit runs in order of group name. Two edits that claim the same path,
+    or a path inside another's, are an error.
+
+    `wraps`: it replaces nothing but puts `gangline.model.tree.WrapNode`s around nodes (adapters around linears). It
+    runs after all edits that do not, may claim what others claim, and where several wrap one node the first is
+    innermost.
+
+    What an edit may say beside that it overrides below.
+    """
+
+    wraps: ClassVar[bool] = False
+
+    def resolved(self, run: Run) -> EditConfig:
+        """These options with what the user left open derived from the run; `edit` is given them."""
+        return self
+
+    def summary(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
+        """More numbers for a step's record, made of what modules emitted; a pure function, called on every rank."""
+        return {}
+
+    def first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
+        """Called once on every rank, after the first weights were drawn and only where no checkpoint fills the model.
+
+        shards: this rank's `model/...` arrays, to be written in place where an edit knows better than to draw them.
+        """
+
+    def to_hugging_face(self, config: dict[str, Any]) -> dict[str, Any] | None:
+        """The config.json of the edited model, given that of the model without the edit; None: others have no such."""
+        return None
+
+    def merged(self, name: str, weight: torch.Tensor, stored: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+        """The parameter `name`, whole, with what this edit wraps around it added; `weight` itself where nothing is.
+
+        stored: all parameters of the checkpoint by name, read when asked for. None: it cannot be merged. Of several
+        edits that wrap one node the innermost is asked first.
+        """
+        return None
+
+    def apart(self, shapes: Mapping[str, tuple[int, ...]], plan: Plan) -> Adapter | None:
+        """What `gangline export --apart` writes of the parameters of these names and shapes; None: nothing of it.
+
+        `plan.names` tells what others call the parameters that are wrapped.
+        """
+        return None
+
+    @classmethod
+    def of_hugging_face(cls, config: dict[str, Any]) -> tuple[EditConfig, dict[str, Any]] | None:
+        """The way back: the options that make such a model, and the config.json without them; None: not this edit's.
+
+        Raises UserError for what the edit cannot compute. A class that offers other defaults only inherits it.
+        """
+        return None
+
+
+@dataclass
+class ParallelConfig(PartConfig):
+    """`build(config, run, model, plan, mesh, comm, precision, finish) -> gangline.runtime.Runtime`."""
+
+    def world(self, gpus: int) -> int:
+        """How many processes to start where the user named no number."""
+        return max(1, gpus)
+
+    def axes(self, world: int) -> dict[str, int]:
+        """Axis sizes, slowest tier first, with product `world`; raises UserError where there is no such layout."""
+        return {"dp_replicate": world}
+
+    def accumulation(self, share: int, mesh: Mesh) -> int:
+        """How many microbatches a rank's `share` of a batch makes where the user gave no size: a divisor of it."""
+        return 1
+
+
+@dataclass
+class PrecisionConfig(PartConfig):
+    """`build(config, run) -> gangline.precision.Precision`."""
+
+
+@dataclass
+class OptimizerConfig(PartConfig):
+    """`build(config, run, runtime) -> gangline.optimizer.Optimizer`."""
+
+    learning_rate: NonNegativeFloat = 3e-3  # at its highest; the schedule multiplies it with a factor up to 1
+    clip_norm: PositiveFloat | None = 1.0  # global gradient norm; null for none
+
+
+@dataclass
+class ScheduleConfig(PartConfig):
+    """`build(config, run) -> callable(step) -> factor` in [0, 1], pure, torch-free; multiplies the learning rate."""
+
+    warmup_steps: NonNegativeInt | None = None  # steps to climb to the full rate; null: a twentieth of the run
+
+    def warmup(self, run: Run) -> int:
+        """`warmup_steps` with its default filled in."""
+        return run.steps // 20 if self.warmup_steps is None else self.warmup_steps
+
+
+@dataclass
+class CheckpointConfig(PartConfig):
+    """`build(config, run, store) -> gangline.checkpoint.Checkpointer`."""
+
+    every: PositiveInt | Literal["auto"] | None = None  # steps, or "auto" where the part can; null: only at the end
+    at_end: bool = True  # save after the last step
+
+
+@dataclass
+class DataConfig(PartConfig):
+    """`build(config, run, split) -> gangline.data.DataSource`; split is "train" or "validation"."""
+
+    file_options: ClassVar[tuple[str, ...]] = ("path",)
+
+    path: str | list[str] | None = None  # where the data lies; null: what the source brings itself
+
+
+@dataclass
+class CallbackConfig(PartConfig):
+    """`build(config, run) -> gangline.callback.Callback`."""
+
+
+@dataclass
+class HealthConfig(PartConfig):
+    """`build(config, run) -> gangline.health.HealthCheck`."""
+
+
+@dataclass
+class TrackConfig(PartConfig):
+    """`build(config, run) -> gangline.track.Tracker`, on global rank 0 alone."""
+
+
+@dataclass
+class LaunchConfig(PartConfig):
+    """`build(config, run) -> gangline.launch.Launcher`: a run directory in, processes out."""
+
+    processes: PositiveInt | None = None  # null: all GPUs; without a GPU what the strategy asks for
+
+
+# The groups that core itself reads, in the order in which they are shown.
+GROUPS: dict[str, type[PartConfig]] = {
+    "model": ModelConfig,
+    "parallel": ParallelConfig,
+    "precision": PrecisionConfig,
+    "optimizer": OptimizerConfig,
+    "schedule": ScheduleConfig,
+    "checkpoint": CheckpointConfig,
+    "data": DataConfig,
+    "track": TrackConfig,
+    "health": HealthConfig,
+    "callback": CallbackConfig,
+    "launch": LaunchConfig,
+}
+LISTS = ("track", "health", "callback")  # groups of which a run has any number
 
 
 @dataclass
@@ -125,4 +255,3 @@ class Run:
 
 
 SINGLE = tuple(group for group in GROUPS if group not in LISTS)  # the groups of which a run has exactly one part
-SECTIONS = {"run": RunSection, "batch": BatchSection, "validate": ValidateSection}

@@ -19,7 +19,8 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from gangline.config.fields import REQUIRED, defaults, hints
-from gangline.config.schema import SECTIONS, SINGLE, Run
+from gangline.config.schema import SINGLE, Run
+from gangline.config.sections import SECTIONS
 from gangline.config.suggest import near, synonym
 from gangline.config.values import Misfit, describe, plain, typed, written
 from gangline.errors import Problem, UserError

@@ -16,8 +16,6 @@ from gangline.errors import UserError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from gangline.data.config import TextConfig
-
 # What tokenizers call the end of a text; a tokenizer.json does not say which of its tokens that is.
 END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[SEP]")
 CHUNK = 1 << 18  # characters that are tokenized at a time; longer texts are cut at a line's end
@@ -109,11 +107,13 @@ class TokenizerCodec(TextCodec):
             raise UserError(f"data.tokenizer={self.path} has no tokens for {what}.", str(error)) from error
 
 
-def open_codec(config: TextConfig) -> TextCodec:
-    """The vocabulary that a configuration names. Raises UserError where it cannot be had."""
-    if config.tokenizer is None:
-        return ByteCodec(config.separator)
-    return TokenizerCodec(config.tokenizer, config.separator, config.encoding_errors)
+def open_codec(tokenizer: str | None, separator: str | None, errors: str = "replace") -> TextCodec:
+    """The vocabulary of a tokenizer.json, or that of bytes where none is named.
+
+    separator: the token between files, None for the vocabulary's own; errors: what becomes of text that is not UTF-8,
+    as `bytes.decode` takes it. Raises UserError where the vocabulary cannot be had.
+    """
+    return ByteCodec(separator) if tokenizer is None else TokenizerCodec(tokenizer, separator, errors)
 
 
 def _read(path: str) -> bytes:

@@ -41,7 +41,7 @@ class TextConfig(DataConfig):
         """Text to tokens and back, without reading the data. Raises UserError."""
         from gangline.data.codec import open_codec
 
-        return open_codec(self)
+        return open_codec(self.tokenizer, self.separator, self.encoding_errors)
 
     def check(self, run: Run) -> list[Problem]:
         """Everything that names, sizes and beginnings of files can tell."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
+from gangline.interop.adapter import Adapter
 
 if TYPE_CHECKING:
     import torch
@@ -21,20 +21,6 @@ if TYPE_CHECKING:
 
 Shapes = Mapping[str, tuple[int, ...]]
 Read = Callable[[Shapes], Iterator[tuple[str, "torch.Tensor"]]]
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """What stands apart from a model's weights.
-
-    names    our name of each parameter -> its name in the file
-    files    further files: name -> what they hold as JSON
-    weights  the name of the safetensors file
-    """
-
-    names: Mapping[str, str]
-    files: Mapping[str, Any] = field(default_factory=dict)
-    weights: str = "adapter_model.safetensors"
 
 
 class Stored(Mapping[str, "torch.Tensor"]):

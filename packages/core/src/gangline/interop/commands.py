@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gangline.checkpoint.base import Checkpointer, CheckpointId
+from gangline.checkpoint.base import Checkpointer
+from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.weights import MODEL, add_weights, weights_under
 from gangline.errors import UserError
 from gangline.interop.config import config_json, edited_config_from
 from gangline.interop.names import theirs_of
 from gangline.interop.write import DTYPES, MAX_SHARD_BYTES, export
-from gangline.model.shapes import DecoderConfig
+from gangline.model.config import DecoderConfig
 
 if TYPE_CHECKING:
     import torch

@@ -9,10 +9,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from gangline.config.schema import EditConfig, Run
 from gangline.errors import Problem, UserError
 from gangline.interop.window import read_window, window_json
-from gangline.model.shapes import DecoderConfig
-from gangline.parts import EditConfig
+from gangline.model.config import DecoderConfig
+from gangline.rundir import holds_checkpoint
 
 # -> whether queries and keys are normalised
 ARCHITECTURES = {"LlamaForCausalLM": False, "MistralForCausalLM": False, "Qwen3ForCausalLM": True}
@@ -177,12 +178,15 @@ def config_json(config: DecoderConfig, *, dtype: str = "float32", max_position: 
     }
 
 
-def check_weights(config: DecoderConfig, edits: Iterable[EditConfig] = ()) -> list[Problem]:
-    """Whether the directory that `model.weights` names holds this very model.
+def check_weights(run: Run) -> list[Problem]:
+    """Whether the directory that `model.weights` names, if it names one, holds this very model.
 
-    What belongs to the edits they compare themselves, in `EditConfig.check`.
+    What belongs to the edits they compare themselves, in `EditConfig.check`. A run that goes on takes its weights from
+    its checkpoint and needs the directory no more.
     """
-    assert config.weights is not None
+    config, edits = run.model, run.edits.values()
+    if not isinstance(config, DecoderConfig) or config.weights is None or holds_checkpoint(run):
+        return []
     try:
         stored, _ = edited_config_from(config.weights, [type(options) for options in edits])
     except UserError as error:

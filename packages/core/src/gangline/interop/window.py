@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gangline.errors import UserError
 
 if TYPE_CHECKING:
-    from gangline.model.shapes import DecoderConfig
+    from gangline.model.config import DecoderConfig
 
 WINDOW, FIRST = 4096, 28  # what transformers takes where a file is silent: sliding_window, max_window_layers
 SLIDING, FULL = "sliding_attention", "full_attention"

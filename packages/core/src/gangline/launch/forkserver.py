@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from multiprocessing import forkserver
 from typing import TYPE_CHECKING, Any
 
-from gangline.config.schema import Recompute
+from gangline.config.sections import Recompute
 from gangline.launch import semaphores
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ PRELOAD = (
     "torch.distributed.checkpoint",
     "torch.optim",
     "gangline.launch.worker",
-    "gangline.train.worker",
+    "gangline.train.rank",
     "gangline.model.decoder",
     "gangline.launch.ready",
 )

@@ -14,7 +14,7 @@ from gangline.launch import failures, guard, output, signals
 from gangline.launch.failures import EXIT_FAILURE, RankFailure
 from gangline.plugins import load
 
-WORK = "gangline.train.worker:work"
+WORK = "gangline.train.rank:work"
 
 
 def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: int | None = None) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import sqrt
 
 from gangline.config.schema import Run
-from gangline.model.shapes import DecoderConfig
+from gangline.model.config import DecoderConfig
 from gangline.model.tree import (
     AttentionNode,
     BlockNode,

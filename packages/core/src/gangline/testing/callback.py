@@ -21,8 +21,8 @@ from gangline.testing.pool import pool
 from gangline.testing.sessions import session
 from gangline.testing.suite import PartSuite
 from gangline.testing.whole import Held, all_close, assemble
+from gangline.train.rank import train
 from gangline.train.session import Session
-from gangline.train.worker import train
 
 ONE = "parallel=single"
 LAYOUTS = {"data parallel": (2, "parallel=ddp"), "cut along rows": (2, "parallel=rows")}

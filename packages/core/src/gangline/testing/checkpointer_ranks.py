@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gangline.checkpoint.base import Checkpointer, CheckpointId, SaveFailed
+from gangline.checkpoint.base import Checkpointer, SaveFailed
+from gangline.checkpoint.id import CheckpointId
 from gangline.config.schema import Run
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh

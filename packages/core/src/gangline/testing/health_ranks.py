@@ -26,7 +26,7 @@ from gangline.testing import rank
 from gangline.testing.runs import small_run
 from gangline.testing.sessions import session
 from gangline.testing.strategy_ranks import Job, start_rows
-from gangline.train.worker import train
+from gangline.train.rank import train
 
 
 class Outside(AssertionError):

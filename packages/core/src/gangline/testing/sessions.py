@@ -14,8 +14,8 @@ from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline.testing.runs import small_run
 from gangline.train.build import build
+from gangline.train.rank import train
 from gangline.train.session import Session
-from gangline.train.worker import train
 
 SETTINGS = (
     "checkpoint=torch",

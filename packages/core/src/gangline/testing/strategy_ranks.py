@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gangline.batch import Batch
-from gangline.config.schema import Recompute, Run
+from gangline.config.schema import Run
+from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.build import model_of
 from gangline.model.init import initialise

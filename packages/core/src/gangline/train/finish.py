@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gangline import inside
-from gangline.config.schema import Recompute
+from gangline.config.sections import Recompute
 from gangline.plan import Seam, matches
 
 Finish = Callable[[nn.Module, str], None]

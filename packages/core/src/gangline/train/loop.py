@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gangline import attempts
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.health import Action, Verdict
 from gangline.launch.signals import stop_requested
 from gangline.record import StepRecord

@@ -11,7 +11,8 @@ import torch
 
 from gangline import attempts
 from gangline.attempts import Attempt
-from gangline.checkpoint import Checkpointer, CheckpointId
+from gangline.checkpoint import Checkpointer
+from gangline.checkpoint.id import CheckpointId
 from gangline.config.serial import to_dict
 from gangline.errors import BadCheckpoint, UserError
 from gangline.rundir import part_versions

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gangline import attempts
 from gangline.attempts import Attempt
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
 from gangline.health import Action, Order
 from gangline.train.restore import begin, document_of, holds_weights_alone, listed, load, seen

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-from gangline.config.schema import Recompute
+from gangline.config.sections import Recompute
 from gangline.model.tree import (
     AttentionNode,
     FeedForwardNode,

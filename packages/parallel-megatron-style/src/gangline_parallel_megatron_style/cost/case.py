@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from gangline.config.schema import Recompute
+from gangline.config.sections import Recompute
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
 from gangline.model.tree import LocalSizes, Node, by_path, nodes, parameter_shapes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gangline.config.schema import Recompute
+from gangline.config.sections import Recompute
 from gangline.model.flops import computes_frozen
 from gangline.model.tree import Node, nodes
 from gangline_parallel_megatron_style.cost.case import Case

@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from math import gcd
 
-from gangline.config.schema import Recompute
+from gangline.config.sections import Recompute
 from gangline.model.tree import AttentionNode, WrapNode, nodes
 from gangline_parallel_megatron_style.cost import memory
 from gangline_parallel_megatron_style.cost.case import WIRE, Case

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from gangline import Part, hookimpl
+from gangline.model.config import Tiny
 from gangline.model.plan import decoder
-from gangline.model.shapes import Tiny
 from gangline.model.tree import LINEAR, Node, fitted
 from gangline.plan import matches
 

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gangline.checkpoint.base import Checkpointer, CheckpointId, Handle, SaveFailed
+from gangline.checkpoint.base import Checkpointer, Handle, SaveFailed
+from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.retention import superfluous
 from gangline.comm import Store
 from gangline.config.schema import Run

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.comm.transport import connect
 from gangline.data import DataSource
 from gangline.determinism import use_deterministic_kernels

@@ -1,4 +1,4 @@
-"""The models that users choose from: one configuration class each, all read by `gangline.model.plan`. Torch-free."""
+"""The options of a decoder. Published sizes are in `gangline.model.presets`. Torch-free."""
 
 from __future__ import annotations
 
@@ -90,16 +90,7 @@ class DecoderConfig(ModelConfig):
             )
         if self.full_every is not None and self.window is None:
             found.append(Problem("model.full_every: without a window all blocks see all", "", "Give model.window too."))
-        return found + self._check_weights(run)
-
-    def _check_weights(self, run: Run) -> list[Problem]:
-        """Whether the directory fits; a run that goes on takes its weights from its checkpoint and needs it no more."""
-        if self.weights is None:
-            return []
-        from gangline.interop.config import check_weights
-        from gangline.rundir import holds_checkpoint
-
-        return [] if holds_checkpoint(run) else check_weights(self, run.edits.values())
+        return found
 
     def window_of(self, block: int) -> int | None:
         """The window of that block, or None."""
@@ -140,103 +131,13 @@ class Tiny(DecoderConfig):
     init_std: float = 0.05
 
 
-@dataclass
-class Gpt2Size(DecoderConfig):
-    """As large as GPT-2 small, in this architecture (SwiGLU of 8/3 the width holds what GPT-2's 4 does)."""
-
-    vocab_size: int = 50_257
-    tied: bool = True
-
-
-@dataclass
-class Llama3_1B(DecoderConfig):
-    """Llama 3.2 1B, as published in meta-llama/Llama-3.2-1B/config.json."""
-
-    vocab_size: int = 128_256
-    dim: int = 2048
-    layers: int = 16
-    heads: int = 32
-    kv_heads: int | None = 8
-    hidden: int = 8192
-    tied: bool = True
-    rope_theta: float = 500_000.0
-    rope_scaling_factor: float | None = 32.0
-
-
-@dataclass
-class Llama3_8B(DecoderConfig):
-    """Llama 3.1 8B, as published in meta-llama/Llama-3.1-8B/config.json."""
-
-    vocab_size: int = 128_256
-    dim: int = 4096
-    layers: int = 32
-    heads: int = 32
-    kv_heads: int | None = 8
-    hidden: int = 14_336
-    rope_theta: float = 500_000.0
-    rope_scaling_factor: float | None = 8.0
-
-
-@dataclass
-class Llama3_70B(Llama3_8B):
-    """Llama 3.1 70B, as published in meta-llama/Llama-3.1-70B/config.json."""
-
-    dim: int = 8192
-    layers: int = 80
-    heads: int = 64
-    hidden: int = 28_672
-
-
-@dataclass
-class Llama3_405B(Llama3_8B):
-    """Llama 3.1 405B, as published in meta-llama/Llama-3.1-405B/config.json."""
-
-    dim: int = 16_384
-    layers: int = 126
-    heads: int = 128
-    hidden: int = 53_248
-
-
-@dataclass
-class Qwen3_600M(DecoderConfig):
-    """Qwen3 0.6B, as published in Qwen/Qwen3-0.6B/config.json."""
-
-    vocab_size: int = 151_936
-    dim: int = 1024
-    layers: int = 28
-    heads: int = 16
-    kv_heads: int | None = 8
-    head_dim: int | None = 128
-    hidden: int = 3072
-    qk_norm: bool = True
-    tied: bool = True
-    norm_eps: float = 1e-6
-    rope_theta: float = 1_000_000.0
-
-
-@dataclass
-class Qwen3_8B(Qwen3_600M):
-    """Qwen3 8B, as published in Qwen/Qwen3-8B/config.json."""
-
-    dim: int = 4096
-    layers: int = 36
-    heads: int = 32
-    hidden: int = 12_288
-    tied: bool = False
-
-
-def _part(name: str, config: type, summary: str) -> Part:
-    return Part(name=name, config=config, build=BUILD, summary=summary, group="model")
-
-
 PARTS = (
-    _part("tiny", Tiny, "1.6 M parameters on bytes: minutes on a CPU"),
-    _part("decoder", DecoderConfig, "any decoder: every size is yours to give"),
-    _part("gpt2-124m", Gpt2Size, "124 M parameters, the size of GPT-2 small"),
-    _part("llama3-1b", Llama3_1B, "the shape of Llama 3.2 1B"),
-    _part("llama3-8b", Llama3_8B, "the shape of Llama 3.1 8B"),
-    _part("llama3-70b", Llama3_70B, "the shape of Llama 3.1 70B"),
-    _part("llama3-405b", Llama3_405B, "the shape of Llama 3.1 405B"),
-    _part("qwen3-0.6b", Qwen3_600M, "the shape of Qwen3 0.6B"),
-    _part("qwen3-8b", Qwen3_8B, "the shape of Qwen3 8B"),
+    Part(name="tiny", config=Tiny, build=BUILD, summary="1.6 M parameters on bytes: minutes on a CPU", group="model"),
+    Part(
+        name="decoder",
+        config=DecoderConfig,
+        build=BUILD,
+        summary="any decoder: every size is yours to give",
+        group="model",
+    ),
 )

@@ -1,0 +1,61 @@
+"""What is said of a run beside its parts: `run`, `batch` and `validate`. Torch-free.
+
+The names here are what users type (``batch.global_size=64``), so they stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated, Any
+
+from gangline.ranges import AnyNumber, NonNegativeInt, PositiveInt
+
+
+class Recompute(Enum):
+    """Which activations are computed again in the backward pass instead of kept."""
+
+    none = "none"
+    selective = "selective"
+    full = "full"
+
+
+@dataclass
+class RunSection:
+    """The run itself."""
+
+    name: str = "run"  # for people: it ends the directory's name
+    dir: str | None = None  # null: runs/<date>-<time>-<name>
+    seed: Annotated[int, AnyNumber()] = 0  # weights, the order of data and every other draw follow from it
+    steps: PositiveInt = 300  # optimizer steps
+    deterministic: bool = False  # sums over ranks in rank order, deterministic kernels: slower, reproducible to the bit
+    device: str | None = None  # null: a GPU where there is one
+    recompute: Recompute = Recompute.none  # what the backward pass computes again: none, selective (attention), full
+    recompute_every: PositiveInt = 1  # of every n blocks one is recomputed
+    compile: bool = False  # torch.compile, block by block
+    sample: NonNegativeInt = 200  # tokens to write from the finished model; 0: none
+    save_on_signal: bool = True  # SIGTERM or Ctrl-C: save a checkpoint at the step boundary, then end
+
+
+@dataclass
+class BatchSection:
+    """How much data a step sees. global_size = micro_size x accumulation x data-parallel width."""
+
+    global_size: PositiveInt = 16  # sequences a step, over all ranks
+    micro_size: PositiveInt | None = None  # sequences a forward pass, on one rank; null: a rank's whole share
+    sequence_length: PositiveInt = 128  # tokens
+
+
+@dataclass
+class ValidateSection:
+    """Loss on held-out data: the run's own, and further sets, each the run's data part with other options.
+
+    A set that is null is none: so a run that goes on, or a recipe's, can do without one.
+    """
+
+    every: PositiveInt | None = 100  # steps; null: never
+    samples: PositiveInt = 64  # sequences of each set, rounded up to whole microbatches
+    sets: dict[str, dict[str, Any] | None] = field(default_factory=dict)  # more sets by name: {code: {path: src}}
+
+
+SECTIONS = {"run": RunSection, "batch": BatchSection, "validate": ValidateSection}
