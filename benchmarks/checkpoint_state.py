@@ -8,8 +8,7 @@ from math import prod, sqrt
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate
-from torch.distributed.tensor import Shard as OnDim
+from torch.distributed.tensor import Replicate, Shard as OnDim
 
 from gangline.dtensor import to_dtensor
 from gangline.mesh import Mesh

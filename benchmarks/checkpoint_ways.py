@@ -19,8 +19,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.config import default_run
 from gangline.mesh import Mesh
 from gangline.testing import rank
-from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer
-from gangline_ckpt_zarr.checkpointer import build as build_checkpointer
+from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build as build_checkpointer
 from gangline_ckpt_zarr.config import ZarrCheckpoint
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.chunks import CheckpointFiles

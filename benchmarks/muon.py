@@ -27,8 +27,7 @@ from gangline.model.compose import compose_model
 from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise
 from gangline.optimizer.config import Muon
-from gangline.optimizer.muon import MuonOptimizer
-from gangline.optimizer.muon import build as build_muon
+from gangline.optimizer.muon import MuonOptimizer, build as build_muon
 from gangline.parallel.config import Ddp
 from gangline.parts import ParallelConfig
 from gangline.plugins import build

@@ -33,7 +33,7 @@ from gangline.mesh import Mesh
 from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
 from gangline.model.linear import Embedding, Linear
-from gangline.model.plan import decoder
+from gangline.model.plan import plan_decoder
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import close_all, pool
@@ -55,7 +55,7 @@ def batch_of(step: int, rows: int, length: int) -> Batch:
 
 def ours(config: DecoderConfig, sequence_parallel: bool) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
     """The model with its parts, and (batch) -> loss sum after its backward pass."""
-    tree, plan = decoder(config)
+    tree, plan = plan_decoder(config)
     model = whole_model(tree, plan, seed=0)
     comm = rank.comms(Mesh.of({"tp": rank.world}), False).axis("tp")
     first_rows = {}
@@ -104,7 +104,7 @@ class TorchHead(nn.Module):
 
 def theirs(config: DecoderConfig, sequence_parallel: bool) -> tuple[nn.Module, Callable[[Batch], Tensor]]:
     """The same decoder with `torch.nn` layers, cut as torch's tutorial on tensor parallelism cuts its own."""
-    tree, plan = decoder(config)
+    tree, plan = plan_decoder(config)
     model = whole_model(tree, plan, seed=0)
     for path, module in list(model.named_modules()):
         if isinstance(module, Linear):

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 from crc32c import crc32c
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from made import save, small
 
 from gangline.checkpoint.base import CheckpointId

@@ -8,8 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from hypothesis.extra import numpy as arrays
 from made import cut, run_dir, save, small, whole
 

@@ -23,8 +23,7 @@ from stepping import REGISTRY, Job
 from gangline.checkpoint.base import CheckpointId, SaveFailed
 from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
-from gangline.testing import checkpointer_ranks as kit
-from gangline.testing import rank
+from gangline.testing import checkpointer_ranks as kit, rank
 from gangline.testing.pool import PoolBroken, pool
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer
 from gangline_ckpt_zarr.commands.verify import damaged

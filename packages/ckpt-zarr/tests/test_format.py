@@ -7,8 +7,7 @@ from itertools import product
 from math import gcd, prod
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from layouts import registries
 
 from gangline.errors import BadCheckpoint

@@ -10,8 +10,7 @@ from contextlib import nullcontext
 import made
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from layouts import registries
 from made import WRITE_ID, whole
 

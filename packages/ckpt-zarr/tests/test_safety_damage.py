@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gangline.checkpoint.base import CheckpointId
 from gangline.config.compose import compose_one

@@ -16,8 +16,7 @@ from gangline.checkpoint.base import SaveFailed
 from gangline.config.compose import compose_one
 from gangline.launch.guard import wait_for_end
 from gangline.mesh import Mesh
-from gangline.testing import checkpointer_ranks as kit
-from gangline.testing import rank
+from gangline.testing import checkpointer_ranks as kit, rank
 from gangline.testing.pool import pool
 from gangline_ckpt_zarr.agreement import Agreement, Failed
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import made
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from layouts import registries
 from sharing_ranks import ID, loaded, registry, whole
 

@@ -20,8 +20,7 @@ from gangline.checkpoint.base import CheckpointId
 from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry, Shard
-from gangline.testing import checkpointer_ranks as kit
-from gangline.testing import rank
+from gangline.testing import checkpointer_ranks as kit, rank
 from gangline.testing.pool import pool
 from gangline_ckpt_zarr.format.grid import stored_itemsize
 from gangline_ckpt_zarr.stores.open import open_store

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gangline_ckpt_zarr.stores import direct
 from gangline_ckpt_zarr.stores.local import LocalStore

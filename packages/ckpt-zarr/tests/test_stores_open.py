@@ -8,8 +8,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gangline.errors import UserError
 from gangline_ckpt_zarr.stores import retry as retrying

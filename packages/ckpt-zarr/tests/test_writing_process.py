@@ -20,8 +20,7 @@ from pathlib import Path
 
 import google_crc32c
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gangline.launch.guard import alive, wait_for_end
 from gangline_ckpt_zarr.save.writer import checksum_thread

@@ -8,8 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gangline import attempts
 from gangline.attempts import FILE, Attempt

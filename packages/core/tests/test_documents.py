@@ -11,7 +11,7 @@ from gangline.batch import Batch
 from gangline.model.calls import AttentionCall
 from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
-from gangline.model.plan import decoder
+from gangline.model.plan import plan_decoder
 from gangline.model.scores import visible
 
 CONFIG = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=40, qk_norm=True)
@@ -19,7 +19,7 @@ CONFIG = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, hea
 
 @pytest.fixture(scope="module")
 def model():
-    return whole_model(*decoder(CONFIG), seed=0, dtype=torch.float64)
+    return whole_model(*plan_decoder(CONFIG), seed=0, dtype=torch.float64)
 
 
 def alone(batch: Batch) -> list[Batch]:

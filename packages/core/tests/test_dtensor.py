@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Partial, Replicate, distribute_tensor
-from torch.distributed.tensor import Shard as OnDim
+from torch.distributed.tensor import Partial, Replicate, Shard as OnDim, distribute_tensor
 
 from gangline.dtensor import to_dtensor, to_shard
 from gangline.testing import rank

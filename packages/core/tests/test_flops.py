@@ -10,13 +10,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from gangline.model.config import DecoderConfig
 from gangline.model.flops import flops_per_token, parameter_count
 from gangline.model.init import whole_model
-from gangline.model.plan import decoder
+from gangline.model.plan import plan_decoder
 from gangline.model.presets import PRESETS
 
 
 def test_is_six_for_each_weight_and_twelve_for_each_key():
     config = DecoderConfig(vocab_size=100, dim=16, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=40, qk_norm=True)
-    tree, plan = decoder(config)
+    tree, plan = plan_decoder(config)
     block = 16 * (32 + 16 + 16) + 32 * 16 + 3 * 16 * 40
     matrices = 3 * block + 100 * 16  # the head; the embedding is looked up
     assert flops_per_token(tree, 64, plan) == 6 * matrices + 12 * 3 * 4 * 8 * 64
@@ -24,7 +24,7 @@ def test_is_six_for_each_weight_and_twelve_for_each_key():
 
 
 def test_a_tied_head_is_multiplied_all_the_same():
-    both = [decoder(DecoderConfig(vocab_size=100, layers=1, tied=tied)) for tied in (True, False)]
+    both = [plan_decoder(DecoderConfig(vocab_size=100, layers=1, tied=tied)) for tied in (True, False)]
     assert flops_per_token(both[0][0], 32, both[0][1]) == flops_per_token(both[1][0], 32, both[1][1])
     tied, untied = (tree for tree, _ in both)
     assert parameter_count(untied) - parameter_count(tied) == 100 * 768
@@ -34,7 +34,7 @@ def test_a_tied_head_is_multiplied_all_the_same():
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_torch_counts_the_same(kv_heads, frozen, random_batch):
     config = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=kv_heads, hidden=48)
-    tree, plan = decoder(config)
+    tree, plan = plan_decoder(config)
     plan = replace(plan, frozen=frozen)
     model, batch = whole_model(tree, plan, seed=0), random_batch(2, 16, 64, documents=2)
     with FlopCounterMode(display=False) as counter:
@@ -46,5 +46,5 @@ def test_torch_counts_the_same(kv_heads, frozen, random_batch):
 
 def test_405b_costs_what_its_paper_says():
     """Llama 3 (arXiv 2407.21783, section 3.2): 3.8e25 operations for 15.6e12 tokens at 8,192 a sequence."""
-    tree, plan = decoder(PRESETS["llama3-405b"]())
+    tree, plan = plan_decoder(PRESETS["llama3-405b"]())
     assert flops_per_token(tree, 8192, plan) * 15.6e12 == pytest.approx(3.8e25, rel=0.1)

@@ -7,13 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gangline.draws import BLOCK_ROWS, fill, uniforms
 from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise, shards_of, whole_model
-from gangline.model.plan import decoder
+from gangline.model.plan import plan_decoder
 from gangline.shard import Shard
 
 
@@ -117,7 +116,7 @@ CONFIG = DecoderConfig(vocab_size=150, dim=24, layers=2, heads=4, kv_heads=2, hi
 
 
 def test_a_model_in_pieces_has_the_weights_of_the_whole():
-    tree, plan = decoder(CONFIG)
+    tree, plan = plan_decoder(CONFIG)
     model = whole_model(tree, plan, seed=3)
     for shard in shards_of(model, plan):
         dim = len(shard.global_shape) - 1
@@ -129,7 +128,7 @@ def test_a_model_in_pieces_has_the_weights_of_the_whole():
 
 
 def test_weights_are_drawn_as_the_plan_says():
-    tree, plan = decoder(CONFIG)
+    tree, plan = plan_decoder(CONFIG)
     parameters = dict(whole_model(tree, plan, seed=0).named_parameters())
     residual = 0.02 / math.sqrt(2 * 2)
     for name, parameter in parameters.items():
@@ -142,6 +141,6 @@ def test_weights_are_drawn_as_the_plan_says():
 
 
 def test_a_parameter_without_a_rule_is_named():
-    _, plan = decoder(CONFIG)
+    _, plan = plan_decoder(CONFIG)
     with pytest.raises(LookupError, match=r"no Init for parameter 'blocks.0.mystery.weight'"):
         initialise([Shard("model/blocks.0.mystery.weight", (2,), torch.float32, (0,), torch.empty(2))], plan, 0)

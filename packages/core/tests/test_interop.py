@@ -23,7 +23,7 @@ from gangline.interop.window import read_window
 from gangline.model.build import construct, materialise
 from gangline.model.config import DecoderConfig
 from gangline.model.init import shards_of, whole_model
-from gangline.model.plan import decoder
+from gangline.model.plan import plan_decoder
 from gangline.model.presets import PRESETS
 from gangline.model.tree import parameter_shapes
 from gangline.plan import Name, Plan
@@ -46,7 +46,7 @@ CASES = {
 
 def randomised(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     """Our model with random weights everywhere, the norms too, large enough that every part of it counts."""
-    tree, plan = decoder(replace(config, init_std=0.15))
+    tree, plan = plan_decoder(replace(config, init_std=0.15))
     model = whole_model(tree, plan, seed=0, dtype=dtype)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
@@ -57,7 +57,7 @@ def randomised(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> tor
 
 
 def write(directory: Path, config: DecoderConfig, model: torch.nn.Module, **options) -> Path:
-    tree, plan = decoder(config)
+    tree, plan = plan_decoder(config)
     shapes = parameter_shapes(tree)
     export(
         directory,
@@ -71,7 +71,7 @@ def write(directory: Path, config: DecoderConfig, model: torch.nn.Module, **opti
 
 
 def read(directory: Path, config: DecoderConfig, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    tree, plan = decoder(config)
+    tree, plan = plan_decoder(config)
     model = materialise(construct(tree), plan, dtype=dtype)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -165,7 +165,7 @@ def test_a_rank_reads_only_its_part(tmp_path, monkeypatch):
     config = CASES["llama"]
     model = randomised(config)
     write(tmp_path / "out", config, model)
-    _, plan = decoder(config)
+    _, plan = plan_decoder(config)
     weight = model.blocks[1].attention.wq.weight
     local = torch.empty(8, 16)
     read_boxes = []
@@ -353,7 +353,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("fault", ["missing", "twice", "unknown", "shape"])
     def test_an_export_that_fails_leaves_nothing(self, fault, tmp_path):
-        tree, plan = decoder(CASES["llama"])
+        tree, plan = plan_decoder(CASES["llama"])
         arrays = [(name, torch.zeros(shape)) for name, shape in parameter_shapes(tree).items()]
         broken = {
             "missing": arrays[:-1],

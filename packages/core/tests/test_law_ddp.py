@@ -15,7 +15,7 @@ from gangline.mesh import Mesh
 from gangline.model.build import model_of
 from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise
-from gangline.model.plan import decoder
+from gangline.model.plan import plan_decoder
 from gangline.optimizer.adamw import build as build_adamw
 from gangline.optimizer.config import Adamw
 from gangline.parallel.config import Ddp, Single
@@ -95,7 +95,7 @@ def batch_of(samples: range, step: int) -> Batch:
 def runtime_of(case: Case, run: Run):
     """On this rank, with its weights."""
     mesh = Mesh.of(case.parallel.axes(rank.world))
-    tree, plan = decoder(run.model)
+    tree, plan = plan_decoder(run.model)
     build = build_single if isinstance(case.parallel, Single) else build_ddp
     comms = rank.comms(mesh, case.deterministic)
     precision = Plain(*DTYPES[case.precision])

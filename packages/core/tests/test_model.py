@@ -18,14 +18,14 @@ from gangline.model.init import whole_model
 from gangline.model.linear import Linear
 from gangline.model.loss import loss
 from gangline.model.norm import RMSNorm
-from gangline.model.plan import decoder
+from gangline.model.plan import plan_decoder
 from gangline.model.tree import FeedForwardNode, LinearNode, Node, NormNode, nodes, parameter_shapes, replaced
 
 SMALL = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=40, qk_norm=True)
 
 
 def built(config: DecoderConfig = SMALL, dtype: torch.dtype = torch.float64, seed: int = 0) -> nn.Module:
-    tree, plan = decoder(config)
+    tree, plan = plan_decoder(config)
     return whole_model(tree, plan, seed=seed, dtype=dtype)
 
 
@@ -61,7 +61,7 @@ def test_no_token_sees_a_later_one(random_batch):
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_tied_head_and_the_embedding_are_one_parameter(tied, random_batch):
-    tree, plan = decoder(replace(SMALL, tied=tied))
+    tree, plan = plan_decoder(replace(SMALL, tied=tied))
     model = whole_model(tree, plan, seed=0)
     assert (model.head.weight is model.embed.weight) == tied
     assert {name: tuple(p.shape) for name, p in model.named_parameters()} == parameter_shapes(tree)
@@ -193,7 +193,7 @@ def test_modules_take_their_sizes_from_what_they_hold(random_batch):
 
 
 def test_it_is_built_without_memory():
-    tree, _ = decoder(SMALL)
+    tree, _ = plan_decoder(SMALL)
     model = construct(tree)
     assert all(p.is_meta for p in model.parameters())
     assert not list(model.buffers())
@@ -216,13 +216,13 @@ class Scale(nn.Module):
 
 class TestTree:
     def test_paths_are_module_names(self):
-        tree, _ = decoder(SMALL)
+        tree, _ = plan_decoder(SMALL)
         modules = dict(construct(tree).named_modules())
         for path, node in nodes(tree):
             assert type(modules[path]).__name__ == node.module.split(":")[1]
 
     def test_replaces_one_node_and_nothing_else(self):
-        tree, _ = decoder(SMALL)
+        tree, _ = plan_decoder(SMALL)
         other = FeedForwardNode(dim=24, hidden=8)
         changed = replaced(tree, "blocks.1.feed_forward", other)
         inside = {f"blocks.1.feed_forward.{name}" for name in ("w_gate", "w_up", "w_down")}
@@ -238,10 +238,10 @@ class TestTree:
     @pytest.mark.parametrize("path", ["blocks.7", "blocks.1.nothing", "blocks", "embed.weight"])
     def test_refuses_a_path_that_is_not_there(self, path):
         with pytest.raises(LookupError, match="no node"):
-            replaced(decoder(SMALL)[0], path, FeedForwardNode(dim=24, hidden=8))
+            replaced(plan_decoder(SMALL)[0], path, FeedForwardNode(dim=24, hidden=8))
 
     def test_linears_are_nodes_of_the_size_that_the_node_around_them_says(self):
-        tree, _ = decoder(SMALL)
+        tree, _ = plan_decoder(SMALL)
         node = dict(nodes(tree))["blocks.1.feed_forward"]
         assert replace(node, hidden=8).w_down == LinearNode(in_features=8, out_features=24)
         biased = replaced(tree, "blocks.1.attention.wq", LinearNode(bias=True))
@@ -252,7 +252,7 @@ class TestTree:
         assert replace(attention, q_norm=None).wo == ScaleNode(by=0.5)
 
     def test_a_foreign_node_names_its_module(self, random_batch):
-        tree, plan = decoder(SMALL)
+        tree, plan = plan_decoder(SMALL)
         changed = replaced(tree, "blocks.1.feed_forward", ScaleNode(by=0.5))
         model = whole_model(changed, plan, seed=0, dtype=torch.float64)
         assert isinstance(model.blocks[1].feed_forward, Scale)

@@ -17,7 +17,7 @@ from gangline.model.build import construct
 from gangline.model.compose import compose_model
 from gangline.model.config import DecoderConfig
 from gangline.model.flops import parameter_count
-from gangline.model.plan import decoder
+from gangline.model.plan import plan_decoder
 from gangline.model.tree import FeedForwardNode, parameter_shapes, replaced
 from gangline.parts import EditConfig, Part
 from gangline.plan import Cut, Init, Name, Plan, Seam, matches
@@ -38,18 +38,18 @@ BY_NAME = {part.name: part for part in PARTS}
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_shapes_have_their_published_number_of_parameters(name):
-    tree, _ = decoder(BY_NAME[name].config())
+    tree, _ = plan_decoder(BY_NAME[name].config())
     assert parameter_count(tree) == PUBLISHED[name]
 
 
 def test_tiny_is_tiny():
-    assert parameter_count(decoder(BY_NAME["tiny"].config())[0]) < 3_000_000
+    assert parameter_count(plan_decoder(BY_NAME["tiny"].config())[0]) < 3_000_000
 
 
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 class TestEveryPart:
     def test_its_plan_says_all_and_nothing_too_much(self, part):
-        tree, plan = decoder(part.config())
+        tree, plan = plan_decoder(part.config())
         names = parameter_shapes(tree)
         assert plan.unmatched(names) == []
         for name in names:
@@ -61,7 +61,7 @@ class TestEveryPart:
         assert len(set(theirs)) == len(names)
 
     def test_every_matrix_may_be_cut_and_divides_into_units(self, part):
-        tree, plan = decoder(part.config())
+        tree, plan = plan_decoder(part.config())
         for name, shape in parameter_shapes(tree).items():
             cuts = plan.cuts_of(name, len(shape))
             if len(shape) == 1:
@@ -72,7 +72,7 @@ class TestEveryPart:
 
     def test_the_meta_model_has_the_shapes_of_the_tree(self, part):
         config = replace(part.config(), layers=2)
-        tree, plan = decoder(config)
+        tree, plan = plan_decoder(config)
         model = construct(tree)
         assert {name: tuple(p.shape) for name, p in model.named_parameters()} == parameter_shapes(tree)
         modules = dict(model.named_modules())
@@ -181,7 +181,7 @@ class TestRules:
         assert plan.unmatched(["b.0.k.weight"]) == ["b.*.q", "x"]
 
     def test_ties(self):
-        plan = decoder(DecoderConfig(tied=True))[1]
+        plan = plan_decoder(DecoderConfig(tied=True))[1]
         assert plan.owner("head.weight") == "embed.weight"
         assert plan.owner("embed.weight") == "embed.weight"
         assert Seam("loss", "head") in plan.seams

@@ -16,7 +16,7 @@ from gangline.mesh import Mesh
 from gangline.model.build import construct, model_of
 from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise
-from gangline.model.plan import decoder
+from gangline.model.plan import plan_decoder
 from gangline.optimizer.adamw import build as build_adamw
 from gangline.optimizer.config import Adamw
 from gangline.parallel.config import Ddp, Single
@@ -45,7 +45,7 @@ def tiny_batch(rows=2, step=0):
 
 def runtime_of(precision: Precision, parallel=None, frozen: Sequence[str] = ()):
     """With its weights; `frozen`: parameters that are not trained."""
-    tree, plan = decoder(DecoderConfig(vocab_size=16, dim=8, layers=1, heads=2, hidden=8))
+    tree, plan = plan_decoder(DecoderConfig(vocab_size=16, dim=8, layers=1, heads=2, hidden=8))
     plan = replace(plan, frozen=tuple(frozen))
     model = model_of(tree, plan)
     parallel = parallel or Single()
@@ -200,7 +200,7 @@ def test_gradients_travel_in_the_reduce_dtype_and_arrive_in_the_grad_dtype():
 
 def test_weights_that_exist_are_kept():
     """A model that is not on the meta device comes with its values."""
-    tree, plan = decoder(DecoderConfig(vocab_size=16, dim=8, layers=1, heads=2, hidden=8, tied=True))
+    tree, plan = plan_decoder(DecoderConfig(vocab_size=16, dim=8, layers=1, heads=2, hidden=8, tied=True))
     model = construct(tree).to_empty(device="cpu")
     model.head.weight = model.embed.weight
     torch.nn.init.normal_(model.embed.weight)

@@ -10,7 +10,7 @@ import torch
 
 from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
-from gangline.model.plan import decoder
+from gangline.model.plan import plan_decoder
 from gangline.model.recall import Recall
 from gangline.model.rope import angles, frequencies, rotated
 from gangline.model.tree import Rope, RopeScaling
@@ -62,7 +62,7 @@ def test_scaling_reaches_the_model(random_batch):
     config = DecoderConfig(vocab_size=31, dim=16, layers=1, heads=2, hidden=16, rope_original_max_position=64)
     batch = random_batch(1, 32, 31)
     plain, scaled = (
-        whole_model(*decoder(replace(config, rope_scaling_factor=factor)), seed=0).logits(batch)
+        whole_model(*plan_decoder(replace(config, rope_scaling_factor=factor)), seed=0).logits(batch)
         for factor in (None, 8.0)
     )
     assert not torch.equal(plain, scaled)

@@ -6,8 +6,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gangline.schedule.config import PARTS, Constant, Cosine, Wsd
 from gangline.schedule.shapes import constant, cosine, wsd

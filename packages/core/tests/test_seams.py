@@ -21,7 +21,7 @@ from gangline.model.config import DecoderConfig
 from gangline.model.flex import block_mask, flex
 from gangline.model.init import whole_model
 from gangline.model.loss import CrossEntropy
-from gangline.model.plan import decoder
+from gangline.model.plan import plan_decoder
 from gangline.model.seams import call_at, calls
 from gangline.model.tree import AttentionNode, Node, replaced
 
@@ -125,7 +125,7 @@ def test_a_call_without_meaning_is_refused(wrong):
 
 def test_options_of_the_model_reach_its_seams():
     config = replace(SMALL, window=5, full_every=2, attention_scale=0.1, soft_cap=30.0, sinks=True, z_loss=1e-4)
-    tree, plan = decoder(config)
+    tree, plan = plan_decoder(config)
     rest = {"scale": 0.1, "soft_cap": 30.0, **SINKS}
     windows = {f"blocks.{i}.attention": AttentionCall(window=w, **rest) for i, w in enumerate((5, None, 5))}
     assert calls(tree, plan, "attention") == windows
@@ -172,7 +172,7 @@ class Mixer(Node):
 
 
 def edited(path: str, change):
-    tree, plan = decoder(SMALL)
+    tree, plan = plan_decoder(SMALL)
     return replaced(tree, path, change(tree.blocks[1].attention)), plan
 
 

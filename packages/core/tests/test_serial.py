@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gangline.config import Recompute, default_run
 from gangline.config.sections import SECTIONS

@@ -14,8 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from rich.console import Console as Terminal
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

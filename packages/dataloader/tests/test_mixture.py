@@ -6,8 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gangline_dataloader.order.mixture import BLOCK, Exhausted, Ingredient, MixtureOrder, WeightStage, shares
 

@@ -9,8 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gangline.attempts import Attempt, append, next_cursor
 from gangline.errors import UserError

@@ -13,7 +13,7 @@ from gangline.mesh import Mesh
 from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
 from gangline.model.linear import Linear
-from gangline.model.plan import decoder
+from gangline.model.plan import plan_decoder
 from gangline.model.seams import calls
 from gangline.plan import Plan
 from gangline.precision.plain import Plain
@@ -52,7 +52,7 @@ class Case:
         )
 
     def built(self):
-        tree, plan = decoder(self.config())
+        tree, plan = plan_decoder(self.config())
         return tree, replace(plan, cuts=tuple(cut for cut in plan.cuts if cut.pattern not in self.whole))
 
 

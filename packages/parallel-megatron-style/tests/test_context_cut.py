@@ -12,7 +12,7 @@ from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
-from gangline.model.plan import decoder
+from gangline.model.plan import plan_decoder
 from gangline.model.seams import calls
 from gangline.testing import rank
 from gangline.testing.pool import pool
@@ -74,7 +74,9 @@ def test_sequences_that_do_not_divide_are_refused(order, tokens, chunks):
 
 
 def model_of(method: str | None, comm=None, recompute: Recompute = Recompute.none):
-    tree, plan = decoder(DecoderConfig(vocab_size=29, dim=32, layers=2, heads=4, kv_heads=2, hidden=48, init_std=0.1))
+    tree, plan = plan_decoder(
+        DecoderConfig(vocab_size=29, dim=32, layers=2, heads=4, kv_heads=2, hidden=48, init_std=0.1)
+    )
     model = whole_model(tree, plan, seed=1, dtype=torch.float64)
     if method is not None:
         set_attention(model, plan, comm, method, calls(tree, plan, "attention"))

@@ -7,8 +7,7 @@ from dataclasses import replace
 from math import prod
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gangline.config import default_run
 from gangline.mesh import Mesh

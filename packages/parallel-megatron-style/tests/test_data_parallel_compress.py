@@ -17,8 +17,7 @@ from compress_ranks import (
     repeated_sum,
     trained,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gangline.config import default_run
 from gangline.mesh import Mesh

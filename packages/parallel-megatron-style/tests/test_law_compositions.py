@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, assume, given, settings
-from hypothesis import strategies as st
-from law_ranks import Composition as C
-from law_ranks import Law
+from hypothesis import HealthCheck, assume, given, settings, strategies as st
+from law_ranks import Composition as C, Law
 
 from gangline.testing.strategy import FLOAT32
 

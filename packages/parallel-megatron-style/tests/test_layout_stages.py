@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gangline.config import default_run
 from gangline.launch.config import LocalLaunch

@@ -7,8 +7,7 @@ from math import gcd
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gangline_parallel_megatron_style.sharding import packing as module
 from gangline_parallel_megatron_style.sharding.packing import ArrayRows, pack

@@ -13,8 +13,7 @@ from gangline.data import config as data
 from gangline.hooks import Command, Kind, hookimpl
 from gangline.kinds import KINDS
 from gangline.launch import config as launch
-from gangline.model import config as model
-from gangline.model import presets
+from gangline.model import config as model, presets
 from gangline.optimizer import config as optimizer
 from gangline.parallel import config as parallel
 from gangline.parts import Part

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor import Shard as OnDim
+from torch.distributed.tensor import DTensor, Shard as OnDim
 from torch.distributed.tensor.placement_types import Placement
 
 from gangline.shard import Shard

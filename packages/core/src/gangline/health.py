@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
-from gangline.callback import Callback
+from gangline.callback.base import Callback
 
 if TYPE_CHECKING:
     from gangline.attempts import Attempt
-    from gangline.comm import Comm
+    from gangline.comm.base import Comm
     from gangline.record import StepRecord
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gangline import plugins
 from gangline.batch import Batch
-from gangline.checkpoint import Checkpointer
+from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.weights import MODEL, weights_under
 from gangline.comm.solo import Solo

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from gangline.checkpoint.id import CheckpointId
-    from gangline.comm import Comms, Store
+    from gangline.comm.base import Comms, Store
     from gangline.record import StepRecord
     from gangline.runtime import Runtime
     from gangline.shard import Registry, Shard

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gangline.callback.base import Callback, like_parameters
 from gangline.callback.config import Ema
-from gangline.comm import Comms, Store
+from gangline.comm.base import Comms, Store
 from gangline.config.schema import Run
 from gangline.record import StepRecord
 from gangline.runtime import Runtime

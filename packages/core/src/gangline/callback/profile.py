@@ -10,7 +10,7 @@ from torch.profiler import profile, record_function
 
 from gangline.callback.base import Callback
 from gangline.callback.config import Profile
-from gangline.comm import Comms, Store
+from gangline.comm.base import Comms, Store
 from gangline.config.schema import Run
 from gangline.record import StepRecord
 from gangline.runtime import Runtime

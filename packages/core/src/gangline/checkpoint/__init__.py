@@ -1,6 +1,44 @@
-"""Keeping a run's state."""
+"""What a checkpointer imports: its contract, the arrays that it keeps, and which checkpoints may go.
 
-from gangline.checkpoint.base import Checkpointer, Handle, SaveFailed
-from gangline.checkpoint.id import CheckpointId
+Torch is loaded with the first name that needs it.
+"""
 
-__all__ = ["CheckpointId", "Checkpointer", "Handle", "SaveFailed"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gangline.lazy import lazily
+
+if TYPE_CHECKING:
+    from gangline.checkpoint.base import Checkpointer as Checkpointer, Handle as Handle, SaveFailed as SaveFailed
+    from gangline.checkpoint.config import TorchCheckpoint as TorchCheckpoint
+    from gangline.checkpoint.id import CheckpointId as CheckpointId
+    from gangline.checkpoint.retention import Lacks as Lacks, superfluous as superfluous
+    from gangline.checkpoint.torch_dcp import DcpCheckpointer as DcpCheckpointer
+    from gangline.mesh import Mesh as Mesh
+    from gangline.shard import (
+        Box as Box,
+        Division as Division,
+        Layout as Layout,
+        Places as Places,
+        Registry as Registry,
+        Shard as Shard,
+        primary_replica as primary_replica,
+    )
+    from gangline.state import Document as Document
+    from gangline.train.restore import fingerprint as fingerprint
+
+__getattr__, __all__ = lazily(
+    __name__,
+    {
+        "gangline.checkpoint.base": "Checkpointer Handle SaveFailed",
+        "gangline.checkpoint.id": "CheckpointId",
+        "gangline.checkpoint.config": "TorchCheckpoint",
+        "gangline.checkpoint.retention": "Lacks superfluous",
+        "gangline.checkpoint.torch_dcp": "DcpCheckpointer",
+        "gangline.mesh": "Mesh",
+        "gangline.shard": "Box Division Layout Places Registry Shard primary_replica",
+        "gangline.state": "Document",
+        "gangline.train.restore": "fingerprint",
+    },
+)

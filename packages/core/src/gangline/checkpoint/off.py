@@ -11,7 +11,7 @@ from gangline.errors import UserError
 
 if TYPE_CHECKING:
     from gangline.checkpoint.config import Off
-    from gangline.comm import Store
+    from gangline.comm.base import Store
     from gangline.config.schema import Run
     from gangline.shard import Registry, Shard
 

@@ -25,7 +25,7 @@ from gangline.errors import UserError
 
 if TYPE_CHECKING:
     from gangline.checkpoint.config import TorchCheckpoint
-    from gangline.comm import Store
+    from gangline.comm.base import Store
     from gangline.config.schema import Run
     from gangline.shard import Registry, Shard
 

@@ -11,8 +11,7 @@ from gangline.config.fields import REQUIRED, comments_of, defaults, stated
 from gangline.config.schema import Run
 from gangline.config.sections import SECTIONS
 from gangline.config.suggest import near
-from gangline.config.validation import PATH as VALIDATION_SETS
-from gangline.config.validation import check_sets, read_sets
+from gangline.config.validation import PATH as VALIDATION_SETS, check_sets, read_sets
 from gangline.config.values import written
 from gangline.errors import Problem, UserError
 from gangline.interop.config import check_weights

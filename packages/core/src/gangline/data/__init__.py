@@ -1,5 +1,26 @@
-"""What a run reads."""
+"""What a run reads: what a data source imports. Torch-free."""
 
-from gangline.data.base import DataSource, Sample, Split
+from __future__ import annotations
 
-__all__ = ["DataSource", "Sample", "Split"]
+from typing import TYPE_CHECKING
+
+from gangline.lazy import lazily
+
+if TYPE_CHECKING:
+    from gangline.data.base import DataSource as DataSource, Sample as Sample, Split as Split
+    from gangline.data.codec import (
+        ByteCodec as ByteCodec,
+        TextCodec as TextCodec,
+        TokenizerCodec as TokenizerCodec,
+        open_codec as open_codec,
+    )
+    from gangline.data.corpus import FilePart as FilePart, TextFile as TextFile, listing as listing, split as split
+
+__getattr__, __all__ = lazily(
+    __name__,
+    {
+        "gangline.data.base": "DataSource Sample Split",
+        "gangline.data.codec": "ByteCodec TextCodec TokenizerCodec open_codec",
+        "gangline.data.corpus": "FilePart TextFile listing split",
+    },
+)

@@ -1,6 +1,25 @@
-"""From a run directory to running processes."""
+"""From a run directory to running processes: what a launcher imports. Torch-free."""
 
-from gangline.launch.base import Launcher
-from gangline.launch.sidecars import Sidecar
+from __future__ import annotations
 
-__all__ = ["Launcher", "Sidecar"]
+from typing import TYPE_CHECKING
+
+from gangline.lazy import lazily
+
+if TYPE_CHECKING:
+    from gangline.launch.base import Launcher as Launcher
+    from gangline.launch.config import LocalLaunch as LocalLaunch
+    from gangline.launch.guard import die_with as die_with
+    from gangline.launch.local import LocalLauncher as LocalLauncher
+    from gangline.launch.sidecars import Sidecar as Sidecar
+
+__getattr__, __all__ = lazily(
+    __name__,
+    {
+        "gangline.launch.base": "Launcher",
+        "gangline.launch.config": "LocalLaunch",
+        "gangline.launch.guard": "die_with",
+        "gangline.launch.local": "LocalLauncher",
+        "gangline.launch.sidecars": "Sidecar",
+    },
+)

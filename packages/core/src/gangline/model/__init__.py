@@ -7,3 +7,69 @@ compose    model, then its edits; build: the modules on the meta device; init: t
 decoder    embed, blocks, head; block, attention, rope, norm, feed_forward, head, loss, linear hold one idea each
 flops      what a token costs
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gangline.lazy import lazily
+
+if TYPE_CHECKING:
+    from gangline.interop.adapter import Adapter as Adapter
+    from gangline.interop.config import read_config as read_config
+    from gangline.model.attention import PLAIN as PLAIN, PlainAttention as PlainAttention
+    from gangline.model.build import Wrapper as Wrapper, construct as construct
+    from gangline.model.calls import AttentionCall as AttentionCall, Call as Call, LossCall as LossCall
+    from gangline.model.compose import compose_model as compose_model
+    from gangline.model.config import DecoderConfig as DecoderConfig, Tiny as Tiny
+    from gangline.model.feed_forward import FeedForward as FeedForward
+    from gangline.model.flops import computes_frozen as computes_frozen
+    from gangline.model.init import shards_of as shards_of, whole_model as whole_model
+    from gangline.model.linear import Embedding as Embedding, Linear as Linear
+    from gangline.model.norm import RMSNorm as RMSNorm
+    from gangline.model.plan import plan_decoder as plan_decoder
+    from gangline.model.recall import Recall as Recall
+    from gangline.model.tree import (
+        LINEAR as LINEAR,
+        AttentionNode as AttentionNode,
+        CommVolume as CommVolume,
+        FeedForwardNode as FeedForwardNode,
+        LinearNode as LinearNode,
+        LocalSizes as LocalSizes,
+        Node as Node,
+        NormNode as NormNode,
+        Shape as Shape,
+        WrapNode as WrapNode,
+        by_path as by_path,
+        children as children,
+        fitted as fitted,
+        nodes as nodes,
+        parameter_shapes as parameter_shapes,
+        replaced as replaced,
+    )
+    from gangline.plan import Cut as Cut, Fold as Fold, Init as Init, Name as Name, Plan as Plan, matches as matches
+
+__getattr__, __all__ = lazily(
+    __name__,
+    {
+        "gangline.plan": "Cut Fold Init Name Plan matches",
+        "gangline.model.tree": (
+            "LINEAR AttentionNode CommVolume FeedForwardNode LinearNode LocalSizes Node NormNode Shape "
+            "WrapNode by_path children fitted nodes parameter_shapes replaced"
+        ),
+        "gangline.model.plan": "plan_decoder",
+        "gangline.model.config": "DecoderConfig Tiny",
+        "gangline.model.compose": "compose_model",
+        "gangline.model.calls": "AttentionCall Call LossCall",
+        "gangline.model.build": "Wrapper construct",
+        "gangline.model.attention": "PLAIN PlainAttention",
+        "gangline.model.feed_forward": "FeedForward",
+        "gangline.model.linear": "Embedding Linear",
+        "gangline.model.norm": "RMSNorm",
+        "gangline.model.recall": "Recall",
+        "gangline.model.flops": "computes_frozen",
+        "gangline.model.init": "shards_of whole_model",
+        "gangline.interop.adapter": "Adapter",
+        "gangline.interop.config": "read_config",
+    },
+)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gangline.batch import Batch
-from gangline.comm import Comm
+from gangline.comm.base import Comm
 from gangline.model.build import construct
 from gangline.model.calls import AttentionCall
 from gangline.model.flex import block_mask, flex, takes

@@ -12,7 +12,7 @@ from gangline.ranges import AtLeast, NonNegativeFloat, PositiveFloat, PositiveIn
 if TYPE_CHECKING:
     from gangline.config.schema import Run
 
-BUILD = "gangline.model.plan:decoder"
+BUILD = "gangline.model.plan:plan_decoder"
 
 
 @dataclass

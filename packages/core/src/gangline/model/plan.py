@@ -22,7 +22,7 @@ from gangline.model.tree import (
 from gangline.plan import Cut, Init, Name, Plan, Seam
 
 
-def decoder(config: DecoderConfig, run: Run | None = None) -> tuple[DecoderNode, Plan]:
+def plan_decoder(config: DecoderConfig, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     """The build of every decoder-shaped model part."""
     tree = tree_of(config)
     return tree, plan_of(config, tree)

@@ -1,5 +1,23 @@
-"""How weights follow gradients."""
+"""How weights follow gradients: what an optimizer imports."""
 
-from gangline.optimizer.base import Optimizer
+from __future__ import annotations
 
-__all__ = ["Optimizer"]
+from typing import TYPE_CHECKING
+
+from gangline.lazy import lazily
+
+if TYPE_CHECKING:
+    from gangline.optimizer.base import Optimizer as Optimizer
+    from gangline.optimizer.config import Adamw as Adamw, Muon as Muon
+    from gangline.runtime import Runtime as Runtime
+    from gangline.shard import Registry as Registry, Shard as Shard
+
+__getattr__, __all__ = lazily(
+    __name__,
+    {
+        "gangline.optimizer.base": "Optimizer",
+        "gangline.optimizer.config": "Adamw Muon",
+        "gangline.runtime": "Runtime",
+        "gangline.shard": "Registry Shard",
+    },
+)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from gangline.comm import Comm, Pending
+from gangline.comm.base import Comm, Pending
 
 
 class Bucket:

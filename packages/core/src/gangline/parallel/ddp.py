@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from gangline.comm import Comms
+from gangline.comm.base import Comms
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.parallel.buckets import Buckets
 from gangline.parallel.config import Ddp
 from gangline.parallel.whole import Finish, WholeRuntime
 from gangline.plan import Plan
-from gangline.precision import Precision
+from gangline.precision.base import Precision
 
 
 class DdpRuntime(WholeRuntime):

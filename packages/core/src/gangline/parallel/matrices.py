@@ -19,7 +19,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from gangline.comm import Comm
+from gangline.comm.base import Comm
 from gangline.runtime import ShardedParam
 from gangline.shard import Box, Registry
 

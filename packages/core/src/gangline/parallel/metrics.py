@@ -15,7 +15,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from gangline.comm import Comm, Pending
+from gangline.comm.base import Comm, Pending
 from gangline.comm.ordered import sum_rows
 from gangline.inside import Collected
 

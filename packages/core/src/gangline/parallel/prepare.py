@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gangline.comm import Comm
+from gangline.comm.base import Comm
 from gangline.errors import UserError
 from gangline.model.linear import Linear
 from gangline.plan import Plan, matches
-from gangline.precision import Precision
+from gangline.precision.base import Precision
 
 
 def set_products(model: nn.Module, plan: Plan, precision: Precision) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gangline.batch import Batch
-from gangline.comm import Comm
+from gangline.comm.base import Comm
 
 
 def check_share(batches: Sequence[Batch], world: Comm, device: torch.device) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gangline.comm import Comms
+from gangline.comm.base import Comms
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.parallel.config import Single
 from gangline.parallel.whole import Finish, WholeRuntime
 from gangline.plan import Plan
-from gangline.precision import Precision
+from gangline.precision.base import Precision
 
 
 class SingleRuntime(WholeRuntime):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gangline import inside
 from gangline.batch import Batch
-from gangline.comm import Comm, Comms
+from gangline.comm.base import Comm, Comms
 from gangline.comm.solo import Solo
 from gangline.config.schema import Run
 from gangline.inside import Collected
@@ -26,7 +26,7 @@ from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
 from gangline.parallel.score import check_share, evaluated, in_global_order
 from gangline.parallel.storage import WholeStorage
 from gangline.plan import Plan
-from gangline.precision import Precision
+from gangline.precision.base import Precision
 from gangline.runtime import ParamShard, Runtime, ShardedParam, StepResult
 from gangline.shard import Layout, Registry, Shard
 

@@ -13,8 +13,7 @@ import pytest
 
 from gangline.attempts import Attempt, append
 from gangline.mesh import Mesh
-from gangline.testing import checkpointer_ranks as ranks
-from gangline.testing import under_fire as fire
+from gangline.testing import checkpointer_ranks as ranks, under_fire as fire
 from gangline.testing.checkpointer_ranks import Job, document, registry_of
 from gangline.testing.claims import needs
 from gangline.testing.pool import PoolBroken, pool

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from gangline.attempts import Attempt
-from gangline.comm import Comm, Comms, transport
+from gangline.comm import transport
+from gangline.comm.base import Comm, Comms
 from gangline.config.schema import Run
 from gangline.health import HealthCheck, Verdict
 from gangline.mesh import Mesh

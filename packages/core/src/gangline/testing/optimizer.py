@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
-from gangline.optimizer import Optimizer
+from gangline.optimizer.base import Optimizer
 from gangline.plugins import load
 from gangline.precision.plain import Plain
 from gangline.runtime import Runtime

@@ -13,7 +13,7 @@ from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.plugins import load
-from gangline.precision import Precision
+from gangline.precision.base import Precision
 from gangline.testing import strategy_ranks as ranks
 from gangline.testing.claims import needs
 from gangline.testing.pool import pool

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from gangline.comm import Comms
+from gangline.comm.base import Comms
 from gangline.mesh import Mesh
 from gangline.testing.ship import unpack
 

@@ -17,7 +17,7 @@ from gangline.model.init import initialise
 from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline.plugins import load
-from gangline.precision import Precision
+from gangline.precision.base import Precision
 from gangline.precision.plain import Plain
 from gangline.runtime import Runtime
 from gangline.shard import Registry

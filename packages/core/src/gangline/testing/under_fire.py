@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline.checkpoint.base import SaveFailed
-from gangline.testing import checkpointer_ranks as ranks
-from gangline.testing import rank
+from gangline.testing import checkpointer_ranks as ranks, rank
 from gangline.testing.processes import children
 
 

@@ -1,5 +1,19 @@
-"""Where a run's records go."""
+"""Where a run's records go: what a tracker imports. Torch-free."""
 
-from gangline.track.base import Start, Tracker
+from __future__ import annotations
 
-__all__ = ["Start", "Tracker"]
+from typing import TYPE_CHECKING
+
+from gangline.lazy import lazily
+
+if TYPE_CHECKING:
+    from gangline.record import StepRecord as StepRecord
+    from gangline.track.base import Start as Start, Tracker as Tracker
+
+__getattr__, __all__ = lazily(
+    __name__,
+    {
+        "gangline.track.base": "Start Tracker",
+        "gangline.record": "StepRecord",
+    },
+)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gangline.comm import Comm
+from gangline.comm.base import Comm
 from gangline.health import Verdict
 
 _SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")

@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 
 from gangline import plugins
-from gangline.checkpoint import Checkpointer
-from gangline.comm import Comms
+from gangline.checkpoint.base import Checkpointer
+from gangline.comm.base import Comms
 from gangline.config.schema import Run
 from gangline.config.validation import validation_sets
-from gangline.data import DataSource
+from gangline.data.base import DataSource
 from gangline.errors import UserError
 from gangline.events import Events
 from gangline.mesh import Mesh
@@ -20,7 +20,7 @@ from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.model.init import initialise
 from gangline.plan import Plan
-from gangline.precision import Precision
+from gangline.precision.base import Precision
 from gangline.rundir import RunDirectory
 from gangline.runtime import Runtime
 from gangline.train.batches import Batches

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from gangline.callback import Metrics
+from gangline.callback.base import Metrics
 from gangline.errors import UserError
 from gangline.health import Action, HealthCheck, Verdict
 from gangline.runtime import Runtime

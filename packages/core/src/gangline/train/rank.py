@@ -9,7 +9,7 @@ import time
 
 from gangline.checkpoint.id import CheckpointId
 from gangline.comm.transport import connect
-from gangline.data import DataSource
+from gangline.data.base import DataSource
 from gangline.determinism import use_deterministic_kernels
 from gangline.errors import UserError
 from gangline.mesh import Mesh

@@ -12,16 +12,16 @@ from torch.autograd import profiler
 from torch.profiler import record_function
 
 from gangline import plugins
-from gangline.comm import Comms
+from gangline.comm.base import Comms
 from gangline.config.schema import Run
 from gangline.config.serial import to_dict
 from gangline.mesh import Mesh
 from gangline.model.flops import flops_per_token, parameter_count, trained_count
 from gangline.model.tree import Node
 from gangline.plan import Plan
-from gangline.precision import Precision
+from gangline.precision.base import Precision
 from gangline.record import StepRecord
-from gangline.track import Start, Tracker
+from gangline.track.base import Start, Tracker
 from gangline.train.peaks import peak_flops
 
 

@@ -11,7 +11,7 @@ import torch
 
 from gangline import attempts
 from gangline.attempts import Attempt
-from gangline.checkpoint import Checkpointer
+from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.id import CheckpointId
 from gangline.config.serial import to_dict
 from gangline.errors import BadCheckpoint, UserError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.checkpoint import SaveFailed
+from gangline.checkpoint.base import SaveFailed
 from gangline.train.callbacks import each
 from gangline.train.restore import capture
 from gangline.train.session import Session

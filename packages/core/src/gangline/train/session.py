@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from gangline.attempts import Attempt
-from gangline.callback import Callback
-from gangline.checkpoint import Checkpointer, Handle
-from gangline.comm import Comms
+from gangline.callback.base import Callback
+from gangline.checkpoint.base import Checkpointer, Handle
+from gangline.comm.base import Comms
 from gangline.config.schema import Run
-from gangline.data import DataSource
+from gangline.data.base import DataSource
 from gangline.events import Events
 from gangline.health import HealthCheck
 from gangline.mesh import Mesh
-from gangline.optimizer import Optimizer
-from gangline.precision import Precision
+from gangline.optimizer.base import Optimizer
+from gangline.precision.base import Precision
 from gangline.rundir import RunDirectory
 from gangline.runtime import Runtime
 from gangline.shard import Registry, Shard

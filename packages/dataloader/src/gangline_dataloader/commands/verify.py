@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from gangline.errors import UserError
-from gangline_dataloader.packing.plan import pieces_of, planned, rows_of
-from gangline_dataloader.packing.plan import read as read_plan
+from gangline_dataloader.packing.plan import pieces_of, planned, read as read_plan, rows_of
 from gangline_dataloader.prepare.run import VALIDATION
 from gangline_dataloader.store.manifest import FILE, Manifest, ends_of, file_of, read
 from gangline_dataloader.store.npy import checksum, mapped

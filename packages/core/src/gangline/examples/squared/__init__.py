@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from gangline import Part, hookimpl
 from gangline.model.config import Tiny
-from gangline.model.plan import decoder
+from gangline.model.plan import plan_decoder
 from gangline.model.tree import LINEAR, Node, fitted
 from gangline.plan import matches
 
@@ -28,7 +28,7 @@ class Squared(Tiny):
 
 
 def build(config, run):
-    tree, plan = decoder(config, run)
+    tree, plan = plan_decoder(config, run)
     feed_forward = SquaredNode(dim=config.dim, hidden=config.hidden)
     tree = replace(tree, blocks=tuple(replace(block, feed_forward=feed_forward) for block in tree.blocks))
     gate = "blocks.0.feed_forward.w_gate.weight"  # what the decoder's plan says of it has nothing to be about

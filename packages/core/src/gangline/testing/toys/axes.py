@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from gangline.batch import Batch
-from gangline.comm import Comm, Comms
 from gangline.comm.autograd import all_gather, all_reduce
+from gangline.comm.base import Comm, Comms
 from gangline.model.linear import Embedding, Linear
 from gangline.plan import Plan, matches
 

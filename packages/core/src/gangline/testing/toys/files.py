@@ -17,7 +17,7 @@ import torch
 from gangline.checkpoint.base import Checkpointer, Handle, SaveFailed
 from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.retention import superfluous
-from gangline.comm import Store
+from gangline.comm.base import Store
 from gangline.config.schema import Run
 from gangline.errors import BadCheckpoint, UserError
 from gangline.shard import Box, Registry, Shard

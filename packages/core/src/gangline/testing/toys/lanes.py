@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gangline import inside
-from gangline.comm import Comm
 from gangline.comm.autograd import all_gather, reduce_scatter
+from gangline.comm.base import Comm
 from gangline.testing.toys.plugin import LanesNode
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from gangline.callback import Callback, Metrics, like_parameters
-from gangline.comm import Comms, Store
+from gangline.callback.base import Callback, Metrics, like_parameters
+from gangline.comm.base import Comms, Store
 from gangline.config.schema import Run
 from gangline.record import StepRecord
 from gangline.runtime import Runtime

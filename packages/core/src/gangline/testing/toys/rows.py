@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gangline import inside
 from gangline.batch import Batch
-from gangline.comm import Comms
+from gangline.comm.base import Comms
 from gangline.config.schema import Run
 from gangline.inside import Collected, Frame
 from gangline.mesh import DATA_AXES, Mesh
@@ -25,7 +25,7 @@ from gangline.parallel.microbatch import count_tokens, frame_of
 from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
 from gangline.parallel.score import check_share, evaluated, in_global_order
 from gangline.plan import Plan, matches
-from gangline.precision import Precision
+from gangline.precision.base import Precision
 from gangline.runtime import ParamShard, Runtime, ShardedParam, StepResult
 from gangline.shard import Layout, Registry, Shard
 from gangline.testing.toys.axes import Axes

@@ -11,7 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from gangline.comm import Comm
+from gangline.comm.base import Comm
 from gangline.comm.ordered import sum_rows
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry

@@ -1,0 +1,90 @@
+"""What a strategy imports: the runtime that it builds, and what core's own strategies are made of.
+
+A strategy cuts a model by its plan over the mesh and runs one step. Read `gangline.runtime.Runtime` first, and
+`gangline.parallel.single`, the smallest one. Torch is loaded with the first name that needs it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gangline.lazy import lazily
+
+if TYPE_CHECKING:
+    from gangline.batch import Batch as Batch
+    from gangline.inside import Collected as Collected, Frame as Frame
+    from gangline.mesh import AXES as AXES, DATA_AXES as DATA_AXES, Mesh as Mesh
+    from gangline.model.buffers import (
+        buffers_of as buffers_of,
+        filled_buffers_of as filled_buffers_of,
+        listeners as listeners,
+        put as put,
+    )
+    from gangline.model.build import model_of as model_of
+    from gangline.model.seams import call_at as call_at, calls as calls
+    from gangline.parallel import norm as norm
+    from gangline.parallel.config import Ddp as Ddp, Single as Single
+    from gangline.parallel.matrices import Matrices as Matrices
+    from gangline.parallel.metrics import Tally as Tally
+    from gangline.parallel.microbatch import (
+        count_on_host as count_on_host,
+        count_tokens as count_tokens,
+        frame_of as frame_of,
+    )
+    from gangline.parallel.norm import ordered_norm as ordered_norm, row_squares as row_squares
+    from gangline.parallel.prepare import (
+        bind_folds as bind_folds,
+        full_product as full_product,
+        refuse_own as refuse_own,
+        set_products as set_products,
+    )
+    from gangline.parallel.score import (
+        check_share as check_share,
+        evaluated as evaluated,
+        in_global_order as in_global_order,
+    )
+    from gangline.parallel.single import SingleRuntime as SingleRuntime
+    from gangline.parallel.storage import dtype_name as dtype_name
+    from gangline.plan import Cut as Cut, Fold as Fold, Plan as Plan, matches as matches, names as names
+    from gangline.runtime import (
+        ParamShard as ParamShard,
+        Runtime as Runtime,
+        ShardedParam as ShardedParam,
+        StepResult as StepResult,
+    )
+    from gangline.shard import (
+        Box as Box,
+        Division as Division,
+        Layout as Layout,
+        Places as Places,
+        Registry as Registry,
+        Shard as Shard,
+        primary_replica as primary_replica,
+    )
+    from gangline.train.finish import finisher as finisher
+
+__getattr__, __all__ = lazily(
+    __name__,
+    {
+        "gangline.runtime": "ParamShard Runtime ShardedParam StepResult",
+        "gangline.batch": "Batch",
+        "gangline.mesh": "AXES DATA_AXES Mesh",
+        "gangline.plan": "Cut Fold Plan matches names",
+        "gangline.shard": "Box Division Layout Places Registry Shard primary_replica",
+        "gangline.inside": "Collected Frame",
+        "gangline.parallel.config": "Ddp Single",
+        "gangline.parallel.matrices": "Matrices",
+        "gangline.parallel.metrics": "Tally",
+        "gangline.parallel.microbatch": "count_on_host count_tokens frame_of",
+        "gangline.parallel": "norm",
+        "gangline.parallel.norm": "ordered_norm row_squares",
+        "gangline.parallel.prepare": "bind_folds full_product refuse_own set_products",
+        "gangline.parallel.score": "check_share evaluated in_global_order",
+        "gangline.parallel.single": "SingleRuntime",
+        "gangline.parallel.storage": "dtype_name",
+        "gangline.model.buffers": "buffers_of filled_buffers_of listeners put",
+        "gangline.model.build": "model_of",
+        "gangline.model.seams": "call_at calls",
+        "gangline.train.finish": "finisher",
+    },
+)

@@ -1,0 +1,30 @@
+"""What a verb of `gangline` imports, and whoever reads what runs leave behind.
+
+Torch is loaded with the first name that needs it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gangline.lazy import lazily
+
+if TYPE_CHECKING:
+    from gangline import attempts as attempts
+    from gangline.interop import load_pretrained as load_pretrained
+    from gangline.interop.commands import add_output as add_output, words_for as words_for, write_model as write_model
+    from gangline.rundir import RunDirectory as RunDirectory, part_versions as part_versions
+    from gangline.sample import sample as sample
+
+__getattr__, __all__ = lazily(
+    __name__,
+    {
+        "gangline.rundir": "RunDirectory part_versions",
+        "gangline": "attempts",
+        "gangline.record": "read as read_records",
+        "gangline.events": "read as read_events",
+        "gangline.sample": "sample",
+        "gangline.interop": "load_pretrained",
+        "gangline.interop.commands": "add_output words_for write_model",
+    },
+)
