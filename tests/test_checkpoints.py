@@ -10,7 +10,7 @@ import torch
 from gangline import plugins
 from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
-from gangline.record import read
+from gangline.record import read_records
 from gangline.rundir import RunDirectory
 from gangline.shard import Layout, Registry, Shard
 from gangline.testing import rank
@@ -116,7 +116,7 @@ def differing(session: Session) -> list[str]:
 
 
 def curve(run_dir: Path) -> list[tuple[int, float, float]]:
-    return [(found["step"], found["loss"], found["grad_norm"]) for found in read(run_dir / "metrics.jsonl")]
+    return [(found["step"], found["loss"], found["grad_norm"]) for found in read_records(run_dir / "metrics.jsonl")]
 
 
 def holds(place: Path, first: tuple[str, ...], second: tuple[str, ...], steps: int, more: int) -> None:

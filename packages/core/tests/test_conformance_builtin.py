@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.record import read
+from gangline.record import read_records
 from gangline.testing import (
     CallbackSuite,
     CheckpointerSuite,
@@ -107,7 +107,7 @@ class TestJsonLines(TrackerSuite):
     can = {"keeps", "resumes"}
 
     def recorded(self, directory: Path) -> list[tuple[int, float]]:
-        return [(record["step"], record["loss"]) for record in read(directory / "metrics.jsonl")]
+        return [(record["step"], record["loss"]) for record in read_records(directory / "metrics.jsonl")]
 
 
 class TestTensorboard(TrackerSuite):

@@ -13,7 +13,7 @@ from gangline.attempts import Attempt
 from gangline.checkpoint.torch_dcp import DcpCheckpointer
 from gangline.errors import BadCheckpoint
 from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
-from gangline.record import read
+from gangline.record import read_records
 from gangline.testing.pool import pool
 from gangline.testing.processes import kill
 from gangline.testing.sessions import session
@@ -106,11 +106,11 @@ def test_samples_passed_over_stay_passed_over_after_a_kill_and_in_every_later_at
     assert started(out) == [5 * G, 6 * G, 7 * G, 8 * G], "the samples of step 5 come never again"
     written = [json.loads(text) for text in (out / "metrics.jsonl").read_text().splitlines()]
     assert (5, 1) in [(record["step"], record["attempt"]) for record in written]
-    assert [(record["step"], record["attempt"]) for record in read(out / "metrics.jsonl")] == [
+    assert [(record["step"], record["attempt"]) for record in read_records(out / "metrics.jsonl")] == [
         *((step, 1) for step in range(1, 5)),
         *((step, 2) for step in range(5, 9)),
     ]
-    told = events.read(out)
+    told = events.read_events(out)
     assert [line["action"] for line in told if line["event"] == "order"] == ["roll_back"]
     assert [line["kind"] for line in told if line["event"] == "verdict"] == ["spike"]
     assert [line["event"] for line in told].count("start") == 2
@@ -129,7 +129,7 @@ def test_a_budget_counts_what_happened_and_outlives_the_rollback(tmp_path):
         ("roll_back", "step-00000002", 0),
         ("stop", "step-00000004.3", 0),
     ]
-    rates = {record["step"]: record["learning_rate"] for record in read(tmp_path / "out" / "metrics.jsonl")}
+    rates = {record["step"]: record["learning_rate"] for record in read_records(tmp_path / "out" / "metrics.jsonl")}
     assert rates[3] == rates[1] / 4, "two cuts, both after step 2"
 
 
@@ -145,7 +145,7 @@ def test_a_cut_rate_survives_a_kill_and_is_cut_once(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(out, Dies({3: Action.STOP}, cut))
     assert run(out, Scripted({3: Action.STOP}, cut)) == 0
-    rates = [record["learning_rate"] for record in read(out / "metrics.jsonl")]
+    rates = [record["learning_rate"] for record in read_records(out / "metrics.jsonl")]
     assert [rate / rates[0] for rate in rates] == [1, 1, 1, 0.5, 0.5, 0.5, 1, 1]
     assert len(orders(out)) == 1
 
@@ -164,7 +164,7 @@ def test_a_step_may_be_left_out_before_the_update_and_that_is_no_overflow(tmp_pa
     overflows: list[bool] = []
     monkeypatch.setattr(s.precision, "update", lambda found_inf: overflows.append(found_inf))
     train(s)
-    records = read(tmp_path / "out" / "metrics.jsonl")
+    records = read_records(tmp_path / "out" / "metrics.jsonl")
     assert [bool(record["skipped"]) for record in records] == [False, True, False]
     assert "gradient at step 2" in records[1]["skipped"]
     assert records[1]["finite"]
@@ -184,7 +184,7 @@ def test_a_restart_may_lead_back(tmp_path):
 
 def test_without_a_checkpoint_a_way_back_is_a_stop(tmp_path):
     assert run(tmp_path / "out", Scripted({1: Action.ROLL_BACK})) == 3
-    (end,) = [line for line in events.read(tmp_path / "out") if line["event"] == "end"]
+    (end,) = [line for line in events.read_events(tmp_path / "out") if line["event"] == "end"]
     assert "no checkpoint to go back to" in end["evidence"]
 
 
@@ -211,7 +211,7 @@ def test_what_one_rank_finds_all_do(tmp_path):
     first, second = pool(2).run(rolled_back_on_ranks, tmp_path / "out")
     assert first == second
     assert first[:4] == [0, 6, 7 * G, 2]
-    records = read(tmp_path / "out" / "metrics.jsonl")
+    records = read_records(tmp_path / "out" / "metrics.jsonl")
     assert [bool(record["skipped"]) for record in records] == [False, False, True, False, False, False]
 
 
@@ -242,7 +242,7 @@ def test_an_order_counts_once_however_many_checkpoints_are_tried(tmp_path):
     (line,) = orders(out)
     assert (line.attempt, line.instead, line.start) == (3, 2, "step-00000002")
     assert (line.skipped_from, line.skipped) == (2 * G, 8)
-    rates = {record["step"]: record["learning_rate"] for record in read(out / "metrics.jsonl")}
+    rates = {record["step"]: record["learning_rate"] for record in read_records(out / "metrics.jsonl")}
     assert rates[8] == rates[1] / 2
     assert s.saved != "step-00000004"
 
@@ -286,7 +286,7 @@ def test_what_a_check_raises_on_another_rank_is_told(tmp_path, where):
     """And a check that could not be attached on one rank has no part in the run on any."""
     one, other = pool(2).run(failing_on_rank_1, tmp_path / "out", where)
     assert one == other == [0, [] if where == "attach" else ["scripted"]]
-    found = [line for line in events.read(tmp_path / "out") if line["event"] == "verdict"]
+    found = [line for line in events.read_events(tmp_path / "out") if line["event"] == "verdict"]
     told = [(line["kind"], line["where"], line["evidence"]) for line in found]
     wanted = [("check-failed", "rank 1", "health=scripted failed: OSError: no such driver")]
     assert told == (wanted if where == "observe" else []), "once, not in every step"
@@ -405,5 +405,5 @@ def test_a_rollback_a_restart_and_a_kill_in_one_run(runs, strangers):
     assert [record["step"] for record in runs.records("out")] == list(range(1, 101))
     checkpointer = DcpCheckpointer(str(runs.directory / "out"))
     assert checkpointer.document(checkpointer.latest())["cursor"] == 101 * 4, "the samples of one step were passed over"
-    told = events.read(runs.directory / "out")
+    told = events.read_events(runs.directory / "out")
     assert [line["why"] for line in told if line["event"] == "end"] == ["restart", "done"]

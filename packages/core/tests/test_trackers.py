@@ -18,7 +18,7 @@ from hypothesis import given, settings, strategies as st
 from rich.console import Console as Terminal
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gangline.record import StepRecord, read
+from gangline.record import StepRecord, read_records
 from gangline.track import Start, Tracker
 from gangline.track.console import ConsoleTracker, duration, quantity
 from gangline.track.jsonl import JsonLinesTracker
@@ -49,7 +49,7 @@ def start(directory: Path, first: int = 0, last: int = 100, attempt: int = 1) ->
 
 
 def lines(directory: Path) -> list[dict]:
-    return read(directory / "metrics.jsonl")
+    return read_records(directory / "metrics.jsonl")
 
 
 def track(directory: Path, *records: StepRecord, first: int = 0) -> None:

@@ -72,7 +72,7 @@ class Events:
             self._file = None
 
 
-def read(run_dir: str | Path) -> list[dict[str, Any]]:
+def read_events(run_dir: str | Path) -> list[dict[str, Any]]:
     """Every whole line, oldest first; what a kill tore is left out."""
     path = Path(run_dir) / FILE
     found = []

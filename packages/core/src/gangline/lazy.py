@@ -11,20 +11,16 @@ from typing import Any
 def lazily(facade: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
     """(`__getattr__`, `__all__`) of the module `facade`, so that importing it loads nothing, torch least of all.
 
-    homes: module -> the names that are from it, apart by spaces; "read as read_records" gives a name another, and what
-    a package does not define is its submodule of that name. Type checkers read the same from a TYPE_CHECKING block.
+    homes: module -> the names that are from it, apart by spaces; what a package does not define is its submodule of
+    that name. Type checkers read the same from a TYPE_CHECKING block.
     """
-    found = {}
-    for home, names in homes.items():
-        source, _, renamed = names.partition(" as ")
-        found |= {renamed: (home, source)} if renamed else {name: (home, name) for name in names.split()}
+    found = {name: home for home, names in homes.items() for name in names.split()}
 
     def get(name: str) -> Any:
         if name not in found:
             raise AttributeError(f"module {facade!r} has no attribute {name!r}")
-        home, source = found[name]
-        module = import_module(home)
-        value = getattr(module, source) if hasattr(module, source) else import_module(f"{home}.{source}")
+        module = import_module(found[name])
+        value = getattr(module, name) if hasattr(module, name) else import_module(f"{found[name]}.{name}")
         setattr(sys.modules[facade], name, value)
         return value
 

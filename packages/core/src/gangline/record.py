@@ -63,7 +63,7 @@ def newest(lines: Iterable[str]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def read(path: str | Path) -> list[dict[str, Any]]:
+def read_records(path: str | Path) -> list[dict[str, Any]]:
     """`newest` of a file."""
     with Path(path).open() as file:
         return newest(file)

@@ -11,8 +11,10 @@ from gangline.lazy import lazily
 
 if TYPE_CHECKING:
     from gangline import attempts as attempts
+    from gangline.events import read_events as read_events
     from gangline.interop import load_pretrained as load_pretrained
     from gangline.interop.commands import add_output as add_output, words_for as words_for, write_model as write_model
+    from gangline.record import read_records as read_records
     from gangline.rundir import RunDirectory as RunDirectory, part_versions as part_versions
     from gangline.sample import sample as sample
 
@@ -21,8 +23,8 @@ __getattr__, __all__ = lazily(
     {
         "gangline.rundir": "RunDirectory part_versions",
         "gangline": "attempts",
-        "gangline.record": "read as read_records",
-        "gangline.events": "read as read_events",
+        "gangline.record": "read_records",
+        "gangline.events": "read_events",
         "gangline.sample": "sample",
         "gangline.interop": "load_pretrained",
         "gangline.interop.commands": "add_output words_for write_model",

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from gangline.errors import UserError
-from gangline.record import read
+from gangline.record import read_records
 
 LOAD = "/load"
 
@@ -34,7 +34,7 @@ def told(run_dir: str | Path) -> list[Told]:
     """The steps of a run in order, none of a branch that was left behind. Raises UserError where there is none."""
     path = Path(run_dir) / "metrics.jsonl"
     try:
-        records = read(path)
+        records = read_records(path)
     except OSError:
         raise UserError(
             f"{run_dir} holds no metrics.jsonl.",

@@ -109,13 +109,13 @@ def _title(name: str, schedule: Schedule, whose: str = "") -> str:
 
 def _recorded(directory: Path) -> tuple[Timeline, Caption]:
     """What the newest recorded step of a run did, in milliseconds."""
-    from gangline.record import read
+    from gangline.record import read_records
     from gangline.rundir import RunDirectory
     from gangline_parallel_megatron_style.cost.timing import schedule_of
     from gangline_parallel_megatron_style.explain.explained import case_of
     from gangline_parallel_megatron_style.pipeline.record import latest, timeline
 
-    found = latest(read(directory / "metrics.jsonl"))
+    found = latest(read_records(directory / "metrics.jsonl"))
     case = case_of(RunDirectory.open(directory).run())
     schedule = schedule_of(case)
     if found is None or schedule is None:

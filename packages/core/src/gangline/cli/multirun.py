@@ -14,7 +14,7 @@ from gangline.config.compose import compose_one
 from gangline.config.preflight import sweep
 from gangline.config.schema import Run
 from gangline.errors import UserError
-from gangline.record import read
+from gangline.record import read_records
 from gangline.rundir import RunDirectory, fresh
 
 
@@ -86,7 +86,7 @@ def _table(done: list[FinishedRun]) -> None:
 def _last(metrics: Path) -> tuple[str, str, str]:
     """Step and loss of a run's last record, and its last validation loss, as text."""
     try:
-        records = read(metrics)
+        records = read_records(metrics)
     except OSError:
         return "", "", ""
     if not records:

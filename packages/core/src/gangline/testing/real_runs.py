@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gangline.record import read
+from gangline.record import read_records
 from gangline.testing.processes import kill
 
 SMALL = (
@@ -135,7 +135,7 @@ class RealRuns:
 
     def records(self, run_dir: str) -> list[dict[str, Any]]:
         """Each step's newest record."""
-        return read(self.directory / run_dir / "metrics.jsonl")
+        return read_records(self.directory / run_dir / "metrics.jsonl")
 
     def curve(self, run_dir: str) -> list[tuple[int, float, float]]:
         """(step, loss, gradient norm) of each record: equal for two runs that computed the same bits."""

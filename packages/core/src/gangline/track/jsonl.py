@@ -1,4 +1,4 @@
-"""metrics.jsonl: one record a line, append-only. `gangline.record.read` gives each step's newest."""
+"""metrics.jsonl: one record a line, append-only. `gangline.record.read_records` gives each step's newest."""
 
 from __future__ import annotations
 
