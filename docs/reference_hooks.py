@@ -58,7 +58,7 @@ def _hook(name: str) -> str:
     group = hooks.GROUP_OF.get(name)
     if group:
         base = GROUPS[group]
-        rows += [f"Configuration: derives from `gangline.parts.{base.__name__}`.  ", f"Contract: {_linked(base)}", ""]
+        rows += [f"Configuration: derives from `gangline.config.{base.__name__}`.  ", f"Contract: {_linked(base)}", ""]
     if name == "gangline_parts":
         rows += [*_groups(), ""]
     if lead:
@@ -72,8 +72,8 @@ def _groups() -> Iterator[str]:
     yield "|---|---|---|"
     others = {f"`{group}`": base for group, base in GROUPS.items() if group not in hooks.GROUP_OF.values()}
     for group, base in {**others, "of a model edit": parts.EditConfig}.items():
-        yield f"| {group} | `gangline.parts.{base.__name__}` | {_linked(base)} |"
-    yield "| any other | `gangline.parts.PartConfig` | whoever opened the group says |"
+        yield f"| {group} | `gangline.config.{base.__name__}` | {_linked(base)} |"
+    yield "| any other | `gangline.config.PartConfig` | whoever opened the group says |"
 
 
 def _contract(base: type) -> str:

@@ -72,8 +72,8 @@ def test_a_claim_that_nobody_knows_fails(tmp_path: Path) -> None:
 
 RECORDED = """
     def recorded(self, directory):
-        from gangline.record import read
-        return [(record["step"], record["loss"]) for record in read(directory / "metrics.jsonl")]
+        from gangline.record import read_records
+        return [(record["step"], record["loss"]) for record in read_records(directory / "metrics.jsonl")]
 """
 
 

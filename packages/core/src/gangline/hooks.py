@@ -55,7 +55,7 @@ def gangline_parallel_strategies() -> Iterable[Part]:
         from dataclasses import dataclass, replace
 
         from gangline import Part, hookimpl
-        from gangline.parallel.config import Single
+        from gangline.strategy import Single
 
 
         @dataclass
@@ -64,7 +64,7 @@ def gangline_parallel_strategies() -> Iterable[Part]:
 
 
         def build(config, run, model, plan, mesh, comms, precision, finish):
-            from gangline.parallel.single import SingleRuntime
+            from gangline.strategy import SingleRuntime
 
             class WatchedRuntime(SingleRuntime):
                 def step(self, microbatches):
@@ -93,7 +93,7 @@ def gangline_precisions() -> Iterable[Part]:
         from dataclasses import dataclass
 
         from gangline import Part, hookimpl
-        from gangline.parts import PrecisionConfig
+        from gangline.config import PrecisionConfig
 
 
         @dataclass
@@ -134,7 +134,7 @@ def gangline_checkpointers() -> Iterable[Part]:
         from pathlib import Path
 
         from gangline import Part, hookimpl
-        from gangline.checkpoint.config import TorchCheckpoint
+        from gangline.checkpoint import TorchCheckpoint
 
 
         @dataclass
@@ -143,7 +143,7 @@ def gangline_checkpointers() -> Iterable[Part]:
 
 
         def build(config, run, store):
-            from gangline.checkpoint.torch_dcp import DcpCheckpointer
+            from gangline.checkpoint import DcpCheckpointer
 
             checkpointer = DcpCheckpointer(run.run.dir, config.keep_last)
             checkpointer.directory = Path(config.folder) / Path(run.run.dir).name
@@ -170,9 +170,8 @@ def gangline_data_sources() -> Iterable[Part]:
         import numpy as np
 
         from gangline import Part, hookimpl
+        from gangline.config import DataConfig, PositiveInt
         from gangline.data import DataSource
-        from gangline.parts import DataConfig
-        from gangline.ranges import PositiveInt
 
 
         @dataclass
@@ -214,8 +213,8 @@ def gangline_health_checks() -> Iterable[Part]:
         from dataclasses import dataclass
 
         from gangline import Part, hookimpl
+        from gangline.config import HealthConfig
         from gangline.health import Action, HealthCheck, Verdict
-        from gangline.parts import HealthConfig
 
 
         @dataclass
@@ -250,8 +249,7 @@ def gangline_parts() -> Iterable[Part]:
         from dataclasses import dataclass, replace
 
         from gangline import Part, hookimpl
-        from gangline.parts import EditConfig
-        from gangline.ranges import PositiveInt
+        from gangline.config import EditConfig, PositiveInt
 
 
         @dataclass
@@ -260,7 +258,7 @@ def gangline_parts() -> Iterable[Part]:
 
 
         def edit(tree, plan, options):
-            from gangline.model.tree import FeedForwardNode, nodes, replaced
+            from gangline.model import FeedForwardNode, nodes, replaced
 
             found = {path: node for path, node in nodes(tree) if isinstance(node, FeedForwardNode)}
             for path, node in found.items():
@@ -318,7 +316,7 @@ def gangline_kinds() -> Iterable[Kind]:
             # gangline_whisper.py: every step in small letters. train track=[whisper]
             from dataclasses import dataclass
             from gangline import Part, hookimpl
-            from gangline.parts import TrackConfig
+            from gangline.config import TrackConfig
             from gangline.track import Tracker
 
             @dataclass

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from gangline.ranges import (
         AnyNumber as AnyNumber,
         AtLeast as AtLeast,
+        AtMost as AtMost,
+        LessThan as LessThan,
         MoreThan as MoreThan,
         NonNegativeFloat as NonNegativeFloat,
         NonNegativeInt as NonNegativeInt,
@@ -67,8 +69,8 @@ __getattr__, __all__ = lazily(
         ),
         "gangline.config.sections": "BatchSection Recompute RunSection ValidateSection",
         "gangline.ranges": (
-            "AnyNumber AtLeast MoreThan NonNegativeFloat NonNegativeInt OneOf OrInfinite PositiveFloat "
-            "PositiveInt Share ShareBelowOne"
+            "AnyNumber AtLeast AtMost LessThan MoreThan NonNegativeFloat NonNegativeInt OneOf OrInfinite "
+            "PositiveFloat PositiveInt Share ShareBelowOne"
         ),
         "gangline.config.check": "layout_problems meaningless world_of",
         "gangline.config.mend": "nearest",

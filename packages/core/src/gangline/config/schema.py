@@ -58,7 +58,7 @@ class EditConfig(PartConfig):
     anyone supplying it, and its edit runs in order of group name. Two edits that claim the same path,
     or a path inside another's, are an error.
 
-    `wraps`: it replaces nothing but puts `gangline.model.tree.WrapNode`s around nodes (adapters around linears). It
+    `wraps`: it replaces nothing but puts `gangline.model.WrapNode`s around nodes (adapters around linears). It
     runs after all edits that do not, may claim what others claim, and where several wrap one node the first is
     innermost.
 

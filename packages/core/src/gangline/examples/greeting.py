@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gangline import Part, hookimpl
-from gangline.parts import PartConfig, TrackConfig
+from gangline.config import PartConfig, TrackConfig
 from gangline.plugins import build
 from gangline.track import Tracker
 

@@ -2,7 +2,7 @@
 from dataclasses import dataclass
 
 from gangline import Part, hookimpl
-from gangline.parts import TrackConfig
+from gangline.config import TrackConfig
 from gangline.track import Tracker
 
 

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from gangline import Part, hookimpl
-from gangline.parts import ScheduleConfig
-from gangline.ranges import PositiveFloat
+from gangline.config import PositiveFloat, ScheduleConfig
 
 
 @dataclass

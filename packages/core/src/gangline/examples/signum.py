@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from gangline import Part, hookimpl
-from gangline.parts import OptimizerConfig
-from gangline.ranges import PositiveFloat, ShareBelowOne
+from gangline.config import OptimizerConfig, PositiveFloat, ShareBelowOne
 
 
 @dataclass
@@ -16,8 +15,7 @@ class Signum(OptimizerConfig):
 def build(config, run, runtime):
     import torch
 
-    from gangline.optimizer import Optimizer
-    from gangline.shard import Shard
+    from gangline.optimizer import Optimizer, Shard
 
     class SignumOptimizer(Optimizer):
         def __init__(self):

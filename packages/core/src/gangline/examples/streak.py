@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from gangline import Part, hookimpl
 from gangline.callback import Callback
-from gangline.parts import CallbackConfig
-from gangline.ranges import PositiveInt
+from gangline.config import CallbackConfig, PositiveInt
 
 
 @dataclass

@@ -3,8 +3,8 @@ import time
 from dataclasses import dataclass
 
 from gangline import Part, hookimpl
-from gangline.launch.config import LocalLaunch
-from gangline.ranges import NonNegativeInt
+from gangline.config import NonNegativeInt
+from gangline.launch import LocalLaunch
 
 
 @dataclass
@@ -13,7 +13,7 @@ class Timed(LocalLaunch):
 
 
 def build(config, run):
-    from gangline.launch.local import LocalLauncher
+    from gangline.launch import LocalLauncher
 
     class TimedLauncher(LocalLauncher):
         def launch(self, run_dir):

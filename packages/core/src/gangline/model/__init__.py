@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from gangline.model.compose import compose_model as compose_model
     from gangline.model.config import DecoderConfig as DecoderConfig, Tiny as Tiny
     from gangline.model.feed_forward import FeedForward as FeedForward
-    from gangline.model.flops import computes_frozen as computes_frozen
+    from gangline.model.flops import (
+        computes_frozen as computes_frozen,
+        flops_per_token as flops_per_token,
+        parameter_count as parameter_count,
+    )
     from gangline.model.init import shards_of as shards_of, whole_model as whole_model
     from gangline.model.linear import Embedding as Embedding, Linear as Linear
     from gangline.model.norm import RMSNorm as RMSNorm
@@ -32,13 +36,20 @@ if TYPE_CHECKING:
     from gangline.model.tree import (
         LINEAR as LINEAR,
         AttentionNode as AttentionNode,
+        BlockNode as BlockNode,
         CommVolume as CommVolume,
+        DecoderNode as DecoderNode,
+        EmbeddingNode as EmbeddingNode,
         FeedForwardNode as FeedForwardNode,
+        HeadNode as HeadNode,
         LinearNode as LinearNode,
         LocalSizes as LocalSizes,
         Node as Node,
         NormNode as NormNode,
+        Rope as Rope,
+        RopeScaling as RopeScaling,
         Shape as Shape,
+        SinksNode as SinksNode,
         WrapNode as WrapNode,
         by_path as by_path,
         children as children,
@@ -47,15 +58,25 @@ if TYPE_CHECKING:
         parameter_shapes as parameter_shapes,
         replaced as replaced,
     )
-    from gangline.plan import Cut as Cut, Fold as Fold, Init as Init, Name as Name, Plan as Plan, matches as matches
+    from gangline.plan import (
+        Cut as Cut,
+        Fold as Fold,
+        Init as Init,
+        Name as Name,
+        Plan as Plan,
+        Seam as Seam,
+        matches as matches,
+        names as names,
+    )
 
 __getattr__, __all__ = lazily(
     __name__,
     {
-        "gangline.plan": "Cut Fold Init Name Plan matches",
+        "gangline.plan": "Cut Fold Init Name Plan Seam matches names",
         "gangline.model.tree": (
-            "LINEAR AttentionNode CommVolume FeedForwardNode LinearNode LocalSizes Node NormNode Shape "
-            "WrapNode by_path children fitted nodes parameter_shapes replaced"
+            "LINEAR AttentionNode BlockNode CommVolume DecoderNode EmbeddingNode FeedForwardNode HeadNode "
+            "LinearNode LocalSizes Node NormNode Rope RopeScaling Shape SinksNode WrapNode by_path children "
+            "fitted nodes parameter_shapes replaced"
         ),
         "gangline.model.plan": "plan_decoder",
         "gangline.model.config": "DecoderConfig Tiny",
@@ -67,7 +88,7 @@ __getattr__, __all__ = lazily(
         "gangline.model.linear": "Embedding Linear",
         "gangline.model.norm": "RMSNorm",
         "gangline.model.recall": "Recall",
-        "gangline.model.flops": "computes_frozen",
+        "gangline.model.flops": "computes_frozen flops_per_token parameter_count",
         "gangline.model.init": "shards_of whole_model",
         "gangline.interop.adapter": "Adapter",
         "gangline.interop.config": "read_config",

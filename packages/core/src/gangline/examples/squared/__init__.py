@@ -4,10 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from gangline import Part, hookimpl
-from gangline.model.config import Tiny
-from gangline.model.plan import plan_decoder
-from gangline.model.tree import LINEAR, Node, fitted
-from gangline.plan import matches
+from gangline.model import LINEAR, Node, Tiny, fitted, matches, plan_decoder
 
 
 @dataclass(frozen=True, kw_only=True)
