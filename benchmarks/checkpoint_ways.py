@@ -15,6 +15,7 @@ from checkpoint_state import State
 from safetensors.torch import save_file
 from torch.distributed import checkpoint as dcp
 
+from gangline.checkpoint.base import SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.config import default_run
 from gangline.mesh import Mesh
@@ -26,7 +27,7 @@ from gangline_ckpt_zarr.format.chunks import CheckpointFiles
 from gangline_ckpt_zarr.save.staging import Staging
 from gangline_ckpt_zarr.save.transfer import write_file
 from gangline_ckpt_zarr.save.writer.client import WriterClient
-from gangline_ckpt_zarr.save.writer.messages import ObjectPath
+from gangline_ckpt_zarr.stores.base import ObjectPath
 from gangline_ckpt_zarr.stores.local import LocalStore
 
 BLOCK = 8 << 20
@@ -117,7 +118,7 @@ class Ours:
     def save(self):
         self.step += 1
         document = {"step": self.step, "attempt": 1}
-        handle = self.checkpointer.save(self.step, self.state.shards, self.state.registry, document)
+        handle = self.checkpointer.save(SaveRequest(self.step), self.state.shards, self.state.registry, document)
         self.blocked = handle.blocked_seconds
         return handle
 

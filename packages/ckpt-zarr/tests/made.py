@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from crc32c import crc32c
 
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry, Shard
 from gangline_ckpt_zarr.format import metadata

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry, Shard
@@ -16,7 +16,7 @@ from gangline.testing import rank
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.load.shards import load
 from gangline_ckpt_zarr.stores.local import LocalStore
-from gangline_ckpt_zarr.tiers.base import Tier
+from gangline_ckpt_zarr.tiers.stored import StoreTier
 
 ID = CheckpointId(7)
 MESH = Mesh.of({"dp_replicate": 2, "dp_shard": 2})
@@ -97,7 +97,7 @@ def loaded(directory: str, names: Sequence[str] | None, token: str) -> tuple[int
                 for box, _ in found.of_rank(name, rank.index)
             ]
     store = Far(Path(directory))
-    tier = Tier("far", store)
+    tier = StoreTier("far", store)
     agreement = Agreement(rank.comms(MESH).store, f"sharing/{token}", rank.index, rank.world)
     own = sum(shard.local.numel() * (4 if shard.dtype != torch.int64 else 8) for shard in shards)
     try:

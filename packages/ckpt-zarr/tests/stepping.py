@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from gangline import attempts
 from gangline.attempts import Attempt
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.testing import checkpointer_ranks as kit
@@ -42,10 +42,11 @@ class Job:
 
     def save(self, step: int, salt: int | None = None, attempt: int = 1) -> None:
         assert self.checkpointer is not None
-        if self.checkpointer.due(step, 0.1, 2):
+        request = self.checkpointer.due(step, 0.1, 2)
+        if request is not None:
             shards = kit.shards_of(REGISTRY, step if salt is None else salt)
             document = kit.document(step, attempt, step)
-            handle = self.checkpointer.save(step, shards, REGISTRY, document)
+            handle = self.checkpointer.save(request, shards, REGISTRY, document)
             while not handle.poll():  # as the loop does after each step
                 time.sleep(0.001)
 

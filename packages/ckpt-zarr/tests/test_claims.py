@@ -17,7 +17,7 @@ from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings, strategies as st
 from made import save, small
 
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline.shard import Box
 from gangline_ckpt_zarr.commands import show
@@ -28,7 +28,7 @@ from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.metadata import NAME
 from gangline_ckpt_zarr.load.plan import Target, plan_reads
 from gangline_ckpt_zarr.stores.open import open_store
-from gangline_ckpt_zarr.tiers.base import Tier
+from gangline_ckpt_zarr.tiers.stored import StoreTier
 
 SECONDS, BYTES = 5.0, 256 << 20  # of processor time and memory, for one document; good ones take 0.02 s and 1 MB
 PLACE = "step-00000012"
@@ -77,7 +77,7 @@ def looked_at(place: Path, content: bytes) -> str | None:
 def _looked_at(place: Path) -> str | None:
     found = Copy(PLACE, "disk", open_store(str(place)))
     (entry,) = list_checkpoints(open_store(str(place.parent)))
-    state = entry.state(Tier("disk", open_store(str(place.parent))))
+    state = entry.state(StoreTier("disk", open_store(str(place.parent))))
     bad = checked(found)[0]
     assert bad or not state.startswith("damaged"), "verify sees what ls does, and more"
     try:
@@ -163,7 +163,7 @@ def test_a_document_as_long_as_a_disk_is_not_read(place):
     os.truncate(place / NAME, 1 << 40)  # without a block more on disk
     try:
         with pytest.raises(BadCheckpoint, match="1,099,511,627,776 bytes"):
-            Tier("disk", open_store(str(place.parent))).meta(CheckpointId(12))
+            StoreTier("disk", open_store(str(place.parent))).meta(CheckpointId(12))
         assert len(checked(Copy(PLACE, "disk", open_store(str(place))))[0]) == 1
     finally:
         (place / NAME).write_bytes(content)

@@ -20,7 +20,8 @@ from faulty_proxy import FaultyProxy
 from moto.server import ThreadedMotoServer
 from stepping import REGISTRY, Job
 
-from gangline.checkpoint.base import CheckpointId, SaveFailed
+from gangline.checkpoint.base import SaveFailed, SaveRequest
+from gangline.checkpoint.id import CheckpointId
 from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.testing import checkpointer_ranks as kit, rank
@@ -29,7 +30,7 @@ from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer
 from gangline_ckpt_zarr.commands.verify import damaged
 from gangline_ckpt_zarr.save.handle import ZarrHandle
 from gangline_ckpt_zarr.stores.open import open_store
-from gangline_ckpt_zarr.tiers.base import Tier
+from gangline_ckpt_zarr.tiers.stored import StoreTier
 
 BUCKETS = count()
 SECONDS = 60.0  # a test that waits longer than this has failed
@@ -51,7 +52,7 @@ class Place:
 
     def ids(self) -> list[int]:
         """The steps of which the store shows a checkpoint."""
-        return [id.step for id in Tier("durable", open_store(self.url)).ids()]
+        return [id.step for id in StoreTier("durable", open_store(self.url)).ids()]
 
     def objects(self, mark: str = "") -> list[str]:
         return [path for path in open_store(self.url).walk() if mark in path]
@@ -99,8 +100,9 @@ def job(tmp_path: Path, place: Place) -> Iterator[Job]:
 def begin(job: Job, step: int) -> ZarrHandle:
     checkpointer = job.checkpointer
     assert checkpointer is not None
-    assert checkpointer.due(step, 0.1, 2)
-    handle = checkpointer.save(step, kit.shards_of(REGISTRY, step), REGISTRY, kit.document(step, 1, step))
+    request = checkpointer.due(step, 0.1, 2)
+    assert request is not None
+    handle = checkpointer.save(request, kit.shards_of(REGISTRY, step), REGISTRY, kit.document(step, 1, step))
     assert isinstance(handle, ZarrHandle)
     return handle
 
@@ -158,10 +160,9 @@ def test_so_does_a_run_that_ends_before_its_last_step(job: Job, place: Place) ->
     go = place.hold("step-00000004")
     begin(job, 4).wait()
     assert job.checkpointer is not None
-    job.checkpointer.ending()
     threading.Timer(0.1, go).start()
     shards = kit.shards_of(REGISTRY, 5)
-    job.checkpointer.save(5, shards, REGISTRY, kit.document(5, 1, 5)).wait()
+    job.checkpointer.save(SaveRequest(5, last=True), shards, REGISTRY, kit.document(5, 1, 5)).wait()
     assert place.ids() == [4, 5]
 
 
@@ -227,12 +228,24 @@ def test_the_last_save_is_tried_again_where_its_copy_failed(job: Job, place: Pla
         begin(job, 20).wait()
     write_id = checkpointer.disk.meta(CheckpointId(20)).write_id
     place.proxy.reset()
-    checkpointer.ending()
     for _ in range(2):  # and where nothing is left to do nothing is done
-        checkpointer.save(20, kit.shards_of(REGISTRY, 3), REGISTRY, kit.document(20, 1, 20)).wait()
+        checkpointer.save(
+            SaveRequest(20, last=True), kit.shards_of(REGISTRY, 3), REGISTRY, kit.document(20, 1, 20)
+        ).wait()
         assert place.ids() == [20]
         assert [part for part in place.objects() if write_id not in part] == ["step-00000020/zarr.json"]
     assert job.load(20) == []
+
+
+def test_a_save_with_a_deadline_gives_up_by_then(job: Job, place: Place) -> None:
+    """The processes will be killed: better to say what failed than to be killed while a store is silent."""
+    place.proxy.fault = lambda asked: "hang" if asked.method == "PUT" else None
+    assert job.checkpointer is not None
+    request = SaveRequest(4, last=True, deadline_seconds=1.0)
+    handle = job.checkpointer.save(request, kit.shards_of(REGISTRY, 4), REGISTRY, kit.document(4, 1, 4))
+    with pytest.raises(SaveFailed, match="no success within 1 s"):
+        handle.wait()
+    assert job.load(4) == []
 
 
 def until_over(handle: ZarrHandle) -> None:
@@ -341,8 +354,8 @@ def test_ranks_copy_each_its_own_file_and_one_object_makes_it_whole(tmp_path: Pa
     assert place.ids() == [1, 2, 3]
     assert len(place.objects(".bin")) == 6
     store = open_store(place.url)
-    for id in Tier("durable", store).ids():
-        meta = Tier("durable", store).meta(id)
+    for id in StoreTier("durable", store).ids():
+        meta = StoreTier("durable", store).meta(id)
         there = open_store(f"{place.url}/{id}")
         assert [damaged(there, meta, rank, lambda size: None) for rank in range(2)] == [[], []]
 
@@ -361,7 +374,7 @@ def test_one_ranks_failure_is_told_by_all(tmp_path: Path, place: Place) -> None:
 
 def save_and_die(job: kit.Job, environment: dict[str, str], victim: int, seconds: float) -> None:
     checkpointer, registry = opened(job, environment), kit.registry_of(MESH, job.large)
-    checkpointer.save(1, kit.shards_of(registry, 1), registry, kit.document(1, 1, 1)).wait()
+    checkpointer.save(SaveRequest(1), kit.shards_of(registry, 1), registry, kit.document(1, 1, 1)).wait()
     if rank.index == victim:
         threading.Event().wait(seconds)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -371,7 +384,7 @@ def save_and_die(job: kit.Job, environment: dict[str, str], victim: int, seconds
 def check_after_a_kill(tmp_path: Path, url: str, environment: dict[str, str]) -> None:
     """What is to be seen is whole; the next save works, and clears what the dead copy left."""
     store = open_store(url)
-    tier = Tier("durable", store)
+    tier = StoreTier("durable", store)
     before = tier.ids()
     for id in before:
         there = open_store(f"{url}/{id}")

@@ -14,7 +14,8 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.base import SaveRequest
+from gangline.checkpoint.id import CheckpointId
 from gangline.config.compose import compose_one
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
@@ -64,7 +65,7 @@ def made(tmp_path_factory) -> Made:
     checkpointer = found.opened()
     for step in (1, 2):
         shards = kit.shards_of(registry(), step)
-        checkpointer.save(step, shards, registry(), kit.document(step, 1, step)).wait()
+        checkpointer.save(SaveRequest(step), shards, registry(), kit.document(step, 1, step)).wait()
     checkpointer.close()
     return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.testing import checkpointer_ranks as kit

@@ -8,8 +8,8 @@ import pytest
 from crc32c import crc32c
 
 from gangline_ckpt_zarr.format.checksum import TRAILER, trailer
+from gangline_ckpt_zarr.format.spans import ChunkSpan, spans
 from gangline_ckpt_zarr.save.writer.checksum_thread import ChecksumThread
-from gangline_ckpt_zarr.save.writer.messages import ChunkSpan, spans
 
 
 @pytest.mark.parametrize("at_once", [1, 100, 1 << 20])

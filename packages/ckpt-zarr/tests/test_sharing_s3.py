@@ -16,7 +16,7 @@ from faulty_proxy import Asked, FaultyProxy
 from moto.server import ThreadedMotoServer
 from sharing_ranks import whole
 
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry, Shard

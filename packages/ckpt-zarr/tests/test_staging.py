@@ -9,6 +9,7 @@ import made
 import pytest
 import torch
 
+from gangline.checkpoint.base import SaveRequest
 from gangline.config import default_run
 from gangline.mesh import Mesh
 from gangline.shard import Layout, Registry, Shard
@@ -59,7 +60,7 @@ def test_the_first_save_takes_what_was_prepared(tmp_path: Path, memory_every: in
     assert prepared is not None
     assert prepared.size >= CheckpointFiles(REGISTRY).of_rank(0).size
     for step in (1, 2, 3):
-        found.save(step, shards(REGISTRY, step), REGISTRY, {"step": step, "attempt": 1}).wait()
+        found.save(SaveRequest(step), shards(REGISTRY, step), REGISTRY, {"step": step, "attempt": 1}).wait()
         assert found._buffers._prepared is None
         found.prepare(REGISTRY)  # a loop that begins again, after a rollback: there is nothing left to prepare
         assert found._buffers._preparing is None
@@ -91,6 +92,6 @@ def test_no_room_is_for_the_save_to_say(tmp_path: Path, monkeypatch: pytest.Monk
         found.prepare(REGISTRY)
         assert found._buffers._preparing is not None
         found._buffers._preparing.join()
-    found.save(1, shards(REGISTRY), REGISTRY, {"step": 1, "attempt": 1}).wait()
+    found.save(SaveRequest(1), shards(REGISTRY), REGISTRY, {"step": 1, "attempt": 1}).wait()
     assert len(found.list()) == 1
     found.close()

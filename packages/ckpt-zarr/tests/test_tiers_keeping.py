@@ -11,7 +11,8 @@ from stepping import Job
 
 from gangline import attempts
 from gangline.attempts import Attempt
-from gangline.checkpoint.base import CheckpointId, SaveFailed
+from gangline.checkpoint.base import SaveFailed
+from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
 
 

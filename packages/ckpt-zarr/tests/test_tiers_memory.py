@@ -13,7 +13,8 @@ from stepping import REGISTRY, Job
 
 from gangline import attempts
 from gangline.attempts import Attempt
-from gangline.checkpoint.base import CheckpointId, SaveFailed
+from gangline.checkpoint.base import SaveFailed, SaveRequest
+from gangline.checkpoint.id import CheckpointId
 from gangline.config.compose import compose_one
 from gangline.errors import BadCheckpoint, UserError
 from gangline.testing import checkpointer_ranks as kit
@@ -211,9 +212,8 @@ def test_the_last_checkpoint_is_saved_where_it_lasts(job: Job) -> None:
     checkpointer = job.start()
     assert job.newest == CheckpointId(3)
     assert not checkpointer.lasts(CheckpointId(3))
-    checkpointer.ending()
     shards = kit.shards_of(REGISTRY, 3)
-    checkpointer.save(3, shards, REGISTRY, kit.document(3, 1, 3)).wait()
+    checkpointer.save(SaveRequest(3, last=True), shards, REGISTRY, kit.document(3, 1, 3)).wait()
     assert checkpointer.lasts(CheckpointId(3))
     assert job.where(3) == ["memory", "disk"]
     assert job.load(3) == []

@@ -23,10 +23,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gangline.launch.guard import alive, wait_for_end
+from gangline_ckpt_zarr.format.spans import ChunkSpan, spans
 from gangline_ckpt_zarr.save.writer import checksum_thread
 from gangline_ckpt_zarr.save.writer.checksum_thread import ChecksumThread
 from gangline_ckpt_zarr.save.writer.client import WriterClient
-from gangline_ckpt_zarr.save.writer.messages import Answer, ChunkSpan, StagedMemory, spans
+from gangline_ckpt_zarr.save.writer.messages import Answer, StagedMemory
 from gangline_ckpt_zarr.save.writer.process import NICE
 
 PAGE = 4096

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from gangline import attempts
 from gangline.attempts import Attempt
-from gangline.checkpoint import SaveFailed
+from gangline.checkpoint import SaveFailed, SaveRequest
 from gangline.checkpoint.config import Off, TorchCheckpoint
 from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.off import NoCheckpointer
@@ -126,7 +126,9 @@ def document(step: int, attempt: int = 1) -> dict:
 
 def save(run_dir: str, layout: str, *steps: int) -> list[float]:
     registry, kept = registry_of(layout), DcpCheckpointer(run_dir)
-    handles = [kept.save(step, shards_of(registry, rank.index, step), registry, document(step)) for step in steps]
+    handles = [
+        kept.save(SaveRequest(step), shards_of(registry, rank.index, step), registry, document(step)) for step in steps
+    ]
     assert all(handle.poll() for handle in handles)
     return [handle.blocked_seconds for handle in handles]
 
@@ -185,7 +187,7 @@ def test_views_of_larger_tensors_are_saved_and_filled(tmp_path):
         Shard("model/b", (4, 6), torch.float32, (0, 0), turned.T),
     ]
     kept = DcpCheckpointer(str(tmp_path))
-    kept.save(1, shards, registry, document(1))
+    kept.save(SaveRequest(1), shards, registry, document(1))
     assert (tmp_path / "checkpoints/step-00000001/__0_0.distcp").stat().st_size < 6000
     other = torch.zeros(60, 50)
     kept.load(
@@ -241,7 +243,7 @@ def test_it_lists_documents_and_arrays(tmp_path):
     assert kept.latest() is None
     registry = registry_of("one")
     for step, attempt in [(20, 1), (5, 1), (10, 2)]:
-        kept.save(step, shards_of(registry, 0, step), registry, document(step, attempt))
+        kept.save(SaveRequest(step), shards_of(registry, 0, step), registry, document(step, attempt))
     assert [str(id) for id in kept.list()] == ["step-00000005", "step-00000010.2", "step-00000020"]
     assert kept.document(CheckpointId(10, 2)) == document(10, 2)
     assert kept.arrays(CheckpointId(5)) == SHAPES
@@ -253,7 +255,7 @@ def test_what_is_visible_is_never_overwritten(saved):
     before = {file.name: file.read_bytes() for file in path.iterdir()}
     registry = registry_of("one")
     with pytest.raises(FileExistsError, match="never overwritten"):
-        kept.save(1, shards_of(registry, 0, 2), registry, document(1))
+        kept.save(SaveRequest(1), shards_of(registry, 0, 2), registry, document(1))
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
     assert load_here(kept, 1) == []
 
@@ -279,10 +281,10 @@ def test_shards_that_do_not_tile_an_array_are_not_saved(tmp_path):
     registry, kept = registry_of("one"), DcpCheckpointer(str(tmp_path))
     shards = shards_of(registry, 0, 1)
     with pytest.raises(ValueError, match="model/vector do not tile"):
-        kept.save(1, [s for s in shards if s.name != "model/vector"], registry, document(1))
+        kept.save(SaveRequest(1), [s for s in shards if s.name != "model/vector"], registry, document(1))
     stranger = Shard("model/stranger", (1,), torch.float32, (0,), torch.zeros(1))
     with pytest.raises(ValueError, match="model/stranger"):
-        kept.save(1, [*shards, stranger], registry, document(1))
+        kept.save(SaveRequest(1), [*shards, stranger], registry, document(1))
     assert kept.list() == []
     assert not (tmp_path / "checkpoints").exists()
 
@@ -292,7 +294,7 @@ def test_off_keeps_nothing(tmp_path):
     assert not kept.keeps
     assert kept.latest() is None
     with pytest.raises(SaveFailed, match="checkpoint=off"):
-        kept.save(1, [], registry_of("one"), document(1))
+        kept.save(SaveRequest(1), [], registry_of("one"), document(1))
     assert not Off().at_end
 
 
@@ -308,7 +310,7 @@ def test_it_cannot_choose_the_interval_by_itself():
 def keep(run_dir: Path, keep_last: int | None, *saves: tuple[int, int]) -> list[str]:
     registry, kept = registry_of("one"), DcpCheckpointer(str(run_dir), keep_last)
     for step, attempt in saves:
-        kept.save(step, shards_of(registry, 0, step), registry, document(step, attempt))
+        kept.save(SaveRequest(step), shards_of(registry, 0, step), registry, document(step, attempt))
     return [str(id) for id in kept.list()]
 
 
@@ -333,7 +335,7 @@ def test_nothing_is_deleted_when_a_save_fails(tmp_path):
     keep(tmp_path, None, (1, 1), (2, 1), (3, 1))
     registry = registry_of("one")
     with pytest.raises(ValueError, match="do not tile"):
-        DcpCheckpointer(str(tmp_path), 1).save(4, shards_of(registry, 0, 4)[1:], registry, document(4))
+        DcpCheckpointer(str(tmp_path), 1).save(SaveRequest(4), shards_of(registry, 0, 4)[1:], registry, document(4))
     assert len(DcpCheckpointer(str(tmp_path)).list()) == 3
 
 
@@ -359,13 +361,13 @@ def save_too_much(run_dir: str, layout: str, limit: int | None) -> tuple[str, st
     """Save until it fails; the failure's type and message, and what is left."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     registry, kept = registry_of(layout), DcpCheckpointer(run_dir)
-    kept.save(1, shards_of(registry, rank.index, 1), registry, document(1))
+    kept.save(SaveRequest(1), shards_of(registry, rank.index, 1), registry, document(1))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit is not None and rank.index == rank.world - 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
         for step in range(2, 100):
-            kept.save(step, shards_of(registry, rank.index, step), registry, document(step))
+            kept.save(SaveRequest(step), shards_of(registry, rank.index, step), registry, document(step))
     except SaveFailed as error:
         return type(error).__name__, str(error), [str(id) for id in kept.list()]
     finally:
@@ -391,7 +393,7 @@ def test_a_full_disk_leaves_what_was_saved_and_is_told_to_every_rank(small_disk,
 def test_a_full_disk_does_not_delete_what_keep_last_would(small_disk):
     disk, limit = small_disk
     registry, kept = registry_of("one"), DcpCheckpointer(str(disk), keep_last=1)
-    kept.save(1, shards_of(registry, 0, 1), registry, document(1))
+    kept.save(SaveRequest(1), shards_of(registry, 0, 1), registry, document(1))
     filler = disk / "filler"
     if limit is None:
         with pytest.raises(OSError, match="No space"):
@@ -401,26 +403,26 @@ def test_a_full_disk_does_not_delete_what_keep_last_would(small_disk):
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit or before[0], before[1]))
     try:
         with pytest.raises(SaveFailed):
-            kept.save(2, shards_of(registry, 0, 2), registry, document(2))
+            kept.save(SaveRequest(2), shards_of(registry, 0, 2), registry, document(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert kept.list() == [CheckpointId(1)]
     filler.unlink(missing_ok=True)
-    kept.save(2, shards_of(registry, 0, 2), registry, document(2))
+    kept.save(SaveRequest(2), shards_of(registry, 0, 2), registry, document(2))
     assert kept.list() == [CheckpointId(2)]
 
 
 def test_a_read_only_directory_can_be_read(small_disk):
     disk, limit = small_disk
     registry, kept = registry_of("one"), DcpCheckpointer(str(disk))
-    kept.save(1, shards_of(registry, 0, 1), registry, document(1))
+    kept.save(SaveRequest(1), shards_of(registry, 0, 1), registry, document(1))
     if limit is None:
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     else:
         (disk / "checkpoints").chmod(0o555)
     try:
         with pytest.raises(SaveFailed, match=r"Read-only file system|Permission denied"):
-            kept.save(2, shards_of(registry, 0, 2), registry, document(2))
+            kept.save(SaveRequest(2), shards_of(registry, 0, 2), registry, document(2))
         assert load_here(kept, 1) == []
         assert kept.document(kept.latest()) == document(1)
     finally:
@@ -435,7 +437,7 @@ def save_for_ever(run_dir: str, layout: str, first: int) -> None:
     registry, kept = registry_of(layout), DcpCheckpointer(run_dir)
     with open(Path(run_dir) / "done", "a", buffering=1) as done:
         for step in range(first, first + 100_000):
-            kept.save(step, shards_of(registry, rank.index, step), registry, document(step))
+            kept.save(SaveRequest(step), shards_of(registry, rank.index, step), registry, document(step))
             if rank.index == 0:
                 done.write(f"{step}\n")
 
@@ -480,7 +482,7 @@ def check_after_kills(run_dir: Path, layout: str, kills: int) -> None:
             shutil.rmtree(run_dir / "checkpoints" / str(id))
     assert torn, "no kill fell into a save: this test shows nothing"
     registry, step = registry_of("one"), kept.latest().step + 1
-    kept.save(step, shards_of(registry, 0, step), registry, document(step))
+    kept.save(SaveRequest(step), shards_of(registry, 0, step), registry, document(step))
     names = {path.name for path in (run_dir / "checkpoints").iterdir()}
     assert names == {str(CheckpointId(step - 1)), str(CheckpointId(step))}, "the remains of dead saves are gone"
 

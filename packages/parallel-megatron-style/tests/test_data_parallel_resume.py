@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from gangline.checkpoint import SaveRequest
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.rundir import RunDirectory
@@ -38,7 +39,7 @@ def saved_and_resumed(run: Run, path: str) -> tuple[list[bool], list[str], bool,
     for _ in range(2):
         step(first, Clock())
     errors = state(first, "local/")
-    save(first)
+    save(first, SaveRequest(first.step))
     poll(first, wait=True)
     again = session_of(run, path)
     found = [all(bool(x.any()) for x in errors.values()), same(errors, state(again, "local/"))]

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast, final
 
 import torch.distributed as dist
 
-from gangline.checkpoint.base import Checkpointer, CheckpointId, Handle
+from gangline.checkpoint.base import Checkpointer, Handle, SaveRequest
+from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.errors import describe_error
-from gangline_ckpt_zarr.format.metadata import Meta, data_path
+from gangline_ckpt_zarr.format.metadata import Meta
 from gangline_ckpt_zarr.load.nearest import unreadable
 from gangline_ckpt_zarr.load.shards import load
+from gangline_ckpt_zarr.notes import Notes
 from gangline_ckpt_zarr.save.buffers import Buffers
-from gangline_ckpt_zarr.save.durable import DurableCopies
-from gangline_ckpt_zarr.save.handle import Content, SaveTask, ZarrHandle
+from gangline_ckpt_zarr.save.durable import DurableCopies, DurableCopy
+from gangline_ckpt_zarr.save.handle import ZarrHandle
 from gangline_ckpt_zarr.save.interval import Interval, observed_mtbf
-from gangline_ckpt_zarr.save.transfer import Report, copy_file, fair, write_file
+from gangline_ckpt_zarr.save.staged import StagedDelivery
+from gangline_ckpt_zarr.save.task import SaveTask
+from gangline_ckpt_zarr.save.transfer import fair
 from gangline_ckpt_zarr.save.writer.client import WriterClient
-from gangline_ckpt_zarr.save.writer.messages import ObjectPath
-from gangline_ckpt_zarr.tiers.base import Tier, disk_tiers
+from gangline_ckpt_zarr.tiers.base import Tier
 from gangline_ckpt_zarr.tiers.memory import MemoryTier
+from gangline_ckpt_zarr.tiers.stored import stored_tiers
 
 if TYPE_CHECKING:
     from gangline.comm import Store
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
     from gangline_ckpt_zarr.config import ZarrCheckpoint
 
 
+@final
 class ZarrCheckpointer(Checkpointer):
     """Saves beside training, tier by tier; loads from the nearest tier that has a good copy.
 
@@ -45,11 +50,9 @@ class ZarrCheckpointer(Checkpointer):
         self.disk = next(tier for tier in tiers if tier.name == "disk")
         self.durable = next((tier for tier in tiers if tier.name == "durable"), None)
         self.config = config
-        self._notices: list[str] = []
+        self._notes = Notes()
         self._number = 0  # of saves and loads: all ranks count the same
-        self._asked: tuple[int, Sequence[Tier]] = (-1, ())  # by `due`: the step, and the tiers that want it
-        self._last = False
-        self._saving: ZarrHandle | None = None
+        self._handle: ZarrHandle | None = None  # of the newest save
         self._writer, self._copier = WriterClient(), WriterClient()
         self.copies = DurableCopies("" if self.durable is None else self.durable.store.url)
         self._buffers = Buffers(self.memory, self._writer)
@@ -62,28 +65,26 @@ class ZarrCheckpointer(Checkpointer):
 
     # --- when --------------------------------------------------------------------------------------------------------
 
-    def due(self, step: int, seconds: float, every: str | int | None) -> bool:
-        wanted = []
-        if step == self._steps and self.config.at_end:
-            wanted = [*self.tiers]
-        elif self._near_due(step, seconds, every):
-            wanted = [
-                tier for tier in self.tiers if tier is self.memory or tier.every is None or step % tier.every == 0
-            ]
-        elif self.memory is not None and self.memory.every is not None and step % self.memory.every == 0:
-            wanted = [self.memory]
-        self._asked = step, wanted
-        return bool(wanted)
+    def due(self, step: int, seconds: float, every: str | int | None) -> SaveRequest | None:
+        """The tiers that are due, too; every tier after the last step, where the run saves then."""
+        last = step == self._steps
+        if last and self._handle is not None:
+            self._handle.last = True  # who waits for a save waits for its copy too: no later save would report it
+        if last and self.config.at_end:
+            return SaveRequest(step)
+        if self._near_due(step, seconds, every):
+            due = [tier for tier in self.tiers if tier is self.memory or tier.every is None or step % tier.every == 0]
+            return SaveRequest(step, tiers=tuple(tier.name for tier in due))
+        if self.memory is not None and self.memory.every is not None and step % self.memory.every == 0:
+            return SaveRequest(step, tiers=(self.memory.name,))
+        return None
 
     def _near_due(self, step: int, seconds: float, every: str | int | None) -> bool:
         """With `auto` rank 0 decides: only its clock counts."""
         if self._interval is None:
-            return super().due(step, seconds, every)
-        saving = self._saving is not None and not self._saving.over
-        return self._interval.due(seconds, saving, copying=bool(self.copies.held())) and _rank() == 0
-
-    def ending(self) -> None:
-        self._last = True
+            return super().due(step, seconds, every) is not None
+        saving = self._handle is not None and not self._handle.over
+        return self._interval.due(seconds, saving, copying=bool(self.copies.sources())) and _rank() == 0
 
     # --- save --------------------------------------------------------------------------------------------------------
 
@@ -91,60 +92,52 @@ class ZarrCheckpointer(Checkpointer):
         if self.config.every is not None or self.config.at_end:
             self._buffers.prepare(registry, _rank_in(registry))
 
-    def save(self, step: int, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]) -> Handle:
-        start, id = time.perf_counter(), CheckpointId(step, document["attempt"])
-        asked, tiers = self._asked
-        wanted = tiers if asked == step and tiers and not self._last else self.tiers
-        if self._saving is not None:  # one at a time: the second waits, for the staging memory is in use
-            self._saving.join()
-        files, world = self._buffers.files(registry), registry.mesh.world
+    def save(
+        self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
+    ) -> Handle:
+        start = time.perf_counter()
+        if self._handle is not None:  # one at a time: the second waits, for the staging memory is in use
+            self._handle.join()
         self._number += 1
-        near, far = self._agreement("save", world), self._agreement("copy", world)
-        if near.rank == 0 and self.durable in wanted:  # one copy at a time
+        task = self._task(request, registry, document)
+        near, far = (self._agreement(kind, registry.mesh.world, task.deadline_seconds) for kind in ("save", "copy"))
+        if near.rank == 0 and self.durable in task.wanted:  # one copy at a time
             self.copies.join(near.heartbeat)
-        file = files.of_rank(near.rank)
-        failed = None
+        copy = DurableCopy(task, far, self._copier, self.copies)
+        delivery = StagedDelivery(task, near, self._writer, copy, self.copies)
+        failed = ""
         try:
-            staging = self._buffers.take(near.rank)
-            staging.fill(file, shards)
+            delivery.staging = self._buffers.take(near.rank)
+            delivery.staging.fill(task.file(near.rank), shards)
         except OSError as error:
             failed = describe_error(error)
-
-        def write(tier: Tier, write_id: str, report: Report) -> None:
-            if not file.size:
-                return
-            path = f"{id}/{data_path(write_id, near.rank)}"
-            target = None if tier is self.memory else ObjectPath(tier.store.url, path)
-            write_file(self._writer, staging, file, write_id, target, self.config.deadline_seconds, report)
-            if isinstance(tier, MemoryTier):
-                tier.adopt(staging, id, path)
-
-        def copy(tier: Tier, write_id: str, report: Report) -> None:
-            if file.size:
-                path = f"{id}/{data_path(write_id, far.rank)}"
-                source, target = ObjectPath(self.disk.store.url, path), ObjectPath(tier.store.url, path)
-                copy_file(self._copier, source, file, write_id, target, self.config.deadline_seconds, report)
-
-        job = SaveTask(id, wanted, self.durable, Content(registry, files, document), again=self._last)
-        self._saving = ZarrHandle(self, job, near, far, write, copy, self.disk)
-        self._saving.start(failed)
-        self._saving.blocked_seconds = time.perf_counter() - start
+        delivery.start(failed)
+        last = request.last or request.step == self._steps
+        self._handle = ZarrHandle(delivery, last, time.perf_counter() - start)
         if self._interval is not None:
-            self._interval.saved(self._saving.blocked_seconds)
-        return self._saving
+            self._interval.saved(self._handle.blocked_seconds)
+        return self._handle
 
-    @property
-    def ends(self) -> bool:
-        """Whether the run will do no more steps: who waits for a save then waits for its copy too."""
-        return self._last or self._asked[0] == self._steps
+    def _task(self, request: SaveRequest, registry: Registry, document: dict[str, Any]) -> SaveTask:
+        id, limit = CheckpointId(request.step, document["attempt"]), self.config.deadline_seconds
+        return SaveTask(
+            id=id,
+            run_dir=self._run_dir,
+            tiers=self.tiers,
+            wanted=[tier for tier in self.tiers if not request.tiers or tier.name in request.tiers],
+            disk=self.disk,
+            durable=self.durable,
+            registry=registry,
+            files=self._buffers.files(registry),
+            document=document,
+            notes=self._notes,
+            deadline_seconds=limit if request.deadline_seconds is None else min(limit, request.deadline_seconds),
+            again=request.last,
+        )
 
-    def held(self) -> Collection[CheckpointId]:
-        """What retention may not touch."""
-        return self.copies.held()
-
-    def _agreement(self, kind: str, world: int) -> Agreement:
-        """One about a save or a copy has an end, later than that of a writer process that gets no further."""
-        patience = None if kind == "load" else 1.25 * fair(self.config.deadline_seconds)
+    def _agreement(self, kind: str, world: int, deadline_seconds: float | None = None) -> Agreement:
+        """One about a save or a copy times out, later than a writer process that gets no further; a load does not."""
+        patience = None if deadline_seconds is None else 1.25 * fair(deadline_seconds)
         rank = _rank() if world > 1 else 0
         return Agreement(self.store, f"ckpt/{kind}/{self._number}", rank, world, patience, f"ckpt/{kind}/newest")
 
@@ -159,21 +152,15 @@ class ZarrCheckpointer(Checkpointer):
                 starts = not self._number  # its newest may be what is wanted: no going back for that
                 if starts or not found:
                     raise unreadable(tier.store.url, describe_error(error)) from error
-                self.note(f"{tier.store.url} cannot be read: {describe_error(error)}; going by the nearer tiers")
+                self._notes.add(f"{tier.store.url} cannot be read: {describe_error(error)}; going by the nearer tiers")
         return sorted(found)
 
     def lasts(self, id: CheckpointId) -> bool:
         """Whether it is anywhere but in memory."""
         return any(tier.has(id) for tier in self.tiers if tier is not self.memory)
 
-    def note(self, text: str) -> None:
-        """Keep what people should know."""
-        if text not in self._notices:
-            self._notices.append(text)
-
     def notices(self) -> Sequence[str]:
-        found, self._notices = self._notices, []
-        return found
+        return self._notes.take()
 
     def document(self, id: CheckpointId) -> dict[str, Any]:
         return self.metas(id)[0][1].document
@@ -195,7 +182,7 @@ class ZarrCheckpointer(Checkpointer):
                 silent = unreadable(f"{tier.store.url}/{id}", describe_error(error))
         passed = bad or (silent and silent.what)
         if passed and found:
-            self.note(f"{passed}; taking the copy in {found[0][0].store.url}")
+            self._notes.add(f"{passed}; taking the copy in {found[0][0].store.url}")
         if found:
             return found
         if silent is not None:
@@ -214,20 +201,20 @@ class ZarrCheckpointer(Checkpointer):
         agreement = self._agreement("load", world)
         far = not all(tier.store.local for tier in self.tiers)
         for note in load(id, self.metas(id), [*shards], registry if far else None, agreement, self.config.verify):
-            self.note(note)
+            self._notes.add(note)
 
     def close(self) -> None:
-        if self._saving is not None:
-            self._saving.join()
+        if self._handle is not None:
+            self._handle.join()
         self.copies.join()
-        for failed, why in self.copies.split()[1]:
-            self.note(f"checkpoint {failed} could not be saved: {why}")
+        for failed, why in self.copies.status()[1]:
+            self._notes.add(f"checkpoint {failed} could not be saved: {why}")
         self._writer.close()
         self._copier.close()
         self._buffers.close()
         for tier in self.tiers:
             tier.close()
-        self._saving = None
+        self._handle = None
 
 
 def _rank() -> int:
@@ -244,7 +231,7 @@ def build(config: ZarrCheckpoint, run: Run, store: Store | None) -> ZarrCheckpoi
     if store is not None:  # what an earlier one has said there is not for this one: every rank counts alike
         number = store.add(f"ckpt/made by {_rank()}", 1)
         store = cast("Store", dist.PrefixStore(f"ckpt/{number}", cast(dist.Store, store)))
-    tiers = disk_tiers(config, run.run.dir or "")
+    tiers: list[Tier] = [*stored_tiers(config, run.run.dir or "")]
     if config.memory_every is not None:
         tiers.insert(0, MemoryTier(run, config.memory_every, store))
     return ZarrCheckpointer(run, tiers, store, config)

@@ -10,8 +10,8 @@ from gangline.testing.toys.files import Done, FilesCheckpointer, _decode
 
 
 class DropsOptimizer(FilesCheckpointer):
-    def save(self, step, shards, registry, document):
-        return super().save(step, [s for s in shards if not s.name.startswith("optimizer/")], registry, document)
+    def save(self, request, shards, registry, document):
+        return super().save(request, [s for s in shards if not s.name.startswith("optimizer/")], registry, document)
 
 
 class IgnoresOffsets(FilesCheckpointer):
@@ -26,14 +26,14 @@ class IgnoresOffsets(FilesCheckpointer):
 class Lazy(FilesCheckpointer):
     """Reads the shards when somebody waits for the checkpoint."""
 
-    def save(self, step, shards, registry, document):
-        return Later(self, step, shards, registry, document)
+    def save(self, request, shards, registry, document):
+        return Later(self, request, shards, registry, document)
 
 
 class Later(Done):
-    def __init__(self, checkpointer, step, shards, registry, document):
-        super().__init__(CheckpointId(step, document["attempt"]))
-        self.rest = checkpointer, step, shards, registry, document
+    def __init__(self, checkpointer, request, shards, registry, document):
+        super().__init__(CheckpointId(request.step, document["attempt"]))
+        self.rest = checkpointer, request, shards, registry, document
         self.done = False
 
     def poll(self):
@@ -70,13 +70,13 @@ class CommitsEarly(FilesCheckpointer):
 
 
 class Overwrites(FilesCheckpointer):
-    def save(self, step, shards, registry, document):
+    def save(self, request, shards, registry, document):
         import os
 
         if os.environ["RANK"] == "0":
-            shutil.rmtree(self.directory / str(CheckpointId(step, document["attempt"])), ignore_errors=True)
+            shutil.rmtree(self.directory / str(CheckpointId(request.step, document["attempt"])), ignore_errors=True)
         self.meet("cleared", registry.mesh.world, None)
-        return super().save(step, shards, registry, document)
+        return super().save(request, shards, registry, document)
 
 
 class Unchecked(FilesCheckpointer):

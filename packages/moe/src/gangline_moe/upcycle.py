@@ -15,7 +15,8 @@ from gangline.rundir import RunDirectory, holds_checkpoint
 from gangline.shard import Layout, Registry, Shard
 
 if TYPE_CHECKING:
-    from gangline.checkpoint.base import Checkpointer, CheckpointId
+    from gangline.checkpoint.base import Checkpointer
+    from gangline.checkpoint.id import CheckpointId
     from gangline.config.schema import Run
     from gangline_moe.config import MoeOptions
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.bad_chunks import FileScanner

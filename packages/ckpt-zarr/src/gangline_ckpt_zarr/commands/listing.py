@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
 from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.metadata import NAME

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from gangline import attempts
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.errors import UserError
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.listing import ListedCheckpoint, list_checkpoints

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.errors import UserError
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.listing import list_checkpoints
 from gangline_ckpt_zarr.commands.verify import checked
 from gangline_ckpt_zarr.commands.where import Copy, one, parser
 from gangline_ckpt_zarr.stores.open import open_store
-from gangline_ckpt_zarr.tiers.base import Tier
+from gangline_ckpt_zarr.tiers.stored import StoreTier
 
 
 def run(argv: Sequence[str]) -> int:
@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
     return 1 if any(damaged) else 0
 
 
-def _prune(tier: Tier, run_dir: str, dry_run: bool) -> bool:
+def _prune(tier: StoreTier, run_dir: str, dry_run: bool) -> bool:
     """Whether something damaged was met."""
     bad: dict[CheckpointId, str] = {}
 

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.errors import UserError
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.format.metadata import NAME

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from gangline import attempts
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
 from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.stores.open import open_store
-from gangline_ckpt_zarr.tiers.base import Tier
+from gangline_ckpt_zarr.tiers.stored import StoreTier
 
 PLACES = "RUN_DIR (its newest), RUN_DIR step-00000012, a checkpoint's directory, or a URL"
 
@@ -59,7 +59,7 @@ class Place:
     """What a user named: tiers, nearest first, perhaps a checkpoint in them; or a checkpoint alone."""
 
     text: str
-    tiers: tuple[Tier, ...] = ()
+    tiers: tuple[StoreTier, ...] = ()
     id: CheckpointId | None = None
     run_dir: str | None = None
     alone: ObjectStore | None = None  # of a checkpoint that was named by its directory
@@ -132,7 +132,7 @@ def _place(word: str) -> Place:
         store = open_store(path)
         if id is not None or store.exists(NAME):
             return Place(word, alone=store)
-        return Place(word, (Tier("store", store),))
+        return Place(word, (StoreTier("store", store),))
     if os.path.exists(f"{path}/config.yaml"):
         return Place(word, tiers_of(path), run_dir=path)
     if id is not None and os.path.exists(f"{parent or '.'}/config.yaml"):
@@ -143,10 +143,10 @@ def _place(word: str) -> Place:
     if id is not None or store.exists(NAME):
         return Place(word, alone=store)
     above = str(Path(path).absolute().parent)
-    return Place(word, (Tier("disk", store),), run_dir=above if os.path.exists(f"{above}/config.yaml") else None)
+    return Place(word, (StoreTier("disk", store),), run_dir=above if os.path.exists(f"{above}/config.yaml") else None)
 
 
-def tiers_of(run_dir: str) -> tuple[Tier, ...]:
+def tiers_of(run_dir: str) -> tuple[StoreTier, ...]:
     """A run's tiers, nearest first, and last what this machine has in its memory.
 
     Raises UserError where the run's checkpoints are another part's.
@@ -165,15 +165,17 @@ def tiers_of(run_dir: str) -> tuple[Tier, ...]:
     options: dict[str, Any] = dict(content.get("checkpoint") or {})
     if any("${" in value for value in options.values() if isinstance(value, str)):
         options = vars(directory.run().checkpoint)  # with what the environment holds
-    tiers = [Tier("disk", open_store(options.get("path") or str(directory.checkpoints)), None)]
+    tiers = [StoreTier("disk", open_store(options.get("path") or str(directory.checkpoints)), None)]
     tiers[0].keep_last, tiers[0].keep_every = options.get("keep_last"), options.get("keep_every")
     if options.get("durable"):
         keep = options.get("durable_keep_last"), options.get("durable_keep_every")
-        tiers.append(Tier("durable", open_store(options["durable"]), options.get("durable_every"), *keep))
+        tiers.append(StoreTier("durable", open_store(options["durable"]), options.get("durable_every"), *keep))
     if options.get("memory_every"):
         from gangline_ckpt_zarr.tiers.memory import directory as of_memory
 
-        tiers.append(Tier("memory", open_store(str(of_memory(run_dir)))))  # last: of several machines it has a part
+        tiers.append(
+            StoreTier("memory", open_store(str(of_memory(run_dir))))
+        )  # last: of several machines it has a part
     return tuple(tiers)
 
 

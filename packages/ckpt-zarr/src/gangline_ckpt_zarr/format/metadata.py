@@ -17,7 +17,7 @@ from typing import Any, ClassVar, cast
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
 from gangline.shard import Registry
 from gangline_ckpt_zarr.format import claims, cuts, overlap

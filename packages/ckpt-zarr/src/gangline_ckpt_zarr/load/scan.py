@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fastcrc.crc32 import iscsi as crc32c
 
 from gangline_ckpt_zarr.format.checksum import wrong
-from gangline_ckpt_zarr.save.writer.messages import ChunkSpan
+from gangline_ckpt_zarr.format.spans import ChunkSpan
 from gangline_ckpt_zarr.stores.base import ObjectStore
 
 Judge = Callable[[int, int, int, "bytes | memoryview"], str]

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 import torch
 
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline.shard import Registry, Shard
 from gangline_ckpt_zarr.agreement import Agreement, Failed

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from gangline.errors import BadCheckpoint
 from gangline_ckpt_zarr.format.checksum import seal_start
 from gangline_ckpt_zarr.format.chunks import ChunkRun, RankFile
+from gangline_ckpt_zarr.format.spans import spans_of
 from gangline_ckpt_zarr.save.staging import Staging
 from gangline_ckpt_zarr.save.writer.client import WriterClient
-from gangline_ckpt_zarr.save.writer.messages import Answer, ObjectPath, StagedMemory, spans_of
+from gangline_ckpt_zarr.save.writer.messages import Answer, StagedMemory
+from gangline_ckpt_zarr.stores.base import ObjectPath
 
 Report = Callable[[float], None]  # of the share that is written
 _LOOK = 0.25  # seconds between two looks at how far it is

@@ -6,12 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import NamedTuple
 
 METADATA = "zarr.json"  # what makes a tree a checkpoint: put last, deleted first
 
 
 Ranges = Sequence[tuple[int, Sequence[memoryview]]]  # offsets, and the buffers to fill from there on
 Read = Callable[[Ranges], None]
+
+
+class ObjectPath(NamedTuple):
+    """An object, there or to be made: the URL of its store, and its path in it."""
+
+    store: str
+    path: str
 
 
 class StoreError(OSError):

@@ -1,43 +1,75 @@
-"""Where checkpoints lie: up to three places with one byte layout in all of them, the nearest first."""
+"""One place where checkpoints lie. All places have the same byte layout."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gangline.checkpoint.base import CheckpointId
-from gangline.checkpoint.retention import Lacks, superfluous
+from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.metadata import NAME, Meta
 from gangline_ckpt_zarr.stores.base import ObjectStore
-from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.tiers.whole import lacking
 
-if TYPE_CHECKING:
-    from gangline_ckpt_zarr.config import ZarrCheckpoint
+if TYPE_CHECKING:  # tools that come here have no use for torch
+    from gangline_ckpt_zarr.save.staging import Staging
+    from gangline_ckpt_zarr.stores.base import ObjectPath
 
 
-@dataclass
-class Tier:
-    """A store, how often it is saved to and what is kept in it. `every`: None is at each save that is asked for."""
+class Tier(ABC):
+    """A store and how often it is saved to.
 
-    name: str  # "memory", "disk", "durable"
-    store: ObjectStore
-    every: int | None = None
-    keep_last: int | None = None
-    keep_every: int | None = None
-    scope: str = ""  # of a commit: "" where one is for all, else the machine it is for
-    _metas: dict[CheckpointId, Meta] = field(default_factory=dict)
-    _trusted: set[CheckpointId] = field(default_factory=set)  # this run saw them made, or found all of them there
+    `every`: steps between two saves to it; None: each save that is asked for. `scope`: whom one commit is for, "" where
+    it is for all ranks, else the machine.
+    """
+
+    scope: str = ""
+
+    def __init__(self, name: str, store: ObjectStore, every: int | None = None) -> None:
+        self.name, self.store, self.every = name, store, every
+        self._metas: dict[CheckpointId, Meta] = {}
+        self._trusted: set[CheckpointId] = set()  # this run saw them made, or found all of them there
+
+    # --- saving to it ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def commits(self, rank: int) -> bool:
+        """Whether this rank puts zarr.json there."""
+
+    @abstractmethod
+    def target(self, path: str) -> ObjectPath | None:
+        """The object to write a rank's file to; None where the sealed staging memory itself becomes the file."""
+
+    @abstractmethod
+    def adopt(self, staging: Staging, id: CheckpointId, path: str) -> None:
+        """The file of a rank is sealed, and where `target` was None it is `staging`; `path`: its name in the store."""
+
+    @abstractmethod
+    def abandon(self, id: CheckpointId, path: str) -> None:
+        """Give up this rank's file of a save that failed. Raises OSError."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Delete what killed saves left: everything that looks like a checkpoint and has no zarr.json."""
+
+    @abstractmethod
+    def prune(self, run_dir: str, kept: Collection[CheckpointId]) -> None:
+        """Delete what the rules do not keep, but for `kept`: what is new or being copied. Raises OSError."""
+
+    def saved(self, id: CheckpointId) -> None:
+        """A checkpoint has become whole there; called on every rank."""
+        self._trusted.add(id)
+
+    # --- looking at it -----------------------------------------------------------------------------------------------
 
     def ids(self) -> list[CheckpointId]:
-        """Every whole checkpoint, oldest first."""
+        """Every whole checkpoint, oldest first. Raises OSError."""
         return sorted(id for name in self.store.holding(NAME) if (id := CheckpointId.parse(name)) is not None)
 
     def has(self, id: CheckpointId) -> bool:
+        """Whether a whole checkpoint of that id is there. Raises OSError."""
         return self.store.exists(f"{id}/{NAME}")
 
     def content(self, id: CheckpointId) -> bytes:
@@ -52,17 +84,9 @@ class Tier:
             self._metas = {id: found}
         return found
 
-    def commits(self, rank: int) -> bool:
-        """Whether this rank puts zarr.json there."""
-        return rank == 0
-
     def path(self, id: CheckpointId, meta: Meta, rank: int) -> str:
         """The file of a rank, in the store."""
         return f"{id}/{meta.path(rank)}"
-
-    def saved(self, id: CheckpointId) -> None:
-        """A checkpoint has become whole there; called on every rank."""
-        self._trusted.add(id)
 
     def lacks(self, id: CheckpointId) -> str:
         """Why a checkpoint cannot be whole, "" where it can: what zarr.json says, and whether its files are there.
@@ -81,41 +105,6 @@ class Tier:
             self._trusted.add(id)
         return why
 
-    def abandon(self, id: CheckpointId, path: str) -> None:
-        """Delete this rank's file of a save that came to nothing."""
-        self.store.delete(path)
-
-    def clear(self) -> None:
-        """Delete what dead saves left: everything that looks like a checkpoint and has no zarr.json."""
-        whole = {*self.ids()}
-        for name in self.store.names():
-            id = CheckpointId.parse(name)
-            if id is not None and id not in whole:
-                self.store.delete(name)
-
-    def prune(self, run_dir: str, kept: Collection[CheckpointId]) -> None:
-        """Delete what the rules do not keep, but for `kept`: what has just become whole, and what is being copied."""
-        if self.keep_last is None:
-            return
-        for id in self.superfluous(run_dir, lambda id: "" if id in kept else self.lacks(id), kept):
-            self.store.delete(str(id))
-            self._trusted.discard(id)
-
     def close(self) -> None:
         """Let go of the store."""
         self.store.close()
-
-    def superfluous(self, run_dir: str, lacks: Lacks, others: Collection[CheckpointId] = ()) -> list[CheckpointId]:
-        """What the rules do not keep; see core's."""
-        assert self.keep_last is not None
-        return superfluous(run_dir, self.ids(), self.keep_last, lacks, others, self.keep_every)
-
-
-def disk_tiers(config: ZarrCheckpoint, run_dir: str) -> list[Tier]:
-    """The tiers of a run that a tool sees too: its own place, and the durable one."""
-    near = open_store(config.path or str(Path(run_dir) / "checkpoints"), deadline_seconds=config.deadline_seconds)
-    tiers = [Tier("disk", near, None, config.keep_last, config.keep_every)]
-    if config.durable is not None:
-        far = open_store(config.durable, deadline_seconds=config.deadline_seconds)
-        tiers.append(Tier("durable", far, config.durable_every, config.durable_keep_last, config.durable_keep_every))
-    return tiers

@@ -16,10 +16,10 @@ import time
 from collections.abc import Collection
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
 
 from gangline import attempts
-from gangline.checkpoint.base import CheckpointId
+from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline_ckpt_zarr.agreement import Agreement
@@ -58,6 +58,7 @@ def keep(run_dir: str) -> None:
             shutil.rmtree(place, ignore_errors=True)
 
 
+@final
 class MemoryTier(Tier):
     """This machine's memory. A checkpoint counts where every machine of the job can fill its ranks from its own."""
 
@@ -131,8 +132,11 @@ class MemoryTier(Tier):
         return there if self._found is None else [id for id in there if id in self._found or id in self._own]
 
     def commits(self, rank: int) -> bool:
-        """One rank of each machine puts zarr.json there."""
+        """The first rank of each machine."""
         return self.leads
+
+    def target(self, path: str) -> None:
+        """None: a buffer on tmpfs becomes the file."""
 
     def clear(self) -> None:
         """Nothing: what is no checkpoint any more may hold a buffer that its rank has yet to take back."""
@@ -180,13 +184,13 @@ class MemoryTier(Tier):
             os.removedirs(os.path.dirname(buffer.path))
         buffer.path = str(spare)
 
-    def adopt(self, buffer: Staging, id: CheckpointId, path: str) -> None:
-        """The sealed buffer becomes a checkpoint's file; `path`: its name in the store."""
+    def adopt(self, staging: Staging, id: CheckpointId, path: str) -> None:
+        """The sealed buffer gets the name of the checkpoint's file. Raises OSError."""
         place = self.root / path
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.rename(buffer.path, place)
-        buffer.path = str(place)
-        self._lies[buffer] = id
+        os.rename(staging.path, place)
+        staging.path = str(place)
+        self._lies[staging] = id
 
     def abandon(self, id: CheckpointId, path: str) -> None:
         """The save came to nothing: its buffer is spare again."""

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 from gangline.lazy import lazily
 
 if TYPE_CHECKING:
-    from gangline.checkpoint.base import Checkpointer as Checkpointer, Handle as Handle, SaveFailed as SaveFailed
+    from gangline.checkpoint.base import (
+        Checkpointer as Checkpointer,
+        Handle as Handle,
+        SaveFailed as SaveFailed,
+        SaveRequest as SaveRequest,
+    )
     from gangline.checkpoint.config import TorchCheckpoint as TorchCheckpoint
     from gangline.checkpoint.id import CheckpointId as CheckpointId
     from gangline.checkpoint.retention import Lacks as Lacks, superfluous as superfluous
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
 __getattr__, __all__ = lazily(
     __name__,
     {
-        "gangline.checkpoint.base": "Checkpointer Handle SaveFailed",
+        "gangline.checkpoint.base": "Checkpointer Handle SaveFailed SaveRequest",
         "gangline.checkpoint.id": "CheckpointId",
         "gangline.checkpoint.config": "TorchCheckpoint",
         "gangline.checkpoint.retention": "Lacks superfluous",

@@ -24,12 +24,26 @@ class SaveFailed(Exception):
         super().__init__(f"checkpoint {id} could not be saved: {why}")
 
 
+@dataclass(frozen=True)
+class SaveRequest:
+    """What is asked of one save. The attempt that it belongs to is in the document, as all else that is kept."""
+
+    step: int
+    last: bool = False  # none follows, so it belongs where it lasts longest; where it is already there all is well
+    deadline_seconds: float | None = None  # until the process is killed; None: it may take as long as it takes
+    tiers: tuple[str, ...] = ()  # a part's own names of the places that it is for; (): all that there are
+
+
 class Handle(ABC):
     """One save under way."""
 
     id: CheckpointId
     blocked_seconds: float  # how long the step was held up
-    progress: float = 0.0  # the share of this rank's bytes that is written
+
+    @property
+    def progress(self) -> float:
+        """The share of this rank's bytes that is written."""
+        return 0.0
 
     @abstractmethod
     def poll(self) -> bool:
@@ -50,22 +64,25 @@ class Checkpointer(ABC):
 
     keeps: bool = True  # false: nothing is ever kept (`checkpoint=off`), and the run does not ask for a save
 
-    def due(self, step: int, seconds: float, every: str | int | None) -> bool:
-        """Whether this rank wants a save after this step, which took `seconds`; where any does, all save.
+    def due(self, step: int, seconds: float, every: str | int | None) -> SaveRequest | None:
+        """What this rank asks for after this step, which took `seconds`; None: no save. Where any rank asks, all save.
 
         Asked once after each step, on every rank. `every` is the run's option; `auto` is for parts that override this.
         """
-        return every is not None and step % int(every) == 0
-
-    def ending(self) -> None:
-        """The run ends after the next save, which therefore belongs where it lasts longest."""
+        return SaveRequest(step) if every is not None and step % int(every) == 0 else None
 
     def prepare(self, registry: Registry) -> None:
         """Steps are about to begin: what the first save would wait for may be made ready beside them."""
 
     @abstractmethod
-    def save(self, step: int, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]) -> Handle:
-        """Keep the arrays and the document (which names step and attempt); returns once they are staged."""
+    def save(
+        self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
+    ) -> Handle:
+        """Keep the arrays and the document (which names step and attempt); returns once they are staged.
+
+        Ranks that asked for nothing pass `SaveRequest(step)`; where requests differ, rank 0's says which tiers.
+        Raises SaveFailed.
+        """
 
     @abstractmethod
     def list(self) -> list[CheckpointId]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gangline.checkpoint.base import Checkpointer, Handle, SaveFailed
+from gangline.checkpoint.base import Checkpointer, Handle, SaveFailed, SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import UserError
 
@@ -30,8 +30,10 @@ class NoCheckpointer(Checkpointer):
     def run_dir(self) -> str:
         return self._run_dir
 
-    def save(self, step: int, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]) -> Handle:
-        raise SaveFailed(CheckpointId(step, document.get("attempt", 1)), WHY)
+    def save(
+        self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
+    ) -> Handle:
+        raise SaveFailed(CheckpointId(request.step, document.get("attempt", 1)), WHY)
 
     def list(self):
         return []

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 
-from gangline.checkpoint.base import Checkpointer, Handle, SaveFailed
+from gangline.checkpoint.base import Checkpointer, Handle, SaveFailed, SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.planners import ShardLoadPlanner, ShardSavePlanner, arrays_of
 from gangline.checkpoint.retention import superfluous
@@ -55,8 +55,10 @@ class DcpCheckpointer(Checkpointer):
     def run_dir(self) -> str:
         return self._run_dir
 
-    def save(self, step: int, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]) -> Handle:
-        start, id = time.perf_counter(), CheckpointId(step, document["attempt"])
+    def save(
+        self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
+    ) -> Handle:
+        start, id = time.perf_counter(), CheckpointId(request.step, document["attempt"])
         writer = DcpWriter(self.directory / str(id), document)
         planner = ShardSavePlanner(shards, registry)
         try:

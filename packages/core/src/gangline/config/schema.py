@@ -188,6 +188,10 @@ class LaunchConfig(PartConfig):
 
     processes: PositiveInt | None = None  # null: all GPUs; without a GPU what the strategy asks for
 
+    def seconds_to_stop(self) -> float | None:
+        """How long ranks that are asked to stop have until they are killed; None: nobody kills them."""
+        return None
+
 
 # The groups that core itself reads, in the order in which they are shown.
 GROUPS: dict[str, type[PartConfig]] = {

@@ -25,6 +25,9 @@ class LocalLaunch(LaunchConfig):
     monitor_interval: PositiveFloat = 0.1  # seconds between two looks at the ranks
     grace_seconds: NonNegativeFloat = 60.0  # from Ctrl-C or SIGTERM to SIGKILL: for the step under way and a checkpoint
 
+    def seconds_to_stop(self) -> float | None:
+        return self.grace_seconds
+
     def check(self, run: Run) -> list[Problem]:
         """More ranks than GPUs."""
         problems = []

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gangline.checkpoint.base import Checkpointer, SaveFailed
+from gangline.checkpoint.base import Checkpointer, SaveFailed, SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.config.schema import Run
 from gangline.errors import BadCheckpoint
@@ -141,7 +141,7 @@ def save(job: Job, step: int, salt: int, attempt: int = 1) -> str:
 def save_with(checkpointer: Checkpointer, job: Job, step: int, salt: int, attempt: int = 1) -> str:
     registry = registry_of(job.mesh, job.large)
     shards = shards_of(registry, salt)
-    handle = checkpointer.save(step, shards, registry, document(step, attempt, salt))
+    handle = checkpointer.save(SaveRequest(step), shards, registry, document(step, attempt, salt))
     for shard in shards:
         shard.local.fill_(-2)  # the next step overwrites them; what is saved is what was there
     handle.wait()
@@ -219,7 +219,7 @@ def seen_while_saving(job: Job, step: int) -> tuple[bool, float, float]:
     checkpointer = opened(job)
     registry = registry_of(job.mesh, job.large)
     began = time.monotonic()
-    handle = checkpointer.save(step, shards_of(registry, step), registry, document(step, 1, step))
+    handle = checkpointer.save(SaveRequest(step), shards_of(registry, step), registry, document(step, 1, step))
     visible = handle.poll() and handle.id in checkpointer.list()
     handle.wait()
     seconds = time.monotonic() - began

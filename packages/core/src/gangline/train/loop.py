@@ -14,7 +14,7 @@ from gangline.train.agree import agree
 from gangline.train.callbacks import each
 from gangline.train.orders import Ending, announce, carry_out
 from gangline.train.report import Clock, peak_memory
-from gangline.train.save import poll, save, tell
+from gangline.train.save import asked, poll, save, tell
 from gangline.train.session import Session
 from gangline.train.validate import validate
 
@@ -34,9 +34,9 @@ def loop(s: Session) -> Ending:
         if s.members:
             with clock("callback"):
                 record.metrics |= each(s, "after_step", record, not record.skipped)
-        due = s.checkpointer.due(s.step, record.step_seconds, s.run.checkpoint.every)
+        request = s.checkpointer.due(s.step, record.step_seconds, s.run.checkpoint.every)
         mine = verdicts.after_step(s, record)
-        agreed = agree(s.comms.world, s.device, record.step_seconds, stop_requested(), mine, due)
+        agreed = agree(s.comms.world, s.device, record.step_seconds, stop_requested(), mine, request is not None)
         record.rank_seconds = agreed.rank_seconds
         order, found = verdicts.judged(s, [*before, *agreed.verdicts], agreed.now, record)
         record.verdicts = [verdict.to_dict() for verdict in found.verdicts]
@@ -55,7 +55,7 @@ def loop(s: Session) -> Ending:
         clock = Clock()
         if saves:
             with clock("checkpoint"):
-                save(s, last=bool(agreed.signal))
+                save(s, asked(s, request, stops=bool(agreed.signal)))
         poll(s)
         announce(s, found)
         ending = carry_out(s, order, found)

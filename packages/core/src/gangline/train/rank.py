@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 
+from gangline.checkpoint.base import SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.comm.transport import connect
 from gangline.data.base import DataSource
@@ -96,7 +97,7 @@ def save_at_end(s: Session) -> None:
     """The last checkpoint, unless the last step made it."""
     poll(s, wait=True)
     if s.saved != str(CheckpointId(s.step, s.attempt)) or fleeting(s):
-        save(s, last=True)
+        save(s, SaveRequest(s.step, last=True))
 
 
 def fleeting(s: Session) -> bool:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from gangline.checkpoint.base import SaveFailed
+from gangline.checkpoint.base import SaveFailed, SaveRequest
 from gangline.train.callbacks import each
 from gangline.train.restore import capture
 from gangline.train.session import Session
 
 
-def save(s: Session, last: bool = False) -> None:
+def asked(s: Session, mine: SaveRequest | None, stops: bool) -> SaveRequest:
+    """What this rank asks of a save that all ranks begin now; `mine`: what its checkpointer asked for.
+
+    `stops`: a signal ends the run, so that the processes are killed when the launcher's patience is over.
+    """
+    if stops:
+        return SaveRequest(s.step, last=True, deadline_seconds=s.run.launch.seconds_to_stop())
+    return mine or SaveRequest(s.step)
+
+
+def save(s: Session, request: SaveRequest) -> None:
     """Begin a checkpoint. One save is in flight at a time; one that comes to nothing is told by a note."""
     poll(s, wait=True)
     each(s, "before_save", s.step)
-    if last:
-        s.checkpointer.ending()
     try:
         with s.phase("save"):
-            s.saving = s.checkpointer.save(s.step, s.shards(), s.registry, capture(s).to_dict())
+            s.saving = s.checkpointer.save(request, s.shards(), s.registry, capture(s).to_dict())
     except SaveFailed as error:
         give_up(s, error)
         return

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from fastcrc.crc32 import iscsi as crc32c
 
 from gangline_ckpt_zarr.format.checksum import TRAILER, trailer
-from gangline_ckpt_zarr.save.writer.messages import ChunkSpan
+from gangline_ckpt_zarr.format.spans import ChunkSpan
 
 _AT_ONCE = 8 << 20  # bytes of chunks between two announcements
 

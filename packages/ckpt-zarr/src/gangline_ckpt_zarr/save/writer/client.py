@@ -12,7 +12,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from gangline_ckpt_zarr.save.writer.messages import Answer, ChunkSpan, ObjectPath, StagedMemory, request
+from gangline_ckpt_zarr.format.spans import ChunkSpan
+from gangline_ckpt_zarr.save.writer.messages import Answer, StagedMemory, request
+from gangline_ckpt_zarr.stores.base import ObjectPath
 
 _LAST_WORDS = 20  # lines kept of what it says on its standard error
 _LINE = 500  # bytes kept of each

@@ -22,10 +22,11 @@ from typing import Any, BinaryIO
 
 from gangline.launch.guard import die_with
 from gangline_ckpt_zarr.errors import describe_error
+from gangline_ckpt_zarr.format.spans import spans
 from gangline_ckpt_zarr.load.scan import BadChunk, ChunkScanner, windows
 from gangline_ckpt_zarr.save.writer.checksum_thread import ChecksumThread
-from gangline_ckpt_zarr.save.writer.messages import Answer, ObjectPath, StagedMemory, memory, spans
-from gangline_ckpt_zarr.stores.base import ObjectStore, ObjectWriter
+from gangline_ckpt_zarr.save.writer.messages import Answer, StagedMemory, memory
+from gangline_ckpt_zarr.stores.base import ObjectPath, ObjectStore, ObjectWriter
 from gangline_ckpt_zarr.stores.open import DEADLINE_SECONDS, open_store
 
 BLOCK = 8 << 20  # bytes: smaller ones are slower with O_DIRECT, larger ones are not faster

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gangline.checkpoint.base import Checkpointer, Handle, SaveFailed
+from gangline.checkpoint.base import Checkpointer, Handle, SaveFailed, SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.retention import superfluous
 from gangline.comm.base import Store
@@ -57,8 +57,10 @@ class FilesCheckpointer(Checkpointer):
     def run_dir(self) -> str:
         return self._run_dir
 
-    def save(self, step: int, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]) -> Handle:
-        id = CheckpointId(step, document["attempt"])
+    def save(
+        self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
+    ) -> Handle:
+        id = CheckpointId(request.step, document["attempt"])
         final = self.directory / str(id)
         self.turn += 1
         rank, world = int(os.environ.get("RANK", "0")), registry.mesh.world

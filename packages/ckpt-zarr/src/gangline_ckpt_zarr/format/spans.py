@@ -1,0 +1,54 @@
+"""The chunks of a file as numbers alone, for those who check and write them without knowing arrays. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from gangline_ckpt_zarr.format.checksum import CHECKSUM, TRAILER
+
+if TYPE_CHECKING:
+    from gangline_ckpt_zarr.format.chunks import ChunkRun
+
+
+class ChunkSpan(NamedTuple):
+    """`number` chunks, the k-th at `base` + k * `stride`: `nbytes` bytes, then their crc32c (4 bytes).
+
+    Where `seal` is given, a seal (4 bytes) follows that starts from it, `first` being the
+    number of the first of these chunks in their box; see `format.checksum`.
+    """
+
+    base: int
+    stride: int
+    nbytes: int
+    number: int
+    seal: int | None = None
+    first: int = 0
+
+    @property
+    def trailer(self) -> int:
+        """Bytes behind each chunk."""
+        return CHECKSUM if self.seal is None else TRAILER
+
+    @property
+    def end(self) -> int:
+        """Just behind the last checksum or seal."""
+        return self.base + (self.number - 1) * self.stride + self.nbytes + self.trailer
+
+
+def spans_of(runs: Iterable[ChunkRun], seal_start: Callable[[ChunkRun], int | None]) -> list[ChunkSpan]:
+    """Of boxes in a file; `seal_start`: what the seals of a box start from."""
+    return [ChunkSpan(run.base, run.stride, run.nbytes, run.count, seal_start(run)) for run in runs]
+
+
+def spans(rows: Sequence[Sequence[int]]) -> list[ChunkSpan]:
+    """From plain numbers, in the order of the file. Raises ValueError where they overlap: no checksum would hold."""
+    found = sorted((ChunkSpan(*run) for run in rows if run[3]), key=lambda run: run.base)
+    for run in found:
+        if run.base < 0 or run.nbytes < 1 or (run.number > 1 and run.stride < run.nbytes + run.trailer):
+            raise ValueError(f"chunks that overlap themselves: {run}")
+    for before, after in pairwise(found):
+        if after.base < before.end:
+            raise ValueError(f"chunks that overlap: {before}, {after}")
+    return found

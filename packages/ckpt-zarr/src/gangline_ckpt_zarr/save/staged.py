@@ -1,0 +1,75 @@
+"""From the staging memory to the near tiers: what the next save waits for."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection
+from typing import final
+
+from gangline.checkpoint.id import CheckpointId
+from gangline_ckpt_zarr.agreement import Agreement
+from gangline_ckpt_zarr.save.delivery import Delivery, DeliveryPlan, Report, there_already
+from gangline_ckpt_zarr.save.durable import DurableCopies, DurableCopy
+from gangline_ckpt_zarr.save.staging import Staging
+from gangline_ckpt_zarr.save.task import SaveTask
+from gangline_ckpt_zarr.save.transfer import write_file
+from gangline_ckpt_zarr.save.writer.client import WriterClient
+from gangline_ckpt_zarr.tiers.base import Tier
+
+
+@final
+class StagedDelivery(Delivery):
+    """Of what is staged, to the wanted tiers but the durable one; then it starts `copy`, where that was wanted.
+
+    After `planned`, `earlier` are copies of earlier saves that were under way when this one began, and
+    `earlier_failures` the (id, why) of copies that failed since the save before and that this one reports.
+    """
+
+    def __init__(
+        self, task: SaveTask, agreement: Agreement, writer: WriterClient, copy: DurableCopy, copies: DurableCopies
+    ) -> None:
+        super().__init__(task, agreement)
+        self.staging: Staging | None = None
+        self.copy, self.copies = copy, copies
+        self.goes_far = False
+        self.earlier: list[DurableCopy] = []
+        self.earlier_failures: list[tuple[str, str]] = []
+        self._writer = writer
+
+    def plan(self) -> DeliveryPlan:
+        task, going = self.task, []
+        done = task.again and task.disk.has(self.id)  # then nothing nearer matters any more
+        for tier in () if done else task.wanted:
+            if tier is task.durable:
+                continue
+            if not tier.has(self.id):
+                tier.clear()
+                going.append(tier.name)
+            elif not task.again:
+                raise there_already(tier, self.id)
+        write_id = task.disk.meta(self.id).write_id if done else secrets.token_hex(4)
+        return DeliveryPlan(write_id, going, [task.durable in task.wanted, *self.copies.status()])
+
+    def planned(self, plan: DeliveryPlan) -> None:
+        self.copy.write_id = plan.write_id
+        self.goes_far, under_way, self.earlier_failures = plan.more
+        self.earlier = self.copies.keep(under_way)
+
+    def put(self, tier: Tier, write_id: str, report: Report) -> None:
+        file, path = self.task.file(self.agreement.rank), self.task.path(write_id, self.agreement.rank)
+        if file.size:
+            assert self.staging is not None, "a rank that could not stage has failed the save"
+            target, deadline = tier.target(path), self.task.deadline_seconds
+            write_file(self._writer, self.staging, file, write_id, target, deadline, report)
+            tier.adopt(self.staging, self.id, path)
+
+    def metadata(self, write_id: str) -> bytes:
+        return self.task.metadata(write_id)
+
+    def protected(self) -> Collection[CheckpointId]:
+        return self.copies.sources()
+
+    def delivered(self) -> None:
+        if self.goes_far:
+            self.copies.add(self.copy)
+            self.copy.start()

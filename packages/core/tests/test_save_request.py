@@ -1,0 +1,33 @@
+"""What a rank asks of a save: as its checkpointer says, and all that is left to ask when a signal ends the run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from gangline.checkpoint import SaveRequest
+from gangline.launch.config import LocalLaunch
+from gangline.parts import LaunchConfig
+from gangline.train.save import asked
+from gangline.train.session import Session
+
+
+def session(launch: LaunchConfig) -> Session:
+    return cast(Session, SimpleNamespace(step=7, run=SimpleNamespace(launch=launch)))
+
+
+def test_a_rank_that_asked_for_nothing_saves_with_the_others() -> None:
+    assert asked(session(LocalLaunch()), None, stops=False) == SaveRequest(7)
+
+
+def test_what_a_checkpointer_asked_for_reaches_its_save() -> None:
+    mine = SaveRequest(7, tiers=("near",))
+    assert asked(session(LocalLaunch()), mine, stops=False) is mine
+
+
+@pytest.mark.parametrize(("launch", "seconds"), [(LocalLaunch(grace_seconds=20), 20), (LaunchConfig(), None)])
+def test_the_save_of_a_run_that_a_signal_ends_is_the_last_and_has_a_deadline(launch, seconds) -> None:
+    mine = SaveRequest(7, tiers=("near",))
+    assert asked(session(launch), mine, stops=True) == SaveRequest(7, last=True, deadline_seconds=seconds)
