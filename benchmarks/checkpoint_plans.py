@@ -20,10 +20,11 @@ from gangline.plugins import build
 from gangline.rundir import RunDirectory
 from gangline.shard import Registry
 from gangline_ckpt_zarr.config import ZarrCheckpoint
-from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.chunks import CheckpointFiles
-from gangline_ckpt_zarr.format.metadata import NAME, Meta
+from gangline_ckpt_zarr.format import metadata, packed
+from gangline_ckpt_zarr.format.meta import Meta
+from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.format.overlap import meeting
+from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_out
 
 WIDE = {"pp": 16, "dp_shard": 128, "tp": 8}  # 16,384 ranks, as arXiv 2407.21783 (section 3.3.2) lists them
@@ -54,10 +55,10 @@ def llama() -> None:
     print(f"\nLlama 3 405B on {world:,} ranks: {len(registry.layouts):,} arrays, {registry.nbytes / 1e12:.2f} TB")
     print(f"  both registries                     {time.perf_counter() - began:8.3f} s")
     rank = world // 2 + 77
-    files = CheckpointFiles(registry)
+    files = PackedFiles(registry)
     seconds, file = _timed(lambda: files.of_rank(rank))
     print(f"  one rank's file, planned            {seconds:8.3f} s  ({len(file.runs)} boxes, {file.size / 1e6:.0f} MB)")
-    seconds, content = _timed(lambda: metadata.write(registry, files, {"step": 0, "attempt": 1}, "0badcafe"))
+    seconds, content = _timed(lambda: packed.write(registry, files, {"step": 0, "attempt": 1}, "0badcafe"))
     print(f"  zarr.json, written                  {seconds:8.3f} s  ({len(content):,} bytes)")
     seconds, meta = _timed(lambda: metadata.read(content, NAME))
     print(f"  zarr.json, read                     {seconds:8.3f} s")
@@ -83,13 +84,13 @@ def read_by(meta: Meta, wanted: Registry, rank: int) -> tuple[int, int]:
 def dry_run() -> None:
     """Every rank's file of Llama 3 8B on 1,024 ranks, one after the other: no rank's work grows with the world."""
     registry = registry_of(PRESETS["llama3-8b"], MODERATE)
-    files, seconds, sizes, boxes = CheckpointFiles(registry), [], [], 0
+    files, seconds, sizes, boxes = PackedFiles(registry), [], [], 0
     for rank in range(registry.mesh.world):
         took, file = _timed(lambda rank=rank: files.of_rank(rank))
         seconds.append(took)
         sizes.append(file.size)
         boxes += len(file.runs)
-    content = metadata.write(registry, files, {"step": 0, "attempt": 1}, "0badcafe")
+    content = packed.write(registry, files, {"step": 0, "attempt": 1}, "0badcafe")
     middle, mean = statistics.median(seconds), statistics.fmean(sizes)
     print(f"\nLlama 3 8B on {registry.mesh.world:,} ranks, all of them planned in one process")
     print(f"  {sum(seconds):.2f} s; a rank {middle * 1e3:.1f} ms (most {max(seconds) * 1e3:.1f}); {boxes:,} boxes")
@@ -101,12 +102,12 @@ def latest_of_many(folder: str, count: int) -> None:
     """A run with so many checkpoints of a small model."""
     registry = registry_of(DecoderConfig, {})
     run = default_run(run={"dir": f"{folder}/run"}, checkpoint=ZarrCheckpoint())
-    files, directory = CheckpointFiles(registry), RunDirectory.create(run).path
+    files, directory = PackedFiles(registry), RunDirectory.create(run).path
     for step in range(count):
         document = {"step": step, "attempt": 1, "model": "small"}
         place = Path(directory, "checkpoints", str(CheckpointId(step)))
         place.mkdir(parents=True)
-        (place / NAME).write_bytes(metadata.write(registry, files, document, f"{step:08x}"))
+        (place / NAME).write_bytes(packed.write(registry, files, document, f"{step:08x}"))
     run.run.dir = str(directory)
     checkpointer = build(run.checkpoint, run, None)
     listing, found = _timed(checkpointer.list)

@@ -22,8 +22,9 @@ from gangline.mesh import Mesh
 from gangline.testing import rank
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build as build_checkpointer
 from gangline_ckpt_zarr.config import ZarrCheckpoint
-from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.chunks import CheckpointFiles
+from gangline_ckpt_zarr.format import packed
+from gangline_ckpt_zarr.format.nodes import NAME
+from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.save.staging import Staging
 from gangline_ckpt_zarr.save.transfer import write_file
 from gangline_ckpt_zarr.save.writer.client import WriterClient
@@ -79,21 +80,21 @@ class FromStaging:
     """Our writer process, on memory that is staged: checksums, the file, and the commit by rank 0."""
 
     def __init__(self, state: State) -> None:
-        self.registry, self.files = state.registry, CheckpointFiles(state.registry)
+        self.registry, self.files = state.registry, PackedFiles(state.registry)
         self.file = self.files.of_rank(rank.index)
         self.staging, self.writer = Staging(), WriterClient()
         self.writer.start([self.staging.fd])
         self.staging.fill(self.file, state.shards)
 
     def __call__(self, folder: str) -> None:
-        path = metadata.data_path("0badcafe", rank.index)
+        path = packed.data_path("0badcafe", rank.index)
         write_file(
             self.writer, self.staging, self.file, "0badcafe", ObjectPath(folder, path), 600.0, lambda share: None
         )
         barrier()
         if rank.index == 0:
-            content = metadata.write(self.registry, self.files, {"step": 0, "attempt": 1}, "0badcafe")
-            LocalStore(folder).commit(metadata.NAME, content)
+            content = packed.write(self.registry, self.files, {"step": 0, "attempt": 1}, "0badcafe")
+            LocalStore(folder).commit(NAME, content)
 
     @property
     def helper(self) -> int | None:

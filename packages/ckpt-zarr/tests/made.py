@@ -13,9 +13,11 @@ from crc32c import crc32c
 from gangline.checkpoint.id import CheckpointId
 from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry, Shard
-from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.checksum import TRAILER, seal_start, trailer
-from gangline_ckpt_zarr.format.chunks import CheckpointFiles
+from gangline_ckpt_zarr.format import metadata, packed
+from gangline_ckpt_zarr.format.checksum import TRAILER, seal, seal_start
+from gangline_ckpt_zarr.format.meta import Meta
+from gangline_ckpt_zarr.format.nodes import NAME
+from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.save.staging import Staging
 from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.stores.local import LocalStore
@@ -32,9 +34,14 @@ def whole(name: str, layout: Layout) -> torch.Tensor:
     return values.to(getattr(torch, layout.dtype)).reshape(layout.shape)
 
 
+def behind(start: int, number: int, checksum: int) -> bytes:
+    """What lies behind a chunk: a checksum that another library has computed, and the seal."""
+    return checksum.to_bytes(4, "little") + seal(start, number, checksum).to_bytes(4, "little")
+
+
 def staged(registry: Registry, values: Values = whole, write_id: str = WRITE_ID) -> dict[int, bytearray]:
     """The file of each rank, in memory, checksums and seals filled in."""
-    files, found = CheckpointFiles(registry), {}
+    files, found = PackedFiles(registry), {}
     staging = Staging()
     for rank in range(registry.mesh.world):
         shards = [
@@ -55,7 +62,7 @@ def staged(registry: Registry, values: Values = whole, write_id: str = WRITE_ID)
             for number in range(run.count):
                 start = run.base + number * run.stride
                 end = start + run.nbytes
-                content[end : end + TRAILER] = trailer(seals, number, crc32c(content[start:end]))
+                content[end : end + TRAILER] = behind(seals, number, crc32c(content[start:end]))
         found[rank] = content
     staging.close()
     return found
@@ -67,20 +74,20 @@ def save(
     values: Values = whole,
     document: Mapping[str, Any] | None = None,
     write_id: str = WRITE_ID,
-) -> metadata.Meta:
+) -> Meta:
     """A whole checkpoint at the root of a store, or in a directory; of the step that its place says."""
     store = LocalStore(store) if isinstance(store, str) else store
     id = CheckpointId.parse(store.url.rpartition("/")[2])
     for rank, content in staged(registry, values, write_id).items():
         if content:
-            writer = store.create(metadata.data_path(write_id, rank), len(content))
+            writer = store.create(packed.data_path(write_id, rank), len(content))
             writer.write(memoryview(content))
             writer.close()
     says = {"step": 0, "attempt": 1, **(document or {})}
     says |= {} if id is None else {"step": id.step, "attempt": id.attempt}
-    text = metadata.write(registry, CheckpointFiles(registry), says, write_id)
-    store.commit(metadata.NAME, text)
-    return metadata.read(text, metadata.NAME)
+    text = packed.write(registry, PackedFiles(registry), says, write_id)
+    store.commit(NAME, text)
+    return metadata.read(text, NAME)
 
 
 def cut(length: int, parts: int) -> tuple[tuple[int, ...], ...]:

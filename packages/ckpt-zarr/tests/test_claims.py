@@ -24,8 +24,9 @@ from gangline_ckpt_zarr.commands import show
 from gangline_ckpt_zarr.commands.listing import list_checkpoints
 from gangline_ckpt_zarr.commands.verify import checked
 from gangline_ckpt_zarr.commands.where import Copy
-from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.metadata import NAME
+from gangline_ckpt_zarr.format import packed
+from gangline_ckpt_zarr.format.nodes import NAME
+from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.load.plan import Target, plan_reads
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.tiers.stored import StoreTier
@@ -223,4 +224,4 @@ def test_what_cannot_be_read_again_is_not_written():
     registry = small()
     deep = {"step": 1, "attempt": 1, "states": nested(100)}
     with pytest.raises(ValueError, match="nested more than"):
-        metadata.write(registry, metadata.CheckpointFiles(registry), deep, "0badcafe")
+        packed.write(registry, PackedFiles(registry), deep, "0badcafe")

@@ -16,7 +16,7 @@ from gangline.cli.main import main
 from gangline.errors import UserError
 from gangline_ckpt_zarr.commands import VERBS, text
 from gangline_ckpt_zarr.commands.where import one, places
-from gangline_ckpt_zarr.format.metadata import NAME
+from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.stores.open import open_store
 
 DOCUMENT = {"step": 12, "attempt": 1, "cursor": 48, "tokens": 3072, "seed": 5, "parts": {"model": {"part": "tiny"}}}

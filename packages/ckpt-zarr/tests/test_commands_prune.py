@@ -8,7 +8,7 @@ from made import run_dir, save, small
 from gangline import attempts
 from gangline.attempts import Attempt
 from gangline.cli.main import main
-from gangline_ckpt_zarr.format.metadata import NAME
+from gangline_ckpt_zarr.format.nodes import NAME
 
 
 @pytest.fixture

@@ -14,9 +14,11 @@ from gangline.cli.main import main
 from gangline.mesh import Mesh
 from gangline.shard import Layout, Registry
 from gangline_ckpt_zarr.commands.bad_chunks import BadChunks, FileScanner, merged
-from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.checksum import TRAILER
-from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun
+from gangline_ckpt_zarr.format.chunks import ChunkRun
+from gangline_ckpt_zarr.format.meta import Meta
+from gangline_ckpt_zarr.format.nodes import NAME
+from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.load import scan
 from gangline_ckpt_zarr.load.scan import Window, windows
 from gangline_ckpt_zarr.stores.open import open_store
@@ -103,7 +105,7 @@ def test_a_short_file_is_bad_from_where_it_ends(made, capsys):
 
 def test_a_damaged_zarr_json_is_named(made, capsys):
     place, _ = made
-    path = place / metadata.NAME
+    path = place / NAME
     path.write_bytes(path.read_bytes().replace(b'"0badcafe"', b'"1badcafe"'))
     code, out = verified(place, capsys)
     assert code == 1
@@ -139,8 +141,8 @@ def test_a_remote_store_is_read_as_well(capsys):
 @given(registries(4), st.integers(1, 300), st.data())
 def test_windows_of_any_length_find_the_same(registry: Registry, length: int, data) -> None:
     """A chunk may begin, end and have its checksum in three of them."""
-    files = CheckpointFiles(registry)
-    meta = metadata.Meta({}, registry, files, "0badcafe")
+    files = PackedFiles(registry)
+    meta = Meta({}, registry, files, "0badcafe")
     for rank, content in staged(registry).items():
         file = files.of_rank(rank)
         chunks = [(run, number) for run in file.runs for number in range(run.count)]
@@ -183,7 +185,7 @@ def test_what_cannot_be_read_is_bad_and_the_rest_is_not(tmp_path, monkeypatch) -
 
 def test_a_run_that_is_bad_throughout_is_one_line() -> None:
     registry = Registry.of(Mesh.of({}), {"model/w": Layout((5000, 1000), "float32")})
-    run = CheckpointFiles(registry).of_rank(0).runs[0]
+    run = PackedFiles(registry).of_rank(0).runs[0]
     assert run.count > 2
     every = [BadChunks(run, number, "x") for number in range(run.count)]
     assert [(bad.number, bad.box) for bad in merged(every)] == [(None, ((0, 5000), (0, 1000)))]

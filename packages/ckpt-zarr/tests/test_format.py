@@ -13,10 +13,11 @@ from layouts import registries
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry
-from gangline_ckpt_zarr.format import cuts, metadata, overlap
+from gangline_ckpt_zarr.format import cuts, metadata, overlap, packed
 from gangline_ckpt_zarr.format.checksum import TRAILER
-from gangline_ckpt_zarr.format.chunks import PAGE, CheckpointFiles
+from gangline_ckpt_zarr.format.chunks import PAGE
 from gangline_ckpt_zarr.format.grid import CHUNK_BYTES, LARGE, chunk_shape, spacing
+from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.format.references import chunk_key, references
 
 MANY = settings(max_examples=150, deadline=None)
@@ -36,7 +37,7 @@ def test_no_boundary_falls_inside_a_chunk(registry: Registry) -> None:
 @MANY
 @given(registries())
 def test_every_chunk_is_written_once_and_by_one_rank(registry: Registry) -> None:
-    files, keys = CheckpointFiles(registry), []
+    files, keys = PackedFiles(registry), []
     for rank in range(registry.mesh.world):
         file, end = files.of_rank(rank), 0
         for run in file.runs:
@@ -86,7 +87,7 @@ def test_stored_boxes_that_meet_a_wanted_one_are_found(registry: Registry, data)
 @MANY
 @given(registries(), st.data())
 def test_cells_that_meet_a_wanted_box_are_found(registry: Registry, data) -> None:
-    files = CheckpointFiles(registry)
+    files = PackedFiles(registry)
     for rank in range(registry.mesh.world):
         for run in files.of_rank(rank).runs:
             wanted = data.draw(boxes(registry[run.name].shape))
@@ -105,8 +106,8 @@ def test_cells_that_meet_a_wanted_box_are_found(registry: Registry, data) -> Non
 @MANY
 @given(registries())
 def test_what_zarr_json_says_comes_back(registry: Registry) -> None:
-    files, document = CheckpointFiles(registry), {"step": 3, "attempt": 1, "words": ["ö", None, 1.5]}
-    content = metadata.write(registry, files, document, "0badcafe")
+    files, document = PackedFiles(registry), {"step": 3, "attempt": 1, "words": ["ö", None, 1.5]}
+    content = packed.write(registry, files, document, "0badcafe")
     meta = metadata.read(content, "zarr.json")
     assert meta.document == document
     assert meta.registry.mesh == registry.mesh
@@ -123,8 +124,8 @@ def test_what_zarr_json_says_comes_back(registry: Registry) -> None:
 def test_every_flipped_bit_of_zarr_json_is_noticed() -> None:
     layout = Layout((8, 3), "float32", (Division(("dp_shard",), ((0, 4, 8),)),))
     registry = Registry.of(Mesh.of({"dp_shard": 2}), {"model/w": layout})
-    content = metadata.write(
-        registry, CheckpointFiles(registry), {"step": 3, "attempt": 1, "learning_rate": 0.125, "name": "a"}, "0badcafe"
+    content = packed.write(
+        registry, PackedFiles(registry), {"step": 3, "attempt": 1, "learning_rate": 0.125, "name": "a"}, "0badcafe"
     )
     same = metadata.read(content, "zarr.json")
     for place in range(len(content)):

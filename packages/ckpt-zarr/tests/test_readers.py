@@ -13,10 +13,11 @@ from crc32c import crc32c
 from gangline.cli.main import main
 from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry
-from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.checksum import TRAILER, seal_start, trailer
-from gangline_ckpt_zarr.format.chunks import CheckpointFiles
+from gangline_ckpt_zarr.format import packed
+from gangline_ckpt_zarr.format.checksum import TRAILER, seal, seal_start
 from gangline_ckpt_zarr.format.grid import stored_dtype
+from gangline_ckpt_zarr.format.nodes import NAME
+from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.format.views import views
 from gangline_ckpt_zarr.stores.local import LocalStore
 
@@ -47,7 +48,7 @@ def values(name: str) -> np.ndarray:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("run") / "step-00000012"
-    store, files = LocalStore(place), CheckpointFiles(REGISTRY)
+    store, files = LocalStore(place), PackedFiles(REGISTRY)
     for rank in range(REGISTRY.mesh.world):
         file = files.of_rank(rank)
         content = np.zeros(file.size, np.uint8)
@@ -62,11 +63,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for number in range(run.count):
                 end = run.base + number * run.stride + run.nbytes
                 checksum = crc32c(content[end - run.nbytes : end])
-                content[end : end + TRAILER] = np.frombuffer(trailer(seals, number, checksum), np.uint8)
-        writer = store.create(metadata.data_path(ID, rank), file.size)
+                behind = checksum.to_bytes(4, "little") + seal(seals, number, checksum).to_bytes(4, "little")
+                content[end : end + TRAILER] = np.frombuffer(behind, np.uint8)
+        writer = store.create(packed.data_path(ID, rank), file.size)
         writer.write(content.data)
         writer.close()
-    store.commit(metadata.NAME, metadata.write(REGISTRY, files, {"step": 12, "attempt": 1}, ID))
+    store.commit(NAME, packed.write(REGISTRY, files, {"step": 12, "attempt": 1}, ID))
     return place
 
 

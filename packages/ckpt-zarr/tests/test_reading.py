@@ -17,19 +17,20 @@ from made import WRITE_ID, whole
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry, Shard
-from gangline_ckpt_zarr.format import metadata
+from gangline_ckpt_zarr.format import metadata, packed
 from gangline_ckpt_zarr.format.checksum import TRAILER
-from gangline_ckpt_zarr.format.chunks import CheckpointFiles
+from gangline_ckpt_zarr.format.meta import Meta
+from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.load import batch
 from gangline_ckpt_zarr.load.plan import Target, plan_reads
 from gangline_ckpt_zarr.load.reader import ChunkReader
 from gangline_ckpt_zarr.save.staging import Staging
 
 
-def staged(registry: Registry) -> tuple[metadata.Meta, dict[int, bytearray]]:
+def staged(registry: Registry) -> tuple[Meta, dict[int, bytearray]]:
     """What zarr.json says, and the files of all ranks in memory."""
     return metadata.read(
-        metadata.write(registry, CheckpointFiles(registry), {"step": 1, "attempt": 1}, WRITE_ID), "zarr.json"
+        packed.write(registry, PackedFiles(registry), {"step": 1, "attempt": 1}, WRITE_ID), "zarr.json"
     ), made.staged(registry)
 
 
@@ -62,7 +63,7 @@ def target_of(name: str, layout: Layout, box: Box) -> tuple[Target, torch.Tensor
     return Target(name, box, (memory.view(torch.int16) if bits else memory).numpy(), bits), memory
 
 
-def filled(meta: metadata.Meta, files: dict[int, bytearray], wanted: list[Target], verify: bool = True) -> None:
+def filled(meta: Meta, files: dict[int, bytearray], wanted: list[Target], verify: bool = True) -> None:
     for rank, items in plan_reads(meta, wanted).items():
         ChunkReader(meta, f"{rank}.bin", Memory(files[rank]), verify).read(items)
 
@@ -156,7 +157,7 @@ def test_bfloat16_keeps_every_bit() -> None:
     bits = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16)
     layout = Layout((1 << 16,), "bfloat16")
     registry = Registry.of(Mesh.of({}), {"model/x": layout})
-    file = CheckpointFiles(registry).of_rank(0)
+    file = PackedFiles(registry).of_rank(0)
     staging = Staging()
     staging.fill(file, [Shard("model/x", layout.shape, torch.bfloat16, (0,), bits.view(torch.bfloat16))])
     values = staging._bytes[: 4 << 16].view(torch.float32).clone()

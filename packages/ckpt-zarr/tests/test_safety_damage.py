@@ -23,7 +23,7 @@ from gangline.testing import checkpointer_ranks as kit
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
 from gangline_ckpt_zarr.format.checksum import TRAILER, seal, seal_start
 from gangline_ckpt_zarr.format.chunks import ChunkRun
-from gangline_ckpt_zarr.format.metadata import NAME
+from gangline_ckpt_zarr.format.nodes import NAME
 
 ROWS = 1030  # of the large arrays: a little over 1 MiB each, so they lie on pages
 

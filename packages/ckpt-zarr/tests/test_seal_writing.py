@@ -7,13 +7,13 @@ import random
 import pytest
 from crc32c import crc32c
 
-from gangline_ckpt_zarr.format.checksum import TRAILER, trailer
+from gangline_ckpt_zarr.format.checksum import TRAILER, seal
 from gangline_ckpt_zarr.format.spans import ChunkSpan, spans
 from gangline_ckpt_zarr.save.writer.checksum_thread import ChecksumThread
 
 
 @pytest.mark.parametrize("at_once", [1, 100, 1 << 20])
-def test_cells_are_numbered_in_their_box(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+def test_chunks_are_numbered_in_their_box(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     monkeypatch.setattr("gangline_ckpt_zarr.save.writer.checksum_thread._AT_ONCE", at_once)
     runs = [ChunkSpan(0, 64, 48, 30, seal=17), ChunkSpan(4096, 64, 56, 1, seal=99), ChunkSpan(5000, 32, 20, 7)]
     content = random.Random(0).randbytes(8192)
@@ -26,7 +26,9 @@ def test_cells_are_numbered_in_their_box(monkeypatch: pytest.MonkeyPatch, at_onc
         for number in range(run.number):
             start = run.base + number * run.stride
             checksum = crc32c(content[start : start + run.nbytes])
-            behind = checksum.to_bytes(4, "little") if run.seal is None else trailer(run.seal, number, checksum)
+            behind = checksum.to_bytes(4, "little")
+            if run.seal is not None:
+                behind += seal(run.seal, number, checksum).to_bytes(4, "little")
             wanted[start + run.nbytes : start + run.nbytes + len(behind)] = behind
     assert memory == wanted
 

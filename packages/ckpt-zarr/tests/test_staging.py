@@ -15,7 +15,7 @@ from gangline.mesh import Mesh
 from gangline.shard import Layout, Registry, Shard
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
 from gangline_ckpt_zarr.config import ZarrCheckpoint
-from gangline_ckpt_zarr.format.chunks import CheckpointFiles
+from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.save.staging import Staging
 
 REGISTRY = Registry.of(Mesh.of({}), {"model/w": Layout((300, 50)), "model/b": Layout((50,), "bfloat16")})
@@ -36,7 +36,7 @@ def checkpointer(directory: Path, **options) -> ZarrCheckpointer:
 
 
 def test_prepared_memory_holds_the_same() -> None:
-    file = CheckpointFiles(REGISTRY).of_rank(0)
+    file = PackedFiles(REGISTRY).of_rank(0)
     content = []
     for prepare in (False, True):
         staging = Staging()
@@ -58,7 +58,7 @@ def test_the_first_save_takes_what_was_prepared(tmp_path: Path, memory_every: in
     found._buffers._preparing.join()
     prepared = found._buffers._prepared
     assert prepared is not None
-    assert prepared.size >= CheckpointFiles(REGISTRY).of_rank(0).size
+    assert prepared.size >= PackedFiles(REGISTRY).of_rank(0).size
     for step in (1, 2, 3):
         found.save(SaveRequest(step), shards(REGISTRY, step), REGISTRY, {"step": step, "attempt": 1}).wait()
         assert found._buffers._prepared is None

@@ -13,7 +13,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.errors import describe_error
-from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.load.nearest import unreadable
 from gangline_ckpt_zarr.load.shards import load
 from gangline_ckpt_zarr.notes import Notes

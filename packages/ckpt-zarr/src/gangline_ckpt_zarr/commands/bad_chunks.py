@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gangline.shard import Box
 from gangline_ckpt_zarr.format.chunks import ChunkRun, RankFile
-from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.format.spans import spans_of
 from gangline_ckpt_zarr.load import scan
 from gangline_ckpt_zarr.load.scan import Window

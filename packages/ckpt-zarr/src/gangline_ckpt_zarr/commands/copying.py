@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-from fastcrc.crc32 import iscsi as crc32c
-
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline_ckpt_zarr.commands import text
@@ -17,10 +15,11 @@ from gangline_ckpt_zarr.commands.blocks import Blocks
 from gangline_ckpt_zarr.commands.verify import damaged
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser, tiers_of
 from gangline_ckpt_zarr.format import claims, native, overlap
-from gangline_ckpt_zarr.format.checksum import CHECKSUM, TRAILER
+from gangline_ckpt_zarr.format.checksum import CHECKSUM, checksum_of, stored_checksum
 from gangline_ckpt_zarr.format.chunks import ChunkRun
-from gangline_ckpt_zarr.format.metadata import NAME, Meta
+from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.format.native import NativeMeta
+from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.load.scan import windows
 from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.stores.open import open_store
@@ -164,7 +163,7 @@ def _chunks(source: Copy, store: ObjectStore, meta: NativeMeta, rank: int) -> in
             blocks.pad(run.base + number * run.stride)
             chunk = _chunk(source, run, number)
             blocks.put(chunk)
-            meta.sums[run.name][native.place(run, number, layout)] = int.from_bytes(chunk[run.nbytes :], "little")
+            meta.sums[run.name][native.place(run, number, layout)] = stored_checksum(chunk[run.nbytes :])
         if run.count > 1:
             blocks.pad(run.end)
             blocks.put(native.index(run))
@@ -179,11 +178,11 @@ def _chunk(source: Copy, run: ChunkRun, number: int) -> memoryview:
     index = 0
     for at, start, side, chunks in zip(run.index(number), stored.offset, run.chunk, there.grid, strict=True):
         index = index * chunks + at - start // side
-    content = memoryview(bytearray(run.nbytes + (TRAILER if meta.sealed else CHECKSUM)))
+    content = memoryview(bytearray(run.nbytes + meta.trailer))
     path = meta.path(rank)
     try:
         source.store.read_into(path, [(there.base + index * there.stride, [content])])
-        why = meta.wrong(there, index, crc32c(content[: run.nbytes]), content[run.nbytes :])
+        why = meta.wrong(there, index, checksum_of(content[: run.nbytes]), content[run.nbytes :])
     except (OSError, EOFError) as error:
         why = str(error)
     if why:

@@ -10,7 +10,7 @@ from datetime import datetime
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
 from gangline_ckpt_zarr.errors import describe_error
-from gangline_ckpt_zarr.format.metadata import NAME
+from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.tiers.base import Tier
 from gangline_ckpt_zarr.tiers.whole import lacking

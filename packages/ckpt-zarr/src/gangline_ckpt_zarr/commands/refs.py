@@ -9,6 +9,7 @@ from pathlib import Path
 from gangline.errors import UserError
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, one, parser
+from gangline_ckpt_zarr.format.native import NativeMeta
 from gangline_ckpt_zarr.format.references import AT, REFERENCES, references
 
 
@@ -19,7 +20,7 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("--output", metavar="FILE", help=f"a file to write; by default {REFERENCES} in the checkpoint")
     options = words.parse_args(list(argv))
     copy = one(options.place).only(options.tier).copy()
-    if not copy.meta.sealed:
+    if isinstance(copy.meta, NativeMeta):
         raise UserError(
             f"{copy.store.url} needs no references.",
             f'It was copied with --open:  zarr.open_group("{copy.store.url}", mode="r")',

@@ -13,8 +13,9 @@ from gangline_ckpt_zarr.commands.bad_chunks import BadChunks, FileScanner, merge
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, Place, one, parser
 from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.chunks import RankFile
-from gangline_ckpt_zarr.format.metadata import NAME, Meta
+from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.format.native import NativeMeta, index, index_bytes, node_files
+from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.format.references import AT, REFERENCES, references
 from gangline_ckpt_zarr.load.scan import windows
 from gangline_ckpt_zarr.stores.base import ObjectStore

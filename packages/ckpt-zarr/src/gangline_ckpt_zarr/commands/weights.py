@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import UserError
 from gangline_ckpt_zarr.commands import text
-from gangline_ckpt_zarr.format.metadata import NAME
+from gangline_ckpt_zarr.format import packed
+from gangline_ckpt_zarr.format.nodes import NAME
+from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.stores.open import open_store
 
 if TYPE_CHECKING:
@@ -53,8 +55,6 @@ def write_weights(
     from gangline.shard import Layout, Registry
     from gangline.state import Document
     from gangline.train.restore import fingerprint
-    from gangline_ckpt_zarr.format import metadata
-    from gangline_ckpt_zarr.format.chunks import CheckpointFiles
 
     registry = Registry.of(Mesh.of({}), {name: Layout(shape, dtype) for name, (shape, dtype) in shapes.items()})
     document = Document(
@@ -70,26 +70,24 @@ def write_weights(
     try:
         with torch.no_grad():
             fill(_chunks(store, registry, write_id))
-        content = metadata.write(registry, CheckpointFiles(registry), document.to_dict(), write_id)
+        content = packed.write(registry, PackedFiles(registry), document.to_dict(), write_id)
         store.commit(NAME, content)
     except BaseException:
-        store.delete(os.path.dirname(metadata.data_path(write_id, 0)))
+        store.delete(os.path.dirname(packed.data_path(write_id, 0)))
         raise
 
 
 def _chunks(store: ObjectStore, registry: Registry, write_id: str) -> Iterator[Shard]:
     """Gives each chunk to be filled, and writes it where it lies in the file when asked for the next."""
     import torch
-    from fastcrc.crc32 import iscsi as crc32c
 
     from gangline.shard import Shard
     from gangline_ckpt_zarr.commands.blocks import Blocks
     from gangline_ckpt_zarr.format.checksum import seal_start, trailer
-    from gangline_ckpt_zarr.format.chunks import CheckpointFiles
     from gangline_ckpt_zarr.format.grid import stored_dtype
-    from gangline_ckpt_zarr.format.metadata import data_path
+    from gangline_ckpt_zarr.format.packed import data_path
 
-    file = CheckpointFiles(registry).of_rank(0)
+    file = PackedFiles(registry).of_rank(0)
     with (
         text.progress("write", file.size) as advance,
         Blocks(store, data_path(write_id, 0), file.size) as blocks,
@@ -107,5 +105,5 @@ def _chunks(store: ObjectStore, registry: Registry, write_id: str) -> Iterator[S
                 chunk = whole.reshape(-1).view(torch.uint8).numpy().data
                 blocks.pad(run.base + number * run.stride)
                 blocks.put(chunk)
-                blocks.put(trailer(seals, number, crc32c(chunk)))
+                blocks.put(trailer(seals, number, chunk))
                 advance(run.stride)

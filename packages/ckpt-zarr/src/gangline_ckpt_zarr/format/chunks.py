@@ -9,6 +9,7 @@ Behind the checksum lies a seal (4 bytes): see `seal`.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,6 @@ from math import prod
 from gangline.shard import Box, Registry
 from gangline_ckpt_zarr.format.checksum import TRAILER
 from gangline_ckpt_zarr.format.grid import chunk_shape, stored_itemsize
-from gangline_ckpt_zarr.format.owners import box_owners
 
 PAGE = 4096
 
@@ -118,8 +118,8 @@ def lay_out(boxes: Iterable[tuple[str, str, tuple[int, ...], Box]]) -> RankFile:
     return RankFile(tuple(runs), _up(end, PAGE), dtypes)
 
 
-class CheckpointFiles:
-    """The files of a checkpoint, each worked out when first asked for."""
+class CheckpointFiles(ABC):
+    """The files of a checkpoint by rank, each worked out when first asked for. `chunks`: known chunk shapes."""
 
     def __init__(self, registry: Registry, chunks: dict[str, tuple[int, ...]] | None = None) -> None:
         self.registry = registry
@@ -127,18 +127,16 @@ class CheckpointFiles:
         self._files: dict[int, RankFile] = {}
 
     def chunk(self, name: str) -> tuple[int, ...]:
+        """The chunk shape of an array."""
         if name not in self._chunks:
             self._chunks[name] = chunk_shape(self.registry[name])
         return self._chunks[name]
 
     def of_rank(self, rank: int) -> RankFile:
-        """The file of a rank: its primary boxes in the registry's order."""
+        """The file of a rank; without runs where it has none."""
         if rank not in self._files:
-            self._files[rank] = lay_out(self._boxes(rank))
+            self._files[rank] = self._lay_out(rank)
         return self._files[rank]
 
-    def _boxes(self, rank: int) -> Iterator[tuple[str, str, tuple[int, ...], Box]]:
-        for name, layout in self.registry.layouts.items():
-            alike = box_owners(self.registry.mesh, layout)
-            for box in alike.written(rank, layout.turn):
-                yield name, layout.dtype, self.chunk(name), box
+    @abstractmethod
+    def _lay_out(self, rank: int) -> RankFile: ...

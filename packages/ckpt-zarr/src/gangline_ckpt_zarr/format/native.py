@@ -17,32 +17,29 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, ClassVar
-
-from fastcrc.crc32 import iscsi as crc32c
+from typing import Any, final
 
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Places, Registry, primary_replica
 from gangline_ckpt_zarr.format import claims, cuts
-from gangline_ckpt_zarr.format.checksum import CHECKSUM, MISPLACED
+from gangline_ckpt_zarr.format.checksum import CHECKSUM, MISPLACED, trailer, wrong
 from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun, RankFile, lay_out
-from gangline_ckpt_zarr.format.metadata import CODECS, FORMAT, Meta, array_metadata, root
+from gangline_ckpt_zarr.format.meta import Meta
+from gangline_ckpt_zarr.format.nodes import CODECS, FORMAT, array_node, root
 from gangline_ckpt_zarr.format.references import chunk_key
 
 MOST_FILES = 64  # of one array; a power of two
 _ENTRY = struct.Struct("<QQ")  # of a shard's index: offset and length of a chunk
 
 
+@final
 class NativeFiles(CheckpointFiles):
     """A file for each chunk, or for each array that is a shard."""
 
-    def of_rank(self, rank: int) -> RankFile:
-        """The file of a chunk or shard; without runs where a rank stands for nothing."""
-        if rank not in self._files:
-            file = lay_out(self._boxes(rank))
-            size = sum(run.nbytes + CHECKSUM if run.count == 1 else run.end + index_bytes(run) for run in file.runs)
-            self._files[rank] = RankFile(file.runs, size, file.dtypes)
-        return self._files[rank]
+    def _lay_out(self, rank: int) -> RankFile:
+        file = lay_out(self._boxes(rank))
+        size = sum(run.nbytes + CHECKSUM if run.count == 1 else run.end + index_bytes(run) for run in file.runs)
+        return RankFile(file.runs, size, file.dtypes)
 
     def _boxes(self, rank: int) -> Iterator[tuple[str, str, tuple[int, ...], Box]]:
         coordinate = self.registry.mesh.coordinate(rank)
@@ -58,22 +55,43 @@ class NativeFiles(CheckpointFiles):
         return list(self.registry.layouts)
 
 
+@final
 @dataclass(frozen=True)
 class NativeMeta(Meta):
     """What zarr.json of such a copy says. `sums`: crc32c of every chunk by array, in C order of the grid."""
-
-    sealed: ClassVar[bool] = False  # in zarr's own files there is no room behind a chunk
 
     sums: dict[str, list[int]] = field(default_factory=dict)
 
     def path(self, rank: int) -> str:
         return chunk_key(self.files.of_rank(rank).runs[0], 0)
 
+    @property
+    def trailer(self) -> int:
+        """The checksum alone: in zarr's own files there is no room for a seal."""
+        return CHECKSUM
+
+    def seal_start(self, run: ChunkRun) -> None:
+        """None: there are no seals."""
+
     def wrong(self, run: ChunkRun, number: int, checksum: int, trailer: bytes | memoryview) -> str:
-        why = super().wrong(run, number, checksum, trailer)
+        why = wrong(None, number, checksum, trailer)
         if not why and self.sums[run.name][place(run, number, self.registry[run.name])] != checksum:
             return MISPLACED
         return why
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        found = {}
+        for name, layout in self.registry.layouts.items():
+            chunk = self.files.chunk(name)
+            node = found[name] = array_node(layout.shape, layout.dtype, chunk)
+            grid = grid_of(layout, chunk)
+            if is_shard(layout, grid):
+                whole = [chunks * side for chunks, side in zip(grid, chunk, strict=True)]
+                inner = {"chunk_shape": list(chunk), "codecs": node["codecs"]}
+                sharding = inner | {"index_codecs": CODECS, "index_location": "end"}
+                node["codecs"] = [{"name": "sharding_indexed", "configuration": sharding}]
+                node["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": whole}}
+        return found
 
 
 def grid_of(layout: Layout, chunk: tuple[int, ...]) -> tuple[int, ...]:
@@ -133,23 +151,7 @@ def index(run: ChunkRun) -> bytes:
     entries = b"".join(
         _ENTRY.pack(run.base + number * run.stride, run.nbytes + CHECKSUM) for number in range(run.count)
     )
-    return entries + crc32c(entries).to_bytes(CHECKSUM, "little")
-
-
-def nodes(meta: NativeMeta) -> dict[str, dict[str, Any]]:
-    """zarr v3 metadata of every array."""
-    found = {}
-    for name, layout in meta.registry.layouts.items():
-        chunk = meta.files.chunk(name)
-        node = found[name] = array_metadata(layout.shape, layout.dtype, chunk)
-        grid = grid_of(layout, chunk)
-        if is_shard(layout, grid):
-            whole = [chunks * side for chunks, side in zip(grid, chunk, strict=True)]
-            inner = {"chunk_shape": list(chunk), "codecs": node["codecs"]}
-            sharding = inner | {"index_codecs": CODECS, "index_location": "end"}
-            node["codecs"] = [{"name": "sharding_indexed", "configuration": sharding}]
-            node["chunk_grid"] = {"name": "regular", "configuration": {"chunk_shape": whole}}
-    return found
+    return entries + trailer(None, 0, entries)
 
 
 def node_files(content: bytes) -> dict[str, bytes]:
@@ -175,7 +177,7 @@ def write(meta: NativeMeta) -> bytes:
         "layout": cuts.to_json(meta.registry),
         "sums": {name: b64encode(_words(len(sums)).pack(*sums)).decode() for name, sums in meta.sums.items()},
     }
-    return root(nodes(meta), ours)
+    return root(meta.nodes(), ours)
 
 
 def read(ours: dict[str, Any], registry: Registry, arrays: dict[str, dict[str, Any]]) -> NativeMeta:

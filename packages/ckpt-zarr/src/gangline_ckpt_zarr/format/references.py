@@ -11,7 +11,8 @@ from typing import Any
 
 from gangline_ckpt_zarr.format.checksum import CHECKSUM
 from gangline_ckpt_zarr.format.chunks import ChunkRun
-from gangline_ckpt_zarr.format.metadata import NAME, Meta
+from gangline_ckpt_zarr.format.meta import Meta
+from gangline_ckpt_zarr.format.nodes import NAME
 
 REFERENCES = "refs.json"
 AT = "{{at}}/"  # a template, for where the checkpoint lies

@@ -13,12 +13,12 @@ from functools import cache
 from typing import Protocol
 
 import numpy as np
-from fastcrc.crc32 import iscsi as crc32c
 
 from gangline.errors import BadCheckpoint
 from gangline.shard import Box
+from gangline_ckpt_zarr.format.checksum import checksum_of
 from gangline_ckpt_zarr.format.chunks import ChunkRun
-from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.stores.base import ObjectStore, Read
 
 BATCH = 1 << 20  # bytes: small enough for a core's own cache, large enough for a system call
@@ -92,7 +92,7 @@ class ReadBatch:
         except (EOFError, OSError) as error:
             raise self.unread(error) from error
         for run, number, buffer, trailer in self._checks:
-            if why := self.meta.wrong(run, number, crc32c(buffer), trailer):
+            if why := self.meta.wrong(run, number, checksum_of(buffer), trailer):
                 raise self._bad(run, number, why)
         for target, part, values in self._puts:
             target.put(part, values)

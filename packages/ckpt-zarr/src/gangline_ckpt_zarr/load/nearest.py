@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
-from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.load.plan import ReadItem, Target, plan_reads
 from gangline_ckpt_zarr.load.reader import ChunkReader
 from gangline_ckpt_zarr.stores.base import StoreError

@@ -11,7 +11,7 @@ import numpy as np
 from gangline.shard import Box
 from gangline_ckpt_zarr.format import overlap
 from gangline_ckpt_zarr.format.chunks import ChunkRun
-from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.format.meta import Meta
 
 
 @dataclass(frozen=True)

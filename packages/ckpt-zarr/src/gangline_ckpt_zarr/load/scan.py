@@ -11,9 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fastcrc.crc32 import iscsi as crc32c
-
-from gangline_ckpt_zarr.format.checksum import wrong
+from gangline_ckpt_zarr.format.checksum import checksum_of, wrong
 from gangline_ckpt_zarr.format.spans import ChunkSpan
 from gangline_ckpt_zarr.stores.base import ObjectStore
 
@@ -72,8 +70,8 @@ def windows(store: ObjectStore, path: str, size: int) -> Iterator[Window]:
 class ChunkScanner:
     """Checks the chunks of a file; windows come in order.
 
-    `judge`: (number of the run, of the chunk in it, its crc32c, what lies behind it) -> why it is not what was written,
-    "" where it is; by default as its run's seals say.
+    `judge`: (number of the run, of the chunk in it, its checksum, what lies behind it) -> why it is not what was
+    written, "" where it is; by default as its run's seals say.
     """
 
     def __init__(self, runs: Sequence[ChunkSpan], judge: Judge | None = None) -> None:
@@ -94,7 +92,7 @@ class ChunkScanner:
                 end, why = begin + nbytes, ""
                 if begin >= start and end + trailer <= stop and content is not None:
                     at = end - start
-                    checksum = crc32c(content[begin - start : at])
+                    checksum = checksum_of(content[begin - start : at])
                     why = self._judge(self._run, self._number, checksum, content[at : at + trailer])
                 else:
                     self._part(window, begin, end, trailer)
@@ -120,6 +118,6 @@ class ChunkScanner:
             self._why = self._why or window.why
             return
         start, stop = window.start, window.start + window.size
-        self._crc = crc32c(window.content[max(begin, start) - start : max(0, min(end, stop) - start)], self._crc)
+        self._crc = checksum_of(window.content[max(begin, start) - start : max(0, min(end, stop) - start)], self._crc)
         if stop > end:
             self._kept += bytes(window.content[max(end, start) - start : min(end + trailer, stop) - start])

@@ -12,7 +12,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint, UserError
 from gangline.shard import Registry, Shard
 from gangline_ckpt_zarr.agreement import Agreement, Failed
-from gangline_ckpt_zarr.format.metadata import Meta
+from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.load.nearest import fill
 from gangline_ckpt_zarr.load.plan import Target
 from gangline_ckpt_zarr.load.shared import Sharing, agreed

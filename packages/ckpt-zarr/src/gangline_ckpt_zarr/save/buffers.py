@@ -10,7 +10,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING
 
-from gangline_ckpt_zarr.format.chunks import CheckpointFiles
+from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.save.staging import Staging
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Buffers:
     def __init__(self, memory: MemoryTier | None, writer: WriterClient) -> None:
         self._memory, self._writer = memory, writer
         self._own: Staging | None = None
-        self._files: CheckpointFiles | None = None
+        self._files: PackedFiles | None = None
         self._preparing: threading.Thread | None = None
         self._prepared: Staging | None = None
 
@@ -35,11 +35,11 @@ class Buffers:
             self._preparing = threading.Thread(target=self._prepare, args=(registry, rank), daemon=True, name="prepare")
             self._preparing.start()
 
-    def files(self, registry: Registry) -> CheckpointFiles:
+    def files(self, registry: Registry) -> PackedFiles:
         """Where everything lies in the ranks' files; the same object for the same registry."""
         self._join()
         if self._files is None or self._files.registry != registry:
-            self._files = CheckpointFiles(registry)
+            self._files = PackedFiles(registry)
         return self._files
 
     def take(self, rank: int) -> Staging:
@@ -58,7 +58,7 @@ class Buffers:
             self._own = None
 
     def _prepare(self, registry: Registry, rank: int) -> None:
-        self._files = CheckpointFiles(registry)
+        self._files = PackedFiles(registry)
         with contextlib.suppress(OSError):  # the first save will say so
             staging = self._find(rank)
             staging.prepare(self._files.of_rank(rank))

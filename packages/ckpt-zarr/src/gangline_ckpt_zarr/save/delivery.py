@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gangline.checkpoint.id import CheckpointId
 from gangline_ckpt_zarr.agreement import Agreement, Failed
 from gangline_ckpt_zarr.errors import describe_error
-from gangline_ckpt_zarr.format.metadata import NAME
+from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.save.task import SaveTask
 from gangline_ckpt_zarr.tiers.base import Tier
 

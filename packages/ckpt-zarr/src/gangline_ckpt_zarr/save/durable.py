@@ -14,6 +14,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.format import metadata
+from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.save.delivery import Delivery, DeliveryPlan, Report, there_already
 from gangline_ckpt_zarr.save.task import SaveTask
 from gangline_ckpt_zarr.save.transfer import copy_file
@@ -52,7 +53,7 @@ class DurableCopy(Delivery):
     def metadata(self, write_id: str) -> bytes:
         """zarr.json of the disk tier, which must still be that of this save."""
         disk = self.task.disk
-        content, file = disk.content(self.id), f"{disk.store.url}/{self.id}/{metadata.NAME}"
+        content, file = disk.content(self.id), f"{disk.store.url}/{self.id}/{NAME}"
         if metadata.read(content, file).write_id != write_id:
             raise BadCheckpoint("every array", None, file, "it is of another save")
         return content

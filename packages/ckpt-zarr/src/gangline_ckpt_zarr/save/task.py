@@ -8,9 +8,9 @@ from typing import Any
 
 from gangline.checkpoint.id import CheckpointId
 from gangline.shard import Registry
-from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.chunks import CheckpointFiles, RankFile
-from gangline_ckpt_zarr.format.metadata import data_path
+from gangline_ckpt_zarr.format import packed
+from gangline_ckpt_zarr.format.chunks import RankFile
+from gangline_ckpt_zarr.format.packed import PackedFiles, data_path
 from gangline_ckpt_zarr.notes import Notes
 from gangline_ckpt_zarr.tiers.base import Tier
 
@@ -31,7 +31,7 @@ class SaveTask:
     disk: Tier
     durable: Tier | None
     registry: Registry
-    files: CheckpointFiles
+    files: PackedFiles
     document: dict[str, Any]
     notes: Notes
     deadline_seconds: float  # how long a store may fail or stay silent
@@ -47,4 +47,4 @@ class SaveTask:
 
     def metadata(self, write_id: str) -> bytes:
         """The content of zarr.json. Raises ValueError where it would not be read again."""
-        return metadata.write(self.registry, self.files, self.document, write_id)
+        return packed.write(self.registry, self.files, self.document, write_id)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
 from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.metadata import NAME, Meta
+from gangline_ckpt_zarr.format.meta import Meta
+from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.tiers.whole import lacking
 

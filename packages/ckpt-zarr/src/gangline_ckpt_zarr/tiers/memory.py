@@ -23,7 +23,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline_ckpt_zarr.agreement import Agreement
-from gangline_ckpt_zarr.format.metadata import NAME
+from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.format.overlap import meeting
 from gangline_ckpt_zarr.stores.local import LocalStore
 from gangline_ckpt_zarr.tiers.base import Tier

@@ -1,0 +1,69 @@
+"""What zarr.json says of a checkpoint, whichever way its chunks are stored."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from gangline.shard import Registry
+from gangline_ckpt_zarr.format import overlap
+from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun
+from gangline_ckpt_zarr.format.grid import stored_itemsize
+from gangline_ckpt_zarr.format.owners import box_owners
+
+
+@dataclass(frozen=True)
+class Meta(ABC):
+    """The document, how the arrays are cut, where each chunk is. `write_id`: 8 hex digits, others for each save."""
+
+    document: dict[str, Any]
+    registry: Registry
+    files: CheckpointFiles
+    write_id: str
+
+    @abstractmethod
+    def path(self, rank: int) -> str:
+        """The file of a rank, in the checkpoint's directory."""
+
+    @property
+    @abstractmethod
+    def trailer(self) -> int:
+        """Bytes behind each chunk: its checksum, and its seal where it has one."""
+
+    @abstractmethod
+    def seal_start(self, run: ChunkRun) -> int | None:
+        """What the seals of a run's chunks start from; None where they have none."""
+
+    @abstractmethod
+    def wrong(self, run: ChunkRun, number: int, checksum: int, trailer: bytes | memoryview) -> str:
+        """Why chunk `number` of a run, of which `checksum` is the checksum, is not what was written; "" where it is."""
+
+    @abstractmethod
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        """zarr v3 metadata of every array."""
+
+    def writers(self) -> Iterator[int]:
+        """The ranks that have a file, each once: found by what was cut, for ranks without one may be many more."""
+        seen, cut = set[int](), set()
+        for layout in self.registry.layouts.values():
+            alike = box_owners(self.registry.mesh, layout)
+            if (alike, layout.turn) in cut:
+                continue
+            cut.add((alike, layout.turn))
+            for rank in overlap.writers(alike, layout.turn):
+                if rank not in seen:
+                    seen.add(rank)
+                    yield rank
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Of all arrays, as they are stored."""
+        return sum(prod(layout.shape) * stored_itemsize(layout.dtype) for layout in self.registry.layouts.values())
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: layout.shape for name, layout in self.registry.layouts.items()}

@@ -1,0 +1,64 @@
+"""zarr v3 metadata of arrays and groups, and the root's zarr.json with a checksum of its own text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from gangline_ckpt_zarr.format.checksum import CODEC, checksum_of
+from gangline_ckpt_zarr.format.grid import stored_dtype
+
+NAME = "zarr.json"
+FORMAT = 1  # of what stands under attributes["gangline"]
+CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, CODEC]
+
+
+def array_node(shape: tuple[int, ...], dtype: str, chunk: tuple[int, ...]) -> dict[str, Any]:
+    """zarr v3 metadata of one array."""
+    stored = stored_dtype(dtype)
+    zero = False if stored == "bool" else 0.0 if stored.startswith("float") else 0
+    return {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": stored,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": list(chunk)}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": zero,
+        "codecs": CODECS if stored not in ("bool", "int8", "uint8") else [{"name": "bytes"}, CODECS[1]],
+        "attributes": {"dtype": dtype},
+        "storage_transformers": [],
+    }
+
+
+def groups(arrays: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """zarr v3 metadata of every group that these arrays lie in."""
+    names = {"/".join(parts[:end]) for parts in (name.split("/") for name in arrays) for end in range(1, len(parts))}
+    return {name: {"zarr_format": 3, "node_type": "group", "attributes": {}} for name in sorted(names)}
+
+
+def root(arrays: dict[str, dict[str, Any]], ours: dict[str, Any]) -> bytes:
+    """A root group with these arrays in its consolidated metadata."""
+    content = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": {"gangline": ours},
+        "consolidated_metadata": {"kind": "inline", "must_understand": False, "metadata": groups(arrays) | arrays},
+    }
+    ours.pop("checksum", None)
+    ours["checksum"] = 0  # last, where `_signature` says
+    text = json.dumps(content, separators=(",", ":")).encode()
+    return text.replace(_signature(0), _signature(checksum_of(text)))
+
+
+def _signature(checksum: int) -> bytes:
+    """Where the checksum stands: as the last of our attributes, so nothing that a document holds is taken for it."""
+    return b'"checksum":%d}},"consolidated_metadata":' % checksum
+
+
+def root_checksum(content: bytes, stored: int) -> int:
+    """crc32c of the content with 0 in the place of the checksum."""
+    if content.count(_signature(stored)) != 1:
+        raise ValueError("its checksum is not where it was put")
+    return checksum_of(content.replace(_signature(stored), _signature(0)))

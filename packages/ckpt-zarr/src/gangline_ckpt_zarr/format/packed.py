@@ -1,0 +1,91 @@
+"""A checkpoint as a run saves it: a file for each rank, with its chunks one after another, each sealed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from threading import local
+from typing import Any, final
+
+from gangline.shard import Box, Registry
+from gangline_ckpt_zarr.format import checksum as sums
+from gangline_ckpt_zarr.format import claims, cuts
+from gangline_ckpt_zarr.format.checksum import TRAILER
+from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun, RankFile, lay_out
+from gangline_ckpt_zarr.format.meta import Meta
+from gangline_ckpt_zarr.format.nodes import FORMAT, array_node, root
+from gangline_ckpt_zarr.format.owners import box_owners
+
+_seen = local()
+
+
+@final
+class PackedFiles(CheckpointFiles):
+    """The file of a rank holds its primary boxes, in the registry's order."""
+
+    def _lay_out(self, rank: int) -> RankFile:
+        return lay_out(self._boxes(rank))
+
+    def _boxes(self, rank: int) -> Iterator[tuple[str, str, tuple[int, ...], Box]]:
+        for name, layout in self.registry.layouts.items():
+            for box in box_owners(self.registry.mesh, layout).written(rank, layout.turn):
+                yield name, layout.dtype, self.chunk(name), box
+
+
+@final
+@dataclass(frozen=True)
+class PackedMeta(Meta):
+    """Every chunk has a seal."""
+
+    def path(self, rank: int) -> str:
+        return data_path(self.write_id, rank)
+
+    @property
+    def trailer(self) -> int:
+        return TRAILER
+
+    def seal_start(self, run: ChunkRun) -> int:
+        return sums.seal_start(self.write_id, run.name, run.box.offset)
+
+    def wrong(self, run: ChunkRun, number: int, checksum: int, trailer: bytes | memoryview) -> str:
+        last = getattr(_seen, "last", None)  # the start of the run that this thread saw last
+        if last is None or last[0] is not run or last[1] is not self:
+            _seen.last = last = run, self, self.seal_start(run)
+        return sums.wrong(last[2], number, checksum, trailer)
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        return _nodes(self.registry, self.files)
+
+
+def data_path(write_id: str, rank: int) -> str:
+    """The file of a rank, in the checkpoint's directory."""
+    return f"data-{write_id}/{rank:05d}.bin"
+
+
+def write(registry: Registry, files: PackedFiles, document: dict[str, Any], write_id: str) -> bytes:
+    """The content of zarr.json. Raises ValueError where it would not be read again."""
+    cuts.check(registry)
+    claims.depth(document)
+    arrays = _nodes(registry, files)
+    ours: dict[str, Any] = {
+        "format": FORMAT,
+        "document": document,
+        "write_id": write_id,
+        "layout": cuts.to_json(registry),
+    }
+    return root(arrays, ours)
+
+
+def read(ours: dict[str, Any], registry: Registry, arrays: dict[str, dict[str, Any]]) -> PackedMeta:
+    """From what zarr.json holds. Raises ValueError, KeyError or TypeError where it has no meaning."""
+    chunks = {
+        name: claims.chunk(node["chunk_grid"]["configuration"]["chunk_shape"], registry[name], name)
+        for name, node in arrays.items()
+    }
+    return PackedMeta(ours["document"], registry, PackedFiles(registry, chunks), ours["write_id"])
+
+
+def _nodes(registry: Registry, files: CheckpointFiles) -> dict[str, dict[str, Any]]:
+    return {
+        name: array_node(layout.shape, layout.dtype, files.chunk(name)) for name, layout in registry.layouts.items()
+    }
