@@ -1,10 +1,10 @@
-"""Where everything lies: each rank writes one file, and every offset in it follows from its boxes.
+"""Where each chunk is: a file holds the boxes of one rank, and every offset in it follows from them.
 
-A box of the registry is a run of equal chunks, one for each chunk of the grid in it, in C order: `nbytes` of raw little
--endian elements, and behind them their crc32c (4 bytes), as zarr's codecs [bytes, crc32c] have them. Chunk k starts at
+A box of the registry is a run of equal chunks in C order, those of the array's chunk grid that are in it: `nbytes` of
+raw little-endian elements, and behind them their checksum (4 bytes), as zarr's codecs have them. Chunk k starts at
 `base + k * stride`. Large chunks start on a page, so that they can be written and read past the page cache.
 
-Behind the checksum lies a seal (4 bytes): see `seal`.
+Behind the checksum is a seal (4 bytes): see `checksum`.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ def _up(value: int, to: int) -> int:
 
 @dataclass(frozen=True)
 class ChunkRun:
-    """One box of one array in a file."""
+    """One box of one array in a file, as a run of chunks. `chunk`: their shape."""
 
     name: str
     box: Box
     chunk: tuple[int, ...]
-    nbytes: int  # of a chunk, without its checksum
+    nbytes: int  # of a chunk, without what lies behind it
     stride: int
     base: int
 
@@ -61,13 +61,13 @@ class ChunkRun:
         return tuple(a + b for a, b in zip(first, reversed(found), strict=True))
 
     def chunk_box(self, number: int) -> Box:
-        """The part of the array in one chunk; what a chunk has beyond the array's end is not in it."""
+        """The box of the array in one chunk; what a chunk has beyond the array's end is not in it."""
         offset = tuple(i * side for i, side in zip(self.index(number), self.chunk, strict=True))
         stop = (start + length for start, length in zip(self.box.offset, self.box.shape, strict=True))
         return Box(offset, tuple(min(side, end - at) for at, side, end in zip(offset, self.chunk, stop, strict=True)))
 
     def meeting(self, wanted: Box) -> Iterator[tuple[int, int]]:
-        """(first chunk, how many) of the chunks that meet a box, as runs of neighbours."""
+        """(first, how many) of the chunks that meet a box, neighbours together."""
         ranges = []
         for start, length, side, chunks, at, n in zip(
             wanted.offset, wanted.shape, self.chunk, self.grid, self.box.offset, self.box.shape, strict=True

@@ -1,7 +1,7 @@
 """How arrays were cut, as compact JSON: distinct cuts once, even bounds as three numbers.
 
-It is the registry's content, from which every file, offset and owner follows. Its size grows with arrays and
-boundaries, not with ranks times arrays.
+It is the registry's content, from which every file, every offset and the writer of each box follow. Its size grows
+with arrays and boundaries, not with ranks times arrays.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def chunk_shape(layout: Layout) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1024)
 def _chunk_shape(shape: tuple[int, ...], divisions: tuple[Division, ...], left: int) -> tuple[int, ...]:
-    """The same for all arrays that lie alike; `left`: elements of a chunk, at most."""
+    """The same for all arrays of one shape and cut; `left`: elements of a chunk, at most."""
     layout, chunk = Layout(shape, divisions=divisions), list[int]()
     for length, step in zip(reversed(layout.shape), reversed(spacing(layout)), strict=True):
         length = max(1, length)

@@ -50,11 +50,11 @@ class Meta(ABC):
         """The ranks that have a file, each once: found by what was cut, for ranks without one may be many more."""
         seen, cut = set[int](), set()
         for layout in self.registry.layouts.values():
-            alike = box_owners(self.registry.mesh, layout)
-            if (alike, layout.turn) in cut:
+            owners = box_owners(self.registry.mesh, layout)
+            if (owners, layout.turn) in cut:
                 continue
-            cut.add((alike, layout.turn))
-            for rank in overlap.writers(alike, layout.turn):
+            cut.add((owners, layout.turn))
+            for rank in overlap.writers(owners, layout.turn):
                 if rank not in seen:
                     seen.add(rank)
                     yield rank

@@ -1,4 +1,6 @@
-"""A checkpoint as any zarr reader opens it: chunks under zarr's own keys, in files of their own or in one shard.
+"""Native zarr: a checkpoint that any zarr reader opens by its path, each chunk under zarr's own key.
+
+Chunks are files of their own, or those of an array are one shard.
 
 A file for each chunk is what readers read fastest (zarr-python reads an array of chunk files up to four times as fast
 as a shard of the same chunks), so an array is a shard only where its files would be many. Chunks and their checksums
@@ -58,7 +60,7 @@ class NativeFiles(CheckpointFiles):
 @final
 @dataclass(frozen=True)
 class NativeMeta(Meta):
-    """What zarr.json of such a copy says. `sums`: crc32c of every chunk by array, in C order of the grid."""
+    """What zarr.json of such a copy says. `sums`: the checksum of every chunk by array, in C order of the grid."""
 
     sums: dict[str, list[int]] = field(default_factory=dict)
 
@@ -108,7 +110,7 @@ def place(run: ChunkRun, number: int, layout: Layout) -> int:
 
 
 def as_native(meta: Meta) -> NativeMeta:
-    """The same arrays, to be laid out openly; the checksums are for those who write the chunks to fill in."""
+    """The same arrays as native zarr. Its checksums are 0 until whoever writes the chunks fills them in."""
     grids = {name: grid_of(layout, meta.files.chunk(name)) for name, layout in meta.registry.layouts.items()}
     padded = {name: tuple(1 << max(0, chunks - 1).bit_length() for chunks in grid) for name, grid in grids.items()}
     most = max((prod(parts) for parts in padded.values() if prod(parts) <= MOST_FILES), default=1)
@@ -137,7 +139,7 @@ def _divisions(layout: Layout, chunk: tuple[int, ...], padded: tuple[int, ...]) 
 
 
 def is_shard(layout: Layout, grid: tuple[int, ...]) -> bool:
-    """Whether an array of an open copy is one shard."""
+    """Whether an array of native zarr is one shard."""
     return not layout.divisions and prod(grid) > 1
 
 
@@ -155,7 +157,7 @@ def index(run: ChunkRun) -> bytes:
 
 
 def node_files(content: bytes) -> dict[str, bytes]:
-    """What zarr.json of each node of an open copy says, from what the root's does."""
+    """What zarr.json of each node says, from what the root's does."""
     nodes = json.loads(content)["consolidated_metadata"]["metadata"]
     return {name: json.dumps(node).encode() for name, node in nodes.items()}
 

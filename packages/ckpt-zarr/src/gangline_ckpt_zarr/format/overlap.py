@@ -17,21 +17,21 @@ from gangline_ckpt_zarr.format.owners import BoxOwners, box_owners
 def meeting(registry: Registry, name: str, wanted: Box) -> Iterator[tuple[int, Box]]:
     """(writing rank, its box) of every stored box of an array that meets `wanted`."""
     layout = registry[name]
-    alike = box_owners(registry.mesh, layout)
-    if wanted not in alike.met:
-        alike.met[wanted] = [*_met(layout, wanted)]
-    for parts, boxes in alike.met[wanted]:
-        rank = alike.writer(parts, layout.turn)
+    owners = box_owners(registry.mesh, layout)
+    if wanted not in owners.met:
+        owners.met[wanted] = [*_met(layout, wanted)]
+    for parts, boxes in owners.met[wanted]:
+        rank = owners.writer(parts, layout.turn)
         yield from ((rank, box) for box in boxes)
 
 
-def writers(alike: BoxOwners, turn: int) -> Iterator[int]:
+def writers(owners: BoxOwners, turn: int) -> Iterator[int]:
     """The ranks that write a part of an array."""
-    layout = alike.layout
+    layout = owners.layout
     whole = Box((0,) * len(layout.shape), layout.shape)
     for parts in _parts(layout, whole):
         if any(box.size for box in layout.boxes(parts)):
-            yield alike.writer(parts, turn)
+            yield owners.writer(parts, turn)
 
 
 def _met(layout: Layout, wanted: Box) -> Iterator[tuple[tuple[int, ...], list[Box]]]:

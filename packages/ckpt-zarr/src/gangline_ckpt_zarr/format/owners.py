@@ -1,4 +1,7 @@
-"""What arrays that lie alike have in common, worked out once: a model has thousands of arrays, and few ways to lie."""
+"""Which ranks hold each box of an array, and which of them writes it.
+
+Worked out once for all arrays of one shape and one cut: a model has thousands of arrays, and few such kinds.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,16 @@ from gangline.shard import Box, Division, Layout, Places, primary_replica
 
 
 class BoxOwners:
-    """Who holds what of arrays of one shape that are cut in one way. They differ in whose turn it is to write."""
+    """Of all arrays of one shape and one cut. `turn`, another for each array, spreads the writing over replicas."""
 
     def __init__(self, mesh: Mesh, layout: Layout) -> None:
         self.mesh, self.layout = mesh, layout
         self._places = Places(mesh, layout)
         self._held: dict[int, tuple[tuple[int, ...], int, list[Box]] | None] = {}  # by rank
         self._ranks: dict[tuple[tuple[int, ...], int], int] = {}  # by parts and replica
-        self.met: dict[Box, list[tuple[tuple[int, ...], list[Box]]]] = {}  # filled in by `overlap`, by wanted box
+        self.met: dict[
+            Box, list[tuple[tuple[int, ...], list[Box]]]
+        ] = {}  # by wanted box: (parts, boxes) that meet it, filled in by `overlap`
 
     def written(self, rank: int, turn: int) -> list[Box]:
         """The boxes that a rank writes of an array, none of them empty."""
@@ -37,7 +42,7 @@ class BoxOwners:
         return self._ranks[key]
 
     def replicas_of(self, rank: int, most: int) -> tuple[int, ...]:
-        """Up to `most` ranks, `rank` among them, that hold the same parts; all of them give the same answer."""
+        """Up to `most` ranks, `rank` among them, that hold the same boxes; each of them gets the same answer."""
         coordinate, replicas = self.mesh.coordinate(rank), self._places.replicas
         parts, replica = self._places.of(coordinate)
         first = replica // most * most
@@ -65,5 +70,5 @@ def _box_owners(
 
 
 def box_owners(mesh: Mesh, layout: Layout) -> BoxOwners:
-    """How an array lies, known already where another lies alike."""
+    """Those of an array, the same object for every array of its shape and cut."""
     return _box_owners(mesh, layout.shape, layout.divisions, layout.at)

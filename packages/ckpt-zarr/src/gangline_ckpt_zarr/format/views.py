@@ -1,6 +1,6 @@
 """A run of chunks seen as the box it holds: strides for torch and numpy alike.
 
-Chunks of a grid (g0, g1, ...) of chunks (c0, c1, ...) are a tensor (g0, c0, g1, c1, ...), so a box is copied to or from
+A grid (g0, g1, ...) of chunks of shape (c0, c1, ...) is a tensor (g0, c0, g1, c1, ...), so a box is copied to or from
 its chunks in one strided copy, however many they are; where it does not fill its last chunks, in a few.
 """
 

@@ -15,7 +15,7 @@ from gangline_ckpt_zarr.agreement import Agreement, Failed
 from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.load.nearest import fill
 from gangline_ckpt_zarr.load.plan import Target
-from gangline_ckpt_zarr.load.shared import Sharing, agreed
+from gangline_ckpt_zarr.load.shared import SharedLoad, agreed
 from gangline_ckpt_zarr.tiers.base import Tier
 
 
@@ -29,9 +29,9 @@ def load(
 ) -> list[str]:
     """Fill the shards in place; what goes wrong on any rank is raised on all of them.
 
-    `registry`: how they lie, where ranks that want the same may read it once; None where no store is far.
+    `registry`: of this run, for ranks that hold the same boxes to read them once; None where every store is local.
 
-    Gives, on rank 0, what people should know: copies that were passed over. Raises UserError for a missing name or
+    Gives notes, on rank 0 alone: which damaged copies were passed over. Raises UserError for a missing name or
     another shape or kind and where a store does not answer, BadCheckpoint where no tier has a good copy.
     """
     try:
@@ -42,7 +42,7 @@ def load(
         targets = [target for _, target, _ in wanted]
         sharing = None
         if registry is not None and agreed(agreement, registry, targets, far=not copies[0][0].store.local):
-            sharing = Sharing(meta, registry, agreement.rank, targets)
+            sharing = SharedLoad(meta, registry, agreement.rank, targets)
         passed = fill(id, copies, targets if sharing is None else sharing.wanted(), verify)
         if passed and agreement.count("passed over", len(passed)) == len(passed):
             agreement.publish("first passed over", passed[0])

@@ -1,4 +1,4 @@
-"""Ranks that hold the same boxes read a far store once: each reads a part, and gives it to the others.
+"""Ranks that hold the same boxes read a remote store once: each reads a part and sends it to the others.
 
 Replicas want equal bytes, and a store that all machines share would send them to each. Which ranks hold a box, and so
 who reads which rows of it, follows from the registry: all know it and nothing is gathered. At most `TOGETHER` ranks
@@ -30,7 +30,10 @@ STEP = 256 << 20  # bytes of all arrays between two exchanges: what may have to 
 
 @dataclass(frozen=True)
 class SharedSlice:
-    """Some rows of a box that `ranks` hold alike: `reader`, one of them, reads it. `step`: of the exchange."""
+    """Some rows (`box`) of a box (`whole`) that all of `ranks` hold; `reader`, one of them, reads them.
+
+    `step`: in which exchange the others get them.
+    """
 
     name: str
     box: Box
@@ -41,9 +44,10 @@ class SharedSlice:
 
 
 def shared_slices(meta: Meta, registry: Registry, rank: int, together: int = TOGETHER) -> Iterator[SharedSlice]:
-    """What a rank holds, cut into what one rank reads; those that share a part see it with the same reader and step.
+    """The boxes that a rank holds, cut into slices that one rank reads.
 
-    In the registry's order, so any two ranks see what they share in the same order.
+    Ranks that share a slice find the same reader and step for it. Slices come in the registry's order, so that any two
+    ranks go through those that they share in the same order.
     """
     read: dict[tuple[int, ...], list[int]] = {}  # by ranks that share: bytes that each of them reads
     passed = 0
@@ -62,7 +66,7 @@ def shared_slices(meta: Meta, registry: Registry, rank: int, together: int = TOG
 
 
 def _next(bytes_of: Sequence[int], turn: int) -> int:
-    """Who has the least to read; among equals those take turns, as those who write do."""
+    """Which of them has the least to read; equals take turns by `turn`, as writers do."""
     return min(range(len(bytes_of)), key=lambda number: (bytes_of[number], (number - turn) % len(bytes_of)))
 
 
@@ -81,7 +85,7 @@ def _rows(box: Box, chunk: tuple[int, ...], itemsize: int) -> Iterator[Box]:
 
 
 def agreed(agreement: Agreement, registry: Registry, targets: Sequence[Target], far: bool) -> bool:
-    """Whether all ranks will share: the store is far from each, and each loads all that the registry gives it.
+    """Whether all ranks will share: the store is remote for each, and each loads all that the registry gives it.
 
     (Sampling takes the weights alone, and a test may load what it likes.) All ranks call it.
     """
@@ -98,7 +102,7 @@ def _all_of_it(registry: Registry, rank: int, targets: Sequence[Target]) -> bool
     return all((name, box) in held for name in registry for box, _ in registry.of_rank(name, rank) if box.size)
 
 
-class Sharing:
+class SharedLoad:
     """One load that ranks share."""
 
     def __init__(self, meta: Meta, registry: Registry, rank: int, targets: Sequence[Target]) -> None:
@@ -113,7 +117,7 @@ class Sharing:
         return self._own + [self._cut(part) for part in self._parts if part.reader == self.rank]
 
     def exchange(self) -> None:
-        """Give what was read to those that hold it too, and take from them. All ranks call it, once all have read."""
+        """Send what was read to the ranks that hold it too, and receive what they read. Called by all, after all reads."""
         for _, step in groupby(self._parts, key=lambda part: part.step):
             received: list[tuple[np.ndarray, np.ndarray]] = []
             work: list[dist.P2POp] = []

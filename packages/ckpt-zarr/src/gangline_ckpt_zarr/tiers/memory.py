@@ -72,14 +72,14 @@ class MemoryTier(Tier):
         self.leads = local == 0  # of the ranks of this machine
         self.scope = str(self.machine)
         self._buffers: list[Staging] = []
-        self._lies: dict[Staging, CheckpointId] = {}  # the checkpoints that they are files of, oldest first
+        self._holds: dict[Staging, CheckpointId] = {}  # the checkpoint that each is a file of, oldest first
         self._own: list[CheckpointId] = []  # saved by these workers, oldest first
         self._found: set[CheckpointId] | None = None  # what counts of what earlier workers left; None: a tool looks
         if job is not None:
             self._begin(run, job)
 
     def _begin(self, run: Run, job: JobStore) -> None:
-        """See what earlier workers of the run have left here; what does not count goes."""
+        """Find what earlier workers of the run have left here, and delete what cannot be loaded from."""
         if not attempts.read(self._run_dir):  # the run has not begun: whatever is here is of another of its name
             self._found = set()
         elif self.machines == 1:
@@ -94,10 +94,10 @@ class MemoryTier(Tier):
         agreement = Agreement(job, "memory", self._rank, self.machines * self._here)
         if self.leads:
             agreement.publish(f"clean {self.machine}", True)
-        agreement.wait_for(f"clean {self.machine}")  # nobody's first buffer is taken for something that was left here
+        agreement.wait_for(f"clean {self.machine}")  # or the first buffer of a rank might be deleted as a leftover
 
     def _agree(self, job: JobStore, found: set[CheckpointId]) -> set[CheckpointId]:
-        """What all machines have found."""
+        """The checkpoints that every machine has found."""
         agreement = Agreement(job, "machines", self.machine, self.machines)
         if self.leads:
             agreement.publish(f"of {self.machine}", [str(id) for id in sorted(found)])
@@ -127,7 +127,7 @@ class MemoryTier(Tier):
         return all(self.store.exists(self.path(id, meta, writer)) for writer in writers)
 
     def ids(self) -> list[CheckpointId]:
-        """Those that count of what was found, and those saved since."""
+        """Those left by earlier workers that can be loaded from, and those saved since."""
         there = super().ids()
         return there if self._found is None else [id for id in there if id in self._found or id in self._own]
 
@@ -139,10 +139,10 @@ class MemoryTier(Tier):
         """None: a buffer on tmpfs becomes the file."""
 
     def clear(self) -> None:
-        """Nothing: what is no checkpoint any more may hold a buffer that its rank has yet to take back."""
+        """Nothing: a directory without zarr.json may hold a buffer that its rank will take back."""
 
     def buffer(self, rank: int) -> Staging:
-        """The buffer for the next save: never the one that the newest checkpoint lies in."""
+        """The buffer for the next save: never the one that the newest checkpoint is in. Raises OSError."""
         from gangline_ckpt_zarr.save.staging import Staging
 
         if len(self._buffers) < 2:
@@ -151,7 +151,7 @@ class MemoryTier(Tier):
             spare.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._buffers.append(Staging(str(spare)))
             return self._buffers[-1]
-        buffer = next((one for one in self._buffers if one not in self._lies), None) or next(iter(self._lies))
+        buffer = next((one for one in self._buffers if one not in self._holds), None) or next(iter(self._holds))
         self._take_back(buffer)
         if os.path.exists(buffer.path):
             return buffer
@@ -160,7 +160,7 @@ class MemoryTier(Tier):
         return self.buffer(rank)
 
     def _make_room(self) -> None:
-        """Of what earlier workers left the newest is enough: two and a new buffer may be more than fits."""
+        """Keep only the newest that earlier workers left: two of them and a new buffer may be more than fits."""
         if self.leads:
             newest = next((id for id in attempts.branch(self._run_dir, self.ids()) if self._counts(id)), None)
             for id in self._found or ():
@@ -168,19 +168,19 @@ class MemoryTier(Tier):
                     self.store.delete(str(id))
 
     def _counts(self, id: CheckpointId) -> bool:
-        """Whether what is here of a checkpoint is what should be; of several machines each has a part."""
+        """Whether a checkpoint is whole here; of several machines each has a part, which `_fills` has looked at."""
         return self.machines > 1 or not self.lacks(id)
 
     def _take_back(self, buffer: Staging) -> None:
-        """No longer part of a checkpoint: first that is no checkpoint any more, then the file is spare again."""
-        id = self._lies.pop(buffer, None)
+        """Make a buffer spare: first zarr.json goes, so that the rest is no checkpoint, then the file is renamed."""
+        id = self._holds.pop(buffer, None)
         if id is None:
             return
         (self.root / str(id) / NAME).unlink(missing_ok=True)
         spare = self.root / SPARE / secrets.token_hex(8)
         with contextlib.suppress(FileNotFoundError):
             os.rename(buffer.path, spare)
-        with contextlib.suppress(OSError):  # the last rank of the machine to leave turns off the light
+        with contextlib.suppress(OSError):  # the last rank of the machine deletes the directory
             os.removedirs(os.path.dirname(buffer.path))
         buffer.path = str(spare)
 
@@ -190,11 +190,11 @@ class MemoryTier(Tier):
         place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         os.rename(staging.path, place)
         staging.path = str(place)
-        self._lies[staging] = id
+        self._holds[staging] = id
 
     def abandon(self, id: CheckpointId, path: str) -> None:
         """The save came to nothing: its buffer is spare again."""
-        for buffer in [one for one, lies in self._lies.items() if lies == id]:
+        for buffer in [one for one, held in self._holds.items() if held == id]:
             self._take_back(buffer)
 
     def saved(self, id: CheckpointId) -> None:
@@ -202,7 +202,7 @@ class MemoryTier(Tier):
         self._own = [*self._own[-1:], id]
 
     def prune(self, run_dir: str, kept: Collection[CheckpointId]) -> None:
-        """What earlier workers left has had its time; buffers of these workers are taken back one by one."""
+        """Delete what earlier workers left; the buffers of these workers are taken back one by one."""
         for id in self._found or ():
             self.store.delete(str(id))
 
@@ -210,4 +210,4 @@ class MemoryTier(Tier):
         """Let go of the buffers; the files stay."""
         for buffer in self._buffers:
             buffer.close()
-        self._buffers, self._lies = [], {}
+        self._buffers, self._holds = [], {}
