@@ -117,7 +117,7 @@ class SharedLoad:
         return self._own + [self._cut(part) for part in self._parts if part.reader == self.rank]
 
     def exchange(self) -> None:
-        """Send what was read to the ranks that hold it too, and receive what they read. Called by all, after all reads."""
+        """Send what was read to the ranks that hold it too, and receive what they read. All call it, once all read."""
         for _, step in groupby(self._parts, key=lambda part: part.step):
             received: list[tuple[np.ndarray, np.ndarray]] = []
             work: list[dist.P2POp] = []
