@@ -76,11 +76,12 @@ def status(error: BaseException) -> int | None:
     return None
 
 
-def named(error: BaseException, where: str) -> OSError:
-    """The same error, as the OSError it is nearest to, with its place."""
-    kind = next((kind for kind in (*_CANNOT_PASS, EOFError) if isinstance(error, kind)), StoreError)
+def named(error: BaseException, where: str) -> OSError | EOFError:
+    """The same error, as the kind of `_CANNOT_PASS`, EOFError or else StoreError that it is, with its place."""
+    kinds: tuple[type[OSError] | type[EOFError], ...] = (*_CANNOT_PASS, EOFError)
+    kind = next((kind for kind in kinds if isinstance(error, kind)), StoreError)
     number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
-    return kind(number, f"{where}: {describe_error(error)}")  # type: ignore[return-value]
+    return kind(number, f"{where}: {describe_error(error)}")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

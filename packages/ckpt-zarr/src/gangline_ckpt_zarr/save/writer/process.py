@@ -52,10 +52,11 @@ class WriterProcess:
         self._mapped: tuple[object, memoryview] = (None, memoryview(b""))
 
     def run(self, jobs: queue.Queue[dict[str, Any] | None]) -> None:
+        operations = {"write": self._write, "copy": self._copy}
         while (said := jobs.get()) is not None:
             began = time.monotonic()
             try:
-                answer = getattr(self, f"_{said['op']}")(said)
+                answer = operations[said["op"]](said)
             except Exception as error:
                 why, kind = describe_error(error), type(error).__name__
                 answer = Answer(said["job"], 0, False, why, kind, _errno(error), _chunk(error))
