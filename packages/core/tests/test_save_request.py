@@ -27,7 +27,17 @@ def test_what_a_checkpointer_asked_for_reaches_its_save() -> None:
     assert asked(session(LocalLaunch()), mine, stops=False) is mine
 
 
-@pytest.mark.parametrize(("launch", "seconds"), [(LocalLaunch(grace_seconds=20), 20), (LaunchConfig(), None)])
-def test_the_save_of_a_run_that_a_signal_ends_is_the_last_and_has_a_deadline(launch, seconds) -> None:
+@pytest.mark.parametrize(
+    ("launch", "watched", "seconds"),
+    [
+        (LocalLaunch(grace_seconds=20), True, 20),
+        (LocalLaunch(grace_seconds=20), False, None),  # torchrun, Slurm: they have a patience of their own
+        (LaunchConfig(), True, None),
+    ],
+)
+def test_the_save_of_a_run_that_a_signal_ends_is_the_last_and_has_a_deadline(
+    monkeypatch: pytest.MonkeyPatch, launch: LaunchConfig, watched: bool, seconds: float | None
+) -> None:
+    monkeypatch.setattr("gangline.launch.signals._watched", watched)
     mine = SaveRequest(7, tiers=("near",))
     assert asked(session(launch), mine, stops=True) == SaveRequest(7, last=True, deadline_seconds=seconds)

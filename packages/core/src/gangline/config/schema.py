@@ -189,7 +189,7 @@ class LaunchConfig(PartConfig):
     processes: PositiveInt | None = None  # null: all GPUs; without a GPU what the strategy asks for
 
     def seconds_to_stop(self) -> float | None:
-        """How long ranks that are asked to stop have until they are killed; None: nobody kills them."""
+        """How long its ranks have from a request to stop until they are killed; None: as long as they take."""
         return None
 
 

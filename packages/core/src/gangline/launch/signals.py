@@ -19,6 +19,7 @@ HANDED_ON = {signal.SIGTERM: signal.SIGUSR2, signal.SIGHUP: signal.SIGUSR2}
 STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 _requested: str | None = None
+_watched = False
 
 
 def stop_requested() -> str | None:
@@ -26,13 +27,18 @@ def stop_requested() -> str | None:
     return _requested
 
 
+def watched() -> bool:
+    """Whether the local launcher watches over this rank: it kills a rank that has not stopped in time."""
+    return _watched
+
+
 def install(by_agent: bool) -> None:
     """Take signals from now on; call it in the main thread.
 
     `by_agent` says that the local launcher watches over this rank and hands requests on in its own way.
     """
-    global _requested
-    _requested = None
+    global _requested, _watched
+    _requested, _watched = None, by_agent
     arrived, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)

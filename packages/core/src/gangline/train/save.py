@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gangline.checkpoint.base import SaveFailed, SaveRequest
+from gangline.launch.signals import watched
 from gangline.train.callbacks import each
 from gangline.train.restore import capture
 from gangline.train.session import Session
@@ -11,10 +12,11 @@ from gangline.train.session import Session
 def asked(s: Session, mine: SaveRequest | None, stops: bool) -> SaveRequest:
     """What this rank asks of a save that all ranks begin now; `mine`: what its checkpointer asked for.
 
-    `stops`: a signal ends the run, so that the processes are killed when the launcher's patience is over.
+    `stops`: a signal ends the run; a rank of the local launcher is killed when that has waited long enough.
     """
     if stops:
-        return SaveRequest(s.step, last=True, deadline_seconds=s.run.launch.seconds_to_stop())
+        deadline = s.run.launch.seconds_to_stop() if watched() else None
+        return SaveRequest(s.step, last=True, deadline_seconds=deadline)
     return mine or SaveRequest(s.step)
 
 
