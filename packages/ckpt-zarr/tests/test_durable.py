@@ -342,10 +342,10 @@ def opened(job: kit.Job, environment: dict[str, str]) -> ZarrCheckpointer:
 def save_and_copy(
     job: kit.Job, environment: dict[str, str], steps: tuple[int, ...], deadline: float = 60.0
 ) -> list[str]:
-    """What came of each save; near saves follow each other while copies go on."""
+    """What came of each save; near saves follow each other while copies go on. `deadline`: of the first."""
     checkpointer, came = opened(job, environment), []
-    checkpointer.config.deadline_seconds = deadline
     for step in steps:
+        checkpointer.config.deadline_seconds = deadline if step == steps[0] else SECONDS
         try:
             came.append(kit.save_with(checkpointer, job, step, step))
         except SaveFailed as failed:
