@@ -8,8 +8,7 @@ from threading import local
 from typing import Any, final
 
 from gangline.shard import Box, Registry
-from gangline_ckpt_zarr.format import checksum as sums
-from gangline_ckpt_zarr.format import claims, cuts
+from gangline_ckpt_zarr.format import checksum as sums, claims, cuts
 from gangline_ckpt_zarr.format.checksum import TRAILER
 from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun, RankFile, lay_out
 from gangline_ckpt_zarr.format.meta import Meta
