@@ -12,6 +12,7 @@ SCRIPTS = (
     "overhead",
     "startup",
     "data",
+    "tokenise",
     "data_parallel",
     "muon",
     "tensor",

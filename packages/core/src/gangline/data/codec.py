@@ -89,7 +89,7 @@ class TokenizerCodec(TextCodec):
                 "data.encoding_errors=replace reads it all the same; without a tokenizer any bytes will do.",
             ) from error
         with self._named(name):
-            encoded = self.tokenizer.encode_batch_fast(_chunks(text), add_special_tokens=False)
+            encoded = self.tokenizer.encode_batch_fast(chunks(text), add_special_tokens=False)
         return np.concatenate([np.empty(0, self.dtype), *(np.asarray(part.ids, self.dtype) for part in encoded)])
 
     def encode(self, text: str) -> list[int]:
@@ -140,10 +140,11 @@ def _tokenizer(path: str, content: bytes) -> Tokenizer:
         ) from error
 
 
-def _chunks(text: str) -> list[str]:
-    chunks, start = [], 0
+def chunks(text: str) -> list[str]:
+    """A text in pieces of at least CHUNK characters, cut at the ends of lines."""
+    found, start = [], 0
     while start < len(text):
         stop = text.find("\n", start + CHUNK) + 1 or len(text)
-        chunks.append(text[start:stop])
+        found.append(text[start:stop])
         start = stop
-    return chunks
+    return found

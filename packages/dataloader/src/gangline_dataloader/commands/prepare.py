@@ -16,7 +16,7 @@ from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.inputs import Input, listing
 from gangline_dataloader.prepare.private import KINDS
 from gangline_dataloader.prepare.run import VALIDATION, prepare
-from gangline_dataloader.prepare.settings import BYTES, Settings
+from gangline_dataloader.prepare.settings import BYTES, ENGINES, TIKTOKEN, Settings
 from gangline_dataloader.store.manifest import FILE, Manifest, read
 
 MB = 1e6
@@ -40,6 +40,10 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--field", default=default["field"], help="of JSONL and Parquet (default: %(default)s)")
     rules = f"rules, in order: {', '.join(RULES)}; or none (default: {','.join(DEFAULT)})"
     words.add_argument("--clean", default=",".join(DEFAULT), metavar="RULES", help=rules)
+    codes = "keep documents in these languages alone: ISO 639 codes, as en,de (default: all)"
+    words.add_argument("--language", default="", metavar="CODES", help=codes)
+    sure = "how sure of the language, from 0 to 1 (default: %(default)s)"
+    words.add_argument("--confidence", type=float, default=default["confidence"], metavar="P", help=sure)
     kinds = f"put fixed words in the place of these: {', '.join(KINDS)} (default: none)"
     words.add_argument("--replace", default="", metavar="KINDS", help=kinds)
     words.add_argument("--keep-doubles", action="store_true", help="keep documents whose text was there before")
@@ -62,6 +66,8 @@ def parser() -> argparse.ArgumentParser:
         help="plan sequences of T tokens for data.packing=best_fit; again for each T. Without INPUT: of a store that "
         "is there",
     )
+    with_what = "tiktoken where it is installed and the tokenizer is a byte-level BPE, else tokenizers: the same tokens"
+    words.add_argument("--tokenise-with", choices=ENGINES, default=TIKTOKEN, help=with_what)
     words.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     return words
 
@@ -81,6 +87,8 @@ def run(argv: Sequence[str]) -> int:
         end_of_text=asked.end_of_text,
         field=asked.field,
         clean=() if asked.clean == "none" else tuple(asked.clean.split(",")),
+        languages=tuple(filter(None, asked.language.split(","))),
+        confidence=asked.confidence,
         private=tuple(filter(None, asked.replace.split(","))),
         exact=not asked.keep_doubles,
         near=asked.near,
@@ -88,7 +96,7 @@ def run(argv: Sequence[str]) -> int:
     )
     files = listing(asked.inputs)
     print(estimate(files, settings, asked.workers, asked.out), flush=True)
-    manifest = prepare(asked.inputs, asked.out, settings, asked.workers, _progress)
+    manifest = prepare(asked.inputs, asked.out, settings, asked.workers, _progress, asked.tokenise_with)
     print("\n".join([report(manifest, asked.out), *plan_all(asked.out, asked.pack)]))
     return 0
 

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gangline.errors import UserError
-from gangline_dataloader.prepare.clean import DEFAULT, Dropped, cleaned
+from gangline_dataloader.prepare.clean import DEFAULT, cleaned
 from gangline_dataloader.prepare.documents import NotText, documents
 from gangline_dataloader.prepare.inputs import Input, listing
+from gangline_dataloader.prepare.rule import Dropped
 
 END_OF_TEXT = "<|endoftext|>"
 LEAST = 257  # each byte, and the end of text

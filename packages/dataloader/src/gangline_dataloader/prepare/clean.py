@@ -1,38 +1,32 @@
 """Rules that a document passes before it becomes tokens: each mends it or says why it is dropped.
 
 The defaults mend what no one wants to learn and drop what has no text in it; rules that judge quality are asked for
-by name. The thresholds of `gopher` are those of Rae et al., arXiv 2112.11446, table A1.
+by name (`prepare.quality`).
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-Rule = Callable[[str], "str | Dropped"]
-
-
-@dataclass(frozen=True)
-class Dropped:
-    """Why a document is not kept, as a word for the report."""
-
-    why: str
-
+from gangline_dataloader.prepare.quality import c4, fineweb, gopher, gopher_repetition
+from gangline_dataloader.prepare.rule import Dropped, Rule
 
 # Control characters, but for tab and newline; a byte-order mark; halves of surrogate pairs.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff\ufffe\uffff\ud800-\udfff]")
+_ASCII_CONTROL = bytes(byte for byte in range(128) if _CONTROL.match(chr(byte)))
 _BLANKS = re.compile(r"\n{4,}")
-_WORD = re.compile(r"\S+")
-_STOP = {"the", "be", "to", "of", "and", "that", "have", "with"}
 
 
 def unicode(text: str) -> str | Dropped:
     """Composed characters (NFC), newlines as newlines, no control characters, no towers of blank lines."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    text = _CONTROL.sub("", unicodedata.normalize("NFC", text))
-    return _BLANKS.sub("\n\n\n", text)
+    if text.isascii():  # the same, ten times as fast
+        text = text.encode().translate(None, _ASCII_CONTROL).decode()
+    else:
+        text = _CONTROL.sub("", unicodedata.normalize("NFC", text))
+    return _BLANKS.sub("\n\n\n", text) if "\n\n\n\n" in text else text
 
 
 def length(text: str) -> str | Dropped:
@@ -40,28 +34,14 @@ def length(text: str) -> str | Dropped:
     return text if text.strip() else Dropped("empty")
 
 
-def gopher(text: str) -> str | Dropped:
-    """English prose as Gopher's authors tell it from the rest of the web."""
-    words = _WORD.findall(text)
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not 50 <= len(words) <= 100_000:
-        return Dropped("gopher: number of words")
-    if not 3 <= sum(map(len, words)) / len(words) <= 10:
-        return Dropped("gopher: length of words")
-    if (text.count("#") + text.count("...") + text.count("…")) / len(words) > 0.1:
-        return Dropped("gopher: symbols")
-    if sum(line.lstrip().startswith(("•", "-", "*")) for line in lines) / len(lines) > 0.9:
-        return Dropped("gopher: bullets")
-    if sum(line.rstrip().endswith(("...", "…")) for line in lines) / len(lines) > 0.3:
-        return Dropped("gopher: ellipses")
-    if sum(any(letter.isalpha() for letter in word) for word in words) / len(words) < 0.8:
-        return Dropped("gopher: words without letters")
-    if len(_STOP & {word.lower() for word in words}) < 2:
-        return Dropped("gopher: stop words")
-    return text
-
-
-RULES: dict[str, Rule] = {"unicode": unicode, "length": length, "gopher": gopher}
+RULES: dict[str, Rule] = {
+    "unicode": unicode,
+    "length": length,
+    "gopher": gopher,
+    "gopher_repetition": gopher_repetition,
+    "c4": c4,
+    "fineweb": fineweb,
+}
 DEFAULT = ("unicode", "length")
 
 

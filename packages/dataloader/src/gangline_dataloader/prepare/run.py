@@ -18,7 +18,7 @@ from gangline.launch.guard import die_with
 from gangline_dataloader.prepare.assemble import counted, first_of_each, write_shards
 from gangline_dataloader.prepare.inputs import Input, listing, tasks
 from gangline_dataloader.prepare.near import first_of_near
-from gangline_dataloader.prepare.settings import BYTES, Settings, copy_tokenizer, dtype_for
+from gangline_dataloader.prepare.settings import BYTES, TIKTOKEN, Settings, copy_tokenizer, dtype_for
 from gangline_dataloader.prepare.task import Finished, finished, work
 from gangline_dataloader.store import manifest as manifests
 from gangline_dataloader.store.manifest import FILE, Manifest, Shards, Tokenizer, read
@@ -29,8 +29,12 @@ VALIDATION = "validation"  # the folder of what is held out, a store of its own
 Progress = Callable[[int, int], None]  # (tasks done, tasks in all)
 
 
-def prepare(words: Sequence[str], out: str | Path, settings: Settings, workers: int, progress: Progress) -> Manifest:
+def prepare(
+    words: Sequence[str], out: str | Path, settings: Settings, workers: int, progress: Progress, engine: str = TIKTOKEN
+) -> Manifest:
     """Make a store of what `words` name; go on where an interrupted call left off. Gives the manifest.
+
+    engine  what encodes, one of settings.ENGINES; the tokens are the same
 
     Raises UserError where an input cannot be read, nothing is left to train on, or `out` holds something else.
     """
@@ -41,7 +45,7 @@ def prepare(words: Sequence[str], out: str | Path, settings: Settings, workers: 
         return whole
     begin(folder, identity)
     dealt = tasks(files, settings.task_bytes)
-    done = run_tasks(folder / WORK, dealt, settings, workers, progress)
+    done = run_tasks(folder / WORK, dealt, settings, workers, progress, engine)
     manifest = assemble(folder, done, files, settings, identity)
     shutil.rmtree(folder / WORK)
     return manifest
@@ -82,7 +86,7 @@ def begin(folder: Path, identity: str) -> None:
 
 
 def run_tasks(
-    folder: Path, dealt: Sequence[Sequence[Input]], settings: Settings, workers: int, progress: Progress
+    folder: Path, dealt: Sequence[Sequence[Input]], settings: Settings, workers: int, progress: Progress, engine: str
 ) -> list[Finished]:
     """Every task, on `workers` processes. What they raise is raised, the others' work kept."""
     known = {number: done for number in range(len(dealt)) if (done := finished(folder, number))}
@@ -90,13 +94,13 @@ def run_tasks(
     left = [number for number in range(len(dealt)) if number not in known]
     if workers <= 1 or len(left) <= 1:
         for number in left:
-            known[number] = work(folder, number, dealt[number], settings)
+            known[number] = work(folder, number, dealt[number], settings, engine)
             progress(len(known), len(dealt))
         return [known[number] for number in range(len(dealt))]
     with ProcessPoolExecutor(
         min(workers, len(left)), get_context("spawn"), initializer=die_with, initargs=(os.getpid(),)
     ) as pool:
-        waiting = {pool.submit(work, folder, number, dealt[number], settings): number for number in left}
+        waiting = {pool.submit(work, folder, number, dealt[number], settings, engine): number for number in left}
         try:
             for future in as_completed(waiting):
                 known[waiting[future]] = future.result()

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
 from gangline.data.codec import ByteCodec, TextCodec, TokenizerCodec
 from gangline.errors import UserError
+from gangline_dataloader.prepare import language
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
+from gangline_dataloader.prepare.fast_bpe import fast
 from gangline_dataloader.prepare.inputs import Input
 from gangline_dataloader.prepare.private import KINDS
 from gangline_dataloader.store.write import SHARD_TOKENS
 
 BYTES = "bytes"
+TIKTOKEN, TOKENIZERS = ENGINES = ("tiktoken", "tokenizers")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class Settings:
     end_of_text: str | None = None  # the token behind each document; None: the tokenizer's own, byte 0 for bytes
     field: str = "text"  # of JSONL and Parquet
     clean: tuple[str, ...] = DEFAULT
+    languages: tuple[str, ...] = ()  # ISO 639 codes of what is kept (`prepare.language`); (): all
+    confidence: float = 0.5  # in the language, in [0, 1]
     private: tuple[str, ...] = ()  # what is replaced by fixed words (`prepare.private`)
     exact: bool = True  # drop documents that are there already
     near: float | None = None  # drop documents that resemble one before them so much (`prepare.near`); None: none
@@ -33,11 +39,13 @@ class Settings:
     shard_tokens: int = SHARD_TOKENS
     task_bytes: int = 64 << 20
 
-    def codec(self) -> TextCodec:
-        """Text to tokens. Raises UserError."""
+    def codec(self, engine: str = TOKENIZERS) -> TextCodec:
+        """Text to tokens, by one of ENGINES: the tokens are the same. Raises UserError."""
         if self.tokenizer == BYTES:
             return ByteCodec(self.end_of_text)
-        return TokenizerCodec(self.tokenizer, self.end_of_text, "replace")
+        path = Path(self.tokenizer).expanduser()
+        about = path.stat() if path.exists() else None
+        return _codec(self.tokenizer, self.end_of_text, engine, about and (about.st_mtime_ns, about.st_size))
 
     def check(self) -> None:
         """Raises UserError for what has no meaning."""
@@ -48,6 +56,10 @@ class Settings:
             )
         if unknown := [kind for kind in self.private if kind not in KINDS]:
             raise UserError(f"--replace {','.join(self.private)}: no kind {unknown[0]}.", f"Kinds: {', '.join(KINDS)}.")
+        if self.languages:
+            language.check(self.languages)
+        if not 0 <= self.confidence <= 1:
+            raise UserError(f"--confidence {self.confidence} is no probability.", "Choose one from 0 to 1.")
         if self.near is not None and not 0 < self.near <= 1:
             raise UserError(f"--near {self.near} is no resemblance.", "Choose more than 0 and at most 1; 0.8 is usual.")
         if self.near is not None and not self.exact:
@@ -60,6 +72,12 @@ class Settings:
         decided = {**asdict(self), "tokenizer": self.codec().identity, "end": self.codec().separator}
         listed = [(file.path, file.size, file.modified) for file in files]
         return blake2b(json.dumps([decided, listed]).encode(), digest_size=16).hexdigest()
+
+
+@cache
+def _codec(tokenizer: str, end_of_text: str | None, engine: str, version: tuple[int, int] | None) -> TextCodec:
+    codec = TokenizerCodec(tokenizer, end_of_text, "replace")
+    return (fast(codec) if engine == TIKTOKEN else None) or codec
 
 
 def dtype_for(vocab_size: int) -> str:

@@ -16,11 +16,13 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from gangline_dataloader.prepare.clean import Dropped, cleaned
+from gangline_dataloader.prepare.clean import cleaned
 from gangline_dataloader.prepare.documents import NotText, documents
 from gangline_dataloader.prepare.inputs import Input
+from gangline_dataloader.prepare.language import in_one_of
 from gangline_dataloader.prepare.near import PERMUTATIONS, signature
 from gangline_dataloader.prepare.private import replaced
+from gangline_dataloader.prepare.rule import Dropped
 from gangline_dataloader.prepare.settings import Settings, dtype_for
 from gangline_dataloader.store.npy import NpyWriter
 
@@ -80,12 +82,15 @@ def finished(folder: Path, number: int) -> Finished | None:
     return Finished(tokens, rows, signatures, {source: Count(**count) for source, count in content.items()})
 
 
-def work(folder: Path, number: int, files: Sequence[Input], settings: Settings) -> Finished:
-    """Do a task, unless it is done. Raises UserError for an input that cannot be read."""
+def work(folder: Path, number: int, files: Sequence[Input], settings: Settings, engine: str) -> Finished:
+    """Do a task, unless it is done. Raises UserError for an input that cannot be read.
+
+    engine  what encodes, one of settings.ENGINES; the tokens are the same
+    """
     if done := finished(folder, number):
         return done
     tokens, rows, signatures, note = paths(folder, number)
-    codec = settings.codec()
+    codec = settings.codec(engine)
     counts: dict[str, Count] = {}
     writer, found, alike = NpyWriter(tokens, dtype_for(codec.vocab_size)), [], []
     end = np.asarray([] if codec.separator is None else [codec.separator])
@@ -96,7 +101,7 @@ def work(folder: Path, number: int, files: Sequence[Input], settings: Settings) 
         try:
             for document in documents(file, settings.field):
                 count.documents += 1
-                text = cleaned(document.text, settings.clean)
+                text = passed(document.text, settings)
                 if isinstance(text, Dropped):
                     count.drop(text.why)
                     continue
@@ -132,6 +137,14 @@ def work(folder: Path, number: int, files: Sequence[Input], settings: Settings) 
     waiting.write_text(json.dumps({source: asdict(count) for source, count in counts.items()}))
     os.replace(waiting, note)
     return Finished(tokens, rows, signatures, counts)
+
+
+def passed(text: str, settings: Settings) -> str | Dropped:
+    """A document's text, clean and in an asked language, or why it is not kept."""
+    found = cleaned(text, settings.clean)
+    if isinstance(found, Dropped) or not settings.languages:
+        return found
+    return in_one_of(found, settings.languages, settings.confidence) or found
 
 
 def share_of(file: Input, digest: int) -> float:

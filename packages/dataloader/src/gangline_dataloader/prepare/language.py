@@ -1,0 +1,44 @@
+"""Which language a document is in, by a classifier whose model comes with its package (py3langid).
+
+A naive Bayes classifier over byte n-grams (Lui and Baldwin, "langid.py", ACL 2012). Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from gangline.errors import UserError
+from gangline_dataloader.prepare.rule import Dropped
+
+if TYPE_CHECKING:
+    from py3langid.langid import LanguageIdentifier
+
+READ = 4096  # characters of a document that are looked at: more change the answer in few documents, and cost time
+
+
+@cache
+def _identifier() -> LanguageIdentifier:
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    except ImportError as error:
+        raise UserError("--language needs py3langid.", "", "pip install 'gangline-dataloader[language]'") from error
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+
+def check(languages: Sequence[str]) -> None:
+    """Raises UserError for a code that the model does not know."""
+    known = sorted(_identifier().labels)
+    if unknown := [code for code in languages if code not in known]:
+        raise UserError(
+            f"--language {','.join(languages)}: no language {unknown[0]}.", f"ISO 639 codes: {', '.join(known)}."
+        )
+
+
+def in_one_of(text: str, languages: Sequence[str], confidence: float) -> Dropped | None:
+    """None where the text is in one of the languages with at least so much confidence in [0, 1], else why not."""
+    code, sure = _identifier().classify(text[:READ])
+    if code in languages:
+        return None if sure >= confidence else Dropped(f"language: {code}, unsure")
+    return Dropped(f"language: {code}")

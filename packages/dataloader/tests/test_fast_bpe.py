@@ -1,0 +1,96 @@
+"""tiktoken gives the tokens of tokenizers, or is not used."""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gangline.data.codec import TokenizerCodec
+from gangline.errors import UserError
+from gangline_dataloader.commands import tokenizer as train_one
+from gangline_dataloader.prepare import fast_bpe
+from gangline_dataloader.prepare.inputs import listing
+from gangline_dataloader.prepare.settings import TIKTOKEN, TOKENIZERS, Settings
+
+# How Llama 3 splits a text.
+LLAMA3 = "|".join(
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    )
+)
+ODD = [
+    "", " ", "\n\n\n  \t", "don't we'll I'D", "１２３ ½ ٣", "naïve café e\u0301",
+    "日本語のテキスト 🇩🇪👩‍👩‍👧", "\x00\x7f\u200b\ufeff",
+    "a" * 5000, " " * 3000, "def f(x):\n\treturn  x  \n", "x<|endoftext|>y", "\r\n\r\n", "\U0010ffff",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """Real files, and odd ones."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    return [path.read_text(errors="replace") for path in sorted(library.glob("*.py"))[:120]] + ODD
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    library = Path(sysconfig.get_paths()["stdlib"])
+    train_one.train(listing([str(library / "a*.py")]), "text", 3000, folder / "tokenizer.json")
+    return folder / "tokenizer.json"
+
+
+def changed(path: Path, where: Path, **values: object) -> Path:
+    """The tokenizer with other top-level entries."""
+    where.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    return where
+
+
+def test_tokens_are_equal_document_by_document(trained, texts):
+    slow = TokenizerCodec(str(trained), None, "replace")
+    quick = Settings(tokenizer=str(trained)).codec(TIKTOKEN)
+    assert isinstance(quick, fast_bpe.FastBpe)
+    for text in texts:
+        expected, found = (codec.encode_file(text.encode(), "it") for codec in (slow, quick))
+        assert found.dtype == expected.dtype
+        assert np.array_equal(found, expected), text[:80]
+
+
+def test_a_pattern_of_ones_own_is_taken_over(trained, texts, tmp_path):
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    split = {"type": "Split", "pattern": {"Regex": LLAMA3}, "behavior": "Isolated", "invert": False}
+    path = changed(trained, tmp_path / "l.json", pre_tokenizer={"type": "Sequence", "pretokenizers": [split, level]})
+    slow = TokenizerCodec(str(path), None, "replace")
+    quick = fast_bpe.fast(slow)
+    assert quick is not None
+    for text in texts:
+        assert np.array_equal(quick.encode_file(text.encode(), "it"), slow.encode_file(text.encode(), "it")), text[:80]
+
+
+def test_what_is_more_than_merging_goes_the_slow_way(trained, tmp_path):
+    model = json.loads(trained.read_text())["model"]
+    twice = {**model, "merges": [*model["merges"], model["merges"][-1]]}
+    level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    for number, values in enumerate([{"normalizer": {"type": "NFC"}}, {"pre_tokenizer": level}, {"model": twice}]):
+        path = changed(trained, tmp_path / f"{number}.json", **values)
+        assert fast_bpe.fast(TokenizerCodec(str(path), None, "replace")) is None
+    assert isinstance(Settings(tokenizer=str(trained)).codec(TOKENIZERS), TokenizerCodec)
+
+
+def test_a_difference_ends_the_work(trained, monkeypatch):
+    quick = Settings(tokenizer=str(trained)).codec(TIKTOKEN)
+    monkeypatch.setattr(fast_bpe, "SAMPLED", 1)
+    quick.encode_file(b"def f(): pass", "same.py")
+    quick.ids = quick.ids[::-1].copy()
+    with pytest.raises(UserError, match=r"other.py: tiktoken and tokenizers.*\n.*\n.*--tokenise-with tokenizers"):
+        quick.encode_file(b"def f(): pass", "other.py")

@@ -1,0 +1,47 @@
+"""--language: what is in another language is dropped, counted by language."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gangline.errors import UserError
+from gangline_dataloader import commands
+from gangline_dataloader.prepare.settings import Settings
+from gangline_dataloader.store.manifest import read
+
+TEXTS = {
+    "en": "The harbour was quiet in the morning, and the boats lay still between the stones of the old pier.",
+    "de": "Der Hafen war am Morgen still, und die Boote lagen ruhig zwischen den Steinen der alten Mole.",
+    "fr": "Le port était calme le matin, et les bateaux reposaient entre les pierres de la vieille jetée.",
+    "ja": "朝の港は静かで、古い桟橋の石の間に船が静かに横たわっていた。",
+}
+
+
+def test_only_the_asked_languages_stay(tmp_path, capsys):
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS.values()))
+    out = tmp_path / "store"
+    assert commands.main(["prepare", str(texts), "--out", str(out), "--language", "en,fr", "--validation", "0"]) == 0
+    count = read(out).report["by_source"][str(texts)]
+    assert (count["kept"], count["dropped"]) == (2, {"language: de": 1, "language: ja": 1})
+    assert "1 dropped: language: de" in capsys.readouterr().out
+
+
+def test_how_sure_it_has_to_be_is_an_option(make_store, tmp_path):
+    folder = tmp_path / "few"
+    folder.mkdir()
+    (folder / "code.txt").write_text("x = 1")
+    (folder / "text.txt").write_text(TEXTS["en"])
+    store = make_store(folder, languages=("en",), confidence=0.9, validation=0)
+    count = read(store).report["by_source"][str(folder)]
+    assert count["kept"] == 1
+    assert sum(count["dropped"].values()) == 1
+
+
+def test_a_language_that_the_model_does_not_know_is_refused():
+    with pytest.raises(UserError, match=r"no language english.*\n.*ISO 639 codes: .*de, .*en"):
+        Settings(languages=("english",)).check()
+    with pytest.raises(UserError, match=r"--confidence 1.5 is no probability"):
+        Settings(languages=("en",), confidence=1.5).check()
