@@ -30,7 +30,7 @@ from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
-from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradStore, later
+from gangline_parallel_megatron_style.weight_grads import WeightGradStore, defer
 
 NAPS = ["1f1b", "interleaved_1f1b", "zb_h1", "zb_v", "dualpipe_v"]
 PEERS = {"1f1b": "Schedule1F1B", "interleaved_1f1b": "ScheduleInterleaved1F1B", "zb_v": "ScheduleZBVZeroBubble"}
@@ -50,7 +50,7 @@ class Nap(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         time.sleep(ctx.seconds)
-        later(lambda: time.sleep(ctx.seconds))
+        defer(lambda: time.sleep(ctx.seconds))
         return gradient, None
 
 
@@ -256,7 +256,7 @@ def halves(dim: int, rows: int, depth: int) -> dict[str, Callable[[], None]]:
     def whole(module: nn.Module) -> None:
         module(x.clone().requires_grad_()).backward(gradient)
 
-    def put_off() -> None:
+    def deferred() -> None:
         out = split(x.clone().requires_grad_())
         with store.open(0, 0):
             out.backward(gradient)
@@ -268,7 +268,7 @@ def halves(dim: int, rows: int, depth: int) -> dict[str, Callable[[], None]]:
         _, groups = stage_backward_input([out], [gradient], [leaf], plain.parameters())
         stage_backward_weight(plain.parameters(), groups)
 
-    ways = {"whole": lambda: whole(plain), "ours, at once": lambda: whole(split), "ours, I then W": put_off}
+    ways = {"whole": lambda: whole(plain), "ours, at once": lambda: whole(split), "ours, I then W": deferred}
     return {**ways, "torch, I then W": peer}
 
 

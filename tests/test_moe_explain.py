@@ -36,7 +36,7 @@ from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import links
 from gangline_parallel_megatron_style.explain.explained import explained
 from gangline_parallel_megatron_style.explain.trace import Allocations, Traced, trace
-from gangline_parallel_megatron_style.sharding.arrays import active_fold
+from gangline_parallel_megatron_style.sharding.ranks import active_fold
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 DIM, HIDDEN, EXPERTS, B, T = 32, 48, 8, 2, 16
@@ -151,16 +151,18 @@ def test_what_lies_on_a_rank(words):
         model = model_of(case.tree, case.plan)
         runtime = plugins.build(run.parallel, run, model, case.plan, mesh, comms, precision, finish)
         optimizer = plugins.build(run.optimizer, run, runtime)
-        flats, told = runtime.storage.flats, memory.state(case, pp)
+        buffers, told = runtime.storage.param_buffers, memory.state(case, pp)
         numbers = sum(array.size for array in case.held(pp))
-        assert sum(shape.numel() for flat in flats for shape in map(torch.Size, flat.shapes.values())) == numbers
+        assert sum(x.numel() for buffer in buffers for x in buffer.parameters.values()) == numbers
         states = sum(shard.local.nbytes for shard in optimizer.shards())
         assert told["optimizer state"] == pytest.approx(states, rel=0.03)
         apart = [
-            flat.shard for flat in flats if flat.shard.untyped_storage()._cdata != flat.full.untyped_storage()._cdata
+            buffer.shard
+            for buffer in buffers
+            if buffer.shard.untyped_storage()._cdata != buffer.full.untyped_storage()._cdata
         ]
         assert told["master weights"] == pytest.approx(sum(shard.nbytes for shard in apart), rel=0.03)
-        lasting = sum(flat.full.nbytes for flat in flats if not flat.releases)
+        lasting = sum(buffer.full.nbytes for buffer in buffers if not buffer.reshards)
         assert told["weights"] == pytest.approx(lasting, rel=0.03)
 
 

@@ -161,7 +161,7 @@ def test_a_weight_gradient_is_computed_now_or_handed_over():
         return weight * 3  # of a graph, which must not outlive the backward pass
 
     assert inside.weight_gradient(weight, compute).equal(torch.full((2,), 3.0))
-    with inside.putting_off(lambda *what: kept.append(what)):
+    with inside.deferring(lambda *what: kept.append(what)):
         assert inside.weight_gradient(weight, compute) is None
     (found,) = kept
     assert found[0] is weight

@@ -216,7 +216,7 @@ def test_gradients_of_experts_may_come_later(dtype):
         module, kept = layer(dtype=dtype, dim=16, hidden=16), []
         x = x_of(dtype=dtype, dim=16).requires_grad_()
         y = module(x)
-        with inside.putting_off(lambda *what: kept.append(what)) if later else contextlib.nullcontext():
+        with inside.deferring(lambda *what: kept.append(what)) if later else contextlib.nullcontext():
             y.sum().backward()
         assert len(kept) == 3 * later
         for weight, compute in kept:

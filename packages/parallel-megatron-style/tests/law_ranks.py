@@ -132,7 +132,7 @@ def one_bad_rank(job: Job) -> tuple[float, list[tuple[bool, bool]], float]:
     batches = job.share(0, *runtime.data_coordinate)
     array = next(shard.local for shard in runtime.shards() if shard.local.numel() and shard.local.dim() > 1)
     kept = array.clone()
-    first = runtime.chunks[0].segments[0].module  # type: ignore[attr-defined]
+    first = runtime.stages[0].segments[0].module  # type: ignore[attr-defined]
     before = strategy_ranks.one_step(runtime, batches).norm
     finite = []
     for culprit in range(job.mesh.world):

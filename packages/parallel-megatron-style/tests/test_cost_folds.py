@@ -112,7 +112,7 @@ STACK = LANES * WIDTH * 32
 def test_gradients_are_added_beside_the_fold_and_over_what_it_is_not_made_of(axes, out_of, shards, copies):
     """A rank has half of the stack; those beside it share its state, and the other data axes have copies of it."""
     case = case_of(out_of, zero=1, **axes)
-    (group,) = [group for group in memory.groups(case, 0) if group.fold]
+    (group,) = [group for group in memory.groups(case, 0) if group.kind.fold]
     assert (group.shards, group.copies) == (shards, case.mesh.size(*copies))
     alone = case_of(out_of, size=1, zero=1, **axes)
     found = sent(case)
@@ -121,7 +121,7 @@ def test_gradients_are_added_beside_the_fold_and_over_what_it_is_not_made_of(axe
     assert found.get((f"{BESIDE}lane", "weights")) == ((1, own * 2 // 2) if shards > 1 else None)
     for axis in copies:
         crossing = 2 * own * 4 // shards * (case.mesh.size(*copies) - 1) // case.mesh.size(*copies)
-        dense = sum(size for group, size in memory.groups(case, 0).items() if not group.fold)
+        dense = sum(size for group, size in memory.groups(case, 0).items() if not group.kind.fold)
         over_axis = 2 * dense * 4 // case.shards // 2 if axis == "dp_replicate" else 0
         assert found[axis, "gradients"][1] == pytest.approx(crossing + over_axis, abs=16)
     assert memory.state(alone, 0)["gradients"] - memory.state(case, 0)["gradients"] == own * 4
@@ -134,7 +134,7 @@ def test_bytes_of_a_stack_on_a_fold(zero, dp_shard):
     case, without = (case_of(dp_shard=dp_shard, zero=zero, lanes=lanes) for lanes in (LANES, 0))
     own, beside = STACK // 2, dp_shard // 2
     parts = beside if zero else 1
-    (stack,) = [array for array in case.held(0) if array.fold]
+    (stack,) = [array for array in case.held(0) if array.group.kind.fold]
     assert (stack.size, stack.part) == (own, own // beside)
     more = memory.state(case, 0)
     more.subtract(memory.state(without, 0))

@@ -43,14 +43,14 @@ def distinct(tensors: list[Tensor | None]) -> int:
 
 def held(runtime: ComposedRuntime) -> Counter[str]:
     """Kind -> bytes at this moment."""
-    flats = runtime.storage.flats
-    found = Counter(weights=distinct([flat.full for flat in flats]))
-    found["master weights"] = distinct([*(flat.full for flat in flats), *(flat.shard for flat in flats)])
+    buffers = runtime.storage.param_buffers
+    found = Counter(weights=distinct([buffer.full for buffer in buffers]))
+    found["master weights"] = distinct([x for buffer in buffers for x in (buffer.full, buffer.shard)])
     found["master weights"] -= found["weights"]  # what lies in the whole weights is counted there
-    found["gradients"] = distinct([x for flat in flats for x in (flat._grad, flat.total)])
-    for flat in flats:
-        if flat._pending is not None and flat._grad is None:  # on its way, and still read
-            found["gradients"] += flat.full.numel() * flat.choices.wire.itemsize
+    found["gradients"] = distinct([x for buffer in buffers for x in (buffer.grads.grad, buffer.grads.total)])
+    for buffer in buffers:
+        if buffer.grads._reducing is not None and buffer.grads.grad is None:  # on its way, and still read
+            found["gradients"] += buffer.full.numel() * buffer.options.reduce_dtype.itemsize
     return found
 
 
@@ -73,8 +73,8 @@ def body(zero: int, precision: str) -> tuple[Counter[str], int]:
 
         return called
 
-    for chunk in runtime.chunks:
-        chunk.before, chunk.after = sampled(chunk.before), sampled(chunk.after)
+    for stage in runtime.stages:
+        stage.before, stage.after = sampled(stage.before), sampled(stage.after)
     for step in range(2):
         size = rank.world * MICROS
         runtime.step(

@@ -31,7 +31,7 @@ def storages(job):
     assert rank.world == 2
     pieces = [piece.tensor for named in runtime.parameters() for piece in named.pieces]
     stepped = [*pieces, *(shard.local for shard in optimizer.shards())]
-    computed = [flat.full for flat in runtime.storage.flats]
+    computed = [buffer.full for buffer in runtime.storage.param_buffers]
     return (
         {x.device.type for x in [*stepped, *(piece.grad for piece in pieces)]},
         {x.untyped_storage().data_ptr() for x in stepped} & {x.untyped_storage().data_ptr() for x in computed},

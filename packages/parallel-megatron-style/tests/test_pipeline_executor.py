@@ -154,7 +154,7 @@ def check(case: Case):
         for chunk, stage in made.stage.stages.items():
             for name, got in gradients(made.stage.parts[chunk]).items():
                 assert got.equal(want[stage][name]), f"stage {stage}, {name}"
-        assert len(made.stage.put_off) == 0
+        assert len(made.stage.deferred) == 0
     return len(losses)
 
 
@@ -351,7 +351,7 @@ def failing(case: Case):
     made.stage.weights = fail
     with pytest.raises(ArithmeticError):
         made.step(1)
-    left = len(made.stage.put_off)
+    left = len(made.stage.deferred)
     made.stage.weights = weights
     for part in made.stage.parts.values():
         part.zero_grad()

@@ -10,7 +10,7 @@ from gangline.model.linear import Linear
 from gangline.model.tree import LinearNode
 from gangline.precision.plain import Plain
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
-from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradStore, is_open, later
+from gangline_parallel_megatron_style.weight_grads import WeightGradStore, defer, deferring, when_accumulated
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
@@ -90,7 +90,7 @@ def test_what_needs_no_gradient_gets_none():
 def test_who_waits_for_a_weight_is_told_when_it_is_there():
     made, store, told = layer(torch.float32, False), WeightGradStore(), []
     made.product = split_linear(Plain(torch.float32, torch.float32))
-    made.weight.deposited = lambda: told.append(made.weight.grad is not None)
+    when_accumulated(made.weight, lambda weight: told.append(weight.grad is not None))
     y = made(torch.ones(2, 24))
     with store.open(0, 0):
         y.sum().backward()
@@ -101,13 +101,13 @@ def test_who_waits_for_a_weight_is_told_when_it_is_there():
 
 def test_store_keeps_order_and_runs_at_once_where_none_is_open():
     store, ran = WeightGradStore(), []
-    later(lambda: ran.append("now"))
-    assert not is_open()
+    defer(lambda: ran.append("now"))
+    assert not deferring()
     for key in ((0, 1), (1, 0)):
         with store.open(*key):
-            assert is_open()
-            later(lambda key=key: ran.append((key, "a")))
-            later(lambda key=key: ran.append((key, "b")))
+            assert deferring()
+            defer(lambda key=key: ran.append((key, "a")))
+            defer(lambda key=key: ran.append((key, "b")))
     store.run(1, 0)
     store.run(0, 1)
     assert ran == ["now", ((1, 0), "a"), ((1, 0), "b"), ((0, 1), "a"), ((0, 1), "b")]
@@ -118,14 +118,14 @@ def test_store_is_closed_after_an_error_and_forgets_on_demand():
 
     def fail():
         with store.open(0, 0):
-            later(lambda: None)
+            defer(lambda: None)
             with store.open(0, 1):
                 pass
 
     with pytest.raises(RuntimeError, match="open already"):
         fail()
     ran = []
-    later(lambda: ran.append(1))
+    defer(lambda: ran.append(1))
     assert ran == [1]
     assert len(store) == 1
     store.clear()

@@ -26,7 +26,7 @@ from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
 from gangline_parallel_megatron_style.context.cut import cut_batch
-from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradStore
+from gangline_parallel_megatron_style.weight_grads import WeightGradStore
 
 SHAPES = {
     "plain": {},
@@ -110,7 +110,7 @@ def test_without_gradients_the_loss_is_the_same(sequence_parallel):
         assert not silent.requires_grad
 
 
-def put_off(case: Case) -> tuple[list[str], int, dict[str, torch.Tensor]]:
+def deferred(case: Case) -> tuple[list[str], int, dict[str, torch.Tensor]]:
     """Gradients there after a backward pass under an open store, closures kept, and gradients once they have run."""
     model, _ = cut_model(case, tp())
     store = WeightGradStore()
@@ -122,11 +122,11 @@ def put_off(case: Case) -> tuple[list[str], int, dict[str, torch.Tensor]]:
 
 
 @pytest.mark.parametrize("sequence_parallel", [False, True], ids=["plain", "sequence"])
-def test_weight_gradients_may_be_put_off(sequence_parallel):
+def test_weight_gradients_may_be_deferred(sequence_parallel):
     """All cut weights wait, two columns and two rows a layer, the lookup and the head; no bit differs."""
     case = Case(sequence_parallel=sequence_parallel)
     at_once = pool(2).run(one_rank, case)
-    for (early, kept, gradients), one in zip(pool(2).run(put_off, case), at_once, strict=True):
+    for (early, kept, gradients), one in zip(pool(2).run(deferred, case), at_once, strict=True):
         assert all("norm" in name for name in early)
         assert kept == 4 * case.layers + 2
         assert all(gradients[name].equal(one.gradients[name]) for name in one.gradients)

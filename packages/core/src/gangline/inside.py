@@ -57,7 +57,7 @@ class Frame:
 # autograd's own, which would see none. A rank runs one step at a time.
 _frame: Frame | None = None
 _path: str = ""
-_put_off: Callable[[Tensor, Callable[[], Tensor]], None] | None = None
+_defer: Callable[[Tensor, Callable[[], Tensor]], None] | None = None
 _give_way: Callable[[], None] | None = None
 
 
@@ -84,14 +84,14 @@ def at(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def putting_off(keep: Callable[[Tensor, Callable[[], Tensor]], None]) -> Iterator[None]:
-    """Weight gradients of the backward pass inside go to `keep(weight, compute)`, which sees to them (zero bubble)."""
-    global _put_off
-    before, _put_off = _put_off, keep
+def deferring(keep: Callable[[Tensor, Callable[[], Tensor]], None]) -> Iterator[None]:
+    """Weight gradients of the backward pass inside are deferred: `keep(weight, compute)` sees to them (zero bubble)."""
+    global _defer
+    before, _defer = _defer, keep
     try:
         yield
     finally:
-        _put_off = before
+        _defer = before
 
 
 @contextmanager
@@ -199,9 +199,9 @@ def weight_gradient(weight: Tensor, compute: Callable[[], Tensor]) -> Tensor | N
     `compute` needs must not be changed after the backward pass, and `weight` is the parameter itself, kept in `ctx` and
     not as a saved tensor: a recomputed forward pass hands back other tensors than it was given.
     """
-    if _put_off is None:
+    if _defer is None:
         return compute()
-    _put_off(weight, torch.no_grad()(compute))
+    _defer(weight, torch.no_grad()(compute))
     return None
 
 

@@ -75,7 +75,7 @@ class StackProduct(torch.autograd.Function):
 class GatedProducts(torch.autograd.Function):
     """Keeps x and the two products before the gate; the gated rows are made again on the way back.
 
-    Weights are kept as themselves, too: gradients that are put off belong to these (`inside.weight_gradient`).
+    Weights are kept as themselves, too: deferred gradients belong to these (`inside.weight_gradient`).
     """
 
     @staticmethod

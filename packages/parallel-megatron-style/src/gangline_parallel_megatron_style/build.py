@@ -13,7 +13,7 @@ from gangline.batch import Batch
 from gangline.comm import Comm, Comms
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
-from gangline.model.buffers import listeners
+from gangline.model.buffers import listeners as listeners_of
 from gangline.model.compose import compose_model
 from gangline.model.linear import Linear
 from gangline.model.seams import calls
@@ -27,8 +27,9 @@ from gangline_parallel_megatron_style.config import Composed
 from gangline_parallel_megatron_style.cost.case import Case, partition
 from gangline_parallel_megatron_style.cost.timing import costs
 from gangline_parallel_megatron_style.data_parallel.codec import CODECS
-from gangline_parallel_megatron_style.data_parallel.param_buffer import BufferOptions
-from gangline_parallel_megatron_style.data_parallel.storage import Storage, describe
+from gangline_parallel_megatron_style.data_parallel.describe import describe
+from gangline_parallel_megatron_style.data_parallel.options import BufferOptions
+from gangline_parallel_megatron_style.data_parallel.storage import Storage
 from gangline_parallel_megatron_style.pipeline.actions import Placement, place_of, stage_of
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM
 from gangline_parallel_megatron_style.pipeline.executor import Executor
@@ -42,9 +43,10 @@ from gangline_parallel_megatron_style.sharding.arrays import (
     TIED,
     ModelLayout,
     ModelShapes,
-    active_fold,
     lay_out,
+    part_of,
 )
+from gangline_parallel_megatron_style.sharding.ranks import active_fold
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, over_sequence
 
@@ -95,14 +97,16 @@ def build(
             split_products(model, precision)
     own_part = cut_context(config, model, plan, cp, stages.tree)
     bind_folds(model, plan, partial(fold_comm, plan, mesh, comms))
-    each = config.zero >= 2 and not run.deterministic
+    each_microbatch = config.zero >= 2 and not run.deterministic
     codec = CODECS[config.compress]() if config.compress in CODECS else None
-    choices = BufferOptions(precision, comms.device, config.zero, each, precision.reduce_dtype, codec, config.offload)
-    storage = Storage(model, plan, arrays, given, mesh, comms, choices, run.deterministic)
+    options = BufferOptions(
+        precision, comms.device, config.zero, each_microbatch, precision.reduce_dtype, codec, config.offload
+    )
+    storage = Storage(model, plan, arrays, given, mesh, comms, options, run.deterministic)
     for index in stages.blocks:
         path = f"{plan.blocks}.{index}"
         finish(model.get_submodule(path), path)
-    chunks = [stages.segments(model, chunk, arrays) for chunk in range(stages.chunks)]
+    segments = [stages.segments(model, chunk, arrays) for chunk in range(stages.chunks)]
     return ComposedRuntime(
         Components(
             model=model,
@@ -110,7 +114,7 @@ def build(
             comms=comms,
             precision=precision,
             storage=storage,
-            chunks=chunks,
+            stages=segments,
             seed=run.seed,
             deterministic=run.deterministic,
             sequence_parallel=sequence_parallel,
@@ -121,7 +125,7 @@ def build(
             width=width,
             prefetch=config.prefetch if config.zero == 3 else 0,
             compress_after=config.compress_after if config.compress == "onebit" else 0,
-            told=stages.told(model),
+            listeners=stages.listeners(model),
             shapes={name: shape for name, shape in given.shapes.items() if name not in given.frozen},
             executor=partial(stages.executor, comm=pp, device=comms.device),
             records=stages.records,
@@ -166,15 +170,15 @@ class StageAssignment:
             found.append(Segment("head", model.get_submodule(plan.head), (HEAD, *tied), reduces))
         return found
 
-    def told(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
-        """Modules on this rank that want to hear of a step, with the path of their block."""
+    def listeners(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
+        """Modules on this rank with `after_step`, with the path of their block."""
         homes = {self.plan.embed: self.ranks[0], self.plan.head: self.ranks[-1]}
         found = [("", path) for path, rank in homes.items() if rank == self.index]
         found += [(path, path) for path in (f"{self.plan.blocks}.{index}" for index in self.blocks)]
         return [
             (block, module)
             for block, path in found
-            for _, module in listeners(model.get_submodule(path), path, self.plan)
+            for _, module in listeners_of(model.get_submodule(path), path, self.plan)
         ]
 
     def executor(self, stage: RankStages, comm: Comm, device: torch.device) -> Executor:
@@ -211,8 +215,7 @@ def first_rows(arrays: ModelLayout, plan: Plan, mesh: Mesh, rank: int, given: Mo
     for name in given.shapes:
         for division in arrays.registry[f"model/{name}"].divisions:
             if division.axes == ("tp",) and not division.rows and division.dim == 0:
-                part = mesh.coordinate(rank)["tp"] // division.every % division.parts
-                found[name] = division.bounds[0][part]
+                found[name], _ = part_of(division, mesh, mesh.coordinate(rank))
     return found
 
 

@@ -21,18 +21,18 @@ from gangline_parallel_megatron_style.pipeline.stage import Segment
 class Components:
     """Everything that is decided before the first step.
 
-    chunks         the segments of each model chunk of this rank, in the order of the pipeline
+    stages         the segments of each stage of this rank, in the order of the pipeline
     own_part       a microbatch -> this rank's part of its sequences (context parallelism)
     own_tokens     (B, T) of such a part -> (B, t): the tokens whose hidden state is here (sequence parallelism)
     over_sequence  differentiable sum over the ranks that hold the rest of the same sequences, None for one rank
     tokens_cut     T of such a part over t
     width          D of the hidden state
-    prefetch       modules whose weights are gathered ahead
+    prefetch       modules whose weights are unsharded ahead
     compress_after the steps before it add gradients as they are, whatever the codec
-    told           (block's path, module) of modules with `after_step`
+    listeners      (block's path, module) of modules with `after_step`
     shapes         of all trained parameters of the run, in the order of one process
-    records        the times of each step's actions are told as metrics
-    executor       a stage -> what runs this rank's part of the schedule
+    records        the times of each step's actions become metrics
+    executor       the stages of a rank -> what runs this rank's part of the schedule
     """
 
     model: nn.Module
@@ -40,7 +40,7 @@ class Components:
     comms: Comms
     precision: Precision
     storage: Storage
-    chunks: list[list[Segment]]
+    stages: list[list[Segment]]
     seed: int
     deterministic: bool
     sequence_parallel: bool
@@ -51,7 +51,7 @@ class Components:
     width: int
     prefetch: int
     compress_after: int
-    told: list[tuple[str, nn.Module]]
+    listeners: list[tuple[str, nn.Module]]
     shapes: Mapping[str, tuple[int, ...]]
     records: bool
     executor: Callable[[RankStages], Executor]

@@ -96,7 +96,7 @@ class Composed(ParallelConfig):
 
     def overlaps(self, plan: Plan, mesh: Mesh) -> bool:
         """Whether forwards take turns with backwards, each hiding the other's transfers over folds."""
-        from gangline_parallel_megatron_style.sharding.arrays import active_fold
+        from gangline_parallel_megatron_style.sharding.ranks import active_fold
 
         if not SCHEDULES[self.schedule].pairs:
             return False

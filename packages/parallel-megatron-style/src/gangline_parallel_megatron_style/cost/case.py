@@ -17,7 +17,7 @@ from gangline_parallel_megatron_style.cost.parameters import Array, arrays_of
 from gangline_parallel_megatron_style.layout.stages import balanced
 from gangline_parallel_megatron_style.pipeline.actions import stage_of
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
-from gangline_parallel_megatron_style.sharding.arrays import active_fold
+from gangline_parallel_megatron_style.sharding.ranks import active_fold
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run

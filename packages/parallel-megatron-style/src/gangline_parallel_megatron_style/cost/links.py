@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from gangline.plan import Fold
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.layout.topology import Tier
-from gangline_parallel_megatron_style.sharding.arrays import active_fold
+from gangline_parallel_megatron_style.sharding.ranks import active_fold
 
 BESIDE = "beside "  # and the name of a fold: the ranks that hold the same part of it
 

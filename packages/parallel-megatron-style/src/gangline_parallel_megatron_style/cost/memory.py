@@ -33,7 +33,7 @@ def state(case: Case, rank: int) -> Counter[str]:
         states = case.matrix_states if array.matrix else case.other_states
         found["optimizer state"] += 0 if host else part * states * width.master
     if case.config.compress == "onebit":
-        numbers = (errors(case, group, size) for group, size in groups(case, rank).items() if group.trained)
+        numbers = (errors(case, group, size) for group, size in groups(case, rank).items() if group.kind.trained)
         found["errors of compression"] = sum(numbers) * width.wire
     return found
 
@@ -55,7 +55,7 @@ def part_of(case: Case, array: Array) -> int:
 
 def weight_bytes(case: Case, group: ParamGroup) -> int:
     """Bytes of one of the numbers that a group computes with."""
-    return case.bytes.master if group.full else case.bytes.compute
+    return case.bytes.master if group.kind.master_dtype else case.bytes.compute
 
 
 def releases(case: Case, group: ParamGroup) -> bool:
@@ -65,7 +65,7 @@ def releases(case: Case, group: ParamGroup) -> bool:
 
 def cuts_gradients(case: Case, group: ParamGroup) -> bool:
     """Whether a group has gradients, and they are whole only while its module's backward pass is under way."""
-    return case.sums_each and group.shards > 1 and group.trained
+    return case.sums_each and group.shards > 1 and group.kind.trained
 
 
 def groups(case: Case, rank: int) -> Counter[ParamGroup]:

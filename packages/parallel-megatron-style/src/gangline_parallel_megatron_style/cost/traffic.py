@@ -16,8 +16,9 @@ from gangline.model.tree import AttentionNode, WrapNode, nodes
 from gangline_parallel_megatron_style.cost import memory
 from gangline_parallel_megatron_style.cost.case import WIRE, Case
 from gangline_parallel_megatron_style.cost.links import BESIDE, Sent
-from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup, replica_axes
-from gangline_parallel_megatron_style.sharding.arrays import SHARD_AXES, active_fold
+from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
+from gangline_parallel_megatron_style.sharding.arrays import EMBED
+from gangline_parallel_megatron_style.sharding.ranks import SHARD_AXES, StateRanks
 
 
 def of_rank(case: Case, rank: int) -> list[Sent]:
@@ -62,7 +63,7 @@ def regions(case: Case, index: int) -> dict[str, RegionTraffic]:
     and what wraps a linear has one of its own.
     """
     found: dict[str, RegionTraffic] = {}
-    asked = index > 0 or any(array.trained for array in case.arrays if array.kind == "embed")
+    asked = index > 0 or any(array.trained for array in case.arrays if array.group.place == EMBED)
     block = f"{case.plan.blocks}.{index}"
     for path, node in nodes(case.blocks[index], block):
         for name, shape in node.shapes().items():
@@ -259,26 +260,31 @@ def data(case: Case, rank: int) -> list[Sent]:
     twice: set[int | str] = set(case.blocks_of(rank))
     if case.last_stage in case.stages_of(rank) and case.config.prefetch:
         twice -= set(case.blocks_of(rank)[-case.config.prefetch :])  # kept from the way there to the way back
-    twice |= {array.kind for array in held if array.block is None and _whole_on(case, array, rank)}
+    twice |= {array.group.place for array in held if array.block is None and _whole_on(case, array, rank)}
     found: list[Sent] = []
     for group, size in memory.groups(case, rank).items():
         shards, copies = group.shards, group.copies
         axes, replicas = _axes_of(case, group)
         gradients, weights = int(size * (plain if copies > 1 else between)), size * memory.weight_bytes(case, group)
-        if shards > 1 and zero == 0 and group.trained:
+        if shards > 1 and zero == 0 and group.kind.trained:
             found.append(_reduce(axes, "gradients", shards, 1, gradients))
         elif shards > 1 and zero:
-            if group.trained:
+            if group.kind.trained:
                 found.append(_gather(axes, "gradients", shards, case.microbatches if case.sums_each else 1, gradients))
             passes = case.microbatches * (2 if group.place in twice else 1) if zero == 3 else 1
             found.append(_gather(axes, "weights", shards, passes, weights))
-        if copies > 1 and group.trained:
+        if copies > 1 and group.kind.trained:
             found.append(_reduce(replicas, "gradients", copies, 1, int(size * between) // shards))
     return found
 
 
 def _axes_of(case: Case, group: ParamGroup) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(ranks that share a group's state, replicas of those), as axes with more than one rank."""
-    fold = active_fold(case.plan, case.mesh, group.fold) if group.fold else None
-    shared = (f"{BESIDE}{fold.name}",) if fold else tuple(axis for axis in SHARD_AXES if case.mesh.size(axis) > 1)
-    return shared, tuple(axis for axis in replica_axes(fold) if case.mesh.size(axis) > 1)
+    ranks = StateRanks.of(case.plan, case.mesh, group.kind.fold)
+    shared = (f"{BESIDE}{ranks.fold.name}",) if ranks.fold else _several(case, SHARD_AXES)
+    return shared, _several(case, ranks.replica_axes)
+
+
+def _several(case: Case, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `axes` along which there is more than one rank."""
+    return tuple(axis for axis in axes if case.mesh.size(axis) > 1)

@@ -93,12 +93,13 @@ def row_of(size: int, ranks: int, codec: GradCodec | type[GradCodec]) -> int:
     return -(-size // (ranks * codec.multiple)) * codec.multiple
 
 
-def compressed(sums: GradReducer, size: int, codec: GradCodec, switch: Switch, like: Tensor) -> GradReducer:
-    """The sums of one buffer of `size`, compressed where they are slowest: between replicas, else between shards."""
-    if sums.replicas.size > 1:
-        length = -(-size // sums.shard.size)
-        slow = Compressed(sums.replicas, codec, switch, length, like, whole=True)
-        return replace(sums, replicas=slow, joint=None)
-    if sums.shard.size > 1:
-        return replace(sums, shard=Compressed(sums.shard, codec, switch, size, like, whole=not sums.cut), joint=None)
-    return sums
+def compressed(reducer: GradReducer, size: int, codec: GradCodec, switch: Switch, like: Tensor) -> GradReducer:
+    """The reducer of one buffer of `size`, compressed between replicas, where links are slow, else between shards."""
+    if reducer.replicas.size > 1:
+        length = -(-size // reducer.shard.size)
+        slow = Compressed(reducer.replicas, codec, switch, length, like, whole=True)
+        return replace(reducer, replicas=slow, joint=None)
+    if reducer.shard.size > 1:
+        fast = Compressed(reducer.shard, codec, switch, size, like, whole=not reducer.cut)
+        return replace(reducer, shard=fast, joint=None)
+    return reducer

@@ -13,7 +13,8 @@ from gangline.shard import Division, Layout, Registry, Shard
 from gangline_parallel_megatron_style.data_parallel.codec import GradCodec
 from gangline_parallel_megatron_style.data_parallel.compress import Compressed, row_of
 from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
-from gangline_parallel_megatron_style.sharding.arrays import SHARD_AXES, ModelLayout, ParamKind, active_fold
+from gangline_parallel_megatron_style.sharding.arrays import ModelLayout
+from gangline_parallel_megatron_style.sharding.ranks import StateRanks
 
 
 def name_of(mesh: Mesh, pp: int, group: str, index: int, error: str) -> str:
@@ -29,7 +30,8 @@ def registry_of(arrays: ModelLayout, plan: Plan, mesh: Mesh, zero: int, codec: G
     found = {}
     for group, buffers in arrays.groups.items():
         for (index, buffer), pp in product(enumerate(buffers), arrays.stage[group]):
-            n, R = _sizes(buffer.kind, plan, mesh)
+            ranks_of = StateRanks.of(plan, mesh, buffer.kind.fold)
+            n, R = ranks_of.shards, ranks_of.replicas
             if not (codec.feedback and buffer.kind.trained) or n * R == 1:
                 continue
             senders, size = (R, -(-buffer.packing.size // n)) if R > 1 else (n, buffer.packing.size)
@@ -45,24 +47,15 @@ def shards_of(groups: Mapping[str, Sequence[ParamBuffer]], registry: Registry, r
     """This rank's errors."""
     mesh = registry.mesh
     pp = mesh.coordinate(rank)["pp"]
-    for group, flats in groups.items():
-        for index, flat in enumerate(flats):
-            for error, tensor in _errors(flat):
+    for group, buffers in groups.items():
+        for index, buffer in enumerate(buffers):
+            for error, tensor in _errors(buffer):
                 name = name_of(mesh, pp, group, index, error)
                 ((box, primary),) = registry.of_rank(name, rank)
                 yield Shard(name, registry[name].shape, tensor.dtype, box.offset, tensor[None], primary)
 
 
-def _errors(flat: ParamBuffer) -> Iterator[tuple[str, Tensor]]:
-    for comm in (flat.sums.replicas, flat.sums.shard):
+def _errors(buffer: ParamBuffer) -> Iterator[tuple[str, Tensor]]:
+    for comm in (buffer.reducer.replicas, buffer.reducer.shard):
         if isinstance(comm, Compressed):
             yield from comm.errors()
-
-
-def _sizes(kind: ParamKind, plan: Plan, mesh: Mesh) -> tuple[int, int]:
-    """(ranks that cut a buffer of this kind, replicas of those): the sizes of `GradReducer`."""
-    fold = active_fold(plan, mesh, kind.fold) if kind.fold else None
-    if fold is None:
-        return mesh.size(*SHARD_AXES), mesh.size("dp_replicate")
-    others = [axis for axis in ("dp_replicate", *SHARD_AXES) if axis not in fold.out_of]
-    return mesh.size(*fold.out_of) // fold.size, mesh.size(*others)

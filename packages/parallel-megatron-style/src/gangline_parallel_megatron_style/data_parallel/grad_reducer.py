@@ -45,16 +45,16 @@ class GradReducer:
         return self.shard.size * self.replicas.size
 
     @property
-    def later(self) -> bool:
-        """Whether `reduce` leaves the replicas out, for `across` to add."""
+    def leaves_replicas(self) -> bool:
+        """Whether `reduce` adds over the shard ranks alone, and `all_reduce_replicas` is to follow."""
         return self.cut and self.joint is None and self.shard.size > 1 and self.replicas.size > 1
 
-    def across(self, part: Tensor) -> Pending[Tensor]:
+    def all_reduce_replicas(self, part: Tensor) -> Pending[Tensor]:
         """The sum over the replicas of what `reduce` gave, or of several of those added up. `part` is overwritten."""
         return self.replicas.start_all_reduce(part)
 
     def reduce(self, flat: Tensor) -> Pending[Tensor]:
-        """The sum of (parts · s,) buffers: this rank's (s,), over all ranks unless `later`.
+        """The sum of (parts · s,) buffers: this rank's (s,), over all ranks unless `leaves_replicas`.
 
         `flat` may be overwritten and is not to be touched.
         """
@@ -78,7 +78,7 @@ class GradReducer:
         rows = torch.nn.functional.pad(flat, (0, padding)) if padding else flat
 
         def rest(part: Tensor) -> Tensor:
-            return self.shard.all_gather(self.across(part).wait())[: flat.numel()]
+            return self.shard.all_gather(self.all_reduce_replicas(part).wait())[: flat.numel()]
 
         return Later(self.shard.start_reduce_scatter(rows), rest)
 

@@ -1,4 +1,4 @@
-"""Everything of the model that this rank holds: groups of flat buffers, persistent buffers, and the tied copy."""
+"""Everything of the model that this rank holds: parameter groups in flat buffers, persistent buffers, the tied copy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gangline.comm import Comm, Comms
 from gangline.mesh import Mesh
-from gangline.model.buffers import buffers_of, filled_buffers_of, put
+from gangline.model.buffers import buffers_of, put
 from gangline.parallel.storage import dtype_name
 from gangline.plan import Fold, Plan
 from gangline.runtime import ShardedParam
@@ -17,39 +17,23 @@ from gangline.shard import Registry, Shard
 from gangline_parallel_megatron_style.data_parallel import error_feedback
 from gangline_parallel_megatron_style.data_parallel.compress import Switch, compressed
 from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
-from gangline_parallel_megatron_style.data_parallel.param_buffer import BufferOptions, ParamBuffer
+from gangline_parallel_megatron_style.data_parallel.grad_schedule import GradSchedule
+from gangline_parallel_megatron_style.data_parallel.options import BufferOptions
+from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
+from gangline_parallel_megatron_style.data_parallel.tied import TiedCopy
 from gangline_parallel_megatron_style.sharding.arrays import (
-    SHARD_AXES,
     TIED,
+    BufferLayout,
     ModelLayout,
     ModelShapes,
     ParamKind,
-    active_fold,
+    local_shape,
 )
-
-
-def describe(model: nn.Module, plan: Plan) -> ModelShapes:
-    """What `arrays.lay_out` wants to know of a model on the meta device."""
-    given = dict(model.named_parameters(remove_duplicate=False))
-    names: dict[int, str] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    aliases: dict[str, tuple[str, ...]] = {}
-    for alias, parameter in given.items():
-        owner = plan.owner(alias)
-        name = names.setdefault(id(given.get(owner, parameter)), owner)
-        shapes.setdefault(name, tuple(parameter.shape))
-        aliases[name] = (*aliases.get(name, ()), alias)
-    buffers = {}
-    for buffer in filled_buffers_of(model):
-        if buffer.kept is not None:
-            buffers[buffer.kept] = tuple(buffer.tensor.shape), dtype_name(buffer.tensor.dtype)
-            aliases[buffer.kept] = buffer.names
-    frozen = {name for name in shapes if not given[aliases[name][0]].requires_grad}
-    return ModelShapes(shapes, buffers, aliases, frozen)
+from gangline_parallel_megatron_style.sharding.ranks import SHARD_AXES, StateRanks
 
 
 class Storage:
-    """The groups of this rank's pipeline stage, by name."""
+    """The parameter groups of this rank's pipeline stages, by name."""
 
     def __init__(
         self,
@@ -59,70 +43,58 @@ class Storage:
         given: ModelShapes,
         mesh: Mesh,
         comms: Comms,
-        choices: BufferOptions,
+        options: BufferOptions,
         deterministic: bool,
     ) -> None:
-        self.arrays, self.plan, self.mesh, self.comms, self.choices = arrays, plan, mesh, comms, choices
-        self.registry, self.rank = arrays.registry, comms.rank
-        self.pp = mesh.coordinate(self.rank)["pp"]
-        self.deterministic = deterministic
-        self._sums: dict[ParamKind, GradReducer] = {}
+        self.arrays, self.plan, self.mesh, self.comms, self.options = arrays, plan, mesh, comms, options
+        self.registry, self.rank, self._deterministic = arrays.registry, comms.rank, deterministic
+        pp = mesh.coordinate(self.rank)["pp"]
         self.switch = Switch()
+        reducers: dict[ParamKind, GradReducer] = {}
         self.groups: dict[str, list[ParamBuffer]] = {}
         for group, buffers in arrays.groups.items():
-            if self.pp in arrays.stage[group]:
-                self.groups[group] = [self._flat(buffer) for buffer in buffers]
-        self.flats = [flat for flats in self.groups.values() for flat in flats]
-        owners = [flat for group, flats in self.groups.items() if arrays.stage[group][0] == self.pp for flat in flats]
-        self.of_name = {name: flat for flat in owners for name in flat.parameters}
-        self.trained = [name for name in given.shapes if name in self.of_name and self.of_name[name].trained]
-        self.tied = _TiedCopy(self.groups[TIED], arrays.stage[TIED], comms) if TIED in self.groups else None
+            if pp in arrays.stage[group]:
+                self.groups[group] = [self._param_buffer(buffer, reducers) for buffer in buffers]
+        self.param_buffers = [buffer for buffers in self.groups.values() for buffer in buffers]
+        owned = [buffer for group, found in self.groups.items() if arrays.stage[group][0] == pp for buffer in found]
+        self.owned = {name: buffer for buffer in owned for name in buffer.parameters}
+        self.trained = [name for name in given.shapes if name in self.owned and self.owned[name].trained]
+        self.tied = TiedCopy(self.groups[TIED], arrays.stage[TIED], comms) if TIED in self.groups else None
         self._take_values(model, given)
-        for flat in self.flats:
-            for name, parameter in flat.parameters.items():
+        for buffer in self.param_buffers:
+            for name, parameter in buffer.parameters.items():
                 for alias in given.aliases[name]:
                     _put(model, alias, parameter)
         self.buffers = self._take_buffers(model)
-        self._later = self._sums_over_tp()
-        self._travelling: list[tuple[ParamBuffer, bool]] = []  # and whether in the last microbatch
-        self._crossing: list[ParamBuffer] = []
+        self._over_tp = self._summed_over_tp()
+        self._grads = GradSchedule()
 
-    def _flat(self, buffer) -> ParamBuffer:
-        if buffer.kind not in self._sums:
-            self._sums[buffer.kind] = self._sums_of(buffer.kind)
-        shapes = {array.name: self.local_shape(array.name) for array in buffer.packing.arrays}
-        sums, choices = self._sums[buffer.kind], self.choices
-        if choices.codec is not None and buffer.kind.trained:
-            like = torch.empty(0, dtype=choices.wire, device=choices.device)
-            sums = compressed(sums, buffer.packing.size, choices.codec, self.switch, like)
-        return ParamBuffer(buffer, shapes, self.registry, self.rank, sums, choices)
+    def _param_buffer(self, layout: BufferLayout, reducers: dict[ParamKind, GradReducer]) -> ParamBuffer:
+        if layout.kind not in reducers:
+            reducers[layout.kind] = self._reducer(layout.kind)
+        reducer, options, coordinate = reducers[layout.kind], self.options, self.mesh.coordinate(self.rank)
+        names = [array.name for array in layout.packing.arrays]
+        shapes = {name: local_shape(self.registry[f"model/{name}"], self.mesh, coordinate) for name in names}
+        if options.codec is not None and layout.kind.trained:
+            like = torch.empty(0, dtype=options.reduce_dtype, device=options.device)
+            reducer = compressed(reducer, layout.packing.size, options.codec, self.switch, like)
+        return ParamBuffer(layout, shapes, self.registry, self.rank, reducer, options)
 
-    def _sums_of(self, kind: ParamKind) -> GradReducer:
-        fold = active_fold(self.plan, self.mesh, kind.fold) if kind.fold else None
-        cut = self.choices.zero > 0
-        if fold is None:
-            joint = self.comms.axis("dp_replicate", *SHARD_AXES) if self.deterministic else None
-            return GradReducer(self.comms.axis(*SHARD_AXES), self.comms.axis("dp_replicate"), joint, cut)
-        others = [axis for axis in ("dp_replicate", *SHARD_AXES) if axis not in fold.out_of]
-        return GradReducer(self.comms.fold_rest(fold), self.comms.axis(*others), None, cut)
-
-    def local_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of an array on this rank before its rows are cut."""
-        layout = self.registry[f"model/{name}"]
-        shape, coordinate = list(layout.shape), self.mesh.coordinate(self.rank)
-        for division in layout.divisions:
-            if not division.rows:
-                part = self.mesh.index(coordinate, division.axes) // division.every % division.parts
-                shape[division.dim] = division.bounds[0][part + 1] - division.bounds[0][part]
-        return tuple(shape)
+    def _reducer(self, kind: ParamKind) -> GradReducer:
+        ranks, cut = StateRanks.of(self.plan, self.mesh, kind.fold), self.options.zero > 0
+        replicas = self.comms.axis(*ranks.replica_axes)
+        if ranks.fold is not None:
+            return GradReducer(self.comms.fold_rest(ranks.fold), replicas, None, cut)
+        joint = self.comms.axis("dp_replicate", *SHARD_AXES) if self._deterministic else None
+        return GradReducer(self.comms.axis(*SHARD_AXES), replicas, joint, cut)
 
     @torch.no_grad()
     def _take_values(self, model: nn.Module, given: ModelShapes) -> None:
         """A model that is not on the meta device comes with its values: each rank takes its boxes of them."""
-        for name, flat in self.of_name.items():
+        for name, buffer in self.owned.items():
             whole = model.get_parameter(given.aliases[name][0])
             if not whole.is_meta:
-                for piece in flat.pieces[name]:
+                for piece in buffer.pieces[name]:
                     piece.shard.local.copy_(whole[piece.shard.box.slices])
 
     def _take_buffers(self, model: nn.Module) -> dict[str, Tensor]:
@@ -130,10 +102,8 @@ class Storage:
         for buffer in list(buffers_of(model)):
             if buffer.kept is not None and not self.registry.of_rank(f"model/{buffer.kept}", self.rank):
                 continue  # of another stage
-            device = self.choices.device
-            local = (
-                torch.empty_like(buffer.tensor, device=device) if buffer.tensor.is_meta else buffer.tensor.to(device)
-            )
+            device, tensor = self.options.device, buffer.tensor
+            local = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
             put(model, buffer, local)
             if buffer.kept is not None:
                 found[buffer.kept] = local
@@ -142,98 +112,86 @@ class Storage:
     # --- weights ----------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """What was written to the masters is taken up: start to fill what this rank computes with."""
+        """Take up what was written to the master weights: start to fill what this rank computes with."""
         if self.tied is not None:
-            self.tied.take_weights()
-        for flat in self.flats:
-            if flat.releases:
-                flat.wait_and_release()  # gathered ahead in the last step, and never used
+            self.tied.send_weights()
+        for buffer in self.param_buffers:
+            if buffer.reshards:
+                buffer.discard()  # prefetched in the last step, and never used
             else:
-                flat.wait()  # a step that failed may have left a gather of older weights
-                flat.gather()
+                buffer.wait_unshard()  # a step that failed may have left one of older weights
+                buffer.unshard()
 
     def arrays_here(self) -> Iterator[Shard]:
         """The `model/...` shards of this rank."""
-        for flats in self.groups.values():
-            copy = self.tied is not None and flats is self.tied.flats and not self.tied.owns
-            for flat in flats:
-                for pieces in flat.pieces.values():
+        for group, buffers in self.groups.items():
+            if group == TIED and self.tied is not None and not self.tied.owns:
+                continue  # a copy
+            for buffer in buffers:
+                for pieces in buffer.pieces.values():
                     for piece in pieces:
-                        if not copy:
-                            yield piece.shard
-        for name, buffer in self.buffers.items():
+                        yield piece.shard
+        for name, tensor in self.buffers.items():
             ((box, primary),) = self.registry.of_rank(f"model/{name}", self.rank)
-            yield Shard(f"model/{name}", tuple(buffer.shape), buffer.dtype, box.offset, buffer, primary)
+            yield Shard(f"model/{name}", tuple(tensor.shape), tensor.dtype, box.offset, tensor, primary)
 
     def local(self) -> tuple[Registry, list[Shard]]:
         """What belongs to this layout alone: the errors of compressed sums, all of the run's and those held here."""
-        choices = self.choices
-        if choices.codec is None:
+        options = self.options
+        if options.codec is None:
             return Registry(self.mesh), []
         registry = error_feedback.registry_of(
-            self.arrays, self.plan, self.mesh, choices.zero, choices.codec, dtype_name(choices.wire)
+            self.arrays, self.plan, self.mesh, options.zero, options.codec, dtype_name(options.reduce_dtype)
         )
         return registry, list(error_feedback.shards_of(self.groups, registry, self.rank))
 
     def parameters(self) -> list[ShardedParam]:
+        """The trained parameters that this rank's stages own."""
         return [
-            ShardedParam(name, self.registry[f"model/{name}"].shape, self.of_name[name].pieces[name])
+            ShardedParam(name, self.registry[f"model/{name}"].shape, self.owned[name].pieces[name])
             for name in self.trained
         ]
 
     # --- gradients --------------------------------------------------------------------------------------------------
 
     def clear(self) -> None:
-        self._travelling, self._crossing = [], []
-        for flat in self.flats:
-            flat.clear()
+        """Forget the gradients of the last step."""
+        self._grads.clear()
+        for buffer in self.param_buffers:
+            if buffer.grads is not None:
+                buffer.grads.clear()
 
     def reduce(self, groups: Iterable[str], last: bool) -> None:
-        """The backward pass is through with these groups: begin to add their gradients over the ranks.
+        """The backward pass of these groups has ended: begin to add their gradients over the ranks.
 
-        last: this is their last microbatch, so everything is added, over all ranks; else only what may not stay.
-        Those of the groups before them have had this long to travel: they are waited for, so that the gradients of no
-        more than two modules are whole at a time. After their last microbatch they then cross to the replicas, and
-        those that did so before are waited for.
+        last: this was their last microbatch.
         """
-        flats = [flat for group in groups for flat in self.groups[group] if flat.trained and (last or flat.each)]
-        for flat in flats:
-            flat.reduce()
-        self._move_on([(flat, last) for flat in flats])
-
-    def _move_on(self, behind: list[tuple[ParamBuffer, bool]]) -> None:
-        before, self._travelling = self._travelling, behind
-        for flat, _ in before:
-            flat.collect()
-        crossed, self._crossing = self._crossing, [flat for flat, last in before if last]
-        for flat in self._crossing:
-            flat.cross()
-        for flat in crossed:
-            flat.arrive()
+        buffers = [buffer for group in groups for buffer in self.groups[group]]
+        self._grads.reduce([buffer.grads for buffer in buffers if buffer.grads is not None], last)
 
     @torch.no_grad()
     def finish(self) -> None:
         """Wait for all sums; afterwards each piece's `.grad` is the sum over all ranks."""
-        while self._travelling or self._crossing:
-            self._move_on([])
-        trained = [flat for flat in self.flats if flat.trained]
+        self._grads.finish()
         if self.tied is not None:
-            self.tied.give_gradients()
-        for flat in trained:
-            flat.hand_over()
-        for comm, names in self._later:
-            gradients = [piece.tensor.grad for name in names for piece in self.of_name[name].pieces[name]]
+            self.tied.send_gradients()
+        for buffer in self.param_buffers:
+            if buffer.grads is not None:
+                buffer.grads.assign(buffer.shard.device)
+        for comm, names in self._over_tp:
+            pieces = [piece.tensor for name in names for piece in self.owned[name].pieces[name]]
+            gradients = [tensor.grad for tensor in pieces if tensor.grad is not None]
             if gradients:
-                together = torch.cat([g.reshape(-1) for g in gradients])  # type: ignore[union-attr]
+                together = torch.cat([g.reshape(-1) for g in gradients])
                 comm.all_reduce(together)
-                for gradient, part in zip(gradients, together.split([g.numel() for g in gradients]), strict=True):  # type: ignore[union-attr]
-                    gradient.copy_(part.view_as(gradient))  # type: ignore[union-attr]
+                for gradient, part in zip(gradients, together.split([g.numel() for g in gradients]), strict=True):
+                    gradient.copy_(part.view_as(gradient))
 
-    def _sums_over_tp(self) -> list[tuple[Comm, list[str]]]:
-        """Names whose gradients are added over ranks of `tp`, by those ranks: see `arrays.BufferLayout.sums`."""
+    def _summed_over_tp(self) -> list[tuple[Comm, list[str]]]:
+        """Names whose gradients are added over ranks of `tp`, by those ranks: see `BufferLayout.sums`."""
         found: dict[int, list[str]] = {}
         for name in self.trained:
-            count = self.of_name[name].buffer.sums[name]
+            count = self.owned[name].layout.sums[name]
             if count:
                 found.setdefault(count, []).append(name)
         return [(self._neighbours(count), names) for count, names in found.items()]
@@ -243,41 +201,6 @@ class Storage:
         if count == self.mesh.size("tp"):
             return self.comms.axis("tp")
         return self.comms.fold(Fold(f"tp_by_{count}", count, ("tp",)))
-
-
-class _TiedCopy:
-    """A parameter that the first and the last stage use: the first owns it, the last has a copy of each range.
-
-    Before a step the copy is told the weights, after it the owner the gradients: a range each way.
-    """
-
-    def __init__(self, flats: list[ParamBuffer], stages: tuple[int, ...], comms: Comms) -> None:
-        self.flats, self.comm, self.stages = flats, comms.axis("pp"), stages
-        self.trained = [flat for flat in flats if flat.trained]
-        self.owns = self.comm.index == stages[0]
-        self.alone = len(stages) == 1
-
-    def take_weights(self) -> None:
-        if not self.alone:
-            self._tell([flat.shard for flat in self.flats], self.stages[0], self.stages[1])
-
-    def give_gradients(self) -> None:
-        if self.alone:
-            return
-        totals = [flat.total for flat in self.trained if flat.total is not None]
-        if self.owns:
-            received = [torch.empty_like(total) for total in totals]
-            self._tell(received, self.stages[1], self.stages[0])
-            for total, more in zip(totals, received, strict=True):
-                total.add_(more)
-        else:
-            self._tell(totals, self.stages[1], self.stages[0])
-
-    def _tell(self, tensors: list[Tensor], source: int, target: int) -> None:
-        if self.comm.index == source:
-            self.comm.exchange([(x.contiguous(), target) for x in tensors], [])
-        else:
-            self.comm.exchange([], [(x, source) for x in tensors])
 
 
 def _put(model: nn.Module, name: str, tensor: Tensor) -> None:

@@ -131,8 +131,8 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
         )
         use_gpu_kernels(model.get_submodule(case.plan.head), case.plan.head, case)
         optimizer = plugins.build(run.optimizer, run, runtime)
-        for flat in runtime.storage.flats:
-            watch(flat, counted)
+        for buffer in runtime.storage.param_buffers:
+            watch(buffer, counted)
         step(runtime, case, case.microbatches)
         kept, counted.peak = counted.live, counted.live
         comms.traffic.calls.clear()
@@ -203,16 +203,16 @@ class _Flash:
         return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, call.causal, scale=call.scale)[0]
 
 
-def watch(flat: ParamBuffer, counted: Allocations) -> None:
+def watch(buffer: ParamBuffer, counted: Allocations) -> None:
     """A buffer's memory comes and goes behind the operators' back."""
-    storage, gather, release = flat.full.untyped_storage(), flat.gather, flat.release
+    storage, unshard, reshard = buffer.full.untyped_storage(), buffer.unshard, buffer.reshard
 
-    def gathered() -> None:
-        gather()
+    def unsharded() -> None:
+        unshard()
         counted.resized(storage)
 
-    def released() -> None:
-        release()
+    def resharded() -> None:
+        reshard()
         counted.resized(storage)
 
-    flat.__dict__.update(gather=gathered, release=released)
+    buffer.__dict__.update(unshard=unsharded, reshard=resharded)

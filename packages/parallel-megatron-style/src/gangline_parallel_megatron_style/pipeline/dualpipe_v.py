@@ -14,7 +14,7 @@ class _Order:
     def __init__(self) -> None:
         self.actions: list[PipelineAction] = []
         self.forwards, self.backwards = [0, 0], [0, 0]
-        self.put_off: deque[PipelineAction] = deque()
+        self.deferred: deque[PipelineAction] = deque()
         self.pairs: list[tuple[PipelineAction, PipelineAction]] = []
 
     def forward(self, chunk: int) -> None:
@@ -26,7 +26,7 @@ class _Order:
         self.backwards[chunk] += 1
         self.actions.append(PipelineAction("I" if split else "B", chunk, microbatch))
         if split:
-            self.put_off.append(PipelineAction("W", chunk, microbatch))
+            self.deferred.append(PipelineAction("W", chunk, microbatch))
 
     def both(self, chunk: int) -> None:
         """A forward of this chunk beside a backward of the other."""
@@ -35,7 +35,7 @@ class _Order:
         self.pairs.append((self.actions[-2], self.actions[-1]))
 
     def weights(self) -> None:
-        self.actions.append(self.put_off.popleft())
+        self.actions.append(self.deferred.popleft())
 
 
 def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
@@ -66,13 +66,13 @@ def dualpipe_v(ranks: int, microbatches: int) -> Schedule:
         for _ in range(above):
             o.backward(1)
             o.both(1)
-        # From the middle of what is left on, backwards are cut in two: what is put off fills the waits at the end.
+        # From the middle of what is left on, backwards are split: deferred weight gradients fill the waits at the end.
         for number in range(2 * (rank + 1)):
             o.backward(1 - number % 2, split=number > rank)
         for _ in range(above):
             o.weights()
             o.backward(0, split=True)
-        while o.put_off:
+        while o.deferred:
             o.weights()
         return o
 

@@ -63,7 +63,7 @@ class Executor:
 
         Gives their losses (0-d, detached, in order) on the rank that has the last stage, and nothing elsewhere.
         """
-        self.stage.put_off.clear()
+        self.stage.deferred.clear()
         return self._carry_out(microbatches, True)
 
     def evaluate(self, microbatches: int) -> list[Tensor]:
@@ -223,7 +223,7 @@ class _Pass:
     def _backward(self, action: PipelineAction, grad: Tensor | None) -> Tensor | None:
         chunk, microbatch = action.chunk, action.microbatch
         leaf, output = self.live.pop((chunk, microbatch))
-        with self.stage.put_off.open(chunk, microbatch) if action.kind == "I" else nullcontext():
+        with self.stage.deferred.open(chunk, microbatch) if action.kind == "I" else nullcontext():
             self.stage.backward(chunk, microbatch, output, grad)
         if leaf is None:
             return None

@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from gangline_parallel_megatron_style.pipeline.weight_gradients import WeightGradStore
+from gangline_parallel_megatron_style.weight_grads import WeightGradStore
 
 
 class RankStages(ABC):
     """All the chunks of one rank. A hidden state is whatever shape `empty` gives, (B, t, D) in a decoder."""
 
     def __init__(self) -> None:
-        self.put_off = WeightGradStore()
+        self.deferred = WeightGradStore()
 
     @abstractmethod
     def forward(self, chunk: int, microbatch: int, hidden: Tensor | None) -> Tensor:
@@ -26,7 +26,7 @@ class RankStages(ABC):
     def backward(self, chunk: int, microbatch: int, output: Tensor, grad: Tensor | None) -> None:
         """Run autograd from `output`, which `forward` gave; without `grad` it is the loss.
 
-        In action I `put_off` is open, and what the layers hand to `later` waits for `weights`.
+        In action I `deferred` is open, and the weight gradients that layers defer wait for `weights`.
         """
 
     @abstractmethod
@@ -34,5 +34,5 @@ class RankStages(ABC):
         """Contiguous memory into which a hidden state of this microbatch, or its gradient, can be received."""
 
     def weights(self, chunk: int, microbatch: int) -> None:
-        """What `backward` put off."""
-        self.put_off.run(chunk, microbatch)
+        """Compute the weight gradients that `backward` deferred."""
+        self.deferred.run(chunk, microbatch)

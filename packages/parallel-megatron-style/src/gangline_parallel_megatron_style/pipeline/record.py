@@ -1,4 +1,4 @@
-"""When each rank of a pipeline did what in a real step: told as metrics, read back from metrics.jsonl."""
+"""When each rank of a pipeline did what in a real step: as metrics, and read back from metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SPANS, BUBBLE = "pipeline/spans", "pipeline/bubble"
 
 
-def told(
+def as_metrics(
     spans: Sequence[Span], schedule: Schedule, index: int, speaks: bool, world: Comm, device: torch.device
 ) -> dict[str, float | list[float]]:
     """The spans of the first pipeline of the mesh, equal on all ranks: each rank's (start, end) pairs, ranks in order.
@@ -37,7 +37,7 @@ def told(
 
 
 def timeline(flat: Sequence[float], schedule: Schedule) -> Timeline:
-    """What `told` told, as a timeline. Raises ValueError where it is not of this schedule."""
+    """What `as_metrics` gave, as a timeline. Raises ValueError where it is not of this schedule."""
     counts = [len(order) for order in schedule.actions]
     if len(flat) != 2 * sum(counts):
         raise ValueError(f"{len(flat) // 2} recorded actions, and the schedule has {sum(counts)}")

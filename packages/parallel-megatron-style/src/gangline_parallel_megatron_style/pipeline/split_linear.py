@@ -10,15 +10,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gangline.precision.base import Precision
-from gangline_parallel_megatron_style.deposit import deposit
-from gangline_parallel_megatron_style.pipeline.weight_gradients import later
+from gangline_parallel_megatron_style.weight_grads import accumulate_grad, defer
 
 
 class SplitProduct(torch.autograd.Function):
     """y = x Wᵀ + b by a precision, x (..., in), W (out, in) and b (out,) being leaves.
 
         I:  dx = dy W                          returned to autograd
-        W:  dW = dyᵀ x,  db = sum of dy        deposited now, or when the store that is open says so
+        W:  dW = dyᵀ x,  db = sum of dy        accumulated now, or deferred where a store is open
 
     Saves x where W is trained; W and b are kept as themselves, because a recomputed forward pass hands back other
     tensors than it was given, and gradients belong to these. The same bits as autograd's own backward of `F.linear`.
@@ -37,16 +36,16 @@ class SplitProduct(torch.autograd.Function):
         need_x, need_w, need_b, _ = ctx.needs_input_grad
         saved = ctx.saved_tensors
 
-        @torch.no_grad()  # put off, it runs outside of autograd, and must not begin a graph that keeps x alive
+        @torch.no_grad()  # deferred, it runs outside of autograd, and must not begin a graph that keeps x alive
         def weights() -> None:
             if need_w:
                 (x,) = saved
-                deposit(w, precision.grad_w(dy, x))
+                accumulate_grad(w, precision.grad_w(dy, x))
             if need_b:
-                deposit(b, dy.flatten(0, -2).sum(0))
+                accumulate_grad(b, dy.flatten(0, -2).sum(0))
 
         if need_w or need_b:
-            later(weights)
+            defer(weights)
         return precision.grad_x(dy, w).to(ctx.dtype) if need_x else None, None, None, None
 
 

@@ -1,10 +1,10 @@
-"""One chunk of the model on this rank: the modules it runs, in order, and what happens around each of them.
+"""One stage of the model on this rank: the modules it runs, in order, and what is called around each of them.
 
-    embed?  block  block ...  head?        each with the groups whose weights it reads
+    embed?  block  block ...  head?        each with the parameter groups whose weights it reads
 
-Before a module its groups are gathered (and the next ones ahead of it); when the backward pass is through with it, its
-gradients are on their way. The way back is noticed by an identity in front of each module: its backward runs when all
-that the module's own backward does is done, for autograd takes what was made last first.
+Before a module its groups are unsharded, and the next ones prefetched; when its backward pass has ended, its gradients
+are reduced. An identity before each module marks its backward's end: autograd runs what was made last first, so the
+identity's backward runs when the module's own is done.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gangline.batch import Batch
 
 @dataclass(frozen=True)
 class Segment:
-    """A module of the chunk. kind: "embed" (batch) -> hidden, "block" and "head" (hidden, batch) -> hidden or loss.
+    """A module of a stage. kind: "embed" (batch) -> hidden, "block" and "head" (hidden, batch) -> hidden or loss.
 
     groups    whose weights it reads
     reduces  whose gradients are complete when its backward pass is done
@@ -34,7 +34,7 @@ class Segment:
 
 
 class _Passing(torch.autograd.Function):
-    """hidden -> hidden; `passed()` is called when the gradient comes by."""
+    """hidden -> hidden; its backward calls `passed()`."""
 
     @staticmethod
     def forward(ctx, hidden: Tensor, passed: Callable[[], None]) -> Tensor:
@@ -48,7 +48,7 @@ class _Passing(torch.autograd.Function):
 
 
 def passing(hidden: Tensor, passed: Callable[[], None]) -> Tensor:
-    """`hidden`, with a call when its gradient comes by."""
+    """`hidden`, with `passed()` called in the backward pass, between what is made of it and what it is made of."""
     return _Passing.apply(hidden, passed) if hidden.requires_grad else hidden
 
 
@@ -59,14 +59,14 @@ class Stage:
         self, segments: list[Segment], before: Callable[[Segment, bool], None], after: Callable[[Segment, bool], None]
     ) -> None:
         self.segments, self.before, self.after = segments, before, after
-        self._unnoticed: dict[int, list[Segment]] = {}  # by microbatch: segments whose way back nobody comes by
+        self._unmarked: dict[int, list[Segment]] = {}  # by microbatch: segments with no identity before them
 
     def forward(self, microbatch: int, hidden: Tensor | None, batch: Batch) -> Tensor:
         """The hidden state behind the last segment, or the loss."""
-        unnoticed = []
+        unmarked = []
         for segment in self.segments:
             if hidden is None or not hidden.requires_grad:
-                unnoticed.append(segment)  # the embedding, and what stands behind one that is not trained
+                unmarked.append(segment)  # the embedding, and what stands behind one that is not trained
             else:
                 hidden = passing(hidden, partial(self.after, segment, True))
             self.before(segment, False)
@@ -75,10 +75,10 @@ class Stage:
             hidden = passing(hidden, partial(self.before, segment, True))
         assert hidden is not None
         if torch.is_grad_enabled():
-            self._unnoticed[microbatch] = unnoticed
+            self._unmarked[microbatch] = unmarked
         return hidden
 
     def backward_ends(self, microbatch: int) -> None:
-        """The backward pass of this chunk and microbatch is done."""
-        for segment in reversed(self._unnoticed.pop(microbatch)):
+        """The backward pass of this stage and microbatch is done."""
+        for segment in reversed(self._unmarked.pop(microbatch)):
             self.after(segment, True)

@@ -42,7 +42,7 @@ def _complete(schedule: Schedule, rank: int, order: tuple[PipelineAction, ...]) 
 
 
 def _ordered(rank: int, order: tuple[PipelineAction, ...]) -> None:
-    for kinds in ("BI", "BW"):  # what is not put off accumulates with I
+    for kinds in ("BI", "BW"):  # what is not deferred accumulates with I
         last: dict[int, int] = {}
         for action in order:
             if action.kind not in kinds:

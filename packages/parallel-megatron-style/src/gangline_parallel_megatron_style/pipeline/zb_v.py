@@ -24,7 +24,7 @@ class _Rank:
         self.last, self.microbatches = 2 * ranks - 1, microbatches
         self.room, self.held = 2 * ranks, [0, 0]  # activations: how many more it may hold, and holds of each chunk
         self.next = dict.fromkeys(PREFERENCE, 0)  # the microbatch that comes next
-        self.put_off: deque[PipelineAction] = deque()
+        self.deferred: deque[PipelineAction] = deque()
         self.actions: list[PipelineAction] = []
         self.free = 0.0
 
@@ -44,12 +44,12 @@ class _Rank:
             microbatch = self.next[kind, chunk]
             if microbatch < self.microbatches and self._ready(kind, chunk, microbatch, ends, until):
                 return PipelineAction(kind, chunk, microbatch)
-        return self.put_off[0] if self.put_off else None
+        return self.deferred[0] if self.deferred else None
 
     def begin(self, action: PipelineAction) -> None:
         self.actions.append(action)
         if action.kind == "W":
-            self.put_off.popleft()
+            self.deferred.popleft()
             self.room += 1
             self.held[action.chunk] -= 1
             return
@@ -58,7 +58,7 @@ class _Rank:
             self.room -= 1
             self.held[action.chunk] += 1
         else:
-            self.put_off.append(action._replace(kind="W"))
+            self.deferred.append(action._replace(kind="W"))
 
 
 def zb_v(ranks: int, microbatches: int, costs: Costs | Sequence[Costs] = UNIFORM) -> Schedule:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from gangline.comm import Pending
-from gangline_parallel_megatron_style.pipeline.weight_gradients import later
-from gangline_parallel_megatron_style.tensor.setting import Setting, hand_over, wants
+from gangline_parallel_megatron_style.tensor.setting import Setting, wants
 from gangline_parallel_megatron_style.tensor.visit import Visit, input_gradient
+from gangline_parallel_megatron_style.weight_grads import accumulate_grad, defer
 
 
 class Enter(torch.autograd.Function):
@@ -27,7 +27,7 @@ class Enter(torch.autograd.Function):
     def backward(ctx, _: None):
         """Products give no gradient but leave dY with the visit, so that each dW is computed while dx travels.
 
-        And X while Σ dY_i W_i is computed: what is put off for a zero-bubble schedule waits for no other rank.
+        And X is gathered while Σ dY_i W_i is computed: deferred weight gradients wait for no other rank.
         """
         setting: Setting = ctx.visit.setting
         comm, sequence_parallel = setting.comm, setting.sequence_parallel
@@ -44,10 +44,10 @@ class Enter(torch.autograd.Function):
         def weights() -> None:
             x_ND = own_ND if gathering is None else gathering.wait()
             for left in waiting:
-                left.deposit(setting, x_ND)
+                left.accumulate(setting, x_ND)
 
         if any(left.wanted for left in waiting):
-            later(weights)
+            defer(weights)
         return travelling.wait(), None
 
 
@@ -74,7 +74,7 @@ class Leave(torch.autograd.Function):
     def backward(ctx, dy_ND: Tensor):
         setting, b = ctx.setting, ctx.b
         if wants(b):
-            later(lambda: hand_over(b, dy_ND.sum(0)))
+            defer(lambda: accumulate_grad(b, dy_ND.sum(0)))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
         return (setting.comm.all_gather(dy_ND.contiguous()) if setting.sequence_parallel else dy_ND), None, None, None

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gangline_parallel_megatron_style.pipeline.weight_gradients import later
 from gangline_parallel_megatron_style.tensor.rows import from_rows
-from gangline_parallel_megatron_style.tensor.setting import Setting, anchor, hand_over
+from gangline_parallel_megatron_style.tensor.setting import Setting, anchor
+from gangline_parallel_megatron_style.weight_grads import accumulate_grad, defer
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class _Lookup(torch.autograd.Function):
 
         def weights() -> None:
             size = w.shape[0]  # a token that is elsewhere counts as padding, which is skipped
-            hand_over(w, torch.ops.aten.embedding_dense_backward(dh_ND, rows_N, size + 1, size, False)[:size])
+            accumulate_grad(w, torch.ops.aten.embedding_dense_backward(dh_ND, rows_N, size + 1, size, False)[:size])
 
-        later(weights)
+        defer(weights)
         return None, None, None, None

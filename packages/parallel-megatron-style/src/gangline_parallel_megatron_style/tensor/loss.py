@@ -23,9 +23,9 @@ from torch import Tensor
 
 from gangline.inside import emit_loss
 from gangline.model.calls import LossCall
-from gangline_parallel_megatron_style.pipeline.weight_gradients import later
 from gangline_parallel_megatron_style.tensor.rows import to_rows
-from gangline_parallel_megatron_style.tensor.setting import Setting, anchor, hand_over, wants
+from gangline_parallel_megatron_style.tensor.setting import Setting, anchor, wants
+from gangline_parallel_megatron_style.weight_grads import accumulate_grad, defer
 
 CHUNK = 1 << 25  # elements that are in float32 at a time: 128 MiB, however large the vocabulary
 
@@ -89,8 +89,8 @@ class _Loss(torch.autograd.Function):
             travelling = start(dlogits_NV @ w.to(h_ND.dtype))
         all_ND = h_ND if gathering is None else gathering.wait()
         if wants(w):
-            later(lambda: hand_over(w, dlogits_NV.t() @ all_ND))
-        return None if travelling is None else travelling.wait(), None, None, None, None, None
+            defer(lambda: accumulate_grad(w, dlogits_NV.t() @ all_ND))
+        return None if travelling is None else travelling.wait(), None, None, None, None, None  # type: ignore[union-attr]
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gangline_parallel_megatron_style.pipeline.weight_gradients import later
 from gangline_parallel_megatron_style.tensor.rows import from_rows, to_rows
-from gangline_parallel_megatron_style.tensor.setting import Setting, hand_over, wants
+from gangline_parallel_megatron_style.tensor.setting import Setting, wants
 from gangline_parallel_megatron_style.tensor.visit import Visit, Waiting
+from gangline_parallel_megatron_style.weight_grads import accumulate_grad, defer
 
 Weights = tuple[Tensor, Tensor | None]  # and bias; a tuple, so that autograd does not see them
 
@@ -33,7 +33,7 @@ class Column(torch.autograd.Function):
                 visit.waiting.append(left)
             else:
                 (x_ND,) = ctx.saved_tensors
-                later(lambda: left.deposit(visit.setting, x_ND))
+                defer(lambda: left.accumulate(visit.setting, x_ND))
         return None, None, None, None
 
 
@@ -63,5 +63,5 @@ class Row(torch.autograd.Function):
             dx = from_rows(precision.grad_x(dy_ND, w), ctx.shape, tokens_first).to(ctx.dtype)
         if wants(w):
             (x,) = ctx.saved_tensors
-            later(lambda: hand_over(w, precision.grad_w(dy_ND, to_rows(x, tokens_first))))
+            defer(lambda: accumulate_grad(w, precision.grad_w(dy_ND, to_rows(x, tokens_first))))
         return dx, None, None, None

@@ -14,7 +14,7 @@ the rows or columns on tp rank i of n; x, y, dx, dy: this rank's tokens; X, dY: 
       backward      dY = dy                           dY = all-gather(dy)
 
 What crosses is in `crossing`, what multiplies in `products`. Weights are hidden from autograd in tuples: their
-gradients are handed over by `deposit`, computed while dx travels, or much later in a zero-bubble schedule.
+gradients are computed while dx travels, or deferred in a zero-bubble schedule (`weight_grads`).
 """
 
 from __future__ import annotations

@@ -1,15 +1,14 @@
-"""What all cut modules of a model share, and how they hand weight gradients over."""
+"""What all cut modules of a model share, and what their autograd functions ask of weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gangline.comm import Comm
 from gangline.precision import Precision
-from gangline_parallel_megatron_style.deposit import deposit
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,3 @@ def anchor(*weights: Tensor | None) -> Tensor | None:
 def wants(weight: Tensor | None) -> bool:
     """Whether there is such a weight, and it is trained."""
     return weight is not None and weight.requires_grad
-
-
-def hand_over(weight: Tensor, gradient: Tensor) -> None:
-    """`deposit` for a weight that came as the argument of a product."""
-    assert isinstance(weight, nn.Parameter)
-    deposit(weight, gradient)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gangline_parallel_megatron_style.tensor.setting import Setting, hand_over, wants
+from gangline_parallel_megatron_style.tensor.setting import Setting, wants
+from gangline_parallel_megatron_style.weight_grads import accumulate_grad
 
 
 @dataclass
@@ -22,12 +23,12 @@ class Waiting:
     def wanted(self) -> bool:
         return wants(self.w) or wants(self.b)
 
-    def deposit(self, setting: Setting, x_ND: Tensor) -> None:
-        """Compute and hand over what weight and bias get, where they want any."""
+    def accumulate(self, setting: Setting, x_ND: Tensor) -> None:
+        """Compute and accumulate the gradients of weight and bias, where they are trained."""
         if wants(self.w):
-            hand_over(self.w, setting.precision.grad_w(self.dy_NF, x_ND))
+            accumulate_grad(self.w, setting.precision.grad_w(self.dy_NF, x_ND))
         if self.b is not None and wants(self.b):
-            hand_over(self.b, self.dy_NF.sum(0))
+            accumulate_grad(self.b, self.dy_NF.sum(0))
 
 
 class Visit:

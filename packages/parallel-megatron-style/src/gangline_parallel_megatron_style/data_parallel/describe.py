@@ -1,0 +1,30 @@
+"""What a model on the meta device is made of, as `sharding.arrays.lay_out` takes it."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from gangline.model.buffers import filled_buffers_of
+from gangline.parallel.storage import dtype_name
+from gangline.plan import Plan
+from gangline_parallel_megatron_style.sharding.arrays import ModelShapes
+
+
+def describe(model: nn.Module, plan: Plan) -> ModelShapes:
+    """Shapes, persistent buffers and aliases; a tied parameter once, by the name that the plan keeps it under."""
+    given = dict(model.named_parameters(remove_duplicate=False))
+    names: dict[int, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    aliases: dict[str, tuple[str, ...]] = {}
+    for alias, parameter in given.items():
+        owner = plan.owner(alias)
+        name = names.setdefault(id(given.get(owner, parameter)), owner)
+        shapes.setdefault(name, tuple(parameter.shape))
+        aliases[name] = (*aliases.get(name, ()), alias)
+    buffers = {}
+    for buffer in filled_buffers_of(model):
+        if buffer.kept is not None:
+            buffers[buffer.kept] = tuple(buffer.tensor.shape), dtype_name(buffer.tensor.dtype)
+            aliases[buffer.kept] = buffer.names
+    frozen = {name for name in shapes if not given[aliases[name][0]].requires_grad}
+    return ModelShapes(shapes, buffers, aliases, frozen)

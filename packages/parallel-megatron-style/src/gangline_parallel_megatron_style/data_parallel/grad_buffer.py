@@ -1,0 +1,140 @@
+"""Gradients of one flat buffer: added up over microbatches, then over ranks, then given to what the optimizer steps.
+
+grad    (n · s,)  gradients of this rank; each parameter's `.grad` is a view of it
+total   (s,)      their sum over the ranks, of this rank's range: in `grad`, or, where that is given back after each
+                  microbatch, in memory of its own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from gangline.comm import Pending
+from gangline.runtime import ParamShard
+from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
+from gangline_parallel_megatron_style.data_parallel.options import BufferOptions
+from gangline_parallel_megatron_style.data_parallel.views import BufferViews
+from gangline_parallel_megatron_style.weight_grads import when_accumulated
+
+
+class GradBuffer:
+    """The order of a step: `reduce_scatter` and its wait after microbatches, `all_reduce_replicas` and its wait after
+    the last one, `assign`.
+    """
+
+    def __init__(
+        self,
+        views: BufferViews,
+        parameters: Mapping[str, nn.Parameter],
+        pieces: Mapping[str, tuple[ParamShard, ...]],
+        reducer: GradReducer,
+        options: BufferOptions,
+    ) -> None:
+        self.views, self.reducer, self.options = views, reducer, options
+        self._parameters, self._pieces = parameters, pieces
+        self.each_microbatch = options.each_microbatch and views.packing.parts > 1
+        self.grad: Tensor | None = None
+        self.total: Tensor | None = None
+        self._slots: dict[str, Tensor] = {}
+        self._reducing: Pending[Tensor] | None = None
+        self._crossing: Pending[Tensor] | None = None
+        for name, parameter in parameters.items():
+            when_accumulated(parameter, self._take(name))
+
+    def clear(self) -> None:
+        """Forget the gradients of the last step."""
+        self.total = self._reducing = self._crossing = None
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        for pieces in self._pieces.values():
+            for piece in pieces:
+                piece.tensor.grad = None
+
+    def _allocated(self) -> Tensor:
+        if self.grad is None:
+            dtype, device = self.options.precision.grad_dtype, self.options.device
+            self.grad = torch.empty(self.views.packing.size, dtype=dtype, device=device)
+            self._slots = {name: self.views.of(self.grad, name) for name in self._parameters}
+            self._zero_gaps(self.grad)
+        return self.grad
+
+    def _zero_gaps(self, grad: Tensor) -> None:
+        """What lies between arrays is added over ranks, too."""
+        for gap in self.views.gaps:
+            grad[gap].zero_()
+
+    def _take(self, name: str) -> Callable[[Tensor], None]:
+        """The first gradient of a step is copied to its place, and later ones are added there."""
+
+        def take(parameter: Tensor) -> None:
+            self._allocated()
+            slot = self._slots[name]
+            if parameter.grad is not None and parameter.grad is not slot:
+                slot.copy_(parameter.grad)
+                parameter.grad = slot
+
+        return take
+
+    @torch.no_grad()
+    def reduce_scatter(self) -> None:
+        """The backward pass of a microbatch has ended for this group: begin to add its gradients over the ranks."""
+        grad = self._allocated()
+        for name, parameter in self._parameters.items():
+            if parameter.grad is None:
+                self._slots[name].zero_()
+        self.wait_reduce_scatter()
+        if self.options.codec is not None:  # zeros that were compressed to signs came back as something else
+            self._zero_gaps(grad)
+        self._reducing = self.reducer.reduce(grad.to(self.options.reduce_dtype))
+        if self.each_microbatch:  # the next one begins anew, in other memory; this one is free when it has arrived
+            self.grad, self._slots = None, {}
+            for parameter in self._parameters.values():
+                parameter.grad = None
+
+    @torch.no_grad()
+    def wait_reduce_scatter(self) -> None:
+        """Wait for the sum under way, and add it to `total`."""
+        if self._reducing is None:
+            return
+        part = self._reducing.wait()
+        self._reducing = None
+        if not self.each_microbatch:
+            self.total = self._allocated()[self.views.own]  # this rank's own gradients were sent: the sum replaces them
+            if part.data_ptr() != self.total.data_ptr():
+                self.total.copy_(part)
+        elif self.total is None:
+            self.total = part.to(self.options.precision.grad_dtype)
+        else:
+            self.total.add_(part)
+
+    @torch.no_grad()
+    def all_reduce_replicas(self) -> None:
+        """`total` has all microbatches: begin to add it over the replicas, where that is left."""
+        assert self.total is not None
+        if self.reducer.leaves_replicas:
+            self._crossing = self.reducer.all_reduce_replicas(self.total.to(self.options.reduce_dtype))
+
+    @torch.no_grad()
+    def wait_all_reduce(self) -> None:
+        """Wait until `total` is the sum over all ranks."""
+        if self._crossing is None:
+            return
+        whole = self._crossing.wait()
+        self._crossing = None
+        assert self.total is not None
+        if whole.data_ptr() != self.total.data_ptr():
+            self.total.copy_(whole)
+
+    def assign(self, device: torch.device) -> None:
+        """Set the `.grad` of each of the optimizer's leaves: a view of `total`, moved to their `device`."""
+        assert self.total is not None
+        total = self.total.to(device)
+        for name, pieces in self._pieces.items():
+            at = self.views.within(name)
+            for piece in pieces:
+                size = piece.tensor.numel()
+                piece.tensor.grad = total[at : at + size].view(piece.tensor.shape)
+                at += size

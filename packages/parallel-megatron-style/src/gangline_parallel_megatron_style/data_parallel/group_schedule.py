@@ -1,0 +1,63 @@
+"""When the weights of parameter groups are unsharded and resharded, and when their gradients are reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from gangline_parallel_megatron_style.data_parallel.storage import Storage
+from gangline_parallel_megatron_style.pipeline.stage import Segment
+from gangline_parallel_megatron_style.weight_grads import deferring
+
+
+class GroupSchedule:
+    """Called around each module of a rank's stages, forward and backward.
+
+    stages    the segments of each stage on this rank, in order
+    prefetch  modules whose weights are unsharded ahead of the one being computed
+    last      whether the backward pass under way is of the step's last microbatch
+    """
+
+    def __init__(self, storage: Storage, stages: Sequence[list[Segment]], prefetch: int) -> None:
+        self._storage, self._prefetched = storage, prefetch
+        self._stage_of = {segment: segments for segments in stages for segment in segments}
+        self.last = False
+
+    def before(self, segment: Segment, backward: bool) -> None:
+        """The module is about to run: its weights are there, and those of the next ones on their way."""
+        if backward and segment.kind == "embed":
+            return  # the backward pass of a lookup needs no weights
+        for group in segment.groups:
+            for buffer in self._storage.groups[group]:
+                buffer.wait_unshard()
+        self._prefetch(segment, -1 if backward else 1)
+
+    def _prefetch(self, segment: Segment, step: int) -> None:
+        segments = self._stage_of[segment]
+        at = segments.index(segment)
+        for ahead in range(1, self._prefetched + 1):
+            other = at + step * ahead
+            if 0 <= other < len(segments) and (step > 0 or segments[other].kind != "embed"):
+                for group in segments[other].groups:
+                    for buffer in self._storage.groups[group]:
+                        buffer.unshard()
+
+    def after(self, segment: Segment, backward: bool) -> None:
+        """The module has run: its weights may go, and its gradients are reduced unless they are deferred."""
+        if backward and not deferring():
+            self.reduce(segment)
+        if backward or not (torch.is_grad_enabled() and self._comes_next(segment)):
+            for group in segment.groups:
+                for buffer in self._storage.groups[group]:
+                    buffer.reshard()
+
+    def _comes_next(self, segment: Segment) -> bool:
+        """Whether the backward pass, which begins with the head, needs this segment or prefetches it at once."""
+        segments = self._stage_of[segment]
+        end = len(segments) - 1
+        return segments[end].kind == "head" and segments.index(segment) >= end - self._prefetched
+
+    def reduce(self, segment: Segment) -> None:
+        """The gradients of the groups that end with this module are complete."""
+        self._storage.reduce(segment.reduces, last=self.last)

@@ -1,0 +1,38 @@
+"""How the buffers of a rank are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gangline.precision import Precision
+from gangline_parallel_megatron_style.data_parallel.codec import GradCodec
+
+
+@dataclass(frozen=True)
+class BufferOptions:
+    """How all buffers of a rank are kept.
+
+    zero              what is cut: 1 the optimizer state, 2 gradients too, 3 weights too (0: nothing)
+    each_microbatch   gradients that are cut are added over the ranks that cut them after each microbatch, so that no
+                      rank keeps all of them
+    reduce_dtype      dtype of gradients as they are added over the ranks
+    codec             what they are compressed to on the way, None: nothing
+    offload           master weights, and so the optimizer and its state, are in host memory
+    """
+
+    precision: Precision
+    device: torch.device
+    zero: int
+    each_microbatch: bool
+    reduce_dtype: torch.dtype
+    codec: GradCodec | None = None
+    offload: bool = False
+
+    def masters(self, size: int) -> Tensor:
+        """Memory for so many numbers that the optimizer steps; pinned where they are copied to a GPU."""
+        if not self.offload:
+            return torch.zeros(size, dtype=self.precision.param_dtype, device=self.device)
+        return torch.zeros(size, dtype=self.precision.param_dtype, pin_memory=self.device.type == "cuda")

@@ -1,0 +1,47 @@
+"""A parameter that the first and the last pipeline stage use: the first owns it, the last has a copy of each range.
+
+Before a step the owner sends the weights, after it the copy sends its gradients: a range each way.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gangline.comm import Comms
+from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
+
+
+class TiedCopy:
+    """`buffers` on this rank, of a group that the pp ranks `stages` have, its owner first."""
+
+    def __init__(self, buffers: list[ParamBuffer], stages: tuple[int, ...], comms: Comms) -> None:
+        self.comm, self.stages = comms.axis("pp"), stages
+        self.shards = [buffer.shard for buffer in buffers]
+        self.grads = [buffer.grads for buffer in buffers if buffer.grads is not None]
+        self.owns = self.comm.index == stages[0]
+        self.alone = len(stages) == 1
+
+    def send_weights(self) -> None:
+        """From the owner to the copy."""
+        if not self.alone:
+            self._send(self.shards, self.stages[0], self.stages[1])
+
+    def send_gradients(self) -> None:
+        """From the copy to the owner, who adds them to its own."""
+        if self.alone:
+            return
+        totals = [grads.total for grads in self.grads if grads.total is not None]
+        if self.owns:
+            received = [torch.empty_like(total) for total in totals]
+            self._send(received, self.stages[1], self.stages[0])
+            for total, more in zip(totals, received, strict=True):
+                total.add_(more)
+        else:
+            self._send(totals, self.stages[1], self.stages[0])
+
+    def _send(self, tensors: list[Tensor], source: int, target: int) -> None:
+        if self.comm.index == source:
+            self.comm.exchange([(x.contiguous(), target) for x in tensors], [])
+        else:
+            self.comm.exchange([], [(x, source) for x in tensors])

@@ -1,0 +1,88 @@
+"""How an array is cut along its dims: over `tp` between units such as heads, over a fold in equal parts. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+from gangline.mesh import Mesh
+from gangline.plan import Cut, Plan, matches
+from gangline.shard import Division
+from gangline_parallel_megatron_style.sharding.packing import ArrayRows
+from gangline_parallel_megatron_style.sharding.ranks import active_fold
+
+
+@dataclass(frozen=True)
+class CutArray:
+    """An array after the cuts along its dims, before its rows are cut.
+
+    shape       of the largest part
+    fold        the fold that it lies on
+    neighbours  ranks of tp that hold the same part: all of them where tp cuts nothing
+    """
+
+    shape: tuple[int, ...]
+    divisions: tuple[Division, ...]
+    fold: str | None
+    neighbours: int
+
+    def rows(self, name: str) -> ArrayRows:
+        """As rows along the last dim; an array of one dim is one row."""
+        if len(self.shape) <= 1:
+            return ArrayRows(name, 1, prod(self.shape))
+        return ArrayRows(name, prod(self.shape[:-1]), self.shape[-1])
+
+
+def cut_array(name: str, shape: tuple[int, ...], plan: Plan, mesh: Mesh) -> CutArray:
+    """The parts that the plan's cuts make of an array. Raises ValueError where its dims do not divide."""
+    divisions: tuple[Division, ...] = ()
+    left, fold_name, neighbours = list(shape), None, mesh.size("tp")
+    for axis, cut in plan.cuts_of(name, len(shape)).items():
+        fold = active_fold(plan, mesh, axis)
+        if axis == "tp" and mesh.size("tp") > 1:
+            bounds, every = over_tp(name, shape[cut.dim], cut, mesh.size("tp"))
+            divisions += (Division(("tp",), (bounds,), cut.dim, every=every),)
+            neighbours = every
+        elif fold is not None:
+            axes = tuple(a for a in mesh.axes if a in fold.out_of)
+            if shape[cut.dim] % fold.size:
+                raise ValueError(
+                    f"{name} has {shape[cut.dim]} along dim {cut.dim}, which {axis}={fold.size} must divide"
+                )
+            step = shape[cut.dim] // fold.size
+            bounds = tuple(i * step for i in range(fold.size + 1))
+            divisions += (Division(axes, (bounds,), cut.dim),)
+            fold_name = axis
+        else:
+            continue
+        left[cut.dim] = max(b - a for a, b in pairwise(bounds))
+    return CutArray(tuple(left), divisions, fold_name, neighbours)
+
+
+def over_tp(name: str, length: int, cut: Cut, size: int) -> tuple[tuple[int, ...], int]:
+    """(bounds, every) of a dim that the `size` ranks of tp cut between units (heads; arXiv 2305.13245, section 2.2).
+
+    Rank index i holds part (i // every) % parts. With 2 key-value heads, tp=4, every=2: parts 0, 0, 1, 1. Rows of
+    dim 0 may be cut unevenly (a vocabulary), the last parts the smaller ones. Raises ValueError where neither fits.
+    """
+    units = length // cut.unit
+    if units * cut.unit != length:
+        raise ValueError(f"{name}: {length} along dim {cut.dim} does not divide into units of {cut.unit}")
+    if units % size == 0 or (cut.dim == 0 and cut.unit == 1 and units >= size):
+        step = -(-units // size)
+        return tuple(min(i * step, units) * cut.unit for i in range(size + 1)), 1
+    if size % units == 0:
+        return tuple(i * cut.unit for i in range(units + 1)), size // units
+    raise ValueError(f"{name}: {units} units along dim {cut.dim} do not divide over tp={size}")
+
+
+def grad_neighbours(name: str, cut: CutArray, plan: Plan, mesh: Mesh, sequence_parallel: bool) -> int:
+    """Ranks of tp over which the gradient of an array is added, because they saw other tokens or heads; 0: none."""
+    tp = mesh.size("tp")
+    fold = active_fold(plan, mesh, cut.fold)
+    if tp == 1 or (fold is not None and "tp" in fold.out_of):
+        return 0
+    if any(division.axes == ("tp",) for division in cut.divisions):
+        return cut.neighbours if cut.neighbours > 1 else 0
+    return tp if sequence_parallel or any(matches(pattern, name) for pattern in plan.partial_grad) else 0

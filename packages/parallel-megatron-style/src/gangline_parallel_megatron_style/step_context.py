@@ -1,0 +1,66 @@
+"""The microbatches of one step or evaluation on this rank: their tokens, the frames modules run in, the global
+count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from gangline.batch import Batch
+from gangline.comm import Comm, Pending
+from gangline.inside import Collected, Frame
+from gangline.parallel.microbatch import count_on_host, frame_of
+
+
+class StepContext:
+    """`collected`: what modules emit; None where it is not wanted (evaluation)."""
+
+    def __init__(self, microbatches: Sequence[Batch], frames: Sequence[Frame], collected: Collected | None) -> None:
+        self.batches, self.frames = list(microbatches), list(frames)
+        self.collected = collected or Collected()
+        self._counting: Pending[Tensor] | None = None
+        self._tokens: int | None = None
+
+    def count(self, whole: Sequence[Batch], readers: Comm) -> None:
+        """Begin to add up the valid tokens of `whole` batches, which context parallelism has not cut, over
+        `readers`.
+        """
+        self._counting = readers.start_all_reduce(count_on_host(whole))
+
+    @property
+    def tokens(self) -> int:
+        """Valid tokens of the whole step, on all ranks."""
+        if self._tokens is None:
+            assert self._counting is not None
+            self._tokens = int(self._counting.wait())
+        return self._tokens
+
+    @tokens.setter
+    def tokens(self, count: int) -> None:
+        self._tokens = count
+
+
+def local_frame(
+    batch: Batch,
+    number: int,
+    seed: int,
+    collected: Collected | None,
+    own_tokens: Callable[[Tensor], Tensor],
+    over_sequence: Callable[[Tensor], Tensor] | None,
+) -> Frame:
+    """The frame of a microbatch: keys of random draws for the tokens whose hidden state is here.
+
+    own_tokens     (B, T) of this rank's part of the sequences -> (B, t) under sequence parallelism
+    over_sequence  as `Frame` has it
+    """
+    frame = frame_of(batch, number, seed, collected)
+    frame.over_sequence = over_sequence
+    whole = frame.sample, frame.document, frame.position
+    for name in ("sample", "document", "position"):
+        of_tokens = getattr(frame, name)
+        if of_tokens is not None:
+            setattr(frame, name, own_tokens(of_tokens))
+    frame.inner = whole
+    return frame
