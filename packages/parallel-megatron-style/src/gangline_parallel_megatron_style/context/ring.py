@@ -106,7 +106,8 @@ class _Ring(torch.autograd.Function):
                 dkv[0][:, :, : block.end] += gradients[1]
                 dkv[1][:, :, : block.end] += gradients[2]
             coming = _pass_on(dkv, comm)
-        (dkv,) = coming.wait()  # type: ignore[union-attr]
+        assert coming is not None  # there is one rank at least
+        (dkv,) = coming.wait()
         return dq.to(q.dtype), dkv[0].to(k.dtype), dkv[1].to(v.dtype), None, None, None
 
 

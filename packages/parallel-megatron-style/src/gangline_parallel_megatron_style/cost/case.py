@@ -68,7 +68,10 @@ class Case:
     @classmethod
     def of(cls, run: Run, mesh: Mesh) -> Case:
         """The numbers of a run whose parallel part is one of this package's."""
-        config: Composed = run.parallel  # type: ignore[assignment]
+        from gangline_parallel_megatron_style.config import Composed
+
+        config = run.parallel
+        assert isinstance(config, Composed)
         tree, plan = compose_model(run)
         share = run.batch.global_size // mesh.size(*DATA_AXES)
         micro_size = run.batch.micro_size or share // config.accumulation(share, mesh)

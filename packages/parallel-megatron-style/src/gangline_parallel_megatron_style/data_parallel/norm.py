@@ -19,9 +19,10 @@ def global_norm(named: Sequence[ShardedParam], world: Comm | None, device: torch
     world: all ranks; None where each of them has all gradients, so that there is nothing to add up.
     """
     pieces = [piece for parameter in named for piece in parameter.pieces]
-    gradients = [piece.tensor.grad for piece in pieces if world is None or piece.shard.primary]
+    counted = [piece.tensor for piece in pieces if world is None or piece.shard.primary]
+    gradients = [tensor.grad for tensor in counted if tensor.grad is not None]
     if gradients:
-        norms = torch._foreach_norm(gradients)  # type: ignore[arg-type]
+        norms = torch._foreach_norm(gradients)
         total = torch.stack(norms).double().square().sum().to(device)
     else:
         total = torch.zeros((), dtype=torch.float64, device=device)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gangline.comm import Pending
 from gangline.runtime import ParamShard

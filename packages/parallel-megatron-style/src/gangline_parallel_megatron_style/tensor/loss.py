@@ -90,7 +90,7 @@ class _Loss(torch.autograd.Function):
         all_ND = h_ND if gathering is None else gathering.wait()
         if wants(w):
             defer(lambda: accumulate_grad(w, dlogits_NV.t() @ all_ND))
-        return None if travelling is None else travelling.wait(), None, None, None, None, None  # type: ignore[union-attr]
+        return None if travelling is None else travelling.wait(), None, None, None, None, None
 
 
 def _wide(x: Tensor) -> Tensor:
