@@ -19,7 +19,7 @@ from gangline.plan import Plan
 from gangline.precision.plain import Plain
 from gangline_moe.config import MoeOptions
 from gangline_moe.edit import layer_node
-from gangline_moe.grouped import PrecisionProducts, Products, products_of
+from gangline_moe.grouped import PlainProducts, PrecisionProducts, products_of
 from gangline_moe.routers.config import ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
 
 D, H = 12, 10
@@ -85,14 +85,14 @@ def test_the_same_as_a_token_at_a_time(router):
 @pytest.mark.parametrize("kind", ["grouped", "by the precision"])
 def test_grouped_products_in_every_dtype(dtype, bound, kind):
     """Runs of no row, of one, and of many; and no rows at all."""
-    products = Products() if kind == "grouped" else PrecisionProducts(Plain(dtype, torch.float32))
+    products = PlainProducts() if kind == "grouped" else PrecisionProducts(Plain(dtype, torch.float32))
     generator = torch.Generator().manual_seed(0)
     for counts in ([0, 5, 1, 0, 9], [0, 0, 0, 0, 0], [15, 0, 0, 0, 0]):
         bounds = torch.tensor([0, *counts]).cumsum(0)
         x, y = (torch.randn(sum(counts), n, generator=generator, dtype=torch.float64) for n in (16, 8))
         w = torch.randn(5, 8, 16, generator=generator, dtype=torch.float64)
         for name, given in (("rows", (x, w)), ("back", (y, w)), ("outer", (y, x))):
-            want = getattr(Products(), name)(*given, bounds)
+            want = getattr(PlainProducts(), name)(*given, bounds)
             got = getattr(products, name)(*(a.to(dtype) for a in given), bounds)
             assert got.shape == want.shape
             scale = max(1.0, float(want.abs().max()) if want.numel() else 0.0)
@@ -115,7 +115,7 @@ class Halved(Plain):
 def test_a_precision_that_does_more_than_multiply_is_asked():
     """Halving the input of each product is halving its matrix."""
     precision = Halved(torch.float64, torch.float64)
-    assert type(products_of(Plain(torch.bfloat16, torch.float32))) is Products
+    assert type(products_of(Plain(torch.bfloat16, torch.float32))) is PlainProducts
     asked, halved, x = layer(), layer(), x_of().requires_grad_()
     set_products(asked.experts, Plan("embed", "blocks", "head", 1), precision)
     with torch.no_grad():

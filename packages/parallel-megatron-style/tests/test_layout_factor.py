@@ -9,8 +9,9 @@ from hypothesis import given, strategies as st
 
 from gangline.errors import UserError
 from gangline.mesh import AXES
+from gangline.ranges import divisors
 from gangline_parallel_megatron_style.config import Composed, Fsdp, Hsdp, Pp, ThreeD, Tp
-from gangline_parallel_megatron_style.layout.factor import divisors, factor, nearest
+from gangline_parallel_megatron_style.layout.factor import factor, nearest
 
 PARTS = (ThreeD, Fsdp, Hsdp, Tp, Pp)
 small = st.integers(1, 12)

@@ -13,6 +13,7 @@ from gangline.comm.solo import Solo
 from gangline.comm.wrap import Wrapped
 from gangline.inside import Collected, Frame
 from gangline.mesh import Mesh
+from gangline.model import loss as loss_module
 from gangline.model.calls import LossCall
 from gangline.model.linear import Linear
 from gangline.model.loss import CrossEntropy
@@ -22,7 +23,6 @@ from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_out
-from gangline_parallel_megatron_style.tensor import loss as loss_module
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_parallel_megatron_style.tensor.embedding import Lookup
 from gangline_parallel_megatron_style.tensor.loss import VocabularyLoss

@@ -221,3 +221,14 @@ def _holds(hint: Any, value: Any) -> bool:
     if held in (list, tuple):
         return isinstance(value, list | tuple)
     return isinstance(held, type) and isinstance(value, held)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a positive number, ascending: what a size that must divide it may be."""
+    low = [value for value in range(1, math.isqrt(number) + 1) if number % value == 0]
+    return sorted({*low, *(number // value for value in low)})
+
+
+def listed_divisors(number: int) -> str:
+    """`divisors` as a message names them: "1, 2, 4"."""
+    return ", ".join(map(str, divisors(number)))

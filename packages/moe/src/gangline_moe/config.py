@@ -12,7 +12,7 @@ from gangline.mesh import Mesh
 from gangline.parallel.config import Ddp, Single
 from gangline.parts import EditConfig
 from gangline.plugins import installed
-from gangline.ranges import NonNegativeInt, PositiveFloat, PositiveInt
+from gangline.ranges import NonNegativeInt, PositiveFloat, PositiveInt, listed_divisors
 from gangline_moe.routers.config import RouterConfig, Softmax
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class MoeOptions(EditConfig):
             yield Problem(
                 f"moe.ranks_per_node={each} does not divide the {ep} ranks of {FOLD}.",
                 "Every node has as many of them.",
-                f"Choose among {_divisors(ep)}, or null.",
+                f"Choose among {listed_divisors(ep)}, or null.",
             )
 
     def _problems(self, run: Run) -> Iterator[Problem]:
@@ -129,11 +129,7 @@ class MoeOptions(EditConfig):
             yield Problem(
                 f"moe.ep={self.ep} does not divide moe.experts={self.experts}.",
                 "Every rank of ep holds as many experts.",
-                f"Choose moe.ep among {_divisors(gcd(self.experts, self._ranks(run)))}.",
+                f"Choose moe.ep among {listed_divisors(gcd(self.experts, self._ranks(run)))}.",
             )
         if not self.ep_out_of:
             yield Problem("moe.ep_out_of=[] names no ranks to share the experts.", "", "moe.ep=1 shares nothing.")
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(value) for value in range(1, number + 1) if number % value == 0)

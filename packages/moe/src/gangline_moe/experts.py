@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from gangline import inside
 from gangline.model.build import construct
 from gangline.precision import Precision
-from gangline_moe.grouped import Products, products_of
+from gangline_moe.grouped import PlainProducts, Products, products_of
 from gangline_moe.nodes import ExpertsNode, StackNode
 
 
@@ -23,7 +23,7 @@ class Stack(nn.Module):
     def __init__(self, node: StackNode) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(node.experts, node.out_features, node.in_features))
-        self.products = Products()
+        self.products: Products = PlainProducts()
 
     def multiply_by(self, precision: Precision) -> None:
         """Called once, before the first product."""

@@ -8,6 +8,7 @@ for those there is the loop, as there is for a precision that does more than mul
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from itertools import pairwise
 
 import torch
@@ -17,19 +18,32 @@ from torch import Tensor
 from gangline.precision import Precision
 
 
-class Products:
-    """The three products of a stack of linear layers, in the dtype of what they are given."""
+class Products(ABC):
+    """The three products of a stack of linear layers."""
 
+    @abstractmethod
     def rows(self, x_AI: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
         """Each row times the transposed matrix of its run, (A, O): what a linear layer computes."""
+
+    @abstractmethod
+    def back(self, y_AO: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
+        """Each row times the matrix of its run, (A, I): the gradient of the input of `rows`."""
+
+    @abstractmethod
+    def outer(self, y_AO: Tensor, x_AI: Tensor, bounds: Tensor) -> Tensor:
+        """Each run's yᵀ x, (E, O, I): the gradient of the matrices of `rows`."""
+
+
+class PlainProducts(Products):
+    """In the dtype of what they are given, grouped where `grouped_mm` takes it, else run by run."""
+
+    def rows(self, x_AI: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
         return _by_run(x_AI, w_EOI.transpose(1, 2), bounds)
 
     def back(self, y_AO: Tensor, w_EOI: Tensor, bounds: Tensor) -> Tensor:
-        """Each row times the matrix of its run, (A, I): the way back to the input of `rows`."""
         return _by_run(y_AO, w_EOI, bounds)
 
     def outer(self, y_AO: Tensor, x_AI: Tensor, bounds: Tensor) -> Tensor:
-        """Each run's yᵀ x, (E, O, I): the gradient of the matrices of `rows`."""
         if len(x_AI) and _fits(x_AI, x_AI.shape[1], y_AO.shape[1]):
             return F.grouped_mm(y_AO.t(), x_AI, offs=bounds[1:].to(torch.int32))
         out = x_AI.new_zeros(len(bounds) - 1, y_AO.shape[1], x_AI.shape[1])
@@ -66,7 +80,7 @@ class PrecisionProducts(Products):
 def products_of(precision: Precision) -> Products:
     """Grouped where the precision only multiplies: one that does more says what its way back is."""
     plain = type(precision).grad_x is Precision.grad_x and type(precision).grad_w is Precision.grad_w
-    return Products() if plain else PrecisionProducts(precision)
+    return PlainProducts() if plain else PrecisionProducts(precision)
 
 
 def runs(rows: Tensor, bounds: Tensor) -> list[tuple[int, slice]]:

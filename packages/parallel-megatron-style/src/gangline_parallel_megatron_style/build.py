@@ -18,7 +18,7 @@ from gangline.model.compose import compose_model
 from gangline.model.linear import Linear
 from gangline.model.seams import calls
 from gangline.model.tree import Node
-from gangline.parallel.prepare import bind_folds, set_products
+from gangline.parallel.prepare import Finish, bind_folds, set_products
 from gangline.parallel.storage import dtype_name
 from gangline.plan import Plan
 from gangline.precision import Precision
@@ -49,8 +49,6 @@ from gangline_parallel_megatron_style.sharding.arrays import (
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, over_sequence
-
-Finish = Callable[[nn.Module, str], None]
 
 
 def build(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from gangline.errors import Problem
 from gangline.mesh import AXES, Mesh
 from gangline.parts import ParallelConfig
-from gangline.ranges import NonNegativeInt, OneOf, PositiveInt
-from gangline_parallel_megatron_style.layout.factor import divisors, factor, nearest
+from gangline.ranges import NonNegativeInt, OneOf, PositiveInt, divisors
+from gangline_parallel_megatron_style.layout.factor import factor, nearest
 from gangline_parallel_megatron_style.layout.topology import Topology
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 

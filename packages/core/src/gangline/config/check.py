@@ -21,7 +21,7 @@ from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
 from gangline.parts import PartConfig
 from gangline.plugins import installed
-from gangline.ranges import choices, wrong
+from gangline.ranges import choices, listed_divisors, wrong
 
 
 def check(run: Run) -> None:
@@ -136,7 +136,7 @@ def _batch(run: Run, width: int) -> list[Problem]:
                 f"batch.global_size={size} does not divide over {width} data-parallel ranks.",
                 "Every rank takes an equal share of each step; another batch would be another run.",
                 f"Nearest: {' or '.join(f'batch.global_size={value}' for value in near)}; "
-                f"or a width among {_divisors(size)}.",
+                f"or a width among {listed_divisors(size)}.",
             )
         ]
     share = size // width
@@ -148,15 +148,10 @@ def _batch(run: Run, width: int) -> list[Problem]:
             Problem(
                 f"batch.micro_size={micro} does not divide {share}, {each}.",
                 "global_size = micro_size x accumulation x data-parallel width.",
-                f"Choose batch.micro_size among {_divisors(share)}; null takes the whole share.",
+                f"Choose batch.micro_size among {listed_divisors(share)}; null takes the whole share.",
             )
         ]
     return []
-
-
-def _divisors(number: int) -> str:
-    found = [value for value in range(1, number + 1) if number % value == 0]
-    return ", ".join(str(value) for value in found)
 
 
 def _refused(attempt: Callable[[], object]) -> list[Problem]:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LOSS_CHUNK = 1 << 25  # logits that a loss has in float32 at a time: 128 MiB, however large the vocabulary
+
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCall:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from gangline.errors import Problem
 from gangline.parts import ModelConfig, Part
-from gangline.ranges import AtLeast, NonNegativeFloat, PositiveFloat, PositiveInt
+from gangline.ranges import AtLeast, NonNegativeFloat, PositiveFloat, PositiveInt, listed_divisors
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -76,7 +76,7 @@ class DecoderConfig(ModelConfig):
                 Problem(
                     f"model.kv_heads={self.key_heads} does not divide model.heads={self.heads}",
                     "Each key head serves the same number of query heads.",
-                    f"Choose model.kv_heads among {_divisors(self.heads)}.",
+                    f"Choose model.kv_heads among {listed_divisors(self.heads)}.",
                 )
             )
         if self.rope_scaling_factor and self.rope_high_freq_factor <= self.rope_low_freq_factor:
@@ -110,10 +110,6 @@ class DecoderConfig(ModelConfig):
 def _by_distance(number: int, most: int) -> list[int]:
     """1 to `most`, the nearest to a number first."""
     return sorted(range(1, most + 1), key=lambda other: abs(other - number))
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(n) for n in range(1, number + 1) if number % n == 0)
 
 
 @dataclass

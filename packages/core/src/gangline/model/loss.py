@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gangline.inside import emit_loss
+from gangline.model.calls import LOSS_CHUNK as CHUNK
 from gangline.model.calls import LossCall
-
-CHUNK = 1 << 25  # elements that are in float32 at a time: 128 MiB, however large the vocabulary
 
 
 def logits(hidden: Tensor, weight_VD: Tensor) -> Tensor:
@@ -41,11 +40,6 @@ class CrossEntropy:
 loss = CrossEntropy()
 
 
-def _wide(x: Tensor) -> Tensor:
-    """In float32; float64 stays."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 class _CrossEntropy(torch.autograd.Function):
     """(Σ lse - logit of the target, Σ lse²), both 0-d, lse the log-sum-exp of a row.
 
@@ -59,30 +53,57 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits_NV: Tensor, targets_N: Tensor, counts_N: Tensor) -> tuple[Tensor, Tensor]:
-        targets_N1 = targets_N.masked_fill(~counts_N, 0)[:, None]  # any index will do where nothing counts
-        lse_N1 = torch.cat([_wide(rows).logsumexp(-1, keepdim=True) for rows in logits_NV.split(_rows(logits_NV))])
-        ctx.save_for_backward(logits_NV, targets_N1, counts_N, lse_N1)
-        losses_N = (lse_N1 - _wide(logits_NV.gather(1, targets_N1))).squeeze(1)
-        squares = lse_N1.squeeze(1).square().masked_fill(~counts_N, 0).sum()
+        targets_N = targets_N.masked_fill(~counts_N, 0)  # any index will do where nothing counts
+        lse_N = log_sum_exp(logits_NV)
+        ctx.save_for_backward(logits_NV, targets_N, counts_N, lse_N)
+        losses_N = lse_N - wide(logits_NV.gather(1, targets_N[:, None]).squeeze(1))
         ctx.set_materialize_grads(False)
-        return losses_N.masked_fill(~counts_N, 0).sum(), squares
+        return losses_N.masked_fill(~counts_N, 0).sum(), lse_N.square().masked_fill(~counts_N, 0).sum()
 
     @staticmethod
     def backward(ctx, grad: Tensor, grad_squares: Tensor | None):
-        logits_NV, targets_N1, counts_N, lse_N1 = ctx.saved_tensors
-        each_N1 = (counts_N.to(grad.dtype) * grad)[:, None]
-        z_N1 = None if grad_squares is None else 2 * lse_N1 * counts_N[:, None] * grad_squares
-        out_NV = torch.empty_like(logits_NV)
-        rows = _rows(logits_NV)
-        pieces = (x.split(rows) for x in (logits_NV, targets_N1, each_N1, lse_N1, out_NV))
-        for index, (logits, targets, each, lse, out) in enumerate(zip(*pieces, strict=True)):
-            p = (_wide(logits) - lse).exp_()
-            more = None if z_N1 is None else p * z_N1[index * rows : (index + 1) * rows]
-            p.scatter_(1, targets, p.gather(1, targets) - 1)
-            p.mul_(each)
-            out.copy_(p if more is None else p.add_(more))
-        return out_NV, None, None
+        logits_NV, targets_N, counts_N, lse_N = ctx.saved_tensors
+        each_N = counts_N.to(grad.dtype) * grad
+        z_N = None if grad_squares is None else 2 * lse_N * counts_N * grad_squares
+        return logits_gradient(logits_NV, targets_N, None, each_N, lse_N, z_N), None, None
+
+
+def wide(x: Tensor) -> Tensor:
+    """In float32; float64 stays."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def log_sum_exp(logits_NV: Tensor) -> Tensor:
+    """(N,) in float32 at least, a few rows at a time."""
+    return torch.cat([wide(rows).logsumexp(-1) for rows in logits_NV.split(_rows(logits_NV))])
+
+
+def logits_gradient(
+    logits_NV: Tensor,
+    targets_N: Tensor,
+    here_N: Tensor | None,
+    each_N: Tensor,
+    lse_N: Tensor,
+    z_N: Tensor | None,
+) -> Tensor:
+    """(softmax - onehot) · each row's factor + softmax · each row's z, in the dtype of the logits, a few rows at a
+    time.
+
+    here_N: whether the target is among these V logits, where a vocabulary is cut; None: all are. lse_N: of whole rows.
+    """
+    out_NV = torch.empty_like(logits_NV)
+    rows = _rows(logits_NV)
+    one_N = torch.ones_like(lse_N) if here_N is None else here_N.to(lse_N.dtype)
+    columns = (x[:, None].split(rows) for x in (targets_N, one_N, each_N, lse_N))
+    pieces = (logits_NV.split(rows), out_NV.split(rows), *columns)
+    for index, (logits, out, target, one, each, lse) in enumerate(zip(*pieces, strict=True)):
+        p = (wide(logits) - lse).exp_()
+        more = None if z_N is None else p * z_N[index * rows : (index + 1) * rows, None]
+        p.scatter_(1, target, p.gather(1, target) - one)
+        p.mul_(each)
+        out.copy_(p if more is None else p.add_(more))
+    return out_NV
 
 
 def _rows(logits_NV: Tensor) -> int:
-    return max(1, CHUNK // logits_NV.shape[1])
+    return max(1, CHUNK // max(1, logits_NV.shape[1]))

@@ -13,6 +13,8 @@ from gangline.model.linear import Linear
 from gangline.plan import Plan, matches
 from gangline.precision.base import Precision
 
+Finish = Callable[[nn.Module, str], None]  # (block, its path): recomputation and compilation, in place
+
 
 def set_products(model: nn.Module, plan: Plan, precision: Precision) -> None:
     """Let every `Linear` multiply as the precision says; those in `plan.master_dtype` in the dtype of their weights.
@@ -69,7 +71,7 @@ def bind_folds(model: nn.Module, plan: Plan, comm_of: Callable[[str], Comm]) -> 
             module.bind(comm_of(fold))  # type: ignore[operator]
 
 
-def finish_blocks(model: nn.Module, plan: Plan, finish: Callable[[nn.Module, str], None]) -> None:
+def finish_blocks(model: nn.Module, plan: Plan, finish: Finish) -> None:
     """Hand each block of the model to `finish`, with its path."""
     for index, block in enumerate(model.get_submodule(plan.blocks).children()):
         finish(block, f"{plan.blocks}.{index}")

@@ -22,15 +22,13 @@ from gangline.parallel import norm
 from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
 from gangline.parallel.microbatch import WholeModel, count_on_host, count_tokens, frame_of
-from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
+from gangline.parallel.prepare import Finish, bind_folds, finish_blocks, set_products
 from gangline.parallel.score import check_share, evaluated, in_global_order
 from gangline.parallel.storage import WholeStorage
 from gangline.plan import Plan
 from gangline.precision.base import Precision
 from gangline.runtime import ParamShard, Runtime, ShardedParam, StepResult
 from gangline.shard import Layout, Registry, Shard
-
-Finish = Callable[[nn.Module, str], None]
 
 
 class WholeRuntime(Runtime):

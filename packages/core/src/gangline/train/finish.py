@@ -14,9 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from gangline import inside
 from gangline.config.sections import Recompute
+from gangline.parallel.prepare import Finish
 from gangline.plan import Seam, matches
-
-Finish = Callable[[nn.Module, str], None]
 
 
 def finisher(recompute: Recompute, compile: bool, every: int = 1, seams: Sequence[Seam] = ()) -> Finish:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import gcd
 
 from gangline.config.sections import Recompute
+from gangline.model.calls import LOSS_CHUNK
 from gangline.model.tree import (
     AttentionNode,
     FeedForwardNode,
@@ -25,8 +26,6 @@ from gangline.model.tree import (
 )
 from gangline.plan import Plan
 from gangline_parallel_megatron_style.cost.case import Case
-
-CHUNK = 1 << 25  # elements of logits that the loss has in float32 at a time (gangline.model.loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,5 +152,5 @@ def head(case: Case, sizes: ActivationSizes) -> dict[str, int]:
         "activations": stream,
         "logits": 2 * logits
         + sizes.inner_tokens * (sizes.master_itemsize + 9)
-        + 2 * min(sizes.inner_tokens * vocabulary, CHUNK) * sizes.master_itemsize,
+        + 2 * min(sizes.inner_tokens * vocabulary, LOSS_CHUNK) * sizes.master_itemsize,
     }

@@ -7,12 +7,7 @@ from math import log, prod
 
 from gangline.errors import UserError
 from gangline.mesh import AXES
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors of a positive number, ascending."""
-    low = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return sorted({*low, *(number // d for d in low)})
+from gangline.ranges import divisors
 
 
 def nearest(wanted: int, choices: Sequence[int], count: int = 2) -> list[int]:

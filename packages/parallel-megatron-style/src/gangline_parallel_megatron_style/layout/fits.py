@@ -18,8 +18,8 @@ from gangline.model.calls import AttentionCall
 from gangline.model.seams import calls
 from gangline.model.tree import Node, parameter_shapes
 from gangline.plan import Fold, Plan, matches
+from gangline.ranges import divisors
 from gangline_parallel_megatron_style.context.supported import unsupported_by_ring
-from gangline_parallel_megatron_style.layout.factor import divisors
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 
 if TYPE_CHECKING:

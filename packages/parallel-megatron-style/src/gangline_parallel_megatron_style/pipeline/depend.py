@@ -6,13 +6,13 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule
+from gangline_parallel_megatron_style.pipeline.actions import Kind, PipelineAction, Schedule
 
 
 class StageResult(NamedTuple):
     """A result that others wait for: a stage's output ("F"), or the gradient of its input ("B", from B or I alike)."""
 
-    what: str
+    what: Kind
     stage: int
     microbatch: int
 

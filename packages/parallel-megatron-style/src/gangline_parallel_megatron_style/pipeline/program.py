@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from gangline_parallel_megatron_style.pipeline.actions import Kind, PipelineAction, Schedule
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
+from gangline_parallel_megatron_style.pipeline.depend import needs, result
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline, simulate
 
 
@@ -58,20 +59,18 @@ Program = tuple[Step, ...]
 
 def message_of(schedule: Schedule, rank: int, action: PipelineAction) -> Message | None:
     """What an action gives to another stage, on whatever rank; None where it gives nothing."""
-    stage = schedule.stage(rank, action.chunk)
-    target = stage + 1 if action.kind == "F" else stage - 1
-    if action.kind == "W" or not 0 <= target < schedule.stages:
+    made = result(schedule, rank, action)
+    if made is None:
         return None
-    return Message("F" if action.kind == "F" else "B", action.microbatch, stage, target)
+    target = made.stage + (1 if made.what == "F" else -1)
+    return Message(made.what, made.microbatch, made.stage, target) if 0 <= target < schedule.stages else None
 
 
 def input_of(schedule: Schedule, rank: int, action: PipelineAction) -> Message | None:
     """What an action uses that another stage made, on whatever rank."""
     stage = schedule.stage(rank, action.chunk)
-    source = stage - 1 if action.kind == "F" else stage + 1
-    if action.kind == "W" or not 0 <= source < schedule.stages:
-        return None
-    return Message("F" if action.kind == "F" else "B", action.microbatch, source, stage)
+    made = next((need for need in needs(schedule, rank, action) if need.stage != stage), None)
+    return None if made is None else Message(made.what, made.microbatch, made.stage, stage)
 
 
 def programs(schedule: Schedule, costs: Costs | Sequence[Costs] = UNIFORM, latency: float = 0.0) -> tuple[Program, ...]:

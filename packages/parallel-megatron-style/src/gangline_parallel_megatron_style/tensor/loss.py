@@ -23,11 +23,10 @@ from torch import Tensor
 
 from gangline.inside import emit_loss
 from gangline.model.calls import LossCall
+from gangline.model.loss import log_sum_exp, logits_gradient, wide
 from gangline_parallel_megatron_style.tensor.rows import to_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting, anchor, wants
 from gangline_parallel_megatron_style.weight_grads import accumulate_grad, defer
-
-CHUNK = 1 << 25  # elements that are in float32 at a time: 128 MiB, however large the vocabulary
 
 
 @dataclass(frozen=True)
@@ -93,39 +92,19 @@ class _Loss(torch.autograd.Function):
         return None if travelling is None else travelling.wait(), None, None, None, None, None
 
 
-def _wide(x: Tensor) -> Tensor:
-    """In float32; float64 stays."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def _rows(logits_NV: Tensor) -> int:
-    return max(1, CHUNK // max(1, logits_NV.shape[1]))
-
-
 def _parts(logits_NV: Tensor, targets_N: Tensor, here_N: Tensor) -> Tensor:
     """(2, N): of each row the log-sum-exp, and the target's logit where it is here. Of no logits: -inf, and 0."""
     if not logits_NV.shape[1]:
-        empty_N = _wide(logits_NV.new_zeros(logits_NV.shape[0]))
+        empty_N = wide(logits_NV.new_zeros(logits_NV.shape[0]))
         return torch.stack((empty_N - torch.inf, empty_N))
-    lse_N = torch.cat([_wide(rows).logsumexp(-1) for rows in logits_NV.split(_rows(logits_NV))])
-    target_N = _wide(logits_NV.gather(1, targets_N[:, None]).squeeze(1)).masked_fill(~here_N, 0)
-    return torch.stack((lse_N, target_N))
+    target_N = wide(logits_NV.gather(1, targets_N[:, None]).squeeze(1)).masked_fill(~here_N, 0)
+    return torch.stack((log_sum_exp(logits_NV), target_N))
 
 
 def _gradient(
     logits_NV: Tensor, targets_N: Tensor, here_N: Tensor, each_N: Tensor, lse_N: Tensor, z_N: Tensor | None
 ) -> Tensor:
-    """(softmax - onehot) · each row's factor + softmax · each row's z, in the dtype of the logits."""
-    out_NV = torch.empty_like(logits_NV)
-    if not out_NV.shape[1]:
-        return out_NV
-    columns = (x[:, None] for x in (targets_N, here_N.to(lse_N.dtype), each_N, lse_N))
-    rows = _rows(logits_NV)
-    pieces = (x.split(rows) for x in (logits_NV, out_NV, *columns))
-    for index, (logits, out, target, here, each, lse) in enumerate(zip(*pieces, strict=True)):
-        p = (_wide(logits) - lse).exp_()
-        more = None if z_N is None else p * z_N[index * rows : (index + 1) * rows, None]
-        p.scatter_add_(1, target, -here)
-        p.mul_(each)
-        out.copy_(p if more is None else p.add_(more))
-    return out_NV
+    """As `logits_gradient`, also of no logits."""
+    if not logits_NV.shape[1]:
+        return torch.empty_like(logits_NV)
+    return logits_gradient(logits_NV, targets_N, here_N, each_N, lse_N, z_N)
