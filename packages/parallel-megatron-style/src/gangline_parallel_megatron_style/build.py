@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -13,8 +12,6 @@ from gangline.batch import Batch
 from gangline.comm import Comm, Comms
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
-from gangline.model.buffers import listeners as listeners_of
-from gangline.model.compose import compose_model
 from gangline.model.linear import Linear
 from gangline.model.seams import calls
 from gangline.model.tree import Node
@@ -24,23 +21,13 @@ from gangline.plan import Plan
 from gangline.precision import Precision
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.config import Composed
-from gangline_parallel_megatron_style.cost.case import Case, partition
-from gangline_parallel_megatron_style.cost.timing import costs
 from gangline_parallel_megatron_style.data_parallel.codec import CODECS
 from gangline_parallel_megatron_style.data_parallel.describe import describe
 from gangline_parallel_megatron_style.data_parallel.options import BufferOptions
 from gangline_parallel_megatron_style.data_parallel.storage import Storage
-from gangline_parallel_megatron_style.pipeline.actions import Placement, place_of, stage_of
-from gangline_parallel_megatron_style.pipeline.costs import UNIFORM
-from gangline_parallel_megatron_style.pipeline.executor import Executor
-from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
-from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
-from gangline_parallel_megatron_style.pipeline.stage import Segment
+from gangline_parallel_megatron_style.pipeline.assignment import StageAssignment
 from gangline_parallel_megatron_style.runtime import ComposedRuntime
 from gangline_parallel_megatron_style.sharding.arrays import (
-    EMBED,
-    HEAD,
-    TIED,
     ModelLayout,
     ModelShapes,
     lay_out,
@@ -131,61 +118,6 @@ def build(
     )
 
 
-class StageAssignment:
-    """Which blocks are whose, and in which order a rank runs them."""
-
-    def __init__(self, config: Composed, run: Run, plan: Plan, mesh: Mesh, rank: int) -> None:
-        self.pp, self.index, self.plan = mesh.size("pp"), mesh.coordinate(rank)["pp"], plan
-        self.schedule = config.schedule if self.pp > 1 else "1f1b"
-        kind = SCHEDULES[self.schedule]
-        self.splits = kind.splits_backward and self.pp > 1
-        self.placement: Placement = kind.placement
-        self.chunks = config.model_chunks if self.pp > 1 else 1
-        self.tree, _ = compose_model(run)
-        self.ranges = partition(config, mesh, self.tree, plan, run.batch.sequence_length)
-        homes = [place_of(self.pp, self.placement, stage)[0] for stage in range(len(self.ranges))]
-        blocks = [homes[stage] for stage, found in enumerate(self.ranges) for _ in found]
-        self.ranks: Sequence[int] = (homes[0], *blocks, homes[-1])
-        self.blocks = [index for index, home in enumerate(blocks) if home == self.index]
-        self.records = config.record and self.pp > 1
-        self.costs = costs(Case.of(run, mesh)) if self.pp > 1 else UNIFORM
-        self.overlap = self.pp > 1 and config.overlaps(plan, mesh)
-
-    def segments(self, model: nn.Module, chunk: int, arrays: ModelLayout) -> list[Segment]:
-        """The modules of one chunk of this rank."""
-        stage = stage_of(self.pp, self.placement, self.index, chunk)
-        first, last = stage == 0, stage == len(self.ranges) - 1
-        plan, found = self.plan, []
-        tied = (TIED,) if TIED in arrays.groups else ()
-        if first:
-            found.append(Segment("embed", model.get_submodule(plan.embed), (EMBED, *tied), (EMBED, *tied)))
-        for index in self.ranges[stage]:
-            group = (f"{plan.blocks}.{index}",)
-            found.append(Segment("block", model.get_submodule(group[0]), group, group))
-        if last:
-            alone = self.ranks[0] != self.ranks[-1]  # else the embedding's backward comes last
-            reduces = (HEAD, *(tied if alone else ()))
-            found.append(Segment("head", model.get_submodule(plan.head), (HEAD, *tied), reduces))
-        return found
-
-    def listeners(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
-        """Modules on this rank with `after_step`, with the path of their block."""
-        homes = {self.plan.embed: self.ranks[0], self.plan.head: self.ranks[-1]}
-        found = [("", path) for path, rank in homes.items() if rank == self.index]
-        found += [(path, path) for path in (f"{self.plan.blocks}.{index}" for index in self.blocks)]
-        return [
-            (block, module)
-            for block, path in found
-            for _, module in listeners_of(model.get_submodule(path), path, self.plan)
-        ]
-
-    def executor(self, stage: RankStages, comm: Comm, device: torch.device) -> Executor:
-        """What runs this rank's part of the schedule."""
-        clock = partial(_time, device) if self.records else None
-        overlap = self.overlap and device.type != "meta"  # what is counted there is counted in one thread
-        return Executor(stage, comm, self.schedule, chunks=self.chunks, costs=self.costs, clock=clock, overlap=overlap)
-
-
 def cut_context(config: Composed, model: nn.Module, plan: Plan, cp: Comm, tree: Node) -> Callable[[Batch], Batch]:
     """Let attention see the whole sequence; how a batch is cut for it."""
     if cp.size == 1:
@@ -237,13 +169,6 @@ def hidden_width(model: nn.Module, plan: Plan) -> int:
 def _over(comms: Comms, *axes: str) -> Callable[[Tensor], Tensor] | None:
     comm = comms.axis(*axes)
     return over_sequence(comm) if comm.size > 1 else None
-
-
-def _time(device: torch.device) -> float:
-    """Seconds, when all that was asked of the device is done: recording makes a GPU wait."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.time()
 
 
 def _as_it_is(x):

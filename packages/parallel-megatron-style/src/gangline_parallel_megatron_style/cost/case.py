@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from gangline.config.sections import Recompute
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
-from gangline.model.tree import LocalSizes, Node, by_path, nodes, parameter_shapes
+from gangline.model.tree import LocalSizes, Node, by_path, parameter_shapes
 from gangline.optimizer.config import Muon
 from gangline.plan import Plan
 from gangline.precision.config import Fp32, Fp64
 from gangline_parallel_megatron_style.cost.parameters import Array, arrays_of
-from gangline_parallel_megatron_style.layout.stages import balanced
+from gangline_parallel_megatron_style.layout.stages import partition
 from gangline_parallel_megatron_style.pipeline.actions import stage_of
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
@@ -185,27 +185,3 @@ class Case:
     def recomputed(self, block: int) -> bool:
         """Whether a block is computed again in the backward pass, wholly or its attention."""
         return self.recompute is not Recompute.none and block % self.recompute_every == 0
-
-
-def forward_flops(node: Node, sequence_length: int) -> int:
-    """Operations of one token going forward through a node and all in it (counted as `gangline.model.flops` does)."""
-    return sum(inner.flops(sequence_length) for _, inner in nodes(node))
-
-
-def partition(config: Composed, mesh: Mesh, tree: Node, plan: Plan, sequence_length: int) -> list[range]:
-    """Which blocks each model stage has: `parallel.stages`, else balanced by what blocks, embedding and head compute.
-
-    With one pipeline rank there is one stage. The same on every rank.
-    """
-    if mesh.size("pp") == 1:
-        return [range(plan.layers)]
-    sizes = config.stages
-    if sizes is None:
-        found = by_path(tree)
-        blocks = [forward_flops(found[f"{plan.blocks}.{index}"], sequence_length) for index in range(plan.layers)]
-        first, last = (forward_flops(found[part], sequence_length) for part in (plan.embed, plan.head))
-        if not any(blocks):  # a model that does not say what its blocks compute
-            blocks, first, last = [1] * plan.layers, 0, 0
-        sizes = balanced(blocks, mesh.size("pp") * config.model_chunks, first, last)
-    starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]

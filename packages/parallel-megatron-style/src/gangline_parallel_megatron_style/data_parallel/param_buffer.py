@@ -43,7 +43,8 @@ class ParamBuffer:
         dtype = precision.param_dtype if layout.kind.master_dtype else precision.compute_dtype
         self.full = torch.zeros(packing.size, dtype=dtype, device=options.device)
         in_place = dtype == precision.param_dtype and not self.reshards and not options.offload
-        self.shard = self.full[self.views.own] if in_place else options.masters(packing.length)
+        self._own = self.full[self.views.own]
+        self.shard = self._own if in_place else options.masters(packing.length)
         self._in_place = in_place  # else the compute dtype differs, the whole comes and goes, or is elsewhere
         self._unsharding: Pending[Tensor] | None = None
         self._unsharded = not self.reshards
@@ -86,11 +87,10 @@ class ParamBuffer:
             return
         if self.reshards:
             self.full.untyped_storage().resize_(self.full.numel() * self.full.itemsize)
-        own = self.full[self.views.own]
         if not self._in_place:
-            own.copy_(self.shard, non_blocking=True)
+            self._own.copy_(self.shard, non_blocking=True)
         if parts > 1:
-            self._unsharding = self.reducer.shard.start_all_gather(own, into=self.full)
+            self._unsharding = self.reducer.shard.start_all_gather(self._own, into=self.full)
         self._unsharded = True
 
     def wait_unshard(self) -> None:

@@ -1,9 +1,41 @@
-"""How many blocks each stage of a pipeline has, so that the slowest stage is as fast as can be."""
+"""Which blocks each stage of a pipeline has, so that the slowest stage is as fast as can be."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from gangline.mesh import Mesh
+from gangline.model.tree import Node, by_path, nodes
+from gangline.plan import Plan
+
+if TYPE_CHECKING:
+    from gangline_parallel_megatron_style.config import Composed
+
+
+def forward_flops(node: Node, sequence_length: int) -> int:
+    """Operations of one token going forward through a node and all in it (counted as `gangline.model.flops` does)."""
+    return sum(inner.flops(sequence_length) for _, inner in nodes(node))
+
+
+def partition(config: Composed, mesh: Mesh, tree: Node, plan: Plan, sequence_length: int) -> list[range]:
+    """Which blocks each model stage has: `parallel.stages`, else balanced by what blocks, embedding and head compute.
+
+    With one pipeline rank there is one stage. The same on every rank.
+    """
+    if mesh.size("pp") == 1:
+        return [range(plan.layers)]
+    sizes = config.stages
+    if sizes is None:
+        found = by_path(tree)
+        blocks = [forward_flops(found[f"{plan.blocks}.{index}"], sequence_length) for index in range(plan.layers)]
+        first, last = (forward_flops(found[part], sequence_length) for part in (plan.embed, plan.head))
+        if not any(blocks):  # a model that does not say what its blocks compute
+            blocks, first, last = [1] * plan.layers, 0, 0
+        sizes = balanced(blocks, mesh.size("pp") * config.model_chunks, first, last)
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
 
 
 def balanced(blocks: Sequence[float], stages: int, first: float = 0, last: float = 0) -> list[int]:

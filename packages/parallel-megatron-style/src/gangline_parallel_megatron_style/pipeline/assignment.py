@@ -1,0 +1,90 @@
+"""Which stages of the model this rank has, as modules, and what runs them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import nn
+
+from gangline.comm import Comm
+from gangline.config.schema import Run
+from gangline.mesh import Mesh
+from gangline.model.buffers import listeners as listeners_of
+from gangline.model.compose import compose_model
+from gangline.plan import Plan
+from gangline_parallel_megatron_style.config import Composed
+from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.cost.timing import costs
+from gangline_parallel_megatron_style.layout.stages import partition
+from gangline_parallel_megatron_style.pipeline.actions import Placement, place_of, stage_of
+from gangline_parallel_megatron_style.pipeline.costs import UNIFORM
+from gangline_parallel_megatron_style.pipeline.executor import Executor
+from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
+from gangline_parallel_megatron_style.pipeline.stage import Segment
+from gangline_parallel_megatron_style.sharding.arrays import EMBED, HEAD, TIED, ModelLayout
+
+
+class StageAssignment:
+    """Which blocks are whose, and in which order a rank runs them."""
+
+    def __init__(self, config: Composed, run: Run, plan: Plan, mesh: Mesh, rank: int) -> None:
+        self.pp, self.index, self.plan = mesh.size("pp"), mesh.coordinate(rank)["pp"], plan
+        self.schedule = config.schedule if self.pp > 1 else "1f1b"
+        kind = SCHEDULES[self.schedule]
+        self.splits = kind.splits_backward and self.pp > 1
+        self.placement: Placement = kind.placement
+        self.chunks = config.model_chunks if self.pp > 1 else 1
+        self.tree, _ = compose_model(run)
+        self.ranges = partition(config, mesh, self.tree, plan, run.batch.sequence_length)
+        homes = [place_of(self.pp, self.placement, stage)[0] for stage in range(len(self.ranges))]
+        blocks = [homes[stage] for stage, found in enumerate(self.ranges) for _ in found]
+        self.ranks: Sequence[int] = (homes[0], *blocks, homes[-1])
+        self.blocks = [index for index, home in enumerate(blocks) if home == self.index]
+        self.records = config.record and self.pp > 1
+        self.costs = costs(Case.of(run, mesh)) if self.pp > 1 else UNIFORM
+        self.overlap = self.pp > 1 and config.overlaps(plan, mesh)
+
+    def segments(self, model: nn.Module, chunk: int, arrays: ModelLayout) -> list[Segment]:
+        """The modules of one chunk of this rank."""
+        stage = stage_of(self.pp, self.placement, self.index, chunk)
+        first, last = stage == 0, stage == len(self.ranges) - 1
+        plan, found = self.plan, []
+        tied = (TIED,) if TIED in arrays.groups else ()
+        if first:
+            found.append(Segment("embed", model.get_submodule(plan.embed), (EMBED, *tied), (EMBED, *tied)))
+        for index in self.ranges[stage]:
+            group = (f"{plan.blocks}.{index}",)
+            found.append(Segment("block", model.get_submodule(group[0]), group, group))
+        if last:
+            alone = self.ranks[0] != self.ranks[-1]  # else the embedding's backward comes last
+            reduces = (HEAD, *(tied if alone else ()))
+            found.append(Segment("head", model.get_submodule(plan.head), (HEAD, *tied), reduces))
+        return found
+
+    def listeners(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
+        """Modules on this rank with `after_step`, with the path of their block."""
+        homes = {self.plan.embed: self.ranks[0], self.plan.head: self.ranks[-1]}
+        found = [("", path) for path, rank in homes.items() if rank == self.index]
+        found += [(path, path) for path in (f"{self.plan.blocks}.{index}" for index in self.blocks)]
+        return [
+            (block, module)
+            for block, path in found
+            for _, module in listeners_of(model.get_submodule(path), path, self.plan)
+        ]
+
+    def executor(self, stage: RankStages, comm: Comm, device: torch.device) -> Executor:
+        """What runs this rank's part of the schedule."""
+        clock = partial(_time, device) if self.records else None
+        overlap = self.overlap and device.type != "meta"  # what is counted there is counted in one thread
+        return Executor(stage, comm, self.schedule, chunks=self.chunks, costs=self.costs, clock=clock, overlap=overlap)
+
+
+def _time(device: torch.device) -> float:
+    """Seconds, when all that was asked of the device is done: recording makes a GPU wait."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.time()
