@@ -1,6 +1,4 @@
-"""The microbatches of one step or evaluation on this rank: their tokens, the frames modules run in, the global
-count.
-"""
+"""The microbatches of a step or an evaluation on this rank: their frames, and how many tokens count."""
 
 from __future__ import annotations
 

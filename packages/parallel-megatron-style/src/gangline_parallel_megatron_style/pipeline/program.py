@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from gangline_parallel_megatron_style.pipeline.actions import Kind, PipelineAction, Schedule
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
-from gangline_parallel_megatron_style.pipeline.depend import needs, result
+from gangline_parallel_megatron_style.pipeline.dependencies import needs, result
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline, simulate
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs, per_stage
-from gangline_parallel_megatron_style.pipeline.depend import StageResult, needs, result, walk
+from gangline_parallel_megatron_style.pipeline.dependencies import StageResult, needs, result, walk
 
 Span = tuple[float, float]
 

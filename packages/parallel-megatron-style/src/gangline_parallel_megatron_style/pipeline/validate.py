@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule
-from gangline_parallel_megatron_style.pipeline.depend import walk
+from gangline_parallel_megatron_style.pipeline.dependencies import walk
 
 
 def validate(schedule: Schedule) -> None:
