@@ -30,7 +30,7 @@ NUMBERS = {"stages", "microbatches", "chunks"}  # flags of `draw` that make a sc
 
 
 def main(argv: Sequence[str]) -> int:
-    """The verb `gangline parallel`."""
+    """The verb `gangline parallel`. Raises UserError for words that it does not know."""
     verbs = {"explain": _explain, "draw": _draw}
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(USAGE)

@@ -58,7 +58,7 @@ def set_attention(
 
 
 def _agreed(path: str, function: object, declared: Call | None) -> AttentionCall:
-    """What ring attention is to compute instead of `function`: what its node and the function itself say alike."""
+    """What ring attention computes in place of `function`: its node and the function must declare the same."""
     own = getattr(function, "computes", None)
     if not isinstance(own, AttentionCall) or own != declared or unsupported_by_ring(own):
         raise UserError(

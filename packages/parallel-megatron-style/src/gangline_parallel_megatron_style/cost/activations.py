@@ -52,7 +52,7 @@ class ActivationSizes(LocalSizes):
 
 
 def norm(sizes: ActivationSizes, rows: int, width: int) -> int:
-    """Kept by a norm over `rows` rows, its output not counted: that is kept by whoever reads it."""
+    """Kept by a norm over `rows` rows, its output not counted: the operator that reads it keeps it."""
     kept = sizes.itemsize if sizes.gpu else 2 * sizes.master_itemsize
     return rows * (width * kept + sizes.master_itemsize)
 

@@ -124,7 +124,7 @@ class Case:
 
     @cached_property
     def sizes(self) -> LocalSizes:
-        """What a node is told when it is asked what its module keeps and sends."""
+        """Sizes on a rank, as nodes are asked for their activation bytes and communication volume."""
         ranks = dict(self.mesh.sizes)
         ranks |= {fold.name: fold.size for fold in self.plan.folds if active_fold(self.plan, self.mesh, fold.name)}
         return LocalSizes(

@@ -39,7 +39,7 @@ def state(case: Case, rank: int) -> Counter[str]:
 
 
 def errors(case: Case, group: ParamGroup, numbers: int) -> int:
-    """What error feedback keeps: of all that a rank sends compressed, and of the sums that it hands round."""
+    """What error feedback keeps: as many numbers as a rank sends compressed, gradients and sums that it returns."""
     if group.copies > 1:
         sent = numbers // group.shards
         return sent + sent // group.copies

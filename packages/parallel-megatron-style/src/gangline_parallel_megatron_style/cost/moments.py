@@ -1,8 +1,7 @@
 """Memory of a rank at its fullest: the moments of a backward pass, module by module, and which of them needs most.
 
-Activations are most where the way back begins; gradients of the vocabulary's matrices are large when there are none of
-a block, and the other way round. So nothing is added up that is not there at once.
-"""
+Activations are most where the backward pass begins; gradients of the vocabulary's matrices are large when there are
+none of a block, and the other way round. So nothing is added up that is not there at once. """
 
 from __future__ import annotations
 
@@ -102,7 +101,7 @@ def _gathered(case: Case, arrays: list[Array]) -> int:
 
 
 def _in_use(case: Case, places: list[Place], index: int) -> list[Place]:
-    """The modules whose weights are whole on the way back; a lookup needs none."""
+    """The modules whose weights are whole in the backward pass of one; a lookup needs none."""
     return [place for place in places[max(0, index - case.config.prefetch) : index + 1] if place != "embed"]
 
 

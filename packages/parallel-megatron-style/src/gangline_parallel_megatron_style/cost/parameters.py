@@ -19,7 +19,7 @@ from gangline_parallel_megatron_style.sharding.ranks import StateRanks
 
 @dataclass(frozen=True)
 class ParamGroup:
-    """Parameters that are gathered and reduced in one piece: those of one module, kept alike (`sharding.arrays`)."""
+    """Parameters that are gathered and reduced in one piece: those of one module and one kind (`sharding.arrays`)."""
 
     place: int | str  # the number of a block, "embed" or "head"; a tied parameter is the embedding's
     kind: ParamKind

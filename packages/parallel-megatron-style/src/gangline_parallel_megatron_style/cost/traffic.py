@@ -48,14 +48,14 @@ class RegionTraffic:
     """A module of a block whose products tp cuts, entered by those cut by outputs and left by those cut by inputs.
 
     enters, leaves  how wide what is gathered or summed there is; 0: not at all
-    wants_input     whether a weight that what enters is multiplied with is trained
-    asked           whether what enters wants a gradient
+    needs_input     whether a weight that its input is multiplied with is trained, so that the input is needed again
+    needs_grad      whether its input needs a gradient
     """
 
     enters: int = 0
     leaves: int = 0
-    wants_input: bool = False
-    asked: bool = True
+    needs_input: bool = False
+    needs_grad: bool = True
 
 
 def regions(case: Case, index: int) -> dict[str, RegionTraffic]:
@@ -63,19 +63,19 @@ def regions(case: Case, index: int) -> dict[str, RegionTraffic]:
     and what wraps a linear has one of its own.
     """
     found: dict[str, RegionTraffic] = {}
-    asked = index > 0 or any(array.trained for array in case.arrays if array.group.place == EMBED)
+    needs_grad = index > 0 or any(array.trained for array in case.arrays if array.group.place == EMBED)
     block = f"{case.plan.blocks}.{index}"
     for path, node in nodes(case.blocks[index], block):
         for name, shape in node.shapes().items():
             full = f"{path}.{name}"
             cut, trained = case.plan.cuts_of(full, len(shape)).get("tp"), not case.plan.is_frozen(full)
             if cut is None or len(shape) < 2:
-                asked |= trained and not found
+                needs_grad |= trained and not found
                 continue
-            region = found.setdefault(full.rsplit(".", 2)[0], RegionTraffic(asked=asked or bool(found)))
+            region = found.setdefault(full.rsplit(".", 2)[0], RegionTraffic(needs_grad=needs_grad or bool(found)))
             if cut.dim == 0:
                 region.enters = shape[1]
-                region.wants_input |= trained
+                region.needs_input |= trained
             else:
                 region.leaves = shape[0]
     return found
@@ -84,9 +84,10 @@ def regions(case: Case, index: int) -> dict[str, RegionTraffic]:
 def tensor(case: Case, rank: int) -> list[Sent]:
     """arXiv 1909.08053, section 3, and with sequence parallelism arXiv 2205.05198, section 4.2.2.
 
-    A region with sequence parallelism: gathered when entered, summed and scattered when left; on the way back its
-    gradient is gathered, its input gathered once more for the weights, the input's gradient summed and scattered.
-    Without: one sum on the way there and one back. A recomputed block goes there twice, without its last sum.
+    A region with sequence parallelism, forward: all-gather when entered, reduce-scatter when left. Backward: all-gather
+    of its gradient, all-gather of its input for the weights' gradients, reduce-scatter of the input's gradient. Without
+    sequence parallelism: one all-reduce forward and one backward. A recomputed block runs forward twice, without its
+    last collective.
     """
     if case.tp == 1:
         return []
@@ -107,8 +108,8 @@ def tensor(case: Case, rank: int) -> list[Sent]:
                         found.append(send(axes, back, n, microbatches, of_one * region.leaves))
                 if region.enters and cut:
                     found.append(send(axes, there, n, microbatches * passes, of_one * region.enters))
-                if region.enters and region.asked:
-                    calls = microbatches * (1 + (cut and region.wants_input))
+                if region.enters and region.needs_grad:
+                    calls = microbatches * (1 + (cut and region.needs_input))
                     found.append(send(axes, back, n, calls, of_one * region.enters))
         found += _ends(case, stage, of_one * case.width)
     shared: dict[int, int] = defaultdict(int)
@@ -144,7 +145,8 @@ def _ends(case: Case, stage: int, hidden: int) -> list[Sent]:
 
 
 def context(case: Case, rank: int) -> list[Sent]:
-    """Ring (arXiv 2310.01889, section 3): keys and values go round, on the way back their gradients behind them.
+    """Ring (arXiv 2310.01889, section 3): keys and values go round the ranks, and in the backward pass their gradients
+    behind them.
 
     Ulysses (arXiv 2309.14509, section 3): queries, keys and values change hands, then the output, and their gradients.
     """
@@ -196,7 +198,7 @@ def _ulysses(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
 
 
 def folds(case: Case, rank: int) -> list[Sent]:
-    """What modules on a fold send over it, as their nodes say; a recomputed block goes there twice."""
+    """What modules on a fold send over it, as their nodes say; a recomputed block runs forward twice."""
     found = []
     for stage in case.stages_of(rank):
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
@@ -230,10 +232,10 @@ def pipeline(case: Case, rank: int) -> list[Sent]:
     calls = case.microbatches * (on + back)
     found = [Sent(("pp",), "hidden and gradients", calls, calls * hidden)]
     for array in case.held(rank):
-        tells = rank == home(case, array)
-        if not all(stage in mine for stage in array.stages) and (tells or array.trained):
-            numbers = memory.part_of(case, array)  # tied: the owner tells the weights, the other gradients
-            nbytes = case.bytes.master if tells else case.bytes.gradient
+        owns = rank == home(case, array)
+        if not all(stage in mine for stage in array.stages) and (owns or array.trained):
+            numbers = memory.part_of(case, array)  # tied: the owner sends weights, the copy gradients
+            nbytes = case.bytes.master if owns else case.bytes.gradient
             found.append(Sent(("pp",), "tied embedding", 1, numbers * nbytes))
     return found
 
@@ -255,11 +257,11 @@ def data(case: Case, rank: int) -> list[Sent]:
     """
     zero, plain = case.config.zero, float(case.bytes.wire)
     between = WIRE.get(case.config.compress, plain)  # between replicas, or where there are none between shards
-    # a block is passed there and back; a tied embedding that is all on one rank is read by the head too
+    # a block is used forward and backward; a tied embedding that is all on one rank is read by the head too
     held = case.held(rank)
     twice: set[int | str] = set(case.blocks_of(rank))
     if case.last_stage in case.stages_of(rank) and case.config.prefetch:
-        twice -= set(case.blocks_of(rank)[-case.config.prefetch :])  # kept from the way there to the way back
+        twice -= set(case.blocks_of(rank)[-case.config.prefetch :])  # kept from the forward to the backward pass
     twice |= {array.group.place for array in held if array.block is None and _whole_on(case, array, rank)}
     found: list[Sent] = []
     for group, size in memory.groups(case, rank).items():

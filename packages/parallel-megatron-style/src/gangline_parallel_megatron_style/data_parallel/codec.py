@@ -1,4 +1,4 @@
-"""What gradients are turned into before they travel: bytes, and back."""
+"""How gradients are compressed for their way between ranks: numbers to bytes, and back."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Sums over ranks whose parts travel compressed: 16 bits an element, or about one with error feedback.
 
-A rank encodes what it has and sends each peer its range; who owns a range decodes all parts and adds them up in rank
+A rank encodes what it has and sends each peer its range; the owner of a range decodes all parts, adds them up in rank
 order, in the dtype of the gradients, never in that of the wire. Where all want the whole, owners encode the sums and
 hand them round. With error feedback (Tang et al., DoubleSqueeze, arXiv 1905.05957; 1-bit Adam, arXiv 2102.02888,
 algorithm 1) what encoding lost is added to what is encoded next: the worker's error of a rank's part, the server's of

@@ -1,4 +1,4 @@
-"""The gradients of a rank on their way: which sums are under way, and when each is waited for."""
+"""Which sums of gradients are under way, and when each is waited for."""
 
 from __future__ import annotations
 

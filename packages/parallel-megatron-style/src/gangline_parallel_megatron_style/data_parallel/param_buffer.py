@@ -94,7 +94,7 @@ class ParamBuffer:
         self._unsharded = True
 
     def wait_unshard(self) -> None:
-        """Wait until `full` is filled; start to fill it where nobody has."""
+        """Wait until `full` is filled, and start that where `unshard` has not been called."""
         if self.reshards and not self._unsharded:
             self.unshard()
         if self._unsharding is not None:

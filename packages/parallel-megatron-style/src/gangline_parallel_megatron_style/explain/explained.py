@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankCost:
-    """A rank of one pipeline rank; all of them are alike but for rounding."""
+    """What a rank costs; ranks of the same pipeline rank differ by rounding alone."""
 
     blocks: int
     parameters: int  # that it computes with, before data sharding

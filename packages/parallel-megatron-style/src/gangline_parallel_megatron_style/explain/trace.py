@@ -51,7 +51,7 @@ class Traced:
 
 @dataclass
 class Held:
-    """A sum under way: what is sent lies in memory until somebody waits."""
+    """A sum under way: what is sent stays in memory until `wait`."""
 
     result: Tensor
     sent: Tensor | None
@@ -76,7 +76,7 @@ class HoldingComms(FakeComms):
 
 
 class Allocations(TorchDispatchMode):
-    """Counts the bytes of all memory that operators give and that somebody still holds."""
+    """Counts the bytes of all memory that operators allocate, until it is freed."""
 
     def __init__(self, left_out: nn.Module) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""Which rank does what, and what that costs: arithmetic alone, no torch."""
+"""From a number of processes to axes and stages, and what does not fit. Torch-free."""

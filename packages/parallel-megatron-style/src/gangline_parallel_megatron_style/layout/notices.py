@@ -1,4 +1,4 @@
-"""What works but is not what one would choose: told, never refused."""
+"""Notices: what works, but is not what one would choose. Nothing here is refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def _nodes(case: Case) -> list[str]:
 
 
 def _attention(case: Case) -> list[str]:
-    """Attention that nobody declares may have a number for each head, and would take its part of them for the first."""
+    """Attention that its node does not declare may have a parameter per head, and would read those of the first
+    heads.
+    """
     axes = [f"tp={case.tp}"] * (case.tp > 1) + ["parallel.context=ulysses"] * (
         case.cp > 1 and case.config.context == "ulysses"
     )

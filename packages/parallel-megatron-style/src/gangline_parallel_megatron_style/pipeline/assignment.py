@@ -29,7 +29,7 @@ from gangline_parallel_megatron_style.sharding.arrays import EMBED, HEAD, TIED, 
 
 
 class StageAssignment:
-    """Which blocks are whose, and in which order a rank runs them."""
+    """The pipeline rank of each block, and the order in which this rank runs its own."""
 
     def __init__(self, config: Composed, run: Run, plan: Plan, mesh: Mesh, rank: int) -> None:
         self.pp, self.index, self.plan = mesh.size("pp"), mesh.coordinate(rank)["pp"], plan
@@ -49,7 +49,7 @@ class StageAssignment:
         self.overlap = self.pp > 1 and config.overlaps(plan, mesh)
 
     def segments(self, model: nn.Module, chunk: int, arrays: ModelLayout) -> list[Segment]:
-        """The modules of one chunk of this rank."""
+        """The modules of the stage that is this rank's chunk."""
         stage = stage_of(self.pp, self.placement, self.index, chunk)
         first, last = stage == 0, stage == len(self.ranges) - 1
         plan, found = self.plan, []

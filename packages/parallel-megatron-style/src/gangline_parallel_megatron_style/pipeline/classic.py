@@ -34,7 +34,7 @@ def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
 
 
 def zb_h1(ranks: int, microbatches: int) -> Schedule:
-    """1F1B whose backward is cut in two: rank r keeps r gradients of weights back, to compute while it would wait.
+    """1F1B whose backward is cut in two: rank r defers r weight gradients, to compute them while it would wait.
 
     Qi et al. 2023, Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.2 and table 2.
     Idle time of each rank: (p - 1)(F + I - W). Activations: at most p on every rank (p - r under way, r deferred).

@@ -10,7 +10,7 @@ from gangline_parallel_megatron_style.pipeline.actions import Kind, PipelineActi
 
 
 class StageResult(NamedTuple):
-    """A result that others wait for: a stage's output ("F"), or the gradient of its input ("B", from B or I alike)."""
+    """A result that others wait for: a stage's output ("F"), or the gradient of its input ("B", made by B or by I)."""
 
     what: Kind
     stage: int

@@ -17,7 +17,7 @@ ROW = 26  # pixels
 
 @dataclass(frozen=True)
 class Caption:
-    """What a picture of a schedule says of it: whose it is, where its times are from, what they are counted in."""
+    """The words around a picture of a schedule: its title, where its times are from, their unit."""
 
     title: str
     about: str = "simulated; a backward pass takes twice as long as a forward pass"

@@ -74,7 +74,7 @@ def input_of(schedule: Schedule, rank: int, action: PipelineAction) -> Message |
 
 
 def programs(schedule: Schedule, costs: Costs | Sequence[Costs] = UNIFORM, latency: float = 0.0) -> tuple[Program, ...]:
-    """The program of each rank. Stages on one rank hand over to each other without a message.
+    """The program of each rank. Between stages on one rank there is no message.
 
     Costs and latency only choose among the orders that are right; they must be the same on all ranks.
     """

@@ -19,7 +19,7 @@ class RankStages(ABC):
     def forward(self, chunk: int, microbatch: int, hidden: Tensor | None) -> Tensor:
         """The hidden state that goes to the next stage, or, on the last one, the loss (0-d).
 
-        `hidden` is None on the first stage. It is a leaf that nobody else reads, and must not be changed in place.
+        `hidden` is None on the first stage. It is a leaf that must not be changed in place.
         """
 
     @abstractmethod

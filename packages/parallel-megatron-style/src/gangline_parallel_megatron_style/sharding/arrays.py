@@ -180,7 +180,7 @@ def _place(name: str, plan: Plan) -> str:
 
 
 def _pack(rows: tuple[tuple[int, int], ...], parts: int, names: tuple[str, ...]) -> list[Packing]:
-    """`pack` under these names; blocks that are alike are packed once."""
+    """`pack` under these names; blocks of the same shapes are packed once."""
     return [
         Packing(
             tuple(ArrayRows(names[int(array.name)], array.count, array.width) for array in packing.arrays),

@@ -140,7 +140,7 @@ class _Cutter:
 
 
 def _agreed(path: str, function: object, declared: Call | None) -> LossCall:
-    """What the loss over a cut vocabulary is to compute: what the node and the function there say alike."""
+    """The loss that is to be computed over a cut vocabulary: node and function must declare the same."""
     own = getattr(function, "computes", None)
     if not isinstance(own, LossCall) or own != declared:
         raise UserError(

@@ -63,7 +63,7 @@ class Leave(torch.autograd.Function):
         ctx.setting, (ctx.b,) = setting, hidden
         if setting.sequence_parallel:
             y_ND = setting.comm.reduce_scatter(partial_ND)
-        else:  # in place, for nobody else reads the product
+        else:  # in place: nothing else reads the product
             y_ND = setting.comm.all_reduce(partial_ND)
             ctx.mark_dirty(partial_ND)
         if ctx.b is not None:

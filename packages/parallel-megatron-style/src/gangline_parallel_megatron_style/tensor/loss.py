@@ -1,7 +1,7 @@
 """Cross-entropy over a vocabulary cut over tp (arXiv 1909.08053, section 3): logits are never gathered.
 
 Each rank reduces its part of a row of logits to two numbers, its log-sum-exp and the target's logit (0 where the target
-is elsewhere), in float32 at least; these are gathered, and every rank merges them alike:
+is elsewhere), in float32 at least; these are gathered, and every rank merges all of them:
 
     lse = log Σ_i exp(lse_i)        loss = lse - Σ_i target_i        d loss / d logits_i = exp(logits_i - lse) - onehot
 

@@ -40,8 +40,8 @@ class Column(torch.autograd.Function):
 class Row(torch.autograd.Function):
     """X (B, T, F), A (D, F) -> P (N, D), this rank's part of the sum.
 
-    X is kept as it comes, for whoever made it keeps it too; rows of it that memory does not hold are made again.
-    """
+    X is saved as it comes, because the operator that made it saves it too: one tensor. Its rows, where they are no
+    view, are made again in the backward pass. """
 
     @staticmethod
     def forward(ctx, x: Tensor, anchor: Tensor | None, weights: Weights, setting: Setting) -> Tensor:

@@ -32,7 +32,7 @@ class Waiting:
 
 
 class Visit:
-    """Counts the products called on one x, and collects what their backward passes leave.
+    """Counts the products called on one x, and collects dY of each in the backward pass.
 
     Holds no activation: what a backward pass needs is saved with autograd, so that recomputation can drop it.
     """
