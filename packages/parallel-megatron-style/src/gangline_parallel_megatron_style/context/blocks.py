@@ -5,7 +5,7 @@
 The backward pass of a block takes `out` and `lse` of the *whole* row: then P = exp(S - lse) is the block's share of the
 row's softmax, and the gradients of all blocks add up (Dao et al., FlashAttention, arXiv 2205.14135, section 3.1).
 
-B batch, H query heads, K key and value heads, T queries, S keys, E width of a head
+B batch, H query heads, K key and value heads, T queries, S keys, C width of a head
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
 class Kernel(NamedTuple):
     """How to compute a block.
 
-    forward(q, k, v, causal, visible, scale) -> out (B, H, T, E), lse (B, H, T) in float32 at least. A row that
+    forward(q, k, v, causal, visible, scale) -> out (B, H, T, C), lse (B, H, T) in float32 at least. A row that
     sees none of the keys has lse -inf, and any finite out.
     backward(dout, q, k, v, out, lse, causal, visible, scale) -> dq, dk, dv
-    q (B, H, T, E), k and v (B, K, S, E); causal: T = S and query i sees keys 0 to i; visible (B, 1, T, S) bool, or None
-    where all are. Not both. scale: None is 1 / sqrt(E).
+    q (B, H, T, C), k and v (B, K, S, C); causal: T = S and query i sees keys 0 to i; visible (B, 1, T, S) bool, or None
+    where all are. Not both. scale: None is 1 / sqrt(C).
     """
 
     forward: Forward

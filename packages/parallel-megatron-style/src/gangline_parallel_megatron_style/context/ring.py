@@ -43,7 +43,7 @@ class RingAttention:
             raise ValueError(f"ring attention does not have {left}")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor) -> Tensor:
-        """q (B, H, T, E), k and v (B, K, T, E), document (B, T) or None, of this rank's tokens -> (B, H, T, E)."""
+        """q (B, H, T, C), k and v (B, K, T, C), document (B, T) or None, of this rank's tokens -> (B, H, T, C)."""
         visibility, call = None, self.computes
         if document is not None or call.window is not None:
             source = position if document is None else document
@@ -112,7 +112,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _round(k: Tensor, v: Tensor, comm: Comm, causal: bool) -> Iterator[tuple[int, AttentionBlock, Tensor]]:
-    """(source, block, keys and values (2, B, K, T, E)) of each step; the next ones travel while the caller computes."""
+    """(source, block, keys and values (2, B, K, T, C)) of each step; the next ones travel while the caller computes."""
     kv = torch.stack((k, v))
     for step in range(comm.size):
         coming = _pass_on(kv, comm) if step < comm.size - 1 else None

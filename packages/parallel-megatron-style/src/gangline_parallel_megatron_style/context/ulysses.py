@@ -33,7 +33,7 @@ class UlyssesAttention:
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, document: Tensor | None, position: Tensor, *per_head: Tensor
     ) -> Tensor:
-        """q (B, H, t, E), k and v (B, K, t, E), document (B, t) or None, position (B, t) -> (B, H, t, E).
+        """q (B, H, t, C), k and v (B, K, t, C), document (B, t) or None, position (B, t) -> (B, H, t, C).
 
         per_head: what has a number for each query head (sinks), of which a rank takes those of its heads. Raises
         ValueError where the ranks do not divide H.
@@ -50,7 +50,7 @@ class UlyssesAttention:
 
 
 def _heads(parts: tuple[Tensor, ...], comm: Comm) -> list[Tensor]:
-    """Each (B, n·h, t, E) -> (B, h, n·t, E), in one all-to-all."""
+    """Each (B, n·h, t, C) -> (B, h, n·t, C), in one all-to-all."""
     n = comm.size
     flat = torch.cat([x.unflatten(1, (n, -1)).transpose(0, 1).flatten(1) for x in parts], dim=1)
     came = all_to_all(flat, comm).split([x.numel() // n for x in parts], dim=1)
@@ -58,9 +58,9 @@ def _heads(parts: tuple[Tensor, ...], comm: Comm) -> list[Tensor]:
     return [x.view(shape).permute(1, 2, 0, 3, 4).flatten(2, 3) for x, shape in zip(came, shapes, strict=True)]
 
 
-def _tokens(x_BhTE: Tensor, comm: Comm) -> Tensor:
-    """(B, h, n·t, E) -> (B, n·h, t, E), in memory with heads behind tokens, as attention kernels give it."""
-    rows = x_BhTE.unflatten(2, (comm.size, -1)).permute(2, 0, 3, 1, 4).contiguous()  # (n, B, t, h, E)
+def _tokens(x_BhTC: Tensor, comm: Comm) -> Tensor:
+    """(B, h, n·t, C) -> (B, n·h, t, C), in memory with heads behind tokens, as attention kernels give it."""
+    rows = x_BhTC.unflatten(2, (comm.size, -1)).permute(2, 0, 3, 1, 4).contiguous()  # (n, B, t, h, C)
     return all_to_all(rows, comm).permute(1, 2, 0, 3, 4).flatten(2, 3).transpose(1, 2)
 
 
