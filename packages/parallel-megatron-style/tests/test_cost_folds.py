@@ -188,6 +188,7 @@ def test_links_of_a_fold_and_of_what_is_beside_it(size, per_node, fold, beside, 
     """Folds are runs of neighbours; the ranks beside them are far apart."""
     case = case_of(
         size=size,
+        lanes=2 * LANES,
         dp_shard=16,
         topology=Topology(gpus_per_node=per_node, nodes_per_rack=16 // per_node if per_node < 8 else 1),
     )

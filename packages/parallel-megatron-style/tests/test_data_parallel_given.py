@@ -38,7 +38,7 @@ def stepped(settings, frozen):
     run, runtime = given(settings, frozen)
     index, width = runtime.data_coordinate
     size, length = run.batch.global_size, run.batch.sequence_length
-    microbatches = share(0, index, width, size=size, microbatch=1, length=length, vocab_size=61, kind="ragged")
+    microbatches = share(0, index, width, size=size, micro_size=1, length=length, vocab_size=61, kind="ragged")
     result = runtime.step(microbatches)
     found = [
         (named.name, piece.shard.offset, piece.tensor.grad.clone())

@@ -78,7 +78,7 @@ def body(zero: int, precision: str) -> tuple[Counter[str], int]:
     for step in range(2):
         size = rank.world * MICROS
         runtime.step(
-            share(step, rank.index, rank.world, size=size, microbatch=1, length=8, vocab_size=64, kind="whole")
+            share(step, rank.index, rank.world, size=size, micro_size=1, length=8, vocab_size=64, kind="whole")
         )
         runtime.clip(1.0)
         sample()

@@ -57,12 +57,12 @@ def whole_sequences(tokens_BT: torch.Tensor) -> Batch:
 
 
 def share(
-    step: int, index: int, width: int, *, size: int, micro: int, length: int, vocab_size: int, kind: Kind
+    step: int, index: int, width: int, *, size: int, micro_size: int, length: int, vocab_size: int, kind: Kind
 ) -> list[Batch]:
     """What the data rank at `index` of `width` reads in a step of `size` samples: a contiguous part of them."""
     own = size // width
     first = step * size + index * own
     return [
-        microbatch(list(range(start, start + micro)), step, length, vocab_size, kind)
-        for start in range(first, first + own, micro)
+        microbatch(list(range(start, start + micro_size)), step, length, vocab_size, kind)
+        for start in range(first, first + own, micro_size)
     ]

@@ -1,7 +1,7 @@
 """Memory of a rank at its fullest: the moments of a backward pass, module by module, and which of them needs most.
 
 Activations are most where the backward pass begins; gradients of the vocabulary's matrices are large when there are
-none of a block, and the other way round. So nothing is added up that is not there at once. """
+none of a block, and the other way round. So nothing is added up that is not there at once."""
 
 from __future__ import annotations
 

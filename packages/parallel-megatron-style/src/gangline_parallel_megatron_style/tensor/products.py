@@ -41,7 +41,7 @@ class Row(torch.autograd.Function):
     """X (B, T, F), A (D, F) -> P (N, D), this rank's part of the sum.
 
     X is saved as it comes, because the operator that made it saves it too: one tensor. Its rows, where they are no
-    view, are made again in the backward pass. """
+    view, are made again in the backward pass."""
 
     @staticmethod
     def forward(ctx, x: Tensor, anchor: Tensor | None, weights: Weights, setting: Setting) -> Tensor:
