@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gangline.inside import emit_loss
-from gangline.model.calls import LOSS_CHUNK as CHUNK
-from gangline.model.calls import LossCall
+from gangline.model.calls import LOSS_CHUNK as CHUNK, LossCall
 
 
 def logits(hidden: Tensor, weight_VD: Tensor) -> Tensor:
