@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, cast, final
 
 import torch.distributed as dist
 
-from gangline.checkpoint.base import Checkpointer, Handle, SaveRequest
-from gangline.checkpoint.id import CheckpointId
-from gangline.errors import BadCheckpoint, UserError
+from gangline import BadCheckpoint, UserError
+from gangline.checkpoint import Checkpointer, CheckpointId, Handle, SaveRequest
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.meta import Meta
@@ -30,9 +29,9 @@ from gangline_ckpt_zarr.tiers.memory import MemoryTier
 from gangline_ckpt_zarr.tiers.stored import stored_tiers
 
 if TYPE_CHECKING:
+    from gangline.checkpoint import Registry, Shard
     from gangline.comm import Store
-    from gangline.config.schema import Run
-    from gangline.shard import Registry, Shard
+    from gangline.config import Run
     from gangline_ckpt_zarr.config import ZarrCheckpoint
 
 

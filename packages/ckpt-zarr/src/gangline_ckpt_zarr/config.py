@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gangline.errors import Problem
-from gangline.launch.sidecars import Sidecar
-from gangline.parts import CheckpointConfig
-from gangline.ranges import PositiveFloat, PositiveInt
+from gangline import Problem
+from gangline.config import CheckpointConfig, PositiveFloat, PositiveInt
+from gangline.launch import Sidecar
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
+    from gangline.config import Run
 
 
 @dataclass

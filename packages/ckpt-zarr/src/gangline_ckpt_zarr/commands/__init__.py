@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 
-from gangline.config.suggest import near
-from gangline.errors import BadCheckpoint, UserError
+from gangline import BadCheckpoint, UserError
+from gangline.config import near
 
 VERBS = {
     "ls": "checkpoints with step, size, age, tiers and state",

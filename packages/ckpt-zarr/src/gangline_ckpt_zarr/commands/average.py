@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.weights import place_for, write_weights
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, parser, places
@@ -22,7 +22,7 @@ from gangline_ckpt_zarr.load.plan import Target
 from gangline_ckpt_zarr.load.reader import read_target
 
 if TYPE_CHECKING:
-    from gangline.shard import Shard
+    from gangline.checkpoint import Shard
 
 PREFIX = "model/"
 
@@ -34,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("-o", "--out", metavar="DIR", required=True, help="the directory of a run to be; it must be new")
     options = words.parse_args(list(argv))
 
-    from gangline.config.serial import from_dict
+    from gangline.config import from_dict
 
     found = places(options.places)
     if len(found) < 2:
@@ -103,7 +103,7 @@ def _weights(copy: Copy) -> dict[str, tuple[tuple[int, ...], str]]:
 
 def _model(copy: Copy) -> Mapping[str, Any]:
     """What the configuration says of the model and of its edits, but for where its first weights came from."""
-    from gangline.config.serial import from_dict
+    from gangline.config import from_dict
 
     config = copy.meta.document.get("config") or {}
     said = {name: value for name, value in (config.get("model") or {}).items() if name != "weights"}

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gangline.errors import UserError
-from gangline.interop.commands import add_output, write_model
-from gangline.shard import Box
+from gangline import UserError
+from gangline.checkpoint import Box
+from gangline.tools import add_output, write_model
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
 from gangline_ckpt_zarr.format.grid import stored_dtype
@@ -21,7 +21,7 @@ from gangline_ckpt_zarr.load.reader import read_target
 if TYPE_CHECKING:
     import torch
 
-    from gangline.config.schema import Run
+    from gangline.config import Run
 
 
 def run(argv: Sequence[str]) -> int:
@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
 
 def _run(copy: Copy) -> Run:
     """The run that saved the checkpoint."""
-    from gangline.config.serial import from_dict
+    from gangline.config import from_dict
 
     config = copy.meta.document.get("config")
     if not config:

@@ -10,7 +10,7 @@ from gangline_ckpt_zarr.commands.weights import place_for, write_weights
 from gangline_ckpt_zarr.commands.where import parser
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
+    from gangline.config import Run
     from gangline_ckpt_zarr.stores.base import ObjectStore
 
 
@@ -21,8 +21,8 @@ def run(argv: Sequence[str]) -> int:
     words.add_argument("out", metavar="RUN_DIR", help="the directory of a run to be, or a URL for its checkpoints")
     options = words.parse_args(list(argv))
 
-    from gangline.config.compose import compose_one
-    from gangline.interop.commands import words_for
+    from gangline.config import compose_one
+    from gangline.tools import words_for
 
     directory, out = Path(options.directory).expanduser().resolve(), options.out.rstrip("/")
     settings = [word for word in words_for(directory) if not word.startswith("model.weights=")]  # they will be here
@@ -34,11 +34,9 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _write(store: ObjectStore, directory: Path, trained: Run) -> None:
-    from gangline.config.serial import to_dict
-    from gangline.interop import load_pretrained
-    from gangline.model.build import construct
-    from gangline.model.compose import compose_model
-    from gangline.model.init import shards_of
+    from gangline.config import to_dict
+    from gangline.model import compose_model, construct, shards_of
+    from gangline.tools import load_pretrained
 
     tree, plan = compose_model(trained)
     arrays = shards_of(construct(tree), plan)  # without their memory

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from gangline import attempts
-from gangline.checkpoint.id import CheckpointId
-from gangline.errors import UserError
+from gangline import UserError
+from gangline.checkpoint import CheckpointId
+from gangline.tools import attempts
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.listing import ListedCheckpoint, list_checkpoints
 from gangline_ckpt_zarr.commands.where import Place, one, parser

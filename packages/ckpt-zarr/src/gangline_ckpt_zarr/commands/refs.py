@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, one, parser
 from gangline_ckpt_zarr.format.native import NativeMeta

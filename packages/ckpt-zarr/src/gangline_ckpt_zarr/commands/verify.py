@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from gangline.errors import BadCheckpoint, UserError
+from gangline import BadCheckpoint, UserError
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.bad_chunks import BadChunks, FileScanner, merged
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, Place, one, parser

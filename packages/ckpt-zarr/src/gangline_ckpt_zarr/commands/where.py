@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gangline import attempts
-from gangline.checkpoint.id import CheckpointId
-from gangline.errors import BadCheckpoint, UserError
+from gangline import BadCheckpoint, UserError
+from gangline.checkpoint import CheckpointId
+from gangline.tools import attempts
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.format.nodes import NAME
@@ -152,7 +152,7 @@ def tiers_of(run_dir: str) -> tuple[StoreTier, ...]:
 
     Raises UserError where the run's checkpoints are another part's.
     """
-    from gangline.rundir import RunDirectory
+    from gangline.tools import RunDirectory
 
     directory = RunDirectory.open(run_dir)
     content = directory.content()

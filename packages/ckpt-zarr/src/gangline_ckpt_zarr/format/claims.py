@@ -11,8 +11,7 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-from gangline.mesh import Mesh
-from gangline.shard import Division, Layout
+from gangline.checkpoint import Division, Layout, Mesh
 
 DEEPEST = 64  # of a document: dicts and lists within each other
 MOST_DIMS = 32

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import product
 from math import gcd, isqrt, prod
 
-from gangline.shard import Box, Division, Layout
+from gangline.checkpoint import Box, Division, Layout
 
 # No chunk is larger where the cuts leave the choice. Whole chunks are read to be checked, so 8 MiB cost a load into
 # twice as many ranks a third of its speed: a rank's boxes are often no larger. Below 1 MiB Python's time shows.

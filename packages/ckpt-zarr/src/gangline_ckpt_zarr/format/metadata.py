@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import re
 
-from gangline.checkpoint.id import CheckpointId
-from gangline.errors import BadCheckpoint
+from gangline import BadCheckpoint
+from gangline.checkpoint import CheckpointId
 from gangline_ckpt_zarr.format import claims, cuts, native, packed
 from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.format.nodes import FORMAT, NAME, groups, root_checksum

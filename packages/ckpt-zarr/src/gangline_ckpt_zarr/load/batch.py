@@ -14,8 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from gangline.errors import BadCheckpoint
-from gangline.shard import Box
+from gangline import BadCheckpoint
+from gangline.checkpoint import Box
 from gangline_ckpt_zarr.format.checksum import checksum_of
 from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.format.meta import Meta

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gangline.checkpoint.id import CheckpointId
-from gangline.errors import BadCheckpoint, UserError
+from gangline import BadCheckpoint, UserError
+from gangline.checkpoint import CheckpointId
 from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.load.plan import ReadItem, Target, plan_reads
 from gangline_ckpt_zarr.load.reader import ChunkReader

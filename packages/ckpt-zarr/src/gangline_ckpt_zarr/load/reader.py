@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gangline.shard import Box
+from gangline.checkpoint import Box
 from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.format.grid import stored_dtype
 from gangline_ckpt_zarr.format.meta import Meta

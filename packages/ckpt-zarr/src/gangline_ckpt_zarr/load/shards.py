@@ -8,9 +8,8 @@ from math import prod
 import numpy as np
 import torch
 
-from gangline.checkpoint.id import CheckpointId
-from gangline.errors import BadCheckpoint, UserError
-from gangline.shard import Registry, Shard
+from gangline import BadCheckpoint, UserError
+from gangline.checkpoint import CheckpointId, Registry, Shard
 from gangline_ckpt_zarr.agreement import Agreement, Failed
 from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.load.nearest import fill

@@ -14,7 +14,7 @@ from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.save.staging import Staging
 
 if TYPE_CHECKING:
-    from gangline.shard import Registry
+    from gangline.checkpoint import Registry
     from gangline_ckpt_zarr.save.writer.client import WriterClient
     from gangline_ckpt_zarr.tiers.memory import MemoryTier
 

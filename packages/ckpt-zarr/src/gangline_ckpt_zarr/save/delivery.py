@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from gangline.checkpoint.id import CheckpointId
+from gangline.checkpoint import CheckpointId
 from gangline_ckpt_zarr.agreement import Agreement, Failed
 from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.nodes import NAME

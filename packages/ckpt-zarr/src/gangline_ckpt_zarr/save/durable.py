@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import final
 
-from gangline.checkpoint.id import CheckpointId
-from gangline.errors import BadCheckpoint
+from gangline import BadCheckpoint
+from gangline.checkpoint import CheckpointId
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.nodes import NAME

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import torch
 
-from gangline.shard import Shard
+from gangline.checkpoint import Shard
 from gangline_ckpt_zarr.format.chunks import ChunkRun, RankFile
 from gangline_ckpt_zarr.format.grid import stored_dtype
 from gangline_ckpt_zarr.format.views import views

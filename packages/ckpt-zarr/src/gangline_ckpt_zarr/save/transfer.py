@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from gangline.errors import BadCheckpoint
+from gangline import BadCheckpoint
 from gangline_ckpt_zarr.format.checksum import seal_start
 from gangline_ckpt_zarr.format.chunks import ChunkRun, RankFile
 from gangline_ckpt_zarr.format.spans import spans_of

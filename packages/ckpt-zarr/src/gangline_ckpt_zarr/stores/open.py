@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.stores.local import LocalStore
 

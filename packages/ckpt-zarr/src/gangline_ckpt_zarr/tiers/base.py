@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from gangline.checkpoint.id import CheckpointId
-from gangline.errors import BadCheckpoint
+from gangline import BadCheckpoint
+from gangline.checkpoint import CheckpointId
 from gangline_ckpt_zarr.format import metadata
 from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.format.nodes import NAME

@@ -18,10 +18,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from gangline import attempts
-from gangline.checkpoint.id import CheckpointId
-from gangline.errors import BadCheckpoint
-from gangline.mesh import Mesh
+from gangline import BadCheckpoint
+from gangline.checkpoint import CheckpointId, Mesh
+from gangline.tools import attempts
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.format.overlap import meeting
@@ -30,7 +29,7 @@ from gangline_ckpt_zarr.tiers.base import Tier
 
 if TYPE_CHECKING:  # the sidecar and the tools that come here have no use for torch
     from gangline.comm import Store as JobStore
-    from gangline.config.schema import Run
+    from gangline.config import Run
     from gangline_ckpt_zarr.save.staging import Staging
 
 ROOT = Path("/dev/shm")
