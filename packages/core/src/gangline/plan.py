@@ -155,7 +155,7 @@ class Seam:
     """A place where a strategy may step in: the modules matching `pattern` call their attribute `name`.
 
     Calls are fixed:
-      attention(q, k, v, document, position) -> out     q (B, H, T, E), k and v (B, K, T, E), after rotation
+      attention(q, k, v, document, position) -> out     q (B, H, T, C), k and v (B, K, T, C), after rotation
       loss(hidden, weight, targets, loss_mask) -> sum   hidden (B, T, D), weight (V, D), targets and loss_mask (B, T)
 
     What the call computes is data of the node there (`Node.seams`), and what is put there says the same of itself, as

@@ -1,6 +1,6 @@
 """Self-attention with grouped key and value heads (GQA; Ainslie et al., arXiv 2305.13245).
 
-B batch, T tokens, D model width, H query heads, K key and value heads, E width of a head.
+B batch, T tokens, D model width, H query heads, K key and value heads, C width of a head.
 Where a strategy cuts heads or tokens, H, K and T are this rank's: they are read off the tensors.
 """
 
@@ -36,35 +36,35 @@ class PlainAttention:
 
     def __call__(
         self,
-        q_BHTE: Tensor,
-        k_BKTE: Tensor,
-        v_BKTE: Tensor,
+        q_BHTC: Tensor,
+        k_BKTC: Tensor,
+        v_BKTC: Tensor,
         document_BT: Tensor | None,
         position_BT: Tensor,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """What `AttentionCall` says, (B, H, T, E).
+        """What `AttentionCall` says, (B, H, T, C).
 
         Plain attention without documents takes the kernels' own causal path; documents and windows a mask, and key
         heads repeated, because fused kernels that take a mask do not take fewer key heads.
         """
         call = self.computes
         if document_BT is None and call.window is None and call.soft_cap is None and sinks_H is None:
-            grouped = q_BHTE.shape[1] > k_BKTE.shape[1]
+            grouped = q_BHTC.shape[1] > k_BKTC.shape[1]
             return F.scaled_dot_product_attention(
-                q_BHTE, k_BKTE, v_BKTE, is_causal=call.causal, scale=call.scale, enable_gqa=grouped
+                q_BHTC, k_BKTC, v_BKTC, is_causal=call.causal, scale=call.scale, enable_gqa=grouped
             )
         source_BT = position_BT if document_BT is None else document_BT
-        if call != PLAIN and takes(q_BHTE) and not torch.compiler.is_compiling():
+        if call != PLAIN and takes(q_BHTC) and not torch.compiler.is_compiling():
             mask = self._recall("blocks", source_BT, lambda: block_mask(call, document_BT, position_BT))
-            return flex(q_BHTE, k_BKTE, v_BKTE, mask, call, sinks_H)
+            return flex(q_BHTC, k_BKTC, v_BKTC, mask, call, sinks_H)
         seen = self._recall("keys", source_BT, lambda: visible(call, document_BT, position_BT))
         if call.soft_cap is not None or sinks_H is not None:
-            return attend(q_BHTE, k_BKTE, v_BKTE, seen, call, sinks_H)
-        groups = q_BHTE.shape[1] // k_BKTE.shape[1]
+            return attend(q_BHTC, k_BKTC, v_BKTC, seen, call, sinks_H)
+        groups = q_BHTC.shape[1] // k_BKTC.shape[1]
         if groups > 1:
-            k_BKTE, v_BKTE = (x.repeat_interleave(groups, dim=1) for x in (k_BKTE, v_BKTE))
-        return F.scaled_dot_product_attention(q_BHTE, k_BKTE, v_BKTE, attn_mask=seen, scale=call.scale)
+            k_BKTC, v_BKTC = (x.repeat_interleave(groups, dim=1) for x in (k_BKTC, v_BKTC))
+        return F.scaled_dot_product_attention(q_BHTC, k_BKTC, v_BKTC, attn_mask=seen, scale=call.scale)
 
 
 @lru_cache(maxsize=64)
@@ -103,14 +103,14 @@ class Attention(nn.Module):
         self.sinks = construct(node.sinks) if node.sinks else None
 
     def forward(self, x_BTD: Tensor, batch: Batch) -> Tensor:
-        q_BTHE, k_BTKE, v_BTKE = (
+        q_BTHC, k_BTKC, v_BTKC = (
             y.unflatten(-1, (-1, self.head_dim)) for y in (self.wq(x_BTD), self.wk(x_BTD), self.wv(x_BTD))
         )
         if self.q_norm is not None:
-            q_BTHE = self.q_norm(q_BTHE)
+            q_BTHC = self.q_norm(q_BTHC)
         if self.k_norm is not None:
-            k_BTKE = self.k_norm(k_BTKE)
-        q, k = rotated(q_BTHE.transpose(1, 2), k_BTKE.transpose(1, 2), batch.position, self.rates)
+            k_BTKC = self.k_norm(k_BTKC)
+        q, k = rotated(q_BTHC.transpose(1, 2), k_BTKC.transpose(1, 2), batch.position, self.rates)
         more = () if self.sinks is None else (self.sinks.weight,)
-        out_BHTE = self.attention(q, k, v_BTKE.transpose(1, 2), batch.document, batch.position, *more)
-        return self.wo(out_BHTE.transpose(1, 2).flatten(-2))
+        out_BHTC = self.attention(q, k, v_BTKC.transpose(1, 2), batch.document, batch.position, *more)
+        return self.wo(out_BHTC.transpose(1, 2).flatten(-2))

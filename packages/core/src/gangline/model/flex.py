@@ -2,7 +2,7 @@
 
 Only imported and compiled where a GPU asks for it.
 
-B batch, T tokens, H query heads, K key and value heads, E width of a head
+B batch, T tokens, H query heads, K key and value heads, C width of a head
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 from gangline.model.calls import AttentionCall
 
 
-def takes(q_BHTE: Tensor) -> bool:
+def takes(q_BHTC: Tensor) -> bool:
     """Whether these are queries for FlexAttention: on CUDA, of a dtype and a width of head that its kernels have."""
-    width = q_BHTE.shape[-1]
-    return q_BHTE.is_cuda and q_BHTE.dtype != torch.float64 and width >= 16 and width & (width - 1) == 0
+    width = q_BHTC.shape[-1]
+    return q_BHTC.is_cuda and q_BHTC.dtype != torch.float64 and width >= 16 and width & (width - 1) == 0
 
 
 def block_mask(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor, compiled: bool = True) -> Any:
@@ -47,15 +47,15 @@ def _kernel() -> Callable[..., Any]:
 
 
 def flex(
-    q_BHTE: Tensor,
-    k_BKTE: Tensor,
-    v_BKTE: Tensor,
+    q_BHTC: Tensor,
+    k_BKTC: Tensor,
+    v_BKTC: Tensor,
     mask: Any,
     call: AttentionCall,
     sinks_H: Tensor | None,
     kernel: Callable[..., Any] | None = None,
 ) -> Tensor:
-    """(B, H, T, E) as `AttentionCall` says it. A sink scales a row's output by the share that it leaves the keys."""
+    """(B, H, T, C) as `AttentionCall` says it. A sink scales a row's output by the share that it leaves the keys."""
     from torch.nn.attention.flex_attention import AuxRequest
 
     cap = call.soft_cap or 1.0
@@ -64,13 +64,13 @@ def flex(
         return cap * torch.tanh(score / cap)
 
     out, aux = (kernel or _kernel())(
-        q_BHTE,
-        k_BKTE,
-        v_BKTE,
+        q_BHTC,
+        k_BKTC,
+        v_BKTC,
         score_mod=None if call.soft_cap is None else capped,
         block_mask=mask,
         scale=call.scale,
-        enable_gqa=q_BHTE.shape[1] != k_BKTE.shape[1],
+        enable_gqa=q_BHTC.shape[1] != k_BKTC.shape[1],
         return_aux=AuxRequest(lse=True),
     )
     if sinks_H is None:

@@ -1,7 +1,7 @@
 """What a model holds and what a token costs. Torch-free, for MFU and for planning.
 
 The count is that of PaLM (Chowdhery et al., arXiv 2204.02311, appendix B): a training step takes 6 operations for each
-weight that a token is multiplied with (2 forward, 4 backward) and 12·H·E·T for each layer's attention over T keys,
+weight that a token is multiplied with (2 forward, 4 backward) and 12·H·C·T for each layer's attention over T keys,
 without a discount for causality and without recomputation. Looking up the embedding costs nothing; the head's product
 counts, tied or not. A weight that is frozen takes 4: no gradient of it is computed.
 """
@@ -29,7 +29,7 @@ def trained_count(tree: Node, plan: Plan) -> int:
 
 
 def flops_per_token(tree: Node, sequence_length: int, plan: Plan) -> int:
-    """Floating-point operations of one training token: 6N + 12·L·H·E·T for a dense decoder."""
+    """Floating-point operations of one training token: 6N + 12·L·H·C·T for a dense decoder."""
     return sum(
         (BACKWARD_AND_FORWARD - computes_frozen(path, node, plan)) * node.flops(sequence_length)
         for path, node in nodes(tree)

@@ -3,7 +3,7 @@
 Feature i of the first half of a head is rotated with feature i of the second half, as Hugging Face lays them out.
 Nothing is kept in buffers: angles follow from the positions of the batch.
 
-B batch, T tokens, H heads, E width of a head, F = E/2 frequencies
+B batch, T tokens, H heads, C width of a head, F = C/2 frequencies
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _recall = Recall()  # all layers of a forward pass rotate by the same angles
 
 
 def frequencies(rope: Rope, head_dim: int) -> tuple[float, ...]:
-    """Radians per position of each of the head_dim/2 pairs: theta^(-2i/E).
+    """Radians per position of each of the head_dim/2 pairs: theta^(-2i/C).
 
     With scaling, wavelengths beyond original_max_position / low_freq_factor are stretched by `factor`, those
     below original_max_position / high_freq_factor stay, and between the two the rate is interpolated (`apply_scaling`
@@ -46,15 +46,15 @@ def angles(position_BT: Tensor, rates: tuple[float, ...], dtype: torch.dtype) ->
     return angle_B1TF.cos(), angle_B1TF.sin()
 
 
-def rotate(x_BHTE: Tensor, cos_B1TF: Tensor, sin_B1TF: Tensor) -> Tensor:
+def rotate(x_BHTC: Tensor, cos_B1TF: Tensor, sin_B1TF: Tensor) -> Tensor:
     """Each pair of features turned by its angle; computed in the dtype of the angles."""
-    a, b = x_BHTE.to(cos_B1TF.dtype).chunk(2, dim=-1)
+    a, b = x_BHTC.to(cos_B1TF.dtype).chunk(2, dim=-1)
     turned = torch.cat((a * cos_B1TF - b * sin_B1TF, b * cos_B1TF + a * sin_B1TF), dim=-1)
-    return turned.to(x_BHTE.dtype)
+    return turned.to(x_BHTC.dtype)
 
 
 def rotated(q: Tensor, k: Tensor, position_BT: Tensor, rates: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """q (B, H, T, E) and k (B, K, T, E) rotated to their positions, `rates` as `frequencies` gives them.
+    """q (B, H, T, C) and k (B, K, T, C) rotated to their positions, `rates` as `frequencies` gives them.
 
     Angles are in float32, for float64 input in float64.
     """

@@ -3,7 +3,7 @@
 No fused kernel of torch's CPU has either (FlexAttention has no backward pass there), so this is the reference, in
 float64 as in any dtype. It keeps the scores: B·H·T² numbers, a few times.
 
-B batch, T tokens, H query heads, K key and value heads, E width of a head
+B batch, T tokens, H query heads, K key and value heads, C width of a head
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def visible(call: AttentionCall, document_BT: Tensor | None, position_BT: Tensor
 
 
 def attend(
-    q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, seen: Tensor | None, call: AttentionCall, sinks_H: Tensor | None
+    q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, seen: Tensor | None, call: AttentionCall, sinks_H: Tensor | None
 ) -> Tensor:
-    """(B, H, T, E) as `AttentionCall` says it, softmax in float32 at least. Every query has to see a key."""
-    groups = q_BHTE.shape[1] // k_BKTE.shape[1]
-    wide = torch.promote_types(q_BHTE.dtype, torch.float32)
-    k_BHTE, v_BHTE = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (k_BKTE, v_BKTE))
-    scale = q_BHTE.shape[-1] ** -0.5 if call.scale is None else call.scale
-    z_BHTT = (q_BHTE @ k_BHTE.mT).to(wide) * scale
+    """(B, H, T, C) as `AttentionCall` says it, softmax in float32 at least. Every query has to see a key."""
+    groups = q_BHTC.shape[1] // k_BKTC.shape[1]
+    wide = torch.promote_types(q_BHTC.dtype, torch.float32)
+    k_BHTC, v_BHTC = (x.repeat_interleave(groups, dim=1) if groups > 1 else x for x in (k_BKTC, v_BKTC))
+    scale = q_BHTC.shape[-1] ** -0.5 if call.scale is None else call.scale
+    z_BHTT = (q_BHTC @ k_BHTC.mT).to(wide) * scale
     if call.soft_cap is not None:
         z_BHTT = call.soft_cap * (z_BHTT / call.soft_cap).tanh()
     if seen is not None:
@@ -45,5 +45,5 @@ def attend(
     if sinks_H is not None:
         sinks = sinks_H.to(wide).view(1, -1, 1, 1).expand(*z_BHTT.shape[:3], 1)
         z_BHTT = torch.cat((z_BHTT, sinks), dim=-1)
-    p_BHTT = z_BHTT.softmax(-1)[..., : k_BHTE.shape[2]]
-    return p_BHTT.to(v_BHTE.dtype) @ v_BHTE
+    p_BHTT = z_BHTT.softmax(-1)[..., : k_BHTC.shape[2]]
+    return p_BHTT.to(v_BHTC.dtype) @ v_BHTC

@@ -1,6 +1,6 @@
 """A foreign module that lies on a fold: what a plugin's own layer looks like.
 
-N lanes, H their width, D model width, S tokens (of all ranks of the fold).
+L lanes, F their width, D model width, N tokens (of all ranks of the fold).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from gangline.testing.toys.plugin import LanesNode
 
 
 class LanesModule(nn.Module):
-    """x (B, T, D) -> the sum over lanes n of (1 + balance_n) · W_out_n silu(W_in_n x), a little jittered in training.
+    """x (B, T, D) -> the sum over lanes l of (1 + balance_l) · W_out_l silu(W_in_l x), a little jittered in training.
 
-    On a fold of f ranks each has N/f lanes: the tokens of all f are gathered, each rank adds up its lanes for all of
+    On a fold of f ranks each has L/f lanes: the tokens of all f are gathered, each rank adds up its lanes for all of
     them, and the sums are scattered back to where the tokens came from.
     """
 
@@ -38,13 +38,13 @@ class LanesModule(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         own = x_BTD.flatten(0, 1)
-        x_SD = own if self.axis is None else all_gather(own, self.axis)
+        x_ND = own if self.axis is None else all_gather(own, self.axis)
         here = self.w_in.shape[0]
         first = 0 if self.axis is None else self.axis.index * here
-        active = F.silu(torch.einsum("sd,nhd->nsh", x_SD, self.w_in.to(x_SD.dtype)))
-        gain = (1 + self.balance[first : first + here]).to(x_SD.dtype)
-        y_SD = torch.einsum("nsh,ndh,n->sd", active, self.w_out.to(x_SD.dtype), gain)
-        y_BTD = (y_SD if self.axis is None else reduce_scatter(y_SD, self.axis)).view_as(x_BTD)
+        active = F.silu(torch.einsum("nd,lfd->lnf", x_ND, self.w_in.to(x_ND.dtype)))
+        gain = (1 + self.balance[first : first + here]).to(x_ND.dtype)
+        y_ND = torch.einsum("lnf,ldf,l->nd", active, self.w_out.to(x_ND.dtype), gain)
+        y_BTD = (y_ND if self.axis is None else reduce_scatter(y_ND, self.axis)).view_as(x_BTD)
         if self.training:
             y_BTD = y_BTD * (1 + 0.1 * (inside.draw(y_BTD, "jitter").to(y_BTD.dtype) - 0.5))
         use = torch.zeros(len(self.balance), dtype=torch.float64)
