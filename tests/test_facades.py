@@ -59,7 +59,6 @@ PLACES = ["docs", "examples", "templates", *(p.name for p in (ROOT / "packages")
 def test_plugins_import_facades_alone(place: str) -> None:
     found = set().union(*map(past_facades, texts(place)))
     assert not found or place in LEFT
-    assert found or place not in LEFT, "nothing is left here: take it from LEFT"
 
 
 @pytest.mark.parametrize("name", LAZY)

@@ -27,7 +27,7 @@ def test_the_loss_over_a_sequence():
     for b in range(B):
         own = slice(b * T, (b + 1) * T)
         for i in range(E):
-            f = E / (K * T) * (choice.expert_NK[own] == i).sum()
+            f = E / (K * T) * (choice.expert_Nk[own] == i).sum()
             want += T * f * choice.prob_NE[own, i].mean()
     torch.testing.assert_close(sequence_loss(choice, B), torch.as_tensor(want))
 
@@ -75,8 +75,8 @@ def test_the_bias_changes_the_choice_and_not_the_weights():
     score = module.router(x).logits_NE.sigmoid()
     module.router.bias[2] = 5.0
     choice = module.router(x)
-    assert choice.expert_NK.eq(2).all()
-    torch.testing.assert_close(choice.weight_NK[:, 0], score[:, 2])
+    assert choice.expert_Nk.eq(2).all()
+    torch.testing.assert_close(choice.weight_Nk[:, 0], score[:, 2])
 
 
 def test_a_bias_evens_the_load():

@@ -50,7 +50,7 @@ def one_by_one(module, x: Tensor) -> Tensor:
     rows = []
     for n, token in enumerate(flat):
         y = torch.zeros_like(token)
-        for expert, weight in zip(choice.expert_NK[n].tolist(), choice.weight_NK[n], strict=True):
+        for expert, weight in zip(choice.expert_Nk[n].tolist(), choice.weight_Nk[n], strict=True):
             if expert < E:
                 gate, up = module.experts.w_gate.weight[expert] @ token, module.experts.w_up.weight[expert] @ token
                 y = y + weight.to(y.dtype) * (module.experts.w_down.weight[expert] @ (F.silu(gate) * up))
@@ -174,7 +174,7 @@ def test_capacity_drops_the_rest_and_says_so():
     seen = [0] * 8
     want = torch.zeros_like(x).flatten(0, 1)
     full = one_by_one(module, x).flatten(0, 1)
-    for n, (expert,) in enumerate(choice.expert_NK.tolist()):
+    for n, (expert,) in enumerate(choice.expert_Nk.tolist()):
         seen[expert] += 1
         if seen[expert] <= limit:
             want[n] = full[n]

@@ -62,7 +62,7 @@ def test_a_foreign_router_is_chosen_by_name(tmp_path):
         tree, plan = compose_model(run)
         model = whole_model(tree, plan, seed=0)
         router = model.blocks[0].feed_forward.router
-        assert router(torch.zeros(1, 5, 24)).expert_NK.flatten().tolist() == [3, 0, 1, 2, 3]
+        assert router(torch.zeros(1, 5, 24)).expert_Nk.flatten().tolist() == [3, 0, 1, 2, 3]
         batch = whole_sequences(torch.zeros(2, 6, dtype=torch.int64))
         assert model.logits(batch).isfinite().all()
         with pytest.raises(UserError, match=r"Installed choices for moe/router: .*turns"):

@@ -35,18 +35,18 @@ def balanced(hidden_BTD: Tensor, router: Router, choice: Choice, load_E: Tensor)
 def sequence_loss(choice: Choice, sequences: int) -> Tensor:
     """Σ over sequences of t · Σ_i f_i P_i, t being the sequence's tokens here.
 
-    f_i = E / (K T) · how often the sequence's T tokens chose expert i, P_i = its mean probability in the sequence
+    f_i = E / (k T) · how often the sequence's T tokens chose expert i, P_i = its mean probability in the sequence
     (DeepSeek-V3, arXiv 2412.19437, equations 17 to 20). Both are of the whole sequence, whatever part of it is here.
     """
-    E, K = choice.prob_NE.shape[1], choice.expert_NK.shape[1]
+    E, k = choice.prob_NE.shape[1], choice.expert_Nk.shape[1]
     prob_BTE = choice.prob_NE.view(sequences, -1, E)
     own = prob_BTE.shape[1]
     chosen_BE = prob_BTE.new_zeros(sequences, E + 1)
-    chosen_BE.scatter_add_(1, choice.expert_NK.view(sequences, -1), prob_BTE.new_ones(()).expand(sequences, own * K))
+    chosen_BE.scatter_add_(1, choice.expert_Nk.view(sequences, -1), prob_BTE.new_ones(()).expand(sequences, own * k))
     parts = torch.cat((chosen_BE[:, :E], prob_BTE.sum(1), prob_BTE.new_full((sequences, 1), own)), 1)
     whole = over_sequence(parts)
     T = whole[:, -1:].detach()
-    f_BE, p_BE = whole[:, :E].detach() * E / (K * T), whole[:, E : 2 * E] / T
+    f_BE, p_BE = whole[:, :E].detach() * E / (k * T), whole[:, E : 2 * E] / T
     return own * (f_BE * p_BE).sum()
 
 

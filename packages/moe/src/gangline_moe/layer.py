@@ -49,7 +49,7 @@ class MoeLayer(nn.Module):
             if self.shared is not None:
                 shared_BTD = self.shared(x_BTD)
             rows_AD = exchange.returned(self.experts(exchange.arrived(), exchange.route.bounds))
-        y_BTD = Combine.apply(rows_AD, choice.weight_NK, made).view_as(x_BTD)
+        y_BTD = Combine.apply(rows_AD, choice.weight_Nk, made).view_as(x_BTD)
         if shared_BTD is not None:
             y_BTD = y_BTD + shared_BTD
         return balanced(y_BTD, self.router, choice, load_E)
@@ -57,11 +57,11 @@ class MoeLayer(nn.Module):
     def sorted(self, choice: Choice) -> tuple[Permutation, Tensor]:
         """The pairs by expert, those beyond an expert's capacity left out; and the load before that."""
         E = self.node.router.experts
-        made = permutation(choice.expert_NK, E, choice.whole)
+        made = permutation(choice.expert_Nk, E, choice.whole)
         load_E = made.counts
         if self.node.capacity_factor is not None:
-            N, K = choice.expert_NK.shape
-            capacity = max(1, math.ceil(self.node.capacity_factor * N * K / E))
-            made = permutation(limited(choice.expert_NK, E, capacity), E, whole=False)
+            N, k = choice.expert_Nk.shape
+            capacity = max(1, math.ceil(self.node.capacity_factor * N * k / E))
+            made = permutation(limited(choice.expert_Nk, E, capacity), E, whole=False)
             emit_metric("dropped", 1 - made.counts.sum() / load_E.sum().clamp(min=1), "mean")
         return made, load_E

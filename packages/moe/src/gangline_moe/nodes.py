@@ -43,8 +43,8 @@ class RouterNode(Node):
 
     def activation_bytes(self, sizes: LocalSizes) -> int:
         """Scores of all experts, those of the chosen and which they are; the input, where the gate reads a copy."""
-        N, E, K = sizes.tokens, self.experts, self.top_k
-        kept = N * (E + K) * sizes.master_itemsize + N * K * INDEX
+        N, E, k = sizes.tokens, self.experts, self.top_k
+        kept = N * (E + k) * sizes.master_itemsize + N * k * INDEX
         if self.z_loss:
             kept += N * (E + 1) * sizes.master_itemsize
         if self.jitter:

@@ -1,6 +1,6 @@
 """One permutation of (token, expert) pairs into runs of one expert each, used both ways.
 
-N tokens, K experts of each, E experts, A = N·K pairs (less those without an expert), D features.
+N tokens, k experts of each, E experts, A = N·k pairs (less those without an expert), D model width.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ class Permutation:
     """Where each pair lies when pairs are sorted by expert, tokens of one expert in their order.
 
     token_A   the token of each sorted pair
-    place_NK  where pair (n, k) lies; -1: nowhere, for it has no expert
+    place_Nk  where pair (n, k) lies; -1: nowhere, for it has no expert
     bounds    (E + 1,) int64: the pairs of expert e lie from bounds[e] to bounds[e + 1]
     whole     no pair lies nowhere
     """
 
     token_A: Tensor
-    place_NK: Tensor
+    place_Nk: Tensor
     bounds: Tensor
     whole: bool
 
@@ -33,28 +33,28 @@ class Permutation:
         return self.bounds.diff()
 
 
-def permutation(expert_NK: Tensor, experts: int, whole: bool = True) -> Permutation:
+def permutation(expert_Nk: Tensor, experts: int, whole: bool = True) -> Permutation:
     """Sort the pairs by expert. Without `whole`, pairs may have the expert `experts`, which means none."""
-    N, K = expert_NK.shape
-    flat = expert_NK.reshape(-1)
+    N, k = expert_Nk.shape
+    flat = expert_Nk.reshape(-1)
     order = torch.argsort(flat, stable=True)
     edges = torch.arange(experts + 1, device=flat.device)
     bounds = torch.searchsorted(flat[order], edges)
     place = torch.empty_like(order)
-    place[order] = torch.arange(N * K, device=flat.device)
+    place[order] = torch.arange(N * k, device=flat.device)
     whole = whole or flat.is_meta  # a plan without memory: nobody knows what is dropped
     if not whole:
         order = order[: int(bounds[-1])]
         place = torch.where(flat < experts, place, -1)
-    return Permutation(order // K, place.view(N, K), bounds, whole)
+    return Permutation(order // k, place.view(N, k), bounds, whole)
 
 
-def limited(expert_NK: Tensor, experts: int, capacity: int) -> Tensor:
-    """`expert_NK` with `experts` (none) for what comes after an expert's first `capacity` tokens."""
-    flat = expert_NK.reshape(-1)
-    made = permutation(expert_NK, experts, whole=False)
-    before = made.place_NK.reshape(-1) - made.bounds[:-1][flat.clamp(max=experts - 1)]
-    return torch.where(before < capacity, flat, experts).view_as(expert_NK)
+def limited(expert_Nk: Tensor, experts: int, capacity: int) -> Tensor:
+    """`expert_Nk` with `experts` (none) for what comes after an expert's first `capacity` tokens."""
+    flat = expert_Nk.reshape(-1)
+    made = permutation(expert_Nk, experts, whole=False)
+    before = made.place_Nk.reshape(-1) - made.bounds[:-1][flat.clamp(max=experts - 1)]
+    return torch.where(before < capacity, flat, experts).view_as(expert_Nk)
 
 
 class Dispatch(torch.autograd.Function):
@@ -72,57 +72,57 @@ class Dispatch(torch.autograd.Function):
 
 
 class Combine(torch.autograd.Function):
-    """rows (A, D), weights (N, K) -> y (N, D), each token's rows times their weights, added in order of k.
+    """rows (A, D), weights (N, k) -> y (N, D), each token's rows times their weights, added in order of k.
 
     Sums are in the wider of the two dtypes, y in the dtype of the rows.
     """
 
     @staticmethod
-    def forward(ctx, rows_AD: Tensor, weight_NK: Tensor, made: Permutation) -> Tensor:
+    def forward(ctx, rows_AD: Tensor, weight_Nk: Tensor, made: Permutation) -> Tensor:
         ctx.made = made
-        ctx.save_for_backward(rows_AD, weight_NK)
-        return gathered(rows_AD, made, weight_NK)
+        ctx.save_for_backward(rows_AD, weight_Nk)
+        return gathered(rows_AD, made, weight_Nk)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy_ND: Tensor):
-        rows_AD, weight_NK = ctx.saved_tensors
+        rows_AD, weight_Nk = ctx.saved_tensors
         made: Permutation = ctx.made
-        dweight_NK = torch.zeros_like(weight_NK)
-        flat = weight_NK.new_empty(len(rows_AD))
-        for k in range(weight_NK.shape[1]):
+        dweight_Nk = torch.zeros_like(weight_Nk)
+        flat = weight_Nk.new_empty(len(rows_AD))
+        for k in range(weight_Nk.shape[1]):
             row, place, kept = _column(rows_AD, made, k)
-            dot = (dy_ND * row).sum(-1, dtype=weight_NK.dtype)
-            dweight_NK[:, k] = dot if kept is None else torch.where(kept, dot, 0)
+            dot = (dy_ND * row).sum(-1, dtype=weight_Nk.dtype)
+            dweight_Nk[:, k] = dot if kept is None else torch.where(kept, dot, 0)
             if kept is None:
-                flat[place] = weight_NK[:, k]
+                flat[place] = weight_Nk[:, k]
             else:
-                flat[place[kept]] = weight_NK[:, k][kept]
+                flat[place[kept]] = weight_Nk[:, k][kept]
         drows_AD = dy_ND.index_select(0, made.token_A) * flat.to(dy_ND.dtype)[:, None]
-        return drows_AD, dweight_NK, None
+        return drows_AD, dweight_Nk, None
 
 
-def gathered(rows_AD: Tensor, made: Permutation, weight_NK: Tensor | None) -> Tensor:
+def gathered(rows_AD: Tensor, made: Permutation, weight_Nk: Tensor | None) -> Tensor:
     """Σ_k weight[n, k] · rows[place[n, k]], one k after another, (N, D)."""
-    kind = rows_AD.dtype if weight_NK is None else torch.promote_types(rows_AD.dtype, weight_NK.dtype)
+    kind = rows_AD.dtype if weight_Nk is None else torch.promote_types(rows_AD.dtype, weight_Nk.dtype)
     total: Tensor | None = None
-    for k in range(made.place_NK.shape[1]):
+    for k in range(made.place_Nk.shape[1]):
         row, _, kept = _column(rows_AD, made, k)
         if kept is not None:
             row = torch.where(kept[:, None], row, 0)
-        if weight_NK is None:
+        if weight_Nk is None:
             total = row if total is None else total.add_(row)
         elif total is None:
-            total = row.to(kind) * weight_NK[:, k : k + 1]
+            total = row.to(kind) * weight_Nk[:, k : k + 1]
         else:
-            total.addcmul_(row.to(kind), weight_NK[:, k : k + 1])
+            total.addcmul_(row.to(kind), weight_Nk[:, k : k + 1])
     assert total is not None
     return total.to(rows_AD.dtype)
 
 
 def _column(rows_AD: Tensor, made: Permutation, k: int) -> tuple[Tensor, Tensor, Tensor | None]:
     """The row of each token's k-th pair, its place, and which tokens have one (None: all)."""
-    place = made.place_NK[:, k]
+    place = made.place_Nk[:, k]
     if made.whole:
         return rows_AD.index_select(0, place), place, None
     kept = place >= 0

@@ -128,7 +128,7 @@ def layout_problems(run: Run) -> list[Problem]:
 
 def _batch(run: Run, width: int) -> list[Problem]:
     """global_size = micro_size x accumulation x width, exactly."""
-    size, micro = run.batch.global_size, run.batch.micro_size
+    size, micro_size = run.batch.global_size, run.batch.micro_size
     if size % width:
         near = sorted({max(width, size // width * width), -(-size // width) * width})
         return [
@@ -140,13 +140,13 @@ def _batch(run: Run, width: int) -> list[Problem]:
             )
         ]
     share = size // width
-    if micro is not None and share % micro:
+    if micro_size is not None and share % micro_size:
         each = (
             f"one rank's share of batch.global_size={size} over {width}" if width > 1 else f"batch.global_size={size}"
         )
         return [
             Problem(
-                f"batch.micro_size={micro} does not divide {share}, {each}.",
+                f"batch.micro_size={micro_size} does not divide {share}, {each}.",
                 "global_size = micro_size x accumulation x data-parallel width.",
                 f"Choose batch.micro_size among {listed_divisors(share)}; null takes the whole share.",
             )

@@ -20,7 +20,7 @@ class WholeStorage:
 
     masters   name -> leaf tensor in `param_dtype`: what the optimizer steps and a checkpoint keeps
     used      name -> the module's parameter: the master itself, or where the compute dtype differs its copy. Modules
-              that the plan names `full` compute with their masters
+              of `plan.master_dtype` compute with their masters
     buffers   name -> persistent buffer: state that no optimizer steps
     Gradients appear in the used parameters in `grad_dtype`, whatever dtype they compute in. A tied parameter is one
     tensor under its owner's name. What requires no gradient is kept and saved, and is not trained.

@@ -1,6 +1,6 @@
 """A corpus as one long vector of tokens, wherever its shards lie: what a window of it holds, and where documents end.
 
-N windows, T tokens of a sequence. Nothing here knows of seeds, epochs or ranks.
+N rows (windows), T tokens of a sequence. Nothing here knows of seeds, epochs or ranks.
 """
 
 from __future__ import annotations

@@ -17,14 +17,14 @@ from gangline_moe.nodes import RouterNode
 class Choice:
     """What a router decided.
 
-    expert_NK  int64, the experts of each token; where `whole` is false the number E means none
-    weight_NK  what their outputs are multiplied by
+    expert_Nk  int64, the experts of each token; where `whole` is false the number E means none
+    weight_Nk  what their outputs are multiplied by
     prob_NE    scores of all experts, adding up to 1: what balancing losses look at
     logits_NE  what the gate gave
     """
 
-    expert_NK: Tensor
-    weight_NK: Tensor
+    expert_Nk: Tensor
+    weight_Nk: Tensor
     prob_NE: Tensor
     logits_NE: Tensor
     whole: bool = True
@@ -58,7 +58,7 @@ class Router(nn.Module, ABC):
         """The experts of each token."""
 
     def top(self, score_NE: Tensor) -> Tensor:
-        """The `top_k` experts of each token with the largest score plus bias, (N, K)."""
+        """The `top_k` experts of each token with the largest score plus bias, (N, k)."""
         seen = score_NE.detach()
         if self.bias is not None:
             seen = seen + self.bias

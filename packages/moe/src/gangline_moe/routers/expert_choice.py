@@ -28,6 +28,6 @@ class ExpertChoiceRouter(Router):
         # a plan without memory: every token has as many
         most = self.node.top_k if chosen_NE.is_meta else int(chosen_NE.sum(1).max())
         every = torch.arange(E, device=prob_NE.device)
-        expert_NK = torch.where(chosen_NE, every, E).sort(-1).values[:, :most].contiguous()
-        weight_NK = prob_NE.gather(1, expert_NK.clamp(max=E - 1))
-        return Choice(expert_NK, weight_NK, prob_NE, logits_NE, whole=False)
+        expert_Nk = torch.where(chosen_NE, every, E).sort(-1).values[:, :most].contiguous()
+        weight_Nk = prob_NE.gather(1, expert_Nk.clamp(max=E - 1))
+        return Choice(expert_Nk, weight_Nk, prob_NE, logits_NE, whole=False)

@@ -19,9 +19,9 @@ class SigmoidRouter(Router):
 
     def choose(self, logits_NE: Tensor) -> Choice:
         score_NE = logits_NE.sigmoid()
-        expert_NK = self.top(score_NE)
-        weight_NK = score_NE.gather(1, expert_NK)
+        expert_Nk = self.top(score_NE)
+        weight_Nk = score_NE.gather(1, expert_Nk)
         if self.node.renormalise:
-            weight_NK = weight_NK / (weight_NK.sum(-1, keepdim=True) + 1e-20)
+            weight_Nk = weight_Nk / (weight_Nk.sum(-1, keepdim=True) + 1e-20)
         prob_NE = score_NE / (score_NE.sum(-1, keepdim=True) + 1e-20)
-        return Choice(expert_NK, weight_NK * self.node.scale, prob_NE, logits_NE)
+        return Choice(expert_Nk, weight_Nk * self.node.scale, prob_NE, logits_NE)

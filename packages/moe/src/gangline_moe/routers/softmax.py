@@ -19,8 +19,8 @@ class SoftmaxRouter(Router):
 
     def choose(self, logits_NE: Tensor) -> Choice:
         prob_NE = logits_NE.softmax(-1)
-        expert_NK = self.top(prob_NE)
-        weight_NK = prob_NE.gather(1, expert_NK)
+        expert_Nk = self.top(prob_NE)
+        weight_Nk = prob_NE.gather(1, expert_Nk)
         if self.node.renormalise:
-            weight_NK = weight_NK / weight_NK.sum(-1, keepdim=True)
-        return Choice(expert_NK, weight_NK, prob_NE, logits_NE)
+            weight_Nk = weight_Nk / weight_Nk.sum(-1, keepdim=True)
+        return Choice(expert_Nk, weight_Nk, prob_NE, logits_NE)

@@ -74,13 +74,13 @@ class Fp8Precision(Precision):
     def grad_w(self, dy: Tensor, x: Tensor) -> Tensor:
         return self._multiply(_rows(dy).t(), self.recipe.gradients, _rows(x).t(), self.recipe.activations)
 
-    def _multiply(self, a_MK: Tensor, form: Format, b_NK: Tensor, grain: Grain) -> Tensor:
+    def _multiply(self, a_MI: Tensor, form: Format, b_OI: Tensor, grain: Grain) -> Tensor:
         """A Bᵀ (M, N) in the compute dtype; no rows, or nothing to sum over, where a rank holds no part."""
-        (m, k), n = a_MK.shape, b_NK.shape[0]
+        (m, k), n = a_MI.shape, b_OI.shape[0]
         if not m or not n or not k:
-            return a_MK.new_zeros(m, n, dtype=self.compute_dtype)
-        a = quantise(a_MK.to(self.compute_dtype), form, self.recipe.activations)
-        b = quantise(b_NK.to(self.compute_dtype), Format.E4M3, grain)
+            return a_MI.new_zeros(m, n, dtype=self.compute_dtype)
+        a = quantise(a_MI.to(self.compute_dtype), form, self.recipe.activations)
+        b = quantise(b_OI.to(self.compute_dtype), Format.E4M3, grain)
         return multiply(a, b, self.compute_dtype)[:m, :n].contiguous()
 
 

@@ -1,6 +1,6 @@
 """A Bᵀ of two float8 matrices: by the tensor cores of a GPU, or by the same numbers in float32 on a CPU.
 
-M rows of A, N rows of B, K columns of both
+M rows of A, O features out (the rows of B), I features in (the columns of both)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gangline_parallel_megatron_style.precision.quantise import Grain, Quantised
 
 
 def multiply(a: Quantised, b: Quantised, dtype: torch.dtype) -> Tensor:
-    """(M, K), (N, K) -> (M, N): summed in float32, then rounded to `dtype`.
+    """(M, I), (O, I) -> (M, O): summed in float32, then rounded to `dtype`.
 
     On a CPU, of dequantised values: these are exact in float32, and so are the bits those of torch's scaled product.
     """
@@ -41,6 +41,6 @@ def _laid_out(q: Quantised) -> Tensor:
     """Scales in the shape and order in memory that cuBLAS reads."""
     if q.grain is Grain.TILE:  # rows next to each other
         return q.scale.t().contiguous().t()
-    if q.grain is Grain.BLOCK:  # along K next to each other, filled up to a multiple of four
+    if q.grain is Grain.BLOCK:  # along I next to each other, filled up to a multiple of four
         return F.pad(q.scale, (0, -q.scale.shape[1] % 4)).t()
     return q.scale

@@ -4,7 +4,7 @@ A scale that is a power of two moves the exponent and rounds nothing. What a val
 else shares its scale: a matrix that is cut over ranks has the same float8 values as the whole one, except those so far
 below the largest that float8 has no normal number for them. No value saturates: the scale is large enough for all.
 
-R rows, C columns; the columns are what a product sums over.
+M rows, F features, which a product sums over.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ class Grain(Enum):
 
 @dataclass(frozen=True)
 class Quantised:
-    """`values` (R, C) in float8 and `scale` (R / rows, C / columns of `grain`) in float32; rows and columns padded."""
+    """`values` (M, F) in float8 and `scale` (M / rows, F / columns of `grain`) in float32; rows and columns padded."""
 
     values: Tensor
     scale: Tensor
     grain: Grain
 
     def dequantised(self) -> Tensor:
-        """(R, C) in float32, exact."""
+        """(M, F) in float32, exact."""
         scaled = _parted(self.values.float(), self.grain) * self.scale[:, None, :, None]
         return scaled.view(self.values.shape)
 
 
-def quantise(x_RC: Tensor, form: Format, grain: Grain) -> Quantised:
+def quantise(x_MF: Tensor, form: Format, grain: Grain) -> Quantised:
     """Round a matrix that is not empty to float8, zeros added to fill its last block.
 
     An infinity or NaN makes all that shares its scale NaN: the scale is infinite, and zero times infinity is NaN.
     """
     rows, columns = (max(ALIGNED, side or 0) for side in grain.value)
-    x_RC = F.pad(x_RC, (0, -x_RC.shape[1] % columns, 0, -x_RC.shape[0] % rows))
-    parted = _parted(x_RC, grain)
+    x_MF = F.pad(x_MF, (0, -x_MF.shape[1] % columns, 0, -x_MF.shape[0] % rows))
+    parted = _parted(x_MF, grain)
     scale = power_of_two(parted.abs().amax((1, 3)).float(), form)
-    values = (parted * scale.reciprocal().to(x_RC.dtype)[:, None, :, None]).to(form.dtype)
-    return Quantised(values.reshape(x_RC.shape).contiguous(), scale, grain)  # transposed, if it is, by single bytes
+    values = (parted * scale.reciprocal().to(x_MF.dtype)[:, None, :, None]).to(form.dtype)
+    return Quantised(values.reshape(x_MF.shape).contiguous(), scale, grain)  # transposed, if it is, by single bytes
 
 
 def power_of_two(largest: Tensor, form: Format) -> Tensor:
@@ -78,7 +78,7 @@ def power_of_two(largest: Tensor, form: Format) -> Tensor:
     return torch.where(reduced > 1.75 * below, 2 * below, below).clamp(min=SMALLEST)
 
 
-def _parted(x_RC: Tensor, grain: Grain) -> Tensor:
-    """(R, C) -> (R / rows, rows, C / columns, columns), a view."""
-    rows, columns = (side or whole for side, whole in zip(grain.value, x_RC.shape, strict=True))
-    return x_RC.view(x_RC.shape[0] // rows, rows, x_RC.shape[1] // columns, columns)
+def _parted(x_MF: Tensor, grain: Grain) -> Tensor:
+    """(M, F) -> (M / rows, rows, F / columns, columns), a view."""
+    rows, columns = (side or whole for side, whole in zip(grain.value, x_MF.shape, strict=True))
+    return x_MF.view(x_MF.shape[0] // rows, rows, x_MF.shape[1] // columns, columns)

@@ -10,7 +10,7 @@ The z-term, Σ lse² over the tokens, has 2 lse exp(logits_i - lse) for its grad
 As careful of memory as core's own loss: kept are the logits of this rank and a few numbers a row; exponentials are in
 float32 a few rows at a time. Under sequence parallelism hidden is kept as this rank's part and gathered again.
 
-N rows (tokens), V this rank's vocabulary, D model width
+N rows (tokens), V vocabulary of this rank, D model width
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A foreign module that lies on a fold: what a plugin's own layer looks like.
 
-L lanes, F their width, D model width, N tokens (of all ranks of the fold).
+L lanes, F features within each, D model width, N tokens (of all ranks of the fold).
 """
 
 from __future__ import annotations

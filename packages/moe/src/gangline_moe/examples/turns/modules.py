@@ -10,6 +10,6 @@ class TurnsRouter(Router):
     def choose(self, logits_NE):
         E = logits_NE.shape[1]
         first_N1 = (logits_NE.argmax(-1, keepdim=True) + self.node.first) % E
-        expert_NK = (first_N1 + torch.arange(self.node.top_k)) % E
+        expert_Nk = (first_N1 + torch.arange(self.node.top_k)) % E
         prob_NE = logits_NE.softmax(-1)
-        return Choice(expert_NK, prob_NE.gather(1, expert_NK), prob_NE, logits_NE)
+        return Choice(expert_Nk, prob_NE.gather(1, expert_Nk), prob_NE, logits_NE)

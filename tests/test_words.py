@@ -1,0 +1,81 @@
+"""The house's words: no synonym of a word comes back, and a shape letter means what the glossary says, everywhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+GLOSSARY = (ROOT / "docs/glossary.md").read_text()
+# package -> what it once called a thing that now has another name: whole identifiers and names of modules
+ONCE = {
+    "core": "micro micros micro_batch micro_batches Named Piece Here travels",
+    "parallel-megatron-style": "micro micros Flat Sums WeightGradients deposit put_off hand_over sight Named Piece",
+    "moe": "Exchange by_node ByNode Direct limited sight shapes",
+    "ckpt-zarr": "Cell cell cells Lying lying alike opened told say hear alive sight",
+}
+LEFT = {
+    "parallel-megatron-style": "deposit hand_over",
+    "moe": "Exchange ByNode Direct by_node limited shapes sight",
+    "ckpt-zarr": "alive opened",
+}
+
+
+def public(source: Path) -> Iterator[str]:
+    """What a package names: modules, classes, functions, parameters and fields, those without a leading underscore."""
+    for path in sorted(source.rglob("*.py")):
+        yield path.stem
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                yield node.name
+                yield from (
+                    each.target.id
+                    for each in node.body
+                    if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+                )
+            elif isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                yield node.name
+                yield from (arg.arg for arg in (*node.args.args, *node.args.kwonlyargs))
+
+
+@pytest.mark.parametrize("package", ONCE)
+def test_no_synonym_comes_back(package: str) -> None:
+    found = set(public(ROOT / "packages" / package / "src")) & set(ONCE[package].split())
+    assert found <= set(LEFT.get(package, "").split())
+
+
+def letters() -> dict[str, str]:
+    """Shape letter -> what the glossary says of it."""
+    section = GLOSSARY.partition("## Shape letters")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([A-Za-z, ]+) \| (.+) \|$", section, re.MULTILINE)
+    return {letter: text for names, text in rows for letter in names.split(", ") if len(letter) == 1}
+
+
+def legends() -> Iterator[tuple[str, str, str]]:
+    """(file, letter, meaning) of lines such as "B batch, T tokens, D model width" at the top of a file."""
+    for path in sorted(ROOT.glob("packages/*/src/**/*.py")):
+        for line in (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines():
+            pairs = [re.match(r"([A-Zkt]) ([a-z]\w*)", part) for part in line.split(", ")]
+            if len(pairs) > 1 and pairs[0] and pairs[1]:
+                yield from ((path.name, found[1], found[2]) for found in pairs if found)
+
+
+def test_a_legend_says_what_the_glossary_says() -> None:
+    known = letters()
+    assert len(known) > 15
+    assert len(list(legends())) > 20
+    other = [(file, letter, word) for file, letter, word in legends() if word.rstrip("s") not in known.get(letter, "")]
+    assert other == []
+
+
+def test_the_letters_that_end_a_name_are_in_the_glossary() -> None:
+    known = letters()
+    used = set()
+    for path in ROOT.glob("packages/*/src/**/*.py"):
+        for suffix in re.findall(r"\b[a-z][a-z0-9_]*_([A-Z][A-Zkt]*)\b", path.read_text()):
+            used |= {(letter, suffix) for letter in suffix if letter not in known}
+    assert used == set()
