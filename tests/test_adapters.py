@@ -16,7 +16,7 @@ from gangline.model.build import model_of
 from gangline.testing import StrategySuite, as_installed
 from gangline.testing.inputs import whole_sequences
 from gangline.testing.runs import small_run
-from gangline.testing.strategy import FLOAT64, Layout, Scenario
+from gangline.testing.scenarios import FLOAT64, Layout, Scenario
 from gangline.testing.strategy_ranks import Job
 from gangline.train.finish import finisher
 from gangline_parallel_megatron_style.commands import main

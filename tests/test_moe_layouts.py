@@ -8,7 +8,7 @@ import pytest
 
 from gangline import inside
 from gangline.testing import StrategySuite
-from gangline.testing.strategy import FLOAT64, Layout, Scenario
+from gangline.testing.scenarios import FLOAT64, Layout, Scenario
 from gangline.testing.strategy_ranks import Job, start
 from gangline_moe import exchange
 

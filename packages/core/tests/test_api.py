@@ -13,7 +13,7 @@ SCRIPT = """
 import sys
 from gangline import api
 from gangline.config import default_run
-from gangline.data.config import Text
+from gangline.data.config import TextConfig
 from gangline.errors import UserError
 from gangline.model.config import DecoderConfig
 from gangline.optimizer.config import Adamw
@@ -21,7 +21,7 @@ from gangline.optimizer.config import Adamw
 def run(**given):
     model = DecoderConfig(dim=32, layers=1, heads=2, hidden=32)
     batch = {"global_size": 4, "sequence_length": 16}
-    return default_run(model=model, data=Text(path="corpus"), batch=batch, track=["jsonl"], **given)
+    return default_run(model=model, data=TextConfig(path="corpus"), batch=batch, track=["jsonl"], **given)
 
 if __name__ == "__main__":
     directory = api.train(run(run={"dir": "out", "steps": 2, "sample": 0}, validate={"every": None}))

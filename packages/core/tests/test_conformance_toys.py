@@ -16,7 +16,7 @@ from gangline.testing import (
     TrackerSuite,
     as_installed,
 )
-from gangline.testing.strategy import Layout
+from gangline.testing.scenarios import Layout
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -116,11 +116,11 @@ def test_all_of_it_is_there_without_torch():
     code = (
         "import sys\n"
         "from gangline.model.presets import PARTS\n"
-        "from gangline.model.plan import decoder\n"
+        "from gangline.model.plan import plan_decoder\n"
         "from gangline.model.compose import compose_model\n"
         "from gangline.model.flops import flops_per_token, parameter_count\n"
         "import gangline.interop, gangline.interop.commands\n"
-        "tree, plan = decoder(PARTS[0].config())\n"
+        "tree, plan = plan_decoder(PARTS[0].config())\n"
         "flops_per_token(tree, 128, plan), parameter_count(tree)\n"
         "assert 'torch' not in sys.modules\n"
     )

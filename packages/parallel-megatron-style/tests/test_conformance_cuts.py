@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gangline.testing import StrategySuite
-from gangline.testing.strategy import Layout
+from gangline.testing.scenarios import Layout
 
 LONG = ("model.layers=4", "batch.global_size=8", "batch.micro_size=1")
 

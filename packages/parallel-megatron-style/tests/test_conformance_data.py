@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gangline.testing import StrategySuite
-from gangline.testing.strategy import Layout
+from gangline.testing.scenarios import Layout
 
 
 class TestFsdp(StrategySuite):

@@ -6,9 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from gangline.testing import ModelEditSuite, PartSuite
-from gangline.testing.claims import needs
-from gangline.testing.strategy import FLOAT64
+from gangline.testing import FLOAT64, ModelEditSuite, PartSuite, needs
 
 
 class RouterSuite(PartSuite):

@@ -27,7 +27,7 @@ from gangline.plan import Plan
 from gangline.testing import strategy_ranks as ranks
 from gangline.testing.claims import needs
 from gangline.testing.pool import pool
-from gangline.testing.strategy import FLOAT64
+from gangline.testing.scenarios import FLOAT64
 from gangline.testing.strategy_ranks import Job
 from gangline.testing.suite import PartSuite, succeeded
 from gangline.testing.toys.plugin import Rows

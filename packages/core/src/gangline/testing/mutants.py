@@ -34,7 +34,7 @@ def judged(mutant: Mutant, suite: str, place: Path, *tests: str) -> Result:
     """What the suite, or these tests of it, says about the mutant."""
     path = place / f"test_{re.sub(r'[^a-z]', '_', str(mutant))}.py"
     lines = [
-        "from gangline.testing.strategy import Layout",
+        "from gangline.testing.scenarios import Layout",
         f"from gangline.testing import {suite}",
         "",
         "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -13,61 +13,31 @@ import torch
 from torch import Tensor
 
 from gangline.errors import UserError
-from gangline.mesh import AXES, Mesh
+from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.testing import strategy_ranks as ranks
 from gangline.testing.claims import needs
 from gangline.testing.pool import pool
+from gangline.testing.scenarios import (
+    ACCUMULATED,
+    DOCUMENTS,
+    EXACT,
+    EXACT_EVALUATION,
+    EXACT_TIED,
+    FLOAT32,
+    FLOAT64,
+    LANES,
+    PLAIN,
+    RECOMPUTED,
+    SINGLE,
+    TIED,
+    Layout,
+    Scenario,
+)
 from gangline.testing.strategy_ranks import Job, Trained
 from gangline.testing.suite import PartSuite
 from gangline.testing.toys.plugin import Lanes, edit_lanes
 from gangline.testing.whole import Held, all_close, assemble, close, mapped_once, number_close
-
-FLOAT64, FLOAT32 = 1e-12, 1e-5  # the law's bounds, relative to the largest magnitude of an array
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A world and the settings that lay the run over it."""
-
-    world: int
-    settings: tuple[str, ...] = ()
-
-    @classmethod
-    def on(cls, words: str) -> Layout:
-        """Axes and options of a strategy that has every axis, "pp=2 tp=2 zero=3"; an axis left out has one rank."""
-        options = {**dict.fromkeys(AXES, "1"), **dict(word.split("=") for word in words.split())}
-        world = math.prod(int(options[axis]) for axis in AXES)
-        return cls(world, tuple(f"parallel.{name}={value}" for name, value in options.items()))
-
-    def __str__(self) -> str:
-        return "-".join([str(self.world), *(setting.split(".")[-1] for setting in self.settings)])
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """A model and its batches."""
-
-    settings: tuple[str, ...] = ()
-    batches: str = "ragged"
-    dtype: torch.dtype = torch.float64
-    lanes: int = 0  # the size of the fold that the toy edit's module lies on; 0: no edit
-    recompute: bool = False
-    steps: int = 3
-
-
-PLAIN = Scenario()
-TIED = Scenario(("model.tied=true",))
-DOCUMENTS = Scenario(batches="documents", steps=1)
-ACCUMULATED = Scenario(("batch.global_size=16", "batch.micro_size=2"), steps=2)
-LANES = Scenario(lanes=2)
-RECOMPUTED = Scenario(lanes=2, recompute=True, steps=1)
-SINGLE = Scenario(dtype=torch.float32, steps=1)
-EXACT = Scenario(("run.deterministic=true",), dtype=torch.float32)
-EXACT_EVALUATION = Scenario(  # in float64, and many losses: their sum has other bits in another grouping
-    ("run.deterministic=true", "batch.global_size=24"), batches="documents", steps=0
-)
-EXACT_TIED = Scenario(("run.deterministic=true", "model.tied=true"), dtype=torch.float32)
 
 _done: dict[str, Any] = {}  # what the ranks gave, by job: many tests look at one run
 
