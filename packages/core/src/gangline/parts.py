@@ -25,6 +25,7 @@ from gangline.config.schema import (
     PartConfig,
     PrecisionConfig,
     ScheduleConfig,
+    Sidecar,
     TrackConfig,
 )
 
@@ -76,5 +77,6 @@ __all__ = [
     "PartConfig",
     "PrecisionConfig",
     "ScheduleConfig",
+    "Sidecar",
     "TrackConfig",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,15 +24,8 @@ from gangline.shard import Layout, Registry, Shard
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
+    from gangline.data.vocabulary import Codec
     from gangline.model.decoder import Decoder
-
-
-class Codec(Protocol):
-    """Text to tokens and back; a data source has it, and so may its configuration (`codec()`), without reading data."""
-
-    def encode(self, text: str) -> list[int] | None: ...
-
-    def decode(self, tokens: list[int]) -> str | None: ...
 
 
 def sample(
@@ -149,8 +142,7 @@ def _choose(kept: Checkpointer, run: Run, wanted: str | None) -> CheckpointId:
 
 
 def _codec(run: Run) -> Codec:
-    make = getattr(run.data, "codec", None)
-    return make() if make is not None else plugins.build(run.data, run, "train")
+    return run.data.codec() or plugins.build(run.data, run, "train")
 
 
 def _encode(codec: Codec, prompt: str, run: Run) -> list[int]:

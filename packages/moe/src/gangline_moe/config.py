@@ -99,7 +99,7 @@ class MoeOptions(EditConfig):
             from gangline_moe.upcycle import problems
 
             found += problems(self, run)
-        if not found and getattr(run.model, "weights", None) is not None:
+        if not found and run.model.pretrained() is not None:
             from gangline_moe.interop import weight_problems
 
             found += weight_problems(self, run)

@@ -16,10 +16,24 @@ from gangline.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 if TYPE_CHECKING:
     import torch
 
+    from gangline.data.vocabulary import Codec
     from gangline.interop.adapter import Adapter
     from gangline.mesh import Mesh
     from gangline.plan import Plan
     from gangline.shard import Shard
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sidecar:
+    """A process that stands beside the ranks of each machine; its output is in logs/sidecar-<name>-<host>.log.
+
+    `target` is called as ``target(run_dir, *args)`` in a fresh interpreter and runs until SIGTERM, which it also gets
+    where its owner was killed; `args` must survive JSON.
+    """
+
+    name: str
+    target: str  # "package.module:function"
+    args: tuple = ()
 
 
 @dataclass
@@ -42,12 +56,24 @@ class PartConfig:
         """What works and is still not what one would choose; said once when the run starts."""
         return []
 
+    def sidecars(self, run: Run) -> list[Sidecar]:
+        """Processes that stand beside the ranks of each machine, and are there before them."""
+        return []
+
+    def preload(self, run: Run) -> list[str]:
+        """Modules that every rank needs, loaded once where ranks are forked from one server."""
+        return []
+
 
 @dataclass
 class ModelConfig(PartConfig):
     """`build(config, run) -> (tree, plan)`: the tree of config nodes and its `gangline.plan.Plan`. Torch-free."""
 
     vocab_size: PositiveInt = 256  # different tokens that the data may have
+
+    def pretrained(self) -> str | None:
+        """The Hugging Face directory whose weights the run starts from; None: they are drawn."""
+        return None
 
 
 @dataclass
@@ -165,6 +191,10 @@ class DataConfig(PartConfig):
     file_options: ClassVar[tuple[str, ...]] = ("path",)
 
     path: str | list[str] | None = None  # where the data lies; null: what the source brings itself
+
+    def codec(self) -> Codec | None:
+        """Text to tokens and back, without reading the data; None: ask the source. Raises UserError."""
+        return None
 
 
 @dataclass

@@ -1,9 +1,6 @@
 """The launcher contract: a run directory in, processes out.
 
-Any part's configuration may say what has to be there before the ranks are:
-
-    sidecars(run) -> list[gangline.launch.Sidecar]     # processes that stand beside the ranks of each machine
-    preload(run) -> list[str]                          # modules for every rank, loaded once where ranks are forked
+What has to be there before the ranks, any part's configuration says (`PartConfig.sidecars`, `PartConfig.preload`).
 """
 
 from __future__ import annotations

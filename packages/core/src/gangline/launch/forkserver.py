@@ -60,7 +60,7 @@ def needs(run: Run) -> set[str]:
     torch._dynamo is more than half of what there is to load, and torch imports it on the first use of compile or of
     torch.utils.checkpoint.
     """
-    found = {name for _, config in run.parts() if hasattr(config, "preload") for name in config.preload(run)}
+    found = {name for _, config in run.parts() for name in config.preload(run)}
     if run.run.compile or run.run.recompute is not Recompute.none:
         found.add("torch._dynamo")
     return found

@@ -1,7 +1,7 @@
 """Processes that stand beside the ranks of a machine: a memory tier, spares. Torch-free.
 
-A part's config may have `sidecars(run)`. Who starts the ranks starts them first and keeps them when the ranks are
-started again; they end with the run, or with whoever started it.
+A part's config asks for them (`PartConfig.sidecars`). Who starts the ranks starts them first and keeps them when the
+ranks are started again; they end with the run, or with whoever started it.
 """
 
 from __future__ import annotations
@@ -17,24 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline.launch import guard
+from gangline.parts import Sidecar
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
 
 STOP_SECONDS = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sidecar:
-    """One process on each machine. Its output is in logs/sidecar-<name>-<host>.log.
-
-    `target` is called as ``target(run_dir, *args)`` in a fresh interpreter and runs until SIGTERM, which it also gets
-    where its owner was killed; `args` must survive JSON.
-    """
-
-    name: str
-    target: str  # "package.module:function"
-    args: tuple = ()
 
 
 @dataclass(frozen=True)
@@ -48,7 +36,7 @@ class Running:
 
 def wanted(run: Run) -> list[Sidecar]:
     """What the parts of a run ask for."""
-    return [one for _, config in run.parts() if hasattr(config, "sidecars") for one in config.sidecars(run)]
+    return [one for _, config in run.parts() for one in config.sidecars(run)]
 
 
 def start(asked: list[Sidecar], run_dir: str | Path, owner: int) -> list[Running]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from gangline.model.contracts import StepListener
 from gangline.plan import Plan
 
 
@@ -43,13 +44,13 @@ def filled_buffers_of(model: nn.Module) -> list[Buffer]:
     return found
 
 
-def listeners(module: nn.Module, path: str, plan: Plan) -> Iterator[tuple[str, nn.Module]]:
+def listeners(module: nn.Module, path: str, plan: Plan) -> Iterator[tuple[str, StepListener]]:
     """The modules in `module`, which lies at `path`, that are told of each step (`after_step`), with their paths.
 
     One whose buffers are all frozen is not: it would move what the plan says stays as it is.
     """
     for inner, one in module.named_modules(prefix=path):
-        if hasattr(one, "after_step"):
+        if isinstance(one, StepListener):
             state = [f"{inner}.{name}" if inner else name for name, _ in one.named_buffers()]
             if not state or not all(plan.is_frozen(name) for name in state):
                 yield inner, one

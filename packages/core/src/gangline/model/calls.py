@@ -64,6 +64,12 @@ class LossCall:
 Call = AttentionCall | LossCall
 
 
+def call_of(function: object) -> Call | None:
+    """What a function at a seam says of itself (`computes`); None: *unknown*, for it says nothing."""
+    own = getattr(function, "computes", None)
+    return own if isinstance(own, Call) else None
+
+
 def _changed(call: Call) -> str:
     default = type(call)()
     return ", ".join(f"{name}={value}" for name, value in vars(call).items() if value != getattr(default, name))

@@ -44,6 +44,9 @@ class DecoderConfig(ModelConfig):
     init_std: NonNegativeFloat = 0.02  # of every matrix; those that write to the residual stream: / sqrt(2 · layers)
     weights: str | None = None  # a Hugging Face directory to start from instead of drawn weights
 
+    def pretrained(self) -> str | None:
+        return self.weights
+
     def check(self, run: Run) -> list[Problem]:
         from gangline.config.mend import nearest
 

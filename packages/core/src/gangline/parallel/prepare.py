@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gangline.comm.base import Comm
 from gangline.errors import UserError
+from gangline.model.contracts import OwnProducts, bind_around
 from gangline.model.linear import Linear
 from gangline.plan import Plan, matches
 from gangline.precision.base import Precision
@@ -27,7 +28,7 @@ def set_products(model: nn.Module, plan: Plan, precision: Precision) -> None:
             refuse_own(module, path, "product", F.linear)
             full = any(matches(pattern, path) for pattern in plan.master_dtype)
             module.product = full_product if full else precision.linear
-        elif hasattr(module, "multiply_by"):
+        elif isinstance(module, OwnProducts):
             module.multiply_by(precision)
 
 
@@ -56,19 +57,8 @@ def bind_folds(model: nn.Module, plan: Plan, comm_of: Callable[[str], Comm]) -> 
     bound: set[str] = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         fold = next((axis for axis in plan.cuts_of(name, parameter.dim()) if axis in folds), None)
-        if fold is None:
-            continue
-        path = name
-        while path:
-            path = path.rpartition(".")[0]
-            module = model.get_submodule(path)
-            if hasattr(module, "bind"):
-                break
-        else:
-            raise TypeError(f"{name} is cut along the fold {fold!r}, but no module around it has `bind(axis)`")
-        if path not in bound:
-            bound.add(path)
-            module.bind(comm_of(fold))  # type: ignore[operator]
+        if fold is not None:
+            bind_around(model, name, f"the fold {fold!r}", comm_of(fold), bound)
 
 
 def finish_blocks(model: nn.Module, plan: Plan, finish: Finish) -> None:

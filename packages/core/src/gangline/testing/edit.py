@@ -18,7 +18,9 @@ import torch
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.model.build import construct
+from gangline.model.calls import call_of
 from gangline.model.compose import compose_model
+from gangline.model.contracts import Bindable, seam_function
 from gangline.model.flops import flops_per_token
 from gangline.model.linear import Embedding, Linear
 from gangline.model.seams import calls
@@ -143,7 +145,9 @@ class ModelEditSuite(PartSuite):
             around = [name.rsplit(".", depth)[0] for depth in range(1, name.count(".") + 1)]
             modules = [model.get_submodule(path) for path in around]
             known = isinstance(modules[0], Linear | Embedding) and axes == {"tp"}
-            assert known or any(hasattr(module, "bind") for module in modules), f"{name} is cut, and nobody has `bind`"
+            assert known or any(isinstance(module, Bindable) for module in modules), (
+                f"{name} is cut, and nobody has `bind`"
+            )
 
     def test_functions_compute_what_their_nodes_say(self) -> None:
         """At each seam of the plan: a strategy that puts its own call there computes what is said of the module's."""
@@ -151,10 +155,10 @@ class ModelEditSuite(PartSuite):
         modules = dict(construct(tree).named_modules())
         for seam in plan.seams:
             for path, call in calls(tree, plan, seam.name).items():
-                function = getattr(modules[path], seam.name, None)
-                if function is None or isinstance(function, torch.nn.Module):
+                function = seam_function(modules[path], seam.name)
+                if function is None:
                     continue
-                own = getattr(function, "computes", None)
+                own = call_of(function)
                 told = f"{path}.{seam.name}: its node says {call or 'nothing'}, the function {own or 'nothing'}"
                 assert call is not None, told
                 assert own == call, told

@@ -49,13 +49,13 @@ def micro_size(run: Run, width: int, mesh: Mesh) -> int:
 
 def draw_weights(run: Run, runtime: Runtime, plan: Plan) -> None:
     """The first weights: by (seed, name), or of a Hugging Face directory where the model names one; then the edits'."""
-    weights, shards = getattr(run.model, "weights", None), list(runtime.shards())
-    if weights is None:
+    pretrained, shards = run.model.pretrained(), list(runtime.shards())
+    if pretrained is None:
         initialise(shards, plan, run.seed)
     else:
         from gangline.interop import load_pretrained
 
-        load_pretrained(weights, shards, plan, run.seed)
+        load_pretrained(pretrained, shards, plan, run.seed)
     for options in run.edits.values():
         options.first_weights(run, shards, plan)
 

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gangline import inside
 from gangline.config.sections import Recompute
+from gangline.model.contracts import seam_function
 from gangline.parallel.prepare import Finish
 from gangline.plan import Seam, matches
 
@@ -44,10 +45,8 @@ def finisher(recompute: Recompute, compile: bool, every: int = 1, seams: Sequenc
 
 def _recompute_attention(block: nn.Module, path: str, seams: Sequence[Seam]) -> None:
     for name, module in block.named_modules(prefix=path):
-        attention = getattr(module, "attention", None)
-        if attention is None or hasattr(attention, "attention"):  # a block, whose layer has that name
-            continue
-        if any(seam.name == "attention" and matches(seam.pattern, name) for seam in seams):
+        attention = seam_function(module, "attention")
+        if attention is not None and any(seam.name == "attention" and matches(seam.pattern, name) for seam in seams):
             module.attention = _recomputed(attention)
 
 

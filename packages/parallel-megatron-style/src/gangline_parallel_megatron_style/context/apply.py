@@ -9,7 +9,8 @@ from torch import nn
 
 from gangline.comm import Comm
 from gangline.errors import UserError
-from gangline.model.calls import AttentionCall, Call
+from gangline.model.calls import AttentionCall, Call, call_of
+from gangline.model.contracts import seam_function
 from gangline.model.recall import Recall
 from gangline.model.seams import call_at
 from gangline.plan import Plan, matches, names
@@ -38,8 +39,8 @@ def set_attention(
     recall, done = Recall(), list[str]()
     modules = {path: m for path, m in model.named_modules() if any(matches(pattern, path) for pattern in patterns)}
     for path, module in modules.items():
-        inner = getattr(module, "attention", None)
-        if inner is None or isinstance(inner, nn.Module):  # the block above, whose attribute of that name is the layer
+        inner = seam_function(module, "attention")
+        if inner is None:
             continue
         if method == "ring":
             call = _agreed(path, inner, call_at(declared, path))
@@ -59,7 +60,7 @@ def set_attention(
 
 def _agreed(path: str, function: object, declared: Call | None) -> AttentionCall:
     """What ring attention computes in place of `function`: its node and the function must declare the same."""
-    own = getattr(function, "computes", None)
+    own = call_of(function)
     if not isinstance(own, AttentionCall) or own != declared or unsupported_by_ring(own):
         raise UserError(
             f"{path}: ring attention would take the place of a function that computes "

@@ -26,6 +26,7 @@ from gangline.mesh import DATA_AXES
 from gangline.model.attention import PlainAttention
 from gangline.model.build import model_of
 from gangline.model.calls import AttentionCall
+from gangline.model.contracts import seam_function
 from gangline.model.norm import RMSNorm
 from gangline.plan import matches
 from gangline.train.finish import finisher
@@ -162,7 +163,7 @@ def use_gpu_kernels(module: nn.Module, path: str, case: Case) -> None:
     for name, inner in module.named_modules(prefix=path):
         if type(inner) is RMSNorm:
             inner.forward = _Norm(inner)  # type: ignore[method-assign]
-        function = getattr(inner, "attention", None)
+        function = seam_function(inner, "attention")
         if isinstance(function, PlainAttention) and any(matches(pattern, name) for pattern in seams):
             inner.attention = _Flash(function.computes)
 

@@ -11,7 +11,8 @@ from torch import nn
 
 from gangline.comm import Comm
 from gangline.errors import UserError
-from gangline.model.calls import Call, LossCall
+from gangline.model.calls import Call, LossCall, call_of
+from gangline.model.contracts import OwnProducts, bind_around, seam_function
 from gangline.model.linear import Embedding, Linear
 from gangline.model.seams import call_at
 from gangline.parallel.prepare import full_product, refuse_own
@@ -79,14 +80,15 @@ class _Cutter:
         for path, module in modules.items():
             if isinstance(module, Linear):
                 self._product(path, module)
-            elif hasattr(module, "multiply_by"):
+            elif isinstance(module, OwnProducts):
                 module.multiply_by(self.setting.precision)
             elif isinstance(module, Embedding):
                 self._lookup(path, module)
-            elif any(matches(pattern, path) and hasattr(module, "loss") for pattern in losses):
+            elif any(matches(pattern, path) and seam_function(module, "loss") for pattern in losses):
                 self._loss(path, module)
             elif path in self.cuts:
-                self._bind(path)
+                name = f"{path}.{next(iter(self.cuts[path]))}"
+                bind_around(self.model, name, AXIS, self.setting.comm, self.bound)
 
     def _product(self, path: str, linear: Linear) -> None:
         refuse_own(linear, path, "product", F.linear)
@@ -127,21 +129,10 @@ class _Cutter:
             raise TypeError(f"{path} can be cut along {AXIS} by the rows of its weight only; its plan cuts {cuts}")
         return self.first_rows[self.plan.owner(f"{path}.weight")]
 
-    def _bind(self, path: str) -> None:
-        around = path
-        while not hasattr(self.model.get_submodule(around), "bind"):
-            if not around:
-                names = ", ".join(f"{path}.{name}" for name in self.cuts[path])
-                raise TypeError(f"{names} is cut along {AXIS}, but no module around it has `bind(axis)`")
-            around = _parent(around)
-        if around not in self.bound:
-            self.bound.add(around)
-            self.model.get_submodule(around).bind(self.setting.comm)  # type: ignore[operator]
-
 
 def _agreed(path: str, function: object, declared: Call | None) -> LossCall:
     """The loss that is to be computed over a cut vocabulary: node and function must declare the same."""
-    own = getattr(function, "computes", None)
+    own = call_of(function)
     if not isinstance(own, LossCall) or own != declared:
         raise UserError(
             f"{path}: the loss over a cut vocabulary would take the place of a function that computes "

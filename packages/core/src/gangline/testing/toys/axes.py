@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gangline.batch import Batch
 from gangline.comm.autograd import all_gather, all_reduce
 from gangline.comm.base import Comm, Comms
+from gangline.model.contracts import bind_around
 from gangline.model.linear import Embedding, Linear
 from gangline.plan import Plan, matches
 
@@ -102,7 +103,7 @@ class Axes:
                     self._column if self.dims[f"{path}.weight"] == 0 else self._row, module.product
                 )
             elif cut:
-                self._bind(path, cut[0], bound)
+                bind_around(self.model, cut[0], "tp", self.tp, bound)
             if self.cp.size > 1 and self._on_seam("attention", path) and "attention" in vars(module):
                 module.attention = partial(self._attention, module.attention)
 
@@ -112,15 +113,6 @@ class Axes:
     def _row(self, product: Callable[..., Tensor], x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         y = _Leave.apply(product(x, w, None), self.tp)
         return y if b is None else y + b
-
-    def _bind(self, path: str, name: str, bound: set[str]) -> None:
-        while not hasattr(self.model.get_submodule(path), "bind"):
-            if not path:
-                raise TypeError(f"{name} is cut along tp, but no module around it has `bind(axis)`")
-            path = path.rpartition(".")[0]
-        if path not in bound:
-            bound.add(path)
-            self.model.get_submodule(path).bind(self.tp)  # type: ignore[operator]
 
     # --- cp: a part of the tokens ------------------------------------------------------------------------------------
 

@@ -1,0 +1,71 @@
+"""What a module of a model may have beside `forward`, and who calls it.
+
+bind(axis)             a strategy, once, where a parameter of the module is cut along an axis or a fold
+multiply_by(precision) a strategy, once, before the first product of a module that is no `Linear`
+after_step(totals)     the runtime, after each step that the optimizer has taken
+attention, loss        functions at a seam of the plan, in whose place a strategy may put its own
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from gangline.comm import Comm
+    from gangline.precision import Precision
+
+
+@runtime_checkable
+class Bindable(Protocol):
+    """Computes with a part of its parameters."""
+
+    def bind(self, axis: Comm) -> None:
+        """axis: the ranks that hold the other parts."""
+        ...
+
+
+@runtime_checkable
+class OwnProducts(Protocol):
+    """Multiplies by itself, without a `Linear`."""
+
+    def multiply_by(self, precision: Precision) -> None:
+        """Multiply as `precision.linear` does."""
+        ...
+
+
+@runtime_checkable
+class StepListener(Protocol):
+    """Moves its buffers by what was emitted in a step, as a router's bias."""
+
+    def after_step(self, totals: dict[str, Tensor]) -> None:
+        """totals: what this module emitted, by name, float64, over all ranks and microbatches of the step."""
+        ...
+
+
+def bind_around(model: nn.Module, name: str, axis: str, comm: Comm, bound: set[str]) -> None:
+    """Give the nearest `Bindable` around the parameter `name` the ranks of `comm`, unless its path is in `bound`.
+
+    Its path is then in `bound`. axis: what `name` is cut along, for the message. Raises TypeError where there is none.
+    """
+    path = name
+    while path:
+        path = path.rpartition(".")[0]
+        module = model.get_submodule(path)
+        if isinstance(module, Bindable):
+            if path not in bound:
+                bound.add(path)
+                module.bind(comm)
+            return
+    raise TypeError(f"{name} is cut along {axis}, but no module around it has `bind(axis)`")
+
+
+def seam_function(module: nn.Module, seam: str) -> Callable[..., Any] | None:
+    """The function that `module` has at the seam of that name; None: it has none.
+
+    A block has none: its attribute `attention` is the layer.
+    """
+    found = getattr(module, seam, None)
+    return None if isinstance(found, nn.Module) else found
