@@ -1,13 +1,13 @@
-"""A layer with experts beside others of the same size, and its exchange beside a bare all-to-all.
+"""A layer with experts beside others of the same size, and its dispatch beside a bare all-to-all.
 
     python benchmarks/moe.py layer --tokens 512 --rounds 9
-    python benchmarks/moe.py exchange --processes 2 4 8 --mebibytes 16
+    python benchmarks/moe.py dispatch --processes 2 4 8 --mebibytes 16
 
 layer     forward and backward on one process, float32, one after another in each round; medians. Beside ours: a loop
           over the experts that picks each one's tokens, transformers' Mixtral block, and a dense layer of the same
           active operations. Then the bytes that ours keeps for its backward pass over those of its own tensors: rows in
           and out, two products, what the router gives.
-exchange  to the experts and back, forward only, beside one all_to_all_single of the same bytes each way; medians of the
+dispatch  to the experts and back, forward only, beside one all_to_all_single of the same bytes each way; medians of the
           slowest rank. And bytes that left the ranks over the least there can be.
 """
 
@@ -32,9 +32,9 @@ from gangline.model.tree import FeedForwardNode
 from gangline.testing import rank
 from gangline.testing.pool import close_all, pool
 from gangline_moe.config import MoeOptions
+from gangline_moe.dispatch.dispatcher import TokenDispatcher
+from gangline_moe.dispatch.permute import permutation
 from gangline_moe.edit import layer_node
-from gangline_moe.exchange import Exchange
-from gangline_moe.permute import permutation
 from gangline_moe.routers.config import Softmax
 
 # experts, top_k, width of the model, width of an expert
@@ -151,7 +151,7 @@ class Counting(Wrapped):
         return super()._exchange(sends, recvs, background)
 
 
-def exchanged(mebibytes: int, rounds: int) -> tuple[list[tuple[float, float]], float]:
+def dispatched(mebibytes: int, rounds: int) -> tuple[list[tuple[float, float]], float]:
     """(ours, bare) seconds of each round on this rank, and bytes sent over the least there can be."""
     comm = rank.comms(Mesh.of({"dp_shard": rank.world}), False).axis("dp_shard")
     width, experts = 1024, 8
@@ -165,8 +165,8 @@ def exchanged(mebibytes: int, rounds: int) -> tuple[list[tuple[float, float]], f
     to, of = per_rank.tolist(), arriving.tolist()
 
     def ours(comm: Comm) -> None:
-        exchange = Exchange(comm, rows_AD, counts)
-        exchange.returned(exchange.arrived())
+        dispatcher = TokenDispatcher(comm, rows_AD, counts)
+        dispatcher.returned(dispatcher.dispatched())
 
     def bare() -> None:
         arrived = rows_AD.new_empty(sum(of), width)
@@ -193,11 +193,11 @@ def exchanged(mebibytes: int, rounds: int) -> tuple[list[tuple[float, float]], f
     return seconds[WARM:], counted.sent / least
 
 
-def exchanges(processes: list[int], mebibytes: int, rounds: int) -> None:
+def dispatches(processes: list[int], mebibytes: int, rounds: int) -> None:
     print(f"{mebibytes} MiB a rank, {os.getloadavg()[0]:.1f} load")
     print(f"{'ranks':>5} {'ours':>9} {'bare':>9} {'ratio':>6} {'bytes / least':>14}")
     for world in processes:
-        of_ranks = pool(world).run(exchanged, mebibytes, rounds, timeout=1800)
+        of_ranks = pool(world).run(dispatched, mebibytes, rounds, timeout=1800)
         slowest = [
             (max(ours for ours, _ in one), max(bare for _, bare in one))
             for one in zip(*(seconds for seconds, _ in of_ranks), strict=True)
@@ -211,16 +211,16 @@ def exchanges(processes: list[int], mebibytes: int, rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", choices=["layer", "exchange", []], default=[])
+    parser.add_argument("what", nargs="*", choices=["layer", "dispatch", []], default=[])
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--processes", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--mebibytes", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=9)
     chosen = parser.parse_args()
-    if chosen.what in ([], ["layer"], ["layer", "exchange"]):
+    if chosen.what in ([], ["layer"], ["layer", "dispatch"]):
         layers(chosen.tokens, chosen.rounds)
-    if chosen.what in ([], ["exchange"], ["layer", "exchange"]):
-        exchanges(chosen.processes, chosen.mebibytes, chosen.rounds)
+    if chosen.what in ([], ["dispatch"], ["layer", "dispatch"]):
+        dispatches(chosen.processes, chosen.mebibytes, chosen.rounds)
 
 
 if __name__ == "__main__":

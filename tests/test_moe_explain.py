@@ -25,8 +25,8 @@ from gangline.parallel.prepare import set_products
 from gangline.plan import Fold, Plan
 from gangline.train.finish import finisher
 from gangline_moe.config import FOLD, MoeOptions
+from gangline_moe.dispatch.dispatcher import TokenDispatcher
 from gangline_moe.edit import layer_node
-from gangline_moe.exchange import Exchange
 from gangline_moe.nodes import MoeNode
 from gangline_moe.routers.config import Grouped, Sigmoid, Softmax
 from gangline_parallel_megatron_style.commands import main
@@ -192,15 +192,15 @@ def test_the_peak_is_what_the_closed_form_says(words):
 
 
 def test_rows_go_inside_a_node_first():
-    """By the real exchange, on a transport that counts: the same bytes leave, and some of them twice."""
+    """By the real dispatcher, on a transport that counts: the same bytes leave, and some of them twice."""
     words = "parallel=fsdp launch.processes=8 parallel.topology.gpus_per_node=4"
     run = compose_one([*SMALL.split(), *words.split(), "moe.ep=8", "moe.experts=64", "moe.ranks_per_node=4"])
     case = Case.of(run, mesh := Mesh.of(run.parallel.axes(8)))
     comms = FakeComms(mesh)
     comm, layer = comms.fold(active_fold(case.plan, mesh, FOLD)), construct(case.by_path["blocks.0.feed_forward"])
     rows = torch.zeros(B * 64, 128, requires_grad=True)
-    exchange = Exchange(comm, rows, torch.full((64,), len(rows) // 64), layer.node.ranks_per_node)
-    exchange.returned(exchange.arrived() * 1).sum().backward()
+    dispatcher = TokenDispatcher(comm, rows, torch.full((64,), len(rows) // 64), layer.node.ranks_per_node)
+    dispatcher.returned(dispatcher.dispatched() * 1).sum().backward()
     sizes = replace(case.sizes, tokens=len(rows) // 2)
     inside_nodes, between = layer.node.communication_volume(sizes)
     bytes_of = comms.traffic.bytes

@@ -12,7 +12,7 @@ from gangline.plugins import build
 from gangline.testing.runs import small_run
 from gangline_moe.config import MoeOptions
 from gangline_moe.edit import layer_node
-from gangline_moe.grouped import PrecisionProducts
+from gangline_moe.products import PrecisionProducts
 
 
 def layer():

@@ -27,8 +27,8 @@ from gangline.testing.inputs import whole_sequences
 from gangline.testing.runs import small_run
 from gangline_moe.config import MoeOptions
 from gangline_moe.interop import of_hugging_face, to_hugging_face
+from gangline_moe.presets import DeepSeekV3, Mixtral8x7B, Qwen3_30B_A3B
 from gangline_moe.routers.config import ExpertChoice, Grouped, Sigmoid, Softmax
-from gangline_moe.shapes import DeepSeekV3, Mixtral8x7B, Qwen3_30B_A3B
 
 COMMON = {
     "vocab_size": 97,

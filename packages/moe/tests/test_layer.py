@@ -19,7 +19,7 @@ from gangline.plan import Plan
 from gangline.precision.plain import Plain
 from gangline_moe.config import MoeOptions
 from gangline_moe.edit import layer_node
-from gangline_moe.grouped import PlainProducts, PrecisionProducts, products_of
+from gangline_moe.products import PlainProducts, PrecisionProducts, products_of
 from gangline_moe.routers.config import ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
 
 D, H = 12, 10

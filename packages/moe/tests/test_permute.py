@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck
 
-from gangline_moe.permute import Combine, Dispatch, limited, permutation
+from gangline_moe.dispatch.permute import Combine, Permute, drop_over_capacity, permutation
 
 CASES = {
     "usual": [[0, 2], [2, 1], [1, 0], [2, 0]],
@@ -32,7 +32,7 @@ def test_there_and_back(case):
     gain = torch.tensor([2.0, 3.0, 5.0, 0.0], dtype=torch.float64)
 
     def through(x, weight):
-        rows = Dispatch.apply(x, made) * gain[expert.flatten()[expert.flatten() < EXPERTS].sort().values][:, None]
+        rows = Permute.apply(x, made) * gain[expert.flatten()[expert.flatten() < EXPERTS].sort().values][:, None]
         return Combine.apply(rows, weight, made)
 
     want = x * (weight * gain[expert]).sum(1, keepdim=True)
@@ -51,6 +51,6 @@ def test_sums_are_made_in_the_wider_dtype():
 
 def test_first_come_first_served():
     expert = torch.tensor([[0, 1], [0, 2], [1, 0], [0, 1]])
-    assert limited(expert, 3, 2).tolist() == [[0, 1], [0, 2], [1, 3], [3, 3]]
-    assert torch.equal(limited(expert, 3, 4), expert)
-    assert limited(limited(expert, 3, 2), 3, 1).tolist() == [[0, 1], [3, 2], [3, 3], [3, 3]]
+    assert drop_over_capacity(expert, 3, 2).tolist() == [[0, 1], [0, 2], [1, 3], [3, 3]]
+    assert torch.equal(drop_over_capacity(expert, 3, 4), expert)
+    assert drop_over_capacity(drop_over_capacity(expert, 3, 2), 3, 1).tolist() == [[0, 1], [3, 2], [3, 3], [3, 3]]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gangline import Command, Kind, Part, hookimpl
-from gangline_moe import parts, shapes
+from gangline_moe import parts, presets
 from gangline_moe.routers import config as routers
 
 
 @hookimpl
 def gangline_parts() -> Iterable[Part]:
-    return [*shapes.PARTS, *routers.PARTS, *parts.TRACK]
+    return [*presets.PARTS, *routers.PARTS, *parts.TRACK]
 
 
 @hookimpl

@@ -13,6 +13,7 @@ from gangline.parallel.config import Ddp, Single
 from gangline.parts import EditConfig
 from gangline.plugins import installed
 from gangline.ranges import NonNegativeInt, PositiveFloat, PositiveInt, listed_divisors
+from gangline_moe.load_history import imbalance
 from gangline_moe.routers.config import RouterConfig, Softmax
 
 if TYPE_CHECKING:
@@ -67,12 +68,7 @@ class MoeOptions(EditConfig):
         return getattr(run.model, "hidden", None)
 
     def summary(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
-        """How uneven each layer's load was, largest over mean, and the worst of them."""
-        worst: dict[str, float | list[float]] = {}
-        for name, load in metrics.items():
-            if name.endswith("/load") and isinstance(load, list) and sum(load) > 0:
-                worst[f"{name.removesuffix('/load')}/imbalance"] = max(load) * len(load) / sum(load)
-        return {**worst, "moe/imbalance": max(worst.values())} if worst else {}
+        return {**imbalance(metrics)}
 
     def first_weights(self, run: Run, shards: Sequence[Shard], plan: Plan) -> None:
         if self.upcycle_from is not None:

@@ -10,8 +10,8 @@ from torch.autograd.function import once_differentiable
 from gangline import inside
 from gangline.model.build import construct
 from gangline.precision import Precision
-from gangline_moe.grouped import PlainProducts, Products, products_of
 from gangline_moe.nodes import ExpertsNode, StackNode
+from gangline_moe.products import PlainProducts, Products, products_of
 
 
 class Stack(nn.Module):

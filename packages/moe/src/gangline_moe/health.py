@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from gangline.health import Action, HealthCheck, Verdict
+from gangline_moe.load_history import loads_of
 from gangline_moe.parts import ExpertsHealth
-from gangline_moe.sight import loads_of
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -23,7 +23,7 @@ class ExpertsCheck(HealthCheck):
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
         now: dict[str, int] = {}
-        for layer, load in loads_of(dict(record.metrics)).items():
+        for layer, load in loads_of(record.metrics).items():
             mean = sum(load) / len(load)
             for expert, count in enumerate(load):
                 kind = "dead" if count == 0 else "hot" if count > self.hot * mean else ""

@@ -12,9 +12,9 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from gangline.record import StepRecord
 from gangline.track.base import Start, Tracker
+from gangline_moe.load_history import StepLoads, loads_of
 from gangline_moe.parts import Heatmap
 from gangline_moe.picture import by_layer
-from gangline_moe.sight import Told, loads_of
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -27,7 +27,7 @@ class HeatmapTracker(Tracker):
 
     def __init__(self, path: str | None, every: int) -> None:
         self.path, self.every = path, every
-        self.steps: list[Told] = []
+        self.steps: list[StepLoads] = []
         self.file: Any = None
 
     def begin(self, start: Start) -> None:
@@ -40,9 +40,9 @@ class HeatmapTracker(Tracker):
         self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def record(self, record: StepRecord) -> None:
-        loads = loads_of(dict(record.metrics))
+        loads = loads_of(record.metrics)
         if loads:
-            self.steps.append(Told(record.step, loads, {}))
+            self.steps.append(StepLoads(record.step, loads, {}))
         if self.steps and record.step % self.every == 0:
             self._draw(record.step)
 

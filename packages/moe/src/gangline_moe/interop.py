@@ -129,8 +129,8 @@ def weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
     from gangline.interop.config import read_config
     from gangline.rundir import holds_checkpoint
 
-    directory = run.model.weights  # type: ignore[attr-defined]
-    if holds_checkpoint(run):
+    directory = run.model.pretrained()
+    if directory is None or holds_checkpoint(run):
         return []
     try:
         found = of_hugging_face(type(options), read_config(directory))
@@ -138,7 +138,7 @@ def weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
         return [Problem(f"model.weights={directory} holds {error.what}", *error.details[:2])]
     if found is None:
         return [Problem(f"model.weights={directory} holds a model without experts.", "", "moe=off")]
-    hidden = options.hidden or max(1, run.model.hidden // options.top_k)  # type: ignore[attr-defined]
+    hidden = options.hidden or max(1, (options.dense_hidden(run) or 0) // options.top_k)
     here = {name: getattr(options, name) for name in ("experts", "top_k", "shared", "first", "every")}
     there = {name: getattr(found[0], name) for name in here} | {"hidden": found[0].hidden}
     here["hidden"] = hidden

@@ -10,9 +10,9 @@ from gangline.comm import Comm
 from gangline.inside import emit_metric
 from gangline.model.build import construct
 from gangline_moe.balance import balanced
-from gangline_moe.exchange import Exchange
+from gangline_moe.dispatch.dispatcher import TokenDispatcher
+from gangline_moe.dispatch.permute import Combine, Permutation, Permute, drop_over_capacity, permutation
 from gangline_moe.nodes import MoeNode
-from gangline_moe.permute import Combine, Dispatch, Permutation, limited, permutation
 from gangline_moe.routers.base import Choice
 
 
@@ -38,17 +38,17 @@ class MoeLayer(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         choice: Choice = self.router(x_BTD)
         made, load_E = self.sorted(choice)
-        rows_AD = Dispatch.apply(x_BTD.flatten(0, 1).to(self.experts.w_gate.weight.dtype), made)
+        rows_AD = Permute.apply(x_BTD.flatten(0, 1).to(self.experts.w_gate.weight.dtype), made)
         shared_BTD = None
         if self.axis is None or self.axis.size == 1:
             rows_AD = self.experts(rows_AD, made.bounds)
             if self.shared is not None:
                 shared_BTD = self.shared(x_BTD)
         else:
-            exchange = Exchange(self.axis, rows_AD, made.counts, self.node.ranks_per_node)
+            dispatcher = TokenDispatcher(self.axis, rows_AD, made.counts, self.node.ranks_per_node)
             if self.shared is not None:
                 shared_BTD = self.shared(x_BTD)
-            rows_AD = exchange.returned(self.experts(exchange.arrived(), exchange.route.bounds))
+            rows_AD = dispatcher.returned(self.experts(dispatcher.dispatched(), dispatcher.route.bounds))
         y_BTD = Combine.apply(rows_AD, choice.weight_Nk, made).view_as(x_BTD)
         if shared_BTD is not None:
             y_BTD = y_BTD + shared_BTD
@@ -62,6 +62,6 @@ class MoeLayer(nn.Module):
         if self.node.capacity_factor is not None:
             N, k = choice.expert_Nk.shape
             capacity = max(1, math.ceil(self.node.capacity_factor * N * k / E))
-            made = permutation(limited(choice.expert_Nk, E, capacity), E, whole=False)
+            made = permutation(drop_over_capacity(choice.expert_Nk, E, capacity), E, whole=False)
             emit_metric("dropped", 1 - made.counts.sum() / load_E.sum().clamp(min=1), "mean")
         return made, load_E

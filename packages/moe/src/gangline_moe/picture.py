@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gangline.figure import GAP, PALE, SIZE, Figure, PlotArea, diverging, room_left
-from gangline_moe.sight import Told, layers_of, shares, windows
+from gangline_moe.load_history import StepLoads, layers_of, shares, windows
 
 MOST = 2.0  # times the mean: the end of the colours
 BAR = 330  # pixels, of the colour scale
@@ -20,7 +20,7 @@ def colour(load: float) -> str:
     return diverging(load / MOST)
 
 
-def over_time(steps: list[Told], columns: int, run: str) -> Figure:
+def over_time(steps: list[StepLoads], columns: int, run: str) -> Figure:
     """Experts down and steps across, a panel for each layer; each cell is of one stretch of steps."""
     parts = windows(steps, columns)
     wide = max(4, 720 // len(parts))
@@ -49,7 +49,7 @@ def over_time(steps: list[Told], columns: int, run: str) -> Figure:
     return _with_scale(figure, left)
 
 
-def by_layer(steps: list[Told], run: str) -> Figure:
+def by_layer(steps: list[StepLoads], run: str) -> Figure:
     """Layers down and experts across, over all of `steps`."""
     layers = layers_of(steps)
     table = [shares(steps, layer) for layer in layers]
@@ -69,7 +69,7 @@ def by_layer(steps: list[Told], run: str) -> Figure:
     return _with_scale(figure, left)
 
 
-def _figure(steps: list[Told], run: str, width: float, more: str = "") -> Figure:
+def _figure(steps: list[StepLoads], run: str, width: float, more: str = "") -> Figure:
     first, last = steps[0].step, steps[-1].step
     about = f"step {first}" if first == last else f"steps {first} to {last}"
     return Figure(f"Load of the experts: {run}", f"{about}; {more}" if more else about, width)
@@ -101,7 +101,7 @@ def _numbers(count: int) -> list[tuple[float, str]]:
     return [((expert + 0.5) / count, str(expert)) for expert in range(0, count, every)]
 
 
-def _lengths(parts: Sequence[Sequence[Told]]) -> str:
+def _lengths(parts: Sequence[Sequence[StepLoads]]) -> str:
     least, most = min(map(len, parts)), max(map(len, parts))
     if most == 1:
         return "one step"

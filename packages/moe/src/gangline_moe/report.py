@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gangline.config.suggest import near
 from gangline.errors import UserError
+from gangline_moe.load_history import StepLoads, layers_of, load_history, shares, windows
 from gangline_moe.picture import over_time
-from gangline_moe.sight import Told, layers_of, shares, told, windows
 
 USAGE = """\
 usage: gangline moe report RUN_DIR [--svg FILE] [--columns N]
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(rest)
     if options.columns < 1:
         raise UserError(f"--columns {options.columns} leaves no room for a picture.", "", "--columns 60")
-    steps, run = told(options.run_dir), Path(options.run_dir).resolve().name
+    steps, run = load_history(options.run_dir), Path(options.run_dir).resolve().name
     print(as_text(steps, options.columns, run))
     if options.svg:
         try:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def as_text(steps: list[Told], columns: int, run: str) -> str:
+def as_text(steps: list[StepLoads], columns: int, run: str) -> str:
     """A block of rows for each layer, darker where an expert had more than the mean."""
     parts = windows(steps, columns)
     lines = [
@@ -59,7 +59,7 @@ def as_text(steps: list[Told], columns: int, run: str) -> str:
     for layer in layers_of(steps):
         table = [shares(part, layer) for part in parts if any(layer in step.loads for step in part)]
         last = table[-1]
-        lines += ["", f"{layer}: at the end {summary(last)}{told_of(steps[-1], layer)}"]
+        lines += ["", f"{layer}: at the end {summary(last)}{_other_numbers(steps[-1], layer)}"]
         for expert in range(len(last)):
             row = "".join(shade(column[expert]) for column in table)
             lines.append(f"  {expert:>4} |{row}| {last[expert]:.2f}")
@@ -72,7 +72,7 @@ def summary(last: list[float]) -> str:
     return f"max/mean {max(last):.2f}" + (f", no token for {', '.join(idle)}" if idle else "")
 
 
-def told_of(step: Told, layer: str) -> str:
+def _other_numbers(step: StepLoads, layer: str) -> str:
     """The layer's other numbers of a step."""
     found = {name.removeprefix(f"{layer}/"): value for name, value in step.numbers.items() if name.startswith(layer)}
     words = [f"{name} {found[name]:.4g}" for name in ("entropy", "dropped") if name in found]

@@ -59,10 +59,11 @@ class Router(nn.Module, ABC):
 
     def top(self, score_NE: Tensor) -> Tensor:
         """The `top_k` experts of each token with the largest score plus bias, (N, k)."""
-        seen = score_NE.detach()
-        if self.bias is not None:
-            seen = seen + self.bias
-        return seen.topk(self.node.top_k, dim=-1).indices
+        return self.biased(score_NE).topk(self.node.top_k, dim=-1).indices
+
+    def biased(self, score_NE: Tensor) -> Tensor:
+        """What the choice looks at: the scores plus the bias, without a gradient."""
+        return score_NE.detach() if self.bias is None else score_NE.detach() + self.bias
 
     @torch.no_grad()
     def after_step(self, totals: dict[str, Tensor]) -> None:

@@ -10,18 +10,22 @@ import torch
 from torch import Tensor
 
 from gangline_moe.nodes import GroupedNode
-from gangline_moe.routers.sigmoid import SigmoidRouter
+from gangline_moe.routers.base import Choice, Router
+from gangline_moe.routers.sigmoid import weighted
 
 
-class GroupedRouter(SigmoidRouter):
+class GroupedRouter(Router):
     """See `Router`."""
 
     node: GroupedNode
 
+    def choose(self, logits_NE: Tensor) -> Choice:
+        score_NE = logits_NE.sigmoid()
+        return weighted(self.node, logits_NE, score_NE, self.top(score_NE))
+
     def top(self, score_NE: Tensor) -> Tensor:
-        seen = score_NE.detach()
-        if self.bias is not None:
-            seen = seen + self.bias
+        """Of the best groups alone."""
+        seen = self.biased(score_NE)
         by_group = seen.view(len(seen), self.node.groups, -1)
         worth = by_group.topk(2, dim=-1).values.sum(-1)
         best = worth.topk(self.node.top_groups, dim=-1).indices

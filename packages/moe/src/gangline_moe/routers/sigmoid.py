@@ -19,9 +19,13 @@ class SigmoidRouter(Router):
 
     def choose(self, logits_NE: Tensor) -> Choice:
         score_NE = logits_NE.sigmoid()
-        expert_Nk = self.top(score_NE)
-        weight_Nk = score_NE.gather(1, expert_Nk)
-        if self.node.renormalise:
-            weight_Nk = weight_Nk / (weight_Nk.sum(-1, keepdim=True) + 1e-20)
-        prob_NE = score_NE / (score_NE.sum(-1, keepdim=True) + 1e-20)
-        return Choice(expert_Nk, weight_Nk * self.node.scale, prob_NE, logits_NE)
+        return weighted(self.node, logits_NE, score_NE, self.top(score_NE))
+
+
+def weighted(node: SigmoidNode, logits_NE: Tensor, score_NE: Tensor, expert_Nk: Tensor) -> Choice:
+    """The chosen experts with their scores as weights, divided by their sum and scaled as `node` says."""
+    weight_Nk = score_NE.gather(1, expert_Nk)
+    if node.renormalise:
+        weight_Nk = weight_Nk / (weight_Nk.sum(-1, keepdim=True) + 1e-20)
+    prob_NE = score_NE / (score_NE.sum(-1, keepdim=True) + 1e-20)
+    return Choice(expert_Nk, weight_Nk * node.scale, prob_NE, logits_NE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import exchange_ranks as ranks
+import dispatch_ranks as ranks
 import pytest
 import torch
 

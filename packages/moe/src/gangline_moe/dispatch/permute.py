@@ -17,7 +17,7 @@ class Permutation:
     """Where each pair lies when pairs are sorted by expert, tokens of one expert in their order.
 
     token_A   the token of each sorted pair
-    place_Nk  where pair (n, k) lies; -1: nowhere, for it has no expert
+    place_Nk  where the pair of token n and its j-th expert lies; -1: nowhere, for it has no expert
     bounds    (E + 1,) int64: the pairs of expert e lie from bounds[e] to bounds[e + 1]
     whole     no pair lies nowhere
     """
@@ -49,7 +49,7 @@ def permutation(expert_Nk: Tensor, experts: int, whole: bool = True) -> Permutat
     return Permutation(order // k, place.view(N, k), bounds, whole)
 
 
-def limited(expert_Nk: Tensor, experts: int, capacity: int) -> Tensor:
+def drop_over_capacity(expert_Nk: Tensor, experts: int, capacity: int) -> Tensor:
     """`expert_Nk` with `experts` (none) for what comes after an expert's first `capacity` tokens."""
     flat = expert_Nk.reshape(-1)
     made = permutation(expert_Nk, experts, whole=False)
@@ -57,8 +57,8 @@ def limited(expert_Nk: Tensor, experts: int, capacity: int) -> Tensor:
     return torch.where(before < capacity, flat, experts).view_as(expert_Nk)
 
 
-class Dispatch(torch.autograd.Function):
-    """x (N, D) -> rows (A, D), a row for each pair; the way back adds each token's rows in order of k."""
+class Permute(torch.autograd.Function):
+    """x (N, D) -> rows (A, D), a row for each pair. The backward adds each token's rows in the order of its experts."""
 
     @staticmethod
     def forward(ctx, x_ND: Tensor, made: Permutation) -> Tensor:
@@ -72,7 +72,7 @@ class Dispatch(torch.autograd.Function):
 
 
 class Combine(torch.autograd.Function):
-    """rows (A, D), weights (N, k) -> y (N, D), each token's rows times their weights, added in order of k.
+    """rows (A, D), weights (N, k) -> (N, D): each token's rows times their weights, added in the order of its experts.
 
     Sums are in the wider of the two dtypes, y in the dtype of the rows.
     """
@@ -90,39 +90,39 @@ class Combine(torch.autograd.Function):
         made: Permutation = ctx.made
         dweight_Nk = torch.zeros_like(weight_Nk)
         flat = weight_Nk.new_empty(len(rows_AD))
-        for k in range(weight_Nk.shape[1]):
-            row, place, kept = _column(rows_AD, made, k)
+        for j in range(weight_Nk.shape[1]):
+            row, place, kept = _column(rows_AD, made, j)
             dot = (dy_ND * row).sum(-1, dtype=weight_Nk.dtype)
-            dweight_Nk[:, k] = dot if kept is None else torch.where(kept, dot, 0)
+            dweight_Nk[:, j] = dot if kept is None else torch.where(kept, dot, 0)
             if kept is None:
-                flat[place] = weight_Nk[:, k]
+                flat[place] = weight_Nk[:, j]
             else:
-                flat[place[kept]] = weight_Nk[:, k][kept]
+                flat[place[kept]] = weight_Nk[:, j][kept]
         drows_AD = dy_ND.index_select(0, made.token_A) * flat.to(dy_ND.dtype)[:, None]
         return drows_AD, dweight_Nk, None
 
 
 def gathered(rows_AD: Tensor, made: Permutation, weight_Nk: Tensor | None) -> Tensor:
-    """Σ_k weight[n, k] · rows[place[n, k]], one k after another, (N, D)."""
+    """(N, D): Σ_j weight[n, j] · rows[place[n, j]], one j after another."""
     kind = rows_AD.dtype if weight_Nk is None else torch.promote_types(rows_AD.dtype, weight_Nk.dtype)
     total: Tensor | None = None
-    for k in range(made.place_Nk.shape[1]):
-        row, _, kept = _column(rows_AD, made, k)
+    for j in range(made.place_Nk.shape[1]):
+        row, _, kept = _column(rows_AD, made, j)
         if kept is not None:
             row = torch.where(kept[:, None], row, 0)
         if weight_Nk is None:
             total = row if total is None else total.add_(row)
         elif total is None:
-            total = row.to(kind) * weight_Nk[:, k : k + 1]
+            total = row.to(kind) * weight_Nk[:, j : j + 1]
         else:
-            total.addcmul_(row.to(kind), weight_Nk[:, k : k + 1])
+            total.addcmul_(row.to(kind), weight_Nk[:, j : j + 1])
     assert total is not None
     return total.to(rows_AD.dtype)
 
 
-def _column(rows_AD: Tensor, made: Permutation, k: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The row of each token's k-th pair, its place, and which tokens have one (None: all)."""
-    place = made.place_Nk[:, k]
+def _column(rows_AD: Tensor, made: Permutation, j: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The row of each token's j-th pair, its place, and which tokens have one (None: all)."""
+    place = made.place_Nk[:, j]
     if made.whole:
         return rows_AD.index_select(0, place), place, None
     kept = place >= 0

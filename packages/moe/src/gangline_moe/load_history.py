@@ -1,7 +1,8 @@
-"""What a run has told about its experts: reads metrics.jsonl. Torch-free."""
+"""The load of a run's experts, step by step, from its metrics. Torch-free."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ LOAD = "/load"
 
 
 @dataclass(frozen=True)
-class Told:
+class StepLoads:
     """One step: the load of each layer's experts by the layer's path, and the layers' other numbers."""
 
     step: int
@@ -21,8 +22,8 @@ class Told:
     numbers: dict[str, float]
 
 
-def loads_of(metrics: dict[str, object]) -> dict[str, list[float]]:
-    """Layer -> how many (token, expert) pairs each expert got; layers without any left out."""
+def loads_of(metrics: Mapping[str, object]) -> dict[str, list[float]]:
+    """Layer -> how many (token, expert) pairs each expert got; a layer that no token reached is left out."""
     return {
         name.removesuffix(LOAD): list(load)
         for name, load in metrics.items()
@@ -30,7 +31,13 @@ def loads_of(metrics: dict[str, object]) -> dict[str, list[float]]:
     }
 
 
-def told(run_dir: str | Path) -> list[Told]:
+def imbalance(metrics: Mapping[str, object]) -> dict[str, float]:
+    """How uneven each layer's load was, largest over mean, and under "moe/imbalance" the worst of them."""
+    each = {f"{layer}/imbalance": max(load) * len(load) / sum(load) for layer, load in loads_of(metrics).items()}
+    return {**each, "moe/imbalance": max(each.values())} if each else {}
+
+
+def load_history(run_dir: str | Path) -> list[StepLoads]:
     """The steps of a run in order, none of a branch that was left behind. Raises UserError where there is none."""
     path = Path(run_dir) / "metrics.jsonl"
     try:
@@ -38,35 +45,35 @@ def told(run_dir: str | Path) -> list[Told]:
     except OSError:
         raise UserError(
             f"{run_dir} holds no metrics.jsonl.",
-            "A report is made of what the run told in each step.",
+            "A report is made of the metrics of each step.",
             "Train with track=[jsonl,...], which is the default.",
         ) from None
-    by_step: dict[int, Told] = {}
+    by_step: dict[int, StepLoads] = {}
     for record in records:
         metrics = record.get("metrics") or {}
         loads = loads_of(metrics)
         if loads:
             numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-            by_step[record["step"]] = Told(record["step"], loads, numbers)
+            by_step[record["step"]] = StepLoads(record["step"], loads, numbers)
     if not by_step:
         raise UserError(f"{run_dir} has no step with experts.", "A layer with experts tells its load in every step.")
     return [by_step[step] for step in sorted(by_step)]
 
 
-def shares(steps: list[Told], layer: str) -> list[float]:
+def shares(steps: list[StepLoads], layer: str) -> list[float]:
     """Each expert's load over the mean, over all of `steps`: 1 is even."""
     totals = [sum(column) for column in zip(*(step.loads[layer] for step in steps if layer in step.loads), strict=True)]
     mean = sum(totals) / len(totals)
     return [total / mean for total in totals]
 
 
-def layers_of(steps: list[Told]) -> list[str]:
+def layers_of(steps: list[StepLoads]) -> list[str]:
     """Every layer with experts, in the order of the model."""
     found = {layer for step in steps for layer in step.loads}
     return sorted(found, key=lambda name: [int(part) if part.isdigit() else -1 for part in name.split(".")])
 
 
-def windows(steps: list[Told], count: int) -> list[list[Told]]:
+def windows(steps: list[StepLoads], count: int) -> list[list[StepLoads]]:
     """`steps` in at most `count` runs of nearly equal length."""
     count = min(count, len(steps))
     edges = [len(steps) * i // count for i in range(count + 1)]

@@ -1,4 +1,4 @@
-"""Each expert's rows in a message of their own, from where they lie to where they belong.
+"""An all-to-all with a message for each expert, from where its rows lie to where they belong.
 
 Rows lie rank by rank and expert by expert at the sender, expert by expert and rank by rank at the receiver: one batch
 of transfers between parts of the two buffers regroups them on the way, and nothing is copied beside.
@@ -13,45 +13,43 @@ import torch
 from torch import Tensor
 
 from gangline.comm import Comm, Pending
+from gangline_moe.dispatch.all_to_all import AllToAll
 
-Counts = list[list[int]]  # by rank and expert there
+Counts = list[list[int]]  # rows by rank and expert there
 
 
 @dataclass(frozen=True)
-class Direct:
-    """to_RE, of_RE: the rows that go to each rank's experts, and that come from each rank to the experts here."""
+class PerExpertAllToAll(AllToAll):
+    """sent, received: the rows that go to each rank's experts, and that come from each rank to the experts here."""
 
     comm: Comm
-    to_RE: Counts
-    of_RE: Counts
+    sent: Counts
+    received: Counts
 
     @property
     def bounds(self) -> Tensor:
         """(experts here + 1,): where the rows of each expert begin and end."""
-        per_expert = [sum(column) for column in zip(*self.of_RE, strict=True)]
+        per_expert = [sum(column) for column in zip(*self.received, strict=True)]
         return torch.tensor([0, *per_expert]).cumsum(0)
 
-    def forth(self, rows: Tensor) -> Pending[Tensor]:
-        """To the experts."""
-        return self._send(rows, list(_by_rank(self.to_RE)), list(_by_expert(self.of_RE)))
+    def to_experts(self, rows: Tensor) -> Pending[Tensor]:
+        return self._send(rows, list(_by_rank(self.sent)), list(_by_expert(self.received)))
 
-    def back(self, rows: Tensor) -> Pending[Tensor]:
-        """From them."""
-        return self._send(rows, list(_by_expert(self.of_RE)), list(_by_rank(self.to_RE)))
+    def from_experts(self, rows: Tensor) -> Pending[Tensor]:
+        return self._send(rows, list(_by_expert(self.received)), list(_by_rank(self.sent)))
 
     def _send(
-        self, rows: Tensor, places: list[tuple[int, int, int]], targets: list[tuple[int, int, int]]
+        self, rows: Tensor, sources: list[tuple[int, int, int]], targets: list[tuple[int, int, int]]
     ) -> Pending[Tensor]:
-        """places, targets: (peer, start, stop), of one peer in the order of the experts."""
+        """sources, targets: (peer, start, stop), of one peer in the order of the experts."""
         out = rows.new_empty(max((stop for _, _, stop in targets), default=0), *rows.shape[1:])
-        sends = [(rows[start:stop], peer) for peer, start, stop in places if stop > start]
+        sends = [(rows[start:stop], peer) for peer, start, stop in sources if stop > start]
         recvs = [(out[start:stop], peer) for peer, start, stop in targets if stop > start]
-        pending = self.comm.start_exchange(sends, recvs)
-        return _Whole(pending, out, rows)
+        return _Arriving(self.comm.start_exchange(sends, recvs), out, rows)
 
 
 @dataclass
-class _Whole:
+class _Arriving:
     """The buffer that the parts arrive in; what is sent is kept until it has left."""
 
     pending: Pending[Sequence[Tensor]]

@@ -1,4 +1,4 @@
-"""What the ranks of the tests of the exchange do."""
+"""What the ranks of the tests of dispatch do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from gangline.comm import Comm
 from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
 from gangline.testing import rank
-from gangline_moe import exchange
-from gangline_moe.exchange import Exchange
+from gangline_moe.dispatch import dispatcher
+from gangline_moe.dispatch.dispatcher import TokenDispatcher
 from gangline_moe.routers.base import Choice
 from gangline_moe.routers.config import Sigmoid
 from gangline_moe.routers.sigmoid import SigmoidRouter
@@ -44,7 +44,7 @@ def inputs(dtype: torch.dtype, world: int) -> tuple[Tensor, Tensor]:
     return x, grad
 
 
-class Told(SigmoidRouter):
+class GivenLogits(SigmoidRouter):
     """Takes its logits as given: a product over other rows may have other bits."""
 
     logits: Tensor
@@ -59,7 +59,7 @@ def made(dtype: torch.dtype, skew: float, x: Tensor, part: slice = slice(None)):
     module.router.bias.zero_()
     module.router.bias[:2] += skew
     logits = torch.nn.functional.linear(x.flatten(0, 1), module.router.gate.weight).view(*x.shape[:2], -1)
-    module.router.__class__ = Told
+    module.router.__class__ = GivenLogits
     module.router.logits = logits.detach()[part].flatten(0, 1).requires_grad_()
     return module
 
@@ -70,7 +70,7 @@ def on_ranks(dtype: torch.dtype, skew: float, ranks_per_node: int | None) -> dic
     own = slice(2 * rank.index, 2 * rank.index + 2)
     module = made(dtype, skew, x, own)
     object.__setattr__(module.node, "ranks_per_node", None if ranks_per_node == -1 else ranks_per_node)
-    exchange.FEW = 0 if ranks_per_node == -1 else 8
+    dispatcher.FEW = 0 if ranks_per_node == -1 else 8
     share(module, comm)
     return through(module, x[own], grad[own])
 
@@ -108,8 +108,8 @@ def bytes_sent(rows_each: int, width: int, experts: int) -> tuple[int, int, int]
     generator = torch.Generator().manual_seed(rank.index)
     expert = torch.randint(0, experts, (rows_each,), generator=generator).sort().values
     counts = torch.bincount(expert, minlength=experts)
-    made = Exchange(comm, torch.randn(rows_each, width), counts)
-    arrived = made.arrived()
+    made = TokenDispatcher(comm, torch.randn(rows_each, width), counts)
+    arrived = made.dispatched()
     made.returned(arrived)
     per_rank = counts.view(comm.size, -1).sum(1)
     away_forth = int(per_rank.sum() - per_rank[comm.index])

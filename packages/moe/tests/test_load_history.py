@@ -1,4 +1,4 @@
-"""What is told about the experts: the report, the health check, the pictures."""
+"""What is shown of the experts' load: the report, the health check, the pictures."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from gangline.testing.runs import small_run
 from gangline.track.base import Start
 from gangline_moe.health import ExpertsCheck
 from gangline_moe.heatmap import HeatmapTracker
+from gangline_moe.load_history import StepLoads, load_history, windows
 from gangline_moe.parts import ExpertsHealth
 from gangline_moe.picture import by_layer, colour, over_time
 from gangline_moe.report import as_text, main, shade
-from gangline_moe.sight import Told, told, windows
 
 EVEN, UNEVEN = [8.0, 8.0, 8.0, 8.0], [31.0, 0.0, 1.0, 0.0]
 
@@ -73,7 +73,7 @@ def test_the_report(run_dir, capsys):
 
 
 def test_a_step_done_again_counts_once_and_windows_cover_all(run_dir):
-    steps = told(run_dir)
+    steps = load_history(run_dir)
     assert [step.step for step in steps] == list(range(1, 11))
     assert steps[0].loads["blocks.0"] == EVEN
     assert [len(part) for part in windows(steps, 3)] == [3, 3, 4]
@@ -103,7 +103,7 @@ def test_what_cannot_be_reported(run_dir, words, message):
 def test_a_run_without_experts(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 1, "metrics": {}}) + "\n")
     with pytest.raises(UserError, match="has no step with experts"):
-        told(tmp_path)
+        load_history(tmp_path)
 
 
 def test_dead_and_hot_experts_are_told_once_each():
@@ -141,7 +141,7 @@ def test_pictures_are_what_tensorboard_reads(tmp_path):
 @pytest.mark.parametrize(("layers", "experts", "steps"), [(1, 2, 1), (3, 8, 7), (2, 60, 200), (20, 160, 2)])
 def test_pictures_of_every_size_are_readable(layers, experts, steps):
     loads = {f"blocks.{layer}": [float(expert) for expert in range(experts)] for layer in range(layers)}
-    found = [Told(step, dict(loads), {}) for step in range(1, steps + 1)]
+    found = [StepLoads(step, dict(loads), {}) for step in range(1, steps + 1)]
     del found[0].loads["blocks.0"]
     if not found[0].loads:
         found[0].loads["blocks.0"] = [1.0] * experts

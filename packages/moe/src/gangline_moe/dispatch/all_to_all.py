@@ -1,0 +1,41 @@
+"""How rows get to the ranks of their experts and back: the contract of a transfer, and the flat all-to-all."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gangline.comm import Comm, Pending
+
+
+class AllToAll(ABC):
+    """The transfer of one microbatch over the ranks of a fold, and its reverse; rows are (A, ...), expert by expert."""
+
+    @abstractmethod
+    def to_experts(self, rows: Tensor) -> Pending[Tensor]:
+        """Start to send this rank's rows to their experts -> (a, ...), the rows of the experts here."""
+
+    @abstractmethod
+    def from_experts(self, rows: Tensor) -> Pending[Tensor]:
+        """The way back: (a, ...) -> (A, ...), in the order in which they were sent."""
+
+
+@dataclass(frozen=True)
+class FlatAllToAll(AllToAll):
+    """One message to each rank. What arrives lies rank by rank.
+
+    sent, received: rows for each rank, and of each.
+    """
+
+    comm: Comm
+    sent: Sequence[int]
+    received: Sequence[int]
+
+    def to_experts(self, rows: Tensor) -> Pending[Tensor]:
+        return self.comm.start_all_to_all(rows, self.sent, self.received)
+
+    def from_experts(self, rows: Tensor) -> Pending[Tensor]:
+        return self.comm.start_all_to_all(rows, self.received, self.sent)

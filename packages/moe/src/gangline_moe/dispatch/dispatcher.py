@@ -1,0 +1,159 @@
+"""Sending rows to the ranks that hold their experts, and back: two all-to-alls with uneven splits.
+
+Rows lie expert by expert, and a rank holds consecutive experts, so what goes to a rank is one run. What arrives lies
+rank by rank; it is regrouped expert by expert, the order of the source ranks kept: the rows of an expert then lie as
+they would in one process that has all ranks' tokens in order, and give the same bits (on a CPU where the widths are
+multiples of 32: else the last row of an activation goes through another loop).
+
+E experts, D model width. A rows leave this rank, a arrive for the experts here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from gangline.comm import Comm, Pending
+from gangline.inside import give_way
+from gangline_moe.dispatch.all_to_all import AllToAll, FlatAllToAll
+from gangline_moe.dispatch.hierarchical import HierarchicalAllToAll
+from gangline_moe.dispatch.per_expert import PerExpertAllToAll
+
+FEW = 8  # experts on a rank, up to which each has a message of its own
+
+
+@dataclass
+class Route:
+    """How the rows of one microbatch travel over the ranks of a fold.
+
+    order_a  the arrived rows, expert by expert; None: they lie so already
+    bounds   (experts here + 1,): where the rows of each expert begin and end
+    """
+
+    transfer: AllToAll
+    order_a: Tensor | None
+    bounds: Tensor
+
+
+def route(comm: Comm, rows: int, counts_E: Tensor, ranks_per_node: int | None = None) -> Route:
+    """Tell each rank how many rows of which expert come to it. One small all-to-all, one wait of the host.
+
+    rows: A, of which counts_E are for each expert. Few experts on a CPU: each expert's rows travel in a message of
+    their own, which saves the regrouping (measured with gloo, 16 MiB a rank: see `benchmarks/moe.py dispatch`).
+    """
+    here = len(counts_E) // comm.size
+    arriving_E = comm.all_to_all(counts_E.contiguous())
+    by_rank = torch.stack((counts_E.view(comm.size, here), arriving_E.view(comm.size, here)))
+    hierarchical = ranks_per_node is not None and 1 < ranks_per_node < comm.size
+    if counts_E.device.type == "cpu" and 1 < here <= FEW and not hierarchical:
+        per_expert = PerExpertAllToAll(comm, *by_rank.tolist())
+        return Route(per_expert, None, per_expert.bounds)
+    if counts_E.is_meta:  # a plan without memory: every rank gets as much
+        sent = received = [rows // comm.size] * comm.size
+    else:
+        sent, received = by_rank.sum(-1).tolist()
+    of_expert = by_rank[1].sum(0)
+    bounds = torch.cat((of_expert.new_zeros(1), of_expert.cumsum(0)))
+    order_a = None
+    if here > 1:
+        expert_a = torch.arange(here, device=counts_E.device).repeat(comm.size)
+        expert_a = expert_a.repeat_interleave(by_rank[1].reshape(-1), output_size=sum(received))
+        order_a = torch.argsort(expert_a, stable=True)
+    if hierarchical and not counts_E.is_meta:
+        assert ranks_per_node is not None
+        return Route(HierarchicalAllToAll.agreed(comm, sent, ranks_per_node, counts_E.device), order_a, bounds)
+    return Route(FlatAllToAll(comm, sent, received), order_a, bounds)
+
+
+@dataclass
+class _Transfer:
+    """One transfer: `start` in the forward pass, `start_back` in the backward pass; `pending` is the one under way."""
+
+    start: Callable[[Tensor], Pending[Tensor]]
+    start_back: Callable[[Tensor], Pending[Tensor]]
+    pending: Pending[Tensor] | None = field(default=None, repr=False)
+
+    def end(self) -> Tensor:
+        assert self.pending is not None
+        give_way()
+        arrived, self.pending = self.pending.wait(), None
+        return arrived
+
+
+class _Depart(torch.autograd.Function):
+    """Sends rows off; gives nothing but the place in the graph. Its backward waits for their gradient."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, transfer: _Transfer) -> Tensor:
+        ctx.transfer = transfer
+        transfer.pending = transfer.start(rows.contiguous())
+        return rows.new_empty(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, _: Tensor):
+        return ctx.transfer.end(), None
+
+
+class _Arrive(torch.autograd.Function):
+    """Waits for the rows that arrive. Its backward sends their gradient off."""
+
+    @staticmethod
+    def forward(ctx, departed: Tensor, transfer: _Transfer) -> Tensor:
+        ctx.transfer = transfer
+        return transfer.end()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        ctx.transfer.pending = ctx.transfer.start_back(grad.contiguous())
+        return grad.new_empty(0), None
+
+
+class _Reorder(torch.autograd.Function):
+    """rows -> rows[order], `order` being a permutation."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+        ctx.inverse = inverse
+        return rows.index_select(0, order)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        return grad.index_select(0, ctx.inverse), None, None
+
+
+class TokenDispatcher:
+    """Both transfers of one microbatch: rows (A, D) to the ranks of their experts, and what those made of them back.
+
+    Rows are on their way once it is made. What runs before `dispatched()` overlaps the transfer, and in the backward
+    pass that of the gradients home.
+    """
+
+    def __init__(self, comm: Comm, rows_AD: Tensor, counts_E: Tensor, ranks_per_node: int | None = None) -> None:
+        self.route = route(comm, len(rows_AD), counts_E, ranks_per_node)
+        there = self.route.transfer
+        self._outward = _Transfer(there.to_experts, there.from_experts)
+        self._departed = _Depart.apply(rows_AD, self._outward)
+        if self.route.order_a is not None:
+            self._inverse = torch.empty_like(self.route.order_a)
+            self._inverse[self.route.order_a] = torch.arange(len(self._inverse), device=self._inverse.device)
+
+    def dispatched(self) -> Tensor:
+        """(a, D): the rows for the experts here, expert by expert."""
+        rows_aD = _Arrive.apply(self._departed, self._outward)
+        order = self.route.order_a
+        return rows_aD if order is None else _Reorder.apply(rows_aD, order, self._inverse)
+
+    def returned(self, rows_aD: Tensor) -> Tensor:
+        """(A, D): what the experts made of the rows, on the rank that they came from and in that order."""
+        if self.route.order_a is not None:
+            rows_aD = _Reorder.apply(rows_aD, self._inverse, self.route.order_a)
+        there = self.route.transfer
+        home = _Transfer(there.from_experts, there.to_experts)
+        return _Arrive.apply(_Depart.apply(rows_aD, home), home)

@@ -1,0 +1,90 @@
+"""An all-to-all in two steps for folds wider than a node: inside nodes first, then between ranks of the same number.
+
+Rank i of node a has rows for rank j of node b. It hands them to rank j of its own node, over the node's fast links;
+that rank sends what all of node a has for (b, j) in one message. A rank then sends to one rank of each other node
+instead of to all of them: fewer and larger messages between nodes, and the same bytes (Tutel, arXiv 2206.03382, "two-
+dimensional hierarchical all-to-all"). What arrives lies rank by rank, as it does after the flat one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gangline.comm import Comm, Pending
+from gangline_moe.dispatch.all_to_all import AllToAll
+
+
+@dataclass(frozen=True)
+class HierarchicalAllToAll(AllToAll):
+    """rows_RR[r][s]: how many rows rank r of the fold has for rank s."""
+
+    comm: Comm
+    ranks_per_node: int
+    rows_RR: list[list[int]]
+
+    @classmethod
+    def agreed(cls, comm: Comm, sent: list[int], ranks_per_node: int, device: torch.device) -> HierarchicalAllToAll:
+        """From this rank's rows for each rank. One small all-gather."""
+        return cls(comm, ranks_per_node, comm.all_gather(torch.tensor([sent], device=device)).tolist())
+
+    def to_experts(self, rows: Tensor) -> Pending[Tensor]:
+        return _start(rows, self.comm, self.ranks_per_node, self.rows_RR)
+
+    def from_experts(self, rows: Tensor) -> Pending[Tensor]:
+        back = [list(column) for column in zip(*self.rows_RR, strict=True)]
+        return _start(rows, self.comm, self.ranks_per_node, back)
+
+
+def _start(rows: Tensor, comm: Comm, ranks_per_node: int, rows_RR: list[list[int]]) -> _InsideNode:
+    """Start the step inside the node."""
+    index = comm.index
+    first = index - index % ranks_per_node
+    mates = range(first, first + ranks_per_node)
+    parts = rows.split(rows_RR[index])
+    outgoing = {mate: torch.cat(parts[mate - first :: ranks_per_node]) for mate in mates}
+    incoming = {
+        mate: rows.new_empty(sum(rows_RR[mate][index % ranks_per_node :: ranks_per_node]), *rows.shape[1:])
+        for mate in mates
+    }
+    incoming[index] = outgoing[index]
+    others = [mate for mate in mates if mate != index]
+    pending = comm.start_exchange(
+        [(outgoing[mate], mate) for mate in others], [(incoming[mate], mate) for mate in others]
+    )
+    return _InsideNode(comm, ranks_per_node, rows_RR, pending, outgoing, incoming)
+
+
+@dataclass
+class _InsideNode:
+    """The first step under way; waiting for it does the second. `outgoing` is kept until it has left."""
+
+    comm: Comm
+    ranks_per_node: int
+    rows_RR: list[list[int]]
+    pending: Pending[Sequence[Tensor]]
+    outgoing: dict[int, Tensor]
+    incoming: dict[int, Tensor]
+
+    def wait(self) -> Tensor:
+        self.pending.wait()
+        comm, each, rows_RR = self.comm, self.ranks_per_node, self.rows_RR
+        nodes, number = comm.size // each, comm.index % each
+        peers = [node * each + number for node in range(nodes)]
+        by_mate = [rows.split([rows_RR[mate][peer] for peer in peers]) for mate, rows in self.incoming.items()]
+        outgoing = [torch.cat([parts[node] for parts in by_mate]) for node in range(nodes)]
+        example = outgoing[0]
+        incoming = []
+        for node in range(nodes):
+            count = sum(rows_RR[source][comm.index] for source in range(node * each, (node + 1) * each))
+            incoming.append(example.new_empty(count, *example.shape[1:]))
+        own = comm.index // each
+        incoming[own] = outgoing[own]
+        others = [node for node in range(nodes) if node != own]
+        comm.exchange(
+            [(outgoing[node], peers[node]) for node in others], [(incoming[node], peers[node]) for node in others]
+        )
+        return torch.cat(incoming)
