@@ -21,6 +21,14 @@ if TYPE_CHECKING:
         put as put,
     )
     from gangline.model.build import model_of as model_of
+    from gangline.model.calls import call_of as call_of
+    from gangline.model.contracts import (
+        Bindable as Bindable,
+        OwnProducts as OwnProducts,
+        StepListener as StepListener,
+        bind_around as bind_around,
+        seam_function as seam_function,
+    )
     from gangline.model.seams import call_at as call_at, calls as calls
     from gangline.parallel import norm as norm
     from gangline.parallel.config import Ddp as Ddp, Single as Single
@@ -84,6 +92,8 @@ __getattr__, __all__ = lazily(
         "gangline.parallel.storage": "dtype_name",
         "gangline.model.buffers": "buffers_of filled_buffers_of listeners put",
         "gangline.model.build": "model_of",
+        "gangline.model.calls": "call_of",
+        "gangline.model.contracts": "Bindable OwnProducts StepListener bind_around seam_function",
         "gangline.model.seams": "call_at calls",
         "gangline.train.finish": "finisher",
     },
