@@ -12,7 +12,7 @@ from gangline import plugins
 from gangline.batch import Batch
 from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.id import CheckpointId
-from gangline.checkpoint.weights import MODEL, weights_under
+from gangline.checkpoint.weights import weights_under
 from gangline.comm.solo import Solo
 from gangline.errors import UserError
 from gangline.mesh import Mesh
@@ -20,7 +20,7 @@ from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.parallel.prepare import bind_folds
 from gangline.rundir import RunDirectory
-from gangline.shard import Layout, Registry, Shard
+from gangline.shard import MODEL, Layout, Registry, Shard, model_array
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -68,7 +68,7 @@ def load_model(
     whole = {name: tensor for name, tensor in model.state_dict().items() if plan.owner(name) == name}
     arrays = weights_under(weights, kept.arrays(id), whole)
     shards = [
-        Shard(arrays.get(name, f"{MODEL}/{name}"), tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)
+        Shard(arrays.get(name, model_array(name)), tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)
         for name, tensor in whole.items()
     ]
     layouts = {shard.name: Layout(shard.global_shape, str(shard.dtype).removeprefix("torch.")) for shard in shards}

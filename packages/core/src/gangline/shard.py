@@ -25,6 +25,24 @@ if TYPE_CHECKING:
 ITEMSIZE = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
 
 
+MODEL = "model"  # what names of the model's arrays begin with
+
+
+def model_array(parameter: str) -> str:
+    """The array that a parameter or buffer of the model is kept as."""
+    return f"{MODEL}/{parameter}"
+
+
+def parameter_of(array: str) -> str:
+    """The way back: the name that the model has for what is kept as `array`."""
+    return array.removeprefix(f"{MODEL}/")
+
+
+def in_model(array: str) -> bool:
+    """Whether it is an array of the model, and not of the optimizer or of a callback."""
+    return array.startswith(f"{MODEL}/")
+
+
 def itemsize(dtype: str) -> int:
     """Bytes of one element; one byte where the name is not listed (bool, uint8, float8)."""
     return ITEMSIZE.get(dtype, 1)

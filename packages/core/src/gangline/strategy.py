@@ -67,6 +67,9 @@ if TYPE_CHECKING:
         Places as Places,
         Registry as Registry,
         Shard as Shard,
+        in_model as in_model,
+        model_array as model_array,
+        parameter_of as parameter_of,
         primary_replica as primary_replica,
     )
     from gangline.train.finish import finisher as finisher
@@ -78,7 +81,9 @@ __getattr__, __all__ = lazily(
         "gangline.batch": "Batch",
         "gangline.mesh": "AXES DATA_AXES Mesh",
         "gangline.plan": "Cut Fold Plan matches names",
-        "gangline.shard": "Box Division Layout Places Registry Shard primary_replica",
+        "gangline.shard": (
+            "Box Division Layout Places Registry Shard in_model model_array parameter_of primary_replica"
+        ),
         "gangline.inside": "Collected Frame",
         "gangline.parallel.config": "Ddp Single",
         "gangline.parallel.matrices": "Matrices",

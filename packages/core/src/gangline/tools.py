@@ -11,6 +11,7 @@ from gangline.lazy import lazily
 
 if TYPE_CHECKING:
     from gangline import attempts as attempts
+    from gangline.cli.verbs import usage_of as usage_of, verb_of as verb_of
     from gangline.events import read_events as read_events
     from gangline.interop import load_pretrained as load_pretrained
     from gangline.interop.commands import add_output as add_output, words_for as words_for, write_model as write_model
@@ -23,6 +24,7 @@ __getattr__, __all__ = lazily(
     {
         "gangline.rundir": "RunDirectory part_versions",
         "gangline": "attempts",
+        "gangline.cli.verbs": "usage_of verb_of",
         "gangline.record": "read_records",
         "gangline.events": "read_events",
         "gangline.sample": "sample",

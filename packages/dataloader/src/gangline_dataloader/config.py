@@ -28,6 +28,7 @@ class TokensConfig(DataConfig):
     validation_fraction: ShareBelowOne = 0.01  # where nothing was held out when it was prepared: of the corpus, its end
 
     def check(self, run: Run) -> list[Problem]:
+        from gangline.config import vocabulary_problems
         from gangline_dataloader.store.manifest import read
 
         if not isinstance(self.path, str):
@@ -45,14 +46,8 @@ class TokensConfig(DataConfig):
         except UserError as error:
             return [error.problem()]
         problems = self._check_packing(run)
-        if manifest.vocab_size > run.model.vocab_size > 0:
-            problems.append(
-                Problem(
-                    f"model.vocab_size={run.model.vocab_size} is too small for data.path={self.path}.",
-                    f"Its tokenizer has {manifest.vocab_size} tokens.",
-                    f"model.vocab_size={manifest.vocab_size}",
-                )
-            )
+        needed = manifest.vocab_size
+        problems += vocabulary_problems(run, needed, f"data.path={self.path}", f"Its tokenizer has {needed} tokens.")
         if manifest.tokens <= run.batch.sequence_length:
             problems.append(
                 Problem(

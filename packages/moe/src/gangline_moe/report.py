@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangline.config.suggest import near
 from gangline.errors import UserError
+from gangline.tools import verb_of
 from gangline_moe.load_history import StepLoads, layers_of, load_history, shares, windows
 from gangline_moe.picture import over_time
 
@@ -23,17 +23,14 @@ SHADED = 2.0
 
 def main(argv: Sequence[str]) -> int:
     """The verb `gangline moe`."""
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(USAGE)
+    asked = verb_of("moe", ["report"], argv, USAGE)
+    if asked is None:
         return 0
-    verb, *rest = argv
-    if verb != "report":
-        raise UserError(f"there is no gangline moe {verb}.", near(verb, ["report"]), "Choices: report.")
     parser = argparse.ArgumentParser(prog="gangline moe report", usage=USAGE.removeprefix("usage: "))
     parser.add_argument("run_dir")
     parser.add_argument("--svg", metavar="FILE")
     parser.add_argument("--columns", type=int, default=60)
-    options = parser.parse_args(rest)
+    options = parser.parse_args(asked[1])
     if options.columns < 1:
         raise UserError(f"--columns {options.columns} leaves no room for a picture.", "", "--columns 60")
     steps, run = load_history(options.run_dir), Path(options.run_dir).resolve().name

@@ -19,6 +19,7 @@ from gangline.parallel.prepare import Finish, bind_folds, set_products
 from gangline.parallel.storage import dtype_name
 from gangline.plan import Plan
 from gangline.precision import Precision
+from gangline.shard import model_array
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.config import Composed
 from gangline_parallel_megatron_style.data_parallel.codec import CODECS
@@ -143,7 +144,7 @@ def first_rows(arrays: ModelLayout, plan: Plan, mesh: Mesh, rank: int, given: Mo
     """The first row on this rank of every parameter whose rows are cut along tp."""
     found = {}
     for name in given.shapes:
-        for division in arrays.registry[f"model/{name}"].divisions:
+        for division in arrays.registry[model_array(name)].divisions:
             if division.axes == ("tp",) and not division.rows and division.dim == 0:
                 found[name], _ = part_of(division, mesh, mesh.coordinate(rank))
     return found

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gangline.config.suggest import near
 from gangline.errors import UserError
+from gangline.tools import verb_of
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
 from gangline_parallel_megatron_style.pipeline.draw import Caption, as_svg, as_text
@@ -32,12 +33,10 @@ NUMBERS = {"stages", "microbatches", "chunks"}  # flags of `draw` that make a sc
 def main(argv: Sequence[str]) -> int:
     """The verb `gangline parallel`. Raises UserError for words that it does not know."""
     verbs = {"explain": _explain, "draw": _draw}
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(USAGE)
+    asked = verb_of("parallel", verbs, argv, USAGE)
+    if asked is None:
         return 0
-    verb, *rest = argv
-    if verb not in verbs:
-        raise UserError(f"there is no gangline parallel {verb}.", near(verb, verbs), f"Choices: {', '.join(verbs)}.")
+    verb, rest = asked
     if {"-h", "--help"} & set(rest):
         print(USAGE)
         return 0

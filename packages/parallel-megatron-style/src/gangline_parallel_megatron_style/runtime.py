@@ -25,7 +25,7 @@ from gangline.parallel.metrics import Tally
 from gangline.parallel.microbatch import count_tokens
 from gangline.parallel.score import check_share, evaluated, in_global_order
 from gangline.runtime import Runtime, ShardedParam, StepResult
-from gangline.shard import Registry, Shard
+from gangline.shard import Registry, Shard, model_array
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.data_parallel import norm
 from gangline_parallel_megatron_style.data_parallel.group_schedule import GroupSchedule
@@ -52,7 +52,7 @@ class ComposedRuntime(Runtime, RankStages):
         self._emitted: dict[str, dict[str, Tensor]] = {}
         self._parameters = self.storage.parameters()
         self._leaves = [piece.tensor for parameter in self._parameters for piece in parameter.pieces]
-        layouts = [self.registry[f"model/{name}"] for name in made.shapes]
+        layouts = [self.registry[model_array(name)] for name in made.shapes]
         self._replicated = not any(layout.divisions or layout.at for layout in layouts)  # all gradients on every rank
         self._groups = GroupSchedule(made.storage, made.stages, made.prefetch)
         self.stages = [Stage(segments, self._groups.before, self._groups.after) for segments in made.stages]

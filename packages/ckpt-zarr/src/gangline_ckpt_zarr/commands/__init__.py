@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from gangline import BadCheckpoint, UserError
-from gangline.config import near
+from gangline.tools import usage_of, verb_of
 
 VERBS = {
     "ls": "checkpoints with step, size, age, tiers and state",
@@ -25,23 +25,17 @@ VERBS = {
 }
 MODULES = {"import": "import_", "copy": "copying"}  # where a verb's own name will not do
 
-USAGE = """\
-usage: gangline ckpt VERB ...
-
-{verbs}
-
-A checkpoint is named by its run, RUN_DIR (the newest) or RUN_DIR step-00000012, by its directory, or by a URL.
-gangline ckpt VERB --help  says more."""
+NAMED = (
+    "A checkpoint is named by its run, RUN_DIR (the newest) or RUN_DIR step-00000012, by its directory, or by a URL."
+)
 
 
 def main(argv: Sequence[str]) -> int:
     """The verb `gangline ckpt`; 0 where all is well, 1 where something is damaged or differs."""
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(USAGE.format(verbs="\n".join(f"  {verb:7} {text}" for verb, text in VERBS.items())))
+    asked = verb_of("ckpt", VERBS, argv, usage_of("ckpt", VERBS, NAMED))
+    if asked is None:
         return 0
-    verb, *rest = argv
-    if verb not in VERBS:
-        raise UserError(f"there is no gangline ckpt {verb}.", near(verb, VERBS), f"Choices: {', '.join(VERBS)}.")
+    verb, rest = asked
     run = import_module(f"{__name__}.{MODULES.get(verb, verb)}").run
     try:
         return run(rest)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gangline import UserError
+from gangline.checkpoint import in_model
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.weights import place_for, write_weights
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, parser, places
@@ -23,8 +24,6 @@ from gangline_ckpt_zarr.load.reader import read_target
 
 if TYPE_CHECKING:
     from gangline.checkpoint import Shard
-
-PREFIX = "model/"
 
 
 def run(argv: Sequence[str]) -> int:
@@ -98,7 +97,7 @@ def _one_model(copies: Sequence[Copy]) -> dict[str, tuple[tuple[int, ...], str]]
 
 def _weights(copy: Copy) -> dict[str, tuple[tuple[int, ...], str]]:
     layouts = copy.held().registry.layouts
-    return {name: (layout.shape, layout.dtype) for name, layout in layouts.items() if name.startswith(PREFIX)}
+    return {name: (layout.shape, layout.dtype) for name, layout in layouts.items() if in_model(name)}
 
 
 def _model(copy: Copy) -> Mapping[str, Any]:

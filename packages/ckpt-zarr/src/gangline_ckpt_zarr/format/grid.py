@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
-from math import gcd, isqrt, prod
+from math import gcd, prod
 
 from gangline.checkpoint import Box, Division, Layout
+from gangline.config import divisors
 
 # No chunk is larger where the cuts leave the choice. Whole chunks are read to be checked, so 8 MiB cost a load into
 # twice as many ranks a third of its speed: a rank's boxes are often no larger. Below 1 MiB Python's time shows.
@@ -77,10 +78,10 @@ def _chunk_shape(shape: tuple[int, ...], divisions: tuple[Division, ...], left: 
 
 def _divisor(step: int, left: int) -> int:
     """The largest divisor of `step` up to `left`; where that is small, the next larger one if it is not huge."""
-    divisors = sorted({d for i in range(1, isqrt(step) + 1) if step % i == 0 for d in (i, step // i)})
-    fitting = max((d for d in divisors if d <= left), default=1)
+    sides = divisors(step)
+    fitting = max((d for d in sides if d <= left), default=1)
     if fitting * CHUNK_BYTES < left * SMALL:
-        above = next((d for d in divisors if d > left), None)
+        above = next((d for d in sides if d > left), None)
         if above is not None and above * CHUNK_BYTES <= left * LARGE:
             return above
     return fitting

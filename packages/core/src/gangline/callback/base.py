@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gangline.shard import model_array, parameter_of
+
 if TYPE_CHECKING:
     import torch
 
@@ -119,7 +121,7 @@ def like_parameters(runtime: Runtime, prefix: str, dtype: torch.dtype | None = N
     from gangline.shard import Shard
 
     name = None if dtype is None else str(dtype).removeprefix("torch.")
-    registry = runtime.registry.like(prefix, [f"model/{parameter}" for parameter in runtime.names()], name)
+    registry = runtime.registry.like(prefix, [model_array(parameter) for parameter in runtime.names()], name)
     shards = []
     for named in runtime.parameters():
         for piece in named.pieces:
@@ -133,7 +135,7 @@ def start_from_weights(shards: Iterable[Shard], weights: Iterable[Shard]) -> Non
     """Give each array whose name ends with a parameter's the values of that parameter, where it has the same box."""
     import torch
 
-    held = {(weight.name.removeprefix("model/"), weight.box): weight.local for weight in weights}
+    held = {(parameter_of(weight.name), weight.box): weight.local for weight in weights}
     with torch.no_grad():
         for shard in shards:
             if (weight := held.get((shard.name.rpartition("/")[2], shard.box))) is not None:

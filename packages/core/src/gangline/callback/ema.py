@@ -24,7 +24,7 @@ from gangline.comm.base import Comms, Store
 from gangline.config.schema import Run
 from gangline.record import StepRecord
 from gangline.runtime import Runtime
-from gangline.shard import Shard
+from gangline.shard import Shard, model_array
 
 
 class Average:
@@ -63,7 +63,7 @@ class EmaCallback(Callback):
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
         self._weights = [piece.tensor for named in runtime.parameters() for piece in named.pieces]
         dtypes = {
-            runtime.registry[f"model/{name}"].dtype for name in runtime.names()
+            runtime.registry[model_array(name)].dtype for name in runtime.names()
         }  # of all, also where none is here
         dtype = torch.float64 if "float64" in dtypes else torch.float32
         self.averages = [Average(decay, runtime, self.place, dtype) for decay in self.config.decays]

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
         Places as Places,
         Registry as Registry,
         Shard as Shard,
+        in_model as in_model,
+        model_array as model_array,
+        parameter_of as parameter_of,
         primary_replica as primary_replica,
     )
     from gangline.state import Document as Document
@@ -42,7 +45,9 @@ __getattr__, __all__ = lazily(
         "gangline.checkpoint.retention": "Lacks superfluous",
         "gangline.checkpoint.torch_dcp": "DcpCheckpointer",
         "gangline.mesh": "Mesh",
-        "gangline.shard": "Box Division Layout Places Registry Shard primary_replica",
+        "gangline.shard": (
+            "Box Division Layout Places Registry Shard in_model model_array parameter_of primary_replica"
+        ),
         "gangline.state": "Document",
         "gangline.train.restore": "fingerprint",
     },

@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Collection, Iterable
 
 from gangline.errors import UserError
-
-MODEL = "model"
+from gangline.shard import MODEL, model_array
 
 
 def add_weights(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +39,7 @@ def weights_under(prefix: str, stored: Collection[str], names: Iterable[str]) ->
         raise UserError(
             f"{prefix} is not all of the model: it has no {lacking[0]}.", f"{len(lacking)} such parameters are trained."
         )
-    return {name: found.get(name, f"{MODEL}/{name}") for name in names}
+    return {name: found.get(name, model_array(name)) for name in names}
 
 
 def prefixes(stored: Iterable[str], names: Iterable[str]) -> list[str]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gangline.config.check import (
         layout_problems as layout_problems,
         meaningless as meaningless,
+        vocabulary_problems as vocabulary_problems,
         world_of as world_of,
     )
     from gangline.config.compose import compose_one as compose_one
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
         PositiveInt as PositiveInt,
         Share as Share,
         ShareBelowOne as ShareBelowOne,
+        divisors as divisors,
+        listed_divisors as listed_divisors,
     )
     from gangline.rundir import holds_checkpoint as holds_checkpoint
 
@@ -70,9 +73,9 @@ __getattr__, __all__ = lazily(
         "gangline.config.sections": "BatchSection Recompute RunSection ValidateSection",
         "gangline.ranges": (
             "AnyNumber AtLeast AtMost LessThan MoreThan NonNegativeFloat NonNegativeInt OneOf OrInfinite "
-            "PositiveFloat PositiveInt Share ShareBelowOne"
+            "PositiveFloat PositiveInt Share ShareBelowOne divisors listed_divisors"
         ),
-        "gangline.config.check": "layout_problems meaningless world_of",
+        "gangline.config.check": "layout_problems meaningless vocabulary_problems world_of",
         "gangline.config.mend": "nearest",
         "gangline.config.suggest": "near",
         "gangline.config.compose": "compose_one",

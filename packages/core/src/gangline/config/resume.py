@@ -7,7 +7,7 @@ from typing import Any
 
 from gangline.config.compose import compose_over
 from gangline.config.paths import rooted
-from gangline.config.schema import Run
+from gangline.config.schema import LISTS, Run
 from gangline.config.serial import from_dict
 from gangline.errors import UserError
 
@@ -31,9 +31,7 @@ MAY_CHANGE = (
     "parallel",
     "precision",
     "launch",
-    "track",
-    "health",
-    "callback",
+    *LISTS,
     "validate",
     "checkpoint.every",
     "checkpoint.at_end",

@@ -86,20 +86,14 @@ class TextConfig(DataConfig):
         return problems
 
     def _check_vocabulary(self, run: Run) -> list[Problem]:
+        from gangline.config.check import vocabulary_problems
+
         try:
             needed = self.codec().vocab_size
         except UserError as error:
             return [error.problem()]
-        if needed <= run.model.vocab_size:
-            return []
         whose = "bytes" if self.tokenizer is None else f"data.tokenizer={self.tokenizer}"
-        return [
-            Problem(
-                f"model.vocab_size={run.model.vocab_size} is too small for {whose}.",
-                f"The data has {needed} different tokens.",
-                f"model.vocab_size={needed}",
-            )
-        ]
+        return vocabulary_problems(run, needed, whose, f"The data has {needed} different tokens.")
 
 
 PARTS = (

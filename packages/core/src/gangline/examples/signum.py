@@ -15,14 +15,14 @@ class Signum(OptimizerConfig):
 def build(config, run, runtime):
     import torch
 
-    from gangline.optimizer import Optimizer, Shard
+    from gangline.optimizer import Optimizer, Shard, model_array
 
     class SignumOptimizer(Optimizer):
         def __init__(self):
             self.pieces = [(named.name, piece) for named in runtime.parameters() for piece in named.pieces]
             self.means = [torch.zeros_like(piece.tensor, requires_grad=False) for _, piece in self.pieces]
             # what each rank holds of the state lies as its parameters do
-            self.registry = runtime.registry.like("optimizer/mean", [f"model/{name}" for name in runtime.names()])
+            self.registry = runtime.registry.like("optimizer/mean", [model_array(name) for name in runtime.names()])
 
         @torch.no_grad()
         def step(self, learning_rate):

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.id import CheckpointId
-from gangline.checkpoint.weights import MODEL, add_weights, weights_under
+from gangline.checkpoint.weights import add_weights, weights_under
 from gangline.errors import UserError
 from gangline.interop.config import config_json, edited_config_from
 from gangline.interop.names import theirs_of
 from gangline.interop.write import DTYPES, MAX_SHARD_BYTES, export
 from gangline.model.config import DecoderConfig
+from gangline.shard import in_model, parameter_of
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from gangline.config.schema import Run
     from gangline.interop.adapters import Read
     from gangline.parts import PartConfig
-
-PREFIX = f"{MODEL}/"
 
 
 def export_run(argv: Sequence[str]) -> int:
@@ -75,7 +74,7 @@ def write_model(
     from gangline.model.compose import compose_model
 
     _, plan = compose_model(run)
-    found = {name.removeprefix(PREFIX): shape for name, shape in arrays.items() if name.startswith(PREFIX)}
+    found = {parameter_of(name): shape for name, shape in arrays.items() if in_model(name)}
     read = _by_parameter(read, weights_under(options.weights, arrays, found))
     wrapping = {group: edit.resolved(run) for group, edit in sorted(run.edits.items()) if edit.wraps}
     if options.apart is not None:

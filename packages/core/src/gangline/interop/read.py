@@ -10,13 +10,12 @@ from gangline.errors import UserError
 from gangline.interop.names import Theirs, strangers, theirs_of
 from gangline.interop.tensors import Tensors
 from gangline.plan import Plan
+from gangline.shard import parameter_of
 
 if TYPE_CHECKING:
     import torch
 
     from gangline.shard import Shard
-
-PREFIX = "model/"
 
 
 def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, seed: int = 0) -> None:
@@ -35,7 +34,7 @@ def load_pretrained(directory: str | Path, shards: Iterable[Shard], plan: Plan, 
                 ", ".join(left_over[:4]) + (f" and {len(left_over) - 4} more" if len(left_over) > 4 else "") + ".",
             )
         for shard in shards:
-            name = plan.owner(shard.name.removeprefix(PREFIX))
+            name = plan.owner(parameter_of(shard.name))
             found = theirs_of(plan, name, shard.global_shape)
             if not found:
                 initialise([shard], plan, seed)

@@ -12,9 +12,7 @@ from gangline.model.buffers import buffers_of
 from gangline.model.build import materialise, model_of
 from gangline.model.tree import Node
 from gangline.plan import Plan
-from gangline.shard import Shard
-
-PREFIX = "model/"
+from gangline.shard import Shard, model_array, parameter_of
 
 
 def initialise(shards: Iterable[Shard], plan: Plan, seed: int) -> None:
@@ -23,7 +21,7 @@ def initialise(shards: Iterable[Shard], plan: Plan, seed: int) -> None:
     Raises LookupError for an array about which the plan has no `Init`.
     """
     for shard in shards:
-        name = plan.owner(shard.name.removeprefix(PREFIX))
+        name = plan.owner(parameter_of(shard.name))
         rule = plan.init(name)
         fill(
             shard.local,
@@ -49,7 +47,7 @@ def shards_of(model: nn.Module, plan: Plan) -> list[Shard]:
     """The parameters and persistent buffers of a model in one piece, as the `model/...` shards of its only holder."""
     again = {name for buffer in buffers_of(model) for name in buffer.names if name != buffer.kept}
     return [
-        Shard(PREFIX + name, tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)
+        Shard(model_array(name), tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)
         for name, tensor in model.state_dict().items()
         if plan.owner(name) == name and name not in again
     ]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from gangline.optimizer.base import Optimizer as Optimizer
     from gangline.optimizer.config import Adamw as Adamw, Muon as Muon
     from gangline.runtime import Runtime as Runtime
-    from gangline.shard import Registry as Registry, Shard as Shard
+    from gangline.shard import Registry as Registry, Shard as Shard, model_array as model_array
 
 __getattr__, __all__ = lazily(
     __name__,
@@ -18,6 +18,6 @@ __getattr__, __all__ = lazily(
         "gangline.optimizer.base": "Optimizer",
         "gangline.optimizer.config": "Adamw Muon",
         "gangline.runtime": "Runtime",
-        "gangline.shard": "Registry Shard",
+        "gangline.shard": "Registry Shard model_array",
     },
 )

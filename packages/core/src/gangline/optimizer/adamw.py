@@ -13,7 +13,7 @@ from gangline.config.schema import Run
 from gangline.optimizer.base import Optimizer
 from gangline.optimizer.config import Adamw
 from gangline.runtime import ParamShard, Runtime, ShardedParam
-from gangline.shard import Shard
+from gangline.shard import Shard, model_array
 
 
 class AdamwOptimizer(Optimizer):
@@ -29,7 +29,7 @@ class AdamwOptimizer(Optimizer):
         self._fused = not deterministic
         self._config = config
         self.named = named
-        arrays = [f"model/{name}" for name in names]
+        arrays = [model_array(name) for name in names]
         model = runtime.registry
         self.registry = model.like("optimizer/exp_avg", arrays) | model.like("optimizer/exp_avg_sq", arrays)
         self._groups = [

@@ -27,7 +27,7 @@ from gangline.optimizer.base import Optimizer
 from gangline.optimizer.config import Muon
 from gangline.plan import matches
 from gangline.runtime import Runtime, ShardedParam
-from gangline.shard import Shard
+from gangline.shard import Shard, model_array
 
 QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's coefficients: steep at zero, so few iterations do
 
@@ -67,7 +67,7 @@ class MuonOptimizer(Optimizer):
             [torch.zeros_like(piece.tensor, requires_grad=False) for piece in parameter.pieces]
             for parameter in matrices
         ]
-        arrays = [f"model/{name}" for name in names[0]]
+        arrays = [model_array(name) for name in names[0]]
         self.registry = self._rest.registry | runtime.registry.like("optimizer/momentum", arrays)
 
     @torch.no_grad()
@@ -109,7 +109,7 @@ def build(config: Muon, run: Run, runtime: Runtime) -> MuonOptimizer:
     _, plan = compose_model(run)
 
     def chosen(name: str) -> bool:
-        return len(runtime.registry[f"model/{name}"].shape) >= 2 and matches(plan.blocks, name)
+        return len(runtime.registry[model_array(name)].shape) >= 2 and matches(plan.blocks, name)
 
     named, names = runtime.parameters(), runtime.names()
     return MuonOptimizer(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gangline.comm.base import Comm
 from gangline.runtime import ShardedParam
-from gangline.shard import Box, Registry
+from gangline.shard import Box, Registry, model_array
 
 Pieces = Sequence[Tensor]
 Batch = dict[str, Pieces]
@@ -84,7 +84,7 @@ class Matrices:
         size = count = 0
         for name, pieces in given:
             batch[name] = pieces
-            size += self.registry[f"model/{name}"].nbytes
+            size += self.registry[model_array(name)].nbytes
             count += len(self._of(name))
             if size >= LIMIT and count >= self.comm.size:
                 yield from self._mapped(function, batch)
@@ -95,7 +95,7 @@ class Matrices:
     @torch.no_grad()
     def _mapped(self, function: Callable[[Tensor], Tensor], batch: Batch) -> Iterator[tuple[str, Pieces]]:
         plan = self._plan(tuple(batch))
-        dtype = getattr(torch, self.registry[f"model/{next(iter(batch))}"].dtype)
+        dtype = getattr(torch, self.registry[model_array(next(iter(batch)))].dtype)
         wholes = {id(m): torch.empty(m.box.shape[-2:], dtype=dtype, device=self.device) for m in plan.own}
         self._move(plan.gathers, dtype, lambda m, part: self._piece(m, part, batch), lambda m, p: m.view(wholes, p))
         for matrix in plan.own:
@@ -137,13 +137,13 @@ class Matrices:
     def _of(self, name: str) -> list[_Matrix]:
         if name not in self._matrices:
             indices = {rank: index for index, rank in enumerate(self.comm.ranks)}
-            layout = self.registry[f"model/{name}"]
+            layout = self.registry[model_array(name)]
             lead, shape = layout.shape[:-2], layout.shape[-2:]
             found = {
                 at: _Matrix(name, Box((*at, 0, 0), (*(1 for _ in at), *shape)), [])
                 for at in product(*(range(length) for length in lead))
             }
-            for box, ranks in self.registry.held(f"model/{name}"):
+            for box, ranks in self.registry.held(model_array(name)):
                 holders = sorted(indices[rank] for rank in ranks if rank in indices)
                 lengths = zip(box.offset[:-2], box.shape[:-2], strict=True)
                 for at in product(*(range(first, first + length) for first, length in lengths)):

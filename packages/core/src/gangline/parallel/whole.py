@@ -28,7 +28,7 @@ from gangline.parallel.storage import WholeStorage
 from gangline.plan import Plan
 from gangline.precision.base import Precision
 from gangline.runtime import ParamShard, Runtime, ShardedParam, StepResult
-from gangline.shard import Layout, Registry, Shard
+from gangline.shard import Layout, Registry, Shard, model_array, parameter_of
 
 
 class WholeRuntime(Runtime):
@@ -59,7 +59,7 @@ class WholeRuntime(Runtime):
         finish_blocks(model, plan, finish)
         self.model, self.stages = model, WholeModel(model, plan)
         self.registry = Registry.of(
-            mesh, {f"model/{name}": Layout(*described) for name, described in self.storage.shapes().items()}
+            mesh, {model_array(name): Layout(*described) for name, described in self.storage.shapes().items()}
         )
         self.data_coordinate = (mesh.index(mesh.coordinate(comms.rank), DATA_AXES), mesh.size(*DATA_AXES))
         self._masters = [self.storage.masters[name] for name in self.storage.trained]
@@ -132,7 +132,7 @@ class WholeRuntime(Runtime):
         return self._norm_value
 
     def parameters(self) -> list[ShardedParam]:
-        held = {shard.name.removeprefix("model/"): shard for shard in self.shards()}
+        held = {parameter_of(shard.name): shard for shard in self.shards()}
         return [
             ShardedParam(name, tuple(master.shape), (ParamShard(master, held[name]),))
             for name, master in zip(self.storage.trained, self._masters, strict=True)
@@ -149,8 +149,8 @@ class WholeRuntime(Runtime):
 
     def shards(self) -> Iterator[Shard]:
         for name, array in self.storage.arrays().items():
-            ((box, primary),) = self.registry.of_rank(f"model/{name}", self.rank)
-            yield Shard(f"model/{name}", tuple(array.shape), array.dtype, box.offset, array, primary)
+            ((box, primary),) = self.registry.of_rank(model_array(name), self.rank)
+            yield Shard(model_array(name), tuple(array.shape), array.dtype, box.offset, array, primary)
 
     @torch.no_grad()
     def applied(self) -> None:

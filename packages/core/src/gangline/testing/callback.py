@@ -14,6 +14,7 @@ from torch import Tensor
 from gangline.callback.base import Callback
 from gangline.plugins import installed
 from gangline.record import StepRecord
+from gangline.shard import in_model
 from gangline.testing.claims import needs
 from gangline.testing.health_ranks import no_collectives
 from gangline.testing.install import as_installed
@@ -109,7 +110,7 @@ class CallbackSuite(PartSuite):
 
     def weights(self, found: list[Lived]) -> dict[str, Tensor]:
         """The run's weights in the global view."""
-        own = {name: shape for name, shape in found[0].shapes.items() if name.startswith("model/")}
+        own = {name: shape for name, shape in found[0].shapes.items() if in_model(name)}
         return assemble([rank.weights for rank in found], own)
 
     def test_builds_a_callback(self) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
+from gangline.shard import model_array
 from gangline.testing import strategy_ranks as ranks
 from gangline.testing.claims import needs
 from gangline.testing.pool import pool
@@ -134,19 +135,19 @@ class StrategySuite(PartSuite):
         first = registries[0]
         assert all(registry == first for registry in registries)
         arrays = self.expected(job, 1)[0]
-        assert set(first) == {f"model/{name}" for name in arrays}
+        assert set(first) == {model_array(name) for name in arrays}
         for name, array in arrays.items():
-            assert first[f"model/{name}"].shape == tuple(array.shape)
-            assert first[f"model/{name}"].dtype == str(array.dtype).removeprefix("torch.")
-            boxes = first.boxes(f"model/{name}")
+            assert first[model_array(name)].shape == tuple(array.shape)
+            assert first[model_array(name)].dtype == str(array.dtype).removeprefix("torch.")
+            boxes = first.boxes(model_array(name))
             ones = [("box", box.offset, torch.ones(box.shape)) for box in boxes]
             assert sum(box.size for box in boxes) == array.numel(), f"the boxes of {name} overlap, or leave a gap"
             assemble([ones], {"box": tuple(array.shape)})
             for box in boxes:
-                held = [first.of_rank(f"model/{name}", rank) for rank in range(layout.world)]
+                held = [first.of_rank(model_array(name), rank) for rank in range(layout.world)]
                 primaries = [rank for rank, own in enumerate(held) if (box, True) in own]
                 assert len(primaries) == 1, f"{len(primaries)} primaries of {name}{box}"
-                assert first.holders(f"model/{name}", box)[0] == primaries[0]
+                assert first.holders(model_array(name), box)[0] == primaries[0]
 
     def test_shards_are_the_boxes_of_the_registry(self, layout: Layout) -> None:
         for scenario in (PLAIN, TIED, LANES):

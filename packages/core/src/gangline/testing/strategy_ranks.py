@@ -20,7 +20,7 @@ from gangline.plugins import load
 from gangline.precision.base import Precision
 from gangline.precision.plain import Plain
 from gangline.runtime import Runtime
-from gangline.shard import Registry
+from gangline.shard import Registry, model_array, parameter_of
 from gangline.testing import rank
 from gangline.testing.inputs import share
 from gangline.testing.reference import Expected, Reference, descend
@@ -138,7 +138,7 @@ def start_rows(job: Job, precision: Precision) -> Runtime:
 
 def arrays(runtime: Runtime) -> list[Held]:
     """What this rank holds, under names without "model/"."""
-    return [(s.name.removeprefix("model/"), s.offset, s.local.detach().clone()) for s in runtime.shards()]
+    return [(parameter_of(s.name), s.offset, s.local.detach().clone()) for s in runtime.shards()]
 
 
 def gradients(runtime: Runtime) -> list[Held]:
@@ -305,7 +305,7 @@ def one_bad_sample(job: Job, value: float) -> list[Stepped]:
     batches = job.share(0, index, width)
     for batch in batches:
         batch.tokens = torch.where((batch.sample == 0)[:, None], job.vocab_size - 1, batch.tokens)
-    poisoned = f"model/{job.plan.embed}.weight"
+    poisoned = model_array(f"{job.plan.embed}.weight")
     steps = []
     for poison in (value, 0.0):
         with torch.no_grad():

@@ -13,7 +13,7 @@ from gangline.callback.base import Metrics
 from gangline.errors import UserError
 from gangline.health import Action, HealthCheck, Verdict
 from gangline.runtime import Runtime
-from gangline.shard import Shard
+from gangline.shard import Shard, parameter_of
 from gangline.train.agree import gather_json
 from gangline.train.session import Session
 
@@ -145,7 +145,7 @@ def lent(runtime: Runtime, prefix: str, shards: list[Shard]) -> Iterator[None]:
     pairs = [
         (weight.local.detach(), other)
         for weight in runtime.shards()
-        if (other := theirs.get((weight.name.removeprefix("model/"), weight.box))) is not None
+        if (other := theirs.get((parameter_of(weight.name), weight.box))) is not None
     ]
     swapped = [(weight, other) for weight, other in pairs if weight.dtype == other.dtype]
     copied = [(weight, weight.clone(), other) for weight, other in pairs if weight.dtype != other.dtype]

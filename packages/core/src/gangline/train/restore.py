@@ -16,7 +16,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.config.serial import to_dict
 from gangline.errors import BadCheckpoint, UserError
 from gangline.rundir import part_versions
-from gangline.shard import Registry, Shard
+from gangline.shard import Registry, Shard, in_model
 from gangline.state import Document
 from gangline.train.agree import gather_json
 from gangline.train.callbacks import choice, named
@@ -30,7 +30,7 @@ OPTIONAL = (LOCAL, *MEMBERS)  # arrays that a checkpoint may lack, or hold beyon
 
 def fingerprint(registry: Registry) -> str:
     """A short hash of the model's array names and shapes."""
-    lines = sorted(f"{name} {registry[name].shape}" for name in registry if name.startswith("model/"))
+    lines = sorted(f"{name} {registry[name].shape}" for name in registry if in_model(name))
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
 
 
@@ -209,8 +209,8 @@ def _check(session: Session, id: CheckpointId, document: Document) -> None:
     stored, ours = session.checkpointer.arrays(id), session.registry
     afresh = f"Start a new run with these settings:  train from={session.directory.path}"
     if document.model and document.model != fingerprint(ours):
-        differ = [name for name in ours if name.startswith("model/") and stored.get(name) != ours[name].shape]
-        differ += [name for name in stored if name.startswith("model/") and name not in ours]
+        differ = [name for name in ours if in_model(name) and stored.get(name) != ours[name].shape]
+        differ += [name for name in stored if in_model(name) and name not in ours]
         example = differ[0] if differ else "their names"
         what = f"{stored.get(example, 'absent')} stored, {ours[example].shape if example in ours else 'absent'} here"
         raise UserError(f"checkpoint {id} is of another model.", f"{example}: {what}", afresh)

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 
-from gangline.config.suggest import near
-from gangline.errors import UserError
+from gangline.tools import usage_of, verb_of
 
 VERBS = {
     "prepare": "text, JSONL or Parquet -> clean, without doubles, as tokens",
@@ -19,20 +18,8 @@ VERBS = {
     "tokenizer": "train a byte-level BPE on texts",
 }
 
-USAGE = """\
-usage: gangline data VERB ...
-
-{verbs}
-
-gangline data VERB --help  says more."""
-
 
 def main(argv: Sequence[str]) -> int:
     """The verb `gangline data`; 0 where all is well, 1 where something is damaged."""
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(USAGE.format(verbs="\n".join(f"  {verb:9} {text}" for verb, text in VERBS.items())))
-        return 0
-    verb, *rest = argv
-    if verb not in VERBS:
-        raise UserError(f"there is no gangline data {verb}.", near(verb, VERBS), f"Choices: {', '.join(VERBS)}.")
-    return int(import_module(f"{__name__}.{verb}").run(rest))
+    asked = verb_of("data", VERBS, argv, usage_of("data", VERBS))
+    return 0 if asked is None else int(import_module(f"{__name__}.{asked[0]}").run(asked[1]))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gangline.config import vocabulary_problems
 from gangline.config.suggest import near
 from gangline.errors import Problem, UserError
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, RowPlace, WeightStage, shares
@@ -167,12 +168,7 @@ def problems(config: MixConfig, run: Run) -> list[Problem]:
                 )
             )
         vocabulary = parts[0].store.vocab_size
-        if split == "train" and vocabulary > run.model.vocab_size > 0:
-            found.append(
-                Problem(
-                    f"model.vocab_size={run.model.vocab_size} is too small for data=mix.",
-                    f"The tokenizer of its sources has {vocabulary} tokens.",
-                    f"model.vocab_size={vocabulary}",
-                )
-            )
+        if split == "train":
+            why = f"The tokenizer of its sources has {vocabulary} tokens."
+            found += vocabulary_problems(run, vocabulary, "data=mix", why)
     return found

@@ -12,7 +12,7 @@ from math import prod
 
 from gangline.mesh import Mesh
 from gangline.plan import Plan
-from gangline.shard import Layout
+from gangline.shard import Layout, model_array
 from gangline_parallel_megatron_style.sharding.arrays import EMBED, HEAD, TIED, ModelShapes, ParamKind, lay_out
 from gangline_parallel_megatron_style.sharding.ranks import StateRanks
 
@@ -87,7 +87,7 @@ def arrays_of(
         ranks = StateRanks.of(plan, mesh, buffer.kind.fold)
         group = ParamGroup(place[buffer.group], buffer.kind, ranks.shards, ranks.replicas)
         for name, sums in buffer.sums.items():
-            own = largest_part(laid_out.registry[f"model/{name}"])
+            own = largest_part(laid_out.registry[model_array(name)])
             found[name] = Array(name, shapes[name], group, on[buffer.group], own, max(sums, 1))
     return [found[name] for name in shapes]
 

@@ -13,7 +13,7 @@ from gangline.model.buffers import buffers_of, put
 from gangline.parallel.storage import dtype_name
 from gangline.plan import Fold, Plan
 from gangline.runtime import ShardedParam
-from gangline.shard import Registry, Shard
+from gangline.shard import Registry, Shard, model_array
 from gangline_parallel_megatron_style.data_parallel import error_feedback
 from gangline_parallel_megatron_style.data_parallel.compress import Switch, compressed
 from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
@@ -74,7 +74,7 @@ class Storage:
             reducers[layout.kind] = self._reducer(layout.kind)
         reducer, options, coordinate = reducers[layout.kind], self.options, self.mesh.coordinate(self.rank)
         names = [array.name for array in layout.packing.arrays]
-        shapes = {name: local_shape(self.registry[f"model/{name}"], self.mesh, coordinate) for name in names}
+        shapes = {name: local_shape(self.registry[model_array(name)], self.mesh, coordinate) for name in names}
         if options.codec is not None and layout.kind.trained:
             like = torch.empty(0, dtype=options.reduce_dtype, device=options.device)
             reducer = compressed(reducer, layout.packing.size, options.codec, self.switch, like)
@@ -100,7 +100,7 @@ class Storage:
     def _take_buffers(self, model: nn.Module) -> dict[str, Tensor]:
         found = {}
         for buffer in list(buffers_of(model)):
-            if buffer.kept is not None and not self.registry.of_rank(f"model/{buffer.kept}", self.rank):
+            if buffer.kept is not None and not self.registry.of_rank(model_array(buffer.kept), self.rank):
                 continue  # of another stage
             device, tensor = self.options.device, buffer.tensor
             local = torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.to(device)
@@ -132,8 +132,8 @@ class Storage:
                     for piece in pieces:
                         yield piece.shard
         for name, tensor in self.buffers.items():
-            ((box, primary),) = self.registry.of_rank(f"model/{name}", self.rank)
-            yield Shard(f"model/{name}", tuple(tensor.shape), tensor.dtype, box.offset, tensor, primary)
+            ((box, primary),) = self.registry.of_rank(model_array(name), self.rank)
+            yield Shard(model_array(name), tuple(tensor.shape), tensor.dtype, box.offset, tensor, primary)
 
     def local(self) -> tuple[Registry, list[Shard]]:
         """What belongs to this layout alone: the errors of compressed sums, all of the run's and those held here."""
@@ -148,7 +148,7 @@ class Storage:
     def parameters(self) -> list[ShardedParam]:
         """The trained parameters that this rank's stages own."""
         return [
-            ShardedParam(name, self.registry[f"model/{name}"].shape, self.owned[name].pieces[name])
+            ShardedParam(name, self.registry[model_array(name)].shape, self.owned[name].pieces[name])
             for name in self.trained
         ]
 

@@ -27,7 +27,7 @@ from gangline.parallel.score import check_share, evaluated, in_global_order
 from gangline.plan import Plan, matches
 from gangline.precision.base import Precision
 from gangline.runtime import ParamShard, Runtime, ShardedParam, StepResult
-from gangline.shard import Layout, Registry, Shard
+from gangline.shard import Layout, Registry, Shard, model_array
 from gangline.testing.toys.axes import Axes
 from gangline.testing.toys.plugin import Rows
 from gangline.testing.toys.rows_storage import RowsOf, layout_of
@@ -61,7 +61,7 @@ class RowsRuntime(Runtime):
         self.registry = Registry.of(
             mesh,
             {
-                f"model/{name}": layout_of(shape, dtype, mesh, on_fold.get(name))
+                model_array(name): layout_of(shape, dtype, mesh, on_fold.get(name))
                 if name not in self.buffers
                 else Layout(shape, dtype)
                 for name, (shape, dtype) in shapes.items()
@@ -228,12 +228,12 @@ class RowsRuntime(Runtime):
         for part in self.parts.values():
             yield from self._shards_of(part)
         for name, buffer in self.buffers.items():
-            ((box, primary),) = self.registry.of_rank(f"model/{name}", self.rank)
-            yield Shard(f"model/{name}", tuple(buffer.shape), buffer.dtype, box.offset, buffer, primary)
+            ((box, primary),) = self.registry.of_rank(model_array(name), self.rank)
+            yield Shard(model_array(name), tuple(buffer.shape), buffer.dtype, box.offset, buffer, primary)
 
     def _shards_of(self, part: RowsOf) -> list[Shard]:
         return [
-            Shard(f"model/{part.name}", part.shape, tensor.dtype, box.offset, tensor.detach(), primary)
+            Shard(model_array(part.name), part.shape, tensor.dtype, box.offset, tensor.detach(), primary)
             for tensor, box, primary in zip(part.tensors, part.boxes, part.primary, strict=True)
         ]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from gangline.comm.base import Comm
 from gangline.comm.ordered import sum_rows
 from gangline.mesh import Mesh
-from gangline.shard import Box, Division, Layout, Registry
+from gangline.shard import Box, Division, Layout, Registry, model_array
 
 
 def even(length: int, parts: int) -> tuple[int, ...]:
@@ -44,9 +44,9 @@ class RowsOf:
 
     def __init__(self, name: str, registry: Registry, rank: int, comm: Comm, dtype: torch.dtype, trained: bool) -> None:
         self.name, self.comm, self.dtype, self.trained = name, comm, dtype, trained
-        layout = registry[f"model/{name}"]
+        layout = registry[model_array(name)]
         self.shape = layout.shape
-        held = registry.of_rank(f"model/{name}", rank)
+        held = registry.of_rank(model_array(name), rank)
         self.boxes = [box for box, _ in held]
         self.primary = [primary for _, primary in held]
         self.place = _place_on_fold(layout, registry.mesh, rank)
