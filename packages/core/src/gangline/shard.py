@@ -60,8 +60,13 @@ class Box:
         return prod(self.shape)
 
     @property
+    def limits(self) -> tuple[tuple[int, int], ...]:
+        """(start, stop) along each dim."""
+        return tuple((start, start + length) for start, length in zip(self.offset, self.shape, strict=True))
+
+    @property
     def slices(self) -> tuple[slice, ...]:
-        return tuple(slice(start, start + length) for start, length in zip(self.offset, self.shape, strict=True))
+        return tuple(slice(start, stop) for start, stop in self.limits)
 
     def overlap(self, other: Box) -> Box | None:
         """The part both have, in global coordinates."""

@@ -24,7 +24,7 @@ class BadChunks:
     @property
     def box(self) -> tuple[tuple[int, int], ...]:
         box: Box = self.run.box if self.number is None else self.run.chunk_box(self.number)
-        return tuple((start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
+        return box.limits
 
 
 class FileScanner:

@@ -186,6 +186,5 @@ def _chunk(source: Copy, run: ChunkRun, number: int) -> memoryview:
     except (OSError, EOFError) as error:
         why = str(error)
     if why:
-        limits = tuple((start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
-        raise BadCheckpoint(run.name, limits, f"{source.store.url}/{path}", why)
+        raise BadCheckpoint(run.name, box.limits, f"{source.store.url}/{path}", why)
     return content[: run.nbytes + CHECKSUM]

@@ -63,8 +63,8 @@ class ChunkRun:
     def chunk_box(self, number: int) -> Box:
         """The box of the array in one chunk; what a chunk has beyond the array's end is not in it."""
         offset = tuple(i * side for i, side in zip(self.index(number), self.chunk, strict=True))
-        stop = (start + length for start, length in zip(self.box.offset, self.box.shape, strict=True))
-        return Box(offset, tuple(min(side, end - at) for at, side, end in zip(offset, self.chunk, stop, strict=True)))
+        sides = zip(offset, self.chunk, self.box.limits, strict=True)
+        return Box(offset, tuple(min(side, stop - at) for at, side, (_, stop) in sides))
 
     def meeting(self, wanted: Box) -> Iterator[tuple[int, int]]:
         """(first, how many) of the chunks that meet a box, neighbours together."""

@@ -108,8 +108,7 @@ class ReadBatch:
 
     def _bad(self, run: ChunkRun, number: int, why: str) -> BadCheckpoint:
         box = run.chunk_box(number)
-        limits = tuple((start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
-        return BadCheckpoint(run.name, limits, f"{self.store.url}/{self.path}", why)
+        return BadCheckpoint(run.name, box.limits, f"{self.store.url}/{self.path}", why)
 
 
 class ReadLanes:

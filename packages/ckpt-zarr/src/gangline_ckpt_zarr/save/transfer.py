@@ -59,8 +59,7 @@ def copy_file(
         raise OSError(answer.failed)
     number, chunk = answer.chunk
     box = file.runs[number].chunk_box(chunk)
-    limits = tuple((start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
-    raise BadCheckpoint(file.runs[number].name, limits, f"{source.store}/{source.path}", answer.failed)
+    raise BadCheckpoint(file.runs[number].name, box.limits, f"{source.store}/{source.path}", answer.failed)
 
 
 def fair(deadline: float) -> float:

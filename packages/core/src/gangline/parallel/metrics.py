@@ -6,7 +6,6 @@ they agree again when one of them emits something new, so a rank may emit less t
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gangline.comm.base import Comm, Pending
+from gangline.comm.objects import gather_json
 from gangline.comm.ordered import sum_rows
 from gangline.inside import Collected
 
@@ -105,13 +105,8 @@ class Tally:
 
     def _agree(self) -> None:
         """Make the keys of all ranks, in one order, those of the vector."""
-        mine = json.dumps(sorted({*self.agreed, *self._values})).encode()
-        length = torch.tensor([len(mine)], dtype=torch.int64, device=self.device)
-        longest = int(self.comm.all_reduce(length, "max"))
-        padded = torch.frombuffer(bytearray(mine.ljust(longest)), dtype=torch.uint8).to(self.device)
-        everyone = self.comm.all_gather(padded[None]).cpu()
-        told = [json.loads(bytes(row.tolist())) for row in everyone]
-        self.agreed = sorted({(path, name, how, tuple(shape)) for keys in told for path, name, how, shape in keys})
+        everyone = gather_json(self.comm, self.device, sorted({*self.agreed, *self._values}))
+        self.agreed = sorted({(path, name, how, tuple(shape)) for keys in everyone for path, name, how, shape in keys})
 
     def _read(self, into: Tallied, values: Tensor, numbers: list[float], in_maxima: int, tokens: int) -> None:
         """Take the agreed keys apart; `values` and `numbers` are the same, on the device and here."""

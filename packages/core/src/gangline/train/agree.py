@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from gangline.comm.base import Comm
+from gangline.comm.objects import gather_json
 from gangline.health import Verdict
 
 _SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
@@ -55,15 +55,3 @@ def gather_verdicts(world: Comm, device: torch.device, verdicts: list[Verdict]) 
 def _told(world: Comm, device: torch.device, verdicts: list[Verdict]) -> list[Verdict]:
     told = gather_json(world, device, [verdict.to_dict() for verdict in verdicts])
     return [Verdict.of(content) for part in told for content in part]
-
-
-def gather_json(world: Comm, device: torch.device, value: object) -> list:
-    """Every rank's JSON value, in rank order."""
-    if world.size == 1:
-        return [value]
-    content = json.dumps(value).encode()
-    lengths = world.all_gather(torch.tensor([len(content)], dtype=torch.int64, device=device)).tolist()
-    padded = torch.zeros(1, max(lengths), dtype=torch.uint8, device=device)
-    padded[0, : len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device)
-    rows = world.all_gather(padded).cpu()
-    return [json.loads(bytes(row[:length].tolist())) for row, length in zip(rows, lengths, strict=True)]

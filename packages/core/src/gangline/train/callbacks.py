@@ -10,11 +10,11 @@ from typing import TypeVar
 import torch
 
 from gangline.callback.base import Metrics
+from gangline.comm.objects import gather_json
 from gangline.errors import UserError
 from gangline.health import Action, HealthCheck, Verdict
 from gangline.runtime import Runtime
 from gangline.shard import Shard, parameter_of
-from gangline.train.agree import gather_json
 from gangline.train.session import Session
 
 T = TypeVar("T")

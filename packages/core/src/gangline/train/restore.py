@@ -13,12 +13,12 @@ from gangline import attempts
 from gangline.attempts import Attempt
 from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.id import CheckpointId
+from gangline.comm.objects import gather_json
 from gangline.config.serial import to_dict
 from gangline.errors import BadCheckpoint, UserError
 from gangline.rundir import part_versions
 from gangline.shard import Registry, Shard, in_model
 from gangline.state import Document
-from gangline.train.agree import gather_json
 from gangline.train.callbacks import choice, named
 from gangline.train.session import Session
 

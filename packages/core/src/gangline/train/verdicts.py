@@ -8,9 +8,10 @@ from dataclasses import asdict
 from typing import TypeVar
 
 from gangline import attempts
+from gangline.comm.objects import gather_json
 from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
 from gangline.record import StepRecord
-from gangline.train.agree import gather_json, gather_verdicts
+from gangline.train.agree import gather_verdicts
 from gangline.train.callbacks import failures, named, together
 from gangline.train.session import Session
 

@@ -225,8 +225,7 @@ def _checked(name: str, box: Box, kept: dict[str, Any], directory: Path) -> byte
     path = directory / kept["file"]
     content = path.read_bytes() if path.exists() else b""
     if zlib.crc32(content) != kept["checksum"]:
-        place = tuple((start, start + length) for start, length in zip(box.offset, box.shape, strict=True))
-        raise BadCheckpoint(name, place, path, "its checksum differs")
+        raise BadCheckpoint(name, box.limits, path, "its checksum differs")
     return content
 
 
