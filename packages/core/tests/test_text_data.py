@@ -123,7 +123,7 @@ def test_another_process_draws_the_same(corpus):
     code = (
         "import sys; sys.path[:0] = [sys.argv[1]]\n"
         "from test_text_data import *\n"
-        "text = source(Text(path=sys.argv[2], documents=True))\n"
+        "text = source(TextConfig(path=sys.argv[2], documents=True))\n"
         "print(text.fingerprint(), text.sample(123)['tokens'].tobytes().hex())"
     )
     there = subprocess.run(
@@ -359,7 +359,7 @@ def test_an_unreadable_corpus_is_refused_with_the_reason(tmp_path):
     code = (
         "import os, sys; sys.path[:0] = [sys.argv[1]]\n"
         "from test_text_data import *\n"
-        "run = run_of(data := Text(path=sys.argv[2]))\n"
+        "run = run_of(data := TextConfig(path=sys.argv[2]))\n"
         "os.geteuid() or os.setuid(65534)\n"  # root reads everything
         "print(UserError.of(data.check(run)))"
     )

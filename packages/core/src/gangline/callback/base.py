@@ -6,6 +6,7 @@ are, travel in the checkpoint, and any layout reads them. Health checks (`gangli
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 Metrics = Mapping[str, "float | list[float]"]
 
 
-class Callback:
+class Callback(ABC):  # noqa: B024  # each of its methods does nothing by default
     """What core calls on every rank, in this order; each method does nothing unless it is overridden.
 
     attach                                  once, after the optimizer is built and before a checkpoint is restored

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gangline.comm.fake import FakeComm as FakeComm, FakeComms as FakeComms
     from gangline.comm.ordered import Later as Later, sum_rows as sum_rows
     from gangline.comm.solo import Done as Done, Solo as Solo
-    from gangline.comm.wrap import Wrapped as Wrapped
+    from gangline.comm.wrap import Wrapped as Wrapped, WrappedComms as WrappedComms
 
 __getattr__, __all__ = lazily(
     __name__,
@@ -31,6 +31,6 @@ __getattr__, __all__ = lazily(
         "gangline.comm.fake": "FakeComm FakeComms",
         "gangline.comm.ordered": "Later sum_rows",
         "gangline.comm.solo": "Done Solo",
-        "gangline.comm.wrap": "Wrapped",
+        "gangline.comm.wrap": "Wrapped WrappedComms",
     },
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Callable, Sequence
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from gangline.comm.base import Comm, Comms, Pending, Reduction, Splits, Transfer
 from gangline.plan import Fold
 
 
-class Wrapped(Comm):
+class Wrapped(Comm, ABC):
     """Passes every call on to `inner`; override what should be different, once for both of a pair (see `Comm`)."""
 
     def __init__(self, inner: Comm) -> None:

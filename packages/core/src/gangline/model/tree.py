@@ -6,6 +6,7 @@ in the tree ("blocks.3.feed_forward") is the name of its module in the model. A 
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from math import prod
@@ -57,7 +58,7 @@ class CommVolume:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class Node(ABC):
     """One module as data. `module` is "package.module:Class"; its constructor takes the node and nothing else."""
 
     module: ClassVar[str]

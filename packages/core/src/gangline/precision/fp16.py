@@ -8,10 +8,10 @@ import torch
 
 from gangline.config.schema import Run
 from gangline.precision.config import Fp16
-from gangline.precision.plain import Plain
+from gangline.precision.plain import CastPrecision
 
 
-class ScaledFp16(Plain):
+class ScaledFp16(CastPrecision):
     """Doubles the loss scale after enough finite steps in a row, halves it after one that is not."""
 
     def __init__(self, config: Fp16) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,7 +13,7 @@ from gangline.parts import PrecisionConfig
 from gangline.precision.base import Precision
 
 
-class Plain(Precision):
+class CastPrecision(Precision, ABC):
     """Products in `compute`; master weights, and gradients on the wire and in memory, in `kept`."""
 
     def __init__(self, compute: torch.dtype, kept: torch.dtype) -> None:
@@ -20,6 +22,10 @@ class Plain(Precision):
 
     def linear(self, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
         return F.linear(x.to(self.compute_dtype), w, b)
+
+
+class Plain(CastPrecision):
+    """Nothing besides: no loss scale, no state."""
 
 
 def fp32(config: PrecisionConfig, run: Run) -> Plain:

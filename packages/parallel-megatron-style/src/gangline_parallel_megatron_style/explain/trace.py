@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import weakref
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from gangline import plugins
 from gangline.batch import Batch
-from gangline.comm import Comm, Pending
-from gangline.comm.fake import FakeComm, FakeComms
+from gangline.comm import FakeComms, Pending, Wrapped, WrappedComms
 from gangline.mesh import DATA_AXES
 from gangline.model.attention import PlainAttention
 from gangline.model.build import model_of
@@ -62,18 +60,11 @@ class Held:
         return self.result
 
 
-class Holding(FakeComm):
-    """Peers that exist nowhere, and take their time."""
+class Holding(Wrapped):
+    """Peers that take their time to add up."""
 
     def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
         return Held(super()._reduce_scatter(x, background).wait(), x)
-
-
-class HoldingComms(FakeComms):
-    """`FakeComms` of these."""
-
-    def connect(self, axis: str, ranks: Sequence[int]) -> Comm:
-        return Holding(axis, ranks, self.rank, self.traffic)
 
 
 class Allocations(TorchDispatchMode):
@@ -116,7 +107,8 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
     """One step of the first rank of a pipeline rank."""
     began = time.perf_counter()
     mesh = case.mesh
-    comms = HoldingComms(mesh, mesh.rank({"pp": pipeline_rank}), "meta")
+    fake = FakeComms(mesh, mesh.rank({"pp": pipeline_rank}), "meta")
+    comms = WrappedComms(fake, Holding)
     finish = finisher(run.run.recompute, False, run.run.recompute_every, case.plan.seams)
     precision = plugins.build(run.precision, run)
 
@@ -136,13 +128,13 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
             watch(buffer, counted)
         step(runtime, case, case.microbatches)
         kept, counted.peak = counted.live, counted.live
-        comms.traffic.calls.clear()
-        comms.traffic.bytes.clear()
+        fake.traffic.calls.clear()
+        fake.traffic.bytes.clear()
         counted.operators = 0
         step(runtime, case, case.microbatches)
     del optimizer, described
     took = time.perf_counter() - began
-    return Traced(kept, counted.peak, counted.operators, took, comms.traffic.calls, comms.traffic.bytes)
+    return Traced(kept, counted.peak, counted.operators, took, fake.traffic.calls, fake.traffic.bytes)
 
 
 def step(runtime: ComposedRuntime, case: Case, microbatches: int) -> None:

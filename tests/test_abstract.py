@@ -1,0 +1,49 @@
+"""Abstract or final: what a class of the packages derives from is no class that anybody makes instances of.
+
+The conformance kit and the examples for authors are apart.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+BASES = {"ABC", "Protocol", "TypedDict", "NamedTuple", "Exception"}
+DATA = {"PartConfig", "Node"}  # options and config nodes: a class of them is one with other defaults
+LEFT = {"FsspecStore", "LocalSizes", "WindowSource"}
+
+
+def concrete(files: Iterable[Path]) -> dict[str, str]:
+    """Class that others derive from though nothing says that it is abstract -> one of those others."""
+    classes = {
+        node.name: node
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    bases = {name: [ast.unparse(base).partition("[")[0] for base in node.bases] for name, node in classes.items()}
+
+    def data(name: str) -> bool:
+        return name in DATA or any(map(data, bases.get(name, ())))
+
+    def abstract(name: str) -> bool:
+        methods = (item for item in classes[name].body if isinstance(item, ast.FunctionDef))
+        marks = [ast.unparse(mark) for method in methods for mark in method.decorator_list]
+        return bool(BASES & set(bases[name])) or "abstractmethod" in marks or data(name)
+
+    return {base: name for name in classes for base in bases[name] if base in classes and not abstract(base)}
+
+
+def test_what_is_derived_from_is_abstract() -> None:
+    apart = {ROOT / "packages/core/src/gangline" / name for name in ("testing", "examples")}
+    found = concrete(path for path in ROOT.glob("packages/*/src/**/*.py") if apart.isdisjoint(path.parents))
+    assert {base: name for base, name in found.items() if base not in LEFT} == {}
+    assert found.keys() >= LEFT, "nothing derives from it any more: take it from LEFT"
+
+
+def test_a_concrete_class_that_is_derived_from_is_found(tmp_path: Path) -> None:
+    classes = ["A", "B(A)", "C(ABC)", "D(C)", "E(PartConfig)", "F(E)"]
+    (tmp_path / "a.py").write_text("\n".join(f"class {each}: ..." for each in classes))
+    assert concrete(tmp_path.glob("*.py")) == {"A": "B"}
