@@ -15,14 +15,10 @@ GLOSSARY = (ROOT / "docs/glossary.md").read_text()
 ONCE = {
     "core": "micro micros micro_batch micro_batches Named Piece Here travels",
     "parallel-megatron-style": "micro micros Flat Sums WeightGradients deposit put_off hand_over sight Named Piece",
-    "moe": "Exchange by_node ByNode Direct limited sight shapes",
+    "moe": "Exchange by_node ByNode Direct limited sight",
     "ckpt-zarr": "Cell cell cells Lying lying alike opened told say hear alive sight",
 }
-LEFT = {
-    "parallel-megatron-style": "deposit hand_over",
-    "moe": "Exchange ByNode Direct by_node limited shapes sight",
-    "ckpt-zarr": "alive opened",
-}
+LEFT = {"ckpt-zarr": "alive opened"}
 
 
 def public(source: Path) -> Iterator[str]:
