@@ -7,19 +7,16 @@ from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from gangline.errors import Problem, UserError
-from gangline.mesh import Mesh
-from gangline.parallel.config import Ddp, Single
-from gangline.parts import EditConfig
+from gangline import Problem, UserError
+from gangline.config import EditConfig, NonNegativeInt, PositiveFloat, PositiveInt, listed_divisors
 from gangline.plugins import installed
-from gangline.ranges import NonNegativeInt, PositiveFloat, PositiveInt, listed_divisors
+from gangline.strategy import Ddp, Mesh, Single
 from gangline_moe.load_history import imbalance
 from gangline_moe.routers.config import RouterConfig, Softmax
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
-    from gangline.plan import Plan
-    from gangline.shard import Shard
+    from gangline.config import Run
+    from gangline.strategy import Plan, Shard
 
 FOLD = "ep"  # the axis that experts live on, made of ranks of others
 TokenAxis = Literal["dp_replicate", "dp_shard", "cp", "tp"]
@@ -53,7 +50,7 @@ class MoeOptions(EditConfig):
 
     def _ranks(self, run: Run) -> int:
         """Ranks that may share a layer's experts: of the axes of `ep_out_of`, where the strategy folds any."""
-        from gangline.config.check import world_of
+        from gangline.config import world_of
 
         if isinstance(run.parallel, Single | Ddp):
             return 1

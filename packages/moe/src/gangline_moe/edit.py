@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from gangline.errors import UserError
-from gangline.model.tree import AttentionNode, FeedForwardNode, Node, nodes, replaced
-from gangline.plan import Cut, Fold, Init, Plan, matches
+from gangline import UserError
+from gangline.model import AttentionNode, Cut, FeedForwardNode, Fold, Init, Node, Plan, matches, nodes, replaced
 from gangline.plugins import installed, load
 from gangline_moe.config import FOLD, MoeOptions
 from gangline_moe.interop import others_names

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gangline import inside
-from gangline.model.build import construct
+from gangline.model import construct
 from gangline.precision import Precision
 from gangline_moe.nodes import ExpertsNode, StackNode
 from gangline_moe.products import PlainProducts, Products, products_of

@@ -10,8 +10,8 @@ from gangline_moe.load_history import loads_of
 from gangline_moe.parts import ExpertsHealth
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
-    from gangline.record import StepRecord
+    from gangline.config import Run
+    from gangline.track import StepRecord
 
 
 class ExpertsCheck(HealthCheck):

@@ -10,14 +10,13 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from gangline.record import StepRecord
-from gangline.track.base import Start, Tracker
+from gangline.track import Start, StepRecord, Tracker
 from gangline_moe.load_history import StepLoads, loads_of
 from gangline_moe.parts import Heatmap
 from gangline_moe.picture import by_layer
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
+    from gangline.config import Run
 
 TAG = "experts/load"
 

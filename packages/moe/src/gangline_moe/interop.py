@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gangline.errors import Problem, UserError
-from gangline.plan import Name
+from gangline import Problem, UserError
+from gangline.model import Name
 from gangline_moe.routers.config import Grouped, Sigmoid, Softmax
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
+    from gangline.config import Run
     from gangline_moe.config import MoeOptions
 
 Options = TypeVar("Options", bound="MoeOptions")
@@ -126,8 +126,8 @@ def _sparse(config: dict[str, Any]) -> tuple[int, int]:
 
 def weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
     """Whether the experts of the directory in `model.weights` are these."""
-    from gangline.interop.config import read_config
-    from gangline.rundir import holds_checkpoint
+    from gangline.config import holds_checkpoint
+    from gangline.model import read_config
 
     directory = run.model.pretrained()
     if directory is None or holds_checkpoint(run):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gangline.comm import Comm
 from gangline.inside import emit_metric
-from gangline.model.build import construct
+from gangline.model import construct
 from gangline_moe.balance import balanced
 from gangline_moe.dispatch.dispatcher import TokenDispatcher
 from gangline_moe.dispatch.permute import Combine, Permutation, Permute, drop_over_capacity, permutation

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from gangline.errors import UserError
-from gangline.record import read_records
+from gangline import UserError
+from gangline.tools import read_records
 
 LOAD = "/load"
 

@@ -6,17 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gangline.model.tree import (
-    LINEAR,
-    CommVolume,
-    FeedForwardNode,
-    LinearNode,
-    LocalSizes,
-    Node,
-    Shape,
-    WrapNode,
-    fitted,
-)
+from gangline.model import LINEAR, CommVolume, FeedForwardNode, LinearNode, LocalSizes, Node, Shape, WrapNode, fitted
 from gangline_moe.config import FOLD
 from gangline_moe.routers.config import ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from gangline.parts import HealthConfig, Part, TrackConfig
-from gangline.ranges import MoreThan, OrInfinite, PositiveInt
+from gangline import Part
+from gangline.config import HealthConfig, MoreThan, OrInfinite, PositiveInt, TrackConfig
 
 
 @dataclass

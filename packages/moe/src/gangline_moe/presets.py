@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gangline.parts import Part
+from gangline import Part
 from gangline_moe.config import MoeOptions
 
 BUILD = "gangline_moe.edit:edit"

@@ -9,15 +9,14 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gangline import plugins
-from gangline.errors import Problem, UserError
-from gangline.rundir import RunDirectory, holds_checkpoint
-from gangline.shard import Layout, Registry, Shard
+from gangline import Problem, UserError, plugins
+from gangline.checkpoint import Layout, Registry, Shard
+from gangline.config import holds_checkpoint
+from gangline.tools import RunDirectory
 
 if TYPE_CHECKING:
-    from gangline.checkpoint.base import Checkpointer
-    from gangline.checkpoint.id import CheckpointId
-    from gangline.config.schema import Run
+    from gangline.checkpoint import Checkpointer, CheckpointId
+    from gangline.config import Run
     from gangline_moe.config import MoeOptions
 
 EXPERT = re.compile(r"(.*)\.experts\.((?:w_gate|w_up|w_down)\.weight)")
@@ -61,7 +60,7 @@ def upcycle(run_dir: str, shards: Sequence[Shard]) -> None:
     """
     import torch
 
-    from gangline.mesh import Mesh
+    from gangline.checkpoint import Mesh
 
     _, kept, id = _open(run_dir)
     stored = kept.arrays(id)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gangline.inside import draw
-from gangline.model.build import construct
+from gangline.model import construct
 from gangline_moe.nodes import RouterNode
 
 

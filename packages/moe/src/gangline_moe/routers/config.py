@@ -10,13 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gangline.config.mend import nearest
-from gangline.errors import Problem
-from gangline.parts import Part, PartConfig
-from gangline.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, ShareBelowOne
+from gangline import Part, Problem
+from gangline.config import NonNegativeFloat, PartConfig, PositiveFloat, PositiveInt, ShareBelowOne, nearest
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
+    from gangline.config import Run
 
 GROUP = "moe/router"
 

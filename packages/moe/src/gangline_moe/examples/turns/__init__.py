@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gangline import Part, hookimpl
-from gangline.ranges import NonNegativeInt
+from gangline.config import NonNegativeInt
 from gangline_moe.nodes import RouterNode
 from gangline_moe.routers.config import RouterConfig
 
