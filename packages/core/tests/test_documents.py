@@ -6,13 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings, strategies as st
 
 from gangline.batch import Batch
+from gangline.config.sections import Recompute
+from gangline.model import documents
+from gangline.model.attention import PlainAttention
 from gangline.model.calls import AttentionCall
 from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
 from gangline.model.plan import plan_decoder
 from gangline.model.scores import visible
+from gangline.train.finish import finisher
 
 CONFIG = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=40, qk_norm=True)
 
@@ -67,6 +72,79 @@ def test_positions_are_read_from_the_batch(model, random_batch):
     batch = random_batch(1, 8, 61)
     spread = model.logits(replace(batch, position=batch.position * 7))
     assert (spread - model.logits(batch)).abs().max() > 1e-6
+
+
+def heads(B, H, K, T, E=8, dtype=torch.float64, seed=0):
+    draws = torch.Generator().manual_seed(seed)
+    return [torch.randn(B, n, T, E, generator=draws, dtype=dtype).requires_grad_() for n in (H, K, K)]
+
+
+def masked(q, k, v, document, call):
+    groups = q.shape[1] // k.shape[1]
+    seen = visible(call, document, document)
+    k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=call.scale)
+
+
+def assert_as_masked(found, arguments, document, call):
+    wanted = masked(*arguments, document, call)
+    torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-12)
+    weights = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(5), dtype=wanted.dtype)
+    for mine, theirs in zip(
+        torch.autograd.grad((found * weights).sum(), arguments),
+        torch.autograd.grad((wanted * weights).sum(), arguments),
+        strict=True,
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data())
+def test_attention_of_spans_is_that_of_the_mask(data):
+    """Documents of one token, rows divided alike, rows that are one document; queries that share keys."""
+    B, T, K = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9)), data.draw(st.integers(1, 2))
+    rows = data.draw(st.lists(st.lists(st.integers(0, 2), min_size=T, max_size=T), min_size=B, max_size=B))
+    document = torch.tensor(rows).cumsum(1)
+    call = AttentionCall(causal=data.draw(st.booleans()), scale=data.draw(st.sampled_from([None, 0.3])))
+    arguments = heads(B, 2 * K, K, T)
+    found = PlainAttention(call)(*arguments, document, document)
+    assert_as_masked(found, arguments, document, call)
+    assert documents.takes(call, arguments[0], None)
+    spans = documents.DocumentSpans.of(document)
+    assert spans.bounds.tolist() == [0, *documents.ends_of(document).tolist()]
+    assert sum((last - first) * (stop - start) for first, last, start, stop in spans.spans) == B * T
+
+
+def test_varlen_is_asked_for_the_same():
+    """The kernel of a GPU, played by the CPU: rows one after another, bounds where documents end."""
+    document = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 0, 0, 0, 0, 0]])
+    call, arguments = AttentionCall(scale=0.4), heads(2, 4, 2, 6)
+
+    def kernel(q, k, v, of_queries, of_keys, longest_query, longest_key, *, scale, window_size, enable_gqa=False):
+        assert of_queries is of_keys
+        assert of_queries.dtype == torch.int32
+        assert (longest_query, longest_key, window_size, enable_gqa) == (6, 6, (-1, 0), True)
+        number = torch.bucketize(torch.arange(len(q)), of_queries[1:].long(), right=True)[None]
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        return masked(q, k, v, number, AttentionCall(scale=scale))[0].transpose(0, 1)
+
+    found = documents.varlen(*arguments, documents.DocumentSpans.of(document), call, kernel)
+    assert_as_masked(found, arguments, document, call)
+
+
+def test_a_document_that_comes_back_is_seen_again():
+    document = torch.tensor([[4, 4, 9, 9, 4]])
+    arguments = heads(1, 2, 2, 5)
+    assert_as_masked(PlainAttention()(*arguments, document, document), arguments, document, AttentionCall())
+
+
+def test_a_compiled_block_sees_documents_apart(model, random_batch):
+    batch = random_batch(2, 24, 61, documents=3)
+    compiled = whole_model(*plan_decoder(CONFIG), seed=0, dtype=torch.float64)
+    finish = finisher(Recompute.none, compile=True)
+    for number, block in enumerate(compiled.blocks):
+        finish(block, f"blocks.{number}")
+    torch.testing.assert_close(compiled.logits(batch), model.logits(batch), rtol=1e-10, atol=1e-12)
 
 
 def test_the_mask_is_of_the_past_in_the_same_document():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ class Batch:
     position   (B, T) int64    of the token within its document
     document   (B, T) int64    number of the document within the sequence, or None where the data doesn't separate them
     sample     (B,)   int64    global sample number
+    ends       (n,)   int32    in the host's memory: where the documents of all rows, one after another, end (b·T + e,
+                               ascending, every row's end among them); None: nobody counted
+    extra      further tensors (B, ...) by name, as the data source gives them: every rank has them whole
     step       the step this batch belongs to: with sample and position the key of every random draw
     valid      how many targets count, where the host knows it of a batch on another device; None: sum loss_mask
     """
@@ -31,6 +34,8 @@ class Batch:
     document: torch.Tensor | None = None
     step: int = 0
     valid: int | None = None
+    ends: torch.Tensor | None = None
+    extra: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on `device`; from pinned memory the copy does not block.
@@ -40,7 +45,9 @@ class Batch:
         moved = {}
         for item in fields(self):
             value = getattr(self, item.name)
-            moved[item.name] = value.to(device, non_blocking=True) if hasattr(value, "to") else value
+            stays = item.name == "ends" or not hasattr(value, "to")
+            moved[item.name] = value if stays else value.to(device, non_blocking=True)
+        moved["extra"] = {name: x.to(device, non_blocking=True) for name, x in self.extra.items()}
         there = Batch(**moved)
         if self.loss_mask.device.type == "cpu" and there.loss_mask.device.type != "cpu":
             there.valid = int(self.loss_mask.sum())

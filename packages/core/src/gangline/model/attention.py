@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from gangline.batch import Batch
 from gangline.comm.base import Comm
+from gangline.model import documents
 from gangline.model.build import construct
 from gangline.model.calls import AttentionCall
 from gangline.model.flex import block_mask, flex, takes
@@ -33,6 +34,7 @@ class PlainAttention:
 
     computes: AttentionCall = PLAIN
     _recall: Recall = field(default_factory=Recall, repr=False, compare=False)
+    _spans: Recall = field(default_factory=Recall, repr=False, compare=False)
 
     def __call__(
         self,
@@ -45,8 +47,9 @@ class PlainAttention:
     ) -> Tensor:
         """What `AttentionCall` says, (B, H, T, C).
 
-        Plain attention without documents takes the kernels' own causal path; documents and windows a mask, and key
-        heads repeated, because fused kernels that take a mask do not take fewer key heads.
+        Plain attention takes the kernels' own causal path, with documents one by one; where there is no kernel for
+        that, documents, as windows, are a mask, and key heads repeated, because fused kernels that take a mask do not
+        take fewer key heads.
         """
         call = self.computes
         if document_BT is None and call.window is None and call.soft_cap is None and sinks_H is None:
@@ -54,6 +57,10 @@ class PlainAttention:
             return F.scaled_dot_product_attention(
                 q_BHTC, k_BKTC, v_BKTC, is_causal=call.causal, scale=call.scale, enable_gqa=grouped
             )
+        if document_BT is not None and documents.takes(call, q_BHTE, sinks_H):
+            out = documents.within_documents(q_BHTE, k_BKTE, v_BKTE, document_BT, call, self._spans)
+            if out is not None:
+                return out
         source_BT = position_BT if document_BT is None else document_BT
         if call != PLAIN and takes(q_BHTC) and not torch.compiler.is_compiling():
             mask = self._recall("blocks", source_BT, lambda: block_mask(call, document_BT, position_BT))

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gangline import inside
 from gangline.config.sections import Recompute
+from gangline.model import documents
 from gangline.model.contracts import seam_function
 from gangline.parallel.prepare import Finish
 from gangline.plan import Seam, matches
@@ -29,6 +30,7 @@ def finisher(recompute: Recompute, compile: bool, every: int = 1, seams: Sequenc
 
     if compile:
         inside.not_traced()
+        documents.not_traced()
 
     def finish(block: nn.Module, path: str) -> None:
         chosen = int(path.rpartition(".")[2]) % every == 0

@@ -33,12 +33,12 @@ def cut_tokens(x: Tensor, index: int, size: int, order: Order) -> Tensor:
 def cut_batch(batch: Batch, index: int, size: int, order: Order) -> Batch:
     """The batch with this rank's tokens; positions and documents travel with them. What has no sequence stays.
 
-    How many of the part count the host does not know.
+    How many of the part count, and where its documents end, the host does not know.
     """
     if size == 1:
         return batch
     shape = batch.shape
-    changed: dict[str, Any] = {"valid": None}
+    changed: dict[str, Any] = {"valid": None, "ends": None}
     for item in fields(batch):
         value = getattr(batch, item.name)
         if isinstance(value, Tensor) and value.shape[:2] == shape:

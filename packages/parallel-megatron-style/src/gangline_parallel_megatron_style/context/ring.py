@@ -22,7 +22,7 @@ from gangline.comm import Comm, Pending
 from gangline.model.attention import PLAIN
 from gangline.model.calls import AttentionCall
 from gangline.model.recall import Recall
-from gangline_parallel_megatron_style.context.blocks import kernel_for
+from gangline_parallel_megatron_style.context.blocks import Kernel, kernel_for
 from gangline_parallel_megatron_style.context.supported import unsupported_by_ring
 from gangline_parallel_megatron_style.context.visibility import AttentionBlock, Visibility, block_of
 
@@ -60,11 +60,9 @@ class _Ring(torch.autograd.Function):
         for source, block, kv in _round(k, v, comm, call.causal):
             if visibility is not None and visibility.hides_all(source):
                 continue
-            visible = None if visibility is None else visibility.visible(source, block)
+            kernel, visible = _kernel(q, visibility, source, block)
             arguments = q[:, :, block.first :], kv[0][:, :, : block.end], kv[1][:, :, : block.end]
-            part, part_lse = kernel_for(q, visible is not None).forward(
-                *arguments, block.causal and visible is None, visible, call.scale
-            )
+            part, part_lse = kernel.forward(*arguments, block.causal and visible is None, visible, call.scale)
             if source == comm.index:  # the first, over all queries
                 out, lse = part.to(part_lse.dtype), part_lse
             else:
@@ -86,9 +84,9 @@ class _Ring(torch.autograd.Function):
         for source, block, kv in _round(k, v, comm, call.causal):
             gradients = None
             if visibility is None or not visibility.hides_all(source):
-                visible = None if visibility is None else visibility.visible(source, block)
+                kernel, visible = _kernel(q, visibility, source, block)
                 rows, keys = (slice(None), slice(None), slice(block.first, None)), slice(block.end)
-                gradients = kernel_for(q, visible is not None).backward(
+                gradients = kernel.backward(
                     dout[rows],
                     q[rows],
                     kv[0][:, :, keys],
@@ -109,6 +107,17 @@ class _Ring(torch.autograd.Function):
         assert coming is not None  # there is one rank at least
         (dkv,) = coming.wait()
         return dq.to(q.dtype), dkv[0].to(k.dtype), dkv[1].to(v.dtype), None, None, None
+
+
+def _kernel(
+    q: Tensor, visibility: Visibility | None, source: int, block: AttentionBlock
+) -> tuple[Kernel, Tensor | None]:
+    """What computes a block, and the mask that it takes."""
+    by_document = None if visibility is None else visibility.kernel(source, block, q)
+    if by_document is not None:
+        return by_document, None
+    visible = None if visibility is None else visibility.visible(source, block)
+    return kernel_for(q, visible is not None), visible
 
 
 def _round(k: Tensor, v: Tensor, comm: Comm, causal: bool) -> Iterator[tuple[int, AttentionBlock, Tensor]]:

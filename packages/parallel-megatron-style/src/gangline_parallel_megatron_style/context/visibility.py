@@ -19,6 +19,8 @@ from torch import Tensor
 
 from gangline.comm import Comm
 from gangline.model.calls import AttentionCall
+from gangline_parallel_megatron_style.context.blocks import Kernel, kernel_for
+from gangline_parallel_megatron_style.context.rectangles import kernel_of, rectangles
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Visibility:
     """What documents and a window hide, gathered once for all layers.
 
     With one look by the host it is known of each rank whether its keys are all seen, or none, or some; only for some a
-    mask is made, and with none nothing is computed. Bounds on documents and positions say so, not the keys one by one:
-    where they do not know, a mask is made.
+    mask is made, or documents are computed one by one, and with none nothing is computed. Bounds on documents and
+    positions say so, not the keys one by one: where they do not know, a mask is made.
     """
 
     def __init__(self, document_BT: Tensor | None, position_BT: Tensor, call: AttentionCall, comm: Comm) -> None:
@@ -59,6 +61,7 @@ class Visibility:
             bounds = [self._bounds(name, source, block) for name in self.all]
             seen.append(torch.stack([torch.stack(x).all() for x in zip(*bounds, strict=True)]))
         self._seen: list[list[bool]] = torch.stack(seen).tolist()
+        self._kernels: dict[int, Kernel | None] = {}
 
     def _of(self, name: str, source: int, block: AttentionBlock) -> tuple[Tensor, Tensor]:
         return self.all[name][self.index][:, block.first :], self.all[name][source][:, : block.end]
@@ -75,6 +78,15 @@ class Visibility:
     def hides_all(self, source: int) -> bool:
         """Whether no query sees a key on rank `source`."""
         return not self._seen[source][0]
+
+    def kernel(self, source: int, block: AttentionBlock, q: Tensor) -> Kernel | None:
+        """What computes the block without a mask, document by document; None: `visible` says what is seen."""
+        if self._seen[source][1] or self.window or q.device.type != "cpu":
+            return None
+        if source not in self._kernels:
+            places = rectangles(*self._of("document", source, block))
+            self._kernels[source] = None if places is None else kernel_of(places, kernel_for(q, masked=False))
+        return self._kernels[source]
 
     def visible(self, source: int, block: AttentionBlock) -> Tensor | None:
         """(B, 1, T, S), causality included; None where nothing is hidden."""

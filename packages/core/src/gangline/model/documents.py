@@ -1,0 +1,184 @@
+"""Attention within documents that lie one behind another in the rows of a batch, without a mask of T² numbers.
+
+On the CPU the flash kernel takes one document after another; on CUDA torch's varlen attention takes all of them, with
+where they end. A document's scores do not depend on what lies beside it.
+
+B batch, T tokens, H query heads, K key and value heads, E width of a head
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from gangline.model.calls import AttentionCall
+from gangline.model.recall import Recall
+
+_forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_told = WeakTensorKeyDictionary()  # documents on a device -> where they end, which the host knows
+
+
+@dataclass(frozen=True)
+class DocumentSpans:
+    """Where the documents of B rows of T tokens lie.
+
+    spans    (first row, last row + 1, first token, last token + 1): rows that are divided alike come together
+    bounds   (n + 1,) int32, in the host's memory: 0, and where the documents of all rows, one after another, end
+    longest  tokens of the longest document
+    """
+
+    spans: tuple[tuple[int, int, int, int], ...]
+    bounds: Tensor
+    longest: int
+
+    @classmethod
+    def of(cls, document_BT: Tensor) -> DocumentSpans | None:
+        """On a device whose host was not told (`tell_ends`) this waits for it. None: a number comes back in a row."""
+        B, T = document_BT.shape
+        ends = _told.get(document_BT)
+        if ends is None:
+            if bool((document_BT[:, 1:] < document_BT[:, :-1]).any()):
+                return None
+            ends = ends_of(document_BT)
+        bounds = torch.cat((torch.zeros(1, dtype=torch.int32), ends))
+        rows: list[list[int]] = [[] for _ in range(B)]
+        for end in ends.tolist():
+            rows[(end - 1) // T].append((end - 1) % T + 1)
+        spans: list[tuple[int, int, int, int]] = []
+        first = 0
+        for row in range(1, B + 1):
+            if row == B or rows[row] != rows[first]:
+                starts = [0, *rows[first][:-1]]
+                spans += [(first, row, start, stop) for start, stop in zip(starts, rows[first], strict=True)]
+                first = row
+        return cls(tuple(spans), bounds, int(bounds.diff().max()))
+
+
+def ends_of(document_BT: Tensor) -> Tensor:
+    """(n,) int32, in the host's memory: where documents end in rows one after another, every row's end among them."""
+    last = torch.ones_like(document_BT, dtype=torch.bool)
+    last[:, :-1] = document_BT[:, 1:] != document_BT[:, :-1]
+    return (last.flatten().nonzero().flatten() + 1).to("cpu", torch.int32)
+
+
+def tell_ends(document_BT: Tensor, ends: Tensor) -> None:
+    """The host knows where these documents end, so that nobody has to wait for their device to say it."""
+    if document_BT.device.type != "cpu":
+        _told[document_BT] = ends
+
+
+def takes(call: AttentionCall, q_BHTE: Tensor, sinks_H: Tensor | None) -> bool:
+    """Whether there is a kernel of documents for this call of queries."""
+    if call.window is not None or call.soft_cap is not None or sinks_H is not None:
+        return False
+    if torch.compiler.is_compiling() and _within is _within_now:
+        return False
+    if q_BHTE.is_cuda:
+        width = q_BHTE.shape[-1]
+        return q_BHTE.dtype in (torch.bfloat16, torch.float16) and width % 8 == 0 and width <= 256
+    return q_BHTE.device.type == "cpu"
+
+
+def within_documents(
+    q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, document_BT: Tensor, call: AttentionCall, recall: Recall
+) -> Tensor | None:
+    """(B, H, T, E): each query sees the keys of its document, up to itself where the call is causal.
+
+    None where documents are not runs of tokens. recall: keeps where they lie for the next layer.
+    """
+    return _within(q_BHTE, k_BKTE, v_BKTE, document_BT, call, recall)
+
+
+def _within_now(
+    q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, document_BT: Tensor, call: AttentionCall, recall: Recall
+) -> Tensor | None:
+    found: DocumentSpans | None = recall("documents", document_BT, lambda: DocumentSpans.of(document_BT))
+    if found is None:
+        return None
+    if q_BHTE.is_cuda:
+        return varlen(q_BHTE, k_BKTE, v_BKTE, found, call)
+    return _Within.apply(q_BHTE, k_BKTE, v_BKTE, found.spans, call.causal, call.scale)  # type: ignore[no-any-return]
+
+
+_within = _within_now
+
+
+def not_traced() -> None:
+    """Keep torch.compile out of `within_documents`: where documents lie is of the batch, and not of the graph."""
+    global _within
+    if _within is _within_now:
+        _within = torch.compiler.disable(_within_now)
+
+
+class _Within(torch.autograd.Function):
+    """The CPU's flash kernel on one span after another. Slices under autograd would each have a gradient of all T."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        spans: Sequence[tuple[int, int, int, int]],
+        causal: bool,
+        scale: float | None,
+    ) -> Tensor:
+        out = torch.empty_like(q)
+        lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+        for place in spans:
+            here, lse_here = _forward(_cut(q, place), _cut(k, place), _cut(v, place), 0.0, causal, scale=scale)
+            _cut(out, place).copy_(here)
+            _cut(lse, place).copy_(lse_here)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.spans, ctx.causal, ctx.scale = spans, causal, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        gradients = tuple(torch.empty_like(x) for x in (q, k, v))
+        for place in ctx.spans:
+            given = (_cut(x, place) for x in (grad, q, k, v, out, lse))
+            found = _backward(*given, 0.0, ctx.causal, scale=ctx.scale)
+            for whole, part in zip(gradients, found, strict=True):
+                _cut(whole, place).copy_(part)
+        return (*gradients, None, None, None)
+
+
+def _cut(x: Tensor, place: tuple[int, int, int, int]) -> Tensor:
+    first, last, start, stop = place
+    return x[first:last, :, start:stop]
+
+
+def varlen(
+    q_BHTE: Tensor,
+    k_BKTE: Tensor,
+    v_BKTE: Tensor,
+    found: DocumentSpans,
+    call: AttentionCall,
+    kernel: Callable[..., Tensor] | None = None,
+) -> Tensor:
+    """By torch's varlen attention, rows one after another. Not yet run on a GPU; the checks run another `kernel`."""
+    B, T = q_BHTE.shape[0], q_BHTE.shape[2]
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTE, k_BKTE, v_BKTE))
+    bounds = found.bounds.to(q.device, non_blocking=True)
+    grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
+    window = (-1, 0) if call.causal else (-1, -1)
+    out = (kernel or _kernel())(
+        q, k, v, bounds, bounds, found.longest, found.longest, scale=call.scale, window_size=window, **grouped
+    )
+    return out.unflatten(0, (B, T)).transpose(1, 2)
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> Callable[..., Tensor]:
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn  # type: ignore[no-any-return]

@@ -1,0 +1,97 @@
+"""Documents as rectangles of queries and keys, each computed by a kernel that takes no mask.
+
+In a block of ring attention every query sees the keys of its own document, all of them or, among the rank's own, those
+up to itself. Documents are runs of tokens, so that what is seen of each is a rectangle, and no mask is made. On the
+CPU, whose flash kernel takes one after another; on a GPU a mask stays.
+
+B batch, H query heads, K key and value heads, T queries, S keys, C width of a head
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gangline_parallel_megatron_style.context.blocks import Kernel
+
+
+class Rectangle(NamedTuple):
+    """Rows of the batch, queries and keys, each [from, to): all of one document in each of the rows."""
+
+    row: int
+    row_end: int
+    query: int
+    query_end: int
+    key: int
+    key_end: int
+
+
+def rectangles(document_BT: Tensor, document_BS: Tensor) -> tuple[Rectangle, ...] | None:
+    """Where queries and keys are of the same document; None where a number comes back in a row."""
+    queries, keys = document_BT.numpy(), document_BS.numpy()
+    if (np.diff(queries) < 0).any() or (np.diff(keys) < 0).any():
+        return None
+    rows = [_of_row(q, k) for q, k in zip(queries, keys, strict=True)]
+    found, first = [], 0
+    for row in range(1, len(rows) + 1):
+        if row == len(rows) or rows[row] != rows[first]:
+            found += [Rectangle(first, row, *place) for place in rows[first]]
+            first = row
+    return tuple(found)
+
+
+def _of_row(queries: np.ndarray, keys: np.ndarray) -> list[tuple[int, int, int, int]]:
+    numbers = np.intersect1d(queries, keys)
+    at = [np.searchsorted(run, numbers, side=side) for run in (queries, keys) for side in ("left", "right")]
+    return [tuple(place) for place in np.stack(at, axis=1).tolist()]
+
+
+def kernel_of(places: tuple[Rectangle, ...], inner: Kernel) -> Kernel:
+    """`inner` on one rectangle after another. It is asked without a mask; causal: each rectangle has as many keys as
+    queries, and query i of it sees its keys 0 to i."""
+
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, causal: bool, visible: Tensor | None, scale: float | None
+    ) -> tuple[Tensor, Tensor]:
+        out = torch.zeros_like(q)
+        lse = q.new_full(q.shape[:3], -torch.inf, dtype=torch.promote_types(q.dtype, torch.float32))
+        for place in places:
+            here, lse_here = inner.forward(_q(q, place), _k(k, place), _k(v, place), causal, None, scale)
+            _q(out, place).copy_(here)
+            _q(lse, place).copy_(lse_here)
+        return out, lse
+
+    def backward(
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        causal: bool,
+        visible: Tensor | None,
+        scale: float | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+        for place in places:
+            of_queries = (_q(x, place) for x in (dout, q))
+            keys = (_k(x, place) for x in (k, v))
+            rows = (_q(x, place) for x in (out, lse))
+            found = inner.backward(*of_queries, *keys, *rows, causal, None, scale)
+            _q(dq, place).copy_(found[0])
+            _k(dk, place).copy_(found[1])
+            _k(dv, place).copy_(found[2])
+        return dq, dk, dv
+
+    return Kernel(forward, backward)
+
+
+def _q(x: Tensor, place: Rectangle) -> Tensor:
+    return x[place.row : place.row_end, :, place.query : place.query_end]
+
+
+def _k(x: Tensor, place: Rectangle) -> Tensor:
+    return x[place.row : place.row_end, :, place.key : place.key_end]
