@@ -8,11 +8,12 @@ import torch
 
 from gangline.config.schema import Run
 from gangline.data import DataSource
+from gangline.data.expand import expand
+from gangline.data.sample_reader import KeptMemory, stacked
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.model.init import initialise
 from gangline.shard import Shard
-from gangline.train.batches import collate
 
 
 class BareLoop:
@@ -21,6 +22,7 @@ class BareLoop:
     def __init__(self, run: Run, source: DataSource, schedule) -> None:
         tree, plan = compose_model(run)
         self.run, self.source, self.schedule, self.step = run, source, schedule, 0
+        self.memory = KeptMemory(torch.device("cpu"))
         self.model = materialise(construct(tree), plan)
         named = list(self.model.named_parameters())
         shards = [Shard(f"model/{n}", tuple(p.shape), p.dtype, (0,) * p.dim(), p.data) for n, p in named]
@@ -38,7 +40,8 @@ class BareLoop:
         size = self.run.batch.global_size
         for _ in range(steps):
             numbers = list(range(self.step * size, (self.step + 1) * size))
-            batch = collate([self.source.sample(i) for i in numbers], numbers, self.step)
+            samples = [self.source.sample(i) for i in numbers]
+            batch = expand(stacked(samples, numbers, self.memory), self.step, torch.device("cpu"))
             loss = self.model(batch) / int(batch.loss_mask.sum())
             loss.backward()
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.run.optimizer.clip_norm)

@@ -19,7 +19,7 @@ from bare_loop import BareLoop
 
 from gangline.config import default_run
 from gangline.config.schema import Run
-from gangline.data import DataSource
+from gangline.data import DataSource, ReadPlace
 from gangline.plugins import build
 from gangline.train.batches import Batches
 
@@ -57,7 +57,7 @@ def bare_batch(tokens: np.ndarray, rows: int, length: int) -> tuple[torch.Tensor
 def measure(name: str, run: Run, source: DataSource, turns: int) -> None:
     """Print one row: milliseconds of a step's batches beside the bare way, and their share of a step."""
     rows, length = run.batch.global_size, run.batch.sequence_length
-    batches = Batches(source, rows, rows, (0, 1), torch.device("cpu"))
+    batches = Batches(source, ReadPlace(0, 1, rows, rows, torch.device("cpu")))
     loop = BareLoop(run, source, build(run.schedule, run))
     loop.train(1)
     ours, bare, steps = [], [], []

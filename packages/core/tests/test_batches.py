@@ -5,9 +5,14 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from gangline.data import DataSource
+from gangline.batch import Batch
+from gangline.data import DataSource, ReadPlace
+from gangline.data.expand import count, expand
+from gangline.data.sample_reader import KeptMemory, stacked
 from gangline.parallel.microbatch import count_on_host
-from gangline.train.batches import Batches, collate
+from gangline.train.batches import Batches
+
+CPU = torch.device("cpu")
 
 
 class Counting(DataSource):
@@ -27,12 +32,23 @@ class Counting(DataSource):
 
 
 def batches(global_size, micro, index, width, length=100):
-    return Batches(Counting(length), global_size, micro, (index, width), torch.device("cpu"))
+    return Batches(Counting(length), ReadPlace(index, width, global_size, micro, CPU))
+
+
+def taken(global_size, micro, index, width, cursor, step):
+    read = batches(global_size, micro, index, width)
+    found = read.take(cursor, step)
+    read.close()
+    return found
+
+
+def made(samples, numbers=(7, 8)) -> Batch:
+    return expand(stacked(samples, numbers, KeptMemory(CPU)), 0, CPU)
 
 
 def test_a_batch_that_leaves_the_host_is_counted_on_its_way():
     """Afterwards its mask lies where the host would have to wait for it: on the meta device for ever."""
-    (batch,) = Batches(Counting(), 2, 2, (0, 1), torch.device("cpu")).take(0, step=0)
+    (batch,) = taken(2, 2, 0, 1, 0, step=0)
     batch.loss_mask[0, 1:] = False
     there = batch.to("meta")
     assert there.valid == 5
@@ -47,7 +63,7 @@ def test_every_layout_reads_the_same_samples_once_and_in_order(width, accumulati
     read = [
         int(number)
         for index in range(width)
-        for batch in batches(size, micro, index, width).take(cursor, step=3)
+        for batch in taken(size, micro, index, width, cursor, step=3)
         for number in batch.sample
     ]
     assert read == list(range(cursor, cursor + size))
@@ -62,10 +78,11 @@ def test_validation_counts_each_sample_once_on_every_layout(width, micro, count,
 
 
 def test_targets_are_the_next_tokens():
-    (batch,) = batches(2, 2, 0, 1).take(10, step=1)
+    (batch,) = taken(2, 2, 0, 1, 10, step=1)
     assert torch.equal(batch.targets[:, :-1], batch.tokens[:, 1:])
     assert batch.tokens.tolist() == [[10, 11, 12, 13], [11, 12, 13, 14]]
     assert batch.document is None
+    assert batch.ends is None
     assert batch.position.tolist() == [[0, 1, 2, 3]] * 2
     assert batch.loss_mask.all()
     assert batch.step == 1
@@ -78,12 +95,78 @@ def test_masks_documents_and_positions_come_from_the_sample():
         "document": np.array([0, 0, 1, 1]),
         "position": np.array([0, 1, 0, 1]),
     }
-    batch = collate([first, {"tokens": np.arange(5, dtype=np.uint8)}], [7, 8], step=0)
+    batch = made([first, {"tokens": np.arange(5, dtype=np.uint8)}])
     assert batch.tokens.dtype == torch.int64
     assert batch.loss_mask.tolist() == [[True, False, True, True], [True] * 4]
     assert batch.document.tolist() == [[0, 0, 1, 1], [0] * 4]
     assert batch.position.tolist() == [[0, 1, 0, 1], [0, 1, 2, 3]]
     assert batch.sample.tolist() == [7, 8]
+    assert batch.ends.tolist() == [2, 4, 8]
+
+
+@given(st.data())
+def test_what_ends_do_not_say_travels_as_it_is(data):
+    """Numbers of documents that leave some out, positions that go on from an earlier sequence."""
+    T = 6
+    steps = data.draw(st.lists(st.lists(st.integers(0, 2), min_size=T, max_size=T), min_size=1, max_size=3))
+    document = np.cumsum(np.array(steps), axis=1)
+    position = np.array(
+        data.draw(
+            st.lists(st.lists(st.integers(0, 9), min_size=T, max_size=T), min_size=len(steps), max_size=len(steps))
+        )
+    )
+    tokens = np.arange(T + 1, dtype=np.uint16)
+    batch = made(
+        [{"tokens": tokens, "document": d, "position": p} for d, p in zip(document, position, strict=True)],
+        range(len(steps)),
+    )
+    assert batch.document.tolist() == document.tolist()
+    assert batch.position.tolist() == position.tolist()
+    assert batch.loss_mask.all()
+    borders = {b * T + t for b, row in enumerate(document) for t in range(1, T) if row[t] != row[t - 1]}
+    assert batch.ends.tolist() == sorted(borders | {T * (b + 1) for b in range(len(steps))})
+
+
+@given(st.data())
+def test_documents_positions_and_masks_follow_from_ends(data):
+    """Also where a document ends with the sequence: its last target is of another document."""
+    B, T = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 6))
+    ends = sorted(data.draw(st.sets(st.integers(1, B * T))))
+    stored = stacked([{"tokens": np.zeros(T + 1, np.uint16)}] * B, range(B), KeptMemory(CPU))
+    stored.ends = torch.tensor(ends, dtype=torch.int32)
+    stored.counted = data.draw(st.sampled_from([None, 0, 1, B]))
+    batch = expand(stored, 0, CPU)
+    for b in range(B):
+        number = place = 0
+        for t in range(T):
+            if b * T + t in ends and t:
+                number, place = number + 1, 0
+            assert (int(batch.document[b, t]), int(batch.position[b, t])) == (number, place)
+            counts = b * T + t + 1 not in ends and (stored.counted is None or b < stored.counted)
+            assert bool(batch.loss_mask[b, t]) == counts
+            place += 1
+    assert count(stored) == int(batch.loss_mask.sum())
+
+
+def test_a_batch_has_memory_of_its_own():
+    """The reader's is filled again; also where tokens are stored as wide as a batch has them."""
+    source = batches(2, 2, 0, 1)
+    (first,) = source.take(0, 0)
+    for step in range(1, 6):
+        source.take(2 * step, step)
+    assert first.tokens.tolist() == [[0, 1, 2, 3], [1, 2, 3, 4]]
+    source.close()
+
+
+def test_further_fields_travel_in_extra_and_are_never_cut():
+    pixels = [np.full((3, 2), i, dtype=np.float32) for i in range(2)]
+    batch = made([{"tokens": np.arange(5), "pixels": each} for each in pixels])
+    assert torch.equal(batch.extra["pixels"], torch.stack([torch.zeros(3, 2), torch.ones(3, 2)]))
+    assert batch.to("meta").extra["pixels"].device.type == "meta"
+    with pytest.raises(ValueError, match="sample 8 has no 'pixels'"):
+        made([{"tokens": np.arange(5), "pixels": pixels[0]}, {"tokens": np.arange(5)}])
+    with pytest.raises(ValueError, match="one shape"):
+        made([{"tokens": np.arange(5), "pixels": pixels[0]}, {"tokens": np.arange(5), "pixels": pixels[1][:2]}])
 
 
 def test_a_batch_that_does_not_divide_is_refused():

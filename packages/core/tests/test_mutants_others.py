@@ -30,6 +30,12 @@ SUITES = {
         Mutant("data=ignores-split", "test_validation_is_never_trained_on", "trained on", "disjoint"),
         Mutant("data=one-fingerprint", "test_fingerprint_changes_with_the_samples", "same fingerprint"),
         Mutant("data=per-process", "test_every_process_sees_the_same_samples", "assert"),
+        Mutant("data=off-after-resume", "test_a_reader_goes_on_anywhere", "samples .* are wanted"),
+        Mutant("data=differs-by-width", "test_readers_of_every_width_share_each_batch", "samples .* are wanted"),
+        Mutant("data=forgets-masks", "test_a_reader_gives_the_samples_themselves", "loss_mask of samples"),
+        Mutant("data=reads-after-close", "test_a_closed_reader_reads_nothing_more", "read after `close`|DID NOT RAISE"),
+        Mutant("data=fills-too-early", "test_what_a_reader_gave_stays_until_the_next", "of samples"),
+        Mutant("data=validates-by-rank", "test_held_out_samples_are_the_same_for_every_width", "validate on"),
         Mutant("data=too-short", "test_samples_have_the_shapes_and_types_of_the_contract", "T[+]1 = 33"),
     ],
     "CallbackSuite": [

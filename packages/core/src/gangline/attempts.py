@@ -40,6 +40,7 @@ class Attempt:
     rate_from: int = 0
     rate_steps: int = 0
     exclude: tuple[str, ...] = ()  # hosts that are to have no part in the next start
+    data: str = ""  # where the data is not what it was in the attempt before: from which sample on, and what it is now
     instead: int = 0  # the attempt whose way back could not be gone, for which this line stands now
 
 
@@ -72,7 +73,7 @@ def standing(lines: Iterable[Attempt]) -> list[Attempt]:
 def _makes_sense(line: Attempt) -> bool:
     """Whether each field has the type that it is written with."""
     numbers = (line.attempt, line.skipped, line.skipped_from, line.step, line.rate_from, line.rate_steps, line.instead)
-    texts, lists = (line.why, line.time, line.order, line.start or ""), (line.kinds, line.exclude)
+    texts, lists = (line.why, line.time, line.order, line.start or "", line.data), (line.kinds, line.exclude)
     return (
         all(type(number) is int for number in numbers)
         and isinstance(line.rate, int | float)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from gangline.data.sample_reader import SampleReader
 from gangline.health import Action, HealthCheck, Verdict
 from gangline.optimizer.adamw import AdamwOptimizer
 from gangline.testing.toys.lines import LinesTracker
@@ -60,6 +63,86 @@ class TooShort(NumbersSource):
     def sample(self, i):
         sample = super().sample(i)
         return {"tokens": sample["tokens"][:-1]}
+
+
+# --- readers ---------------------------------------------------------------------------------------------------------
+
+
+class OffAfterResume(NumbersSource):
+    """Begins one sample late, but for the beginning."""
+
+    def reader(self, place):
+        class Reader(SampleReader):
+            def begin(self, cursor, step):
+                super().begin(cursor + (cursor > 0), step)
+
+        return Reader(self, place)
+
+
+class DiffersByWidth(NumbersSource):
+    """Deals samples out in turns, as samplers of other libraries do."""
+
+    def reader(self, place):
+        class Reader(SampleReader):
+            def _stored(self, numbers, slot, counted=None):
+                if counted is None:
+                    size, width, first = place.global_size, place.width, self.cursor
+                    step, own = divmod(numbers[0] - first - place.index * place.share, size)
+                    numbers = [first + step * size + (own + n) * width + place.index for n in range(len(numbers))]
+                return super()._stored(numbers, slot, counted)
+
+            def begin(self, cursor, step):
+                self.cursor = cursor
+                super().begin(cursor, step)
+
+        return Reader(self, place)
+
+
+class ForgetsMasks(NumbersSource):
+    def sample(self, i):
+        sample = super().sample(i)
+        sample["loss_mask"] = np.arange(len(sample["tokens"]) - 1) % 3 > 0
+        return sample
+
+    def reader(self, place):
+        class Reader(SampleReader):
+            def take(self):
+                return [replace(stored, loss_mask=None) for stored in super().take()]
+
+        return Reader(self, place)
+
+
+class ReadsAfterClose(NumbersSource):
+    def reader(self, place):
+        class Reader(SampleReader):
+            def close(self):
+                if not self._closed:
+                    self._closed = True  # and the threads go on
+
+        return Reader(self, place)
+
+
+class FillsTooEarly(NumbersSource):
+    """One piece of memory for all that is ahead."""
+
+    def reader(self, place):
+        class Reader(SampleReader):
+            def _stored(self, numbers, slot, counted=None):
+                return super()._stored(numbers, slot[1] if counted is None else slot, counted)
+
+        return Reader(self, place)
+
+
+class ValidatesByRank(NumbersSource):
+    """Each rank on the first samples, as if it were alone."""
+
+    def reader(self, place):
+        class Reader(SampleReader):
+            def held_out(self, count):
+                for numbers, counted in replace(place, index=0, width=1).held_out(count, self.source.length()):
+                    yield self._stored(numbers, "held out", counted)
+
+        return Reader(self, place)
 
 
 # --- health ----------------------------------------------------------------------------------------------------------

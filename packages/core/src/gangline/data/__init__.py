@@ -1,4 +1,4 @@
-"""What a run reads: what a data source imports. Torch-free."""
+"""What a run reads: what a data source imports. Torch-free but for the readers of whole batches."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
         open_codec as open_codec,
     )
     from gangline.data.corpus import FilePart as FilePart, TextFile as TextFile, listing as listing, split as split
+    from gangline.data.read_ahead import ReadAhead as ReadAhead
+    from gangline.data.reader import (
+        BatchReader as BatchReader,
+        ReadPlace as ReadPlace,
+        StoredBatch as StoredBatch,
+    )
+    from gangline.data.sample_reader import KeptMemory as KeptMemory, use_device as use_device
 
 __getattr__, __all__ = lazily(
     __name__,
@@ -22,5 +29,8 @@ __getattr__, __all__ = lazily(
         "gangline.data.base": "DataSource Sample Split",
         "gangline.data.codec": "ByteCodec TextCodec TokenizerCodec open_codec",
         "gangline.data.corpus": "FilePart TextFile listing split",
+        "gangline.data.read_ahead": "ReadAhead",
+        "gangline.data.reader": "BatchReader ReadPlace StoredBatch",
+        "gangline.data.sample_reader": "KeptMemory use_device",
     },
 )

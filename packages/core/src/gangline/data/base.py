@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NotRequired, TypedDict
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from gangline.data.reader import BatchReader, ReadPlace
 
 Split = Literal["train", "validation"]
 
@@ -18,6 +20,9 @@ class Sample(TypedDict):
     loss_mask  (T,) bool, of the targets; absent: all count
     document   (T,) integers, number of the document within the sequence; absent: one document
     position   (T,) integers, of the token within its document; absent: 0 to T-1
+
+    What else a source gives, arrays of one shape in all samples of a batch, is `Batch.extra`: moved with the batch,
+    stacked, and never cut.
     """
 
     tokens: np.ndarray
@@ -30,7 +35,15 @@ class DataSource(ABC):
     """Sample i, pure in (seed, split, i): no state, no rank, no worker. Core maps the cursor to i and cuts the batch.
 
     A source that knows its length goes on past it: `sample(i)` for i >= `length()` is of the next epoch.
+
+    threads  in how many threads at once core's reader calls `sample`: 1 where arrays are in memory or mapped, more
+             where a sample waits for a disk or a network, and `sample` may be called from several at once
+    shared   whether one rank reads what its tensor, context and pipeline peers need, and hands it to them: for samples
+             that are dear to make. Else each reads for itself
     """
+
+    threads: ClassVar[int] = 1
+    shared: ClassVar[bool] = False
 
     @abstractmethod
     def sample(self, i: int) -> Sample:
@@ -43,6 +56,22 @@ class DataSource(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """A short hash that changes with the data or its order: two runs with the same one see the same samples."""
+
+    def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
+        """Whether a run whose data had this `fingerprint` may go on with this source from sample `cursor` on.
+
+        state: what `state(cursor)` of its source gave. Called on all ranks before anything is read, for a resume and
+        for each way back. A source that says yes to another fingerprint than its own (a corpus that grew, a mixture
+        that changes further on) gives the run's samples from then on: what it needs to know of the past it takes from
+        `state`, and its own `fingerprint` and `state` tell it on.
+        """
+        return fingerprint == self.fingerprint()
+
+    def reader(self, place: ReadPlace) -> BatchReader:
+        """Whole batches of this source, read ahead of need: core's own reader of `sample`, or one that knows better."""
+        from gangline.data.sample_reader import SampleReader
+
+        return SampleReader(self, place)
 
     def describe(self) -> str:
         """One line for people: how much of what."""

@@ -20,6 +20,7 @@ class Gathered:
     """The same on every rank."""
 
     rank_seconds: dict[str, float] | None  # min, median, max; None on one rank
+    rank_data_seconds: list[float] | None  # by rank, to a microsecond; None on one rank
     signal: str  # the stop signal that some rank got, or ""
     verdicts: list[Verdict]  # of all ranks, in rank order
     due: bool  # whether some rank wants a checkpoint
@@ -27,20 +28,27 @@ class Gathered:
 
 
 def agree(
-    world: Comm, device: torch.device, seconds: float, signal: str | None, verdicts: list[Verdict], due: bool
+    world: Comm,
+    device: torch.device,
+    seconds: float,
+    signal: str | None,
+    verdicts: list[Verdict],
+    due: bool,
+    data_seconds: float = 0.0,
 ) -> Gathered:
-    """Gather step seconds, stop signals, verdicts and wishes for a checkpoint over all ranks."""
+    """Gather seconds of the step and of its wait for data, stop signals, verdicts and wishes for a checkpoint."""
     if world.size == 1:
-        return Gathered(None, signal or "", verdicts, due, time.time())
+        return Gathered(None, None, signal or "", verdicts, due, time.time())
     number = _SIGNALS.index(signal) if signal in _SIGNALS else 0
-    row = [seconds, float(number), float(len(verdicts)), float(due), time.time()]
+    row = [seconds, float(number), float(len(verdicts)), float(due), time.time(), data_seconds]
     mine = torch.tensor([row], dtype=torch.float64, device=device)
     rows = world.all_gather(mine).tolist()
     times = [row[0] for row in rows]
     spread = {"min": min(times), "median": statistics.median(times), "max": max(times)}
     found = _told(world, device, verdicts) if any(row[2] for row in rows) else []
     signalled = _SIGNALS[int(max(row[1] for row in rows))]
-    return Gathered(spread, signalled, found, any(row[3] for row in rows), rows[0][4])
+    waits = [round(row[5], 6) for row in rows]
+    return Gathered(spread, waits, signalled, found, any(row[3] for row in rows), rows[0][4])
 
 
 def gather_verdicts(world: Comm, device: torch.device, verdicts: list[Verdict]) -> tuple[list[Verdict], float]:

@@ -1,93 +1,86 @@
-"""From the data cursor to microbatches: which samples a rank reads, and how they become tensors.
+"""From the data cursor to microbatches: which samples a rank reads, and who reads them.
 
-Step k reads samples [cursor, cursor + global_size), whatever the layout; the rank at `index` of `width` reads a
+Step k reads samples [cursor, cursor + global_size), whatever the layout; the rank at `index` of `width` takes a
 contiguous share of them, in microbatches of `micro_size`.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable, Sequence
+
 import torch
 
 from gangline.batch import Batch
-from gangline.data.base import DataSource, Sample
-
-
-def collate(samples: list[Sample], numbers: list[int], step: int, counted: int | None = None) -> Batch:
-    """Stack samples into a Batch; only the first `counted` rows (all by default) count in the loss."""
-    tokens = torch.from_numpy(np.stack([sample["tokens"] for sample in samples]).astype(np.int64, copy=False))
-    B, T = tokens.shape[0], tokens.shape[1] - 1
-    if any("loss_mask" in sample for sample in samples):
-        ones = np.ones(T, dtype=bool)
-        mask = torch.from_numpy(
-            np.stack([sample.get("loss_mask", ones) for sample in samples]).astype(bool, copy=False)
-        )
-    else:
-        mask = torch.ones(B, T, dtype=torch.bool)
-    if counted is not None and counted < B:
-        mask[max(0, counted) :] = False
-    if any("position" in sample for sample in samples):
-        places = np.arange(T)
-        position = torch.from_numpy(np.stack([s.get("position", places) for s in samples]).astype(np.int64, copy=False))
-    else:
-        position = torch.arange(T).expand(B, T)
-    document = None
-    if any("document" in sample for sample in samples):
-        alone = np.zeros(T, dtype=np.int64)
-        document = torch.from_numpy(np.stack([s.get("document", alone) for s in samples]).astype(np.int64, copy=False))
-    return Batch(
-        tokens=tokens[:, :-1],
-        targets=tokens[:, 1:],
-        loss_mask=mask,
-        position=position,
-        sample=torch.tensor(numbers, dtype=torch.int64),
-        document=document,
-        step=step,
-    )
+from gangline.comm.base import Comm
+from gangline.data.base import DataSource
+from gangline.data.expand import expand
+from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
+from gangline.train.peers import hand_over
 
 
 class Batches:
-    """This rank's share of every global batch."""
+    """This rank's share of every global batch, from the source's reader to the device.
 
-    def __init__(
-        self, source: DataSource, global_size: int, micro_size: int, coordinate: tuple[int, int], device: torch.device
-    ) -> None:
-        self.source, self.global_size, self.micro_size, self.device = source, global_size, micro_size, device
-        self.index, self.width = coordinate
-        self.share = global_size // self.width
-        if self.share * self.width != global_size or self.share % micro_size:
-            raise ValueError(
-                f"{global_size} samples do not divide into {self.width} shares of microbatches of {micro_size}"
-            )
+    peers: all ranks with this share, where the first of them reads for all (`DataSource.shared`); None: each for itself
+    """
+
+    def __init__(self, source: DataSource, place: ReadPlace, peers: Comm | None = None) -> None:
+        self.source, self.place = source, place
+        self._peers = None if peers is None or peers.size == 1 else peers
+        self._reader = source.reader(place) if self._peers is None or self._peers.index == 0 else None
+        self._next: tuple[int, int] | None = None  # (cursor, step) that the reader gives if it is not begun anew
+        self._copied: torch.cuda.Event | None = None
 
     def take(self, cursor: int, step: int) -> list[Batch]:
-        """The microbatches of the step that reads from sample `cursor` on."""
-        first = cursor + self.index * self.share
-        return [
-            self._load(list(range(start, start + self.micro_size)), step)
-            for start in range(first, first + self.share, self.micro_size)
-        ]
+        """The microbatches of the step (counted from 0) that reads from sample `cursor` on."""
+        self._wait_for_copies()
+        given = self._given(lambda reader: self._read(reader, cursor, step))
+        batches = [expand(stored, step, self.place.device) for stored in given]
+        if self.place.device.type == "cuda":
+            self._copied = torch.cuda.current_stream(self.place.device).record_event()
+        return batches
 
     def held_out(self, count: int) -> list[Batch]:
         """This rank's share of the first `count` samples, or of all if there are fewer, filled up with empty rows.
 
         The same samples under every layout, and the same number of microbatches on every rank.
         """
-        length = self.source.length()
-        count = count if length is None else min(count, length)
-        rows = -(-count // (self.width * self.micro_size)) * self.micro_size
-        first = self.index * rows
-        return [
-            self._load([min(i, count - 1) for i in range(start, start + self.micro_size)], 0, counted=count - start)
-            for start in range(first, first + rows, self.micro_size)
-        ]
+        found = []
+        held_out = None if self._reader is None else self._reader.held_out(count)
+        for _ in self.place.held_out(count, self.source.length()):
+            given = self._given(lambda _: [next(held_out)] if held_out else [])
+            found += [expand(stored, 0, self.place.device) for stored in given]
+            if self.place.device.type == "cuda":
+                torch.cuda.current_stream(self.place.device).synchronize()
+        return found
 
-    def _load(self, numbers: list[int], step: int, counted: int | None = None) -> Batch:
-        batch = collate([self.source.sample(i) for i in numbers], numbers, step, counted)
-        if self.device.type == "cpu":
-            return batch
-        for name in ("tokens", "targets", "loss_mask", "position", "sample", "document"):
-            tensor = getattr(batch, name)
-            if tensor is not None:
-                setattr(batch, name, tensor.contiguous().pin_memory())
-        return batch.to(self.device)
+    def close(self) -> None:
+        """End the reader's threads."""
+        self._wait_for_copies()
+        if self._reader is not None:
+            self._reader.close()
+
+    def _given(self, read: Callable[[BatchReader], Sequence[StoredBatch]]) -> Sequence[StoredBatch]:
+        """What this rank's reader gives, or that of the peer which reads for it."""
+        if self._peers is None:
+            assert self._reader is not None
+            return read(self._reader)
+        try:
+            mine: Sequence[StoredBatch] | Exception | None = None if self._reader is None else read(self._reader)
+        except Exception as error:
+            mine = error
+        return hand_over(mine, self._peers)
+
+    def _read(self, reader: BatchReader, cursor: int, step: int) -> Sequence[StoredBatch]:
+        if self._next != (cursor, step):
+            reader.begin(cursor, step)
+        self._next = None  # an error leaves the reader somewhere
+        given = reader.take()
+        self._next = cursor + self.place.global_size, step + 1
+        return given
+
+    def _wait_for_copies(self) -> None:
+        """The reader fills its memory again: what a GPU copies from it must have left."""
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._copied = None

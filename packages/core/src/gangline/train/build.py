@@ -9,13 +9,14 @@ import torch
 
 from gangline import plugins
 from gangline.checkpoint.base import Checkpointer
-from gangline.comm.base import Comms
+from gangline.comm.base import Comm, Comms
 from gangline.config.schema import Run
 from gangline.config.validation import validation_sets
 from gangline.data.base import DataSource
+from gangline.data.reader import ReadPlace
 from gangline.errors import UserError
 from gangline.events import Events
-from gangline.mesh import Mesh
+from gangline.mesh import AXES, DATA_AXES, Mesh
 from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.model.init import initialise
@@ -65,6 +66,13 @@ def build_source(run: Run, split: str) -> DataSource:
     return plugins.build(run.data, run, split)
 
 
+def peers(source: DataSource, place: ReadPlace, mesh: Mesh, comms: Comms) -> Comm | None:
+    """The ranks that have this rank's share of the batch, where one of them reads for all; None: each for itself."""
+    if not source.shared or place.width != mesh.size(*DATA_AXES):
+        return None
+    return comms.axis(*(axis for axis in AXES if axis not in DATA_AXES))
+
+
 def held_out_sources(run: Run) -> dict[str, DataSource]:
     """What the run validates on: the held-out part of its own data under "", then the sets by name."""
     if not run.validate.every:
@@ -104,9 +112,9 @@ def assemble(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device
     optimizer = plugins.build(run.optimizer, run, runtime)
     source = build_source(run, "train")
     micro = micro_size(run, runtime.data_coordinate[1], mesh)
-    batches = Batches(source, run.batch.global_size, micro, runtime.data_coordinate, device)
+    place = ReadPlace(*runtime.data_coordinate, run.batch.global_size, micro, device, comms)
     held_out = {
-        name: Batches(source, run.batch.global_size, micro, runtime.data_coordinate, device)
+        name: Batches(source, place, peers(source, place, mesh, comms))
         for name, source in held_out_sources(run).items()
     }
     return Session(
@@ -120,7 +128,7 @@ def assemble(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device
         optimizer=optimizer,
         schedule=plugins.build(run.schedule, run),
         source=source,
-        batches=batches,
+        batches=Batches(source, place, peers(source, place, mesh, comms)),
         validation=held_out.pop("", None),
         validation_sets=held_out,
         checkpointer=checkpointer,

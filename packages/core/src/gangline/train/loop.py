@@ -36,8 +36,9 @@ def loop(s: Session) -> Ending:
                 record.metrics |= each(s, "after_step", record, not record.skipped)
         request = s.checkpointer.due(s.step, record.step_seconds, s.run.checkpoint.every)
         mine = verdicts.after_step(s, record)
-        agreed = agree(s.comms.world, s.device, record.step_seconds, stop_requested(), mine, request is not None)
-        record.rank_seconds = agreed.rank_seconds
+        due, waited = request is not None, record.seconds["data"]
+        agreed = agree(s.comms.world, s.device, record.step_seconds, stop_requested(), mine, due, waited)
+        record.rank_seconds, record.rank_data_seconds = agreed.rank_seconds, agreed.rank_data_seconds
         order, found = verdicts.judged(s, [*before, *agreed.verdicts], agreed.now, record)
         record.verdicts = [verdict.to_dict() for verdict in found.verdicts]
         stays = order.action < Action.ROLL_BACK
@@ -85,6 +86,7 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, tuple[Verdict, ...]]:
             s.optimizer.step(learning_rate)
             s.runtime.applied()
         s.precision.update(found_inf=not result.finite)
+    first = s.cursor
     s.step += 1
     s.cursor += s.run.batch.global_size
     s.tokens += result.tokens
@@ -100,6 +102,7 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, tuple[Verdict, ...]]:
         tokens_per_second=read,
         mfu=s.reporter.mfu(read),
         step_seconds=seconds,
+        first_sample=first,
         seconds=clock.seconds,
         memory_bytes=peak_memory(s.device),
         finite=result.finite,

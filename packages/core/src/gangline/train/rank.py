@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from typing import Any
 
 from gangline.checkpoint.base import SaveRequest
 from gangline.checkpoint.id import CheckpointId
@@ -53,7 +54,7 @@ def train(s: Session) -> int:
     """Loop, final checkpoint, summary."""
     began, first = time.time(), s.step
     if s.comms.rank == 0:
-        s.directory.add_provenance("data", provenance_of(s.source))
+        s.directory.add_provenance("data", provenance_of(s.source, s.cursor))
         sets = {name: provenance_of(held_out.source) for name, held_out in s.validation_sets.items()}
         s.directory.add_provenance("validation_sets", sets)
     s.reporter.describe["data"] = s.source.describe()
@@ -69,6 +70,8 @@ def train(s: Session) -> int:
     except BaseException as error:
         tell_of_error(s, error)
         raise
+    finally:
+        s.close_readers()
     poll(s, wait=True)
     s.checkpointer.close()
     tell(s)
@@ -88,9 +91,11 @@ def run_loop(s: Session, first: int) -> Ending:
     return ending
 
 
-def provenance_of(source: DataSource) -> dict[str, str]:
-    """What the run directory keeps of a data source."""
-    return {"fingerprint": source.fingerprint(), "is": source.describe()}
+def provenance_of(source: DataSource, cursor: int = 0) -> dict[str, Any]:
+    """What the run directory keeps of a data source: enough for its `continues` to say what the run read."""
+    about = {"fingerprint": source.fingerprint(), "is": source.describe()}
+    state = source.state(cursor)
+    return about | ({"cursor": cursor, "state": state} if state else {})
 
 
 def save_at_end(s: Session) -> None:

@@ -89,7 +89,7 @@ def restore(session: Session) -> None:
         )
     if damage:
         session.attempt += 1
-    begin(session, Attempt(session.attempt, str(wanted), why="; ".join(damage) or "resume"))
+    begin(session, Attempt(session.attempt, str(wanted), why="; ".join(damage) or "resume", data=session.other_data))
     session.saved = str(wanted)
 
 
@@ -217,9 +217,16 @@ def _check(session: Session, id: CheckpointId, document: Document) -> None:
     left = [name for name in stored if name not in ours and not name.startswith(OPTIONAL)]
     if left:
         raise UserError(f"checkpoint {id} holds state that this run has no place for.", ", ".join(left[:3]), afresh)
-    if document.data and document.data != session.source.fingerprint():
+    session.other_data = ""
+    if not document.data or document.data == session.source.fingerprint():
+        return
+    if not session.source.continues(document.data, document.cursor, document.states.get("data", {})):
         raise UserError(
             f"checkpoint {id} was trained on other data, or on the same in another order.",
             f"fingerprint {document.data} then, {session.source.fingerprint()} now ({session.source.describe()})",
             afresh,
         )
+    now = session.source.fingerprint()
+    if now != document.data:  # a source that took up the run's past may have its fingerprint again
+        session.other_data = f"from sample {document.cursor} on: fingerprint {document.data} before, {now} now"
+        session.notes.append(f"the data is not what it was {session.other_data} ({session.source.describe()})")

@@ -55,6 +55,7 @@ class Session:
     attempt: int = 1
     saved: str | None = None  # the newest whole checkpoint
     fresh: str | None = None  # the checkpoint that has become whole since the last record
+    other_data: str = ""  # what attempts.jsonl says of data that is not what the checkpoint was made with
     saving: Handle | None = None
     failed_save: str | None = None  # why the newest save came to nothing
     untold: dict[str, bool] = field(default_factory=dict)  # what checks raised on this rank -> whether rank 0 knows
@@ -75,6 +76,12 @@ class Session:
         """The callbacks and then the health checks, as they were chosen: "callback/ema" -> the part."""
         found: dict[str, Callback] = {f"callback/{name}": part for name, part in self.callbacks.items()}
         return found | {f"health/{name}": part for name, part in self.health.items()}
+
+    def close_readers(self) -> None:
+        """End the threads that read ahead."""
+        for batches in (self.batches, self.validation, *self.validation_sets.values()):
+            if batches is not None:
+                batches.close()
 
     @property
     def registry(self) -> Registry:

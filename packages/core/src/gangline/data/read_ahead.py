@@ -1,0 +1,86 @@
+"""Work done ahead of need, in daemon threads: what readers of batches are made of."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+PATIENCE = 5.0  # seconds that a close waits for a thread which is in the middle of something
+
+
+class ReadAhead(Generic[T]):
+    """`make(n, slot)` for n = 0, 1, 2, ..., called in threads and taken in order.
+
+    A slot (0 to slots - 1) names memory to use anew: what was made in it is no longer looked at. What `take` gave last
+    keeps its slot until the next `take`, so up to slots - 1 results are made ahead.
+
+    prepare  called first in each thread
+    """
+
+    def __init__(
+        self, make: Callable[[int, int], T], slots: int, threads: int = 1, prepare: Callable[[], None] | None = None
+    ) -> None:
+        self._make, self._slots, self._prepare = make, slots, prepare
+        self._changed = threading.Condition()
+        self._made: dict[int, T | BaseException] = {}
+        self._begun = self._released = self._taken = 0
+        self._closed = False
+        self._threads = [
+            threading.Thread(target=self._work, name=f"read-ahead-{n}", daemon=True) for n in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def take(self) -> T:
+        """The next one. Raises what `make` raised, from then on every time; RuntimeError after `close`."""
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("this reader is closed")
+            self._released = self._taken
+            self._changed.notify_all()
+            while self._taken not in self._made:
+                self._changed.wait()
+                if self._closed:
+                    raise RuntimeError("this reader was closed")
+            found = self._made[self._taken]
+            if isinstance(found, BaseException):
+                raise found
+            del self._made[self._taken]
+            self._taken += 1
+            return found
+
+    def close(self) -> None:
+        """End the threads; one that hangs in `make` is left to die with the process."""
+        with self._changed:
+            self._closed = True
+            self._made.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(PATIENCE)
+
+    def _work(self) -> None:
+        if self._prepare is not None:
+            self._prepare()
+        while True:
+            with self._changed:
+                while not self._closed and self._begun >= self._released + self._slots:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                n = self._begun
+                self._begun += 1
+            made: T | BaseException
+            try:
+                made = self._make(n, n % self._slots)
+            except BaseException as error:
+                made = error
+            with self._changed:
+                if self._closed:
+                    return
+                self._made[n] = made
+                self._changed.notify_all()
+                if isinstance(made, BaseException):
+                    return

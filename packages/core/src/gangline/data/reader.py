@@ -1,0 +1,117 @@
+"""The reader contract: whole batches of one rank, ahead of need. Torch is only named here."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from gangline.comm.base import Comms
+
+
+@dataclass(frozen=True)
+class ReadPlace:
+    """For whom a reader reads: which share of every global batch, how it is cut, and where it will be used.
+
+    The step that begins at sample c reads samples [c, c + global_size); the rank at `index` of `width` reads the
+    `index`-th of `width` equal runs of them, in microbatches of `micro_size`, so that a run has the same batches on
+    every layout. Raises ValueError where that does not divide.
+    """
+
+    index: int
+    width: int
+    global_size: int
+    micro_size: int
+    device: torch.device
+    comms: Comms | None = None  # for a reader whose ranks have to agree on something; None: a rank by itself
+
+    def __post_init__(self) -> None:
+        if self.share * self.width != self.global_size or self.share % self.micro_size:
+            raise ValueError(
+                f"{self.global_size} samples do not divide into {self.width} shares of microbatches of "
+                f"{self.micro_size}"
+            )
+
+    @property
+    def share(self) -> int:
+        """Samples of a step that this rank reads."""
+        return self.global_size // self.width
+
+    @property
+    def microbatches(self) -> int:
+        """In a step of this rank."""
+        return self.share // self.micro_size
+
+    def first(self, cursor: int) -> int:
+        """The first sample that this rank reads of the batch that begins at `cursor`."""
+        return cursor + self.index * self.share
+
+    def held_out(self, count: int, length: int | None) -> Iterator[tuple[list[int], int]]:
+        """(samples, how many of them count) of this rank's microbatches over the first `count`, or all there are.
+
+        The same samples under every layout and as many microbatches on every rank: what does not divide is filled up
+        with rows that do not count.
+        """
+        count = count if length is None else min(count, length)
+        rows = -(-count // (self.width * self.micro_size)) * self.micro_size
+        for start in range(self.index * rows, (self.index + 1) * rows, self.micro_size):
+            yield [min(i, count - 1) for i in range(start, start + self.micro_size)], max(0, count - start)
+
+
+@dataclass
+class StoredBatch:
+    """One microbatch of B sequences of T tokens as a reader hands it over; `gangline.data.expand` makes a Batch of it.
+
+    tokens     (B, T+1)  any integer dtype, as stored: inputs and, one further on, targets
+    sample     (B,)      int64, in the host's memory: global sample numbers
+    ends       (n,)      int32, in the host's memory, ascending: where documents end, b·T + e of one that ends before
+                         token e of row b, 0 < e <= T; None: nobody separates documents
+    loss_mask  (B, T)    bool, of the targets; None: all count but those that lie behind an end
+    document   (B, T)    numbers of documents where they are not counted from 0 in each sequence; else None
+    position   (B, T)    where it is not counted from 0 in each document; else None
+    counted    only the first so many rows count in the loss; None: all
+    extra      further tensors (B, ...) by name
+    """
+
+    tokens: torch.Tensor
+    sample: torch.Tensor
+    ends: torch.Tensor | None = None
+    loss_mask: torch.Tensor | None = None
+    document: torch.Tensor | None = None
+    position: torch.Tensor | None = None
+    counted: int | None = None
+    extra: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+class BatchReader(ABC):
+    """This rank's microbatches, step after step. The bytes and their order are those of `DataSource.sample`.
+
+    Whoever reads, reads ahead: a step waits for nothing that could have been ready. What goes wrong ahead of need is
+    raised by the `take` that would have given it.
+    """
+
+    @abstractmethod
+    def begin(self, cursor: int, step: int) -> None:
+        """The next `take` is of step `step` (counted from 0), whose global batch begins at sample `cursor`.
+
+        Called before the first `take`, and again after every jump: a resume, a rollback, samples that are passed over.
+        """
+
+    @abstractmethod
+    def take(self) -> Sequence[StoredBatch]:
+        """The microbatches of the next step, which follows on the one before without a gap.
+
+        They are the caller's until the next call of any method: then their memory may be filled again.
+        """
+
+    @abstractmethod
+    def held_out(self, count: int) -> Iterator[StoredBatch]:
+        """This rank's share of the first `count` samples, as `ReadPlace.held_out` says; each is good until the next."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the threads and let go of memory; a `take` after it raises RuntimeError. It may come twice."""

@@ -1,0 +1,161 @@
+"""Core's own reader: `DataSource.sample` called ahead of need, its samples stacked into memory that is kept.
+
+B sequences of a microbatch, T tokens
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+
+from gangline.data.base import DataSource, Sample
+from gangline.data.read_ahead import ReadAhead
+from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
+
+AHEAD = 2  # steps
+_KNOWN = ("tokens", "loss_mask", "document", "position")
+_STORED = (np.uint8, np.uint16, np.uint32, np.int8, np.int16, np.int32, np.int64)
+
+
+class KeptMemory:
+    """Host tensors by name, allocated when first asked for, and again only where shape or dtype change.
+
+    Of a GPU's reader they are pinned, so that a copy to the device runs beside what the host does.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._pinned = device.type == "cuda"
+        self._kept: dict[Hashable, torch.Tensor] = {}
+
+    def __call__(self, name: Hashable, shape: Sequence[int], dtype: np.dtype) -> tuple[torch.Tensor, np.ndarray]:
+        """(tensor, the same memory as an array) of that shape and dtype, with whatever it held before."""
+        wanted = _torch_dtype(dtype)
+        kept = self._kept.get(name)
+        if kept is None or kept.shape != tuple(shape) or kept.dtype != wanted:
+            kept = self._kept[name] = torch.empty(tuple(shape), dtype=wanted, pin_memory=self._pinned)
+        return kept, kept.numpy()
+
+
+class SampleReader(BatchReader):
+    """`sample` of a source in `DataSource.threads` threads, `AHEAD` steps ahead of the one that trains."""
+
+    def __init__(self, source: DataSource, place: ReadPlace) -> None:
+        self.source, self.place = source, place
+        self._memory = KeptMemory(place.device)
+        self._ahead: ReadAhead[list[StoredBatch]] | None = None
+        self._closed = False
+
+    def begin(self, cursor: int, step: int) -> None:
+        if self._closed:
+            raise RuntimeError("this reader is closed")
+        if self._ahead is not None:
+            self._ahead.close()
+        make = partial(self._read, cursor)
+        self._ahead = ReadAhead(make, AHEAD + 1, self.source.threads, partial(use_device, self.place.device))
+
+    def take(self) -> list[StoredBatch]:
+        if self._ahead is None:
+            raise RuntimeError("this reader is closed" if self._closed else "`begin` comes before `take`")
+        return self._ahead.take()
+
+    def held_out(self, count: int) -> Iterator[StoredBatch]:
+        if self._closed:
+            raise RuntimeError("this reader is closed")
+        for numbers, counted in self.place.held_out(count, self.source.length()):
+            yield self._stored(numbers, "held out", counted)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._ahead is not None:
+            self._ahead.close()
+        self._ahead = None
+
+    def _read(self, cursor: int, n: int, slot: int) -> list[StoredBatch]:
+        first, size = self.place.first(cursor + n * self.place.global_size), self.place.micro_size
+        starts = range(first, first + self.place.share, size)
+        return [self._stored(range(start, start + size), (slot, start - first)) for start in starts]
+
+    def _stored(self, numbers: Sequence[int], slot: Hashable, counted: int | None = None) -> StoredBatch:
+        found = stacked([self.source.sample(i) for i in numbers], numbers, self._memory, slot)
+        found.counted = None if counted is None or counted >= len(numbers) else counted
+        return found
+
+
+def use_device(device: torch.device) -> None:
+    """Called first in a thread that pins memory: CUDA would else open a context on the first GPU as well."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def stacked(samples: Sequence[Sample], numbers: Sequence[int], memory: KeptMemory, slot: Hashable = 0) -> StoredBatch:
+    """Samples as a microbatch, in the memory of that slot. Raises ValueError where their fields do not fit."""
+    dtype = np.result_type(*{sample["tokens"].dtype for sample in samples})
+    dtype = dtype if dtype in _STORED else np.dtype(np.int64)
+    B, T = len(samples), len(samples[0]["tokens"]) - 1
+    tokens, rows = memory(("tokens", slot), (B, T + 1), dtype)
+    for row, sample in zip(rows, samples, strict=True):
+        row[:] = sample["tokens"]
+    stored = StoredBatch(tokens, torch.tensor(list(numbers), dtype=torch.int64))
+    masked, apart = (any(name in sample for sample in samples) for name in ("loss_mask", "document"))
+    if masked or apart:
+        stored.loss_mask, rows = memory(("loss_mask", slot), (B, T), np.dtype(np.bool_))
+        for row, sample in zip(rows, samples, strict=True):
+            row[:] = sample.get("loss_mask", True)
+    if apart:
+        stored.ends = torch.from_numpy(_ends(samples, T))
+    if apart or any("position" in sample for sample in samples):
+        _keep_what_ends_do_not_say(stored, samples, T)
+    for name in dict.fromkeys(name for sample in samples for name in sample if name not in _KNOWN):
+        stored.extra[name] = _further(name, samples, numbers, memory, slot)
+    return stored
+
+
+def _ends(samples: Sequence[Sample], T: int) -> np.ndarray:
+    """(n,) int32: before which tokens another document begins, b·T + e."""
+    found = [
+        b * T + 1 + np.flatnonzero(np.diff(sample["document"]))
+        for b, sample in enumerate(samples)
+        if "document" in sample
+    ]
+    return np.concatenate(found).astype(np.int32)
+
+
+def _keep_what_ends_do_not_say(stored: StoredBatch, samples: Sequence[Sample], T: int) -> None:
+    """Documents and positions as they are, where they are not what `expand` would derive."""
+    places = np.arange(T)
+    documents, positions, derived = [], [], True
+    for sample in samples:
+        document = sample.get("document", np.zeros(T, np.int64))
+        begins = np.concatenate([[False], np.diff(document) != 0])
+        position = places - np.maximum.accumulate(np.where(begins, places, 0))
+        documents.append(document)
+        # a source may know documents in some samples alone: it says positions there, or they are those of the sequence
+        positions.append(sample.get("position", places))
+        derived = derived and np.array_equal(begins.cumsum(), document) and np.array_equal(position, positions[-1])
+    if not derived:
+        stored.position = torch.from_numpy(np.stack(positions).astype(np.int64))
+        if stored.ends is not None:
+            stored.document = torch.from_numpy(np.stack(documents).astype(np.int64))
+
+
+def _further(
+    name: str, samples: Sequence[Mapping[str, object]], numbers: Sequence[int], memory: KeptMemory, slot: Hashable
+) -> torch.Tensor:
+    arrays = []
+    for i, sample in zip(numbers, samples, strict=True):
+        if name not in sample:
+            raise ValueError(f"sample {i} has no {name!r}, and another one of its batch has: a field is in all or none")
+        arrays.append(np.asarray(sample[name]))
+    shapes = {array.shape for array in arrays}
+    if len(shapes) > 1:
+        raise ValueError(f"{name!r} has {' and '.join(map(str, sorted(shapes)))} in one batch: make them of one shape")
+    kept, rows = memory((name, slot), (len(arrays), *arrays[0].shape), arrays[0].dtype)
+    np.stack(arrays, out=rows)
+    return kept
+
+
+def _torch_dtype(dtype: np.dtype) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype

@@ -1,0 +1,36 @@
+"""A run goes on with data that is not what it was where its source says so, and the record of the start says it too."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.data.text import TextSource
+from gangline.errors import UserError
+from gangline.record import read_records
+from gangline.testing.sessions import lines, session, trained
+
+SIZE = 4
+
+
+def settings(path, steps: int) -> tuple[str, ...]:
+    return (f"data.path={path}", f"run.steps={steps}", f"batch.global_size={SIZE}", "batch.sequence_length=16")
+
+
+def test_a_run_goes_on_with_data_whose_source_says_so(tmp_path, monkeypatch):
+    before, after, run_dir = tmp_path / "before.txt", tmp_path / "after.txt", tmp_path / "run"
+    before.write_text("".join(f"{number} " for number in range(2000)))
+    after.write_text(before.read_text() + "and more " * 100)
+    assert trained(run_dir, *settings(before, 4)) == 0
+    with pytest.raises(UserError, match="trained on other data"):
+        session(run_dir, *settings(after, 6))
+    asked = []
+    monkeypatch.setattr(TextSource, "continues", lambda self, *given: asked.append((self, *given)) or True)
+    assert trained(run_dir, *settings(after, 6)) == 0
+    ((source, fingerprint, cursor, state),) = asked
+    assert (cursor, state) == (4 * SIZE, {})
+    first, second = lines(run_dir, "attempts.jsonl")
+    assert "data" not in first
+    assert second["data"] == f"from sample 16 on: fingerprint {fingerprint} before, {source.fingerprint()} now"
+    records = read_records(run_dir / "metrics.jsonl")
+    assert [record["first_sample"] for record in records] == [SIZE * step for step in range(6)]
+    assert any("the data is not what it was" in note for record in records for note in record["notes"])

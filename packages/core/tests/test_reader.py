@@ -1,0 +1,211 @@
+"""Reading ahead of need: what is ready, who waits, where an error arrives, and what ends with `close`."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from gangline.data import DataSource, ReadPlace
+from gangline.data.read_ahead import ReadAhead
+from gangline.mesh import Mesh
+from gangline.testing import rank
+from gangline.testing.pool import pool
+from gangline.train.batches import Batches
+
+CPU = torch.device("cpu")
+
+
+def ours():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
+
+
+def test_results_come_in_order_from_several_threads():
+    def make(n, slot):
+        time.sleep(0.002 * (n % 3))
+        return n
+
+    ahead = ReadAhead(make, slots=5, threads=4)
+    assert [ahead.take() for _ in range(30)] == list(range(30))
+    ahead.close()
+
+
+def test_no_slot_is_used_again_while_somebody_looks_at_it():
+    slots = [None] * 3
+
+    def make(n, slot):
+        slots[slot] = n
+        return slot
+
+    ahead = ReadAhead(make, slots=3)
+    for n in range(40):
+        slot = ahead.take()
+        time.sleep(0.001)
+        assert slots[slot] == n
+    ahead.close()
+
+
+def test_what_is_ahead_is_made_while_nobody_waits_and_no_more():
+    begun = []
+    ahead = ReadAhead(lambda n, slot: begun.append(n), slots=3)
+    ahead.take()
+    deadline = time.monotonic() + 5
+    while len(begun) < 3 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(0.02)
+    assert begun == [0, 1, 2]
+    ahead.close()
+
+
+def test_an_error_arrives_where_its_result_would_have_and_stays():
+    def make(n, slot):
+        if n == 2:
+            raise OSError("the disk is gone")
+        return n
+
+    ahead = ReadAhead(make, slots=4)
+    assert [ahead.take(), ahead.take()] == [0, 1]
+    for _ in range(2):
+        with pytest.raises(OSError, match="the disk is gone") as raised:
+            ahead.take()
+    assert "make" in [entry.name for entry in raised.traceback]
+    ahead.close()
+
+
+def test_close_ends_threads_and_whoever_waits():
+    going = threading.Event()
+
+    def make(n, slot):
+        going.wait(5)
+        return n
+
+    ahead = ReadAhead(make, slots=2, threads=2)
+    threading.Timer(0.05, lambda: (going.set(), ahead.close())).start()
+    with pytest.raises(RuntimeError, match="closed"):
+        list(iter(ahead.take, "never"))
+    deadline = time.monotonic() + 5
+    while ours() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not ours()
+
+
+class Slow(DataSource):
+    """A sample takes a while, as from a disk."""
+
+    threads = 4
+
+    def __init__(self, seconds):
+        self.seconds, self.asked = seconds, []
+
+    def sample(self, i):
+        self.asked.append(i)
+        time.sleep(self.seconds)
+        if i >= 64:
+            raise LookupError(f"there is no sample {i}")
+        return {"tokens": np.arange(i, i + 5, dtype=np.uint16)}
+
+    def length(self):
+        return None
+
+    def fingerprint(self):
+        return "slow"
+
+
+def test_a_step_waits_for_nothing_that_could_have_been_ready():
+    batches = Batches(Slow(0.01), ReadPlace(0, 1, 4, 4, CPU))
+    batches.take(0, 0)
+    waited = 0.0
+    for step in range(1, 6):
+        time.sleep(0.08)  # the step; its batch takes 0.04 s to read
+        before = time.perf_counter()
+        batches.take(4 * step, step)
+        waited += time.perf_counter() - before
+    batches.close()
+    assert waited < 0.1, "0.2 s are read in the steps' 0.4 s"
+
+
+def test_a_jump_is_read_from_its_new_place():
+    """A rollback, or samples that are passed over: nothing that was read ahead for the old place is given."""
+    source = Slow(0.0)
+    batches = Batches(source, ReadPlace(0, 1, 2, 1, CPU))
+    seen = [
+        int(b.sample[0])
+        for cursor, step in [(0, 0), (2, 1), (30, 2), (32, 3), (2, 1)]
+        for b in batches.take(cursor, step)
+    ]
+    assert seen == [0, 1, 2, 3, 30, 31, 32, 33, 2, 3]
+    batches.close()
+    assert not ours()
+
+
+def test_an_error_in_a_sample_reaches_the_step_that_needs_it():
+    batches = Batches(Slow(0.0), ReadPlace(0, 1, 32, 8, CPU))
+    batches.take(0, 0)
+    batches.take(32, 1)
+    with pytest.raises(LookupError, match="no sample 64"):
+        batches.take(64, 2)
+    batches.close()
+
+
+def test_a_closed_reader_reads_nothing_more():
+    source = Slow(0.0)
+    reader = source.reader(ReadPlace(0, 1, 2, 2, CPU))
+    with pytest.raises(RuntimeError, match="`begin` comes before"):
+        reader.take()
+    reader.begin(0, 0)
+    reader.take()
+    reader.close()
+    reader.close()
+    asked = len(source.asked)
+    for call in (reader.take, lambda: reader.begin(0, 0), lambda: list(reader.held_out(2))):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
+    time.sleep(0.02)
+    assert len(source.asked) == asked
+
+
+class Shared(Slow):
+    """Documents, masks and pictures, in the width they are stored in."""
+
+    shared = True
+
+    def sample(self, i):
+        more = {"document": np.array([0, 0, 1, 1]), "pixels": np.full((2, 2), i, np.float32)}
+        return super().sample(i) | (more if i % 4 < 2 else more | {"document": np.array([0, 1, 1, 2])})
+
+
+def read_by_one(broken: bool) -> list:
+    """On every rank: what it gets, and how many samples it asked the source for."""
+    source = Shared(0.0)
+    world = rank.comms(Mesh.of({"tp": rank.world})).world
+    batches = Batches(source, ReadPlace(0, 1, 4, 2, CPU), world)
+    found = []
+    try:
+        for step in range(3):
+            found += batches.take(32 * step if broken else 4 * step, step)
+        found += batches.held_out(3)
+    except Exception as error:
+        return [str(error)]
+    finally:
+        batches.close()
+    fields = ("tokens", "targets", "loss_mask", "position", "document", "sample", "ends")
+    values = [[getattr(batch, name).tolist() for name in fields] for batch in found]
+    pixels = [batch.extra["pixels"].tolist() for batch in found]
+    return [values, pixels, bool(source.asked)]
+
+
+def test_peers_get_what_the_first_of_them_reads():
+    alone = Batches(Shared(0.0), ReadPlace(0, 1, 4, 2, CPU))
+    wanted = [batch.tokens.tolist() for step in range(3) for batch in alone.take(4 * step, step)]
+    wanted += [batch.tokens.tolist() for batch in alone.held_out(3)]
+    alone.close()
+    first, *others = pool(3).run(read_by_one, False)
+    assert [value[0] for value in first[0]] == wanted
+    assert [each[:2] for each in others] == [first[:2]] * 2
+    assert [first[2], *(each[2] for each in others)] == [True, False, False]
+
+
+def test_what_the_reading_rank_raises_reaches_its_peers():
+    for told in pool(3).run(read_by_one, True):
+        assert "there is no sample 64" in told[0]
