@@ -94,7 +94,8 @@ class MixConfig(DataConfig):
     epoch, and which sample comes when is a function of (seed, sources, weights, number of the sample).
     """
 
-    layout_options: ClassVar[tuple[str, ...]] = ("sources",)  # a store may move; a checkpoint holds its fingerprint
+    # a store may move, and the mixture may change from the next sample on: a checkpoint holds what it was
+    layout_options: ClassVar[tuple[str, ...]] = ("sources", "weights", "epochs", "stages")
 
     sources: dict[str, str] = field(default_factory=dict)  # stores by name: {web: DIR, code: DIR}
     weights: dict[str, NonNegativeFloat] = field(default_factory=dict)  # of each source; none: in proportion to size

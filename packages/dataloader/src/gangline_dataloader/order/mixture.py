@@ -111,7 +111,7 @@ class MixtureOrder:
     """The order of a mixture; see the module. Raises ValueError for weights and stages that make none."""
 
     def __init__(self, ingredients: Sequence[Ingredient], stages: Sequence[WeightStage], *key: object) -> None:
-        self.ingredients, self.key = tuple(ingredients), key
+        self.ingredients, self.stages, self.key = tuple(ingredients), tuple(stages), key
         self.rows = np.array([one.rows for one in self.ingredients], np.int64)
         if not self.ingredients or (self.rows < 1).any():
             raise ValueError("a mixture of nothing, or with a source that has no rows")

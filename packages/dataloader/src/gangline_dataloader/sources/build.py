@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gangline.data.codec import ByteCodec, TextCodec, TokenizerCodec
 from gangline_dataloader.order.mixture import Ingredient
 from gangline_dataloader.order.single import SingleOrder, TextOrder
+from gangline_dataloader.sources.changing import GrowingSource, MixedSource
 from gangline_dataloader.sources.mixture import mixture
 from gangline_dataloader.sources.packed import PackedSource
 from gangline_dataloader.sources.split import SplitRows, split_rows
@@ -33,13 +34,14 @@ def tokens(config: TokensConfig, run: Run, split: Split) -> WindowSource:
         order = TextOrder(rows.count, run.seed, split)
     else:
         order = SingleOrder(Ingredient(rows.name, rows.count, span), run.seed, split)
-    return (PackedSource if best_fit else WindowSource)(
+    cls = PackedSource if best_fit else GrowingSource if isinstance(order, SingleOrder) else WindowSource
+    return cls(
         [rows],
         order,
         codec(rows.store),
         sequence_length=T,
         documents=config.documents,
-        identity=(config.order, run.seed, split, span, rows.first, rows.count, *plans([rows])),
+        identity=(config.order, run.seed, split, span, *plans([rows])),
         samples=rows.count,
     )
 
@@ -47,15 +49,13 @@ def tokens(config: TokensConfig, run: Run, split: Split) -> WindowSource:
 def mix(config: MixConfig, run: Run, split: Split) -> WindowSource:
     """A weighted mixture of stores. Raises UserError for stores and weights that make none."""
     parts, order = mixture(config, run, split)
-    span = config.shuffle_span
-    each = [(one.name, one.first, one.count) for one in parts]
-    return (PackedSource if config.packing == "best_fit" else WindowSource)(
+    return (PackedSource if config.packing == "best_fit" else MixedSource)(
         parts,
         order,
         codec(parts[0].store),
         sequence_length=run.batch.sequence_length,
         documents=config.documents,
-        identity=("mix", run.seed, split, span, each, config.weights, config.epochs, config.stages, *plans(parts)),
+        identity=("mix", run.seed, split, config.shuffle_span, *plans(parts)),
         samples=order.samples,
     )
 

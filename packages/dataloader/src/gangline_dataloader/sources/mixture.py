@@ -33,6 +33,10 @@ class TrainOrder:
     def __init__(self, mixture: MixtureOrder) -> None:
         self.mixture, self.end, self.samples = mixture, mixture.end, mixture.end
 
+    @property
+    def deciding(self) -> dict[str, Any]:
+        return deciding(self.mixture)
+
     def __call__(self, numbers: np.ndarray) -> RowPlace:
         return self.mixture(numbers)
 
@@ -46,8 +50,22 @@ class HeldOutOrder:
         assert mixture.end, "every source of what is held out has one epoch"
         self.mixture, self.samples = mixture, mixture.end
 
+    @property
+    def deciding(self) -> dict[str, Any]:
+        return deciding(self.mixture)
+
     def __call__(self, numbers: np.ndarray) -> RowPlace:
         return self.mixture(np.asarray(numbers, np.int64) % self.samples)
+
+
+def deciding(mixture: MixtureOrder) -> dict[str, Any]:
+    """What the order is a function of, beside its key: JSON. Shares are exact; a source without one is not named."""
+    stages = []
+    for stage in mixture.stages:
+        parts = zip(mixture.ingredients, shares(stage.weights), strict=True)
+        stages.append([stage.start, {one.name: str(share) for one, share in parts if share}])
+    sources = {one.name: [one.rows, one.epochs] for one in mixture.ingredients}
+    return {"sources": sources, "stages": stages}
 
 
 def mixture(config: MixConfig, run: Run, split: Split) -> tuple[list[SplitRows], TrainOrder | HeldOutOrder]:

@@ -44,7 +44,7 @@ def source_of(run_dir: str | Path) -> tuple[Run, WindowSource]:
         )
     noted = directory.read_provenance().get("data")
     then = noted.get("fingerprint") if isinstance(noted, dict) else None
-    if then and then != source.fingerprint():
+    if then and not source.continues(then, noted.get("cursor", 0), noted.get("state", {})):
         raise UserError(
             f"the data of {run_dir} is not what it was when the run read it.",
             f"fingerprint {then} then, {source.fingerprint()} now ({source.describe()})",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gangline.data import Sample
+from gangline.data import BatchReader, DataSource, ReadPlace, Sample
 from gangline.errors import UserError
 from gangline_dataloader.sources.windows import WindowSource
 
@@ -15,6 +15,9 @@ class PackedSource(WindowSource):
     Padding never counts in the loss. With `documents` each piece stands alone, and so does the padding; the rest of a
     document that was cut begins at position 0 again.
     """
+
+    def reader(self, place: ReadPlace) -> BatchReader:
+        return DataSource.reader(self, place)  # a row is no one window: sample by sample
 
     def pieces(self, source: int, row: int) -> list[tuple[int, int]]:
         plan = self.parts[source].plan

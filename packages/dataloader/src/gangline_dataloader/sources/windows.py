@@ -6,16 +6,18 @@ once, and the last (N - 1) mod T never.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from gangline.data import DataSource, Sample
+from gangline.data import BatchReader, DataSource, ReadPlace, Sample
 from gangline.errors import UserError
+from gangline_dataloader.sources.places import Windows
 
 if TYPE_CHECKING:
     from gangline.data.codec import TextCodec
@@ -32,15 +34,11 @@ class SampleOrder(Protocol):
     def end(self) -> int | None:
         """The first sample that there is none for; None: there is always one."""
 
+    @property
+    def deciding(self) -> Any:
+        """JSON: what the order is a function of, beside its key."""
+
     def __call__(self, numbers: np.ndarray) -> RowPlace: ...
-
-
-@dataclass(frozen=True)
-class Windows:
-    """Where the windows (N,) of some samples begin: number of the source, number of the first token in it."""
-
-    source: np.ndarray
-    start: np.ndarray
 
 
 class WindowSource(DataSource):
@@ -92,13 +90,8 @@ class WindowSource(DataSource):
         return [(start, start + self.sequence_length + 1)]
 
     def sample(self, i: int) -> Sample:
-        end = self.order.end
-        if end is not None and i >= end:
-            raise UserError(
-                f"the data ends after {end} samples, and sample {i} was asked for.",
-                "Every source that has a weight there is used up after its data.epochs.",
-                "Fewer run.steps, or larger data.epochs.",
-            )
+        if self.order.end is not None and i >= self.order.end:
+            raise self.used_up(i)
         source, row = self.row_of(i)
         store, T = self.stores[source], self.sequence_length
         start = row * T
@@ -115,6 +108,36 @@ class WindowSource(DataSource):
             sample["loss_mask"] = number[1:] == number[:-1]
         return sample
 
+    def used_up(self, i: int) -> UserError:
+        """What to raise where sample `i` is asked for and there is none."""
+        return UserError(
+            f"the data ends after {self.order.end} samples, and sample {i} was asked for.",
+            "Every source that has a weight there is used up after its data.epochs.",
+            "Fewer run.steps, or larger data.epochs.",
+        )
+
+    def reader(self, place: ReadPlace) -> BatchReader:
+        from gangline_dataloader.sources.window_reader import WindowReader
+
+        return WindowReader(self, place)
+
+    def gather(self, windows: Windows, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Fill out (N, T + 1) with windows (N,); gives (row, end), both (n,), of the documents that end in them.
+
+        0 < end <= T; ascending by row, then end; none where documents are not kept apart.
+        """
+        T, found = self.sequence_length, []
+        for source in np.unique(windows.source):
+            rows = np.flatnonzero(windows.source == source)
+            starts, store = windows.start[rows], self.stores[int(source)]
+            store.windows(starts, T + 1, out, rows)
+            if self.documents:
+                row, end = store.ends_in(starts, T)
+                found.append((rows[row], end))
+        row, end = (np.concatenate(each) for each in zip((np.empty(0, np.int64),) * 2, *found, strict=True))
+        order = np.argsort(row, kind="stable")
+        return row[order], end[order]
+
     def _rows(self, block: int) -> RowPlace:
         stop, end = (block + 1) * AHEAD, self.order.end
         return self.rows(np.arange(block * AHEAD, stop if end is None else min(stop, end)))
@@ -122,9 +145,23 @@ class WindowSource(DataSource):
     def length(self) -> int | None:
         return self.samples
 
+    def state(self, i: int) -> dict[str, Any]:
+        """Everything that may change while a run goes on."""
+        parts = [[one.name, one.first, one.store.identity] for one in self.parts]
+        return {"parts": parts, "order": self.order.deciding}
+
     def fingerprint(self) -> str:
-        deciding = (self.identity, self.sequence_length, self.documents, [store.identity for store in self.stores])
+        return self.fingerprint_of(self.state(0))
+
+    def fingerprint_of(self, state: dict[str, Any]) -> str:
+        """Of this source as it would be with that `state`."""
+        deciding = (self.identity, self.sequence_length, self.documents, json.dumps(state, sort_keys=True))
         return blake2b(repr(deciding).encode(), digest_size=16).hexdigest()
+
+    def change_order(self, order: SampleOrder) -> None:
+        """Give the samples of another order from now on."""
+        self.order = order
+        self._ahead.cache_clear()
 
     def describe(self) -> str:
         tokens = sum(store.total for store in self.stores)

@@ -23,12 +23,19 @@ class Tokens(ABC):
     documents: int | None  # how many; None: nobody counted
 
     @abstractmethod
-    def windows(self, starts: np.ndarray, length: int, out: np.ndarray) -> None:
-        """Fill out (N, length) with the tokens from each of `starts` (N,) on. All lie inside the corpus."""
+    def windows(self, starts: np.ndarray, length: int, out: np.ndarray, rows: np.ndarray | None = None) -> None:
+        """Fill out (N, length), or these rows of it, with the tokens from each of `starts` (N,) on.
+
+        All lie inside the corpus.
+        """
 
     @abstractmethod
     def ends(self, start: int, stop: int) -> np.ndarray:
         """Exclusive ends of documents in (start, stop], ascending int64; empty where nobody knows them."""
+
+    @abstractmethod
+    def ends_in(self, starts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """`ends` in (start, start + length] for each of `starts` (N,): (its number, end - start), both (n,)."""
 
     def document_of(self, token: int) -> int | None:
         """The number of the document that a token is in, counted from 0; None where nobody knows."""
@@ -71,7 +78,7 @@ class Sharded(Tokens):
     def open_ends(self, shard: int) -> np.ndarray | None:
         """The exclusive ends of its documents, ascending; None where nobody knows them."""
 
-    def windows(self, starts: np.ndarray, length: int, out: np.ndarray) -> None:
+    def windows(self, starts: np.ndarray, length: int, out: np.ndarray, rows: np.ndarray | None = None) -> None:
         shard_of = np.searchsorted(self._starts, starts, side="right") - 1
         inside = starts + length <= self._starts[shard_of + 1]
         for shard in np.unique(shard_of[inside]):
@@ -81,9 +88,9 @@ class Sharded(Tokens):
                 self._views[shard, length] = view
             here = np.flatnonzero(inside & (shard_of == shard))
             # Fancy indexing copies whole windows; np.take would first copy the view, which is `length` corpora large.
-            out[here] = view[starts[here] - self._starts[shard]]
+            out[here if rows is None else rows[here]] = view[starts[here] - self._starts[shard]]
         for row in np.flatnonzero(~inside):
-            self._across(int(starts[row]), length, out[row])
+            self._across(int(starts[row]), length, out[row if rows is None else rows[row]])
 
     def _across(self, start: int, length: int, out: np.ndarray) -> None:
         """A window that lies in more than one shard."""
@@ -102,6 +109,36 @@ class Sharded(Tokens):
             ends, base = self.shard_ends(shard), int(self._starts[shard])
             if ends is None:
                 continue
-            low, high = np.searchsorted(ends, [max(0, start - base), stop - base], side="right")
+            low, high = _behind(ends, np.array([max(0, start - base), min(stop - base, self._shard_length(shard))]))
             found.append(ends[low:high].astype(np.int64) + base)
         return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def ends_in(self, starts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+        shard_of = np.searchsorted(self._starts, starts, side="right") - 1
+        inside = starts + length <= self._starts[shard_of + 1]
+        found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        for shard in np.unique(shard_of[inside]):
+            here, ends = np.flatnonzero(inside & (shard_of == shard)), self.shard_ends(int(shard))
+            if ends is None:
+                continue
+            first = starts[here] - self._starts[shard]
+            low, high = _behind(ends, first), _behind(ends, first + length)
+            counts = high - low
+            number = np.repeat(np.arange(len(here)), counts)
+            at = np.arange(len(number)) + (low - np.cumsum(counts) + counts)[number]
+            found.append((here[number], ends[at].astype(np.int64) - first[number]))
+        for row in np.flatnonzero(~inside):
+            start = int(starts[row])
+            across = self.ends(start, start + length) - start
+            found.append((np.full(len(across), row), across))
+        row, end = (np.concatenate(each) for each in zip(*found, strict=True))
+        order = np.argsort(row, kind="stable")
+        return row[order], end[order]
+
+    def _shard_length(self, shard: int) -> int:
+        return int(self._starts[shard + 1] - self._starts[shard])
+
+
+def _behind(ends: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """How many of the ascending `ends` are at most each place; in their dtype, or numpy would copy all of them."""
+    return np.searchsorted(ends, places.astype(ends.dtype), side="right")

@@ -49,8 +49,9 @@ class Vector(Sharded):
     def open_ends(self, shard: int) -> np.ndarray | None:
         return self._ends
 
-    def windows(self, starts: np.ndarray, length: int, out: np.ndarray) -> None:
-        super().windows(starts, length, out)
+    def windows(self, starts: np.ndarray, length: int, out: np.ndarray, rows: np.ndarray | None = None) -> None:
+        super().windows(starts, length, out, rows)
+        out = out if rows is None or len(rows) == len(out) else out[rows]
         if out.size and (out.max() >= self.vocab_size or out.min() < 0):
             bad = int(out.max()) if out.max() >= self.vocab_size else int(out.min())
             raise UserError(

@@ -1,0 +1,159 @@
+"""A run goes on with a corpus that grew, or with another mixture to come, and with nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from gangline.data import ReadPlace
+from gangline.errors import UserError
+from gangline.testing.runs import small_run
+from gangline_dataloader.order.mixture import Ingredient
+from gangline_dataloader.order.single import SingleOrder
+from gangline_dataloader.sources import build
+from gangline_dataloader.store.manifest import FILE
+
+
+@given(st.data())
+def test_every_epoch_of_a_source_that_grew_shows_each_row_once(data):
+    """Whatever it had when the epoch began; samples before the cursor are what they were."""
+    sizes = sorted(data.draw(st.sets(st.integers(1, 30), min_size=2, max_size=4)))
+    order = SingleOrder(Ingredient("a", sizes[0]), 7)
+    cursor, seen = 0, 0
+    for rows in sizes[1:]:
+        cursor += data.draw(st.integers(0, 70))
+        before = order(np.arange(cursor))
+        order = SingleOrder(Ingredient("a", rows), 7).after(order.deciding, cursor)
+        again = order(np.arange(cursor))
+        assert all((getattr(before, name) == getattr(again, name)).all() for name in ("epoch", "row"))
+    place = order(np.arange(order.sizes[-1][0] + 2 * sizes[-1]))
+    assert (np.diff(place.epoch) >= 0).all()
+    for epoch in np.unique(place.epoch):
+        rows = np.sort(place.row[place.epoch == epoch])
+        assert rows.tolist() == list(range(len(rows))), f"epoch {epoch}"
+        assert len(rows) in sizes
+        assert len(rows) >= seen
+        seen = len(rows)
+    assert seen == sizes[-1]
+
+
+def grown(store: Path, by: Path) -> None:
+    """Another store's shards behind those of this one."""
+    mine, theirs = (json.loads((each / FILE).read_text()) for each in (store, by))
+    for number in range(len(theirs["shards"]["tokens"])):
+        to = len(mine["shards"]["tokens"]) + number
+        for ending in ("npy", "ends.npy"):
+            (store / f"shard-{to:05d}.{ending}").write_bytes((by / f"shard-{number:05d}.{ending}").read_bytes())
+    mine["shards"] = {name: column + theirs["shards"][name] for name, column in mine["shards"].items()}
+    (store / FILE).write_text(json.dumps(mine))
+
+
+def letters(folder: Path, letter: str, files: int = 30) -> Path:
+    folder.mkdir()
+    for number in range(files):
+        (folder / f"{number}.txt").write_text(f"{letter}{number:03d} " * 9)
+    return folder
+
+
+def source(store: Path, *settings: str):
+    run = small_run("model.vocab_size=256", "batch.sequence_length=16", "data=tokens", f"data.path={store}", *settings)
+    return build.tokens(run.data, run, "train")
+
+
+def test_a_run_goes_on_with_a_corpus_that_grew(tmp_path, make_store):
+    store = make_store(letters(tmp_path / "a", "a"), validation=0)
+    first = source(store)
+    cursor, state = 20, json.loads(json.dumps(first.state(20)))
+    rows = first.length()
+    assert cursor < rows
+    read = [first.sample(i)["tokens"].tobytes() for i in range(rows)]
+    grown(store, make_store(letters(tmp_path / "b", "b"), validation=0))
+    now = source(store)
+    reader = now.reader(ReadPlace(0, 1, 4, 4, torch.device("cpu")))
+    assert now.fingerprint() != first.fingerprint()
+    assert now.continues(first.fingerprint(), cursor, state)
+    assert [now.sample(i)["tokens"].tobytes() for i in range(rows)] == read
+    more = [now.sample(i)["tokens"].tobytes() for i in range(rows, rows + now.length())]
+    assert len(set(more)) == now.length() > rows
+    assert any(b"b" in each for each in more)
+    reader.begin(rows, 5)
+    assert reader.take()[0].tokens[0].numpy().tobytes() == more[0]
+    reader.close()
+    # the next start finds the store as it is, and the run's past in the checkpoint
+    later = source(store)
+    assert later.fingerprint() != now.fingerprint()
+    assert later.continues(now.fingerprint(), rows + 3, json.loads(json.dumps(now.state(rows + 3))))
+    assert later.fingerprint() == now.fingerprint()
+    assert [later.sample(i)["tokens"].tobytes() for i in range(rows)] == read
+
+
+@pytest.mark.parametrize("change", ["run.seed=8", "data.documents=true", "batch.sequence_length=15"])
+def test_but_not_with_another_order(tmp_path, make_store, change):
+    store = make_store(letters(tmp_path / "a", "a"), validation=0)
+    first = source(store)
+    assert not source(store, change).continues(first.fingerprint(), 20, first.state(20))
+
+
+def test_nor_with_a_corpus_that_shrank_or_is_another(tmp_path, make_store):
+    small, other = (make_store(letters(tmp_path / name, name), validation=0) for name in "ab")
+    first = source(small)
+    assert not source(other).continues(first.fingerprint(), 20, first.state(20))
+    grown(small, other)
+    whole = source(small)
+    assert not source(other).continues(whole.fingerprint(), 20, whole.state(20))
+
+
+WEB = "data.weights={web: 0.7, code: 0.3}"
+
+
+def mixed(stores: dict[str, Path], *settings: str):
+    sources = tuple(f"data.sources.{name}={path}" for name, path in stores.items())
+    run = small_run("model.vocab_size=256", "batch.sequence_length=16", "data=mix", *sources, *settings)
+    return build.mix(run.data, run, "train")
+
+
+@pytest.fixture
+def stores(tmp_path, make_store) -> dict[str, Path]:
+    return {name: make_store(letters(tmp_path / name, name[0]), validation=0) for name in ("web", "code", "more")}
+
+
+def test_a_mixture_may_change_from_the_next_sample_on(stores):
+    """Also to a source that there was none of, whose name comes first."""
+    two = {name: stores[name] for name in ("web", "code")}
+    first = mixed(two, WEB)
+    state = json.loads(json.dumps(first.state(100)))
+    later = mixed(
+        two | {"also": stores["more"]},
+        "data.weights={web: 0.7, code: 0.3, also: 0}",
+        "data.stages=[{from: 100, weights: {web: 0, code: 1, also: 1}}]",
+    )
+    assert later.continues(first.fingerprint(), 100, state)
+    for i in range(100):
+        assert later.sample(i)["tokens"].tobytes() == first.sample(i)["tokens"].tobytes()
+    assert {bytes(later.sample(i)["tokens"])[:200].count(b"w") for i in range(100, 140)} == {0}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        (WEB, "data.stages=[{from: 99, weights: {web: 0, code: 1}}]"),
+        ("data.weights={web: 0.6, code: 0.4}",),
+        (WEB, "data.epochs={code: 1}"),
+    ],
+)
+def test_but_not_what_the_run_has_read(stores, changed):
+    two = {name: stores[name] for name in ("web", "code")}
+    first = mixed(two, WEB)
+    with pytest.raises(UserError, match="would change samples that the run has read"):
+        mixed(two, *changed).continues(first.fingerprint(), 100, first.state(100))
+
+
+def test_nor_the_stores(stores):
+    first = mixed({"web": stores["web"], "code": stores["code"]}, WEB)
+    other = mixed({"web": stores["web"], "code": stores["more"]}, WEB)
+    assert not other.continues(first.fingerprint(), 100, first.state(100))

@@ -1,0 +1,138 @@
+"""Whole batches at once: the bytes and the order of single samples, over shards, stores, ends of data and jumps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from gangline.data import ReadPlace
+from gangline.data.expand import expand
+from gangline.data.sample_reader import KeptMemory, SampleReader, stacked
+from gangline.errors import UserError
+from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, WeightStage
+from gangline_dataloader.order.single import SingleOrder
+from gangline_dataloader.sources import window_reader
+from gangline_dataloader.sources.mixture import TrainOrder
+from gangline_dataloader.sources.split import SplitRows
+from gangline_dataloader.sources.windows import WindowSource
+from gangline_dataloader.store.tokens import Sharded
+
+CPU = torch.device("cpu")
+T = 5
+
+
+class Memory(Sharded):
+    """Shards in memory, with documents that end anywhere, also with a shard."""
+
+    def __init__(self, lengths, seed=0, documents=True):
+        draws = np.random.default_rng(seed)
+        self.shards = [draws.integers(0, 60_000, n).astype(np.uint16) for n in lengths]
+        self.endings = [
+            np.unique(np.append(draws.integers(1, n + 1, max(1, n // 4)), n)).astype(np.uint32) for n in lengths
+        ]
+        self.known = documents
+        super().__init__(
+            lengths, np.dtype(np.uint16), vocab_size=60_000, end_of_text=0, identity=f"{seed}", documents=None
+        )
+
+    def open(self, shard):
+        return self.shards[shard]
+
+    def open_ends(self, shard):
+        return self.endings[shard] if self.known else None
+
+
+def source_of(stores, order, documents=True):
+    parts = [SplitRows(str(k), store, 0, store.rows(T)) for k, store in enumerate(stores)]
+    identity = ("here",)
+    return WindowSource(parts, order, None, sequence_length=T, documents=documents, identity=identity, samples=None)
+
+
+def single(lengths, documents=True):
+    store = Memory(lengths, documents=documents)
+    return source_of([store], SingleOrder(Ingredient("0", store.rows(T)), 7, "train"), documents)
+
+
+def mixed(epochs=None):
+    stores = [Memory([40, 3, 90], 1), Memory([25] * 6, 2)]
+    ingredients = [Ingredient(str(k), store.rows(T), None, epochs) for k, store in enumerate(stores)]
+    return source_of(stores, TrainOrder(MixtureOrder(ingredients, [WeightStage(0, (0.7, 0.3))], 7)))
+
+
+def assert_same(given_, wanted):
+    for one, other in zip(given_, wanted, strict=True):
+        assert one.tokens.dtype == torch.uint16
+        mine, theirs = expand(one, 0, CPU), expand(other, 0, CPU)
+        for name in ("tokens", "targets", "loss_mask", "position", "document", "sample", "ends"):
+            a, b = getattr(mine, name), getattr(theirs, name)
+            assert a is b is None or torch.equal(a, b), name
+
+
+def samples(source, numbers):
+    return stacked([source.sample(i) for i in numbers], numbers, KeptMemory(CPU))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_batches_are_those_of_single_samples(data):
+    """Windows that lie in two or three shards, documents that end with the window, several chunks."""
+    lengths = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=6).filter(lambda n: sum(n) > T))
+    source = single(lengths, data.draw(st.booleans()))
+    width, micro, accumulation = (data.draw(st.integers(1, 3)) for _ in range(3))
+    place = ReadPlace(data.draw(st.integers(0, width - 1)), width, width * micro * accumulation, micro, CPU)
+    reader = source.reader(place)
+    reader.steps = data.draw(st.integers(1, 3))
+    cursor = data.draw(st.integers(0, 10**9))
+    reader.begin(cursor, 0)
+    for step in range(5):
+        first = place.first(cursor + step * place.global_size)
+        wanted = [samples(source, range(at, at + micro)) for at in range(first, first + place.share, micro)]
+        assert_same(reader.take(), wanted)
+    reader.close()
+
+
+def test_a_mixture_is_gathered_store_by_store():
+    source = mixed()
+    reader, other = source.reader(ReadPlace(1, 2, 12, 3, CPU)), SampleReader(source, ReadPlace(1, 2, 12, 3, CPU))
+    for cursor in (0, 65_530):  # the second over the border of a block
+        reader.begin(cursor, 0)
+        other.begin(cursor, 0)
+        for _ in range(6):
+            assert_same(reader.take(), other.take())
+    reader.close()
+    other.close()
+
+
+def test_the_data_ends_with_the_step_that_there_is_no_more_for(monkeypatch):
+    source = mixed(epochs=1)
+    whole, chunks = divmod(source.order.end, 4)
+    assert chunks, "the last step has to be one that is not full"
+    monkeypatch.setattr(window_reader, "PLACES", 8)
+    reader = source.reader(ReadPlace(0, 1, 4, 4, CPU))
+    reader.steps = 3
+    reader.begin(0, 0)
+    for step in range(whole):
+        assert_same(reader.take(), [samples(source, range(4 * step, 4 * step + 4))])
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"ends after {source.order.end} samples"):
+            reader.take()
+    reader.close()
+
+
+def test_where_documents_end_is_found_without_a_copy_of_all_ends(monkeypatch):
+    """numpy searches in a common dtype: a needle of another one would have it copy every end of a shard."""
+    source = single([2000])
+    searched = []
+    search = np.searchsorted
+    monkeypatch.setattr(np, "searchsorted", lambda a, v, **k: (searched.append((a, v)), search(a, v, **k))[1])
+    source.sample(3)
+    reader = source.reader(ReadPlace(0, 1, 4, 4, CPU))
+    reader.begin(0, 0)
+    reader.take()
+    reader.close()
+    ends = source.stores[0].endings[0]
+    needles = [v for a, v in searched if a is ends]
+    assert needles
+    assert all(np.asarray(v).dtype == ends.dtype for v in needles)
