@@ -57,8 +57,8 @@ class PlainAttention:
             return F.scaled_dot_product_attention(
                 q_BHTC, k_BKTC, v_BKTC, is_causal=call.causal, scale=call.scale, enable_gqa=grouped
             )
-        if document_BT is not None and documents.takes(call, q_BHTE, sinks_H):
-            out = documents.within_documents(q_BHTE, k_BKTE, v_BKTE, document_BT, call, self._spans)
+        if document_BT is not None and documents.takes(call, q_BHTC, sinks_H):
+            out = documents.within_documents(q_BHTC, k_BKTC, v_BKTC, document_BT, call, self._spans)
             if out is not None:
                 return out
         source_BT = position_BT if document_BT is None else document_BT

@@ -3,7 +3,7 @@
 On the CPU the flash kernel takes one document after another; on CUDA torch's varlen attention takes all of them, with
 where they end. A document's scores do not depend on what lies beside it.
 
-B batch, T tokens, H query heads, K key and value heads, E width of a head
+B batch, T tokens, H query heads, K key and value heads, C width of a head
 """
 
 from __future__ import annotations
@@ -74,37 +74,37 @@ def tell_ends(document_BT: Tensor, ends: Tensor) -> None:
         _told[document_BT] = ends
 
 
-def takes(call: AttentionCall, q_BHTE: Tensor, sinks_H: Tensor | None) -> bool:
+def takes(call: AttentionCall, q_BHTC: Tensor, sinks_H: Tensor | None) -> bool:
     """Whether there is a kernel of documents for this call of queries."""
     if call.window is not None or call.soft_cap is not None or sinks_H is not None:
         return False
     if torch.compiler.is_compiling() and _within is _within_now:
         return False
-    if q_BHTE.is_cuda:
-        width = q_BHTE.shape[-1]
-        return q_BHTE.dtype in (torch.bfloat16, torch.float16) and width % 8 == 0 and width <= 256
-    return q_BHTE.device.type == "cpu"
+    if q_BHTC.is_cuda:
+        width = q_BHTC.shape[-1]
+        return q_BHTC.dtype in (torch.bfloat16, torch.float16) and width % 8 == 0 and width <= 256
+    return q_BHTC.device.type == "cpu"
 
 
 def within_documents(
-    q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, document_BT: Tensor, call: AttentionCall, recall: Recall
+    q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, document_BT: Tensor, call: AttentionCall, recall: Recall
 ) -> Tensor | None:
-    """(B, H, T, E): each query sees the keys of its document, up to itself where the call is causal.
+    """(B, H, T, C): each query sees the keys of its document, up to itself where the call is causal.
 
     None where documents are not runs of tokens. recall: keeps where they lie for the next layer.
     """
-    return _within(q_BHTE, k_BKTE, v_BKTE, document_BT, call, recall)
+    return _within(q_BHTC, k_BKTC, v_BKTC, document_BT, call, recall)
 
 
 def _within_now(
-    q_BHTE: Tensor, k_BKTE: Tensor, v_BKTE: Tensor, document_BT: Tensor, call: AttentionCall, recall: Recall
+    q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, document_BT: Tensor, call: AttentionCall, recall: Recall
 ) -> Tensor | None:
     found: DocumentSpans | None = recall("documents", document_BT, lambda: DocumentSpans.of(document_BT))
     if found is None:
         return None
-    if q_BHTE.is_cuda:
-        return varlen(q_BHTE, k_BKTE, v_BKTE, found, call)
-    return _Within.apply(q_BHTE, k_BKTE, v_BKTE, found.spans, call.causal, call.scale)  # type: ignore[no-any-return]
+    if q_BHTC.is_cuda:
+        return varlen(q_BHTC, k_BKTC, v_BKTC, found, call)
+    return _Within.apply(q_BHTC, k_BKTC, v_BKTC, found.spans, call.causal, call.scale)  # type: ignore[no-any-return]
 
 
 _within = _within_now
@@ -158,16 +158,16 @@ def _cut(x: Tensor, place: tuple[int, int, int, int]) -> Tensor:
 
 
 def varlen(
-    q_BHTE: Tensor,
-    k_BKTE: Tensor,
-    v_BKTE: Tensor,
+    q_BHTC: Tensor,
+    k_BKTC: Tensor,
+    v_BKTC: Tensor,
     found: DocumentSpans,
     call: AttentionCall,
     kernel: Callable[..., Tensor] | None = None,
 ) -> Tensor:
     """By torch's varlen attention, rows one after another. Not yet run on a GPU; the checks run another `kernel`."""
-    B, T = q_BHTE.shape[0], q_BHTE.shape[2]
-    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTE, k_BKTE, v_BKTE))
+    B, T = q_BHTC.shape[0], q_BHTC.shape[2]
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTC, k_BKTC, v_BKTC))
     bounds = found.bounds.to(q.device, non_blocking=True)
     grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     window = (-1, 0) if call.causal else (-1, -1)
