@@ -143,6 +143,7 @@ class ZarrCheckpointer(Checkpointer):
     # --- look --------------------------------------------------------------------------------------------------------
 
     def list(self):
+        """Those of all tiers. Raises UserError where the tier that may have the newest cannot be read."""
         found: set[CheckpointId] = set()
         for tier in self.tiers:
             try:

@@ -31,7 +31,7 @@ NAMED = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """The verb `gangline ckpt`; 0 where all is well, 1 where something is damaged or differs."""
+    """The verb `gangline ckpt`; 0 where all is well, 1 where something is damaged or differs. Raises UserError."""
     asked = verb_of("ckpt", VERBS, argv, usage_of("ckpt", VERBS, NAMED))
     if asked is None:
         return 0

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Write step-00000000 of the mean, and print the command that trains on from it."""
+    """Write step-00000000 of the mean, and print the command that trains on. Raises UserError, BadCheckpoint."""
     words = parser("average", "Average the weights of checkpoints, in float64, as a checkpoint that a run begins with.")
     words.add_argument("places", metavar="CHECKPOINT", nargs="+", help=f"two or more, each {PLACES}")
     words.add_argument("-o", "--out", metavar="DIR", required=True, help="the directory of a run to be; it must be new")

@@ -29,7 +29,7 @@ AT_ONCE = 8  # chunk files under way: each waits for its store
 
 
 def run(argv: Sequence[str]) -> int:
-    """Copy one checkpoint; it becomes visible when all of it has arrived."""
+    """Copy one checkpoint; it becomes visible when all of it has arrived. Raises UserError, BadCheckpoint."""
     words = parser("copy", "Copy a checkpoint to another store. Nothing is ever overwritten.")
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     words.add_argument(

@@ -25,7 +25,7 @@ CARRIED = ("attempt", "mesh", "config", "parts", "version")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print what differs; 1 where arrays or the state of training do."""
+    """Print what differs; 1 where arrays or the state of training do. Raises UserError, BadCheckpoint."""
     words = parser("diff", "Compare two checkpoints: arrays, shapes, values, documents.")
     words.add_argument("places", metavar="CHECKPOINT", nargs="+", help=f"two of them, each {PLACES}")
     options = words.parse_args(list(argv))

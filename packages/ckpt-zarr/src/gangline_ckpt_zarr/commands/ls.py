@@ -16,7 +16,7 @@ Copies = dict[str, tuple[ListedCheckpoint, str]]  # by tier, with its state
 
 
 def run(argv: Sequence[str]) -> int:
-    """Print the table; 1 where anything in it is damaged."""
+    """Print the table; 1 where anything in it is damaged. Raises UserError."""
     words = parser("ls", "List checkpoints: step, size, age, tiers, state. Reads each zarr.json, and no array.")
     words.add_argument("place", metavar="RUN_DIR", help="a run's directory, or a directory or URL of checkpoints")
     options = words.parse_args(list(argv))

@@ -15,7 +15,7 @@ from gangline_ckpt_zarr.tiers.stored import StoreTier
 
 
 def run(argv: Sequence[str]) -> int:
-    """Delete, tier by tier, and print what; 1 where what should be kept is damaged."""
+    """Delete, tier by tier, and print what; 1 where what should be kept is damaged. Raises UserError."""
     words = parser("prune", "Delete all checkpoints of a run but the newest and those of every so many steps.")
     words.add_argument("place", metavar="RUN_DIR", help="the run's directory")
     words.add_argument("--keep-last", type=int, metavar="N", help="keep the newest N; by default as the run says")

@@ -14,7 +14,7 @@ from gangline_ckpt_zarr.format.references import AT, REFERENCES, references
 
 
 def run(argv: Sequence[str]) -> int:
-    """Write refs.json and print the line that opens it."""
+    """Write refs.json and print the line that opens it. Raises UserError, BadCheckpoint."""
     words = parser("refs", "Write refs.json, through which fsspec's reference filesystem and stock zarr open it.")
     words.add_argument("place", metavar="CHECKPOINT", nargs="+", help=PLACES)
     words.add_argument("--output", metavar="FILE", help=f"a file to write; by default {REFERENCES} in the checkpoint")

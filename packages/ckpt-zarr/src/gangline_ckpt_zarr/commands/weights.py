@@ -43,7 +43,7 @@ def write_weights(
     config: dict[str, Any],
     fill: Callable[[Iterator[Shard]], None],
 ) -> None:
-    """Write arrays of these names, (shapes, dtypes); nothing is left where that fails.
+    """Write arrays of these names, (shapes, dtypes); nothing is left where that fails, and its error is raised.
 
     `fill` takes parts of arrays, one after another, and puts values into the memory of each. `trained`: the run whose
     weights they are, `config` that run as data.

@@ -33,7 +33,7 @@ class Copy:
 
     @cached_property
     def content(self) -> bytes:
-        """The bytes of zarr.json."""
+        """The bytes of zarr.json. Raises UserError where there is none, BadCheckpoint."""
         try:
             return metadata.content_of(self.store)
         except FileNotFoundError:

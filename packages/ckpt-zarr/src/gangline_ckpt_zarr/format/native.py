@@ -182,7 +182,7 @@ def write(meta: NativeMeta) -> bytes:
 
 
 def read(ours: dict[str, Any], registry: Registry, arrays: dict[str, dict[str, Any]]) -> NativeMeta:
-    """From what zarr.json holds."""
+    """From what zarr.json holds. Raises ValueError, KeyError or TypeError where it has no meaning."""
     chunks = {name: claims.chunk(chunk_of(node), registry[name], name) for name, node in arrays.items()}
     if ours["sums"].keys() != chunks.keys():
         raise ValueError("the arrays with checksums are not those that are there")

@@ -58,7 +58,7 @@ def _signature(checksum: int) -> bytes:
 
 
 def root_checksum(content: bytes, stored: int) -> int:
-    """crc32c of the content with 0 in the place of the checksum."""
+    """The checksum of the content with 0 in its own place. Raises ValueError where that place is not the one."""
     if content.count(_signature(stored)) != 1:
         raise ValueError("its checksum is not where it was put")
     return checksum_of(content.replace(_signature(stored), _signature(0)))

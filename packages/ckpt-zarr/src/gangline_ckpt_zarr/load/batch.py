@@ -133,7 +133,7 @@ class ReadLanes:
         return batch
 
     def send(self, batch: ReadBatch) -> None:
-        """Do it, now or soon."""
+        """Do it, now or soon. Raises BadCheckpoint, also of a batch that was sent before."""
         if self._read is None:
             try:
                 self._read = self._file.enter_context(self._store.reading(self._path))

@@ -51,7 +51,7 @@ class DurableCopy(Delivery):
             copy_file(self._copier, source, file, write_id, target, self.task.deadline_seconds, report)
 
     def metadata(self, write_id: str) -> bytes:
-        """zarr.json of the disk tier, which must still be that of this save."""
+        """zarr.json of the disk tier, which must still be that of this save. Raises BadCheckpoint."""
         disk = self.task.disk
         content, file = disk.content(self.id), f"{disk.store.url}/{self.id}/{NAME}"
         if metadata.read(content, file).write_id != write_id:

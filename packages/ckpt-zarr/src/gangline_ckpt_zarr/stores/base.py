@@ -35,7 +35,7 @@ class ObjectWriter(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Return once the whole object is durable. Raises ValueError where it is not as long as was announced."""
+        """Return once the object is durable. Raises OSError; ValueError where it is not as long as was announced."""
 
     @abstractmethod
     def abort(self) -> None:

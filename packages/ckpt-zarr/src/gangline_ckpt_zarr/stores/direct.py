@@ -89,7 +89,7 @@ class DirectWriter(ObjectWriter):
 
 
 def sync_directory(place: str | os.PathLike[str]) -> None:
-    """Make the names in a directory durable, where its file system knows how."""
+    """Make the names in a directory durable, where its file system knows how. Raises OSError."""
     directory = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(directory)

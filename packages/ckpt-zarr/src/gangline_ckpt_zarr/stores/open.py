@@ -14,6 +14,8 @@ DEADLINE_SECONDS = 600.0
 def open_store(url: str, *, deadline_seconds: float = DEADLINE_SECONDS) -> ObjectStore:
     """A path or ``file://`` is a LocalStore; anything else is what fsspec opens (``s3://``, ``gs://``, ``memory://``).
 
+    Raises UserError where a driver is missing or the scheme is unknown.
+
     A remote store tries each request again for at most `deadline_seconds`. Where it is and who may go there come from
     the store's usual environment variables and from fsspec's own configuration files.
     """

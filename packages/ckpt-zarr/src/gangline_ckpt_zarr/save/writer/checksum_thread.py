@@ -26,7 +26,7 @@ class ChecksumThread:
         self._thread.start()
 
     def wait(self, end: int) -> None:
-        """Return once all checksums that begin before `end` are in memory."""
+        """Return once all checksums that begin before `end` are in memory; raises what the thread has met."""
         with self._news:
             self._news.wait_for(lambda: self._reached >= end or self._failed is not None)
             if self._failed is not None:
