@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from crc32c import crc32c
 
 from gangline.checkpoint.id import CheckpointId
+from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry, Shard
 from gangline_ckpt_zarr.format import metadata, packed
@@ -112,11 +115,23 @@ def small(parts: int = 2) -> Registry:
     return Registry.of(Mesh.of({"dp_shard": parts, "tp": 2}), arrays)
 
 
+@cache
+def _composed(words: tuple[str, ...]) -> Run:
+    from gangline.config.compose import compose_one
+
+    return compose_one([*words])
+
+
+def composed(place: Path, *words: str) -> Run:
+    """A small run in this directory with checkpoint=zarr; the same words are composed only once."""
+    run = deepcopy(_composed(("recipe=tiny", "checkpoint=zarr", *words)))
+    run.run.dir = str(place)
+    return run
+
+
 def run_dir(place: Path, **options: Any) -> Path:
     """A run's directory as core writes it, with checkpoint=zarr and these options of it."""
-    from gangline.config.compose import compose_one
     from gangline.rundir import RunDirectory
 
-    words = [f"checkpoint.{name}={value}" for name, value in options.items()]
-    RunDirectory.create(compose_one(["recipe=tiny", "checkpoint=zarr", f"run.dir={place}", *words])).unlock()
+    RunDirectory.create(composed(place, *(f"checkpoint.{name}={value}" for name, value in options.items()))).unlock()
     return place

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 import torch.distributed as dist
+from made import composed
 
 from gangline import attempts
 from gangline.attempts import Attempt
 from gangline.checkpoint.id import CheckpointId
-from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.testing import checkpointer_ranks as kit
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
@@ -28,8 +28,7 @@ class Job:
     def start(self) -> ZarrCheckpointer:
         """New workers."""
         self.end()
-        words = ["recipe=tiny", "checkpoint=zarr", "checkpoint.every=2", "run.steps=99", f"run.dir={self.run_dir}"]
-        run = compose_one([*words, *self.words])
+        run = composed(self.run_dir, "checkpoint.every=2", "run.steps=99", *self.words)
         self.checkpointer = build(run.checkpoint, run, dist.HashStore())
         self.newest = self.checkpointer.latest()
         attempts.append(self.run_dir, Attempt(attempts.current(self.run_dir), self.newest and str(self.newest)))

@@ -207,7 +207,7 @@ def fuzz(place: Path, data: st.DataObject) -> None:
 MANY = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
-@settings(max_examples=150, **MANY)
+@settings(max_examples=80, **MANY)
 @given(st.data())
 def test_whatever_a_document_claims(place, data):
     fuzz(place, data)

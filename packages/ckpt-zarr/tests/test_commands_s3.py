@@ -6,9 +6,11 @@ import ast
 from collections.abc import Iterator
 from urllib.request import Request, urlopen
 
+import fsspec
 import numpy as np
 import pytest
 import zarr
+from aiobotocore.session import AioSession
 from made import run_dir, save, small, whole
 from moto.server import ThreadedMotoServer
 
@@ -29,6 +31,7 @@ def bucket() -> Iterator[str]:
         patch.setenv("AWS_ACCESS_KEY_ID", "someone")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setitem(fsspec.config.conf, "s3", {"session": AioSession()})  # reads the description of S3 only once
         with urlopen(Request(f"http://{host}:{port}/bucket", method="PUT")):
             pass
         save(open_store(f"s3://bucket/run/{PLACE}"), small())

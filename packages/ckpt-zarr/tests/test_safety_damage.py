@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from made import composed
 
 from gangline.checkpoint.base import SaveRequest
 from gangline.checkpoint.id import CheckpointId
-from gangline.config.compose import compose_one
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline.testing import checkpointer_ranks as kit
@@ -35,7 +35,7 @@ class Made:
     run_dir: Path
 
     def opened(self) -> ZarrCheckpointer:
-        run = compose_one(["recipe=tiny", "checkpoint=zarr", f"run.dir={self.run_dir}"])
+        run = composed(self.run_dir)
         return build(run.checkpoint, run, None)
 
     def place(self, step: int) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -185,31 +186,32 @@ def test_memory_is_given_back_when_the_launcher_is_killed(runs: Runs) -> None:
         time.sleep(0.05)
 
 
-def test_all_checkpoints_damaged_is_said_once_and_not_tried_again(runs: Runs) -> None:
-    words = ("run.dir=out", "run.steps=4", "checkpoint.every=2", "launch.max_restarts=3")
-    runs.train(*words)
-    for path in (runs.directory / "out" / "checkpoints").rglob("*.bin"):
-        content = path.read_bytes()
-        path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
-    before = runs.attempts("out")
-    printed = runs.train("resume=out", "run.steps=6", code=2)
-    assert "can be read" in printed
-    assert printed.count("is damaged: its checksum differs") == 2
-    assert "restart" not in printed
-    assert "Traceback" not in printed
-    assert runs.attempts("out") == before
-
-
-def test_a_damaged_one_is_passed_over_for_the_one_before_it_and_people_are_told(runs: Runs) -> None:
-    runs.train("run.dir=out", "run.steps=4", "checkpoint.every=2")
-    (path,) = (runs.directory / "out" / "checkpoints" / "step-00000004").rglob("*.bin")
+def damage(path: Path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[:100] + bytes([content[100] ^ 1]) + content[101:])
+
+
+def test_what_is_damaged_is_passed_over_and_where_all_is_the_run_stops(runs: Runs) -> None:
+    """The newest first: the one before it is taken, and people are told. Then all: said once, and not tried again."""
+    checkpoints = runs.directory / "out" / "checkpoints"
+    runs.train("run.dir=out", "run.steps=4", "checkpoint.every=2", "launch.max_restarts=3")
+    (path,) = (checkpoints / "step-00000004").rglob("*.bin")
+    damage(path)
     printed = runs.train("resume=out", "run.steps=6")
     assert f"in {path} is damaged: its checksum differs; going back to the checkpoint before it" in printed
     assert "going back" in notes(runs.records("out"))
     assert runs.attempts("out")[-1]["start"] == "step-00000002"
     assert [record["attempt"] for record in runs.records("out")] == [1, 1, 2, 2, 2, 2]
+    shutil.rmtree(checkpoints / "step-00000004")
+    for path in checkpoints.rglob("*.bin"):
+        damage(path)
+    before, whole = runs.attempts("out"), len([*checkpoints.rglob("zarr.json")])
+    printed = runs.train("resume=out", "run.steps=8", code=2)
+    assert "can be read" in printed
+    assert printed.count("is damaged: its checksum differs") == whole == 3
+    assert "restart" not in printed
+    assert "Traceback" not in printed
+    assert runs.attempts("out") == before
 
 
 def test_a_writer_that_is_killed_fails_its_save_and_training_goes_on(runs: Runs) -> None:

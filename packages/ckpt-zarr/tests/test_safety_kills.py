@@ -23,21 +23,20 @@ class Killed(CheckpointerSuite):
         return self.kept
 
 
-@pytest.mark.parametrize("kept", [(), ("checkpoint.keep_last=2",)], ids=["all kept", "two kept"])
-def test_at_twenty_moments(tmp_path: Path, kept: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("moments", [4, pytest.param(200, marks=pytest.mark.nightly)])
+def test_with_two_kept(tmp_path: Path, moments: int) -> None:
+    """Where all are kept it is the conformance suite that is under fire."""
     suite = Killed()
-    suite.kept = kept
-    suite.under_fire(tmp_path, 10)
+    suite.kept = ("checkpoint.keep_last=2",)
+    suite.under_fire(tmp_path, moments)
 
 
 @pytest.mark.nightly
-def test_at_two_hundred_moments(tmp_path: Path) -> None:
-    suite = Killed()
-    suite.kept = ("checkpoint.keep_last=2",)
-    suite.under_fire(tmp_path, 200)
+def test_with_all_kept(tmp_path: Path) -> None:
+    Killed().under_fire(tmp_path, 20)
 
 
-@pytest.mark.parametrize("moments", [5, pytest.param(60, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("moments", [3, pytest.param(60, marks=pytest.mark.nightly)])
 def test_with_the_memory_tier_in_front(tmp_path: Path, moments: int) -> None:
     """What a killed save left in memory is whole, or is not to be seen either."""
     attempts.append(tmp_path, Attempt(1, None))  # the run has begun: what is in memory is its own

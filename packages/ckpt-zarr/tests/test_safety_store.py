@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from made import composed
 
 from gangline.checkpoint.id import CheckpointId
-from gangline.config.compose import compose_one
 from gangline.mesh import Mesh
 from gangline.testing import checkpointer_ranks as kit
 from gangline.testing.pool import pool
@@ -35,7 +35,7 @@ def one_after_another(job: kit.Job, steps: tuple[int, ...]) -> list[list[str]]:
 
 @pytest.mark.parametrize("words", [(), ("checkpoint.memory_every=1",)], ids=["disk", "memory"])
 def test_checkpointers_one_after_another_in_one_store(tmp_path: Path, words: tuple[str, ...]) -> None:
-    run = compose_one(["recipe=tiny", "checkpoint=zarr", f"run.dir={tmp_path}", *words])
+    run = composed(tmp_path, *words)
     job = kit.Job("gangline_ckpt_zarr.checkpointer:build", run, MESH, str(tmp_path))
     try:
         assert pool(2).run(one_after_another, job, (1, 2, 3)) == [[[], [], []]] * 2

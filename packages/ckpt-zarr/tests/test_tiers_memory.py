@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from made import composed
 from stepping import REGISTRY, Job
 
 from gangline import attempts
 from gangline.attempts import Attempt
 from gangline.checkpoint.base import SaveFailed, SaveRequest
 from gangline.checkpoint.id import CheckpointId
-from gangline.config.compose import compose_one
 from gangline.errors import BadCheckpoint, UserError
 from gangline.testing import checkpointer_ranks as kit
 from gangline_ckpt_zarr.checkpointer import build
@@ -238,7 +238,7 @@ def test_attempts_do_not_confuse_it(job: Job) -> None:
 def test_a_tool_sees_what_is_there_and_touches_nothing(job: Job) -> None:
     job.start()
     job.step(1)
-    run = compose_one(["recipe=tiny", "checkpoint=zarr", "checkpoint.memory_every=1", f"run.dir={job.run_dir}"])
+    run = composed(job.run_dir, "checkpoint.memory_every=1")
     tool = build(run.checkpoint, run, None)
     assert tool.list() == [CheckpointId(1)]
     tool.close()

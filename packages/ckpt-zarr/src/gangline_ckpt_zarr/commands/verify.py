@@ -85,7 +85,7 @@ def checked(copy: Copy) -> tuple[list[BadCheckpoint], int, int]:
 
 
 def _beside(copy: Copy, meta: Meta) -> Iterator[BadCheckpoint]:
-    """What others than gangline go by, and is bad: zarr.json of every node of an open copy, or refs.json."""
+    """What others than gangline go by, and is bad: zarr.json of every node of native zarr, or refs.json."""
     if isinstance(meta, NativeMeta):
         for name, content in node_files(copy.content).items():
             yield from _unlike(copy.store, f"{name}/{NAME}", name, content)

@@ -15,7 +15,7 @@ from gangline_ckpt_zarr.tiers.base import Tier
 _NO_DAMAGE = (StoreError, PermissionError, ConnectionError, TimeoutError)  # what may pass, or be allowed one day
 
 
-def fill(
+def fill_from_nearest(
     id: CheckpointId, copies: Sequence[tuple[Tier, Meta]], targets: Iterable[Target], verify: bool = True
 ) -> list[str]:
     """Fill the targets; gives a line for each file that had to be read from a farther tier.

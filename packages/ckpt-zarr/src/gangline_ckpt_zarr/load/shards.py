@@ -12,7 +12,7 @@ from gangline import BadCheckpoint, UserError
 from gangline.checkpoint import CheckpointId, Registry, Shard
 from gangline_ckpt_zarr.agreement import Agreement, Failed
 from gangline_ckpt_zarr.format.meta import Meta
-from gangline_ckpt_zarr.load.nearest import fill
+from gangline_ckpt_zarr.load.nearest import fill_from_nearest
 from gangline_ckpt_zarr.load.plan import Target
 from gangline_ckpt_zarr.load.shared import SharedLoad, agreed
 from gangline_ckpt_zarr.tiers.base import Tier
@@ -42,7 +42,7 @@ def load(
         sharing = None
         if registry is not None and agreed(agreement, registry, targets, far=not copies[0][0].store.local):
             sharing = SharedLoad(meta, registry, agreement.rank, targets)
-        passed = fill(id, copies, targets if sharing is None else sharing.wanted(), verify)
+        passed = fill_from_nearest(id, copies, targets if sharing is None else sharing.wanted(), verify)
         if passed and agreement.count("passed over", len(passed)) == len(passed):
             agreement.publish("first passed over", passed[0])
         agreement.count("read", 1)
