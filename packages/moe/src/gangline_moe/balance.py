@@ -1,6 +1,7 @@
-"""What keeps the load of the experts even through the objective, and what is told about it.
+"""Losses that even the load of the experts, and the metrics that a layer with experts emits.
 
-All are means over tokens: a term is the sum over this rank's own tokens, and the strategy divides by the step's count.
+All are means over tokens: a term is the sum over this rank's own tokens, which the strategy divides by the step's
+token count.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from gangline_moe.routers.base import Choice, Router
 
 
 def balanced(hidden_BTD: Tensor, router: Router, choice: Choice, load_E: Tensor) -> Tensor:
-    """`hidden_BTD`, with the router's losses on its way back; tells load, entropy and losses.
+    """`hidden_BTD`, whose backward pass now adds the router's losses; emits them, the load and the entropy.
 
-    load_E: how many (token, expert) pairs each expert got here, before any limit.
+    load_E: how many (token, expert) pairs each expert got on this rank, before any is dropped.
     """
     node = router.node
     if router.training:
@@ -33,10 +34,10 @@ def balanced(hidden_BTD: Tensor, router: Router, choice: Choice, load_E: Tensor)
 
 
 def sequence_loss(choice: Choice, sequences: int) -> Tensor:
-    """Σ over sequences of t · Σ_i f_i P_i, t being the sequence's tokens here.
+    """Σ over sequences of t · Σ_i f_i P_i, t being the sequence's tokens on this rank.
 
     f_i = E / (k T) · how often the sequence's T tokens chose expert i, P_i = its mean probability in the sequence
-    (DeepSeek-V3, arXiv 2412.19437, equations 17 to 20). Both are of the whole sequence, whatever part of it is here.
+    (DeepSeek-V3, arXiv 2412.19437, equations 17 to 20). Both are of the whole sequence, a part of which this rank has.
     """
     E, k = choice.prob_NE.shape[1], choice.expert_Nk.shape[1]
     prob_BTE = choice.prob_NE.view(sequences, -1, E)

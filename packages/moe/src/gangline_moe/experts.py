@@ -15,7 +15,7 @@ from gangline_moe.products import PlainProducts, Products, products_of
 
 
 class Stack(nn.Module):
-    """rows (A, I) in runs of one expert each -> each times its expert's matrix transposed, (A, O).
+    """rows (A, I), expert by expert -> each times its expert's matrix transposed, (A, O).
 
     A rank of the fold holds some of the experts: their number is read from the weight (E, O, I).
     """
@@ -34,9 +34,9 @@ class Stack(nn.Module):
 
 
 class Experts(nn.Module):
-    """rows (A, D) in runs of one expert each -> W_down (silu(W_gate x) · W_up x), (A, D).
+    """rows (A, D), expert by expert -> W_down (silu(W_gate x) · W_up x), (A, D).
 
-    In one piece that keeps little; product by product where an edit has put something around one of them.
+    One autograd function that keeps little; product by product where an edit has wrapped one of them.
     """
 
     def __init__(self, node: ExpertsNode) -> None:
@@ -52,7 +52,7 @@ class Experts(nn.Module):
 
 
 class StackProduct(torch.autograd.Function):
-    """One product. Keeps x where the weight is trained, and the weight as itself, as `GatedProducts` does."""
+    """One product. x is kept only where the weight is trained."""
 
     @staticmethod
     def forward(ctx, x_AI: Tensor, weight: Tensor, bounds: Tensor, products: Products) -> Tensor:
@@ -73,9 +73,9 @@ class StackProduct(torch.autograd.Function):
 
 
 class GatedProducts(torch.autograd.Function):
-    """Keeps x and the two products before the gate; the gated rows are made again on the way back.
+    """W_down (silu(W_gate x) · W_up x). Kept are x and the two products before the gate; the rest is computed again.
 
-    Weights are kept as themselves, too: deferred gradients belong to these (`inside.weight_gradient`).
+    The parameters are kept in `ctx` beside the saved tensors, as `inside.weight_gradient` asks.
     """
 
     @staticmethod

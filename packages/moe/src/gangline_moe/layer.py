@@ -19,8 +19,8 @@ from gangline_moe.routers.base import Choice
 class MoeLayer(nn.Module):
     """x (B, T, D) -> Σ over the token's experts of weight · expert(x), plus shared(x); (B, T, D).
 
-    On a fold of n ranks each holds E/n experts, and rows travel to them and back; the shared experts are computed while
-    they travel.
+    On a fold of R ranks each holds E/R experts, and rows are sent to them and back; the shared experts are computed
+    meanwhile.
     """
 
     def __init__(self, node: MoeNode) -> None:
@@ -32,12 +32,12 @@ class MoeLayer(nn.Module):
         self.axis: Comm | None = None
 
     def bind(self, axis: Comm) -> None:
-        """Called once, after the cut, with the ranks that share the experts."""
+        """axis: the ranks that share the experts."""
         self.axis = axis
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         choice: Choice = self.router(x_BTD)
-        made, load_E = self.sorted(choice)
+        made, load_E = self.permutation_of(choice)
         rows_AD = Permute.apply(x_BTD.flatten(0, 1).to(self.experts.w_gate.weight.dtype), made)
         shared_BTD = None
         if self.axis is None or self.axis.size == 1:
@@ -54,8 +54,8 @@ class MoeLayer(nn.Module):
             y_BTD = y_BTD + shared_BTD
         return balanced(y_BTD, self.router, choice, load_E)
 
-    def sorted(self, choice: Choice) -> tuple[Permutation, Tensor]:
-        """The pairs by expert, those beyond an expert's capacity left out; and the load before that."""
+    def permutation_of(self, choice: Choice) -> tuple[Permutation, Tensor]:
+        """(pairs sorted by expert, those over an expert's capacity dropped; (E,) the load before that)."""
         E = self.node.router.experts
         made = permutation(choice.expert_Nk, E, choice.whole)
         load_E = made.counts

@@ -16,7 +16,7 @@ WHAT = "rows to experts and back, if balanced"
 
 @dataclass(frozen=True, kw_only=True)
 class RouterNode(Node):
-    """What every router is told. Numbers as in `gangline_moe.routers.config.RouterConfig`."""
+    """What every router is made from. The numbers are those of `gangline_moe.routers.config.RouterConfig`."""
 
     dim: int
     experts: int
@@ -48,7 +48,7 @@ class RouterNode(Node):
         return bool(self.jitter) or sizes.master_itemsize != sizes.itemsize
 
     def divides(self, sizes: LocalSizes) -> int:
-        """What it takes to divide the chosen scores by their sum: both of them."""
+        """Bytes kept to divide the chosen scores by their sum: the scores and the sums."""
         return sizes.tokens * (self.top_k + 1) * sizes.master_itemsize
 
 

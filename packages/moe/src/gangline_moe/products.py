@@ -78,7 +78,7 @@ class PrecisionProducts(Products):
 
 
 def products_of(precision: Precision) -> Products:
-    """Grouped where the precision only multiplies: one that does more says what its way back is."""
+    """Grouped, unless the precision has gradients of its own (`grad_x`, `grad_w`), as float8 does."""
     plain = type(precision).grad_x is Precision.grad_x and type(precision).grad_w is Precision.grad_w
     return PlainProducts() if plain else PrecisionProducts(precision)
 

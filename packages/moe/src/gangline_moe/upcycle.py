@@ -23,7 +23,7 @@ EXPERT = re.compile(r"(.*)\.experts\.((?:w_gate|w_up|w_down)\.weight)")
 
 
 def problems(options: MoeOptions, run: Run) -> list[Problem]:
-    """What speaks against it; a run that goes on has its weights from its own checkpoint."""
+    """Why the run named cannot be upcycled; none for a run that goes on, whose weights are in its own checkpoint."""
     if holds_checkpoint(run):
         return []
     where = f"moe.upcycle_from={options.upcycle_from}"
@@ -45,6 +45,7 @@ def problems(options: MoeOptions, run: Run) -> list[Problem]:
 
 
 def _open(run_dir: str) -> tuple[Run, Checkpointer, CheckpointId]:
+    """The run, its checkpointer and newest checkpoint. Raises UserError where there is no run or no checkpoint."""
     source = RunDirectory.open(run_dir).run()
     kept: Checkpointer = plugins.build(source.checkpoint, source, None)
     id = kept.latest()

@@ -142,12 +142,12 @@ class Store(Protocol):
 class Comms(ABC):
     """All the axes of one rank's mesh. Groups are made when first asked for, so an unused axis costs nothing.
 
-    Ranks may ask for them in different orders, and for different ones: asking waits for nobody.
+    Ranks may ask for them in different orders, and for different ones: asking for one does not wait for other ranks.
     """
 
     store: Store
     rank: int  # global
-    device: torch.device  # where this rank computes, and where tensors lie that the ranks exchange
+    device: torch.device  # where this rank computes, and of the tensors that ranks exchange
 
     @abstractmethod
     def axis(self, *axes: str) -> Comm:

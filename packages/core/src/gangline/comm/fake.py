@@ -1,6 +1,6 @@
 """A transport without peers: any rank of any mesh in one process, its traffic counted.
 
-Every peer is taken to hold what this rank holds, so shapes are right, values are plausible, and tensors may lie on the
+Every peer is taken to hold what this rank holds, so shapes are right, values are plausible, and tensors may be on the
 meta device. With it the traffic of 16,384 ranks is known without one of them.
 """
 
@@ -36,7 +36,7 @@ class Traffic:
 
 
 class FakeComm(Comm):
-    """An axis whose other ranks are imagined."""
+    """An axis whose other ranks do not exist."""
 
     def __init__(self, axis: str, ranks: Sequence[int], rank: int, traffic: Traffic) -> None:
         self.axis, self.ranks, self.traffic = axis, tuple(ranks), traffic

@@ -20,8 +20,8 @@ from torch.distributed import ProcessGroup, distributed_c10d
 def named_group(ranks: Sequence[int], timeout: timedelta | None, description: str) -> ProcessGroup:
     """The group of these global ranks, its ranks in this order; made where this process has none of that name yet.
 
-    Called by members alone, and waits for none of them. timeout: None for torch's default. description: for who looks
-    at torch's own logs. `torch.distributed.new_group` takes no name, hence the calls of what lies beneath it.
+    Called by members alone, and waits for none of them. timeout: None for torch's default. description: for torch's own
+    logs. `torch.distributed.new_group` takes no name, hence the calls of what it is made of.
     """
     name = name_of(ranks)
     known = distributed_c10d._world

@@ -1,4 +1,4 @@
-"""What ranks tell each other that is no tensor."""
+"""Gathering what is no tensor."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Works(Generic[T]):
 
 
 def _wire(x: Tensor) -> Tensor:
-    """What travels in place of `x`: gloo knows no float8, whose bytes travel as well."""
+    """`x` as it is sent: gloo knows no float8, so those go as bytes."""
     if x.device.type == "cpu" and x.dtype.is_floating_point and x.dtype.itemsize == 1:
         return x.view(torch.uint8)
     return x
@@ -107,7 +107,7 @@ class TorchComm(Comm):
 class TorchComms(MeshComms):
     """Groups of torch.distributed, made by their members alone when first asked for; equal ranks share one.
 
-    Ranks may ask in whatever order: asking waits for nobody (`gangline.comm.named`).
+    Ranks may ask in whatever order: asking does not wait for other ranks (`gangline.comm.named`).
     """
 
     def __init__(

@@ -108,7 +108,7 @@ class _Group:
 
 
 def state_shard(state: str, name: str, piece: ParamShard, tensor: Tensor) -> Shard:
-    """The shard of optimizer state `tensor`, which lies as the piece of parameter `name` does."""
+    """The shard of optimizer state `tensor`, which has the box of that piece of parameter `name`."""
     of = piece.shard
     return Shard(f"optimizer/{state}/{name}", of.global_shape, tensor.dtype, of.offset, tensor, of.primary)
 

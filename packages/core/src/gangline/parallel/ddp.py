@@ -43,7 +43,7 @@ class DdpRuntime(WholeRuntime):
 
     def _reduced(self) -> list[Tensor]:
         self._buckets.finish()
-        return self.storage.hand_over()
+        return self.storage.assign_gradients()
 
 
 def build(

@@ -1,12 +1,12 @@
 """Whole matrices for optimizers that need them (Muon), each on one rank instead of on all.
 
-The parts of a batch of matrices travel to their owners in one all-to-all, each owner maps the matrices that are its own
-one by one, and the parts of what comes of it travel back in another. So a matrix is mapped once, and to the bits that
-every holder would have got by itself: what a rank does is the same, only which rank does it is chosen.
+The parts of a batch of matrices are sent to the matrices' owners in one all-to-all, each owner maps its matrices one by
+one, and the parts of the results are sent back in another. So a matrix is mapped once, and to the bits that every rank
+that holds it would have got by itself.
 
-Who owns what is a function of the registry alone. A matrix (m, n) costs m · n · min(m, n), as the products of a
-Newton-Schulz iteration do; the dearest are given out first, each to the least busy of its holders, or to the least busy
-rank at all where its holders have their share already.
+Owners are a function of the registry alone. A matrix (m, n) costs m · n · min(m, n), as the products of a Newton-Schulz
+iteration do; the most expensive are assigned first, each to the least loaded of its holders, or to the least loaded of
+all ranks where its holders have their share already.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LIMIT = 1 << 28  # bytes of matrices that are under way together, if every rank 
 
 @dataclass
 class _Part:
-    """A part of a matrix: the primary box it lies in, its place in the array, and who has it, by index of the comm."""
+    """A part of a matrix: the primary box it is in, its own box, and which ranks have it, by index of the comm."""
 
     of: Box
     box: Box
@@ -132,7 +132,7 @@ class Matrices:
         found = pieces[matrix.name][place][part.box.within(part.of)]
         return found.view(found.shape[-2:])
 
-    # --- who owns what -----------------------------------------------------------------------------------------------
+    # --- owners ------------------------------------------------------------------------------------------------------
 
     def _of(self, name: str) -> list[_Matrix]:
         if name not in self._matrices:
@@ -153,7 +153,7 @@ class Matrices:
         return self._matrices[name]
 
     def _plan(self, names: tuple[str, ...]) -> _Plan:
-        """Who maps what of these parameters, and what this rank has to do with it."""
+        """The matrices of these parameters that this rank maps, and the moves that it takes part in."""
         if names not in self._plans:
             matrices = [matrix for name in names for matrix in self._of(name)]
             owners, me, plan = owners_of(matrices, self.comm.size), self.comm.index, _Plan([], [], [])

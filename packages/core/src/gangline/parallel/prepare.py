@@ -20,7 +20,7 @@ Finish = Callable[[nn.Module, str], None]  # (block, its path): recomputation an
 def set_products(model: nn.Module, plan: Plan, precision: Precision) -> None:
     """Let every `Linear` multiply as the precision says; those in `plan.master_dtype` in the dtype of their weights.
 
-    Any other module that multiplies is told the precision, where it has `multiply_by(precision)`. Raises UserError for
+    Any other module that multiplies is given the precision (`OwnProducts`). Raises UserError for
     a `product` that is not core's.
     """
     for path, module in model.named_modules():
@@ -50,7 +50,7 @@ def full_product(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
 def bind_folds(model: nn.Module, plan: Plan, comm_of: Callable[[str], Comm]) -> None:
     """Give each module on a fold its Comm, once.
 
-    A module is on a fold when a parameter in it is cut along one; the module told is the nearest with a `bind`.
+    A module is on a fold when a parameter in it is cut along one; bound is the nearest `Bindable` around it.
     Raises TypeError where there is none.
     """
     folds = {fold.name for fold in plan.folds}

@@ -15,13 +15,13 @@ def check_share(batches: Sequence[Batch], world: Comm, device: torch.device) -> 
     """Raise ValueError, on every rank, unless all ranks pass the same number of batches, each of one sample."""
     odd = next((batch.shape[0] for batch in batches if batch.shape[0] != 1), 1)
     mine = torch.tensor([[len(batches), odd]], dtype=torch.int64, device=device)
-    told = world.all_gather(mine).tolist()
-    for rank, (count, rows) in zip(world.ranks, told, strict=True):
+    each = world.all_gather(mine).tolist()
+    for rank, (count, rows) in zip(world.ranks, each, strict=True):
         if rows != 1:
             raise ValueError(f"score takes one sample a microbatch, and rank {rank} passes one of {rows}")
-        if count != told[0][0]:
+        if count != each[0][0]:
             raise ValueError(
-                f"score takes as many samples from each rank: rank {world.ranks[0]} passes {told[0][0]}, "
+                f"score takes as many samples from each rank: rank {world.ranks[0]} passes {each[0][0]}, "
                 f"rank {rank} {count}. Fill a share up with samples whose loss_mask is empty"
             )
 

@@ -29,7 +29,7 @@ class SingleRuntime(WholeRuntime):
             self._end_group()
 
     def _end_group(self) -> None:
-        wire = [gradient.to(self.precision.reduce_dtype) for gradient in self.storage.hand_over()]
+        wire = [gradient.to(self.precision.reduce_dtype) for gradient in self.storage.assign_gradients()]
         if self._sums is None:
             self._sums = wire
         else:
@@ -37,14 +37,14 @@ class SingleRuntime(WholeRuntime):
         self.storage.clear_gradients()
 
     def _reduced(self) -> list[Tensor]:
-        gradients = self.storage.hand_over()
+        gradients = self.storage.assign_gradients()
         if self._sums is not None:
             self._end_group()
             torch._foreach_copy_(gradients, self._sums)
             for name, gradient in zip(self.storage.trained, gradients, strict=True):
                 self.storage.used[name].grad = gradient
             self._sums = None
-            self.storage.hand_over()
+            self.storage.assign_gradients()
         return gradients
 
 

@@ -1,4 +1,4 @@
-"""Where a rank's weights lie: masters for the optimizer, copies in the compute dtype for the forward pass, buffers."""
+"""A rank's weights: masters for the optimizer, copies in the compute dtype for the forward pass, buffers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class WholeStorage:
             self.used[name].grad = None
             self.masters[name].grad = None
 
-    def hand_over(self) -> list[Tensor]:
+    def assign_gradients(self) -> list[Tensor]:
         """Give every master its gradient, zeros where a parameter got none; the gradients in order of name."""
         gradients = []
         for name in self.trained:

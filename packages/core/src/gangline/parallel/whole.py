@@ -159,7 +159,7 @@ class WholeRuntime(Runtime):
 
 
 def _block_of(path: str, plan: Plan) -> str:
-    """The block that a module lies in, under whose path it emits; "" outside of the blocks."""
+    """The block around a module, under whose path it emits; "" outside of the blocks."""
     if not path.startswith(f"{plan.blocks}."):
         return ""
     return f"{plan.blocks}.{path.removeprefix(plan.blocks + '.').split('.')[0]}"

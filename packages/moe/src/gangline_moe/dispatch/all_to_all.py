@@ -25,7 +25,7 @@ class AllToAll(ABC):
 
 @dataclass(frozen=True)
 class FlatAllToAll(AllToAll):
-    """One message to each rank. What arrives lies rank by rank.
+    """One message to each rank. What arrives is sorted by rank.
 
     sent, received: rows for each rank, and of each.
     """

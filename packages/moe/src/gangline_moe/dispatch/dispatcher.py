@@ -1,9 +1,9 @@
 """Sending rows to the ranks that hold their experts, and back: two all-to-alls with uneven splits.
 
-Rows lie expert by expert, and a rank holds consecutive experts, so what goes to a rank is one run. What arrives lies
-rank by rank; it is regrouped expert by expert, the order of the source ranks kept: the rows of an expert then lie as
-they would in one process that has all ranks' tokens in order, and give the same bits (on a CPU where the widths are
-multiples of 32: else the last row of an activation goes through another loop).
+Rows are sorted by expert, and a rank holds consecutive experts, so what goes to a rank is one run. What arrives is
+sorted by source rank; it is regrouped by expert, source ranks in order. The rows of an expert then are in the order of
+one process that has all ranks' tokens, and give the same bits (on a CPU where the widths are multiples of 32: else the
+last row of an activation goes through another loop).
 
 E experts, D model width. A rows leave this rank, a arrive for the experts here.
 """
@@ -30,7 +30,7 @@ FEW = 8  # experts on a rank, up to which each has a message of its own
 class Route:
     """How the rows of one microbatch travel over the ranks of a fold.
 
-    order_a  the arrived rows, expert by expert; None: they lie so already
+    order_a  sorts the arrived rows by expert; None: they are
     bounds   (experts here + 1,): where the rows of each expert begin and end
     """
 
@@ -52,7 +52,7 @@ def route(comm: Comm, rows: int, counts_E: Tensor, ranks_per_node: int | None = 
     if counts_E.device.type == "cpu" and 1 < here <= FEW and not hierarchical:
         per_expert = PerExpertAllToAll(comm, *by_rank.tolist())
         return Route(per_expert, None, per_expert.bounds)
-    if counts_E.is_meta:  # a plan without memory: every rank gets as much
+    if counts_E.is_meta:  # on the meta device: as if every rank got as much
         sent = received = [rows // comm.size] * comm.size
     else:
         sent, received = by_rank.sum(-1).tolist()
@@ -129,7 +129,7 @@ class _Reorder(torch.autograd.Function):
 
 
 class TokenDispatcher:
-    """Both transfers of one microbatch: rows (A, D) to the ranks of their experts, and what those made of them back.
+    """Both transfers of one microbatch: rows (A, D) to the ranks of their experts, and the experts' outputs back.
 
     Rows are on their way once it is made. What runs before `dispatched()` overlaps the transfer, and in the backward
     pass that of the gradients home.
@@ -151,7 +151,7 @@ class TokenDispatcher:
         return rows_aD if order is None else _Reorder.apply(rows_aD, order, self._inverse)
 
     def returned(self, rows_aD: Tensor) -> Tensor:
-        """(A, D): what the experts made of the rows, on the rank that they came from and in that order."""
+        """(A, D): the experts' outputs, on the ranks that the rows came from and in that order."""
         if self.route.order_a is not None:
             rows_aD = _Reorder.apply(rows_aD, self._inverse, self.route.order_a)
         there = self.route.transfer

@@ -3,7 +3,7 @@
 Rank i of node a has rows for rank j of node b. It hands them to rank j of its own node, over the node's fast links;
 that rank sends what all of node a has for (b, j) in one message. A rank then sends to one rank of each other node
 instead of to all of them: fewer and larger messages between nodes, and the same bytes (Tutel, arXiv 2206.03382, "two-
-dimensional hierarchical all-to-all"). What arrives lies rank by rank, as it does after the flat one.
+dimensional hierarchical all-to-all"). What arrives is sorted by rank, as after the flat one.
 """
 
 from __future__ import annotations

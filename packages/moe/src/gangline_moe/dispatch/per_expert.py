@@ -1,7 +1,7 @@
-"""An all-to-all with a message for each expert, from where its rows lie to where they belong.
+"""An all-to-all with a message for each expert, received where its rows belong.
 
-Rows lie rank by rank and expert by expert at the sender, expert by expert and rank by rank at the receiver: one batch
-of transfers between parts of the two buffers regroups them on the way, and nothing is copied beside.
+The sender has its rows sorted by rank and then by expert, the receiver wants them by expert and then by rank: one batch
+of transfers between parts of the two buffers regroups them, without another copy.
 """
 
 from __future__ import annotations

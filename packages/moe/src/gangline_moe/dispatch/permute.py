@@ -14,12 +14,12 @@ from torch.autograd.function import once_differentiable
 
 @dataclass(frozen=True)
 class Permutation:
-    """Where each pair lies when pairs are sorted by expert, tokens of one expert in their order.
+    """(token, expert) pairs sorted by expert, tokens of one expert in their order.
 
     token_A   the token of each sorted pair
-    place_Nk  where the pair of token n and its j-th expert lies; -1: nowhere, for it has no expert
-    bounds    (E + 1,) int64: the pairs of expert e lie from bounds[e] to bounds[e + 1]
-    whole     no pair lies nowhere
+    place_Nk  the row of the pair of token n and its j-th expert; -1: it has none
+    bounds    (E + 1,) int64: the rows of expert e are bounds[e] to bounds[e + 1]
+    whole     every pair has a row
     """
 
     token_A: Tensor
@@ -42,7 +42,7 @@ def permutation(expert_Nk: Tensor, experts: int, whole: bool = True) -> Permutat
     bounds = torch.searchsorted(flat[order], edges)
     place = torch.empty_like(order)
     place[order] = torch.arange(N * k, device=flat.device)
-    whole = whole or flat.is_meta  # a plan without memory: nobody knows what is dropped
+    whole = whole or flat.is_meta  # on the meta device nothing is known to be dropped
     if not whole:
         order = order[: int(bounds[-1])]
         place = torch.where(flat < experts, place, -1)
