@@ -62,7 +62,7 @@ def fill(
 
     Rows run along the last dim, leading dims flattened; an array of one dim is one row. Every caller that wants
     a row draws the same block of rows, so any cut sees the same numbers, and none draws the whole. Drawn in float32,
-    whatever the dtype of `out`; a constant is not drawn.
+    whatever the dtype of `out`; a constant is not drawn. Raises ValueError for a distribution that does not exist.
     """
     if distribution == "constant":
         out.detach().fill_(scale)

@@ -22,7 +22,7 @@ class Mesh:
 
     @classmethod
     def of(cls, sizes: Mapping[str, int]) -> Mesh:
-        """A mesh with core's axes in their order, 1 where `sizes` is silent; other axes are refused."""
+        """A mesh with core's axes in their order, 1 where `sizes` names none. Raises ValueError for other axes."""
         unknown = sorted(set(sizes) - set(AXES))
         if unknown:
             raise ValueError(f"no such mesh axes: {', '.join(unknown)}; the axes are {', '.join(AXES)}")

@@ -168,7 +168,7 @@ def load(spec: str) -> Any:
 
 
 def build(config: PartConfig, *args: Any, **kwargs: Any) -> Any:
-    """Import the part's build and call it, its own configuration first. A package that it lacks is a UserError."""
+    """Import the part's build and call it, its own configuration first. Raises UserError where a package is missing."""
     offer = installed().part_of(config)
     part = offer.part
     try:

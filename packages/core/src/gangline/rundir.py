@@ -127,7 +127,7 @@ class RunDirectory:
     # --- holding it --------------------------------------------------------------------------------------------------
 
     def lock(self) -> None:
-        """Hold the directory for as long as this process lives; a second `train` on it gets a UserError."""
+        """Hold the directory for as long as this process lives. Raises UserError where another process holds it."""
         if self._lock is not None:
             return
         try:

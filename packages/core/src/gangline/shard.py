@@ -356,7 +356,7 @@ class Registry:
         return [(box, primary) for box in layout.boxes(parts)]
 
     def holders(self, name: str, box: Box) -> list[int]:
-        """The global ranks that hold all of a primary box, the primary first."""
+        """The global ranks that hold all of a primary box, the primary first. Raises LookupError for any other box."""
         layout = self[name]
         parts = next((parts for parts, held in layout.all_boxes() if held == box), None)
         if parts is None:

@@ -16,7 +16,10 @@ LINEARS = ("w_gate", "w_up", "w_down")
 
 
 def edit(tree: Node, plan: Plan, options: MoeOptions) -> tuple[Node, Plan, list[str]]:
-    """Put a layer with experts in the place of the chosen blocks' feed-forwards; claims their paths."""
+    """Put a layer with experts in the place of the chosen blocks' feed-forwards; claims their paths.
+
+    Raises UserError where the model has no feed-forward to replace.
+    """
     found = {path: node for path, node in nodes(tree) if isinstance(node, FeedForwardNode)}
     chosen = [path for path in found if _wanted(_block(path, plan), options)]
     if not chosen:

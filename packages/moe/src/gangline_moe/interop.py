@@ -86,7 +86,10 @@ def to_hugging_face(options: MoeOptions, config: dict[str, Any]) -> dict[str, An
 
 
 def of_hugging_face(cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[str, Any]] | None:
-    """The options that make the model of `config`, and the config.json of the model without experts."""
+    """The options that make the model of `config`, and the config.json of the model without experts; None: not ours.
+
+    Raises UserError for windows of attention and for blocks with experts that `first` and `every` cannot name.
+    """
     architecture = (config.get("architectures") or [None])[0]
     if architecture not in (MIXTRAL, QWEN, DOTS):
         return None

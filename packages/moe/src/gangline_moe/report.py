@@ -22,7 +22,7 @@ SHADED = 2.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """The verb `gangline moe`."""
+    """The verb `gangline moe`. Raises UserError for a run without experts, and where the picture cannot be written."""
     asked = verb_of("moe", ["report"], argv, USAGE)
     if asked is None:
         return 0

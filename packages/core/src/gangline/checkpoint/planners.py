@@ -52,6 +52,7 @@ class ShardSavePlanner(SavePlanner):
         return SavePlan([_write_item(index, shard) for index, shard in self.local.items()])
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Raises ValueError for shards that the registry does not know, or that do not tile their array."""
         plans, metadata = create_default_global_save_plan(all_plans)
         arrays = arrays_of(metadata)
         for name in self.registry:
@@ -107,6 +108,7 @@ class ShardLoadPlanner(LoadPlanner):
         self.stored = arrays_of(metadata)
 
     def create_local_plan(self) -> LoadPlan:
+        """Raises UserError where the checkpoint lacks an array, or holds it in another shape."""
         missing = [name for name in self.local if name not in self.stored]
         if missing:
             raise UserError(

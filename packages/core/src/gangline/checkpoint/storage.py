@@ -54,7 +54,7 @@ class DcpWriter(FileSystemWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Rank 0, before anybody writes."""
+        """Rank 0, before any rank writes. Raises FileExistsError where the checkpoint is there already."""
         if self.final.exists():
             raise FileExistsError(f"{self.final} is there already, and a checkpoint is never overwritten")
         clear_leftovers(self.final.parent)
@@ -138,7 +138,7 @@ def _with_checksums(directory: Path, results: list[WriteResult]) -> list[Checked
 
 
 class ChecksumFile:
-    """checksums.json of one checkpoint."""
+    """checksums.json of one checkpoint. Raises BadCheckpoint where it cannot be read."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

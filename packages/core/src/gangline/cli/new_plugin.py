@@ -146,7 +146,10 @@ def _tests(name: str, kind: Kind) -> str:
 
 
 def example(kind: Kind) -> dict[str, str]:
-    """Path -> text of the example's files, MODULE for the name of its module; the entry module first."""
+    """Path -> text of the example's files, MODULE for the name of its module; the entry module first.
+
+    Raises LookupError where the kind names an example that is not there.
+    """
     place, _, name = kind.example.partition(":")
     if name:
         found = load(kind.example)
@@ -163,7 +166,7 @@ def example(kind: Kind) -> dict[str, str]:
 
 
 def entry_name(code: str) -> str:
-    """The name that an example goes by: that of its module in its first line."""
+    """The name that an example goes by: that of its module in its first line. Raises LookupError where it has none."""
     found = _MODULE.match(code)
     if found is None:
         raise LookupError(f"an example begins with its file's name, '# gangline_mine.py: ...'; not {code[:40]!r}")

@@ -152,6 +152,7 @@ def connect(
     one is used, and left alone by `close()`.
     timeout: how long (a number: seconds) a collective may take before it fails; None: torch's default.
     deterministic: every sum over ranks is taken in rank order.
+    Raises ValueError where the job has another number of ranks than the mesh.
     """
     device = torch.device(device)
     limit = timedelta(seconds=timeout) if isinstance(timeout, int | float) else timeout

@@ -39,7 +39,10 @@ class Asked:
 
 
 def parse(word: str) -> Override:
-    """One word by Hydra's grammar. A value with characters that the grammar keeps for itself is taken as text."""
+    """One word by Hydra's grammar. A value with characters that the grammar keeps for itself is taken as text.
+
+    Raises UserError for what is no key=value and for an unclosed bracket or quote.
+    """
     key, sign, value = (piece.strip() for piece in word.partition("="))
     if not _KEY.fullmatch(key) or not (sign or key.startswith("~")):
         raise UserError(f"cannot read {word!r}: expected key=value.", *_no_key(key, sign, value))
@@ -91,7 +94,7 @@ def _escaped(value: str) -> str:
 
 
 def sweep(words: Sequence[str]) -> list[list[str]]:
-    """The runs of a multirun: every combination of the words that name several values."""
+    """The runs of a multirun: every combination of the words that name several values. Raises UserError."""
     spread = []
     for word in words:
         override = parse(word)

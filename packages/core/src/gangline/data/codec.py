@@ -43,7 +43,7 @@ class TextCodec(ABC):
 
 
 class ByteCodec(TextCodec):
-    """One token for each byte."""
+    """One token for each byte. Raises UserError for a separator that is not one byte."""
 
     vocab_size, identity, dtype = 256, "bytes", np.dtype(np.uint8)
 
@@ -65,7 +65,10 @@ class ByteCodec(TextCodec):
 
 
 class TokenizerCodec(TextCodec):
-    """A tokenizer.json, without the special tokens it may add by itself."""
+    """A tokenizer.json, without the special tokens it may add by itself.
+
+    Raises UserError for a file that cannot be read, a separator that is no token, and text that is not UTF-8.
+    """
 
     def __init__(self, path: str, separator: str | None, errors: str) -> None:
         content = _read(path)

@@ -34,7 +34,7 @@ class Tensors:
 
     @cached_property
     def files(self) -> dict[str, str]:
-        """Tensor name -> the file it lies in."""
+        """Tensor name -> the file that has it. Raises UserError where there are no weights or the index is damaged."""
         index = self.directory / INDEX
         if index.exists():
             try:

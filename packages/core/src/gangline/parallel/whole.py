@@ -76,6 +76,7 @@ class WholeRuntime(Runtime):
         """All backward passes are done: the global gradients, still scaled, now also in the masters' `.grad`."""
 
     def step(self, microbatches: Sequence[Batch]) -> StepResult:
+        """As the contract says. Raises ValueError where the microbatches do not divide into `parallel.groups`."""
         if len(microbatches) % self.groups:
             raise ValueError(f"{len(microbatches)} microbatches do not divide into {self.groups} groups")
         self.storage.refresh()

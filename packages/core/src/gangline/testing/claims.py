@@ -53,7 +53,10 @@ def needs(capability: str) -> Callable[[Callable], Callable]:
 
 
 def waived(reason: str) -> Callable:
-    """Stands in for a standard test that does not fit: ``test_x = waived("why")``. The report shows the reason."""
+    """Stands in for a standard test that does not fit: ``test_x = waived("why")``. The report shows the reason.
+
+    Raises ValueError without one.
+    """
     if not reason.strip():
         raise ValueError("a waived test needs a reason")
 

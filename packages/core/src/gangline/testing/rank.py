@@ -52,7 +52,10 @@ class Failure:
 
 
 def comms(mesh: Mesh, deterministic: bool = True) -> Comms:
-    """Communication over `mesh`, on the open process group; made once for each mesh and kept."""
+    """Communication over `mesh`, on the open process group; made once for each mesh and kept.
+
+    Raises ValueError for a mesh of another size than the pool.
+    """
     from gangline.comm.transport import connect
 
     if mesh.world != world:

@@ -74,7 +74,10 @@ def peers(source: DataSource, place: ReadPlace, mesh: Mesh, comms: Comms) -> Com
 
 
 def held_out_sources(run: Run) -> dict[str, DataSource]:
-    """What the run validates on: the held-out part of its own data under "", then the sets by name."""
+    """What the run validates on: the held-out part of its own data under "", then the sets by name.
+
+    Raises UserError, which names the set, for one that cannot be built.
+    """
     if not run.validate.every:
         return {}
     sources = {"": build_source(run, "validation")}

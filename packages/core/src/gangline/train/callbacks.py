@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 
 def attach(s: Session) -> None:
-    """Give every callback and check its place and what the run is made of; refuse arrays under a foreign name."""
+    """Give every callback and check its place and what the run is made of.
+
+    Raises ValueError for an array whose name does not begin with that place.
+    """
     failed: dict[str, str] = {}
     for place, member in s.members.items():
         member.place = place
@@ -125,7 +128,10 @@ def choice(place: str) -> str:
 
 
 def lendings(s: Session) -> Iterator[tuple[str, AbstractContextManager[None]]]:
-    """("ema/0.999", what to be within while the run's weights are to be those), for all that callbacks lend."""
+    """("ema/0.999", the context in which the run's weights are those), for all weights that callbacks lend.
+
+    Raises ValueError where a callback lends weights that it has no arrays of.
+    """
     for place, member in s.members.items():
         for label in named(s, place, member.lends) or ():
             prefix = f"{place}/{label}/"
