@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,8 +22,8 @@ REQUEST_SECONDS = 60.0  # an answer that takes longer counts as lost
 _STREAM_BLOCK = 16 << 20
 
 
-class FsspecStore(ObjectStore):
-    """Any of fsspec's file systems. What `commit` promises is as good as its ``pipe_file(mode="create")``."""
+class RemoteStore(ObjectStore, ABC):
+    """Reading, listing and deleting through one of fsspec's file systems; how objects are put, a subclass says."""
 
     def __init__(
         self, url: str, deadline_seconds: float, request_seconds: float = REQUEST_SECONDS, **options: Any
@@ -31,27 +32,6 @@ class FsspecStore(ObjectStore):
         self._fs, self._root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
         self._root = self._root.rstrip("/")
         self._pool = ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="store")
-
-    def create(self, path: str, size: int) -> ObjectWriter:
-        if self.exists(path):
-            raise FileExistsError(f"{self._where(path)}: it is there already")
-        return _Stream(self, path, size)
-
-    def commit(self, path: str, content: bytes) -> None:
-        if self.exists(path):  # a store that ignores the condition still refuses here
-            raise FileExistsError(f"{self._where(path)}: it is there already")
-        tries = 0
-
-        def once(left: float) -> None:
-            nonlocal tries
-            tries += 1
-            self._once(left, "pipe_file", self._full(path), content, mode="create")
-
-        try:
-            retry(once, self._where(path), self._deadline_seconds)
-        except FileExistsError:
-            if tries == 1 or self.read(path) != content:  # after a lost answer one finds what one has put oneself
-                raise
 
     def read(self, path: str) -> bytes:
         return self._ask(path, "cat_file", self._full(path))
@@ -152,6 +132,31 @@ class FsspecStore(ObjectStore):
         """For messages, without a password that the URL may have."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}/{path}"
+
+
+class FsspecStore(RemoteStore):
+    """Any of fsspec's file systems. What `commit` promises is as good as its ``pipe_file(mode="create")``."""
+
+    def create(self, path: str, size: int) -> ObjectWriter:
+        if self.exists(path):
+            raise FileExistsError(f"{self._where(path)}: it is there already")
+        return _Stream(self, path, size)
+
+    def commit(self, path: str, content: bytes) -> None:
+        if self.exists(path):  # a store that ignores the condition still refuses here
+            raise FileExistsError(f"{self._where(path)}: it is there already")
+        tries = 0
+
+        def once(left: float) -> None:
+            nonlocal tries
+            tries += 1
+            self._once(left, "pipe_file", self._full(path), content, mode="create")
+
+        try:
+            retry(once, self._where(path), self._deadline_seconds)
+        except FileExistsError:
+            if tries == 1 or self.read(path) != content:  # after a lost answer one finds what one has put oneself
+                raise
 
 
 class _Stream(ObjectWriter):

@@ -12,7 +12,7 @@ from typing import Any
 import fsspec
 
 from gangline_ckpt_zarr.stores.base import ObjectWriter, StoreError
-from gangline_ckpt_zarr.stores.remote import REQUEST_SECONDS, SIDE_BY_SIDE, FsspecStore
+from gangline_ckpt_zarr.stores.remote import REQUEST_SECONDS, SIDE_BY_SIDE, RemoteStore
 from gangline_ckpt_zarr.stores.retry import status
 
 PART_BYTES = 16 << 20  # the store takes no more than 10,000 parts, so large objects have larger ones
@@ -21,7 +21,7 @@ _STAMP = "gangline-write"  # metadata of every object: who has put it
 _DELETED_AT_ONCE = 1000
 
 
-class S3Store(FsspecStore):
+class S3Store(RemoteStore):
     """Endpoint and credentials are found as by every tool for AWS (``AWS_ENDPOINT_URL``, ``AWS_PROFILE``, ...)."""
 
     def __init__(
