@@ -12,6 +12,7 @@ SCRIPTS = (
     "overhead",
     "startup",
     "data",
+    "data_tokens",
     "tokenise",
     "data_parallel",
     "muon",

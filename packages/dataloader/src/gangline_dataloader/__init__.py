@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 from gangline import Command, Part, hookimpl
 from gangline_dataloader import config
+from gangline_dataloader.dali import config as dali
 
 
 @hookimpl
 def gangline_data_sources() -> Iterable[Part]:
-    return config.PARTS
+    return (*config.PARTS, *dali.PARTS)
 
 
 @hookimpl

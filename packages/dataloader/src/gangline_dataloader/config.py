@@ -8,28 +8,54 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from gangline.errors import Problem, UserError
 from gangline.parts import DataConfig, Part
-from gangline.ranges import NonNegativeFloat, PositiveInt, ShareBelowOne
+from gangline.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Share, ShareBelowOne
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
+    from gangline_dataloader.store.remote.cache import RemoteCache
+
+
+CACHE = ("cache", "cache_bytes", "deadline")
 
 
 @dataclass
-class TokensConfig(DataConfig):
-    """A token store, as `gangline data prepare` writes it."""
+class SequenceConfig(DataConfig):
+    """What every way of reading token stores has in common: how tokens become sequences."""
 
-    file_options: ClassVar[tuple[str, ...]] = ("path",)
-
-    path: str | None = None  # the store's directory, or a .bin of Megatron-LM (beside its .idx), nanoGPT or llm.c
     documents: bool = False  # each document stands alone: no attention across documents, positions start anew
     packing: Literal["concatenate", "best_fit"] = "concatenate"  # best_fit: whole documents, by the store's plan
+    fim_rate: Share = 0.0  # of the documents in a sequence are rearranged to be filled in
+    fim_spm_rate: Share = 0.5  # of those in the order suffix, prefix, middle; the others prefix, suffix, middle
+    fim_tokens: list[str] = field(  # of the store's tokenizer: before the prefix, the middle, the suffix
+        default_factory=lambda: ["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"]
+    )
+    cache: str = "~/.cache/gangline/data"  # where shards of a store behind a URL are kept
+    cache_bytes: PositiveInt = 100_000_000_000  # of them, for all ranks of a machine
+    deadline: PositiveFloat = 600.0  # seconds that a step waits for a shard
+
+    def remote_cache(self) -> RemoteCache:
+        """Of stores behind URLs."""
+        from gangline_dataloader.store.remote.cache import RemoteCache
+
+        return RemoteCache(self.cache, self.cache_bytes, self.deadline)
+
+
+@dataclass
+class TokensConfig(SequenceConfig):
+    """A token store, as `gangline data prepare` writes it."""
+
+    file_options: ClassVar[tuple[str, ...]] = ("path", "cache")
+
+    path: str | None = None  # a store's directory; or Megatron-LM's or nanoGPT's .bin, MDS, Arrow or Parquet of tokens
+    column: str | None = None  # with the tokens, of MDS, Arrow or Parquet (MDS bytes: NAME:DTYPE); null: the usual
     shuffle_span: PositiveInt | None = None  # tokens that the shuffle reaches over; null: the whole corpus
     order: Literal["shuffled", "text"] = "shuffled"  # text: as data=text visits the same tokens, to compare the two
     validation_fraction: ShareBelowOne = 0.01  # where nothing was held out when it was prepared: of the corpus, its end
 
     def check(self, run: Run) -> list[Problem]:
-        from gangline.config import vocabulary_problems
+        from gangline_dataloader.store.foreign import is_foreign
         from gangline_dataloader.store.manifest import read
+        from gangline_dataloader.store.remote.tokens import is_remote
 
         if not isinstance(self.path, str):
             return [
@@ -39,15 +65,16 @@ class TokensConfig(DataConfig):
                     "gangline data prepare INPUT --out DIR, then data.path=DIR",
                 )
             ]
-        if self.path.endswith(".bin"):
+        if is_foreign(self.path):
             return self._check_foreign(run)
+        if is_remote(self.path):
+            return self._check_remote(run)
         try:
             manifest = read(self.path)
         except UserError as error:
             return [error.problem()]
-        problems = self._check_packing(run)
-        needed = manifest.vocab_size
-        problems += vocabulary_problems(run, needed, f"data.path={self.path}", f"Its tokenizer has {needed} tokens.")
+        problems = self._check_sequences(run)
+        problems += self._check_vocabulary(run, manifest.vocab_size)
         if manifest.tokens <= run.batch.sequence_length:
             problems.append(
                 Problem(
@@ -58,17 +85,34 @@ class TokensConfig(DataConfig):
             )
         return problems
 
-    def _check_packing(self, run: Run) -> list[Problem]:
+    def _check_vocabulary(self, run: Run, needed: int) -> list[Problem]:
+        from gangline.config import vocabulary_problems
+
+        return vocabulary_problems(run, needed, f"data.path={self.path}", f"Its tokenizer has {needed} tokens.")
+
+    def _check_remote(self, run: Run) -> list[Problem]:
+        """Reads manifests, no shard."""
         from gangline_dataloader.sources.build import tokens
 
-        if self.packing == "concatenate":
+        try:
+            found = [
+                tokens(self, run, split) for split in (("train", "validation") if run.validate.every else ("train",))
+            ]
+        except UserError as error:
+            return [error.problem()]
+        return self._check_vocabulary(run, found[0].stores[0].vocab_size)
+
+    def _check_sequences(self, run: Run) -> list[Problem]:
+        from gangline_dataloader.sources.build import tokens
+
+        if self.packing == "concatenate" and not self.fim_rate:
             return []
-        if self.order == "text":
+        if self.packing == "best_fit" and self.order == "text":
             why = "It is the order of data=text, which cuts its text into sequences."
             return [Problem("data.order=text goes with data.packing=concatenate.", why, "data.order=shuffled")]
         try:
             for split in ("train", "validation") if run.validate.every else ("train",):
-                tokens(self, run, split)  # type: ignore[arg-type]
+                tokens(self, run, split)
         except UserError as error:
             return [error.problem()]
         return []
@@ -87,22 +131,21 @@ class TokensConfig(DataConfig):
 
 
 @dataclass
-class MixConfig(DataConfig):
+class MixConfig(SequenceConfig):
     """A weighted mixture of token stores, which share a tokenizer.
 
     Weights are shares of the samples, normalised. The long-run proportions are exact, each source is shown epoch by
     epoch, and which sample comes when is a function of (seed, sources, weights, number of the sample).
     """
 
+    file_options: ClassVar[tuple[str, ...]] = ("cache",)
     # a store may move, and the mixture may change from the next sample on: a checkpoint holds what it was
-    layout_options: ClassVar[tuple[str, ...]] = ("sources", "weights", "epochs", "stages")
+    layout_options: ClassVar[tuple[str, ...]] = ("sources", "weights", "epochs", "stages", *CACHE)
 
     sources: dict[str, str] = field(default_factory=dict)  # stores by name: {web: DIR, code: DIR}
     weights: dict[str, NonNegativeFloat] = field(default_factory=dict)  # of each source; none: in proportion to size
     epochs: dict[str, PositiveInt] = field(default_factory=dict)  # after so many a source is used up: {code: 4}
     stages: list[dict[str, Any]] = field(default_factory=list)  # other weights: [{from: SAMPLE, weights: {...}}]
-    documents: bool = False  # each document stands alone: no attention across documents, positions start anew
-    packing: Literal["concatenate", "best_fit"] = "concatenate"  # best_fit: whole documents, by the store's plan
     shuffle_span: PositiveInt | None = None  # tokens of a source that its shuffle reaches over; null: all of it
     validation_fraction: ShareBelowOne = 0.01  # where nothing was held out of a store when prepared: its end
 

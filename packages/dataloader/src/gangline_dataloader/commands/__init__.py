@@ -15,6 +15,7 @@ VERBS = {
     "verify": "read every byte of a token store and name what is damaged",
     "show": "what a token store holds, or a sample of a run as text",
     "order": "which samples and documents a step of a run held",
+    "export": "a token store as Megatron-LM's .bin and .idx",
     "tokenizer": "train a byte-level BPE on texts",
 }
 

@@ -37,7 +37,12 @@ def parser() -> argparse.ArgumentParser:
     words.add_argument("--out", required=True, metavar="DIR", help="the store; a directory of its own")
     words.add_argument("--tokenizer", default=BYTES, metavar="bytes|FILE", help="a tokenizer.json (default: bytes)")
     words.add_argument("--end-of-text", metavar="TOKEN", help="behind each document (default: the tokenizer's own)")
-    words.add_argument("--field", default=default["field"], help="of JSONL and Parquet (default: %(default)s)")
+    words.add_argument("--begin-of-text", metavar="TOKEN", help="before each document (default: none)")
+    words.add_argument("--field", help="of JSONL and Parquet (default: text, with --chat messages)")
+    what = "each row's field is a list of {role, content}; what the assistant says is learnt, the rest is read only"
+    words.add_argument("--chat", action="store_true", help=what)
+    what = "how a conversation becomes text (default: chat_template.jinja or tokenizer_config.json by the tokenizer)"
+    words.add_argument("--chat-template", metavar="FILE", help=what)
     rules = f"rules, in order: {', '.join(RULES)}; or none (default: {','.join(DEFAULT)})"
     words.add_argument("--clean", default=",".join(DEFAULT), metavar="RULES", help=rules)
     codes = "keep documents in these languages alone: ISO 639 codes, as en,de (default: all)"
@@ -85,7 +90,10 @@ def run(argv: Sequence[str]) -> int:
     settings = Settings(
         tokenizer=asked.tokenizer,
         end_of_text=asked.end_of_text,
-        field=asked.field,
+        begin_of_text=asked.begin_of_text,
+        field=asked.field or ("messages" if asked.chat else "text"),
+        chat=asked.chat,
+        chat_template=asked.chat_template,
         clean=() if asked.clean == "none" else tuple(asked.clean.split(",")),
         languages=tuple(filter(None, asked.language.split(","))),
         confidence=asked.confidence,

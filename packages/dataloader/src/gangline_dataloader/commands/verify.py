@@ -11,7 +11,7 @@ import numpy as np
 from gangline.errors import UserError
 from gangline_dataloader.packing.plan import pieces_of, planned, read as read_plan, rows_of
 from gangline_dataloader.prepare.run import VALIDATION
-from gangline_dataloader.store.manifest import FILE, Manifest, ends_of, file_of, read
+from gangline_dataloader.store.manifest import FILE, Manifest, ends_of, file_of, loss_of, read
 from gangline_dataloader.store.npy import checksum, mapped
 
 
@@ -59,7 +59,10 @@ def damage(folder: Path, manifest: Manifest) -> Iterator[str]:
         for name, dtype, length, digest in (
             (file_of(number), manifest.dtype, shard.tokens, shard.xxh3),
             (ends_of(number), "<u4", shard.documents, shard.ends_xxh3),
+            (loss_of(number), "|u1", shard.tokens, shard.loss_xxh3),
         ):
+            if digest is None:
+                continue
             try:
                 array = mapped(folder / name, dtype, length)
                 if checksum(folder / name) != digest:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from gangline_dataloader.packing.best_fit import packed
 from gangline_dataloader.store.fields import JsonFields
 from gangline_dataloader.store.manifest import Manifest, ends_of, replace_json
 from gangline_dataloader.store.npy import NpyWriter, mapped
+from gangline_dataloader.store.stored import StoreTokens
 
 FORMAT, VERSION = "gangline-pack", 1
 
@@ -106,17 +107,21 @@ def planned(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdigit())
 
 
-def read(folder: Path, sequence_length: int) -> PackPlan:
-    """The plan for sequences of so many tokens. Raises UserError where there is none, or it is damaged."""
+def read(folder: Path, sequence_length: int, name: str = "") -> PackPlan:
+    """The plan for sequences of so many tokens, of the store that people know as `name`.
+
+    Raises UserError where there is none, or it is damaged.
+    """
+    name = name or str(folder)
     path = folder / plan_of(sequence_length)
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         known = planned(folder)
         raise UserError(
-            f"{folder} has no plan to pack sequences of {sequence_length} tokens.",
+            f"{name} has no plan to pack sequences of {sequence_length} tokens.",
             f"Planned: {', '.join(map(str, known)) or 'none'}.",
-            f"gangline data prepare --out {folder} --pack {sequence_length}",
+            f"gangline data prepare --out {name} --pack {sequence_length}",
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read.", str(error)) from error
@@ -140,18 +145,18 @@ class PackedRows:
     Raises UserError where there is no plan, or it is of another store; when a row is read, where a file is damaged.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest, sequence_length: int) -> None:
-        self.folder, self.sequence_length = folder, sequence_length
-        self.plan = read(folder, sequence_length)
-        if self.plan.store != manifest.identity() or len(self.plan.shards.rows) != len(manifest.shards):
+    def __init__(self, store: StoreTokens, sequence_length: int) -> None:
+        self.store, self.sequence_length = store, sequence_length
+        self.plan = read(store.folder, sequence_length, store.name)
+        if self.plan.store != store.identity or len(self.plan.shards.rows) != len(store.manifest.shards):
             raise UserError(
-                f"{folder / plan_of(sequence_length)} is a plan of another store.",
-                f"It is of {self.plan.store}, and the store is {manifest.identity()}: it has changed since.",
-                f"gangline data prepare --out {folder} --pack {sequence_length}",
+                f"{store.name}/{plan_of(sequence_length)} is a plan of another store.",
+                f"It is of {self.plan.store}, and the store is {store.identity}: it has changed since.",
+                f"gangline data prepare --out {store.name} --pack {sequence_length}",
             )
-        self._tokens = np.concatenate([[0], np.cumsum(manifest.shards.tokens, dtype=np.int64)])
+        self._tokens = np.concatenate([[0], np.cumsum(store.manifest.shards.tokens, dtype=np.int64)])
         self._rows = np.concatenate([[0], np.cumsum(self.plan.shards.rows, dtype=np.int64)])
-        self._shard = cache(self._open)
+        self._shard = lru_cache(store.keep)(self._open)
 
     @property
     def count(self) -> int:
@@ -166,14 +171,14 @@ class PackedRows:
         found = pieces[2 * first : 2 * last].reshape(-1, 2).astype(np.int64)
         capacity, end = self.sequence_length + 1, int(self._tokens[shard + 1] - self._tokens[shard])
         if first >= last or int(found[:, 1].sum()) > capacity or (found.sum(1) > end).any() or not found[:, 1].all():
-            path = self.folder / pieces_of(shard, self.sequence_length)
-            raise UserError(f"{path} is damaged: row {inside}.", "", f"gangline data verify {self.folder}")
+            path = f"{self.store.name}/{pieces_of(shard, self.sequence_length)}"
+            raise UserError(f"{path} is damaged: row {inside}.", "", f"gangline data verify {self.store.name}")
         found[:, 1] += found[:, 0]
         return found + int(self._tokens[shard])
 
     def _open(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
-        T, columns = self.sequence_length, self.plan.shards
+        T, columns, file = self.sequence_length, self.plan.shards, self.store.file
         return (
-            mapped(self.folder / pieces_of(shard, T), "<u4", 2 * columns.pieces[shard]),
-            mapped(self.folder / rows_of(shard, T), "<u4", columns.rows[shard]),
+            file(pieces_of(shard, T), "<u4", 2 * columns.pieces[shard], columns.xxh3[shard]),
+            file(rows_of(shard, T), "<u4", columns.rows[shard], columns.rows_xxh3[shard]),
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gangline_dataloader.prepare.settings import Settings
-from gangline_dataloader.prepare.task import Count, Finished
+from gangline_dataloader.prepare.task import Count, Finished, counted_of
 from gangline_dataloader.store.manifest import Shards
 from gangline_dataloader.store.write import ShardWriter
 
@@ -33,10 +33,10 @@ def write_shards(
     """The shards of one split. A shard is closed with the document that fills it."""
     shards, writer = Shards(), None
     for documents in _kept(tasks, masks, held_out):
-        for document in documents:
+        for document, counted in documents:
             if writer is None:
-                writer = ShardWriter(folder, len(shards), dtype)
-            writer.write([document])
+                writer = ShardWriter(folder, len(shards), dtype, settings.chat)
+            writer.write([document], [counted])
             if writer.tokens >= settings.shard_tokens:
                 shards.append(writer.close())
                 writer = None
@@ -45,15 +45,19 @@ def write_shards(
     return shards
 
 
-def _kept(tasks: Sequence[Finished], masks: Sequence[np.ndarray], held_out: bool) -> Iterator[list[np.ndarray]]:
+def _kept(
+    tasks: Sequence[Finished], masks: Sequence[np.ndarray], held_out: bool
+) -> Iterator[list[tuple[np.ndarray, np.ndarray | None]]]:
     for task, mask in zip(tasks, masks, strict=True):
         rows = np.load(task.rows)
         if not len(rows):
             continue
         tokens = np.load(task.tokens, mmap_mode="r")
+        counted = np.load(counted_of(task.tokens), mmap_mode="r") if counted_of(task.tokens).exists() else None
         starts = np.concatenate([[0], rows["end"][:-1]])
         here = np.flatnonzero(mask & (rows["held_out"] == held_out))
-        yield [tokens[starts[i] : rows["end"][i]] for i in here]
+        cuts = [slice(starts[i], rows["end"][i]) for i in here]
+        yield [(tokens[cut], None if counted is None else counted[cut]) for cut in cuts]
 
 
 def counted(tasks: Sequence[Finished], fallen: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Count]:

@@ -11,9 +11,10 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from gangline.errors import UserError
+from gangline_dataloader.prepare.chat import messages_of
 from gangline_dataloader.prepare.inputs import Input
 
 PROBE = 1 << 13  # bytes that are looked at to tell text from what is not
@@ -25,19 +26,25 @@ class TextDocument:
 
     text: str
     name: str
+    messages: list[dict[str, Any]] | None = None  # a conversation, which is no text yet
 
 
 class NotText(Exception):
     """A file that is no text."""
 
 
-def documents(file: Input, field: str) -> Iterator[TextDocument]:
-    """The documents of a file, in order. Raises NotText and UserError; an empty text is a document, too."""
+def documents(file: Input, field: str, chat: bool = False) -> Iterator[TextDocument]:
+    """The documents of a file, in order. Raises NotText and UserError; an empty text is a document, too.
+
+    chat  each row's field holds the messages of a conversation
+    """
+    if chat and file.kind == "text":
+        raise UserError(f"{file.path} holds no conversations.", "They are rows of JSONL or Parquet.")
     with opened(file) as stream:
         if file.kind == "parquet":
-            yield from _rows(file, stream, field)
+            yield from _rows(file, stream, field, chat)
         elif file.kind == "jsonl":
-            yield from _lines(file, stream, field)
+            yield from _lines(file, stream, field, chat)
         else:
             content = stream.read()
             if b"\0" in content[:PROBE]:
@@ -84,7 +91,7 @@ def _decompressed(file: Input, raw: BinaryIO) -> object:
     return raw
 
 
-def _lines(file: Input, stream: BinaryIO, field: str) -> Iterator[TextDocument]:
+def _lines(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iterator[TextDocument]:
     for number, line in enumerate(stream, 1):
         if not line.strip():
             continue
@@ -92,10 +99,10 @@ def _lines(file: Input, stream: BinaryIO, field: str) -> Iterator[TextDocument]:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{file.path}, line {number}, is not JSON.", str(error)) from error
-        yield TextDocument(_text(row, field, f"{file.path}, line {number},"), f"{file.name}:{number}")
+        yield _document(row, field, chat, f"{file.path}, line {number},", f"{file.name}:{number}")
 
 
-def _rows(file: Input, stream: BinaryIO, field: str) -> Iterator[TextDocument]:
+def _rows(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iterator[TextDocument]:
     try:
         import pyarrow
         import pyarrow.parquet as parquet
@@ -112,7 +119,15 @@ def _rows(file: Input, stream: BinaryIO, field: str) -> Iterator[TextDocument]:
     for batch in table.iter_batches(columns=[field]):
         for value in batch.column(0).to_pylist():
             number += 1
-            yield TextDocument(_text({field: value}, field, f"{file.path}, row {number},"), f"{file.name}:{number}")
+            yield _document({field: value}, field, chat, f"{file.path}, row {number},", f"{file.name}:{number}")
+
+
+def _document(row: object, field: str, chat: bool, where: str, name: str) -> TextDocument:
+    if not chat:
+        return TextDocument(_text(row, field, where), name)
+    if not isinstance(row, dict) or field not in row:
+        raise _no_field(where, field, list(row) if isinstance(row, dict) else [])
+    return TextDocument("", name, messages_of(row[field], where))
 
 
 def _text(row: object, field: str, where: str) -> str:

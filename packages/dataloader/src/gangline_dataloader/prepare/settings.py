@@ -12,6 +12,7 @@ from pathlib import Path
 from gangline.data.codec import ByteCodec, TextCodec, TokenizerCodec
 from gangline.errors import UserError
 from gangline_dataloader.prepare import language
+from gangline_dataloader.prepare.chat import ChatTemplate, find
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.fast_bpe import fast
 from gangline_dataloader.prepare.inputs import Input
@@ -29,6 +30,9 @@ class Settings:
     tokenizer: str = BYTES  # "bytes", or the path of a tokenizer.json
     end_of_text: str | None = None  # the token behind each document; None: the tokenizer's own, byte 0 for bytes
     field: str = "text"  # of JSONL and Parquet
+    begin_of_text: str | None = None  # the token before each document; None: none
+    chat: bool = False  # the field holds messages, of which the assistant's are to be learnt (`prepare.chat`)
+    chat_template: str | None = None  # a file; None: the one beside the tokenizer
     clean: tuple[str, ...] = DEFAULT
     languages: tuple[str, ...] = ()  # ISO 639 codes of what is kept (`prepare.language`); (): all
     confidence: float = 0.5  # in the language, in [0, 1]
@@ -47,8 +51,29 @@ class Settings:
         about = path.stat() if path.exists() else None
         return _codec(self.tokenizer, self.end_of_text, engine, about and (about.st_mtime_ns, about.st_size))
 
+    def template(self) -> ChatTemplate | None:
+        """What conversations become text by. Raises UserError where there is none."""
+        return find(self.tokenizer, self.chat_template) if self.chat else None
+
+    def beginning(self) -> int:
+        """The token before each document. Raises UserError where it is none."""
+        word, codec = self.begin_of_text or "", self.codec()
+        found = codec.tokenizer.token_to_id(word) if isinstance(codec, TokenizerCodec) else None
+        if not isinstance(codec, TokenizerCodec) and len(word.encode()) == 1:
+            found = word.encode()[0]
+        if found is None:
+            raise UserError(f"--begin-of-text {word} is no token of --tokenizer {self.tokenizer}.")
+        return int(found)
+
     def check(self) -> None:
         """Raises UserError for what has no meaning."""
+        self.template()
+        if self.begin_of_text is not None:
+            self.beginning()
+            if self.chat:
+                raise UserError("--begin-of-text has no meaning beside --chat: the template writes what comes first.")
+        if self.chat_template is not None and not self.chat:
+            raise UserError("--chat-template has no meaning without --chat.")
         unknown = [rule for rule in self.clean if rule not in RULES]
         if unknown:
             raise UserError(
@@ -70,6 +95,8 @@ class Settings:
     def identity(self, files: Sequence[Input]) -> str:
         """A hash of all that decides the result: of another one nothing may be taken over."""
         decided = {**asdict(self), "tokenizer": self.codec().identity, "end": self.codec().separator}
+        template = self.template()
+        decided["chat_template"] = template and [template.source, sorted(template.special.items())]
         listed = [(file.path, file.size, file.modified) for file in files]
         return blake2b(json.dumps([decided, listed]).encode(), digest_size=16).hexdigest()
 

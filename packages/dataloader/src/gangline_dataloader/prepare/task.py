@@ -16,12 +16,10 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from gangline_dataloader.prepare.clean import cleaned
 from gangline_dataloader.prepare.documents import NotText, documents
+from gangline_dataloader.prepare.encode import DocumentEncoder
 from gangline_dataloader.prepare.inputs import Input
-from gangline_dataloader.prepare.language import in_one_of
 from gangline_dataloader.prepare.near import PERMUTATIONS, signature
-from gangline_dataloader.prepare.private import replaced
 from gangline_dataloader.prepare.rule import Dropped
 from gangline_dataloader.prepare.settings import Settings, dtype_for
 from gangline_dataloader.store.npy import NpyWriter
@@ -72,6 +70,11 @@ def paths(folder: Path, number: int) -> tuple[Path, Path, Path, Path]:
     return tokens, rows, signatures, note
 
 
+def counted_of(tokens: Path) -> Path:
+    """Beside a task's tokens, of conversations: which of them are to be learnt."""
+    return tokens.with_suffix(".counted.npy")
+
+
 def finished(folder: Path, number: int) -> Finished | None:
     """What an earlier process made of a task, or None."""
     tokens, rows, signatures, note = paths(folder, number)
@@ -90,44 +93,41 @@ def work(folder: Path, number: int, files: Sequence[Input], settings: Settings, 
     if done := finished(folder, number):
         return done
     tokens, rows, signatures, note = paths(folder, number)
-    codec = settings.codec(engine)
+    encode = DocumentEncoder(settings, engine)
     counts: dict[str, Count] = {}
-    writer, found, alike = NpyWriter(tokens, dtype_for(codec.vocab_size)), [], []
-    end = np.asarray([] if codec.separator is None else [codec.separator])
+    writer, found, alike = NpyWriter(tokens, dtype_for(encode.codec.vocab_size)), [], []
+    marks = NpyWriter(counted_of(tokens), "|u1") if settings.chat else None
     for file in files:
         count = counts.setdefault(file.source, Count())
         source = list(counts).index(file.source)
         count.files += 1
         try:
-            for document in documents(file, settings.field):
+            for document in documents(file, settings.field, settings.chat):
                 count.documents += 1
-                text = passed(document.text, settings)
-                if isinstance(text, Dropped):
-                    count.drop(text.why)
+                made = encode(document)
+                if isinstance(made, Dropped):
+                    count.drop(made.why)
                     continue
-                if settings.private:
-                    text, gone = replaced(text, settings.private)
-                    count.add(Count(replaced=gone))
-                content = text.encode()
-                ids = np.concatenate([codec.encode_file(content, document.name), end])
-                if not len(ids):
-                    count.drop("empty")
-                    continue
-                writer.write(ids)
-                digest = xxhash.xxh3_128(content).intdigest()
+                count.add(Count(replaced=made.replaced))
+                writer.write(made.tokens)
+                if marks is not None and made.counted is not None:
+                    marks.write(made.counted)
+                digest = xxhash.xxh3_128(made.content).intdigest()
                 held = share_of(file, digest) < settings.validation
                 found.append((writer.length, digest >> 64, digest & (1 << 64) - 1, held, source))
                 if settings.near is not None:
-                    alike.append(signature(text))
+                    alike.append(signature(made.text))
                 count.kept, count.tokens, count.nbytes = (
                     count.kept + 1,
-                    count.tokens + len(ids),
-                    count.nbytes + len(content),
+                    count.tokens + len(made.tokens),
+                    count.nbytes + len(made.content),
                 )
         except NotText:
             count.documents += 1
             count.drop("not text")
     writer.close()
+    if marks is not None:
+        marks.close()
     with rows.open("wb") as file_of_rows:
         np.save(file_of_rows, np.array(found, ROW))
     if settings.near is not None:
@@ -137,14 +137,6 @@ def work(folder: Path, number: int, files: Sequence[Input], settings: Settings, 
     waiting.write_text(json.dumps({source: asdict(count) for source, count in counts.items()}))
     os.replace(waiting, note)
     return Finished(tokens, rows, signatures, counts)
-
-
-def passed(text: str, settings: Settings) -> str | Dropped:
-    """A document's text, clean and in an asked language, or why it is not kept."""
-    found = cleaned(text, settings.clean)
-    if isinstance(found, Dropped) or not settings.languages:
-        return found
-    return in_one_of(found, settings.languages, settings.confidence) or found
 
 
 def share_of(file: Input, digest: int) -> float:

@@ -6,43 +6,54 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gangline.data.codec import ByteCodec, TextCodec, TokenizerCodec
+from gangline.errors import UserError
 from gangline_dataloader.order.mixture import Ingredient
 from gangline_dataloader.order.single import SingleOrder, TextOrder
 from gangline_dataloader.sources.changing import GrowingSource, MixedSource
+from gangline_dataloader.sources.infill import Infill, marks_of
 from gangline_dataloader.sources.mixture import mixture
 from gangline_dataloader.sources.packed import PackedSource
-from gangline_dataloader.sources.split import SplitRows, split_rows
-from gangline_dataloader.sources.windows import SampleOrder, WindowSource
-from gangline_dataloader.store.local import LocalTokens
+from gangline_dataloader.sources.split import SplitRows, split_rows, within
+from gangline_dataloader.sources.windows import MakeReader, SampleOrder, WindowSource
+from gangline_dataloader.store.stored import StoreTokens
 from gangline_dataloader.store.tokens import Tokens
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
     from gangline.data import Split
-    from gangline_dataloader.config import MixConfig, TokensConfig
+    from gangline_dataloader.config import MixConfig, SequenceConfig, TokensConfig
 
 
-def tokens(config: TokensConfig, run: Run, split: Split) -> WindowSource:
-    """One store. Raises UserError where it cannot be read, or is too short for one sequence."""
+def tokens(config: TokensConfig, run: Run, split: Split, reader: MakeReader | None = None) -> WindowSource:
+    """One store. Raises UserError where it cannot be read, or is too short for one sequence.
+
+    reader  makes another reader than the source's own
+    """
     T = run.batch.sequence_length
     path, vocabulary = config.path or "", run.model.vocab_size
     best_fit = config.packing == "best_fit"
-    rows = split_rows("tokens", path, split, T, config.validation_fraction, "data.path", vocabulary, best_fit)
+    option, cache = "data.path", config.remote_cache()
+    rows = split_rows(
+        "tokens", path, split, T, config.validation_fraction, option, vocabulary, best_fit, config.column, cache
+    )
+    within([rows], config.shuffle_span, config.cache_bytes)
     span = None if config.shuffle_span is None else max(1, config.shuffle_span // T)
     order: SampleOrder
     if config.order == "text":
         order = TextOrder(rows.count, run.seed, split)
     else:
         order = SingleOrder(Ingredient(rows.name, rows.count, span), run.seed, split)
-    cls = PackedSource if best_fit else GrowingSource if isinstance(order, SingleOrder) else WindowSource
-    return cls(
+    return (PackedSource if best_fit else GrowingSource)(
         [rows],
         order,
         codec(rows.store),
         sequence_length=T,
         documents=config.documents,
-        identity=(config.order, run.seed, split, span, *plans([rows])),
+        identity=(config.order, run.seed, split, span, *deciding(config, [rows])),
         samples=rows.count,
+        reach=span or 0,
+        make_reader=reader,
+        infill=infill(config, rows.store, run.seed, split),
     )
 
 
@@ -55,19 +66,38 @@ def mix(config: MixConfig, run: Run, split: Split) -> WindowSource:
         codec(parts[0].store),
         sequence_length=run.batch.sequence_length,
         documents=config.documents,
-        identity=("mix", run.seed, split, config.shuffle_span, *plans(parts)),
+        identity=("mix", run.seed, split, config.shuffle_span, *deciding(config, parts)),
         samples=order.samples,
+        reach=len(parts) * ((config.shuffle_span or 0) // run.batch.sequence_length),
+        infill=infill(config, parts[0].store, run.seed, split),
     )
 
 
-def plans(parts: Sequence[SplitRows]) -> list[str]:
-    """The identities of the plans that make the rows, where they are packed."""
-    return [one.plan.plan.identity() for one in parts if one.plan is not None]
+def deciding(config: SequenceConfig, parts: Sequence[SplitRows]) -> list[object]:
+    """What decides the samples where sequences are not cut one after another and left as they are."""
+    plans: list[object] = [one.plan.plan.identity() for one in parts if one.plan is not None]
+    asked = ("infill", config.fim_rate, config.fim_spm_rate, tuple(config.fim_tokens))
+    return [*plans, asked] if config.fim_rate else plans
+
+
+def infill(config: SequenceConfig, store: Tokens, seed: int, split: Split) -> Infill | None:
+    """Of training alone: what is held out is read as it is."""
+    if not config.fim_rate or split != "train":
+        return None
+    if store.masked:
+        raise UserError("data.fim_rate: conversations are not rearranged.", "", "data.fim_rate=0")
+    known = codec(store)
+    ids = [
+        known.tokenizer.token_to_id(name) if isinstance(known, TokenizerCodec) else None for name in config.fim_tokens
+    ]
+    called = store.name if isinstance(store, StoreTokens) else "files of others"
+    marks = marks_of(config.fim_tokens, f"the tokenizer of {called}", ids)
+    return Infill(config.fim_rate, config.fim_spm_rate, marks, store.end_of_text, seed, split)
 
 
 def codec(store: Tokens) -> TextCodec | None:
     """The vocabulary of a store, to show what was read as text; None where nobody knows it."""
-    if not isinstance(store, LocalTokens):
+    if not isinstance(store, StoreTokens):
         return None
     about = store.manifest.tokenizer
     if about.file is None:

@@ -7,7 +7,7 @@ from typing import Any
 from gangline.errors import UserError
 from gangline_dataloader.order.single import SingleOrder
 from gangline_dataloader.sources.windows import WindowSource
-from gangline_dataloader.store.local import LocalTokens
+from gangline_dataloader.store.stored import StoreTokens
 
 
 class GrowingSource(WindowSource):
@@ -17,13 +17,14 @@ class GrowingSource(WindowSource):
         if fingerprint == self.fingerprint():
             return True
         store, order = self.stores[0], self.order
-        if fingerprint != self.fingerprint_of(state) or not isinstance(store, LocalTokens):
+        if not isinstance(store, StoreTokens) or not isinstance(order, SingleOrder):
+            return False
+        if fingerprint != self.fingerprint_of(state):
             return False
         ((name, first, identity),) = state["parts"]
         mine = self.state(cursor)["parts"][0]
         if [name, first] != mine[:2] or store.manifest.grew_from(identity) is None:
             return False
-        assert isinstance(order, SingleOrder)
         self.change_order(order.after(state["order"], cursor))
         return True
 

@@ -15,9 +15,9 @@ from gangline.config import vocabulary_problems
 from gangline.config.suggest import near
 from gangline.errors import Problem, UserError
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, RowPlace, WeightStage, shares
-from gangline_dataloader.sources.split import SplitRows, split_rows
-from gangline_dataloader.store.local import LocalTokens
+from gangline_dataloader.sources.split import SplitRows, split_rows, within
 from gangline_dataloader.store.manifest import Manifest
+from gangline_dataloader.store.stored import StoreTokens
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -73,10 +73,20 @@ def mixture(config: MixConfig, run: Run, split: Split) -> tuple[list[SplitRows],
     T = run.batch.sequence_length
     best_fit = config.packing == "best_fit"
     parts = [
-        split_rows(name, folder, split, T, config.validation_fraction, f"data.sources.{name}", best_fit=best_fit)
+        split_rows(
+            name,
+            folder,
+            split,
+            T,
+            config.validation_fraction,
+            f"data.sources.{name}",
+            best_fit=best_fit,
+            cache=config.remote_cache(),
+        )
         for name, folder in sorted(config.sources.items())
     ]
     agree(parts)
+    within(parts, config.shuffle_span, config.cache_bytes)
     _known(config.epochs, config.sources, "data.epochs", whole=False)
     stages = stages_of(config, parts)
     held_out = split == "validation"
@@ -109,7 +119,7 @@ def agree(parts: list[SplitRows]) -> None:
 
 
 def _manifest(part: SplitRows) -> Manifest:
-    assert isinstance(part.store, LocalTokens), "a mixture is of stores of ours, which name their tokenizer"
+    assert isinstance(part.store, StoreTokens), "a mixture is of stores of ours, which name their tokenizer"
     return part.store.manifest
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from gangline.data import BatchReader, DataSource, ReadPlace, Sample
-from gangline.errors import UserError
-from gangline_dataloader.sources.windows import WindowSource
+from gangline_dataloader.order.mixture import RowPlace
+from gangline_dataloader.sources.windows import StoredRows, WindowSource
 
 
 class PackedSource(WindowSource):
@@ -16,31 +17,43 @@ class PackedSource(WindowSource):
     document that was cut begins at position 0 again.
     """
 
-    def reader(self, place: ReadPlace) -> BatchReader:
-        return DataSource.reader(self, place)  # a row is no one window: sample by sample
+    def __init__(self, *parts: Any, **named: Any) -> None:
+        super().__init__(*parts, **named)
+        self.masked = True
 
     def pieces(self, source: int, row: int) -> list[tuple[int, int]]:
         plan = self.parts[source].plan
         assert plan is not None, "every part of a packed source has a plan"
         return [(start, stop) for start, stop in plan.row(row).tolist()]
 
-    def sample(self, i: int) -> Sample:
-        end = self.order.end
-        if end is not None and i >= end:
-            raise UserError(f"the data ends after {end} samples, and sample {i} was asked for.")
-        source, row = self.row_of(i)
-        store = self.stores[source]
-        size = self.sequence_length + 1
-        tokens = np.full((1, size), store.end_of_text or 0, store.dtype)
-        number, position = np.empty(size, np.int64), np.empty(size, np.int64)
-        at = count = 0
-        for start, stop in self.pieces(source, row):
-            store.windows(np.array([start]), stop - start, tokens[:, at : at + stop - start])
-            number[at : at + stop - start], position[at : at + stop - start] = count, np.arange(stop - start)
-            at, count = at + stop - start, count + 1
-        number[at:], position[at:] = count, np.arange(size - at)
-        counts = np.arange(1, size) < at
-        if not self.documents:
-            return {"tokens": tokens[0], "loss_mask": counts}
-        mask = counts & (number[1:] == number[:-1])
-        return {"tokens": tokens[0], "loss_mask": mask, "document": number[:-1], "position": position[:-1]}
+    def starts(self, place: RowPlace) -> np.ndarray:
+        pairs = zip(place.source.tolist(), place.row.tolist(), strict=True)
+        return np.array([self.pieces(*one)[0][0] for one in pairs], np.int64)
+
+    def fill(self, numbers: np.ndarray, out: np.ndarray | None = None) -> StoredRows:
+        numbers, T = np.asarray(numbers, np.int64), self.sequence_length
+        tokens = np.empty((len(numbers), T + 1), self.dtype) if out is None else out
+        mask, ends = np.ones((len(numbers), T), bool), []
+        place = self.known_rows(numbers)
+        for n, (source, row) in enumerate(zip(place.source.tolist(), place.row.tolist(), strict=True)):
+            store, at, cuts = self.stores[source], 0, []
+            for start, stop in self.pieces(source, row):
+                if at:
+                    ends.append(n * T + at)
+                store.windows(np.array([start]), stop - start, tokens[n : n + 1, at : at + stop - start])
+                if store.masked:
+                    counted = np.empty((1, stop - start), np.uint8)
+                    store.counted(np.array([start]), stop - start, counted)
+                    mask[n, max(0, at - 1) : at + stop - start - 1] = counted[0, 0 if at else 1 :]
+                at += stop - start
+                cuts.append(at)
+            if self.infill is not None:
+                self.infill.apply(tokens[n, :at], int(numbers[n]), cuts)
+            if at <= T:
+                tokens[n, at:], mask[n, at - 1 :] = store.end_of_text or 0, False
+                ends.append(n * T + at)
+        found = np.array(ends if self.documents else (), np.int32)
+        if self.documents:
+            row, end = np.divmod(found - 1, T)
+            mask[row, end] = False
+        return StoredRows(tokens, found, mask)

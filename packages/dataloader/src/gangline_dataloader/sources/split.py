@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline.errors import UserError
-from gangline_dataloader.packing.plan import PackedRows
+from gangline_dataloader.packing.plan import PackedRows, plan_of
 from gangline_dataloader.prepare.run import VALIDATION
 from gangline_dataloader.store.foreign import is_foreign, opened
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import FILE
+from gangline_dataloader.store.remote.cache import RemoteCache
+from gangline_dataloader.store.remote.fetch import Remote
+from gangline_dataloader.store.remote.tokens import RemoteTokens, is_remote
+from gangline_dataloader.store.stored import StoreTokens
 from gangline_dataloader.store.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -38,29 +43,39 @@ def split_rows(
     option: str,
     vocab_size: int | None = None,
     best_fit: bool = False,
+    column: str | None = None,
+    cache: RemoteCache | None = None,
 ) -> SplitRows:
     """One split of the store in `folder`, which `option` names; with a `vocab_size` it may be a file of others.
 
     best_fit  rows are those of the store's plan, instead of T tokens after T tokens
+    column    of a table of others that holds the tokens
+    cache     for a store behind a URL
     Raises UserError where it cannot be read, is too short for one sequence, or there is no plan.
     """
     root = Path(folder).expanduser()
     held_out = root / VALIDATION
     apart = (held_out / FILE).exists()
     store: Tokens
-    if vocab_size is not None and is_foreign(root):
-        store = opened(root, vocab_size)
+    if is_remote(folder):
+        assert cache is not None, "options of a source name a cache"
+        plans = (plan_of(sequence_length),) if best_fit else ()
+        there = f"{folder.rstrip('/')}/{VALIDATION}"
+        apart = Remote(there, cache.deadline).small(FILE) is not None
+        store = RemoteTokens(there if apart and split == "validation" else folder, cache.files(), cache.deadline, plans)
+    elif vocab_size is not None and is_foreign(root):
+        store = opened(root, vocab_size, column)
     else:
         store = LocalTokens(held_out if apart and split == "validation" else root)
     plan = None
     if best_fit:
-        if not isinstance(store, LocalTokens):
+        if not isinstance(store, StoreTokens):
             raise UserError(
                 f"{option}={folder} cannot be packed.",
                 "A plan lies beside a store that `gangline data prepare` made.",
                 "data.packing=concatenate",
             )
-        plan = PackedRows(store.folder, store.manifest, sequence_length)
+        plan = PackedRows(store, sequence_length)
     first, count = 0, store.rows(sequence_length) if plan is None else plan.count
     if not apart:
         kept = count - (max(1, round(count * validation_fraction)) if validation_fraction else 0)
@@ -73,3 +88,23 @@ def split_rows(
             "Give it more text, or a smaller batch.sequence_length.",
         )
     return SplitRows(name, store, first, count, plan)
+
+
+def within(parts: Sequence[SplitRows], shuffle_span: int | None, cache_bytes: int) -> None:
+    """Raises UserError where what a shuffle reaches over does not fit into the cache of distant stores.
+
+    Every sample would then wait for a shard that has just been thrown away.
+    """
+    needed = 0
+    for one in parts:
+        if isinstance(one.store, RemoteTokens):
+            span = min(one.store.total, shuffle_span or one.store.total)
+            whole = min(one.store.total, span + 2 * max(one.store.manifest.shards.tokens))  # it begins and ends in some
+            needed += whole * one.store.dtype.itemsize
+    if needed > cache_bytes:
+        reach = "the whole corpus" if shuffle_span is None else f"data.shuffle_span={shuffle_span} tokens"
+        raise UserError(
+            f"data.cache_bytes={cache_bytes} is too small for what the shuffle reaches over.",
+            f"{reach[:1].upper()}{reach[1:]} and the shards at its ends are {needed} bytes of distant stores.",
+            f"data.cache_bytes={needed}, or a smaller data.shuffle_span: it is part of the order of the samples.",
+        )

@@ -7,8 +7,8 @@ once, and the last (N - 1) mod T never.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,14 +17,18 @@ import numpy as np
 
 from gangline.data import BatchReader, DataSource, ReadPlace, Sample
 from gangline.errors import UserError
+from gangline_dataloader.order.mixture import RowPlace
 from gangline_dataloader.sources.places import Windows
 
 if TYPE_CHECKING:
     from gangline.data.codec import TextCodec
-    from gangline_dataloader.order.mixture import RowPlace
+    from gangline_dataloader.sources.infill import Infill
     from gangline_dataloader.sources.split import SplitRows
 
 AHEAD = 1024  # samples whose places are computed at once: a call for one costs as much as a call for hundreds
+
+
+MakeReader = Callable[["WindowSource", ReadPlace], BatchReader]
 
 
 class SampleOrder(Protocol):
@@ -41,6 +45,21 @@ class SampleOrder(Protocol):
     def __call__(self, numbers: np.ndarray) -> RowPlace: ...
 
 
+@dataclass
+class StoredRows:
+    """What samples (N,) hold, tokens in the width that they are stored in.
+
+    tokens     (N, T+1)
+    ends       (n,) int32, ascending: n·T + e of a document that ends before token e of row n, 0 < e <= T; empty where
+               nobody separates them
+    loss_mask  (N, T) bool, of the targets; None: all count but those that lie behind an end
+    """
+
+    tokens: np.ndarray
+    ends: np.ndarray
+    loss_mask: np.ndarray | None = None
+
+
 class WindowSource(DataSource):
     """Windows of T tokens of several stores, in an order. Everything but the order is a property of the stores.
 
@@ -48,6 +67,9 @@ class WindowSource(DataSource):
     documents  no attention across documents, positions start anew, no target in another document
     identity   what the order is a function of, beside the stores
     samples    in an epoch, or until all sources are used up; None: there is no end
+    infill     what rearranges documents, to learn to fill in
+    reach      samples that a shuffle of distant stores reaches over: so far ahead shards are fetched
+    make_reader  another reader than its own
     """
 
     def __init__(
@@ -60,18 +82,40 @@ class WindowSource(DataSource):
         documents: bool,
         identity: tuple[object, ...],
         samples: int | None,
+        infill: Infill | None = None,
+        reach: int = 0,
+        make_reader: MakeReader | None = None,
     ) -> None:
+        self._make_reader = make_reader
         self.parts = tuple(parts)
         self.names, self.stores = [one.name for one in parts], [one.store for one in parts]
         self.order, self.codec, self.identity, self.samples = order, codec, identity, samples
-        self.sequence_length, self.documents = sequence_length, documents
+        self.sequence_length, self.documents, self.infill, self.reach = sequence_length, documents, infill, reach
+        self.dtype = np.result_type(*{store.dtype for store in self.stores})
+        self.masked = any(store.masked for store in self.stores)
+        self._distant = any(store.distant for store in self.stores)
         self._first = np.array([one.first for one in parts], np.int64)
         self._ahead = lru_cache(maxsize=4)(self._rows)
 
     def rows(self, numbers: np.ndarray) -> RowPlace:
         """Which row of which store samples (N,) are."""
+        place = self._rows_of(numbers)
+        if self._distant and numbers.size:
+            later = np.asarray(numbers) + max(AHEAD, self.reach)
+            end = self.order.end
+            for one in (place, self._rows_of(later if end is None else later[later < end])):
+                starts = self.starts(one)
+                for k in np.unique(one.source).tolist():
+                    self.stores[k].announce(starts[one.source == k])
+        return place
+
+    def _rows_of(self, numbers: np.ndarray) -> RowPlace:
         place = self.order(numbers)
         return replace(place, row=self._first[place.source] + place.row)
+
+    def starts(self, place: RowPlace) -> np.ndarray:
+        """(N,) where rows begin in the tokens of their stores."""
+        return place.row * self.sequence_length
 
     def places(self, numbers: np.ndarray) -> Windows:
         """Where samples (N,) begin."""
@@ -89,23 +133,51 @@ class WindowSource(DataSource):
         start = row * self.sequence_length
         return [(start, start + self.sequence_length + 1)]
 
+    def fill(self, numbers: np.ndarray, out: np.ndarray | None = None) -> StoredRows:
+        """What samples (N,) hold, near each other; `out` (N, T+1) is memory for the tokens."""
+        numbers, T = np.asarray(numbers, np.int64), self.sequence_length
+        place = self.known_rows(numbers)
+        tokens = np.empty((len(numbers), T + 1), self.dtype) if out is None else out
+        row, end = self.gather(Windows(place.source, place.row * T), tokens)
+        if self.infill is not None:
+            for number, each in zip(numbers.tolist(), tokens, strict=True):
+                self.infill.apply(each, number)
+        ends = (row * T + end).astype(np.int32)
+        if not self.masked:
+            return StoredRows(tokens, ends)
+        counted = np.empty((len(numbers), T + 1), np.uint8)
+        for k in np.unique(place.source).tolist():
+            rows = np.flatnonzero(place.source == k)
+            self.stores[k].counted(place.row[rows] * T, T + 1, counted, rows)
+        mask = counted[:, 1:].astype(bool, order="C")
+        mask.reshape(-1)[ends - 1] = False
+        return StoredRows(tokens, ends, mask)
+
+    def known_rows(self, numbers: np.ndarray) -> RowPlace:
+        """As `rows`, of numbers near each other, computed once for many. Raises UserError past the end of the data."""
+        if self.order.end is not None and int(numbers.max()) >= self.order.end:
+            raise self.used_up(int(numbers.max()))
+        found = RowPlace(*(np.empty_like(numbers) for _ in range(3)))
+        blocks, offsets = np.divmod(numbers, AHEAD)
+        for block in np.unique(blocks).tolist():
+            here, ahead = blocks == block, self._ahead(block)
+            for column in ("source", "epoch", "row"):
+                getattr(found, column)[here] = getattr(ahead, column)[offsets[here]]
+        return found
+
     def sample(self, i: int) -> Sample:
-        if self.order.end is not None and i >= self.order.end:
-            raise self.used_up(i)
-        source, row = self.row_of(i)
-        store, T = self.stores[source], self.sequence_length
-        start = row * T
-        tokens = np.empty((1, T + 1), store.dtype)
-        store.windows(np.array([start]), T + 1, tokens)
-        sample: Sample = {"tokens": tokens[0]}
+        found, T = self.fill(np.array([i])), self.sequence_length
+        sample: Sample = {"tokens": found.tokens[0]}
+        if found.loss_mask is not None:
+            sample["loss_mask"] = found.loss_mask[0]
         if self.documents:
-            places = np.arange(T + 1)
-            ends = store.ends(start, start + T) - start  # in (0, T]
-            number = np.searchsorted(ends, places, side="right")
-            begin = np.concatenate([[0], ends])[number]
-            sample["document"] = number[:-1]
-            sample["position"] = (places - begin)[:-1]
-            sample["loss_mask"] = number[1:] == number[:-1]
+            places = np.arange(T)
+            number = np.searchsorted(found.ends, places, side="right")
+            sample["document"] = number
+            sample["position"] = places - np.concatenate([[0], found.ends])[number]
+            if found.loss_mask is None:
+                sample["loss_mask"] = np.ones(T, bool)
+                sample["loss_mask"][found.ends - 1] = False
         return sample
 
     def used_up(self, i: int) -> UserError:
@@ -119,6 +191,10 @@ class WindowSource(DataSource):
     def reader(self, place: ReadPlace) -> BatchReader:
         from gangline_dataloader.sources.window_reader import WindowReader
 
+        if self._make_reader is not None:
+            return self._make_reader(self, place)
+        if self.masked or self.infill is not None:
+            return super().reader(place)  # sample by sample: what is more than windows is made for each
         return WindowReader(self, place)
 
     def gather(self, windows: Windows, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -37,6 +37,7 @@ class ShardEntry:
     documents: int
     xxh3: str  # XXH3-128 of the whole file of tokens
     ends_xxh3: str  # and of the file of ends
+    loss_xxh3: str | None = None  # and of the file that says which tokens are to be learnt; None: all, and no file
 
 
 @dataclass
@@ -47,16 +48,19 @@ class Shards:
     documents: list[int] = field(default_factory=list)
     xxh3: list[str] = field(default_factory=list)
     ends_xxh3: list[str] = field(default_factory=list)
+    loss_xxh3: list[str] = field(default_factory=list)  # of conversations; else empty
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def __getitem__(self, number: int) -> ShardEntry:
-        return ShardEntry(self.tokens[number], self.documents[number], self.xxh3[number], self.ends_xxh3[number])
+        loss = self.loss_xxh3[number] if self.loss_xxh3 else None
+        return ShardEntry(self.tokens[number], self.documents[number], self.xxh3[number], self.ends_xxh3[number], loss)
 
     def append(self, shard: ShardEntry) -> None:
         for column in fields(ShardEntry):
-            getattr(self, column.name).append(getattr(shard, column.name))
+            if (value := getattr(shard, column.name)) is not None:
+                getattr(self, column.name).append(value)
 
 
 def file_of(number: int) -> str:
@@ -67,6 +71,11 @@ def file_of(number: int) -> str:
 def ends_of(number: int) -> str:
     """The file of where its documents end."""
     return f"shard-{number:05d}.ends.npy"
+
+
+def loss_of(number: int) -> str:
+    """The file of which of its tokens are to be learnt, uint8, in stores of conversations."""
+    return f"shard-{number:05d}.loss.npy"
 
 
 @dataclass(frozen=True)
@@ -112,8 +121,9 @@ class Manifest:
         deciding = [self.dtype, self.vocab_size, self.tokenizer.identity, self.tokenizer.end_of_text]
         digest, found = blake2b(json.dumps(deciding).encode(), digest_size=16), []
         columns = (self.shards.tokens, self.shards.documents, self.shards.xxh3, self.shards.ends_xxh3)
-        for tokens, documents, xxh3, ends in zip(*columns, strict=True):
-            digest.update(f"{tokens} {documents} {xxh3} {ends}\n".encode())
+        for number, (tokens, documents, xxh3, ends) in enumerate(zip(*columns, strict=True)):
+            loss = f" {self.shards.loss_xxh3[number]}" if self.shards.loss_xxh3 else ""
+            digest.update(f"{tokens} {documents} {xxh3} {ends}{loss}\n".encode())
             found.append(digest.copy())
         return found
 
@@ -191,4 +201,7 @@ def _shards(said: JsonFields) -> Shards:
         raise said.wrong("tokens", "expected lists of one length, with something in them")
     if not all(0 < d <= t < 1 << 32 for t, d in zip(tokens, documents, strict=True)):
         raise said.wrong("documents", "each shard has a document, none is empty, and all have under 2^32 tokens")
-    return Shards(tokens, documents, sums, ends)
+    loss = said.maybe("loss_xxh3", lambda key: said.each(key, str)) or []
+    if loss and len(loss) != len(tokens):
+        raise said.wrong("loss_xxh3", "expected one for each shard, or none")
+    return Shards(tokens, documents, sums, ends, loss)

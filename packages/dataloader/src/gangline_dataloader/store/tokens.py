@@ -6,8 +6,8 @@ N rows (windows), T tokens of a sequence. Nothing here knows of seeds, epochs or
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -21,6 +21,8 @@ class Tokens(ABC):
     end_of_text: int | None  # the token behind each document
     identity: str  # the version of the data
     documents: int | None  # how many; None: nobody counted
+    distant: bool = False  # whether `announce` is worth a call
+    masked: bool = False  # whether only some tokens are to be learnt
 
     @abstractmethod
     def windows(self, starts: np.ndarray, length: int, out: np.ndarray, rows: np.ndarray | None = None) -> None:
@@ -37,6 +39,13 @@ class Tokens(ABC):
     def ends_in(self, starts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
         """`ends` in (start, start + length] for each of `starts` (N,): (its number, end - start), both (n,)."""
 
+    def counted(self, starts: np.ndarray, length: int, out: np.ndarray, rows: np.ndarray | None = None) -> None:
+        """As `windows`, uint8: 1 for a token that is to be learnt."""
+        out[slice(None) if rows is None else rows] = 1
+
+    def announce(self, starts: np.ndarray) -> None:
+        """Tokens from which windows will be read soon. Nothing to do where they are mapped."""
+
     def document_of(self, token: int) -> int | None:
         """The number of the document that a token is in, counted from 0; None where nobody knows."""
         return None
@@ -50,6 +59,7 @@ class Sharded(Tokens):
     """Vectors end to end, each opened when it is first read; who derives from it says how.
 
     lengths  tokens of each shard
+    keep     at most so many shards are open at a time; None: all, for what is only mapped
     """
 
     def __init__(
@@ -61,14 +71,17 @@ class Sharded(Tokens):
         end_of_text: int | None,
         identity: str,
         documents: int | None,
+        keep: int | None = None,
     ) -> None:
+        self.keep = keep
         self._starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        self._views: dict[tuple[int, int], np.ndarray] = {}
         self.dtype, self.total = dtype, int(self._starts[-1])
         self.vocab_size, self.end_of_text, self.identity = vocab_size, end_of_text, identity
         self.documents = documents
-        self.shard = cache(self.open)
-        self.shard_ends = cache(self.open_ends)
+        self.shard = lru_cache(keep)(self.open)
+        self.shard_ends = lru_cache(keep)(self.open_ends)
+        self.shard_loss = lru_cache(keep)(self.open_loss)
+        self._view = lru_cache(keep)(self._make_view)
 
     @abstractmethod
     def open(self, shard: int) -> np.ndarray:
@@ -78,27 +91,47 @@ class Sharded(Tokens):
     def open_ends(self, shard: int) -> np.ndarray | None:
         """The exclusive ends of its documents, ascending; None where nobody knows them."""
 
+    def open_loss(self, shard: int) -> np.ndarray:
+        """Which of its tokens are to be learnt, uint8; asked where `masked`."""
+        raise NotImplementedError
+
     def windows(self, starts: np.ndarray, length: int, out: np.ndarray, rows: np.ndarray | None = None) -> None:
+        self._gather(self.shard, starts, length, out, rows)
+
+    def counted(self, starts: np.ndarray, length: int, out: np.ndarray, rows: np.ndarray | None = None) -> None:
+        if self.masked:
+            self._gather(self.shard_loss, starts, length, out, rows)
+        else:
+            super().counted(starts, length, out, rows)
+
+    def _gather(
+        self,
+        opened: Callable[[int], np.ndarray],
+        starts: np.ndarray,
+        length: int,
+        out: np.ndarray,
+        rows: np.ndarray | None,
+    ) -> None:
         shard_of = np.searchsorted(self._starts, starts, side="right") - 1
         inside = starts + length <= self._starts[shard_of + 1]
         for shard in np.unique(shard_of[inside]):
-            view = self._views.get((shard, length))
-            if view is None:
-                view = np.lib.stride_tricks.sliding_window_view(self.shard(int(shard)), length)
-                self._views[shard, length] = view
+            view = self._view(opened, int(shard), length)
             here = np.flatnonzero(inside & (shard_of == shard))
             # Fancy indexing copies whole windows; np.take would first copy the view, which is `length` corpora large.
             out[here if rows is None else rows[here]] = view[starts[here] - self._starts[shard]]
         for row in np.flatnonzero(~inside):
-            self._across(int(starts[row]), length, out[row if rows is None else rows[row]])
+            self._across(opened, int(starts[row]), length, out[row if rows is None else rows[row]])
 
-    def _across(self, start: int, length: int, out: np.ndarray) -> None:
+    def _make_view(self, opened: Callable[[int], np.ndarray], shard: int, length: int) -> np.ndarray:
+        return np.lib.stride_tricks.sliding_window_view(opened(shard), length)
+
+    def _across(self, opened: Callable[[int], np.ndarray], start: int, length: int, out: np.ndarray) -> None:
         """A window that lies in more than one shard."""
         done = 0
         while done < length:
             shard = int(np.searchsorted(self._starts, start + done, side="right")) - 1
             offset = start + done - int(self._starts[shard])
-            part = self.shard(shard)[offset : offset + length - done]
+            part = opened(shard)[offset : offset + length - done]
             out[done : done + len(part)] = part
             done += len(part)
 

@@ -7,30 +7,39 @@ from pathlib import Path
 
 import numpy as np
 
-from gangline_dataloader.store.manifest import ShardEntry, ends_of, file_of
+from gangline_dataloader.store.manifest import ShardEntry, ends_of, file_of, loss_of
 from gangline_dataloader.store.npy import NpyWriter
 
 SHARD_TOKENS = 1 << 26  # 128 MiB of uint16: large enough for a store's requests, small enough to wait for
 
 
 class ShardWriter:
-    """Documents into shard number `number` of `folder`. A document is never split over shards."""
+    """Documents into shard number `number` of `folder`. A document is never split over shards.
 
-    def __init__(self, folder: Path, number: int, dtype: str) -> None:
+    masked  beside the tokens stands which of them are to be learnt
+    """
+
+    def __init__(self, folder: Path, number: int, dtype: str, masked: bool = False) -> None:
         self._tokens = NpyWriter(folder / file_of(number), dtype)
         self._ends = NpyWriter(folder / ends_of(number), "<u4")
+        self._loss = NpyWriter(folder / loss_of(number), "|u1") if masked else None
 
     @property
     def tokens(self) -> int:
         return self._tokens.length
 
-    def write(self, documents: Iterable[np.ndarray]) -> None:
-        """More documents, each (n,) with n > 0, its end-of-text token included."""
+    def write(self, documents: Iterable[np.ndarray], counted: Iterable[np.ndarray | None] = ()) -> None:
+        """More documents, each (n,) with n > 0, its end-of-text token included, and which tokens are to be learnt."""
         found = list(documents)
         lengths = np.array([len(one) for one in found], np.int64)
         self._ends.write(self._tokens.length + np.cumsum(lengths))
+        if self._loss is not None:
+            for one in counted:
+                assert one is not None, "where some tokens are to be learnt, every document says which"
+                self._loss.write(one)
         self._tokens.write(np.concatenate(found) if found else np.empty(0))
 
     def close(self) -> ShardEntry:
         """Make both files whole."""
-        return ShardEntry(self._tokens.length, self._ends.length, self._tokens.close(), self._ends.close())
+        loss = None if self._loss is None else self._loss.close()
+        return ShardEntry(self._tokens.length, self._ends.length, self._tokens.close(), self._ends.close(), loss)

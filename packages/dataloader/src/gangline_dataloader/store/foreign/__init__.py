@@ -1,23 +1,40 @@
-"""Token files of others, read as they are: Megatron-LM's .bin with its .idx, nanoGPT's and llm.c's .bin."""
+"""Token files of others, read as they are: Megatron-LM's .bin with its .idx, nanoGPT's and llm.c's .bin, MosaicML's
+MDS, and columns of tokens in Arrow files (Hugging Face datasets) and Parquet."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from gangline_dataloader.store.foreign.vector import Vector
+from gangline_dataloader.store.foreign.vector import ForeignTokens
+from gangline_dataloader.store.manifest import FILE
+
+ARROW = (".arrow", ".parquet")
 
 
 def is_foreign(path: str | Path) -> bool:
-    """Whether a path names such a file rather than a store of ours."""
-    return str(path).endswith(".bin")
+    """Whether a path names such a file or folder rather than a store of ours."""
+    return str(path).endswith(".bin") or has_columns(path)
 
 
-def opened(path: str | Path, vocab_size: int) -> Vector:
-    """The tokens in a file; one that is not below `vocab_size` is refused when it is read.
+def has_columns(path: str | Path) -> bool:
+    """Whether it has columns, one of which holds the tokens."""
+    place = Path(path).expanduser()
+    if not place.is_dir() or (place / FILE).exists():
+        return place.suffix in ARROW
+    return (place / "index.json").exists() or any(file.suffix in ARROW for file in place.iterdir())
 
-    Raises UserError where the file, or the index beside it, is not what it says.
+
+def opened(path: str | Path, vocab_size: int, column: str | None = None) -> ForeignTokens:
+    """The tokens in a file or folder; one that is not below `vocab_size` is refused when it is read.
+
+    column  of MDS, Arrow and Parquet: its name, and for raw bytes NAME:DTYPE; None: the one that is usual
+    Raises UserError where it, or the index beside it, is not what it says.
     """
-    from gangline_dataloader.store.foreign import megatron, plain
+    from gangline_dataloader.store.foreign import arrow, mds, megatron, plain
 
     file = Path(path).expanduser()
+    if (file / "index.json").exists():
+        return mds.opened(file, vocab_size, column)
+    if has_columns(file):
+        return arrow.opened(file, vocab_size, column)
     return (megatron if file.with_suffix(".idx").exists() else plain).opened(file, vocab_size)

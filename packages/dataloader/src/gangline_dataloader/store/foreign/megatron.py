@@ -7,12 +7,14 @@ document, the last one S; int8 (S,) modes where there are several
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 
 import numpy as np
 
 from gangline.errors import UserError
 from gangline_dataloader.store.foreign.vector import Vector, size_of
+from gangline_dataloader.store.stored import StoreTokens
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEAD = 34
@@ -52,3 +54,28 @@ def opened(file: Path, vocab_size: int) -> Vector:
         raise lies(f"It says {starts[-1]} tokens, {starts[-1] * itemsize} bytes, and {file.name} has {nbytes}.")
     ends = starts[first[1:]]
     return Vector(file, dtype, 0, int(starts[-1]), vocab_size, ends[np.diff(ends, prepend=0) > 0])
+
+
+def write(out: Path, store: StoreTokens) -> None:
+    """A store as OUT.bin and OUT.idx, each document a sequence; the index, which makes them whole, last.
+
+    Megatron-LM knows no uint32: such tokens become int32, as its own tools write them.
+    """
+    dtype = {"|u1": "|u1", "<u2": "<u2", "<u4": "<i4"}[store.manifest.dtype]
+    if store.vocab_size > 1 << 31:
+        raise UserError(f"{store.folder} has a vocabulary of {store.vocab_size}, which int32 does not hold.")
+    code = next(known for known, name in DTYPES.items() if name == dtype)
+    lengths, waiting = [], out.with_name(f".{out.name}.bin.part")
+    with waiting.open("wb") as file:
+        for shard in range(len(store.manifest.shards)):
+            file.write(np.ascontiguousarray(store.shard(shard), dtype).data)
+            lengths.append(np.diff(np.asarray(store.shard_ends(shard), np.int64), prepend=0))
+    tokens = np.concatenate(lengths)
+    count = len(tokens)
+    pointers = (np.cumsum(tokens) - tokens) * np.dtype(dtype).itemsize
+    head = MAGIC + struct.pack("<QBQQ", 1, code, count, count + 1)
+    arrays = (tokens.astype("<i4"), pointers.astype("<i8"), np.arange(count + 1, dtype="<i8"))
+    index = out.with_name(f".{out.name}.idx.part")
+    index.write_bytes(head + b"".join(array.tobytes() for array in arrays))
+    waiting.replace(out.with_name(f"{out.name}.bin"))
+    index.replace(out.with_name(f"{out.name}.idx"))

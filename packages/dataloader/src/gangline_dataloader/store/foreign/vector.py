@@ -1,8 +1,9 @@
-"""One file with tokens from some byte on."""
+"""Tokens that somebody else wrote: told from others by a part of their bytes, held against the model's vocabulary."""
 
 from __future__ import annotations
 
 import os
+from abc import ABC
 from hashlib import blake2b
 from pathlib import Path
 
@@ -14,26 +15,50 @@ from gangline_dataloader.store.tokens import Sharded
 PIECES, PIECE = 64, 1 << 12  # of a file, whose bytes tell it from others
 
 
-class Vector(Sharded):
-    """Tokens of one file, mapped; `ends` of its documents where somebody knows them.
+class ForeignTokens(Sharded, ABC):
+    """Vectors of a format of others.
 
-    Nobody wrote down a checksum or a vocabulary: the identity is a hash of the file's size and of 64 pieces of it, so
+    Nobody wrote down a checksum or a vocabulary: the identity is a hash of sizes and of some pieces of each file, so
     that a change between them is not seen, and each token is held against the model's vocabulary when it is read.
     """
+
+    name: str  # of what holds them, for messages
+
+    def windows(self, starts: np.ndarray, length: int, out: np.ndarray, rows: np.ndarray | None = None) -> None:
+        super().windows(starts, length, out, rows)
+        out = out if rows is None or len(rows) == len(out) else out[rows]
+        if out.size and (out.max() >= self.vocab_size or out.min() < 0):
+            bad = int(out.max()) if out.max() >= self.vocab_size else int(out.min())
+            raise UserError(
+                f"{self.name} has token {bad}, and the model's vocabulary has {self.vocab_size}.",
+                "The file is of another tokenizer, or not of the format that it seems to be.",
+                "Choose a larger model.vocab_size.",
+            )
+
+    def document_of(self, token: int) -> int | None:
+        if self.documents is None:
+            return None
+        shard = int(np.searchsorted(self._starts, token, side="right")) - 1
+        before = sum(len(self.ends_of(earlier)) for earlier in range(shard))
+        return before + int(np.searchsorted(self.ends_of(shard), token - self._starts[shard], side="right"))
+
+    def ends_of(self, shard: int) -> np.ndarray:
+        found = self.shard_ends(shard)
+        return np.empty(0, np.int64) if found is None else found
+
+
+class Vector(ForeignTokens):
+    """Tokens of one file from some byte on, mapped; `ends` of its documents where somebody knows them."""
 
     def __init__(
         self, file: Path, dtype: str, offset: int, length: int, vocab_size: int, ends: np.ndarray | None
     ) -> None:
         if not length:
             raise UserError(f"{file} holds no tokens.")
-        self.file, self.offset, self._ends = file, offset, ends
-        size = file.stat().st_size
+        self.file, self.name, self.offset, self._ends = file, str(file), offset, ends
         digest = blake2b(f"{dtype} {offset} {length}".encode(), digest_size=16)
         digest.update(b"" if ends is None else ends.tobytes())
-        with file.open("rb") as opened:
-            for place in np.linspace(0, max(0, size - PIECE), PIECES, dtype=np.int64).tolist():
-                opened.seek(place)
-                digest.update(opened.read(PIECE))
+        sample(file, digest, PIECES)
         super().__init__(
             [length],
             np.dtype(dtype),
@@ -49,19 +74,14 @@ class Vector(Sharded):
     def open_ends(self, shard: int) -> np.ndarray | None:
         return self._ends
 
-    def windows(self, starts: np.ndarray, length: int, out: np.ndarray, rows: np.ndarray | None = None) -> None:
-        super().windows(starts, length, out, rows)
-        out = out if rows is None or len(rows) == len(out) else out[rows]
-        if out.size and (out.max() >= self.vocab_size or out.min() < 0):
-            bad = int(out.max()) if out.max() >= self.vocab_size else int(out.min())
-            raise UserError(
-                f"{self.file} has token {bad}, and the model's vocabulary has {self.vocab_size}.",
-                "The file is of another tokenizer, or not of the format that it seems to be.",
-                "Choose a larger model.vocab_size.",
-            )
 
-    def document_of(self, token: int) -> int | None:
-        return None if self._ends is None else int(np.searchsorted(self._ends, token, side="right"))
+def sample(file: Path, digest: blake2b, pieces: int) -> None:
+    """So many pieces of a file, evenly spread, into a hash."""
+    size = size_of(file)
+    with file.open("rb") as opened:
+        for place in np.linspace(0, max(0, size - PIECE), pieces, dtype=np.int64).tolist():
+            opened.seek(place)
+            digest.update(opened.read(PIECE))
 
 
 def size_of(file: Path) -> int:

@@ -1,0 +1,161 @@
+"""Tokens a CPU second of what a rank gets from a reader, beside nanoGPT's get_batch and a bare gather.
+
+One token store of uint16, its pages in memory; each way of reading takes its turn, round after round, and a ratio is
+the median of the rounds' own. CPU seconds are those of the whole process, threads included, so that other work on the
+machine changes little. `stored` is what `take` hands over: tokens as they are stored, with the ends of documents or
+without; `dense` is the int64 batch that a model gets on a CPU (`gangline.data.expand`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from gangline.config import default_run
+from gangline.config.schema import Run
+from gangline.data import BatchReader, ReadPlace
+from gangline.data.expand import expand
+from gangline_dataloader.config import TokensConfig
+from gangline_dataloader.dali.config import DaliConfig
+from gangline_dataloader.sources.build import tokens
+from gangline_dataloader.store.manifest import Manifest, Shards, Tokenizer
+from gangline_dataloader.store.write import ShardWriter
+
+SIZES = ((2048, 16), (4096, 32))  # T, B
+
+
+def corpus(folder: Path, count: int) -> None:
+    """A store of `count` tokens in documents of lognormal lengths (median 403, mean 738), in shards of 2^26."""
+    rng, shards, left = np.random.default_rng(0), Shards(), count
+    while left:
+        size = min(left, 1 << 26)
+        cuts = np.cumsum(np.maximum(1, rng.lognormal(np.log(403), 1.1, size // 500).astype(np.int64)))
+        writer = ShardWriter(folder, len(shards), "<u2")
+        writer.write(np.split(rng.integers(0, 50_000, size, dtype=np.uint16), cuts[cuts < size]))
+        shards.append(writer.close())
+        left -= size
+    Manifest("<u2", 50_000, Tokenizer("bytes", "bytes"), shards).write(folder)
+
+
+def get_batch(data: np.ndarray, T: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As nanoGPT's train.py has it."""
+    ix = torch.randint(len(data) - T, (B,))
+    x = torch.stack([torch.from_numpy(data[i : i + T].astype(np.int64)) for i in ix.tolist()])
+    y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + T].astype(np.int64)) for i in ix.tolist()])
+    return x, y
+
+
+def ways(folder: Path, T: int, B: int) -> dict[str, Callable[[], object]]:
+    """What makes one step's batch, by name."""
+    data = np.load(folder / "shard-00000.npy", mmap_mode="r")
+    rng, view = np.random.default_rng(1), np.lib.stride_tricks.sliding_window_view(data, T + 1)
+    out, rows = np.empty((B, T + 1), np.uint16), len(data) // T - 1
+
+    def gather() -> None:
+        out[:] = view[rng.integers(0, rows, B) * T]
+
+    found: dict[str, Callable[[], object]] = {"gather": gather, "nanoGPT": lambda: get_batch(data, T, B)}
+    place = ReadPlace(0, 1, B, B, torch.device("cpu"))
+    for name, config in configs(folder):
+        source = tokens(config, run_of(config, T, B), "train")
+        reader = source.reader(place)
+        reader.begin(0, 0)
+        found[name] = reader.take
+        if name == "tokens, stored":
+            again = source.reader(place)
+            again.begin(0, 0)
+            found["tokens, dense"] = partial(dense, again)
+    if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"):
+        from gangline_dataloader.dali.source import dali
+
+        config = DaliConfig(path=str(folder))
+        reader = dali(config, run_of(config, T, B), "train").reader(place)
+        reader.begin(0, 0)
+        found["dali, stored"] = reader.take
+    return found
+
+
+def dense(reader: BatchReader) -> object:
+    return [expand(one, 0, torch.device("cpu")) for one in reader.take()]
+
+
+def configs(folder: Path) -> list[tuple[str, TokensConfig]]:
+    return [
+        ("tokens, stored", TokensConfig(path=str(folder))),
+        ("tokens, ends", TokensConfig(path=str(folder), documents=True)),
+    ]
+
+
+def run_of(config: TokensConfig, T: int, B: int) -> Run:
+    run = default_run(batch={"global_size": B, "sequence_length": T})
+    run.model.vocab_size, run.data = 50_000, config
+    return run
+
+
+def measure(folder: Path, T: int, B: int, rounds: int, steps: int) -> None:
+    """Print a row for each way: million tokens a CPU second, and how often nanoGPT's."""
+    found = ways(folder, T, B)
+    spent: dict[str, list[float]] = {name: [] for name in found}
+    waited: dict[str, list[float]] = {name: [] for name in found}
+    for number in range(rounds + 1):
+        for name, take in found.items():
+            cpu, wall = time.process_time(), time.perf_counter()
+            for _ in range(steps):
+                take()
+            if number:  # the first round warms up
+                spent[name].append((time.process_time() - cpu) / steps)
+                waited[name].append((time.perf_counter() - wall) / steps)
+    print(f"T {T}, B {B}, {rounds} rounds of {steps} steps")
+    for name, seconds in spent.items():
+        ratio = statistics.median(theirs / mine for theirs, mine in zip(spent["nanoGPT"], seconds, strict=True))
+        bare = statistics.median(theirs / mine for theirs, mine in zip(spent["gather"], seconds, strict=True))
+        middle, wall = statistics.median(seconds), statistics.median(waited[name])
+        print(
+            f"  {name:<16} {B * T / middle / 1e6:8.1f} M tokens/CPU s  {1e6 * middle:8.1f} us CPU  "
+            f"{1e6 * wall:8.1f} us wall  {ratio:6.2f} x nanoGPT  {bare:5.2f} x a bare gather",
+            flush=True,
+        )
+
+
+def first_batches(folder: Path, T: int, B: int) -> None:
+    """Milliseconds to the first batch, from the start of an epoch and at 80 % of it."""
+    config = TokensConfig(path=str(folder))
+    place = ReadPlace(0, 1, B, B, torch.device("cpu"))
+    for share in (0.0, 0.8, 1000.0):
+        took = []
+        for _ in range(5):
+            begun = time.perf_counter()
+            source = tokens(config, run_of(config, T, B), "train")
+            reader = source.reader(place)
+            reader.begin(int(share * (source.length() or 0)), 0)
+            reader.take()
+            took.append(time.perf_counter() - begun)
+            reader.close()
+        print(f"  first batch at {share:g} epochs: {1e3 * statistics.median(took):.1f} ms")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=1 << 27, help="of the store")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        corpus(Path(folder), options.tokens)
+        for T, B in SIZES:
+            measure(Path(folder), T, B, options.rounds, options.steps)
+        first_batches(Path(folder), *SIZES[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""`gangline data export DIR --out NAME`: a token store as Megatron-LM's NAME.bin and NAME.idx."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from gangline.errors import UserError
+from gangline_dataloader.store.foreign.megatron import write
+from gangline_dataloader.store.local import LocalTokens
+
+
+def run(argv: Sequence[str]) -> int:
+    """Write both files."""
+    words = argparse.ArgumentParser(
+        prog="gangline data export", description="Write a token store in the format of Megatron-LM: NAME.bin, NAME.idx."
+    )
+    words.add_argument("store", metavar="DIR")
+    words.add_argument("--out", required=True, metavar="NAME", help="two files, NAME.bin and NAME.idx")
+    asked = words.parse_args(list(argv))
+    store, out = LocalTokens(asked.store), Path(asked.out).expanduser()
+    out = out.with_suffix("") if out.suffix in (".bin", ".idx") else out
+    for suffix in (".bin", ".idx"):
+        if out.with_name(out.name + suffix).exists():
+            raise UserError(f"{out}{suffix} is there already.", "Name another --out, or delete it.")
+    write(out, store)
+    print(f"{out}.bin, {out}.idx: {store.documents} documents, {store.total / 1e6:.4g} M tokens")
+    return 0

@@ -1,0 +1,43 @@
+"""The options of data=dali. Torch-free."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gangline.errors import Problem
+from gangline.parts import Part
+from gangline.ranges import PositiveInt
+from gangline_dataloader.config import TokensConfig
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+
+@dataclass
+class DaliConfig(TokensConfig):
+    """A token store read through NVIDIA DALI: the samples of data=tokens, in its order.
+
+    On a GPU tokens travel as they are stored, on a stream of DALI's own, ahead of need. On a CPU it costs a little more
+    than data=tokens (the README has numbers) and is there so that a pipeline can be tested anywhere.
+    """
+
+    prefetch: PositiveInt = 2  # steps that DALI holds ready
+
+    def check(self, run: Run) -> list[Problem]:
+        if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
+            what = "data=dali needs NVIDIA DALI, and it is not installed."
+            why = "It is an extra of gangline-dataloader, about 0.5 GB on disk; it runs without a GPU, too."
+            return [Problem(what, why, "pip install 'gangline-dataloader[dali]'   or   data=tokens")]
+        return super().check(run)
+
+
+PARTS = (
+    Part(
+        name="dali",
+        config=DaliConfig,
+        build="gangline_dataloader.dali.source:dali",
+        summary="data=tokens through NVIDIA DALI: prefetched to the GPU on a stream of its own",
+    ),
+)

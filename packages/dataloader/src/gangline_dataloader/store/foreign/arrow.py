@@ -1,0 +1,173 @@
+"""Columns of tokens in Arrow files, as Hugging Face datasets writes them, and in Parquet. Each row is a document.
+
+The values of a column lie one behind another in a record batch: of an Arrow file that is mapped they are read where
+they are; a row group of Parquet is decoded when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gangline.errors import UserError
+from gangline_dataloader.store.foreign.columns import chosen
+from gangline_dataloader.store.foreign.vector import ForeignTokens, sample
+
+KEPT = 32  # row groups of Parquet that are decoded at once
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A record batch, or a row group: how many tokens and rows, and how to come by the column."""
+
+    tokens: int
+    rows: int
+    column: Callable[[], Any]
+
+
+class ArrowTokens(ForeignTokens):
+    """The rows of a column, one behind another."""
+
+    def __init__(self, path: Path, files: list[Path], parts: list[_Part], dtype: np.dtype, vocab_size: int) -> None:
+        self.name, self._parts = str(path), parts
+        digest = blake2b(repr([(one.tokens, one.rows) for one in parts]).encode(), digest_size=16)
+        for file in files:
+            sample(file, digest, 16)
+        super().__init__(
+            [one.tokens for one in parts],
+            dtype,
+            vocab_size=vocab_size,
+            end_of_text=None,
+            identity=digest.hexdigest(),
+            documents=sum(one.rows for one in parts),
+            keep=KEPT if files[0].suffix == ".parquet" else None,
+        )
+
+    def open(self, shard: int) -> np.ndarray:
+        part = self._parts[shard]
+        found = _values(part.column())
+        if len(found) != part.tokens:
+            raise UserError(f"{self.name}: part {shard} has {len(found)} tokens, and its header says {part.tokens}.")
+        return found
+
+    def open_ends(self, shard: int) -> np.ndarray:
+        ends = _ends(self._parts[shard].column())
+        return ends[np.diff(ends, prepend=0) > 0]  # an empty row is no document
+
+
+def opened(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
+    """The tokens of a file, or of a folder as `Dataset.save_to_disk` writes it, or of Parquet files.
+
+    Raises UserError where they cannot be read, or the column holds no lists of whole numbers.
+    """
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise UserError(f"{path} needs pyarrow.", "", "pip install 'gangline-dataloader[parquet]'") from error
+    files = _files(path)
+    parts: list[_Part] = []
+    dtypes = set()
+    for file in files:
+        try:
+            table = _parquet if file.suffix == ".parquet" else _stream
+            found, kind = table(file, column)
+        except pyarrow.ArrowException as error:
+            raise UserError(f"{file} cannot be read.", str(error).splitlines()[0]) from error
+        except OSError as error:
+            raise UserError(f"{file} cannot be read.", error.strerror or str(error)) from error
+        dtypes.add(_dtype(file, kind))
+        parts += [part for part in found if part.tokens]
+    if not parts:
+        raise UserError(f"{path} holds no tokens.")
+    if len(dtypes) > 1:
+        raise UserError(
+            f"{path} has tokens of {' and '.join(sorted(map(str, dtypes)))}.", "All have to be of one dtype."
+        )
+    return ArrowTokens(path, files, parts, dtypes.pop(), vocab_size)
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file() or not path.exists():
+        return [path]
+    if (path / "state.json").exists():  # Dataset.save_to_disk: which files, in which order
+        try:
+            state = json.loads((path / "state.json").read_bytes())
+            names = [one["filename"] for one in state["_data_files"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path / 'state.json'} is damaged.", str(error)) from error
+        return [path / Path(name).name for name in names]
+    for suffix in (".parquet", ".arrow"):
+        if files := sorted(path.glob(f"*{suffix}")):
+            return files
+    raise UserError(f"{path} holds no Arrow or Parquet files.")
+
+
+def _stream(file: Path, asked: str | None) -> tuple[list[_Part], Any]:
+    """An Arrow stream, or an Arrow file, mapped."""
+    import pyarrow
+    from pyarrow import ipc
+
+    memory = pyarrow.memory_map(str(file))
+    try:
+        reader = ipc.open_file(memory)
+        batches = [reader.get_batch(n) for n in range(reader.num_record_batches)]
+    except pyarrow.ArrowInvalid:
+        memory.seek(0)
+        reader = ipc.open_stream(memory)
+        batches = list(reader)
+    column = chosen(str(file), reader.schema.names, asked)
+    found = [batch.column(column) for batch in batches]
+    return [_Part(len(_values(one)), len(one), lambda one=one: one) for one in found], reader.schema.field(column).type
+
+
+def _parquet(file: Path, asked: str | None) -> tuple[list[_Part], Any]:
+    """A row group is a part; how many values it has stands in the file's own statistics."""
+    import pyarrow.parquet as parquet
+
+    table = parquet.ParquetFile(file)
+    column = chosen(str(file), table.schema_arrow.names, asked)
+    kind = table.schema_arrow.field(column).type
+
+    def read(group: int) -> Any:
+        found = parquet.ParquetFile(file).read_row_group(group, columns=[column]).column(column)
+        return found.combine_chunks()
+
+    parts = []
+    for group in range(table.metadata.num_row_groups):
+        about = table.metadata.row_group(group)
+        leaf = next(n for n in range(about.num_columns) if about.column(n).path_in_schema.split(".")[0] == column)
+        values = about.column(leaf)
+        tokens = values.num_values
+        if values.statistics is None or values.statistics.null_count != 0:
+            tokens = len(_values(read(group)))  # empty and absent rows may count as values in Parquet
+        parts.append(_Part(tokens, about.num_rows, lambda group=group: read(group)))
+    return parts, kind
+
+
+def _dtype(file: Path, kind: Any) -> np.dtype:
+    from pyarrow import types
+
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        inner = kind.value_type
+        if types.is_integer(inner):
+            return np.dtype(inner.to_pandas_dtype())
+    raise UserError(
+        f"{file}: a column of {kind} holds no tokens.",
+        "Tokens are lists of whole numbers.",
+        "Text becomes tokens by `gangline data prepare FILE --out DIR`.",
+    )
+
+
+def _values(column: Any) -> np.ndarray:
+    """All tokens of a column, without a copy."""
+    return column.flatten().to_numpy(zero_copy_only=False)
+
+
+def _ends(column: Any) -> np.ndarray:
+    return np.cumsum(np.nan_to_num(column.value_lengths().to_numpy(zero_copy_only=False)).astype(np.int64))

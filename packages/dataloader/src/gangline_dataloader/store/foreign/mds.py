@@ -1,0 +1,171 @@
+"""MosaicML's MDS (streaming): a folder with index.json and shards, each (little-endian)
+
+uint32 samples n, uint32 (n + 1,) where each sample begins, the last one the file's size, JSON, then the samples:
+uint32 size of each column that has no fixed one, then the columns, in the order of the index
+
+A column of tokens is `ndarray:DTYPE:T`, `ndarray:DTYPE`, `ndarray`, or `bytes`, whose dtype is asked for as
+data.column=NAME:DTYPE. Each sample is taken as a document.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+
+from gangline.errors import UserError
+from gangline_dataloader.store.fields import JsonFields
+from gangline_dataloader.store.foreign.columns import chosen
+from gangline_dataloader.store.foreign.vector import ForeignTokens, sample, size_of
+
+INDEX = "index.json"
+DTYPES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 32: "uint32", 33: "int32", 64: "uint64", 65: "int64"}
+KEPT = 32  # shards of at most 64 MiB, as they are usual, whose tokens are in memory at once
+FIXED = {"int": 8, **{f"{kind}{bits}": bits // 8 for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)}}
+
+
+@dataclass(frozen=True)
+class _ShardLayout:
+    """Where the tokens of a shard's samples lie: first byte (n,) and how many (n,)."""
+
+    file: Path
+    at: np.ndarray
+    count: np.ndarray
+
+
+class MdsTokens(ForeignTokens):
+    """The tokens of every sample, one behind another. A shard is put together when it is read."""
+
+    def __init__(self, folder: Path, layouts: list[_ShardLayout], dtype: np.dtype, vocab_size: int) -> None:
+        self.name, self._layouts, self._dtype = str(folder), layouts, dtype
+        digest = blake2b((folder / INDEX).read_bytes() + str(dtype).encode(), digest_size=16)
+        for one in layouts:
+            sample(one.file, digest, 8)
+        super().__init__(
+            [int(one.count.sum()) for one in layouts],
+            dtype,
+            vocab_size=vocab_size,
+            end_of_text=None,
+            identity=digest.hexdigest(),
+            documents=sum(len(one.count) for one in layouts),
+            keep=KEPT,
+        )
+
+    def open(self, shard: int) -> np.ndarray:
+        layout, size = self._layouts[shard], self._dtype.itemsize
+        content = np.memmap(layout.file, np.uint8, "r")
+        pairs = zip(layout.at.tolist(), (layout.count * size).tolist(), strict=True)
+        return np.concatenate([content[at : at + nbytes] for at, nbytes in pairs]).view(self._dtype)
+
+    def open_ends(self, shard: int) -> np.ndarray:
+        return np.cumsum(self._layouts[shard].count)
+
+
+def opened(folder: Path, vocab_size: int, column: str | None) -> MdsTokens:
+    """The tokens in a folder. Raises UserError that names file and field where the index, or a shard, lies."""
+    path = folder / INDEX
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read.", str(error)) from error
+    entries = content.get("shards") if isinstance(content, dict) else None
+    if not isinstance(entries, list) or not entries:
+        raise UserError(f"{path} is no index of MDS: it has no list of shards.")
+    dtypes, layouts = set(), []
+    for number, entry in enumerate(entries):
+        dtype, layout = _shard(folder, JsonFields(entry, f"{path}, shard {number}"), column)
+        dtypes.add(dtype)
+        layouts.append(layout)
+    if len(dtypes) > 1:
+        raise UserError(
+            f"{folder} has tokens of {' and '.join(sorted(map(str, dtypes)))}.", "All have to be of one dtype."
+        )
+    return MdsTokens(folder, layouts, dtypes.pop(), vocab_size)
+
+
+def _shard(folder: Path, said: JsonFields, column: str | None) -> tuple[np.dtype, _ShardLayout]:
+    if said.text("format") != "mds":
+        raise said.wrong("format", "expected 'mds'")
+    if said.content.get("compression"):
+        raise said.wrong("compression", "compressed shards are not read as they are: decompress them first")
+    names, kinds = said.each("column_names", str), said.each("column_encodings", str)
+    sizes = said.content.get("column_sizes")
+    if not isinstance(sizes, list) or not len(names) == len(kinds) == len(sizes) > 0:
+        raise said.wrong("column_sizes", "expected a name, an encoding and a size for each column")
+    asked, _, given = (column or "").partition(":")
+    which = names.index(chosen(str(folder), names, asked or None))
+    about = said.inside("raw_data")
+    file, count = folder / about.name("basename"), said.number("samples")
+    size = size_of(file)
+    if size != about.number("bytes"):
+        raise UserError(f"{file} has {size} bytes, and {folder / INDEX} says {about.number('bytes')}.", "It is torn.")
+    content = np.memmap(file, np.uint8, "r") if size else np.empty(0, np.uint8)
+
+    def lies(why: str) -> UserError:
+        return UserError(f"{file} is not the shard that {folder / INDEX} says.", why, "Copy the folder again.")
+
+    head = 4 * (count + 2)
+    if not count or size < head or int(content[:4].view("<u4")[0]) != count:
+        raise lies(f"It does not begin with {count} samples.")
+    starts = content[4:head].view("<u4").astype(np.int64)
+    if starts[0] < head or starts[-1] != size or (np.diff(starts) < 0).any():
+        raise lies(f"The places of its samples do not ascend to its {size} bytes.")
+    free = [n for n, fixed in enumerate(sizes) if fixed is None]
+    if any(not isinstance(fixed, int) or fixed < 0 for fixed in sizes if fixed is not None):
+        raise said.wrong("column_sizes", "expected whole numbers, or null")
+    if (starts[:-1] + 4 * len(free) > starts[1:]).any():
+        raise lies("A sample is too short for the sizes of its columns.")
+    each = np.empty((count, len(names)), np.int64)
+    each[:] = [0 if fixed is None else fixed for fixed in sizes]
+    if free:
+        index = starts[:-1, None] + np.arange(4 * len(free))
+        each[:, free] = content[index].view("<u4")
+    if bad := np.flatnonzero(each.sum(1) + 4 * len(free) != np.diff(starts)).tolist():
+        raise lies(f"Sample {bad[0]} has {int(np.diff(starts)[bad[0]])} bytes, and its columns have others.")
+    at = starts[:-1] + 4 * len(free) + each[:, :which].sum(1)
+    return _tokens(file, content, at, each[:, which], kinds[which], given, lies)
+
+
+def _tokens(
+    file: Path,
+    content: np.ndarray,
+    at: np.ndarray,
+    nbytes: np.ndarray,
+    kind: str,
+    given: str,
+    lies: Callable[[str], UserError],
+) -> tuple[np.dtype, _ShardLayout]:
+    """Past what an array of MDS says of itself, to its numbers."""
+    base, _, rest = kind.partition(":")
+    word, _, shape = rest.partition(":")
+    if base not in ("ndarray", "bytes") or (base == "bytes" and not given):
+        raise UserError(
+            f"{file}: a column of {kind} is not known to be tokens.",
+            "Tokens are an ndarray of integers, or bytes whose dtype is said.",
+            "data.column=NAME, or for bytes data.column=NAME:int64",
+        )
+    if base == "bytes":
+        word = given
+    elif not word:
+        codes = content[at]
+        if (codes != codes[0]).any() or int(codes[0]) not in DTYPES:
+            raise UserError(f"{file}: its arrays are of several dtypes, or of one that is no integer.")
+        word, at, nbytes = DTYPES[int(codes[0])], at + 1, nbytes - 1
+    if word not in DTYPES.values():
+        raise UserError(f"{file}: {word} is no dtype of tokens.", f"Choices: {', '.join(DTYPES.values())}.")
+    if base == "ndarray" and not shape:
+        about = content[at].astype(np.int64)
+        width = 1 << (about & 3)
+        if (about >> 2 != 1).any():
+            raise UserError(f"{file}: its arrays do not have one dimension.")
+        at, nbytes = at + 1 + width, nbytes - 1 - width
+    elif shape and "," in shape:
+        raise UserError(f"{file}: its arrays have the shape {shape}; tokens have one dimension.")
+    dtype = np.dtype(word).newbyteorder("<")
+    if (nbytes <= 0).any() or (nbytes % dtype.itemsize).any():
+        raise lies(f"A sample is no whole number of {word}.")
+    return dtype, _ShardLayout(file, at, nbytes // dtype.itemsize)

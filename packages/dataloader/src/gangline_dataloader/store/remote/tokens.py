@@ -1,0 +1,94 @@
+"""A token store behind a URL."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from hashlib import blake2b
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import numpy as np
+
+from gangline.errors import UserError
+from gangline_dataloader.store.manifest import FILE, ends_of, file_of
+from gangline_dataloader.store.npy import HEADER
+from gangline_dataloader.store.remote.cache import FileCache
+from gangline_dataloader.store.remote.fetch import Remote
+from gangline_dataloader.store.stored import StoreTokens
+
+OPEN = 32  # shards that are mapped at once; a map of a file that has made room holds its bytes on disk
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path is a URL."""
+    return "://" in path
+
+
+class RemoteTokens(StoreTokens):
+    """A store whose shards are fetched whole, when they are read or announced, into a cache.
+
+    url       of the store
+    cache     directory and limit in bytes; shared by all stores and ranks of a machine
+    deadline  seconds that a read waits for a shard
+
+    files     of it that are wanted beside the manifest and the tokenizer
+
+    Manifest, plan and tokenizer are copied each time it is opened: small, and they may have changed.
+    """
+
+    distant = True
+
+    def __init__(self, url: str, cache: FileCache, deadline: float, files: Iterable[str] = ()) -> None:
+        self.remote, self.cache = Remote(url, deadline), cache
+        folder = cache.folder / f".{blake2b(self.remote.url.encode(), digest_size=8).hexdigest()}"
+        folder.mkdir(exist_ok=True)
+        for name in (FILE, "tokenizer.json", *files):
+            content = self.remote.small(name)
+            if content is not None:
+                _replace(folder / name, content)
+            else:
+                (folder / name).unlink(missing_ok=True)
+        if not (folder / FILE).exists():
+            raise UserError(
+                f"{url} holds no token store: it has no {FILE}.",
+                "A manifest is written last, so what an interrupted `prepare` left has none either.",
+            )
+        super().__init__(folder, url, keep=OPEN)
+        self._wanted: SimpleQueue[int] = SimpleQueue()
+        self._worker: threading.Thread | None = None
+
+    def locate(self, name: str, nbytes: int, xxh3: str) -> Path:
+        return self.cache.get(name, nbytes, xxh3, lambda path: self.remote.fetch(name, nbytes, path))
+
+    def announce(self, starts: np.ndarray) -> None:
+        """Their shards are fetched ahead of need, by a thread."""
+        for shard in np.unique(np.searchsorted(self._starts, starts, side="right") - 1).tolist():
+            self._wanted.put(shard)
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._fetch_ahead, name="fetch-ahead", daemon=True)
+            self._worker.start()
+
+    def _fetch_ahead(self) -> None:
+        """What fails here is asked for again, and told, by the read that needs it."""
+        recent: list[int] = []
+        while True:
+            try:
+                shard = self._wanted.get(timeout=60.0)
+            except Empty:
+                continue
+            if shard in recent:
+                continue
+            recent = [*recent[-OPEN:], shard]
+            entry, itemsize = self.manifest.shards[shard], self.dtype.itemsize
+            try:
+                self.locate(file_of(shard), HEADER + entry.tokens * itemsize, entry.xxh3)
+                self.locate(ends_of(shard), HEADER + 4 * entry.documents, entry.ends_xxh3)
+            except UserError:
+                recent.remove(shard)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    waiting = path.with_name(f".{path.name}.{threading.get_native_id()}")
+    waiting.write_bytes(content)
+    waiting.replace(path)

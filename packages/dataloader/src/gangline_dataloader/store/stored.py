@@ -1,0 +1,64 @@
+"""A token store that `gangline data prepare` made, wherever its files lie."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import numpy as np
+
+from gangline_dataloader.store import manifest as manifests
+from gangline_dataloader.store.manifest import Manifest, ends_of, file_of, loss_of
+from gangline_dataloader.store.npy import HEADER, mapped
+from gangline_dataloader.store.tokens import Sharded
+
+
+class StoreTokens(Sharded, ABC):
+    """The shards of a store, each mapped when it is first read: opened in constant time and memory.
+
+    folder  with the manifest, the tokenizer and the plans
+    name    as people know the store
+    keep    at most so many shards are mapped at a time; None: all
+    Raises UserError where the manifest, or a file when it is mapped, is not what it should be.
+    """
+
+    def __init__(self, folder: Path, name: str, keep: int | None = None) -> None:
+        self.folder, self.name = folder, name
+        self.manifest: Manifest = manifests.read(folder)
+        super().__init__(
+            self.manifest.shards.tokens,
+            np.dtype(self.manifest.dtype),
+            vocab_size=self.manifest.vocab_size,
+            end_of_text=self.manifest.tokenizer.end_of_text,
+            identity=self.manifest.identity(),
+            documents=self.manifest.documents,
+            keep=keep,
+        )
+        self.masked = bool(self.manifest.shards.loss_xxh3)
+
+    @abstractmethod
+    def locate(self, name: str, nbytes: int, xxh3: str) -> Path:
+        """Where a file of the store lies, which has so many bytes and that checksum."""
+
+    def file(self, name: str, dtype: str, length: int, xxh3: str) -> np.ndarray:
+        """A vector (length,) of the store, mapped. Raises UserError where it is not as the manifest says."""
+        return mapped(self.locate(name, HEADER + length * np.dtype(dtype).itemsize, xxh3), dtype, length)
+
+    def open(self, shard: int) -> np.ndarray:
+        entry = self.manifest.shards[shard]
+        return self.file(file_of(shard), self.manifest.dtype, entry.tokens, entry.xxh3)
+
+    def open_ends(self, shard: int) -> np.ndarray | None:
+        entry = self.manifest.shards[shard]
+        return self.file(ends_of(shard), "<u4", entry.documents, entry.ends_xxh3)
+
+    def open_loss(self, shard: int) -> np.ndarray:
+        entry = self.manifest.shards[shard]
+        return self.file(loss_of(shard), "|u1", entry.tokens, entry.loss_xxh3 or "")
+
+    def document_of(self, token: int) -> int | None:
+        shard = int(np.searchsorted(self._starts, token, side="right")) - 1
+        ends = self.shard_ends(shard)
+        assert ends is not None, "a store of ours knows where documents end"
+        inside = np.searchsorted(ends, token - self._starts[shard], side="right")
+        return sum(self.manifest.shards.documents[:shard]) + int(inside)

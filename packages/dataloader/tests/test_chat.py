@@ -1,0 +1,189 @@
+"""Conversations: the tokenizer's own template, and only what the assistant says is learnt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from gangline.config.check import problems
+from gangline.errors import UserError
+from gangline.testing.runs import small_run
+from gangline_dataloader import commands
+from gangline_dataloader.prepare.chat import ChatTemplate
+from gangline_dataloader.prepare.rule import Dropped
+from gangline_dataloader.sources import build
+from gangline_dataloader.store.local import LocalTokens
+from gangline_dataloader.store.manifest import read
+
+TEMPLATE = """{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% endif -%}"""
+
+
+def talk(number: int) -> list[dict[str, str]]:
+    return [
+        {"role": "system", "content": f"You count. {number}"},
+        {"role": "user", "content": "How many dögs?"},
+        {"role": "assistant", "content": f"There are {number} of them, é."},
+        {"role": "user", "content": "And cats?"},
+        {"role": "assistant", "content": f"None, {number} times."},
+    ]
+
+
+def learnt(number: int) -> str:
+    return f"There are {number} of them, é.<|im_end|>\nNone, {number} times.<|im_end|>\n"
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    rows = [{"messages": talk(number)} for number in range(40)]
+    rows += [{"messages": talk(0)}, {"messages": talk(1)[:2]}]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path / "chats.jsonl"
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """A byte-level BPE with merges over the words of the conversations, its template beside it."""
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    marks = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=marks, initial_alphabet=alphabet, show_progress=False)
+    made.train_from_iterator([message["content"] for n in range(9) for message in talk(n)], trainer)
+    made.save(str(folder / "tokenizer.json"))
+    config = {"chat_template": TEMPLATE, "eos_token": {"content": "<|im_end|>"}, "add_bos_token": False}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder / "tokenizer.json"
+
+
+def prepared(chats: Path, *more: str) -> Path:
+    out = chats.parent / "store"
+    assert commands.main(["prepare", str(chats), "--out", str(out), "--chat", "--workers", "1", *more]) == 0
+    return out
+
+
+@pytest.mark.parametrize("subwords", [True, False])
+def test_what_is_learnt_is_what_the_assistant_said(chats, tokenizer, tmp_path, subwords):
+    (tmp_path / "mine.jinja").write_text(TEMPLATE)
+    how = ["--tokenizer", str(tokenizer)] if subwords else ["--chat-template", str(tmp_path / "mine.jinja")]
+    folder = prepared(chats, *how, "--validation", "0", "--pack", "200")
+    count = read(folder).report["by_source"][str(chats)]
+    assert (count["kept"], count["dropped"]) == (40, {"chat: no answer": 1, "double": 1})
+    store = LocalTokens(folder)
+    assert store.masked
+    codec = build.codec(store)
+    tokens, counted = np.empty((1, store.total), store.dtype), np.empty((1, store.total), np.uint8)
+    store.windows(np.array([0]), store.total, tokens)
+    store.counted(np.array([0]), store.total, counted)
+    ends = store.ends(0, store.total)
+    numbers = set()
+    for document, marks in zip(np.split(tokens[0], ends[:-1]), np.split(counted[0], ends[:-1]), strict=True):
+        ids = document[marks.astype(bool)].tolist()
+        said = codec.tokenizer.decode(ids, skip_special_tokens=False) if subwords else codec.decode(ids)
+        number = int(said.split()[2])
+        assert said == learnt(number)
+        numbers.add(number)
+        assert not marks[-1]
+    assert numbers == set(range(40))
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_run_counts_only_what_is_to_be_learnt(chats, tokenizer, packing, apart):
+    folder = prepared(chats, "--tokenizer", str(tokenizer), "--validation", "0", "--pack", "200")
+    asked = ("model.vocab_size=330", "batch.sequence_length=200", "data=tokens", f"data.path={folder}")
+    run = small_run(*asked, f"data.packing={packing}", f"data.documents={str(apart).lower()}")
+    assert problems(run) == []
+    source = build.tokens(run.data, run, "train")
+    for i in range(source.length()):
+        sample = source.sample(i)
+        index, row = source.row_of(i)
+        wanted = np.zeros(200, bool)
+        at = 0
+        for start, stop in source.pieces(index, row):
+            counted = np.empty((1, stop - start), np.uint8)
+            source.stores[index].counted(np.array([start]), stop - start, counted)
+            for place in np.flatnonzero(counted[0]) + at:
+                if place > 0:
+                    wanted[place - 1] = True
+            at += stop - start
+        # the first token of a conversation is never to be learnt, so that ends of documents take nothing away
+        assert np.array_equal(sample["loss_mask"], wanted)
+        assert sample["loss_mask"].any()
+
+
+def test_a_template_that_changes_what_came_before_makes_no_conversation():
+    """As those do that leave out thoughts of earlier turns; a single answer is whole."""
+    template = "{% for m in messages %}[{{ m.role }}{{ ' thinks' if loop.last else '' }}:{{ m.content }}]{% endfor %}"
+    found = ChatTemplate(template, {}, "mine").conversation(talk(3))
+    assert found == Dropped("chat: the template changes earlier turns")
+    strict = "{{ raise_exception('roles must alternate') }}"
+    assert ChatTemplate(strict, {}, "mine").conversation(talk(3)) == Dropped("chat: roles must alternate")
+
+
+def test_a_template_reaches_nothing_but_its_messages():
+    template = "{{ messages.__class__.__mro__[-1].__subclasses__() }}"
+    found = ChatTemplate(template, {}, "mine").conversation(talk(1))
+    assert isinstance(found, Dropped)
+
+
+def test_what_makes_no_conversations_is_refused(chats, tokenizer, tmp_path):
+    def refused(path: Path, *more: str) -> str:
+        with pytest.raises(UserError) as error:
+            commands.main(["prepare", str(path), "--out", str(tmp_path / "none"), "--workers", "1", *more])
+        return str(error.value)
+
+    assert "has no chat template" in refused(chats, "--chat")
+    (tmp_path / "bad.jinja").write_text("{% for")
+    assert "is no chat template" in refused(chats, "--chat", "--chat-template", str(tmp_path / "bad.jinja"))
+    assert "without --chat" in refused(chats, "--chat-template", str(tmp_path / "bad.jinja"))
+    there = ("--chat", "--tokenizer", str(tokenizer))
+    for row, why in (
+        ({"messages": "hello"}, "line 1, is no conversation"),
+        ({"messages": [{"content": "x"}]}, "without a role"),
+        ({"messages": [{"role": "user", "content": 3}]}, "content is no text"),
+        ({"text": "x"}, "no field 'messages'"),
+    ):
+        (tmp_path / "one.jsonl").write_text(json.dumps(row))
+        assert why in refused(tmp_path / "one.jsonl", *there)
+    (tmp_path / "some.txt").write_text("x")
+    assert "no conversations" in refused(tmp_path / "some.txt", *there)
+
+
+def test_conversations_are_not_rearranged_to_be_filled_in(chats, tokenizer):
+    folder = prepared(chats, "--tokenizer", str(tokenizer), "--validation", "0")
+    asked = ("model.vocab_size=330", "batch.sequence_length=64", "data=tokens", f"data.path={folder}")
+    (problem,) = problems(small_run(*asked, "data.fim_rate=0.5"))
+    assert "not rearranged" in problem.what
+
+
+def test_a_mark_of_what_is_learnt_that_changed_is_found(chats, tokenizer, capsys):
+    folder = prepared(chats, "--tokenizer", str(tokenizer))
+    path = folder / "shard-00000.loss.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert commands.main(["verify", str(folder)]) == 1
+    assert "loss.npy: its bytes" in capsys.readouterr().out
+
+
+def test_a_token_before_each_document(texts, make_store):
+    folder = make_store(texts, begin_of_text="^")
+    store = LocalTokens(folder)
+    tokens = np.empty((1, store.total), store.dtype)
+    store.windows(np.array([0]), store.total, tokens)
+    begins = np.concatenate([[0], store.ends(0, store.total)[:-1]])
+    assert set(tokens[0][begins].tolist()) == {ord("^")}
+    with pytest.raises(UserError, match="--begin-of-text"):
+        make_store(texts, begin_of_text="two")

@@ -1,0 +1,208 @@
+"""Columns of tokens that others wrote, MDS, Arrow and Parquet, are read as they are, and those that lie are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gangline.config.check import problems
+from gangline.errors import UserError
+from gangline.testing.runs import small_run
+from gangline_dataloader import commands
+from gangline_dataloader.sources import build
+from gangline_dataloader.store.foreign import opened
+from gangline_dataloader.store.local import LocalTokens
+
+RNG = np.random.default_rng(0)
+DOCUMENTS = [RNG.integers(0, 200, n) for n in (5, 90, 1, 300, 44, 7, 260)]
+TOKENS = np.concatenate(DOCUMENTS)
+ENDS = np.cumsum([len(one) for one in DOCUMENTS])
+
+
+def array_of_mds(tokens: np.ndarray, kind: str) -> bytes:
+    """As streaming's NDArray encoding writes it."""
+    base, *more = kind.split(":")
+    raw = tokens.astype(more[0] if more else "int32" if base == "ndarray" else "int64").tobytes()
+    if base == "bytes" or len(more) == 2:
+        return raw
+    width = 0 if len(tokens) < 256 else 1
+    shape = bytes([1 << 2 | width]) + len(tokens).to_bytes(1 << width, "little")
+    return (b"" if more else bytes([33])) + shape + raw
+
+
+def mds(folder: Path, kind: str, documents=DOCUMENTS) -> None:
+    """Two shards, with a text before the tokens and a number behind them."""
+    folder.mkdir(exist_ok=True)
+    entries = []
+    fixed = 4 * int(kind.split(":")[2]) if kind.count(":") == 2 else None
+    for number, some in enumerate((documents[:3], documents[3:])):
+        samples = []
+        for n, tokens in enumerate(some):
+            text, data = f"text {n}".encode(), array_of_mds(tokens, kind)
+            sizes = [len(text), *([] if fixed else [len(data)])]
+            samples.append(np.array(sizes, "<u4").tobytes() + text + data + np.int64(n).tobytes())
+        about = json.dumps({"column_names": ["a_text", "tokens", "z"]}).encode()
+        head = 4 * (len(some) + 2) + len(about)
+        places = np.cumsum([head, *map(len, samples)]).astype("<u4")
+        content = np.uint32(len(some)).tobytes() + places.tobytes() + about + b"".join(samples)
+        (folder / f"shard.{number:05d}.mds").write_bytes(content)
+        entries.append(
+            {
+                "format": "mds",
+                "column_names": ["a_text", "tokens", "z"],
+                "column_encodings": ["str", kind, "int"],
+                "column_sizes": [None, fixed, 8],
+                "compression": None,
+                "raw_data": {"basename": f"shard.{number:05d}.mds", "bytes": len(content)},
+                "samples": len(some),
+            }
+        )
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": entries}))
+
+
+def arrow(folder: Path, suffix: str, rows=DOCUMENTS, column: str = "input_ids") -> Path:
+    """Three rows to a batch."""
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    table = pa.table({"id": list(range(len(rows))), column: [[int(t) for t in row] for row in rows]})
+    table = table.cast(pa.schema([("id", pa.int64()), (column, pa.list_(pa.int32()))]))
+    folder.mkdir(exist_ok=True)
+    path = folder / f"data-00000-of-00001{suffix}"
+    if suffix == ".parquet":
+        parquet.write_table(table, path, row_group_size=3)
+        return path
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=3)
+    state = {"_data_files": [{"filename": path.name}], "_split": "train"}
+    (folder / "state.json").write_text(json.dumps(state))
+    return path
+
+
+FORMS: dict[str, Callable[[Path], tuple[Path, str | None]]] = {
+    "mds": lambda root: (mds(root, "ndarray:int32"), (root, None))[1],
+    "mds of any dtype": lambda root: (mds(root, "ndarray"), (root, None))[1],
+    "mds of bytes": lambda root: (mds(root, "bytes"), (root, "tokens:int64"))[1],
+    "a saved dataset": lambda root: (arrow(root, ".arrow"), (root, None))[1],
+    "an arrow file": lambda root: (arrow(root, ".arrow", column="mine"), "mine"),
+    "parquet": lambda root: (arrow(root, ".parquet"), None),
+    "a folder of parquet": lambda root: (arrow(root, ".parquet"), (root, None))[1],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_token_and_document_is_where_it_was(form, tmp_path):
+    path, column = FORMS[form](tmp_path / "there")
+    store = opened(path, 200, column)
+    assert store.total == len(TOKENS)
+    starts = np.array([0, 77, 93, len(TOKENS) - 40, 380])
+    out = np.empty((5, 40), store.dtype)
+    store.windows(starts, 40, out)
+    assert np.array_equal(out, np.stack([TOKENS[s : s + 40] for s in starts]))
+    assert np.array_equal(store.ends(0, store.total), ENDS)
+    assert [store.document_of(t) for t in (0, 4, 5, 95, 96, 397, 706)] == [0, 0, 1, 2, 3, 4, 6]
+    assert store.identity == opened(path, 200, column).identity
+    with pytest.raises(UserError, match="has token"):
+        opened(path, 150, column).windows(np.array([0]), len(TOKENS), np.empty((1, len(TOKENS)), store.dtype))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_run_reads_them(form, tmp_path):
+    path, column = FORMS[form](tmp_path / "there")
+    asked = ("data=tokens", f"data.path={path}", f"data.column={column or 'null'}", "data.documents=true")
+    run = small_run("model.vocab_size=200", "batch.sequence_length=16", *asked)
+    assert problems(run) == []
+    source = build.tokens(run.data, run, "train")
+    rows = {source.sample(i)["tokens"].tobytes() for i in range(source.length())}
+    wanted = [TOKENS[n * 16 : n * 16 + 17].astype(source.stores[0].dtype).tobytes() for n in range(source.length())]
+    assert rows == set(wanted)
+
+
+def test_windows_of_a_fixed_size_are_read(tmp_path):
+    windows = list(RNG.integers(0, 200, (6, 32)))
+    mds(tmp_path / "there", "ndarray:uint32:32", windows)
+    store = opened(tmp_path / "there", 200)
+    out = np.empty((1, 192), store.dtype)
+    store.windows(np.array([0]), 192, out)
+    assert np.array_equal(out[0], np.concatenate(windows))
+
+
+def of_index(change: Callable[[dict], object]) -> Callable[[Path], None]:
+    def act(folder: Path) -> None:
+        content = json.loads((folder / "index.json").read_text())
+        change(content["shards"][1])
+        (folder / "index.json").write_text(json.dumps(content))
+
+    return act
+
+
+def of_shard(at: int, value: int) -> Callable[[Path], None]:
+    def act(folder: Path) -> None:
+        path = folder / "shard.00001.mds"
+        content = bytearray(path.read_bytes())
+        content[at : at + 4] = value.to_bytes(4, "little")
+        path.write_bytes(content)
+
+    return act
+
+
+LIES = {
+    "bytes": (of_index(lambda one: one["raw_data"].update(bytes=7)), "shard.00001.mds has"),
+    "samples": (of_index(lambda one: one.update(samples=3)), "does not begin with 3"),
+    "columns": (of_index(lambda one: one["column_sizes"].pop()), "column_sizes"),
+    "a size": (of_index(lambda one: one.update(column_sizes=[None, None, 4])), "Sample 0 has"),
+    "elsewhere": (of_index(lambda one: one["raw_data"].update(basename="../shard")), "basename"),
+    "compressed": (of_index(lambda one: one.update(compression="zstd")), "Compressed shards"),
+    "a place": (of_shard(8, 9), "do not ascend"),
+    "count": (of_shard(0, 9), "does not begin"),
+    "gone": (lambda folder: (folder / "shard.00001.mds").unlink(), "cannot be read"),
+    "torn": (lambda folder: (folder / "shard.00001.mds").write_bytes(b"abc"), "has 3 bytes"),
+    "no json": (lambda folder: (folder / "index.json").write_text("{"), "index.json cannot"),
+    "no shards": (lambda folder: (folder / "index.json").write_text("{}"), "no list of shards"),
+}
+
+
+@pytest.mark.parametrize("kind", LIES)
+def test_an_index_that_lies_is_refused_by_name(kind, tmp_path):
+    mds(tmp_path, "ndarray:int32")
+    change, why = LIES[kind]
+    change(tmp_path)
+    with pytest.raises(UserError, match=why):
+        opened(tmp_path, 200)
+
+
+def test_a_column_that_holds_no_tokens_is_refused(tmp_path):
+    mds(tmp_path / "m", "ndarray:int32")
+    mds(tmp_path / "b", "bytes")
+    path = arrow(tmp_path / "p", ".parquet", column="mine")
+    for there, column, why in (
+        (tmp_path / "m", "a_text", "not known to be tokens"),
+        (tmp_path / "m", "none", "no column none"),
+        (tmp_path / "b", None, "whose dtype is said"),
+        (tmp_path / "b", "tokens:float32", "float32 is no dtype"),
+        (path, None, "which column"),
+        (path, "id", "lists of whole numbers"),
+    ):
+        with pytest.raises(UserError, match=why):
+            opened(there, 200, column)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UserError, match="cannot be read"):
+        opened(path, 200, "mine")
+
+
+def test_an_exported_store_is_the_same_tokens_and_documents(texts, make_store, tmp_path):
+    folder = make_store(texts, clean=(), shard_tokens=4000)
+    assert commands.main(["export", str(folder), "--out", str(tmp_path / "out.bin")]) == 0
+    store, theirs = LocalTokens(folder), opened(tmp_path / "out.bin", 256)
+    found = []
+    for one in (store, theirs):
+        tokens = np.empty((1, one.total), one.dtype)
+        one.windows(np.array([0]), one.total, tokens)
+        found.append((tokens.tolist(), one.ends(0, one.total).tolist()))
+    assert found[0] == found[1]
+    with pytest.raises(UserError, match="there already"):
+        commands.main(["export", str(folder), "--out", str(tmp_path / "out")])

@@ -1,0 +1,145 @@
+"""data=dali: every byte that data=tokens gives, in its order, from DALI's memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gangline.config.check import problems
+from gangline.data.reader import ReadPlace, StoredBatch
+from gangline.errors import UserError
+from gangline.testing.runs import small_run
+from gangline_dataloader import commands
+from gangline_dataloader.sources import build
+
+pytest.importorskip("nvidia.dali", reason="the extra [dali] is not installed")
+from gangline_dataloader.dali.source import dali
+
+SIZES = ("model.vocab_size=256", "batch.sequence_length=48", "batch.global_size=12", "validate.every=10")
+FORMS = {
+    "windows": (),
+    "documents": ("data.documents=true",),
+    "packed": ("data.packing=best_fit",),
+    "packed documents": ("data.packing=best_fit", "data.documents=true"),
+}
+
+
+@pytest.fixture
+def store(texts, make_store) -> Path:
+    folder = make_store(texts, clean=(), shard_tokens=4000, validation=0.2)
+    assert commands.main(["prepare", "--out", str(folder), "--pack", "48"]) == 0
+    return folder
+
+
+def sources(store: Path, form: str, split: str = "train"):
+    """(data=dali, data=tokens) of the same options."""
+    asked = (*SIZES, *FORMS[form], f"data.path={store}")
+    ours, theirs = small_run(*asked, "data=dali"), small_run(*asked, "data=tokens")
+    assert problems(ours) == []
+    return dali(ours.data, ours, split), build.tokens(theirs.data, theirs, split)
+
+
+def place(index: int = 0, width: int = 1, micro: int = 2) -> ReadPlace:
+    return ReadPlace(index, width, 12, micro, torch.device("cpu"))
+
+
+def content(batches: list[StoredBatch]) -> list[tuple]:
+    """Everything in some microbatches, as bytes."""
+    names = ("tokens", "sample", "ends", "loss_mask", "document", "position")
+    found = []
+    for one in batches:
+        assert not one.extra
+        tensors = [getattr(one, name) for name in names]
+        arrays = [None if x is None else (str(x.dtype), tuple(x.shape), x.numpy().tobytes()) for x in tensors]
+        found.append((*arrays, one.counted))
+    return found
+
+
+def by_sample(source, numbers: list[int]) -> list[np.ndarray]:
+    return [source.sample(i)["tokens"] for i in numbers]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_byte_is_that_of_tokens(form, store):
+    """Over an epoch and more, from several cursors, after jumps, for every share of several widths."""
+    ours, theirs = sources(store, form)
+    assert ours.fingerprint() == theirs.fingerprint()
+    for index, width, micro in [(0, 1, 12), (0, 2, 3), (1, 2, 2), (2, 3, 4)]:
+        here = place(index, width, micro)
+        mine, reference = ours.reader(here), theirs.reader(here)
+        for cursor in (0, 24, 24, 7, ours.length() * 3 + 5):
+            mine.begin(cursor, 3)
+            reference.begin(cursor, 3)
+            for _ in range(4):
+                assert content(mine.take()) == content(reference.take())
+        mine.close()
+        reference.close()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_held_out_is_that_of_tokens(form, store):
+    ours, theirs = sources(store, form, "validation")
+    for count in (5, 10_000):
+        here = place(0, 2)
+        mine, reference = ours.reader(here), theirs.reader(here)
+        pairs = zip(mine.held_out(count), reference.held_out(count), strict=True)
+        assert all(content([one]) == content([other]) for one, other in pairs)
+
+
+def test_the_shares_of_all_ranks_are_the_samples_of_the_step(store):
+    ours, _ = sources(store, "windows")
+    tokens: list[np.ndarray] = []
+    for index in range(3):
+        reader = ours.reader(place(index, 3))
+        reader.begin(24, 2)
+        reader.take()
+        tokens += [row for one in reader.take() for row in one.tokens.numpy().copy()]
+        reader.close()
+    assert all(np.array_equal(*pair) for pair in zip(tokens, by_sample(ours, list(range(36, 48))), strict=True))
+
+
+def test_tokens_come_in_stored_width_and_without_a_copy(store):
+    """What torch holds is DALI's memory, and stays whole while later steps are read."""
+    ours, _ = sources(store, "windows")
+    reader = ours.reader(place(micro=12))
+    reader.begin(0, 0)
+    kept = [reader.take()[0].tokens for _ in range(8)]
+    assert {one.dtype for one in kept} == {torch.uint8}
+    for step, one in enumerate(kept):
+        assert np.array_equal(one.numpy(), np.stack(by_sample(ours, list(range(12 * step, 12 * step + 12)))))
+    assert len({one.data_ptr() for one in kept}) == len(kept)
+    reader.close()
+
+
+def test_what_fails_ahead_of_need_is_raised_by_the_step_that_needs_it(store):
+    ours, _ = sources(store, "windows")
+    fill = ours.fill
+
+    def broken(numbers, out=None):
+        if numbers[0] >= 36:
+            raise UserError("the disk is gone")
+        return fill(numbers, out)
+
+    ours.fill = broken
+    reader = ours.reader(place())
+    reader.begin(0, 0)
+    for _ in range(3):
+        reader.take()
+    for _ in range(2):
+        with pytest.raises(UserError, match="the disk is gone"):
+            reader.take()
+    reader.begin(0, 0)
+    assert len(reader.take()) == 6
+    reader.close()
+    reader.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        reader.take()
+
+
+def test_without_dali_a_run_is_refused_with_what_installs_it(store, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (problem,) = problems(small_run(*SIZES, f"data.path={store}", "data=dali"))
+    assert "gangline-dataloader[dali]" in problem.mend

@@ -1,0 +1,177 @@
+"""A store behind a URL: the samples of the store on disk, whole shards, a cache that stays bounded, one deadline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gangline.config.check import problems
+from gangline.errors import UserError
+from gangline.testing.runs import small_run
+from gangline_dataloader import commands
+from gangline_dataloader.sources import build
+from gangline_dataloader.store.manifest import read
+from gangline_dataloader.store.remote.cache import FileCache
+from gangline_dataloader.store.remote.fetch import Remote
+
+pytest.importorskip("aiohttp", reason="fsspec reads http with it")
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Files with ranges, as an object store gives them; `server.trouble(path)` may answer instead."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, self.headers.get("Range")))
+        status, path = self.server.trouble(self.path), self.server.root / self.path.lstrip("/")
+        content = path.read_bytes() if path.is_file() else b""
+        if status is None:
+            status = 404 if not path.is_file() else 200
+            if status == 200 and (asked := self.headers.get("Range")):
+                first, _, last = asked.removeprefix("bytes=").partition("-")
+                content, status = content[int(first) : int(last) + 1], 206
+        else:
+            content = b""
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *words: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def server(tmp_path):
+    served = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    served.root, served.asked, served.trouble = tmp_path, [], lambda path: None
+    threading.Thread(target=served.serve_forever, daemon=True).start()
+    yield served
+    served.shutdown()
+
+
+@pytest.fixture
+def store(texts, make_store) -> Path:
+    folder = make_store(texts, clean=(), shard_tokens=3000, validation=0.2)
+    assert commands.main(["prepare", "--out", str(folder), "--pack", "48"]) == 0
+    assert len(read(folder).shards) > 4
+    return folder
+
+
+def url(server, store: Path) -> str:
+    return f"http://127.0.0.1:{server.server_port}/{store.name}"
+
+
+SIZES = ("model.vocab_size=256", "batch.sequence_length=48", "data=tokens", "validate.every=10")
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_samples_are_those_of_the_store_on_disk(server, store, tmp_path, split, packing):
+    asked = (*SIZES, f"data.packing={packing}", "data.documents=true", f"data.cache={tmp_path / 'cache'}")
+    ours, theirs = (small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
+    assert problems(ours) == []
+    mine, reference = (build.tokens(run.data, run, split) for run in (ours, theirs))
+    assert mine.fingerprint() == reference.fingerprint()
+    for i in range(min(60, reference.length() + 3)):
+        one, other = mine.sample(i), reference.sample(i)
+        assert one.keys() == other.keys()
+        assert all(np.array_equal(one[name], other[name]) for name in one)
+    shards = [path for path, wanted in server.asked if path.endswith(".npy")]
+    assert len(shards) == len(set(shards)), "a shard is fetched once"
+
+
+def test_the_cache_never_holds_more_than_its_limit(server, store, tmp_path):
+    """A span of few shards, and room for it: samples are the same, and shards make room for others."""
+    limit = 40_000
+    asked = (*SIZES, "data.shuffle_span=2000", f"data.cache={tmp_path / 'cache'}", f"data.cache_bytes={limit}")
+    run, local = (small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
+    assert problems(run) == []
+    mine, reference = (build.tokens(one.data, one, "train") for one in (run, local))
+    cache = FileCache(tmp_path / "cache", limit)
+    most = 0
+    for i in range(reference.length()):
+        assert np.array_equal(mine.sample(i)["tokens"], reference.sample(i)["tokens"])
+        most = max(most, cache.held())
+    assert most <= limit
+    whole = sum(path.stat().st_size for path in store.glob("shard-?????.npy"))
+    assert whole > limit, "the store is larger than the cache"
+
+
+def test_a_span_beyond_the_cache_is_refused_with_both_sizes(server, store, tmp_path):
+    asked = (*SIZES, f"data.path={url(server, store)}", f"data.cache={tmp_path / 'cache'}")
+    for span in ("data.shuffle_span=null", "data.shuffle_span=30000"):
+        (problem,) = problems(small_run(*asked, span, "data.cache_bytes=9000"))
+        assert "data.cache_bytes=9000 is too small" in problem.what
+        needed = int(problem.why.split("data.cache_bytes=")[1].split(",")[0])
+        assert str(needed) in problem.why.splitlines()[0]
+        assert problems(small_run(*asked, span, f"data.cache_bytes={needed}")) == []
+    assert not [path for path, _ in server.asked if path.endswith(".npy")], "a check reads no shard"
+
+
+def test_a_store_that_is_busy_is_asked_again_and_counted(server, store, tmp_path):
+    left = [3]
+
+    def trouble(path: str) -> int | None:
+        if path.endswith("shard-00000.npy") and left[0]:
+            left[0] -= 1
+            return 503
+        return None
+
+    server.trouble = trouble
+    remote = Remote(url(server, store), 30.0)
+    size = (store / "shard-00000.npy").stat().st_size
+    remote.fetch("shard-00000.npy", size, tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == (store / "shard-00000.npy").read_bytes()
+    assert remote.retries == 3
+
+
+def test_nobody_waits_longer_than_the_deadline(server, store, tmp_path):
+    for trouble in (lambda path: 503, lambda path: time.sleep(8)):
+        server.trouble = trouble
+        remote, begun = Remote(url(server, store), 1.0), time.monotonic()
+        with pytest.raises(UserError, match=r"shard-00000\.npy cannot be fetched"):
+            remote.fetch("shard-00000.npy", 1000, tmp_path / "copy")
+        assert time.monotonic() - begun < 4
+
+
+def test_what_arrives_damaged_is_never_read(server, store, tmp_path):
+    path = store / "shard-00001.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    asked = (*SIZES, f"data.path={url(server, store)}", f"data.cache={tmp_path / 'cache'}", "data.deadline=5")
+    run = small_run(*asked)
+    source = build.tokens(run.data, run, "train")
+    with pytest.raises(UserError, match=r"shard-00001\.npy arrives damaged"):
+        [source.sample(i) for i in range(source.length())]
+    path.unlink()
+    with pytest.raises(UserError, match="no such file"):
+        [source.sample(i) for i in range(source.length())]
+
+
+def test_ranges_are_large_and_cover_the_file(server, tmp_path):
+    content = np.random.default_rng(0).integers(0, 256, 20_000_001, dtype=np.uint8).tobytes()
+    (tmp_path / "large.npy").write_bytes(content)
+    remote = Remote(f"http://127.0.0.1:{server.server_port}", 30.0)
+    remote.fetch("large.npy", len(content), tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == content
+    assert len(server.asked) == 3
+
+
+def test_a_url_without_a_store_is_refused(server, tmp_path):
+    cache = f"data.cache={tmp_path / 'cache'}"
+    (problem,) = problems(small_run(*SIZES, f"data.path=http://127.0.0.1:{server.server_port}/none", cache))
+    assert "holds no token store" in problem.what
+    (problem,) = problems(small_run(*SIZES, "data.path=nothing://here", cache))
+    assert "cannot be read" in problem.what
