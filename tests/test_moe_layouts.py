@@ -10,7 +10,7 @@ from gangline import inside
 from gangline.testing import StrategySuite
 from gangline.testing.scenarios import FLOAT64, Layout, Scenario
 from gangline.testing.strategy_ranks import Job, start
-from gangline_moe import exchange
+from gangline_moe.dispatch import dispatcher
 
 SMALL = ("moe=on", "batch.sequence_length=16", "run.deterministic=false")
 MANY = ("batch.global_size=16", "batch.micro_size=1")  # microbatches, for a pipeline to have something to order
@@ -77,7 +77,7 @@ def waits(job: Job) -> list[tuple[str, int]]:
         said.append(("goes on", microbatch))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchange, "give_way", noted)
+        patch.setattr(dispatcher, "give_way", noted)
         runtime.step(job.share(0, *runtime.data_coordinate))
     return said
 

@@ -77,6 +77,8 @@ class Order:
     rate         the learning rate is multiplied by this in the next `rate_steps` steps, counted from where the run goes
                  on; also after a restart
     exclude      hosts that are to have no part in the next start
+
+    Raises ValueError for a negative number of samples or a rate that is none.
     """
 
     action: Action

@@ -37,8 +37,8 @@ _BUILD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 class Part:
     """One choice in one group, as `conda`'s and `hatch`'s provider hooks yield them.
 
-    Each part has a config class of its own (subclass one to offer other defaults), so that a
-    config object alone tells which part it configures.
+    Each part has a config class of its own (subclass one to offer other defaults), so that a config object alone tells
+    which part it configures. Raises ValueError or TypeError where a field is not what its comment says.
     """
 
     name: str  # what the user types after "="

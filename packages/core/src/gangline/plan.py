@@ -49,7 +49,8 @@ class Cut:
     """Parameters matching `pattern` may be cut along tensor dim `dim` by mesh (or fold) axis `axis`.
 
     `unit`: rows that stay together (the width of a head). Which rule counts says `Plan.cuts_of`; a pattern of a module
-    covers all that lies in it, also what an edit adds there.
+    covers all that lies in it, also what an edit adds there. Raises ValueError for a negative dim, an empty unit, and
+    one dim cut by every axis.
     """
 
     pattern: str

@@ -33,18 +33,22 @@ class NoCheckpointer(Checkpointer):
     def save(
         self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
     ) -> Handle:
+        """Raises SaveFailed: nothing is kept."""
         raise SaveFailed(CheckpointId(request.step, document.get("attempt", 1)), WHY)
 
     def list(self):
         return []
 
     def document(self, id: CheckpointId) -> dict[str, Any]:
+        """Raises UserError: nothing is kept."""
         raise UserError(f"there is no checkpoint {id}.", WHY)
 
     def arrays(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
+        """Raises UserError: nothing is kept."""
         raise UserError(f"there is no checkpoint {id}.", WHY)
 
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
+        """Raises UserError: nothing is kept."""
         raise UserError(f"there is no checkpoint {id}.", WHY)
 
 

@@ -62,6 +62,7 @@ class DcpWriter(FileSystemWriter):
         return super().prepare_global_plan(plans)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future:
+        """This rank's file, with checksums. Raises the OSError that torch hides behind a RuntimeError."""
         try:
             results = super().write_data(plan, planner).value() if plan.items else []
         except RuntimeError as error:
@@ -227,6 +228,7 @@ class DcpReader(FileSystemReader):
         return replace(metadata, storage_meta=StorageMeta(load_id=self.load_id))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Raises BadCheckpoint for damage that `read_metadata` has met."""
         if self.damage is not None:
             raise self.damage
         super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)

@@ -58,6 +58,10 @@ class DcpCheckpointer(Checkpointer):
     def save(
         self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
     ) -> Handle:
+        """Written when it returns.
+
+        Raises SaveFailed where the disk is full or gone, FileExistsError where the checkpoint is there.
+        """
         start, id = time.perf_counter(), CheckpointId(request.step, document["attempt"])
         writer = DcpWriter(self.directory / str(id), document)
         planner = ShardSavePlanner(shards, registry)
@@ -81,6 +85,7 @@ class DcpCheckpointer(Checkpointer):
         return ChecksumFile(self._path(id)).document()
 
     def arrays(self, id: CheckpointId) -> dict[str, tuple[int, ...]]:
+        """From DCP's own table. Raises BadCheckpoint."""
         reader = DcpReader(self._path(id))
         stored = arrays_of(reader.read_metadata())
         if reader.damage is not None:

@@ -84,6 +84,7 @@ class TokenizerCodec(TextCodec):
         self.separator = found[0] if found else None
 
     def encode_file(self, content: bytes, name: str) -> np.ndarray:
+        """Raises UserError where the file is not UTF-8 and `errors` is strict, or the vocabulary lacks a word."""
         try:
             text = content.decode(errors=self.errors)
         except UnicodeDecodeError as error:

@@ -49,6 +49,7 @@ class SampleReader(BatchReader):
         self._closed = False
 
     def begin(self, cursor: int, step: int) -> None:
+        """Start reading ahead, from another place if it had begun. Raises RuntimeError once closed."""
         if self._closed:
             raise RuntimeError("this reader is closed")
         if self._ahead is not None:
@@ -57,11 +58,13 @@ class SampleReader(BatchReader):
         self._ahead = ReadAhead(make, AHEAD + 1, self.source.threads, partial(use_device, self.place.device))
 
     def take(self) -> list[StoredBatch]:
+        """Raises RuntimeError once closed, and before `begin`."""
         if self._ahead is None:
             raise RuntimeError("this reader is closed" if self._closed else "`begin` comes before `take`")
         return self._ahead.take()
 
     def held_out(self, count: int) -> Iterator[StoredBatch]:
+        """Raises RuntimeError once closed."""
         if self._closed:
             raise RuntimeError("this reader is closed")
         for numbers, counted in self.place.held_out(count, self.source.length()):

@@ -24,6 +24,8 @@ class AttentionCall:
     soft_cap  bounds the scores (Gemma 2, arXiv 2408.00118, section 2); None: they are not bounded
     sinks     the name of a parameter of the module, a number per head, which joins the sum below the line only (Xiao et
               al., arXiv 2309.17453); it extends the call: `attention(q, k, v, document, position, sinks_H)`
+
+    Raises ValueError for a window without a key or without causality, and for a soft cap that is not positive.
     """
 
     causal: bool = True
@@ -49,6 +51,8 @@ class LossCall:
 
     z  weight of log²Z, Z the sum of a token's exp(logits) (PaLM, arXiv 2204.02311, section 5): a term that joins the
        gradients by `gangline.inside.emit_loss` under the name "z_loss", and not the sum that is returned
+
+    Raises ValueError for a negative weight.
     """
 
     z: float = 0.0

@@ -23,6 +23,7 @@ class Single(ParallelConfig):
         return 1
 
     def axes(self, world: int) -> dict[str, int]:
+        """No axis. Raises UserError for more than one process."""
         if world != 1:
             raise UserError(
                 f"parallel=single is one process, and this job has {world}.",

@@ -28,12 +28,14 @@ class BatchReaderSuite(PartSuite):
     """A part of `DataSourceSuite`."""
 
     def source(self, tmp_path: Path, *settings: str, split: str = "train") -> Any:
-        """The source on the suite's data."""
+        """The source on the suite's data. Raises NotImplementedError until an author overrides it."""
         raise NotImplementedError
 
     @contextmanager
-    def reading(self, source: DataSource, index: int = 0, width: int = 1, micro: int = MICRO) -> Iterator[BatchReader]:
-        reader = source.reader(ReadPlace(index, width, SIZE, micro, CPU))
+    def reading(
+        self, source: DataSource, index: int = 0, width: int = 1, micro_size: int = MICRO
+    ) -> Iterator[BatchReader]:
+        reader = source.reader(ReadPlace(index, width, SIZE, micro_size, CPU))
         try:
             yield reader
         finally:
@@ -74,7 +76,7 @@ class BatchReaderSuite(PartSuite):
         source = self.source(tmp_path)
         for width in (2, 4, 8):
             for index in range(width):
-                with self.reading(source, index, width, micro=1) as reader:
+                with self.reading(source, index, width, micro_size=1) as reader:
                     reader.begin(3, 1)
                     for step in range(2):
                         first = 3 + step * SIZE + index * SIZE // width

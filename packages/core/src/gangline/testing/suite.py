@@ -165,13 +165,13 @@ class PartSuite:
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> None:
-    """A process ended well; if not, the last line that it wrote to stderr comes first."""
+    """A process ended well; if not, the last line that it wrote to stderr comes first. Raises AssertionError."""
     if done.returncode:
         raise AssertionError(f"{done.stderr.strip().rpartition(chr(10))[2]}\n{done.stderr}")
 
 
 def entry_module(distribution: str) -> str:
-    """The module that a distribution registers with gangline."""
+    """The module that a distribution registers with gangline. Raises LookupError where it registers none."""
     for entry in entry_points(group=ENTRY_POINTS):
         if entry.dist is not None and entry.dist.metadata["Name"] == distribution:
             return entry.module

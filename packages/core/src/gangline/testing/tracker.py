@@ -49,7 +49,10 @@ class TrackerSuite(PartSuite):
     }
 
     def recorded(self, directory: Path) -> list[tuple[int, float]]:
-        """(step, loss) of every record that lies in the run directory, in order. For the author to write."""
+        """(step, loss) of every record that lies in the run directory, in order. For the author to write.
+
+        Raises AssertionError until it is.
+        """
         raise AssertionError("nothing reads the records back: override `recorded`")
 
     def tracker(self, directory: Path) -> Tracker:

@@ -51,6 +51,8 @@ class Axes:
     """The model on one rank. Embedding and head stay whole along `tp`, as a plan allows.
 
     used  name of a parameter -> all names that modules have it under
+
+    Raises ValueError where tp does not divide what it cuts.
     """
 
     def __init__(self, model: nn.Module, plan: Plan, comms: Comms, used: Mapping[str, Sequence[str]]) -> None:
@@ -117,7 +119,7 @@ class Axes:
     # --- cp: a part of the tokens ------------------------------------------------------------------------------------
 
     def own_tokens(self, batch: Batch) -> Batch:
-        """This rank's part of each sequence."""
+        """This rank's part of each sequence. Raises ValueError where cp does not divide them."""
         if batch.shape[1] % self.cp.size:
             raise ValueError(f"sequences of {batch.shape[1]} tokens do not divide by cp={self.cp.size}")
         values = {item.name: getattr(batch, item.name) for item in fields(batch)}

@@ -60,6 +60,7 @@ class FilesCheckpointer(Checkpointer):
     def save(
         self, request: SaveRequest, shards: Sequence[Shard], registry: Registry, document: dict[str, Any]
     ) -> Handle:
+        """Every rank writes its files, and rank 0 renames the directory. Raises SaveFailed."""
         id = CheckpointId(request.step, document["attempt"])
         final = self.directory / str(id)
         self.turn += 1
@@ -161,6 +162,7 @@ class FilesCheckpointer(Checkpointer):
         return sorted(id for id in found if id is not None)
 
     def read_index(self, id: CheckpointId) -> dict[str, Any]:
+        """Where each box lies. Raises BadCheckpoint."""
         path = self.directory / str(id) / "index"
         try:
             checksum, _, text = path.read_text().partition("\n")
@@ -184,6 +186,7 @@ class FilesCheckpointer(Checkpointer):
         return {name: tuple(boxes[0]["whole"]) for name, boxes in self.read_index(id)["arrays"].items()}
 
     def load(self, id: CheckpointId, shards: Iterable[Shard], registry: Registry) -> None:
+        """All ranks say whether they met damage. Raises BadCheckpoint on all if one did."""
         self.turn += 1
         rank, error = int(os.environ.get("RANK", "0")), None
         try:
@@ -199,7 +202,10 @@ class FilesCheckpointer(Checkpointer):
             raise error
 
     def fill_all(self, id: CheckpointId, shards: Iterable[Shard]) -> None:
-        """Fill each shard from the stored boxes that it overlaps."""
+        """Fill each shard from the stored boxes that it overlaps.
+
+        Raises UserError for an array that is missing or has another shape.
+        """
         stored = self.read_index(id)["arrays"]
         for shard in shards:
             boxes = stored.get(shard.name)

@@ -14,7 +14,10 @@ from gangline.testing.toys.plugin import Numbers
 
 
 class NumbersSource(DataSource):
-    """Windows of one text, every tenth held out; without `path` it is "100000 100001 ..."."""
+    """Windows of one text, every tenth held out; without `path` it is "100000 100001 ...".
+
+    Raises UserError where there is no such file, or too little in it.
+    """
 
     def __init__(self, config: Numbers, run: Run, split: Split) -> None:
         self.sequence_length, self.split = run.batch.sequence_length, split

@@ -1,0 +1,58 @@
+"""Whoever calls a public function of core learns from its docstring what it raises."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+CORE = Path(__file__).parent.parent / "packages/core/src/gangline"
+Body = ast.FunctionDef | ast.ClassDef
+
+
+def raises(function: ast.FunctionDef) -> bool:
+    """Whether it raises something itself: no bare `raise`, and nothing that a function within it raises."""
+    left: list[ast.AST] = list(function.body)
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+            left += ast.iter_child_nodes(node)
+    return False
+
+
+def silent(node: ast.Module | ast.ClassDef, path: str = "") -> Iterator[str]:
+    """Public functions and methods that raise and do not say so; a class speaks for what makes an instance."""
+    for each in node.body:
+        if isinstance(each, ast.ClassDef) and not each.name.startswith("_"):
+            yield from silent(each, f"{each.name}.")
+        elif isinstance(each, ast.FunctionDef) and raises(each):
+            makes = each.name in ("__init__", "__post_init__")
+            said = (ast.get_docstring(node if makes else each) or "").lower()
+            if (makes or not each.name.startswith("_")) and "raise" not in said and "refuse" not in said:
+                yield path + each.name
+
+
+def test_what_raises_says_so() -> None:
+    files = [path for path in CORE.rglob("*.py") if CORE / "examples" not in path.parents]
+    found = {str(path.relative_to(CORE)): list(silent(ast.parse(path.read_text()))) for path in sorted(files)}
+    assert {file: names for file, names in found.items() if names} == {}
+
+
+def test_who_says_nothing_is_found() -> None:
+    code = '''
+class A:
+    """A."""
+    def __init__(self): raise ValueError
+    def told(self):
+        """Raises ValueError."""
+        raise ValueError
+    def silent(self):
+        """Does it."""
+        if self: raise ValueError
+    def passes_on(self):
+        try: pass
+        except ValueError: raise
+'''
+    assert list(silent(ast.parse(code))) == ["A.__init__", "A.silent"]
