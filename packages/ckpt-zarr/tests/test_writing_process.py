@@ -188,7 +188,7 @@ def test_a_process_that_died_is_a_failure_and_the_next_job_starts_another(
         answer = writer.wait(job, SECONDS)
         assert answer.kind == "WriterDied"
         assert answer.failed == "the writer process was killed by SIGKILL"
-    assert not writer.alive
+    assert not writer.running
     assert writer.wait(empty(writer, tmp_path, "2"), SECONDS).done
     assert writer.pid != first
     assert os.listdir(tmp_path) == ["2"]

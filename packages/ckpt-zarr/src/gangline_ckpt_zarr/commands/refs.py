@@ -35,11 +35,11 @@ def run(argv: Sequence[str]) -> int:
         copy.store.commit(REFERENCES, made)
         place = f"{copy.store.url}/{REFERENCES}"
     print(f"{text.place(place)}: {text.many(len(content['refs']), 'reference')}, {text.size(len(made))}")
-    print(f"\nzarr.open_group({opened(place, copy.store.url)})")
+    print(f"\nzarr.open_group({open_arguments(place, copy.store.url)})")
     return 0
 
 
-def opened(references: str, url: str) -> str:
+def open_arguments(references: str, url: str) -> str:
     """The arguments of zarr.open_group that open it."""
     options: dict[str, object] = {"fo": references}
     scheme, sign, _ = url.partition("://")

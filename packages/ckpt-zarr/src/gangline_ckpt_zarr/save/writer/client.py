@@ -43,7 +43,7 @@ class WriterClient:
         """Have it run, with these file descriptors inherited (as numbered here; None: those it was made with)."""
         with self._sending:
             wanted = self._fds if fds is None else tuple(fds)
-            if self.alive and wanted == self._fds:
+            if self.running and wanted == self._fds:
                 return
             self.close()
             self._fds, self._ended = wanted, None
@@ -59,7 +59,7 @@ class WriterClient:
             self._listener.start()
 
     @property
-    def alive(self) -> bool:
+    def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     @property
