@@ -49,7 +49,7 @@ def wrong(start: int | None, number: int, checksum: int, trailer: bytes | memory
 
 
 def trailer(start: int | None, number: int, content: bytes | memoryview) -> bytes:
-    """What is to lie behind the chunk `number`: checksum and seal; without a `start` the checksum alone."""
+    """What goes behind the chunk `number`: its checksum and seal; without a `start` the checksum alone."""
     checksum = checksum_of(content)
     if start is None:
         return checksum.to_bytes(CHECKSUM, "little")
@@ -57,5 +57,5 @@ def trailer(start: int | None, number: int, content: bytes | memoryview) -> byte
 
 
 def stored_checksum(trailer: bytes | memoryview) -> int:
-    """The checksum in what lies behind a chunk."""
+    """The checksum in a trailer."""
     return int.from_bytes(trailer[:CHECKSUM], "little")

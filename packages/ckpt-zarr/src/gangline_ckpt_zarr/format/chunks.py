@@ -34,7 +34,7 @@ class ChunkRun:
     name: str
     box: Box
     chunk: tuple[int, ...]
-    nbytes: int  # of a chunk, without what lies behind it
+    nbytes: int  # of a chunk, without its trailer of checksum and seal
     stride: int
     base: int
 

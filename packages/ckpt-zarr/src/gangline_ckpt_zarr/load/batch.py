@@ -73,7 +73,7 @@ class ReadBatch:
         self.size += len(buffer)
 
     def chunk(self, run: ChunkRun, number: int, buffer: memoryview) -> None:
-        """Read a whole chunk with what lies behind it, and check it."""
+        """Read a whole chunk and its trailer, and check it."""
         start, trailer = run.base + number * run.stride, memoryview(bytearray(self.meta.trailer))
         self.want(start, buffer)
         self.want(start + run.nbytes, trailer)

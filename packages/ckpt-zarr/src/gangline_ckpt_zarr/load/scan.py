@@ -70,8 +70,8 @@ def windows(store: ObjectStore, path: str, size: int) -> Iterator[Window]:
 class ChunkScanner:
     """Checks the chunks of a file; windows come in order.
 
-    `judge`: (number of the run, of the chunk in it, its checksum, what lies behind it) -> why it is not what was
-    written, "" where it is; by default as its run's seals say.
+    `judge`: (number of the run, of the chunk in it, its checksum, its trailer) -> why it is not what was written,
+    "" where it is; by default as its run's seals say.
     """
 
     def __init__(self, runs: Sequence[ChunkSpan], judge: Judge | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The buffers a rank stages in, and where in them everything goes.
+"""The buffers a rank stages in, and where in them each chunk goes.
 
 The memory tier's own where there is one, else one that the writer process inherits. Fresh memory costs several times
 what the copy into it does, so the first is found by a thread, beside the first steps.
@@ -36,7 +36,7 @@ class Buffers:
             self._preparing.start()
 
     def files(self, registry: Registry) -> PackedFiles:
-        """Where everything lies in the ranks' files; the same object for the same registry."""
+        """Where each chunk is in the ranks' files; the same object for the same registry."""
         self._join()
         if self._files is None or self._files.registry != registry:
             self._files = PackedFiles(registry)

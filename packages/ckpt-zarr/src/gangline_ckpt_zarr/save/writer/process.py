@@ -144,7 +144,7 @@ class WriterProcess:
 
 
 class _Progress:
-    """Tells how many bytes are written, at most a few times a second."""
+    """Reports how many bytes are written, at most a few times a second."""
 
     def __init__(self, job: int, say: Any) -> None:
         self.bytes = 0
