@@ -156,7 +156,7 @@ class WholeRuntime(Runtime):
     @torch.no_grad()
     def applied(self) -> None:
         for block, module in self._told:
-            module.after_step(self._emitted.get(block, {}))  # type: ignore[operator]
+            module.after_step(self._emitted.get(block, {}))
 
 
 def _block_of(path: str, plan: Plan) -> str:

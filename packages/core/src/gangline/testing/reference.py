@@ -157,7 +157,7 @@ class Reference:
             descend(weight, weight.grad, self.velocity[name])
         for path, module in listeners(self.model, "", self.plan):
             block = ".".join(path.split(".")[: self.plan.blocks.count(".") + 2])
-            module.after_step(self._emitted.get(block, {}))  # type: ignore[operator]
+            module.after_step(self._emitted.get(block, {}))
 
     @torch.no_grad()
     def evaluate(self, groups: Sequence[Sequence[Batch]]) -> tuple[float, int]:

@@ -66,7 +66,11 @@ class Grouped(Sigmoid):
 
     def problems(self, run: Run) -> Iterator[Problem]:
         yield from super().problems(run)
-        experts, top_k = run.edits["moe"].experts, run.edits["moe"].top_k  # type: ignore[attr-defined]
+        from gangline_moe.config import MoeOptions
+
+        options = run.edits["moe"]
+        assert isinstance(options, MoeOptions), "a router is a part of moe"
+        experts, top_k = options.experts, options.top_k
         if experts % self.groups or experts // self.groups < 2:
             yield Problem(
                 f"moe.router.groups={self.groups} does not divide moe.experts={experts} into groups of two and more.",

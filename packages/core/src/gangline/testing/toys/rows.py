@@ -209,7 +209,7 @@ class RowsRuntime(Runtime):
     @torch.no_grad()
     def applied(self) -> None:
         for path, module in listeners(self.model, "", self.plan):
-            module.after_step(self.emitted.get(_block_of(path, self.plan), {}))  # type: ignore[operator]
+            module.after_step(self.emitted.get(_block_of(path, self.plan), {}))
 
     # --- what others see ---------------------------------------------------------------------------------------------
 
