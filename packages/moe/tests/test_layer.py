@@ -210,7 +210,7 @@ def test_recomputing_the_gate_keeps_little():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_gradients_of_experts_may_come_later(dtype):
-    """What is put off has the bits of what is not, and names the parameters themselves."""
+    """What is deferred has the bits of what is not, and names the parameters themselves."""
 
     def gradients(later: bool) -> dict[str, Tensor | None]:
         module, kept = layer(dtype=dtype, dim=16, hidden=16), []
