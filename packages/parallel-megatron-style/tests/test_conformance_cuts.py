@@ -1,4 +1,7 @@
-"""Tensor, pipeline and context parallelism pass core's suite, alone and composed."""
+"""Tensor, pipeline and context parallelism pass core's suite, alone and composed.
+
+One rank is the same whatever the part: `test_conformance_data` has it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ LONG = ("model.layers=4", "batch.global_size=8", "batch.micro_size=1")
 class TestTp(StrategySuite):
     choice = "parallel=tp"
     layouts = (
-        Layout(1),
         Layout(2),
         Layout(2, ("parallel.sequence_parallel=false",)),
         Layout(4),
@@ -24,7 +26,6 @@ class TestPp(StrategySuite):
     settings = LONG
     can = {"exact"}
     layouts = (
-        Layout(1),
         Layout(2),
         Layout(4, ("parallel.schedule=gpipe",)),
         Layout(2, ("parallel.schedule=interleaved_1f1b",)),
