@@ -19,16 +19,15 @@ from gangline import inside
 from gangline.batch import Batch
 from gangline.inside import Collected
 from gangline.mesh import AXES, DATA_AXES
-from gangline.parallel import norm as scaling
 from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
 from gangline.parallel.microbatch import count_tokens
 from gangline.parallel.score import check_share, evaluated, in_global_order
 from gangline.runtime import Runtime, ShardedParam, StepResult
-from gangline.shard import Registry, Shard, model_array
+from gangline.shard import Registry, Shard
 from gangline_parallel_megatron_style.components import Components
-from gangline_parallel_megatron_style.data_parallel import norm
 from gangline_parallel_megatron_style.data_parallel.group_schedule import GroupSchedule
+from gangline_parallel_megatron_style.data_parallel.norm import GradNorm
 from gangline_parallel_megatron_style.pipeline import record
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.stage import Stage
@@ -51,9 +50,10 @@ class ComposedRuntime(Runtime, RankStages):
         self._tally = Tally(self.world, self.device)
         self._emitted: dict[str, dict[str, Tensor]] = {}
         self._parameters = self.storage.parameters()
-        self._leaves = [piece.tensor for parameter in self._parameters for piece in parameter.pieces]
-        layouts = [self.registry[model_array(name)] for name in made.shapes]
-        self._replicated = not any(layout.divisions or layout.at for layout in layouts)  # all gradients on every rank
+        self._grad_norm = GradNorm(
+            self._parameters, self.registry, made.shapes, self.world, self.device, made.deterministic
+        )
+        self._norm = 0.0
         self._groups = GroupSchedule(made.storage, made.stages, made.prefetch)
         self.stages = [Stage(segments, self._groups.before, self._groups.after) for segments in made.stages]
         self._executor = made.executor(self)
@@ -72,13 +72,10 @@ class ComposedRuntime(Runtime, RankStages):
             losses = [torch.zeros((), dtype=torch.float64, device=self.device) for _ in microbatches]
         self._tally.begin(losses, self._context.collected if self._counts_metrics else Collected())
         self.storage.finish()
-        gradients = [leaf.grad for leaf in self._leaves if leaf.grad is not None]
-        if self.made.precision.scale != 1.0 and gradients:
-            torch._foreach_mul_(gradients, 1.0 / self.made.precision.scale)
-        self._norm = self._global_norm()
-        tallied, (self._norm_value,) = self._tally.finish(tokens, self._norm)
+        self._grad_norm.unscale(self.made.precision.scale)
+        tallied, (self._norm,) = self._tally.finish(tokens, self._grad_norm.norm())
         self._emitted = tallied.by_path
-        finite = math.isfinite(tallied.loss_sum) and math.isfinite(self._norm_value)
+        finite = math.isfinite(tallied.loss_sum) and math.isfinite(self._norm)
         if self.made.records and microbatches:
             tallied.metrics.update(self._recorded(len(microbatches)))
         return StepResult(tallied.loss_sum, tokens, finite, tallied.metrics)
@@ -163,15 +160,9 @@ class ComposedRuntime(Runtime, RankStages):
 
     # --- after the step ---------------------------------------------------------------------------------------------
 
-    def _global_norm(self) -> Tensor:
-        if self.made.deterministic:
-            return norm.norm_by_rows(self._parameters, self.made.shapes, self.world, self.device)
-        return norm.global_norm(self._parameters, None if self._replicated else self.world, self.device)
-
     def clip(self, max_norm: float | None) -> float:
-        if max_norm is not None and self._leaves:
-            scaling.clip(self._leaves, max_norm, self._norm, self._norm_value)
-        return self._norm_value
+        self._grad_norm.clip(max_norm, self._norm)
+        return self._norm
 
     @torch.no_grad()
     def applied(self) -> None:

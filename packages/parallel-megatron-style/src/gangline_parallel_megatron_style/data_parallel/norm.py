@@ -9,8 +9,52 @@ import torch
 from torch import Tensor
 
 from gangline.comm import Comm
-from gangline.parallel.norm import ordered_norm, row_squares
+from gangline.parallel.norm import clip, ordered_norm, row_squares
 from gangline.runtime import ShardedParam
+from gangline.shard import Registry, model_array
+
+
+class GradNorm:
+    """The gradients of `parameters` after a step: their loss scale taken out, their global norm, clipped.
+
+    shapes: of all trained parameters of the run, in the order of one process. deterministic: the norm has the bits that
+    one process gets.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[ShardedParam],
+        registry: Registry,
+        shapes: Mapping[str, tuple[int, ...]],
+        world: Comm,
+        device: torch.device,
+        deterministic: bool,
+    ) -> None:
+        self._parameters, self._shapes, self._deterministic = parameters, shapes, deterministic
+        self._leaves = [piece.tensor for parameter in parameters for piece in parameter.pieces]
+        layouts = [registry[model_array(name)] for name in shapes]
+        self._replicated = not any(layout.divisions or layout.at for layout in layouts)  # every rank has them all
+        self._world, self._device = world, device
+        self._norm = torch.zeros((), dtype=torch.float64, device=device)
+
+    def unscale(self, scale: float) -> None:
+        """Divide by the loss scale."""
+        gradients = [leaf.grad for leaf in self._leaves if leaf.grad is not None]
+        if scale != 1.0 and gradients:
+            torch._foreach_mul_(gradients, 1.0 / scale)
+
+    def norm(self) -> Tensor:
+        """The global norm, 0-d, float64, equal on all ranks."""
+        if self._deterministic:
+            self._norm = norm_by_rows(self._parameters, self._shapes, self._world, self._device)
+        else:
+            self._norm = global_norm(self._parameters, None if self._replicated else self._world, self._device)
+        return self._norm
+
+    def clip(self, max_norm: float | None, value: float) -> None:
+        """Scale them so that their norm, of this `value`, is at most `max_norm`."""
+        if max_norm is not None and self._leaves:
+            clip(self._leaves, max_norm, self._norm, value)
 
 
 def global_norm(named: Sequence[ShardedParam], world: Comm | None, device: torch.device) -> Tensor:
