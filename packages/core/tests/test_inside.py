@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gangline import inside
 from gangline.inside import Collected, Frame, at, draw, emit_loss, emit_metric, frame, over_sequence
+from gangline.weight_grads import deferring, is_deferring
 
 
 class Noisy(nn.Module):
@@ -154,19 +155,25 @@ def test_over_sequence_is_what_the_frame_gives(hidden):
         assert torch.equal(over_sequence(hidden), hidden * 2)
 
 
-def test_a_weight_gradient_is_computed_now_or_handed_over():
+def test_a_weight_gradient_is_computed_now_or_deferred():
     weight, kept = nn.Parameter(torch.ones(2)), []
 
     def compute():
         return weight * 3  # of a graph, which must not outlive the backward pass
 
     assert inside.weight_gradient(weight, compute).equal(torch.full((2,), 3.0))
-    with inside.deferring(lambda *what: kept.append(what)):
+    with deferring(kept.append):
+        assert is_deferring()
         assert inside.weight_gradient(weight, compute) is None
+        with pytest.raises(RuntimeError, match="already"), deferring(kept.append):
+            pass
+    assert not is_deferring()
+    assert weight.grad is None
     (found,) = kept
-    assert found[0] is weight
-    assert found[1]().equal(torch.full((2,), 3.0))
-    assert not found[1]().requires_grad
+    for times in (1.0, 2.0):
+        found()
+        assert weight.grad.equal(torch.full((2,), 3.0 * times))
+        assert not weight.grad.requires_grad
     assert inside.weight_gradient(weight, compute) is not None
 
 

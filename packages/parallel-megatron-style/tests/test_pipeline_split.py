@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from gangline.model.linear import Linear
 from gangline.model.tree import LinearNode
 from gangline.precision.plain import Plain
+from gangline.weight_grads import defer, is_deferring, when_accumulated
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
-from gangline_parallel_megatron_style.weight_grads import WeightGradStore, defer, deferring, when_accumulated
+from gangline_parallel_megatron_style.pipeline.weight_grad_store import WeightGradStore
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
@@ -102,10 +103,10 @@ def test_who_waits_for_a_weight_is_told_when_it_is_there():
 def test_store_keeps_order_and_runs_at_once_where_none_is_open():
     store, ran = WeightGradStore(), []
     defer(lambda: ran.append("now"))
-    assert not deferring()
+    assert not is_deferring()
     for key in ((0, 1), (1, 0)):
         with store.open(*key):
-            assert deferring()
+            assert is_deferring()
             defer(lambda key=key: ran.append((key, "a")))
             defer(lambda key=key: ran.append((key, "b")))
     store.run(1, 0)
@@ -122,7 +123,7 @@ def test_store_is_closed_after_an_error_and_forgets_on_demand():
             with store.open(0, 1):
                 pass
 
-    with pytest.raises(RuntimeError, match="open already"):
+    with pytest.raises(RuntimeError, match="deferred already"):
         fail()
     ran = []
     defer(lambda: ran.append(1))

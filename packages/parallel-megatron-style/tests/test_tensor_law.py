@@ -26,7 +26,7 @@ from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
 from gangline_parallel_megatron_style.context.cut import cut_batch
-from gangline_parallel_megatron_style.weight_grads import WeightGradStore
+from gangline_parallel_megatron_style.pipeline.weight_grad_store import WeightGradStore
 
 SHAPES = {
     "plain": {},

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gangline.draws import uniforms
+from gangline.weight_grads import accumulate_grad, defer, is_deferring
 
 MetricReduce = Literal["sum", "mean", "max"]
 
@@ -57,7 +58,6 @@ class Frame:
 # autograd's own, which would see none. A rank runs one step at a time.
 _frame: Frame | None = None
 _path: str = ""
-_defer: Callable[[Tensor, Callable[[], Tensor]], None] | None = None
 _give_way: Callable[[], None] | None = None
 
 
@@ -81,17 +81,6 @@ def at(path: str) -> Iterator[None]:
         yield
     finally:
         _path = before
-
-
-@contextmanager
-def deferring(keep: Callable[[Tensor, Callable[[], Tensor]], None]) -> Iterator[None]:
-    """Weight gradients of the backward pass inside are deferred: `keep(weight, compute)` sees to them (zero bubble)."""
-    global _defer
-    before, _defer = _defer, keep
-    try:
-        yield
-    finally:
-        _defer = before
 
 
 @contextmanager
@@ -199,9 +188,9 @@ def weight_gradient(weight: Tensor, compute: Callable[[], Tensor]) -> Tensor | N
     `compute` needs must not be changed after the backward pass, and `weight` is the parameter itself, kept in `ctx` and
     not as a saved tensor: a recomputed forward pass hands back other tensors than it was given.
     """
-    if _defer is None:
+    if not is_deferring():
         return compute()
-    _defer(weight, torch.no_grad()(compute))
+    defer(torch.no_grad()(lambda: accumulate_grad(weight, compute())))
     return None
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     )
     from gangline.parallel.norm import ordered_norm as ordered_norm, row_squares as row_squares
     from gangline.parallel.prepare import (
+        Finish as Finish,
         bind_folds as bind_folds,
         full_product as full_product,
         refuse_own as refuse_own,
@@ -73,6 +74,14 @@ if TYPE_CHECKING:
         primary_replica as primary_replica,
     )
     from gangline.train.finish import finisher as finisher
+    from gangline.weight_grads import (
+        Closure as Closure,
+        accumulate_grad as accumulate_grad,
+        defer as defer,
+        deferring as deferring,
+        is_deferring as is_deferring,
+        when_accumulated as when_accumulated,
+    )
 
 __getattr__, __all__ = lazily(
     __name__,
@@ -91,7 +100,7 @@ __getattr__, __all__ = lazily(
         "gangline.parallel.microbatch": "count_on_host count_tokens frame_of",
         "gangline.parallel": "norm",
         "gangline.parallel.norm": "ordered_norm row_squares",
-        "gangline.parallel.prepare": "bind_folds full_product refuse_own set_products",
+        "gangline.parallel.prepare": "Finish bind_folds full_product refuse_own set_products",
         "gangline.parallel.score": "check_share evaluated in_global_order",
         "gangline.parallel.single": "SingleRuntime",
         "gangline.parallel.storage": "dtype_name",
@@ -101,5 +110,6 @@ __getattr__, __all__ = lazily(
         "gangline.model.contracts": "Bindable OwnProducts StepListener bind_around seam_function",
         "gangline.model.seams": "call_at calls",
         "gangline.train.finish": "finisher",
+        "gangline.weight_grads": "Closure accumulate_grad defer deferring is_deferring when_accumulated",
     },
 )

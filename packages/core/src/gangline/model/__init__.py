@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from gangline.interop.config import read_config as read_config
     from gangline.model.attention import PLAIN as PLAIN, PlainAttention as PlainAttention
     from gangline.model.build import Wrapper as Wrapper, construct as construct
-    from gangline.model.calls import AttentionCall as AttentionCall, Call as Call, LossCall as LossCall
+    from gangline.model.calls import (
+        LOSS_CHUNK as LOSS_CHUNK,
+        AttentionCall as AttentionCall,
+        Call as Call,
+        LossCall as LossCall,
+    )
     from gangline.model.compose import compose_model as compose_model
     from gangline.model.config import DecoderConfig as DecoderConfig, Tiny as Tiny
     from gangline.model.feed_forward import FeedForward as FeedForward
@@ -30,6 +35,7 @@ if TYPE_CHECKING:
     )
     from gangline.model.init import shards_of as shards_of, whole_model as whole_model
     from gangline.model.linear import Embedding as Embedding, Linear as Linear
+    from gangline.model.loss import log_sum_exp as log_sum_exp, logits_gradient as logits_gradient, wide as wide
     from gangline.model.norm import RMSNorm as RMSNorm
     from gangline.model.plan import plan_decoder as plan_decoder
     from gangline.model.recall import Recall as Recall
@@ -81,7 +87,8 @@ __getattr__, __all__ = lazily(
         "gangline.model.plan": "plan_decoder",
         "gangline.model.config": "DecoderConfig Tiny",
         "gangline.model.compose": "compose_model",
-        "gangline.model.calls": "AttentionCall Call LossCall",
+        "gangline.model.calls": "LOSS_CHUNK AttentionCall Call LossCall",
+        "gangline.model.loss": "log_sum_exp logits_gradient wide",
         "gangline.model.build": "Wrapper construct",
         "gangline.model.attention": "PLAIN PlainAttention",
         "gangline.model.feed_forward": "FeedForward",

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from gangline.comm import Pending
 from gangline.runtime import ParamShard
+from gangline.weight_grads import when_accumulated
 from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
 from gangline_parallel_megatron_style.data_parallel.options import BufferOptions
 from gangline_parallel_megatron_style.data_parallel.views import BufferViews
-from gangline_parallel_megatron_style.weight_grads import when_accumulated
 
 
 class GradBuffer:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from gangline.weight_grads import is_deferring
 from gangline_parallel_megatron_style.data_parallel.storage import Storage
 from gangline_parallel_megatron_style.pipeline.stage import Segment
-from gangline_parallel_megatron_style.weight_grads import deferring
 
 
 class GroupSchedule:
@@ -45,7 +45,7 @@ class GroupSchedule:
 
     def after(self, segment: Segment, backward: bool) -> None:
         """The module has run: its weights may go, and its gradients are reduced unless they are deferred."""
-        if backward and not deferring():
+        if backward and not is_deferring():
             self.reduce(segment)
         if backward or not (torch.is_grad_enabled() and self._comes_next(segment)):
             for group in segment.groups:

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from gangline_parallel_megatron_style.weight_grads import WeightGradStore
+from gangline_parallel_megatron_style.pipeline.weight_grad_store import WeightGradStore
 
 
 class RankStages(ABC):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gangline.precision.base import Precision
-from gangline_parallel_megatron_style.weight_grads import accumulate_grad, defer
+from gangline.weight_grads import accumulate_grad, defer
 
 
 class SplitProduct(torch.autograd.Function):

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from gangline.comm import Pending
+from gangline.weight_grads import accumulate_grad, defer
 from gangline_parallel_megatron_style.tensor.setting import Setting, wants
 from gangline_parallel_megatron_style.tensor.visit import Visit, input_gradient
-from gangline_parallel_megatron_style.weight_grads import accumulate_grad, defer
 
 
 class Enter(torch.autograd.Function):

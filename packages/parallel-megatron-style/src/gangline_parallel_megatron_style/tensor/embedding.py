@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gangline.weight_grads import accumulate_grad, defer
 from gangline_parallel_megatron_style.tensor.rows import from_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting, anchor
-from gangline_parallel_megatron_style.weight_grads import accumulate_grad, defer
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from torch import Tensor
 from gangline.inside import emit_loss
 from gangline.model.calls import LossCall
 from gangline.model.loss import log_sum_exp, logits_gradient, wide
+from gangline.weight_grads import accumulate_grad, defer
 from gangline_parallel_megatron_style.tensor.rows import to_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting, anchor, wants
-from gangline_parallel_megatron_style.weight_grads import accumulate_grad, defer
 
 
 @dataclass(frozen=True)

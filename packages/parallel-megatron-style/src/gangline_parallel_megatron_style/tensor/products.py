@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gangline.weight_grads import accumulate_grad, defer
 from gangline_parallel_megatron_style.tensor.rows import from_rows, to_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting, wants
 from gangline_parallel_megatron_style.tensor.visit import Visit, Waiting
-from gangline_parallel_megatron_style.weight_grads import accumulate_grad, defer
 
 Weights = tuple[Tensor, Tensor | None]  # and bias; a tuple, so that autograd does not see them
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gangline.weight_grads import accumulate_grad
 from gangline_parallel_megatron_style.tensor.setting import Setting, wants
-from gangline_parallel_megatron_style.weight_grads import accumulate_grad
 
 
 @dataclass
