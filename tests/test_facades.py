@@ -23,7 +23,7 @@ LAZY = (
 )  # fmt: skip
 MODULES = ("api", "figure", "health", "inside", "plugins", "testing")  # which are for plugins as they stand
 FACADES = {"gangline", *(f"gangline.{name}" for name in (*LAZY, *MODULES))}
-LEFT = {"dataloader", "parallel-megatron-style"}
+LEFT = {"dataloader"}
 
 
 def texts(place: str) -> Iterator[str]:

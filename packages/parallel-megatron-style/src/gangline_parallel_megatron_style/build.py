@@ -8,18 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from gangline.batch import Batch
 from gangline.comm import Comm, Comms
-from gangline.config.schema import Run
-from gangline.mesh import Mesh
-from gangline.model.linear import Linear
-from gangline.model.seams import calls
-from gangline.model.tree import Node
-from gangline.parallel.prepare import Finish, bind_folds, set_products
-from gangline.parallel.storage import dtype_name
-from gangline.plan import Plan
+from gangline.config import Run
+from gangline.model import Linear, Node
 from gangline.precision import Precision
-from gangline.shard import model_array
+from gangline.strategy import Batch, Finish, Mesh, Plan, bind_folds, calls, dtype_name, model_array, set_products
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.config import Composed
 from gangline_parallel_megatron_style.data_parallel.codec import CODECS
@@ -152,7 +145,7 @@ def first_rows(arrays: ModelLayout, plan: Plan, mesh: Mesh, rank: int, given: Mo
 
 def fold_comm(plan: Plan, mesh: Mesh, comms: Comms, name: str) -> Comm:
     """The ranks of a fold; this rank alone where the mesh has none for it."""
-    from gangline.comm.solo import Solo
+    from gangline.comm import Solo
 
     fold = active_fold(plan, mesh, name)
     return Solo(name, comms.rank) if fold is None else comms.fold(fold)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangline.config.suggest import near
-from gangline.errors import UserError
+from gangline import UserError
+from gangline.config import near
 from gangline.tools import verb_of
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _explain(argv: Sequence[str]) -> int:
-    from gangline.config.compose import compose_one
+    from gangline.config import compose_one
     from gangline_parallel_megatron_style.explain.explained import explained
     from gangline_parallel_megatron_style.explain.page import text, traced
     from gangline_parallel_megatron_style.layout.fits import untraceable
@@ -108,8 +108,7 @@ def _title(name: str, schedule: Schedule, whose: str = "") -> str:
 
 def _recorded(directory: Path) -> tuple[Timeline, Caption]:
     """What the newest recorded step of a run did, in milliseconds."""
-    from gangline.record import read_records
-    from gangline.rundir import RunDirectory
+    from gangline.tools import RunDirectory, read_records
     from gangline_parallel_megatron_style.cost.timing import schedule_of
     from gangline_parallel_megatron_style.explain.explained import case_of
     from gangline_parallel_megatron_style.pipeline.record import latest, timeline
@@ -131,7 +130,7 @@ def _recorded(directory: Path) -> tuple[Timeline, Caption]:
 
 def _of_run(words: Sequence[str]) -> tuple[Schedule, list[Costs], Caption]:
     """The schedule of a run, and what its stages compute."""
-    from gangline.config.compose import compose_one
+    from gangline.config import compose_one
     from gangline_parallel_megatron_style.cost.timing import costs, schedule_of
     from gangline_parallel_megatron_style.explain.explained import case_of
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from gangline.batch import Batch
 from gangline.comm import Comms
-from gangline.mesh import Mesh
 from gangline.precision import Precision
+from gangline.strategy import Batch, Mesh
 from gangline_parallel_megatron_style.data_parallel.storage import Storage
 from gangline_parallel_megatron_style.pipeline.executor import Executor
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages

@@ -7,17 +7,16 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from gangline.errors import Problem
-from gangline.mesh import AXES, Mesh
-from gangline.parts import ParallelConfig
-from gangline.ranges import NonNegativeInt, OneOf, PositiveInt, divisors
+from gangline import Problem
+from gangline.config import NonNegativeInt, OneOf, ParallelConfig, PositiveInt, divisors
+from gangline.strategy import AXES, Mesh
 from gangline_parallel_megatron_style.layout.factor import factor, nearest
 from gangline_parallel_megatron_style.layout.topology import Topology
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
-    from gangline.plan import Plan
+    from gangline.config import Run
+    from gangline.strategy import Plan
 
 
 @dataclass
@@ -75,7 +74,7 @@ class Composed(ParallelConfig):
 
     def notices(self, run: Run) -> list[str]:
         """What works but is not what one would choose, for a run that `check` found nothing wrong with."""
-        from gangline.config.check import world_of
+        from gangline.config import world_of
         from gangline_parallel_megatron_style.cost.case import Case
         from gangline_parallel_megatron_style.layout.notices import notices
 

@@ -16,15 +16,23 @@ import torch
 from torch import Tensor
 
 from gangline import inside
-from gangline.batch import Batch
 from gangline.inside import Collected
-from gangline.mesh import AXES, DATA_AXES
-from gangline.parallel.matrices import Matrices
-from gangline.parallel.metrics import Tally
-from gangline.parallel.microbatch import count_tokens
-from gangline.parallel.score import check_share, evaluated, in_global_order
-from gangline.runtime import Runtime, ShardedParam, StepResult
-from gangline.shard import Registry, Shard
+from gangline.strategy import (
+    AXES,
+    DATA_AXES,
+    Batch,
+    Matrices,
+    Registry,
+    Runtime,
+    Shard,
+    ShardedParam,
+    StepResult,
+    Tally,
+    check_share,
+    count_tokens,
+    evaluated,
+    in_global_order,
+)
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.data_parallel.group_schedule import GroupSchedule
 from gangline_parallel_megatron_style.data_parallel.norm import GradNorm

@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from gangline.batch import Batch
 from gangline.comm import Comm, Pending
 from gangline.inside import Collected, Frame
-from gangline.parallel.microbatch import count_on_host, frame_of
+from gangline.strategy import Batch, count_on_host, frame_of
 
 
 class StepContext:

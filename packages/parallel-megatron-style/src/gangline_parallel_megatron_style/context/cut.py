@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gangline.batch import Batch
+from gangline.strategy import Batch
 
 Order = Literal["zigzag", "contiguous"]
 

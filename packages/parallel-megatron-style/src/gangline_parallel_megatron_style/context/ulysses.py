@@ -15,9 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gangline.comm import Comm
-from gangline.comm.autograd import all_to_all
-from gangline.model.recall import Recall
+from gangline.comm import Comm, all_to_all
+from gangline.model import Recall
 
 Attention = Callable[..., Tensor]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gangline.comm import Comm
-from gangline.model.calls import AttentionCall
+from gangline.model import AttentionCall
 from gangline_parallel_megatron_style.context.blocks import Kernel, kernel_for
 from gangline_parallel_megatron_style.context.rectangles import kernel_of, rectangles
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import gcd
 
-from gangline.config.sections import Recompute
-from gangline.model.calls import LOSS_CHUNK
-from gangline.model.tree import (
+from gangline.config import Recompute
+from gangline.model import (
+    LOSS_CHUNK,
     AttentionNode,
     FeedForwardNode,
     LinearNode,
@@ -24,7 +24,7 @@ from gangline.model.tree import (
     WrapNode,
     children,
 )
-from gangline.plan import Plan
+from gangline.strategy import Plan
 from gangline_parallel_megatron_style.cost.case import Case
 
 

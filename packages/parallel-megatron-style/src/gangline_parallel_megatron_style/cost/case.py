@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from gangline.config.sections import Recompute
-from gangline.mesh import DATA_AXES, Mesh
-from gangline.model.compose import compose_model
-from gangline.model.tree import LocalSizes, Node, by_path, parameter_shapes
-from gangline.optimizer.config import Muon
-from gangline.plan import Plan
-from gangline.precision.config import Fp32, Fp64
+from gangline.config import Recompute
+from gangline.model import LocalSizes, Node, by_path, compose_model, parameter_shapes
+from gangline.optimizer import Muon
+from gangline.precision import Fp32, Fp64
+from gangline.strategy import DATA_AXES, Mesh, Plan
 from gangline_parallel_megatron_style.cost.parameters import Array, arrays_of
 from gangline_parallel_megatron_style.layout.stages import partition
 from gangline_parallel_megatron_style.pipeline.actions import stage_of
@@ -20,8 +18,7 @@ from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
-    from gangline.parts import PrecisionConfig
+    from gangline.config import PrecisionConfig, Run
     from gangline_parallel_megatron_style.config import Composed
 
 CHUNK = 256  # gradients that share a scale under compress=onebit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from gangline.plan import Fold
+from gangline.strategy import Fold
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.layout.topology import Tier
 from gangline_parallel_megatron_style.sharding.ranks import active_fold

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
-from gangline.mesh import Mesh
-from gangline.plan import Plan
-from gangline.shard import Layout, model_array
+from gangline.strategy import Layout, Mesh, Plan, model_array
 from gangline_parallel_megatron_style.sharding.arrays import EMBED, HEAD, TIED, ModelShapes, ParamKind, lay_out
 from gangline_parallel_megatron_style.sharding.ranks import StateRanks
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from gangline.config.sections import Recompute
-from gangline.model.flops import computes_frozen
-from gangline.model.tree import Node, nodes
+from gangline.config import Recompute
+from gangline.model import Node, computes_frozen, nodes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.costs import Costs

@@ -11,8 +11,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from math import gcd
 
-from gangline.config.sections import Recompute
-from gangline.model.tree import AttentionNode, WrapNode, nodes
+from gangline.config import Recompute
+from gangline.model import AttentionNode, WrapNode, nodes
 from gangline_parallel_megatron_style.cost import memory
 from gangline_parallel_megatron_style.cost.case import WIRE, Case
 from gangline_parallel_megatron_style.cost.links import BESIDE, Sent

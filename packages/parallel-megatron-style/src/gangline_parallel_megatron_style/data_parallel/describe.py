@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from gangline.model.buffers import filled_buffers_of
-from gangline.parallel.storage import dtype_name
-from gangline.plan import Plan
+from gangline.strategy import Plan, dtype_name, filled_buffers_of
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes
 
 

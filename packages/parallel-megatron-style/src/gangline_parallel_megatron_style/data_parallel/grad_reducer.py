@@ -16,9 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gangline.comm import Comm, Pending
-from gangline.comm.ordered import Later
-from gangline.comm.solo import Done
+from gangline.comm import Comm, Done, Later, Pending
 
 
 @dataclass(frozen=True)

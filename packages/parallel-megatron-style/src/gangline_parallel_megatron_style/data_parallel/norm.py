@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from gangline.comm import Comm
-from gangline.parallel.norm import clip, ordered_norm, row_squares
-from gangline.runtime import ShardedParam
-from gangline.shard import Registry, model_array
+from gangline.strategy import Registry, ShardedParam, model_array, norm as scaling, ordered_norm, row_squares
 
 
 class GradNorm:
@@ -54,7 +52,7 @@ class GradNorm:
     def clip(self, max_norm: float | None, value: float) -> None:
         """Scale them so that their norm, of this `value`, is at most `max_norm`."""
         if max_norm is not None and self._leaves:
-            clip(self._leaves, max_norm, self._norm, value)
+            scaling.clip(self._leaves, max_norm, self._norm, value)
 
 
 def global_norm(named: Sequence[ShardedParam], world: Comm | None, device: torch.device) -> Tensor:

@@ -6,15 +6,15 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gangline.errors import UserError
-from gangline.mesh import Mesh
+from gangline import UserError
+from gangline.strategy import Mesh
 from gangline_parallel_megatron_style.config import Composed
 from gangline_parallel_megatron_style.cost import moments, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.layout import check
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
+    from gangline.config import Run
     from gangline_parallel_megatron_style.cost.links import Sent
 
 
@@ -59,7 +59,7 @@ def explained(run: Run) -> Explained:
 
 def case_of(run: Run) -> Case:
     """A run on its mesh. Raises UserError as `explained` does."""
-    from gangline.config.check import layout_problems, meaningless, world_of
+    from gangline.config import layout_problems, meaningless, world_of
     from gangline.plugins import installed
 
     if not isinstance(run.parallel, Composed):

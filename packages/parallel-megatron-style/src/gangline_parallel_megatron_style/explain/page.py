@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from gangline.mesh import AXES, DATA_AXES
+from gangline.strategy import AXES, DATA_AXES
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import links
 from gangline_parallel_megatron_style.explain.explained import Explained, RankCost

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from math import log, prod
 
-from gangline.errors import UserError
-from gangline.mesh import AXES
-from gangline.ranges import divisors
+from gangline import UserError
+from gangline.config import divisors
+from gangline.strategy import AXES
 
 
 def nearest(wanted: int, choices: Sequence[int], count: int = 2) -> list[int]:

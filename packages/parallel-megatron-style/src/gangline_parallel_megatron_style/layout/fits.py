@@ -11,19 +11,15 @@ from dataclasses import replace
 from math import lcm
 from typing import TYPE_CHECKING
 
-from gangline.config.mend import nearest as nearest_accepted
-from gangline.errors import Problem
-from gangline.mesh import Mesh
-from gangline.model.calls import AttentionCall
-from gangline.model.seams import calls
-from gangline.model.tree import Node, parameter_shapes
-from gangline.plan import Fold, Plan, matches
-from gangline.ranges import divisors
+from gangline import Problem
+from gangline.config import divisors, nearest as nearest_accepted
+from gangline.model import AttentionCall, Node, parameter_shapes
+from gangline.strategy import Fold, Mesh, Plan, calls, matches
 from gangline_parallel_megatron_style.context.supported import unsupported_by_ring
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
+    from gangline.config import Run
     from gangline_parallel_megatron_style.config import Composed
 
 

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from gangline.mesh import Mesh
-from gangline.model.tree import Node, by_path, nodes
-from gangline.plan import Plan
+from gangline.model import Node, by_path, nodes
+from gangline.strategy import Mesh, Plan
 
 if TYPE_CHECKING:
     from gangline_parallel_megatron_style.config import Composed

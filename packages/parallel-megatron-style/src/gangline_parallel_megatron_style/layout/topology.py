@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gangline.mesh import Mesh
-from gangline.ranges import PositiveFloat, PositiveInt
+from gangline.config import PositiveFloat, PositiveInt
+from gangline.strategy import Mesh
 
 Tier = Literal["self", "node", "rack", "cluster"]
 

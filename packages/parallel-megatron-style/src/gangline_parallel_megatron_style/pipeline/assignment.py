@@ -10,11 +10,9 @@ import torch
 from torch import nn
 
 from gangline.comm import Comm
-from gangline.config.schema import Run
-from gangline.mesh import Mesh
-from gangline.model.buffers import listeners as listeners_of
-from gangline.model.compose import compose_model
-from gangline.plan import Plan
+from gangline.config import Run
+from gangline.model import compose_model
+from gangline.strategy import Mesh, Plan, listeners as listeners_of
 from gangline_parallel_megatron_style.config import Composed
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.timing import costs

@@ -16,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from gangline.batch import Batch
+from gangline.strategy import Batch
 
 
 @dataclass(frozen=True)

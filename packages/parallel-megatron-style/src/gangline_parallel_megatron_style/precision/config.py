@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gangline.parts import Part, PrecisionConfig
+from gangline import Part
+from gangline.config import PrecisionConfig
 
 
 @dataclass

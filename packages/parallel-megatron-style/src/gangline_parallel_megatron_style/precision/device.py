@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gangline.errors import UserError
+from gangline import UserError
 
 CUDA_FOR_BLOCKS = (12, 9)
 

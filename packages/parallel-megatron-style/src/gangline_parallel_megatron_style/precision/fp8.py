@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gangline.config.schema import Run
+from gangline.config import Run
 from gangline.precision import Precision
 from gangline_parallel_megatron_style.precision.config import Fp8
 from gangline_parallel_megatron_style.precision.device import refuse

@@ -9,15 +9,21 @@ from functools import partial
 import torch.nn.functional as F
 from torch import nn
 
+from gangline import UserError
 from gangline.comm import Comm
-from gangline.errors import UserError
-from gangline.model.calls import Call, LossCall, call_of
-from gangline.model.contracts import OwnProducts, bind_around, seam_function
-from gangline.model.linear import Embedding, Linear
-from gangline.model.seams import call_at
-from gangline.parallel.prepare import full_product, refuse_own
-from gangline.plan import Plan, matches
+from gangline.model import Call, Embedding, Linear, LossCall
 from gangline.precision import Precision
+from gangline.strategy import (
+    OwnProducts,
+    Plan,
+    bind_around,
+    call_at,
+    call_of,
+    full_product,
+    matches,
+    refuse_own,
+    seam_function,
+)
 from gangline_parallel_megatron_style.tensor.embedding import Lookup
 from gangline_parallel_megatron_style.tensor.loss import VocabularyLoss
 from gangline_parallel_megatron_style.tensor.region import Region

@@ -22,9 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gangline.inside import emit_loss
-from gangline.model.calls import LossCall
-from gangline.model.loss import log_sum_exp, logits_gradient, wide
-from gangline.weight_grads import accumulate_grad, defer
+from gangline.model import LossCall, log_sum_exp, logits_gradient, wide
+from gangline.strategy import accumulate_grad, defer
 from gangline_parallel_megatron_style.tensor.rows import to_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting, anchor, wants
 
