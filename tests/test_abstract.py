@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 BASES = {"ABC", "Protocol", "TypedDict", "NamedTuple", "Exception"}
 DATA = {"PartConfig", "Node"}  # options and config nodes: a class of them is one with other defaults
-LEFT = {"LocalSizes", "WindowSource"}
+LEFT = {"WindowSource"}
 
 
 def concrete(files: Iterable[Path]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from gangline.config.compose import compose_one
 from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.build import construct, model_of
-from gangline.model.tree import FeedForwardNode
+from gangline.model.tree import FeedForwardNode, LocalSizes
 from gangline.parallel.prepare import set_products
 from gangline.plan import Fold, Plan
 from gangline.train.finish import finisher
@@ -79,7 +79,9 @@ def kept(node: MoeNode, precision: str, ep: int) -> int:
 def test_a_layer_keeps_what_its_node_says(precision, ep, options):
     node = layer_node(FeedForwardNode(dim=DIM, hidden=HIDDEN), MoeOptions(experts=EXPERTS, hidden=HIDDEN, **options))
     nbytes = DTYPES[precision].itemsize
-    sizes = ActivationSizes(tokens=B * T, inner_tokens=B * T, itemsize=nbytes, master_itemsize=4, ranks={FOLD: ep})
+    sizes = ActivationSizes(
+        local=LocalSizes(tokens=B * T, inner_tokens=B * T, itemsize=nbytes, master_itemsize=4, ranks={FOLD: ep})
+    )
     found, told = kept(node, precision, ep), activations.of_node(node, sizes)
     assert told <= found <= told + 4 * B * 4 * EXPERTS  # terms of the loss: a few numbers of each sequence and expert
 

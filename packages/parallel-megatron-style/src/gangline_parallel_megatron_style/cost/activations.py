@@ -29,14 +29,16 @@ from gangline_parallel_megatron_style.cost.case import Case
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActivationSizes(LocalSizes):
+class ActivationSizes:
     """What a rank's modules compute with.
 
-    gpu: the kernels of a GPU. On a CPU a norm keeps its input and what it becomes in float32, and attention gives its
-    output in another order than the product behind it reads, which keeps a copy.
-    plan: what is frozen; a product keeps its input only for the gradient of its weight. None: nothing is.
+    local  the sizes that nodes are asked with
+    gpu    the kernels of a GPU. On a CPU a norm keeps its input and what it becomes in float32, and attention gives its
+           output in another order than the product behind it reads, which keeps a copy.
+    plan   what is frozen; a product keeps its input only for the gradient of its weight. None: nothing is.
     """
 
+    local: LocalSizes
     gpu: bool = True
     plan: Plan | None = None
     ulysses: int = 1  # ranks among which Ulysses trades tokens for heads
@@ -44,11 +46,27 @@ class ActivationSizes(LocalSizes):
     @classmethod
     def of(cls, case: Case, gpu: bool = True) -> ActivationSizes:
         ulysses = case.cp if case.config.context == "ulysses" else 1
-        return cls(**vars(case.sizes), gpu=gpu, plan=case.plan, ulysses=ulysses)
+        return cls(local=case.sizes, gpu=gpu, plan=case.plan, ulysses=ulysses)
+
+    @property
+    def tokens(self) -> int:
+        return self.local.tokens
+
+    @property
+    def inner_tokens(self) -> int:
+        return self.local.inner_tokens
+
+    @property
+    def itemsize(self) -> int:
+        return self.local.itemsize
+
+    @property
+    def master_itemsize(self) -> int:
+        return self.local.master_itemsize
 
     @property
     def tp(self) -> int:
-        return self.size("tp")
+        return self.local.size("tp")
 
 
 def norm(sizes: ActivationSizes, rows: int, width: int) -> int:
@@ -93,7 +111,7 @@ def of_node(node: Node, sizes: ActivationSizes, path: str = "") -> int:
     nothing is taken to keep what goes in and out of each matrix.
     """
     below = [(child, f"{path}.{name}" if name else path) for name, child in children(node)]
-    said = node.activation_bytes(sizes)
+    said = node.activation_bytes(sizes.local)
     if said is not None:
         return said + sum(of_node(child, sizes, at) for child, at in below)
     if isinstance(node, NormNode):
