@@ -23,9 +23,10 @@ from gangline.config import default_run
 from gangline.mesh import Mesh
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.config import ThreeD
-from gangline_parallel_megatron_style.cost.case import CHUNK, Case
+from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.memory import state
 from gangline_parallel_megatron_style.data_parallel.codec import Bfloat16, Signs
+from gangline_parallel_megatron_style.data_parallel.wire import CHUNK
 
 
 @settings(deadline=None, max_examples=30)

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from gangline.config import PrecisionConfig, Run
     from gangline_parallel_megatron_style.config import Composed
 
-CHUNK = 256  # gradients that share a scale under compress=onebit
-WIRE = {"bf16": 2.0, "onebit": (1 + 32 / CHUNK) / 8}  # bytes of a compressed gradient
-
 
 @dataclass(frozen=True)
 class ItemSizes:
