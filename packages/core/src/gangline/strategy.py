@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         put as put,
     )
     from gangline.model.build import model_of as model_of
-    from gangline.model.calls import call_of as call_of
+    from gangline.model.calls import LOSS_CHUNK as LOSS_CHUNK, call_of as call_of
     from gangline.model.contracts import (
         Bindable as Bindable,
         OwnProducts as OwnProducts,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         bind_around as bind_around,
         seam_function as seam_function,
     )
+    from gangline.model.loss import log_sum_exp as log_sum_exp, logits_gradient as logits_gradient, wide as wide
     from gangline.model.seams import call_at as call_at, calls as calls
     from gangline.parallel import norm as norm
     from gangline.parallel.config import Ddp as Ddp, Single as Single
@@ -90,9 +91,7 @@ __getattr__, __all__ = lazily(
         "gangline.batch": "Batch",
         "gangline.mesh": "AXES DATA_AXES Mesh",
         "gangline.plan": "Cut Fold Plan matches names",
-        "gangline.shard": (
-            "Box Division Layout Places Registry Shard in_model model_array parameter_of primary_replica"
-        ),
+        "gangline.shard": "Box Division Layout Places Registry Shard in_model model_array parameter_of primary_replica",
         "gangline.inside": "Collected Frame",
         "gangline.parallel.config": "Ddp Single",
         "gangline.parallel.matrices": "Matrices",
@@ -106,10 +105,11 @@ __getattr__, __all__ = lazily(
         "gangline.parallel.storage": "dtype_name",
         "gangline.model.buffers": "buffers_of filled_buffers_of listeners put",
         "gangline.model.build": "model_of",
-        "gangline.model.calls": "call_of",
+        "gangline.model.calls": "LOSS_CHUNK call_of",
         "gangline.model.contracts": "Bindable OwnProducts StepListener bind_around seam_function",
         "gangline.model.seams": "call_at calls",
         "gangline.train.finish": "finisher",
         "gangline.weight_grads": "Closure accumulate_grad defer deferring is_deferring when_accumulated",
+        "gangline.model.loss": "log_sum_exp logits_gradient wide",
     },
 )

@@ -11,6 +11,7 @@ from gangline.lazy import lazily
 
 if TYPE_CHECKING:
     from gangline import attempts as attempts
+    from gangline.attempts import Attempt as Attempt
     from gangline.cli.verbs import usage_of as usage_of, verb_of as verb_of
     from gangline.events import read_events as read_events
     from gangline.interop import load_pretrained as load_pretrained
@@ -30,5 +31,6 @@ __getattr__, __all__ = lazily(
         "gangline.sample": "sample",
         "gangline.interop": "load_pretrained",
         "gangline.interop.commands": "add_output words_for write_model",
+        "gangline.attempts": "Attempt",
     },
 )

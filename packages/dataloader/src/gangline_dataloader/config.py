@@ -6,12 +6,11 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from gangline.errors import Problem, UserError
-from gangline.parts import DataConfig, Part
-from gangline.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, Share, ShareBelowOne
+from gangline import Part, Problem, UserError
+from gangline.config import DataConfig, NonNegativeFloat, PositiveFloat, PositiveInt, Share, ShareBelowOne
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
+    from gangline.config import Run
     from gangline_dataloader.store.remote.cache import RemoteCache
 
 

@@ -12,22 +12,19 @@ if TYPE_CHECKING:
         ByteCodec as ByteCodec,
         TextCodec as TextCodec,
         TokenizerCodec as TokenizerCodec,
+        chunks as chunks,
         open_codec as open_codec,
     )
     from gangline.data.corpus import FilePart as FilePart, TextFile as TextFile, listing as listing, split as split
     from gangline.data.read_ahead import ReadAhead as ReadAhead
-    from gangline.data.reader import (
-        BatchReader as BatchReader,
-        ReadPlace as ReadPlace,
-        StoredBatch as StoredBatch,
-    )
+    from gangline.data.reader import BatchReader as BatchReader, ReadPlace as ReadPlace, StoredBatch as StoredBatch
     from gangline.data.sample_reader import KeptMemory as KeptMemory, use_device as use_device
 
 __getattr__, __all__ = lazily(
     __name__,
     {
         "gangline.data.base": "DataSource Sample Split",
-        "gangline.data.codec": "ByteCodec TextCodec TokenizerCodec open_codec",
+        "gangline.data.codec": "ByteCodec TextCodec TokenizerCodec chunks open_codec",
         "gangline.data.corpus": "FilePart TextFile listing split",
         "gangline.data.read_ahead": "ReadAhead",
         "gangline.data.reader": "BatchReader ReadPlace StoredBatch",

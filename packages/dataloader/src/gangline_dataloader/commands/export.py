@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_dataloader.store.foreign.megatron import write
 from gangline_dataloader.store.local import LocalTokens
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_dataloader.packing.plan import make
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.inputs import Input, listing

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_dataloader.prepare.run import VALIDATION
 from gangline_dataloader.sources.of_run import held, source_of
 from gangline_dataloader.store.local import LocalTokens

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_dataloader.prepare.clean import DEFAULT, cleaned
 from gangline_dataloader.prepare.documents import NotText, documents
 from gangline_dataloader.prepare.inputs import Input, listing

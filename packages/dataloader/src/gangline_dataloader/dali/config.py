@@ -6,13 +6,12 @@ import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gangline.errors import Problem
-from gangline.parts import Part
-from gangline.ranges import PositiveInt
+from gangline import Part, Problem
+from gangline.config import PositiveInt
 from gangline_dataloader.config import TokensConfig
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
+    from gangline.config import Run
 
 
 @dataclass

@@ -4,7 +4,7 @@ A batch of DALI is one flat sample here, the whole share of a step: a sample for
 (measured: 1.3 to 1.4 times the time). The function is called with the number of the step and has no state, so that
 nothing of the pipeline has to be saved; what has been handed over, not what has been read, is the run's cursor.
 
-N sequences of a step on this rank, T tokens
+N rows (sequences) of a step on this rank, T tokens
 """
 
 from __future__ import annotations

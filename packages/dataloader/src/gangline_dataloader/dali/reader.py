@@ -11,8 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from gangline.data.read_ahead import ReadAhead
-from gangline.data.reader import BatchReader, ReadPlace, StoredBatch
+from gangline.data import BatchReader, ReadAhead, ReadPlace, StoredBatch
 from gangline_dataloader.dali.pipeline import StepPipeline
 from gangline_dataloader.sources.windows import StoredRows, WindowSource
 

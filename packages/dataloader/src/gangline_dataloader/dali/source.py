@@ -8,7 +8,7 @@ from gangline_dataloader.sources.build import tokens
 from gangline_dataloader.sources.windows import WindowSource
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
+    from gangline.config import Run
     from gangline.data import BatchReader, ReadPlace, Split
     from gangline_dataloader.dali.config import DaliConfig
 

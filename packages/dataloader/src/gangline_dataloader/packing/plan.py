@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_dataloader.packing.best_fit import packed
 from gangline_dataloader.store.fields import JsonFields
 from gangline_dataloader.store.manifest import Manifest, ends_of, replace_json

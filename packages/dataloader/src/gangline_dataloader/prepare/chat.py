@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_dataloader.prepare.rule import Dropped
 
 ROLE = "assistant"

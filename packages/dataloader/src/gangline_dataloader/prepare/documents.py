@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_dataloader.prepare.chat import messages_of
 from gangline_dataloader.prepare.inputs import Input
 

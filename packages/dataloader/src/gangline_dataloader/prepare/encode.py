@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gangline.data.codec import TokenizerCodec
+from gangline.data import TokenizerCodec
 from gangline_dataloader.prepare import chat
 from gangline_dataloader.prepare.clean import cleaned
 from gangline_dataloader.prepare.documents import TextDocument

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from gangline.data.codec import TextCodec, TokenizerCodec, chunks
-from gangline.errors import UserError
+from gangline import UserError
+from gangline.data import TextCodec, TokenizerCodec, chunks
 
 if TYPE_CHECKING:
     from tiktoken import Encoding

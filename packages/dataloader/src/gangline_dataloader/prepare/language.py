@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_dataloader.prepare.rule import Dropped
 
 if TYPE_CHECKING:

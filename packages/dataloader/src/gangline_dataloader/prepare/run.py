@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gangline.errors import UserError
-from gangline.launch.guard import die_with
+from gangline import UserError
+from gangline.launch import die_with
 from gangline_dataloader.prepare.assemble import counted, first_of_each, write_shards
 from gangline_dataloader.prepare.inputs import Input, listing, tasks
 from gangline_dataloader.prepare.near import first_of_near

@@ -9,8 +9,8 @@ from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
-from gangline.data.codec import ByteCodec, TextCodec, TokenizerCodec
-from gangline.errors import UserError
+from gangline import UserError
+from gangline.data import ByteCodec, TextCodec, TokenizerCodec
 from gangline_dataloader.prepare import language
 from gangline_dataloader.prepare.chat import ChatTemplate, find
 from gangline_dataloader.prepare.clean import DEFAULT, RULES

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gangline.data.codec import ByteCodec, TextCodec, TokenizerCodec
-from gangline.errors import UserError
+from gangline import UserError
+from gangline.data import ByteCodec, TextCodec, TokenizerCodec
 from gangline_dataloader.order.mixture import Ingredient
 from gangline_dataloader.order.single import SingleOrder, TextOrder
 from gangline_dataloader.sources.changing import GrowingSource, MixedSource
@@ -19,7 +19,7 @@ from gangline_dataloader.store.stored import StoreTokens
 from gangline_dataloader.store.tokens import Tokens
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
+    from gangline.config import Run
     from gangline.data import Split
     from gangline_dataloader.config import MixConfig, SequenceConfig, TokensConfig
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_dataloader.order.single import SingleOrder
 from gangline_dataloader.sources.windows import WindowSource
 from gangline_dataloader.store.stored import StoreTokens

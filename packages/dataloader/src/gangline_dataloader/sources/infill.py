@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from gangline.errors import UserError
+from gangline import UserError
 
 LEAST = 8  # tokens of a document that is worth cutting
 MARKS = 3

@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gangline.config import vocabulary_problems
-from gangline.config.suggest import near
-from gangline.errors import Problem, UserError
+from gangline import Problem, UserError
+from gangline.config import near, vocabulary_problems
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, RowPlace, WeightStage, shares
 from gangline_dataloader.sources.split import SplitRows, split_rows, within
 from gangline_dataloader.store.manifest import Manifest
 from gangline_dataloader.store.stored import StoreTokens
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
+    from gangline.config import Run
     from gangline.data import Split
     from gangline_dataloader.config import MixConfig
 

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gangline import plugins
-from gangline.attempts import Attempt
-from gangline.config.schema import Run
-from gangline.errors import UserError
-from gangline.rundir import RunDirectory
+from gangline import UserError, plugins
+from gangline.config import Run
+from gangline.tools import Attempt, RunDirectory
 from gangline_dataloader.sources.windows import WindowSource
 
 

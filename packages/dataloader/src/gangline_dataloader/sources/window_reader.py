@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from gangline.data import BatchReader, ReadPlace, StoredBatch
-from gangline.data.read_ahead import ReadAhead
-from gangline.data.sample_reader import KeptMemory, use_device
+from gangline.data import BatchReader, KeptMemory, ReadAhead, ReadPlace, StoredBatch, use_device
 from gangline_dataloader.sources.places import Windows
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from gangline import UserError
 from gangline.data import BatchReader, DataSource, ReadPlace, Sample
-from gangline.errors import UserError
 from gangline_dataloader.order.mixture import RowPlace
 from gangline_dataloader.sources.places import Windows
 
 if TYPE_CHECKING:
-    from gangline.data.codec import TextCodec
+    from gangline.data import TextCodec
     from gangline_dataloader.sources.infill import Infill
     from gangline_dataloader.sources.split import SplitRows
 

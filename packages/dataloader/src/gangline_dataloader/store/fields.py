@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gangline.errors import UserError
+from gangline import UserError
 
 
 @dataclass(frozen=True)

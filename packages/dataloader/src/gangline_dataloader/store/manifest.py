@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_dataloader.store.fields import JsonFields
 
 FILE = "manifest.json"

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import numpy as np
 import xxhash
 
-from gangline.errors import UserError
+from gangline import UserError
 
 HEADER = 128
 _MAGIC = b"\x93NUMPY\x01\x00"

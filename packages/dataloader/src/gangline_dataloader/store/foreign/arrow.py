@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_dataloader.store.foreign.columns import chosen
 from gangline_dataloader.store.foreign.vector import ForeignTokens, sample
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gangline.errors import UserError
+from gangline import UserError
 
 USUAL = ("input_ids", "tokens")
 

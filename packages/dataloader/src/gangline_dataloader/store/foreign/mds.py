@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_dataloader.store.fields import JsonFields
 from gangline_dataloader.store.foreign.columns import chosen
 from gangline_dataloader.store.foreign.vector import ForeignTokens, sample, size_of

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_dataloader.store.foreign.vector import Vector, size_of
 from gangline_dataloader.store.stored import StoreTokens
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_dataloader.store.foreign.vector import Vector, size_of
 
 HEADER = 1024  # bytes

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_dataloader.store.tokens import Sharded
 
 PIECES, PIECE = 64, 1 << 12  # of a file, whose bytes tell it from others

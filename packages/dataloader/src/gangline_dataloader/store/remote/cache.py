@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_dataloader.store.npy import checksum
 
 ABANDONED = 3600.0  # seconds without a byte after which a file that is being fetched belongs to nobody

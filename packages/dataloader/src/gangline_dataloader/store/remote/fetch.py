@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gangline.errors import UserError
+from gangline import UserError
 
 RANGE = 8 << 20  # bytes of a request
 AT_ONCE = 16  # requests

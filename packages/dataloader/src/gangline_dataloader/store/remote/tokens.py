@@ -10,7 +10,7 @@ from queue import Empty, SimpleQueue
 
 import numpy as np
 
-from gangline.errors import UserError
+from gangline import UserError
 from gangline_dataloader.store.manifest import FILE, ends_of, file_of
 from gangline_dataloader.store.npy import HEADER
 from gangline_dataloader.store.remote.cache import FileCache
