@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gangline.comm import Comms
 from gangline.precision import Precision
-from gangline.strategy import Batch, Mesh
+from gangline.strategy import Batch, Mesh, StepListener
 from gangline_parallel_megatron_style.data_parallel.storage import Storage
 from gangline_parallel_megatron_style.pipeline.executor import Executor
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
@@ -50,7 +50,7 @@ class Components:
     width: int
     prefetch: int
     compress_after: int
-    listeners: list[tuple[str, nn.Module]]
+    listeners: list[tuple[str, StepListener]]
     shapes: Mapping[str, tuple[int, ...]]
     records: bool
     executor: Callable[[RankStages], Executor]

@@ -175,7 +175,7 @@ class ComposedRuntime(Runtime, RankStages):
     @torch.no_grad()
     def applied(self) -> None:
         for block, module in self.made.listeners:
-            module.after_step(self._emitted.get(block, {}))  # type: ignore[operator]
+            module.after_step(self._emitted.get(block, {}))
 
     def parameters(self) -> list[ShardedParam]:
         return self._parameters

@@ -12,7 +12,7 @@ from torch import nn
 from gangline.comm import Comm
 from gangline.config import Run
 from gangline.model import compose_model
-from gangline.strategy import Mesh, Plan, listeners as listeners_of
+from gangline.strategy import Mesh, Plan, StepListener, listeners as listeners_of
 from gangline_parallel_megatron_style.config import Composed
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.timing import costs
@@ -63,7 +63,7 @@ class StageAssignment:
             found.append(Segment("head", model.get_submodule(plan.head), (HEAD, *tied), reduces))
         return found
 
-    def listeners(self, model: nn.Module) -> list[tuple[str, nn.Module]]:
+    def listeners(self, model: nn.Module) -> list[tuple[str, StepListener]]:
         """Modules on this rank with `after_step`, with the path of their block."""
         homes = {self.plan.embed: self.ranks[0], self.plan.head: self.ranks[-1]}
         found = [("", path) for path, rank in homes.items() if rank == self.index]
