@@ -1,8 +1,8 @@
-"""A function that nobody described is never thrown away: ring attention refuses to take its place."""
+"""A function that nobody described is neither thrown away by ring attention nor given some of the heads by Ulysses."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -20,8 +20,9 @@ from gangline.precision.plain import Plain
 from gangline.testing import as_installed
 from gangline.testing.runs import small_run
 from gangline_parallel_megatron_style.commands import main
-from gangline_parallel_megatron_style.context.apply import set_attention
+from gangline_parallel_megatron_style.context.apply import Method, set_attention
 from gangline_parallel_megatron_style.context.ring import RingAttention
+from gangline_parallel_megatron_style.context.ulysses import UlyssesAttention
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 
 PLUGIN = """
@@ -41,8 +42,10 @@ class Windowed(AttentionNode):
 
 @dataclass(frozen=True, kw_only=True)
 class Said(Windowed):
+    other: str | None = None
+
     def seams(self):
-        return {"attention": AttentionCall(window=3)}
+        return {"attention": AttentionCall(window=3, other=self.other)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,14 +56,16 @@ class Smooth(HeadNode):
 @dataclass
 class Narrow(EditConfig):
     said: bool = False
+    other: str | None = None
     head: bool = False
 
 
 def edit(tree, plan, options):
     cls, new = (HeadNode, Smooth) if options.head else (AttentionNode, Said if options.said else Windowed)
     found = {path: node for path, node in nodes(tree) if type(node) is cls}
+    more = {"other": options.other} if new is Said else {}
     for path, node in found.items():
-        tree = replaced(tree, path, new(**{item.name: getattr(node, item.name) for item in fields(node)}))
+        tree = replaced(tree, path, new(**more, **{item.name: getattr(node, item.name) for item in fields(node)}))
     return tree, plan, list(found)
 
 
@@ -89,18 +94,35 @@ def refusal(*words: str) -> str:
 
 def test_a_strangers_attention_is_refused_before_a_process_starts(narrow):
     said = refusal("narrow=on", *CP)
-    for word in ("parallel.cp=2", "blocks.0.attention", "does not say", "parallel.context=ulysses"):
+    for word in ("parallel.cp=2", "blocks.0.attention", "does not say", "`seams`", "AttentionCall"):
         assert word in said
-    assert refusal("narrow=on", *CP, "parallel.context=ulysses") == ""
+    said = refusal("narrow=on", *CP, "parallel.context=ulysses")
+    for word in (
+        "parallel.cp=2",
+        "Ulysses",
+        "blocks.0.attention and 1 more",
+        "does not say",
+        "`seams`",
+        "AttentionCall",
+    ):
+        assert word in said
+    assert refusal("narrow=on", "narrow.said=true", *CP, "parallel.context=ulysses") == ""
     assert refusal("narrow=on", "narrow.said=true", *CP) == ""
     assert refusal("narrow=on", "parallel=tp", "launch.processes=2") == ""
     assert refusal("narrow=on", "parallel=pp", "launch.processes=2") == ""
 
 
-@pytest.mark.parametrize("layout", [(*CP, "parallel.context=ulysses"), ("parallel=tp", "launch.processes=2")])
-def test_where_nobody_says_what_is_called_with_some_of_the_heads_it_is_told(narrow, layout):
+def test_what_is_declared_beyond_the_known_fields_is_wrapped_and_never_replaced(narrow):
+    words = ("narrow=on", "narrow.said=true", "narrow.other=softplus for exp", *CP)
+    said = refusal(*words)
+    for word in ("ring attention", "blocks.0.attention", "softplus for exp", "parallel.context=ulysses"):
+        assert word in said
+    assert refusal(*words, "parallel.context=ulysses") == ""
+
+
+def test_where_nobody_says_what_tp_calls_with_some_of_the_heads_it_is_told(narrow):
     def told(*words: str) -> str:
-        run = small_run("model.vocab_size=256", *words, *layout)
+        run = small_run("model.vocab_size=256", *words, "parallel=tp", "launch.processes=2")
         return " ".join(run.parallel.notices(run))
 
     assert "blocks.0.attention and 1 more: nobody says" in told("narrow=on")
@@ -136,14 +158,14 @@ def two(axis: str) -> Solo:
     return comm
 
 
-def model_with(function, declared: AttentionCall | None):
-    """A model whose second block has `function` in its seam, after ring attention stepped in."""
+def model_with(function, declared: AttentionCall | None, method: Method = "ring"):
+    """A model whose second block has `function` in its seam, after `method` stepped in."""
     case = Case()
     model, plan = whole_of(case)
     found = calls(case.built()[0], plan, "attention")
     found["blocks.1.attention"] = declared
     model.blocks[1].attention.attention = function
-    set_attention(model, plan, two("cp"), "ring", found)
+    set_attention(model, plan, two("cp"), method, found)
     return model
 
 
@@ -160,9 +182,33 @@ WINDOW = AttentionCall(window=3)
     ],
     ids=["a function that says nothing", "another than declared", "declared and not there", "not declared"],
 )
-def test_ring_attention_refuses_a_function_that_is_not_the_declared_one(function, declared):
+@pytest.mark.parametrize("method", ["ring", "ulysses"])
+def test_a_function_that_is_not_the_declared_one_is_refused(function, declared, method):
     with pytest.raises(UserError, match=r"blocks\.1\.attention"):
-        model_with(function, declared)
+        model_with(function, declared, method)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slopes(AttentionCall):
+    """A stranger's, with a field that nobody here reads."""
+
+    slope: float = 0.5
+
+
+@pytest.mark.parametrize(
+    "call", [AttentionCall(other="softplus for exp"), Slopes(window=3)], ids=["words", "a subclass"]
+)
+def test_what_nobody_here_has_is_wrapped_and_never_computed_as_something_else(call):
+    def function(q, k, v, document, position):
+        return v
+
+    function.computes = call
+    assert isinstance(model_with(function, call, "ulysses").blocks[1].attention.attention, UlyssesAttention)
+    with pytest.raises(UserError, match=r"blocks\.1\.attention"):
+        model_with(function, call)
+    for build in (plain, lambda call: RingAttention(two("cp"), call)):
+        with pytest.raises(ValueError, match=r"softplus for exp|Slopes"):
+            build(call)
 
 
 def test_ring_attention_computes_for_each_layer_what_it_declares():

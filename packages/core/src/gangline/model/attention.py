@@ -30,11 +30,18 @@ PLAIN = AttentionCall()
 
 @dataclass(frozen=True)
 class PlainAttention:
-    """The default of the `attention` seam. Layers that compute the same share one (`plain`), and so its mask."""
+    """The default of the `attention` seam. Layers that compute the same share one (`plain`), and so its mask.
+
+    Raises ValueError for a call that says more than the formula of `AttentionCall`.
+    """
 
     computes: AttentionCall = PLAIN
     _recall: Recall = field(default_factory=Recall, repr=False, compare=False)
     _spans: Recall = field(default_factory=Recall, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.computes.beyond:
+            raise ValueError(f"core's attention does not have {self.computes.beyond}")
 
     def __call__(
         self,

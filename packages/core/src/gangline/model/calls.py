@@ -24,6 +24,11 @@ class AttentionCall:
     soft_cap  bounds the scores (Gemma 2, arXiv 2408.00118, section 2); None: they are not bounded
     sinks     the name of a parameter of the module, a number per head, which joins the sum below the line only (Xiao et
               al., arXiv 2309.17453); it extends the call: `attention(q, k, v, document, position, sinks_H)`
+    other     what else it computes, in words ("softplus in place of exp"); None: nothing else. A strategy that would
+              put its own call there refuses
+
+    Whoever declares a call says with it that nothing but the sinks is kept for each head, so that the call may be given
+    some of the heads. A subclass may add fields of what it computes: it says the same, and counts as `other`.
 
     Raises ValueError for a window without a key or without causality, and for a soft cap that is not positive.
     """
@@ -33,12 +38,18 @@ class AttentionCall:
     scale: float | None = None
     soft_cap: float | None = None
     sinks: str | None = None
+    other: str | None = None
 
     def __post_init__(self) -> None:
         if self.window is not None and (self.window < 1 or not self.causal):
             raise ValueError(f"window={self.window}: a window is of at least one key, and of causal attention")
         if self.soft_cap is not None and self.soft_cap <= 0:
             raise ValueError(f"soft_cap={self.soft_cap} must be positive")
+
+    @property
+    def beyond(self) -> str:
+        """What is computed beyond the formula above, in words; empty where nothing is."""
+        return self.other or ("" if type(self) is AttentionCall else type(self).__name__)
 
     def __str__(self) -> str:
         """What differs from plain causal attention, in the words of the fields."""

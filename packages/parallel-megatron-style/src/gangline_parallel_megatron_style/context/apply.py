@@ -26,8 +26,9 @@ def set_attention(
     """Set the `attention` seam of every module that the plan names; nothing on one rank.
 
     Ring attention takes the seam's place and computes what is declared there (`gangline.model.seams.calls`); Ulysses
-    wraps what is there. Raises UserError where ring attention would compute something else, and where a module that the
-    plan names has no such seam.
+    wraps what is there, and calls it with some of the heads. Raises UserError where the function there is not the
+    declared one or nobody says what it computes, where ring attention has not what it computes, and where a module that
+    the plan names has no such seam.
     """
     if comm.size == 1:
         return
@@ -39,8 +40,8 @@ def set_attention(
         inner = seam_function(module, "attention")
         if inner is None:
             continue
+        call = _agreed(path, inner, call_at(declared, path), method)
         if method == "ring":
-            call = _agreed(path, inner, call_at(declared, path))
             module.attention = rings.setdefault(call, RingAttention(comm, call))
         else:
             module.attention = UlyssesAttention(comm, inner, recall)
@@ -55,14 +56,14 @@ def set_attention(
             )
 
 
-def _agreed(path: str, function: object, declared: Call | None) -> AttentionCall:
-    """What ring attention computes in place of `function`: its node and the function must declare the same."""
+def _agreed(path: str, function: object, declared: Call | None, method: Method) -> AttentionCall:
+    """What `function` computes: its node and the function must declare the same, and the method must have it."""
     own = call_of(function)
-    if not isinstance(own, AttentionCall) or own != declared or unsupported_by_ring(own):
-        raise UserError(
-            f"{path}: ring attention would take the place of a function that computes "
-            f"{'nobody says what' if own is None else own}.",
-            f"Its node says: {'nothing' if declared is None else declared}.",
-            "parallel.context=ulysses wraps the function that is there; or have both say what it computes.",
-        )
-    return own
+    if isinstance(own, AttentionCall) and own == declared and not (method == "ring" and unsupported_by_ring(own)):
+        return own
+    takes = "ring attention would take the place of" if method == "ring" else "Ulysses would call with some heads"
+    raise UserError(
+        f"{path}: {takes} a function that computes {'nobody says what' if own is None else own}.",
+        f"Its node says: {'nothing' if declared is None else declared}.",
+        "Have both say what it computes (the node's `seams`, the function's `computes`); or use parallel.cp=1.",
+    )

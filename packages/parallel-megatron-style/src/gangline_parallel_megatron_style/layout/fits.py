@@ -179,21 +179,26 @@ def context(config: Composed, run: Run, mesh: Mesh, plan: Plan) -> Iterator[Prob
 
 
 def attention(config: Composed, mesh: Mesh, tree: Node, plan: Plan) -> Iterator[Problem]:
-    """Ring attention takes the place of the modules' own, and computes what their nodes declare or refuses."""
-    if config.context != "ring":
-        return
+    """Ring attention computes what nodes declare, Ulysses calls it with some of the heads; both refuse the unknown."""
+    ring = config.context == "ring"
     refused: dict[str, list[str]] = {}
     for path, call in calls(tree, plan, "attention").items():
         if not isinstance(call, AttentionCall):
-            refused.setdefault("it does not say what its attention computes", []).append(path)
-        elif left := unsupported_by_ring(call):
-            refused.setdefault(f"it has {left}", []).append(path)
-    for why, paths in refused.items():
+            refused.setdefault("", []).append(path)
+        elif ring and (left := unsupported_by_ring(call)):
+            refused.setdefault(left, []).append(path)
+    does = "ring attention cannot take the place of" if ring else "Ulysses cannot call with some of the heads"
+    why = "It computes what nodes declare." if ring else "What is kept for each head would meet the wrong ones."
+    for left, paths in refused.items():
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         yield Problem(
-            f"parallel.cp={mesh.size('cp')}: ring attention cannot take the place of {paths[0]}{more}: {why}.",
-            "It has causal attention and such that looks both ways, windows and scales, where nodes say so (`seams`).",
-            "parallel.context=ulysses, which wraps the module's own; or parallel.cp=1.",
+            f"parallel.cp={mesh.size('cp')}: {does} {paths[0]}{more}: "
+            + (f"it has {left}." if left else "it does not say what its attention computes."),
+            "It has causal attention and such that looks both ways, windows and scales." if left else why,
+            "parallel.context=ulysses, which wraps the module's own; or parallel.cp=1."
+            if left
+            else "Have its node say it: `seams` returns an AttentionCall, with `other` for what that has no field for "
+            "(docs/how-to/model-edit.md); or parallel.cp=1.",
         )
 
 

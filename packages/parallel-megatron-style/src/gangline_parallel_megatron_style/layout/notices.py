@@ -42,17 +42,12 @@ def _nodes(case: Case) -> list[str]:
 
 
 def _attention(case: Case) -> list[str]:
-    """Attention that its node does not declare may have a parameter per head, and would read those of the first
-    heads.
-    """
-    axes = [f"tp={case.tp}"] * (case.tp > 1) + ["parallel.context=ulysses"] * (
-        case.cp > 1 and case.config.context == "ulysses"
-    )
-    silent = [path for path, call in calls(case.tree, case.plan, "attention").items() if call is None] if axes else []
-    if not silent:
+    """Attention that its node does not declare may have a parameter per head, and would read those of the first heads."""
+    silent = [path for path, call in calls(case.tree, case.plan, "attention").items() if call is None]
+    if case.tp == 1 or not silent:
         return []
     more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
     return [
-        f"{silent[0]}{more}: nobody says what this attention computes (`seams`). {' and '.join(axes)} calls it with "
+        f"{silent[0]}{more}: nobody says what this attention computes (`seams`). tp={case.tp} calls it with "
         "some of the heads: that is right where it does the same for every head."
     ]
