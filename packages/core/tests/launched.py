@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from gangline.errors import UserError
+from gangline.launch.failures import RestartWanted
 
 
 def join():
@@ -82,6 +83,11 @@ def refuse(run_dir: str) -> int:
 def ended(run_dir: str) -> int:
     print("a verdict stopped the run")
     return 3
+
+
+def renew(run_dir: str) -> int:
+    """A verdict asks for new workers at each start."""
+    raise RestartWanted("bad-link at rank 0: 1 of 8 links")
 
 
 def once(run_dir: str, culprit: int) -> int:

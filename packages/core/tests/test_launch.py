@@ -218,6 +218,17 @@ def test_an_exit_code_of_the_ranks_is_that_of_the_run(run_dir, capsys):
     assert "failed" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("most", [0, 1])
+def test_new_workers_that_nobody_may_start_end_the_run_as_the_verdict_does(run_dir, capsys, most):
+    assert start(run_dir, 2, LocalLaunch(max_restarts=most), target="launched:renew") == 3
+    said = capsys.readouterr().err
+    assert said.count("restart 1 of 1") == most
+    for word in ("bad-link at rank 0: 1 of 8 links", "no restart is left", f"train resume={run_dir}"):
+        assert word in said
+    assert "Traceback" not in said
+    assert "failed first" not in said
+
+
 def test_ranks_are_started_again(run_dir, capsys):
     assert start(run_dir, 4, LocalLaunch(max_restarts=1), target="launched:once", args=(2,)) == 0
     assert [(rank["sum"], rank["restart"]) for rank in ranks(run_dir, "reduce", 4)] == [(10, 1)] * 4

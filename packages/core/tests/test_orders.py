@@ -13,12 +13,13 @@ from gangline.attempts import Attempt
 from gangline.checkpoint.torch_dcp import DcpCheckpointer
 from gangline.errors import BadCheckpoint
 from gangline.health import Action, Agreed, HealthCheck, Order, Verdict, decide
+from gangline.launch.failures import RestartWanted
 from gangline.record import read_records
 from gangline.testing.pool import pool
 from gangline.testing.processes import kill
 from gangline.testing.sessions import session
 from gangline.train.callbacks import attach
-from gangline.train.rank import RestartWanted, train
+from gangline.train.rank import train
 
 G = 8  # samples of a step
 

@@ -209,5 +209,7 @@ def _report(job: Job, logs: Path, code: int, terminal: int) -> None:
     failure = failures.first(logs, worker.restarts())
     if failure is None or failure.rank != job.rank or failure.kind == "ended":
         return
+    if failure.kind == "restart" and worker.restarts() < int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
+        return  # as it asked
     text = f"train: {failure.error()}\n" if failure.kind == "user" else failures.report(failure, logs)
     os.write(terminal, text.encode())

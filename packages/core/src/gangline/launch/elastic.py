@@ -102,7 +102,9 @@ class RankFiles(LogsSpecs):
         if self.restarts:
             why = failures.first(self.logs, self.restarts - 1)
             who = f"rank {why.rank} failed first: {why.what}" if why is not None and why.what else "a rank was lost"
-            if why is None or why.kind == "bug":  # of what no start mends the ranks say so at once, and it is told once
+            if why is not None and why.kind == "restart":
+                who = f"{why.what}; it asks for new workers"
+            if why is None or why.mends_itself:  # of what no start mends the ranks say so at once, and it is told once
                 print(f"train: {who}; restart {self.restarts} of {self.max_restarts}", file=sys.stderr, flush=True)
         if sys.platform == "linux":
             for env in envs.values():  # gloo would ask the name service for this machine, and use what network it names
@@ -169,7 +171,7 @@ def _explain(error: ChildFailedError, logs: Path, restarts: int) -> int:
         failure = RankFailure(rank, "bug", EXIT_FAILURE, _server_lost(code) if code else _how_it_ended(seen.exitcode))
     if failure.kind == "user":
         raise failure.error()
-    if failure.kind == "bug":
+    if failure.mends_itself:
         print(failures.report(failure, logs), file=sys.stderr, end="", flush=True)
     return failure.exit_code
 

@@ -16,15 +16,24 @@ from gangline.launch.output import log_path
 
 PEER_WAIT_SECONDS = 1.0
 EXIT_FAILURE = 1
+EXIT_STOPPED = 3  # a verdict ended the run; the message says which
 
 # What gloo and NCCL say when the other end is gone. gloo raises plain RuntimeErrors.
 _LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset by peer", "NCCL")
 _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 
+class RestartWanted(Exception):
+    """A verdict asks for new workers: the launcher starts them again, from the latest checkpoint."""
+
+
 @dataclass(frozen=True)
 class RankFailure:
-    """Why a rank ended. kind: "user" (a mistake, no traceback), "bug", or "ended" (`work` gave an exit code)."""
+    """Why a rank ended.
+
+    kind: "user" (a mistake, no traceback), "bug", "restart" (a verdict asks for new workers), or "ended" (`work` gave
+    an exit code).
+    """
 
     rank: int
     kind: str
@@ -37,8 +46,15 @@ class RankFailure:
     def of(cls, rank: int, error: BaseException) -> RankFailure:
         if isinstance(error, UserError):
             return cls(rank, "user", error.exit_code, error.what, list(error.details))
+        if isinstance(error, RestartWanted):
+            return cls(rank, "restart", EXIT_STOPPED, str(error))
         what = "".join(traceback.format_exception_only(error)).strip()
         return cls(rank, "bug", EXIT_FAILURE, what, trace="".join(traceback.format_exception(error)))
+
+    @property
+    def mends_itself(self) -> bool:
+        """Whether ranks that are started again may get further: not past a user's mistake, nor a verdict that stops."""
+        return self.kind in ("bug", "restart")
 
     def error(self) -> UserError:
         """The user's mistake, to be raised where the user is."""
@@ -80,6 +96,9 @@ def first(logs: Path, attempt: int) -> RankFailure | None:
 
 def report(failure: RankFailure, logs: Path) -> str:
     """What the user is shown of a failure that is not theirs."""
+    if failure.kind == "restart":
+        again = f"train resume={logs.parent}"
+        return f"train: {failure.what}\n  It asks for new workers, and no restart is left.\n  To go on:  {again}\n"
     end = "" if failure.trace else _tail(log_path(logs, failure.rank))
     log = f"Its log: {log_path(logs, failure.rank)}\n"
     return f"train: rank {failure.rank} failed first: {failure.what}\n{failure.trace}{end}{log}"

@@ -33,7 +33,7 @@ def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: in
     log = output.divert(logs, rank)
     attempt = restarts()
     before = failures.first(logs, attempt - 1)
-    if before is not None and before.kind != "bug":  # no restart mends a user's mistake or undoes a verdict
+    if before is not None and not before.mends_itself:  # no restart mends a user's mistake or undoes a verdict
         failures.claim(logs, attempt, before)
         return before.exit_code
     set_threads()

@@ -14,6 +14,7 @@ from gangline.comm.transport import connect
 from gangline.data.base import DataSource
 from gangline.determinism import use_deterministic_kernels
 from gangline.errors import UserError
+from gangline.launch.failures import EXIT_STOPPED, RestartWanted
 from gangline.mesh import Mesh
 from gangline.rundir import RunDirectory
 from gangline.sample import sample
@@ -23,12 +24,6 @@ from gangline.train.loop import loop
 from gangline.train.orders import Ending
 from gangline.train.save import poll, save, tell
 from gangline.train.session import Session
-
-EXIT_STOPPED = 3  # a verdict ended the run; the message says which
-
-
-class RestartWanted(Exception):
-    """A verdict asks for new workers: the launcher starts them again, from the latest checkpoint."""
 
 
 def work(run_dir: str) -> int:

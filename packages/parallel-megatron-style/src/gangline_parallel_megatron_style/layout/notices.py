@@ -42,7 +42,7 @@ def _nodes(case: Case) -> list[str]:
 
 
 def _attention(case: Case) -> list[str]:
-    """Attention that its node does not declare may have a parameter per head, and would read those of the first heads."""
+    """Attention that its node does not declare may have a parameter per head, and would read the first ones."""
     silent = [path for path, call in calls(case.tree, case.plan, "attention").items() if call is None]
     if case.tp == 1 or not silent:
         return []
