@@ -159,7 +159,7 @@ def compose(run_dir: str):
         if run_dir == "refused":
             raise UserError("curves=on is not available here.", "pip install gangline-curves")
         section = {"dir": None if run_dir == "fresh" else run_dir}
-        return RunDirectory.create(default_run(run=section, parallel="ddp", track=[])).path
+        return RunDirectory.create(default_run(run=section, parallel="ddp", track=[]))
 
     return compose_and_write
 

@@ -121,10 +121,12 @@ def test_the_rank_that_failed_first_says_so_and_no_other(srun):
     assert printed[1].startswith("train: rank 1 failed first: ValueError: the answer is not 42\nTraceback")
 
 
-def test_a_mistake_found_by_a_rank_is_said_once(srun):
-    codes, printed = srun("out", "agent", "fail", '[1, "user"]')
+@pytest.mark.parametrize("place", ["out", "fresh"])
+def test_a_mistake_found_by_a_rank_is_said_once_and_leaves_no_run(srun, tmp_path, place):
+    codes, printed = srun(place, "agent", "fail", '[1, "user"]')
     assert codes == [1, 2]
     assert printed == ["", "train: the corpus is empty.\n  data.path=... names files to read\n"]
+    assert not [path.name for path in tmp_path.iterdir() if path.is_dir()]
 
 
 def test_a_requeued_job_goes_on_in_its_run_directory(srun, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from gangline.config.check import check
 from gangline.errors import UserError
 from gangline.testing.runs import small_run
-from gangline.testing.sessions import session, trained_on
+from gangline.testing.sessions import session, trained, trained_on
 from gangline.train.callbacks import each
 from gangline.train.loop import step
 from gangline.train.report import Clock
@@ -60,14 +60,24 @@ def test_what_was_begun_is_written_where_a_run_goes_back_or_breaks(tmp_path):
         each(s, "before_step", s.step + 1)
         each(s, "after_step", step(s, Clock())[0], True)
     mine.before_step(1)  # back at the beginning
-    assert [path.name[:25] for path in profile.iterdir()] == ["steps-00000002-00000004.r"]
-    assert "ProfilerStep#3" not in ranges(next(profile.iterdir()))
+    assert [path.name[:25] for path in profile.iterdir()] == ["steps-00000002-00000003.r"], "what was taken"
+    assert "ProfilerStep#3" in ranges(next(profile.iterdir()))
     mine.before_step(8)
     mine.on_error(RuntimeError("of all things"))
     assert len(list(profile.iterdir())) == 1
     mine.before_step(9)
     mine.on_error(RuntimeError("of all things"))
     assert sorted(path.name[:9] for path in profile.iterdir()) == ["step-0000", "steps-000"]
+
+
+def test_a_run_that_goes_on_inside_a_row_traces_the_rest_of_it(tmp_path):
+    words = ("callback=profile", "callback.profile.steps=[3,4,5,6]", "checkpoint.every=2")
+    trained(tmp_path / "out", *words, "run.steps=4", "callback.profile.steps=[3,4]")
+    trained(tmp_path / "out", *words, "run.steps=6")
+    found = {path.name[:23]: ranges(path) for path in (tmp_path / "out" / "profile").iterdir()}
+    assert sorted(found) == ["steps-00000003-00000004", "steps-00000005-00000006"]
+    steps = {key for key in found["steps-00000005-00000006"] if key.startswith("ProfilerStep")}
+    assert steps == {"ProfilerStep#5", "ProfilerStep#6"}
 
 
 @pytest.mark.parametrize(

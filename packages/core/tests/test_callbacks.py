@@ -7,6 +7,7 @@ import torch
 
 from gangline.callback import Callback
 from gangline.errors import UserError
+from gangline.health import Action, HealthCheck, Verdict
 from gangline.testing import as_installed
 from gangline.testing.sessions import lines, session, trained, trained_on
 from gangline.testing.toys.previous import PreviousCallback
@@ -61,6 +62,26 @@ def test_it_may_come_and_go_when_a_run_goes_on(tmp_path):
     gone = session(tmp_path / "out", "run.steps=4")
     assert ["holds arrays of callback=previous" in note for note in gone.notes] == [True]
     assert not [name for name in held(gone) if name.startswith("callback/")]
+
+
+class GoesBack(HealthCheck):
+    """Back before its first step, in the first attempt."""
+
+    def observe(self, record):
+        if (record.attempt, record.step) == (1, 4):
+            yield Verdict("spike", "step 4", 1.0, "loss 9", Action.ROLL_BACK)
+
+
+def test_what_it_counted_is_forgotten_where_a_run_goes_back_to_before_it(tmp_path):
+    """Also what is in no array: the checkpoint has nothing of it."""
+    trained(tmp_path / "out", "run.steps=2")
+    late = session(tmp_path / "out", PREVIOUS, "run.steps=5", "checkpoint.every=100")
+    late.health["goes-back"] = GoesBack()
+    train(late)
+    records = lines(tmp_path / "out", "metrics.jsonl")
+    counted = [(record["step"], record["metrics"].get("previous/applied")) for record in records]
+    assert counted == [(1, None), (2, None), (3, 1), (4, 2), (3, 1), (4, 2), (5, 3)]
+    assert late.callbacks["previous"].state() == {"applied": 3}
 
 
 class Events(Callback):

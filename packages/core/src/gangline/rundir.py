@@ -81,17 +81,21 @@ class RunDirectory:
             raise
         return directory
 
-    def discard(self) -> None:
-        """Take away what `create` made, unless ranks were about to train: a refused run leaves no directory."""
+    def discard(self) -> bool:
+        """Take away what `create` made, unless ranks were about to train: a refused run leaves no directory.
+
+        Gives whether it did.
+        """
         if self.path not in self._made or "data" in self.read_provenance():
-            return
+            return False
         self.unlock()
         shutil.rmtree(self.path, ignore_errors=True)
         for parent in self._made[1:]:  # runs/, where it was made for this one and holds no other
             try:
                 parent.rmdir()
             except OSError:
-                return
+                break
+        return True
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:

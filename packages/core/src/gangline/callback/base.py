@@ -69,7 +69,7 @@ class Callback(ABC):  # noqa: B024  # each of its methods does nothing by defaul
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave. Not called where the checkpoint is of a run without this callback."""
+        """Take back what `state` gave; of a checkpoint without it, what it gave right after `attach`."""
 
     # --- events -------------------------------------------------------------------------------------------------------
 

@@ -58,7 +58,6 @@ class EmaCallback(Callback):
     def __init__(self, config: Ema, run: Run) -> None:
         self.config, self.exact = config, run.deterministic
         self.averages: list[Average] = []
-        self._restored = False
 
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
         self._weights = [piece.tensor for named in runtime.parameters() for piece in named.pieces]
@@ -73,22 +72,14 @@ class EmaCallback(Callback):
     def shards(self) -> Iterable[Shard]:
         return chain.from_iterable(average.shards for average in self.averages)
 
-    def first_values(self, shards: Sequence[Shard], weights: Sequence[Shard]) -> None:
-        if not self._restored:  # nor did any checkpoint say how many updates there were
-            for average in self.averages:
-                average.updates = 0
-        super().first_values(shards, weights)
-
     def state(self) -> dict[str, Any]:
         return {"updates": {average.label: average.updates for average in self.averages}}
 
     def load_state(self, state: dict[str, Any]) -> None:
         for average in self.averages:
             average.updates = int(state["updates"].get(average.label, 0))
-        self._restored = True
 
     def after_step(self, record: StepRecord, applied: bool) -> None:
-        self._restored = False
         if applied:
             for average in self.averages:
                 average.take(self._weights, self.exact)

@@ -21,39 +21,43 @@ BLOCKS = 100_000  # events that a memory snapshot remembers
 class ProfileCallback(Callback):
     """Writes a file for each row of neighbouring steps; the step before a row warms the profiler up.
 
-    In every other step it compares two numbers. The loop's phases and each step (`ProfilerStep#10`, as TensorBoard
+    Where a run goes on inside a row, or leaves it early, the file is of the steps that were taken, as its name says.
+    In every other step it looks up two numbers. The loop's phases and each step (`ProfilerStep#10`, as TensorBoard
     wants it) are ranges of the trace.
     """
 
     def __init__(self, config: Profile, run: Run) -> None:
         self.config = config
         self.directory = Path(str(run.run.dir)) / "profile"
-        self._rows: dict[int, int] = {}  # the first step of a row -> its last
+        self._last: dict[int, int] = {}  # each chosen step -> the last of its row
         self._tracer: profile | None = None
-        self._row: tuple[int, int] = (0, 0)  # what the tracer is for
+        self._steps: tuple[int, int] = (0, 0)  # that are recorded: the first, and the newest
+        self._next = 0  # the step that comes, unless the run goes back
         self._recording = False
         self._range: record_function | None = None
 
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
         self.rank, self.device = comms.rank, device
         if self.rank in self.config.ranks:
-            self._rows = dict(rows(self.config.steps))
+            self._last = {step: end for start, end in rows(self.config.steps) for step in range(start, end + 1)}
 
     def before_step(self, step: int) -> None:
-        if self._tracer is not None and not self._row[0] <= step <= self._row[1]:  # the run went back
+        if self._tracer is not None and step != self._next:  # the run went back
             self._close()
-        if step in self._rows:
+        self._next = step + 1
+        if step in self._last and not self._recording:
             self._open(step)
-        elif step + 1 in self._rows:
-            self._prepare(step + 1)
+        elif step not in self._last and step + 1 in self._last:
+            self._prepare()
         if self._recording:
+            self._steps = self._steps[0], step
             self._range = record_function(f"ProfilerStep#{step}")
             self._range.__enter__()
 
     def after_step(self, record: StepRecord, applied: bool) -> None:
         if self._recording:
             self._end_range()
-            if record.step == self._row[1]:
+            if record.step == self._last[record.step]:
                 self._close()
 
     def end(self, why: str) -> None:
@@ -62,21 +66,20 @@ class ProfileCallback(Callback):
     def on_error(self, error: BaseException) -> None:
         self._close()
 
-    def _prepare(self, first: int) -> None:
+    def _prepare(self) -> None:
         """Start the machinery without recording: its first step would show its own cost."""
-        self._row = first, self._rows[first]
         config = self.config
         self._tracer = profile(record_shapes=config.shapes, profile_memory=config.memory, with_stack=config.stacks)
         self._tracer.prepare_trace()
 
     def _open(self, first: int) -> None:
-        if self._tracer is None or self._row[0] != first:
-            self._prepare(first)
+        if self._tracer is None:
+            self._prepare()
         assert self._tracer is not None
         if self._snapshots:
             torch.cuda.memory._record_memory_history(max_entries=BLOCKS)
         self._tracer.start_trace()
-        self._recording = True
+        self._recording, self._steps = True, (first, first)
 
     def _close(self) -> None:
         """Write what was recorded, and let go of the profiler."""
@@ -108,7 +111,7 @@ class ProfileCallback(Callback):
     @property
     def _name(self) -> str:
         """TensorBoard takes what stands before ".pt.trace.json" for the name of a worker."""
-        first, last = self._row
+        first, last = self._steps
         steps = f"step-{first:08d}" if first == last else f"steps-{first:08d}-{last:08d}"
         return f"{steps}.rank-{self.rank:05d}"
 

@@ -137,7 +137,7 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
     if job is not None:
         if line.multirun:
             raise UserError(f"{job.agent} started this job for one run; -m starts several.", "Leave out -m.")
-        return agents.run_under_agent(lambda: _prepare(line, argv, job.key).path)
+        return agents.run_under_agent(lambda: _prepare(line, argv, job.key))
     from gangline.launch import forkserver, requeue
 
     forkserver.warm()  # loads torch meanwhile

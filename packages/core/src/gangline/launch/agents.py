@@ -5,6 +5,7 @@ The agent keeps watch and restarts; nothing here starts a rank.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -28,6 +29,9 @@ COMPOSE_SECONDS = 600.0  # how long the others wait for rank 0
 
 # The agent ends all ranks as soon as one has ended, so the others stay until rank 0 has said why it refused.
 REFUSED_SECONDS = 5.0
+
+# Before rank 0 takes the directory of a refused run away, the rank that refused has read from it what it is to say.
+REPORT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -117,11 +121,12 @@ def tasks_per_node(counts: str) -> list[int]:
 
 
 def run_under_agent(
-    compose_and_write: Callable[[], str | Path], target: str = worker.WORK, args: tuple[Any, ...] = ()
+    compose_and_write: Callable[[], RunDirectory], target: str = worker.WORK, args: tuple[Any, ...] = ()
 ) -> NoReturn:
     """Train as one rank of the job that `detect` finds; the process ends here, with the exit code of the rank.
 
-    `compose_and_write` is called on global rank 0 alone and gives the run directory. A job that was started again, by
+    `compose_and_write` is called on global rank 0 alone and gives the run directory; one that it made is taken away
+    again where a rank refuses the run before it has trained. A job that was started again, by
     its agent or by the scheduler, goes on in the run directory that it began with. What rank 0 refuses ends all ranks
     with the same exit code; rank 0 alone raises the UserError.
     """
@@ -130,8 +135,10 @@ def run_under_agent(
     os.environ.update(job.environment())
     forkserver.set_environment()
     store = _store(job)
+    made: RunDirectory | None = None
     if job.rank == 0:
-        run_dir = _tell(job, store, compose_and_write)
+        made = _tell(job, store, compose_and_write)
+        run_dir = str(made.path.resolve())
     else:
         code, run_dir = _told(job, store)
         if code:
@@ -143,7 +150,8 @@ def run_under_agent(
     if code in (0, EXIT_USER_ERROR):
         sidecars.stop(owned)  # otherwise they stay for the next start, and end with the agent
     if code:
-        _report(job, Path(run_dir, "logs"), code, terminal)
+        _report(job, Path(run_dir, "logs"), terminal)
+        _end_refused(job, store, made, Path(run_dir, "logs"))
     worker.leave(code)
 
 
@@ -152,23 +160,21 @@ def _start_sidecars(run_dir: str) -> list[sidecars.Running]:
     return sidecars.start(asked, run_dir, owner=os.getppid())
 
 
-def _tell(job: Job, store: Store, compose_and_write: Callable[[], str | Path]) -> str:
+def _tell(job: Job, store: Store, compose_and_write: Callable[[], RunDirectory]) -> RunDirectory:
     """On rank 0: find or write the run directory, and say so to the others, also where it cannot be had."""
     try:
-        again = requeue.earlier(job.key, job.restarts)
-        if again is not None:
-            again.lock()
-        run_dir = str(Path(again.path if again is not None else compose_and_write()).resolve())
-        requeue.remember(job.key, run_dir)
+        directory = requeue.earlier(job.key, job.restarts) or compose_and_write()
+        directory.lock()
+        requeue.remember(job.key, directory.path)
         if worker.restarts() == 0:
-            failures.clear(Path(run_dir, "logs"))
+            failures.clear(directory.logs)
     except BaseException as error:
         code = error.exit_code if isinstance(error, UserError) else EXIT_FAILURE
         store.set(_key(job), f"{code}:")
         _wait_until_read(job, store)
         raise
-    store.set(_key(job), f"0:{run_dir}")
-    return run_dir
+    store.set(_key(job), f"0:{directory.path.resolve()}")
+    return directory
 
 
 def _told(job: Job, store: Store) -> tuple[int, str]:
@@ -180,9 +186,25 @@ def _told(job: Job, store: Store) -> tuple[int, str]:
 
 def _wait_until_read(job: Job, store: Store) -> None:
     """Rank 0 may hold the store: stay until the others know."""
-    deadline = time.monotonic() + 30
-    while store.add(_key(job) + "/read", 0) < job.world - 1 and time.monotonic() < deadline:
+    _wait_for_others(job, store, "read", 30)
+
+
+def _wait_for_others(job: Job, store: Store, what: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while store.add(f"{_key(job)}/{what}", 0) < job.world - 1 and time.monotonic() < deadline:
         time.sleep(0.05)
+
+
+def _end_refused(job: Job, store: Store, made: RunDirectory | None, logs: Path) -> None:
+    """A run that a rank refused leaves no directory; rank 0, which made it, takes it away when all have reported."""
+    failure = failures.first(logs, worker.restarts())
+    with contextlib.suppress(RuntimeError):  # the store is gone with rank 0
+        if made is None:
+            store.add(f"{_key(job)}/reported", 1)
+        elif failure is not None and failure.kind == "user":
+            _wait_for_others(job, store, "reported", REPORT_SECONDS)
+    if made is not None and failure is not None and failure.kind == "user" and made.discard():
+        requeue.forget(job.key)
 
 
 def _store(job: Job) -> Store:
@@ -204,7 +226,7 @@ def _key(job: Job) -> str:
     return f"gangline/run_dir/{job.restarts}"  # an agent's store outlives the ranks
 
 
-def _report(job: Job, logs: Path, code: int, terminal: int) -> None:
+def _report(job: Job, logs: Path, terminal: int) -> None:
     """The rank that failed first says so, on the terminal that it had before its output went to a log."""
     failure = failures.first(logs, worker.restarts())
     if failure is None or failure.rank != job.rank or failure.kind == "ended":

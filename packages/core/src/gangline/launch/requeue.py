@@ -44,5 +44,13 @@ def remember(key: str | None, run_dir: str | Path) -> None:
             _note(key).write_text(str(Path(run_dir).resolve()))
 
 
+def forget(key: str) -> None:
+    """The run of this job is taken away: what comes next is another."""
+    with contextlib.suppress(OSError):
+        _note(key).unlink()
+        NOTES.rmdir()  # unless it holds those of other jobs
+        NOTES.parent.rmdir()
+
+
 def _note(key: str) -> Path:
     return NOTES / hashlib.sha256("\0".join([key, *sys.argv[1:]]).encode()).hexdigest()[:32]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from itertools import chain
 from typing import TypeVar
 
@@ -40,6 +41,7 @@ def attach(s: Session) -> None:
         ]
         if strange:
             raise ValueError(f"{choice(place)} names an array {strange[0]!r}; its names begin with {place}/")
+        s.first_states[place] = deepcopy(named(s, place, member.state) or {})
     if s.health:
         _leave_out(s, failed)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable
+from copy import deepcopy
 from dataclasses import replace
 
 import torch
@@ -140,6 +141,8 @@ def load(session: Session, id: CheckpointId) -> str | None:
     session.precision.load_state(document.states.get("precision", {}))
     for place, member in session.members.items():
         state = document.states.get(place.replace("/", ".", 1))
+        if state is None:  # it may have counted steps that this checkpoint does not know
+            state = deepcopy(session.first_states.get(place))
         if state is not None:
             named(session, place, member.load_state, state)
     _first_values(session, fresh)
