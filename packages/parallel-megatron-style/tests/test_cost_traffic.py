@@ -146,3 +146,41 @@ def test_how_often(words):
     in_tp = sum(count for (axis, _), count in calls.items() if axis == "tp")
     whole = calls["tp", "all_reduce"] if case.sequence_parallel else 0
     assert in_tp - whole == sum(of.get(("tp", purpose), 0) for purpose in TENSOR)
+
+
+MUON = [
+    "parallel=fsdp launch.processes=4",
+    "parallel=fsdp launch.processes=4 parallel.zero=0 model.layers=3",
+    "parallel=hsdp launch.processes=4 parallel.dp_shard=2 model.layers=3",
+    "parallel=3d launch.processes=8 precision=fp64",
+]
+
+
+@pytest.mark.parametrize("words", MUON)
+def test_what_muon_gathers_and_hands_out(words, monkeypatch):
+    """Of all ranks of a stage together, for they do not send the same; in several batches."""
+    monkeypatch.setattr("gangline.parallel.owners.LIMIT", 20_000)
+    run = compose_one([*TINY.split(), "optimizer=muon", *words.split()])
+    mesh = Mesh.of(run.parallel.axes(run.launch.processes or run.parallel.world(0)))
+    case, (tree, plan) = Case.of(run, mesh), compose_model(run)
+    for stage in range(mesh.size("pp")):
+        handed, calls = 0, set()
+        points = list(mesh.along({"pp": stage}, ("dp_replicate", "dp_shard", "cp", "tp")))
+        for point in points:
+            comms, precision = FakeComms(mesh, mesh.rank(point)), plugins.build(run.precision, run)
+            finish = finisher(run.run.recompute, False)
+            runtime = plugins.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
+            optimizer = plugins.build(run.optimizer, run, runtime)
+            runtime.step([microbatch(case)] * case.microbatches)
+            before = Counter(comms.traffic.bytes), Counter(comms.traffic.calls)
+            optimizer.step(1e-3)
+            handed += sum(
+                count for (_, what), count in (comms.traffic.bytes - before[0]).items() if what == "all_to_all"
+            )
+            calls.add(
+                sum(count for (_, what), count in (comms.traffic.calls - before[1]).items() if what == "all_to_all")
+            )
+        (sent,) = [sent for sent in traffic.of_rank(case, stage) if sent.purpose == "matrices of the optimizer"]
+        assert {sent.calls} == calls
+        assert 0 <= handed - sent.bytes * len(points) < len(points) * sent.calls, "but for rounding"
+        assert sent.calls > 2

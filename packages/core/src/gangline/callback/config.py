@@ -24,6 +24,9 @@ class Ema(CallbackConfig):
     decays: list[Decay] = field(default_factory=lambda: [0.999])  # an average for each; it spans 1/(1-decay) steps
     validate: bool = True  # validate each average beside the run's own weights
 
+    def copies(self, run: Run) -> int:
+        return len(self.decays)
+
     def check(self, run: Run) -> list[Problem]:
         problems = []
         if not self.decays:

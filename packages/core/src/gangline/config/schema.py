@@ -164,6 +164,14 @@ class OptimizerConfig(PartConfig):
     learning_rate: NonNegativeFloat = 3e-3  # at its highest; the schedule multiplies it with a factor up to 1
     clip_norm: PositiveFloat | None = 1.0  # global gradient norm; null for none
 
+    def states(self, matrix: bool) -> int:
+        """Numbers kept of each weight, for who plans memory; `matrix`: of a block's matrices, else of all others."""
+        return 2
+
+    def maps_matrices(self) -> bool:
+        """Whether a step gathers the matrices of the blocks and hands out what comes of them (`map_matrices`)."""
+        return False
+
 
 @dataclass
 class ScheduleConfig(PartConfig):
@@ -200,6 +208,10 @@ class DataConfig(PartConfig):
 @dataclass
 class CallbackConfig(PartConfig):
     """`build(config, run) -> gangline.callback.Callback`."""
+
+    def copies(self, run: Run) -> int:
+        """Arrays cut like each trained parameter that it keeps (`like_parameters`), for who plans memory."""
+        return 0
 
 
 @dataclass

@@ -26,6 +26,12 @@ class Muon(Adamw):
     nesterov: bool = True  # look one step ahead along the momentum
     iterations: PositiveInt = 5  # of Newton-Schulz
 
+    def states(self, matrix: bool) -> int:
+        return 1 if matrix else 2
+
+    def maps_matrices(self) -> bool:
+        return True
+
 
 PARTS = (
     Part(

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from gangline.config import Recompute
 from gangline.model import LocalSizes, Node, by_path, compose_model, parameter_shapes
-from gangline.optimizer import Muon
 from gangline.precision import Fp32, Fp64
-from gangline.strategy import DATA_AXES, Mesh, Plan
+from gangline.strategy import DATA_AXES, Mesh, Plan, Registry
 from gangline_parallel_megatron_style.cost.parameters import Array, arrays_of
 from gangline_parallel_megatron_style.layout.stages import partition
-from gangline_parallel_megatron_style.pipeline.actions import stage_of
+from gangline_parallel_megatron_style.pipeline.actions import place_of, stage_of
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
+from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_out
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 
 if TYPE_CHECKING:
@@ -58,6 +58,8 @@ class Case:
     recompute_every: int
     matrix_states: int  # numbers that the optimizer keeps of each weight of a block's matrix
     other_states: int  # and of every other weight
+    maps_matrices: bool = False  # whether the optimizer has matrices of blocks whole, each on one rank
+    callback_copies: int = 0  # arrays like each trained parameter that callbacks and checks keep
 
     @classmethod
     def of(cls, run: Run, mesh: Mesh) -> Case:
@@ -81,8 +83,10 @@ class Case:
             deterministic=run.deterministic,
             recompute=run.run.recompute,
             recompute_every=run.run.recompute_every,
-            matrix_states=1 if isinstance(run.optimizer, Muon) else 2,
-            other_states=2,
+            matrix_states=run.optimizer.states(matrix=True),
+            other_states=run.optimizer.states(matrix=False),
+            maps_matrices=run.optimizer.maps_matrices(),
+            callback_copies=sum(config.copies(run) for config in (*run.callback.values(), *run.health.values())),
         )
 
     @property
@@ -152,6 +156,25 @@ class Case:
     def arrays(self) -> list[Array]:
         """Every parameter of the model."""
         return arrays_of(parameter_shapes(self.tree), self.plan, self.mesh, self.stages, self.sequence_parallel)
+
+    @cached_property
+    def registry(self) -> Registry:
+        """Every parameter's place, as the runtime has it."""
+        placement = SCHEDULES[self.config.schedule].placement
+        homes = [place_of(self.pp, placement, stage)[0] for stage in range(len(self.stages))]
+        blocks = [homes[stage] for stage, found in enumerate(self.stages) for _ in found]
+        shapes = {array.name: array.shape for array in self.arrays}
+        aliases = {name: tuple(alias for alias, owner in self.plan.tied if owner == name) for name in shapes}
+        frozen = {array.name for array in self.arrays if not array.trained}
+        return lay_out(
+            self.plan,
+            self.mesh,
+            ModelShapes(shapes, {}, aliases, frozen),
+            (homes[0], *blocks, homes[-1]),
+            zero=self.config.zero,
+            sequence_parallel=self.sequence_parallel,
+            dtype={8: "float64", 4: "float32", 2: "bfloat16"}[self.bytes.master],
+        ).registry
 
     def stages_of(self, rank: int) -> list[int]:
         """The model stages of pipeline rank `rank`, in the order of its chunks."""

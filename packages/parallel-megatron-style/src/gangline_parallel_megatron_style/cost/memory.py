@@ -16,8 +16,8 @@ def state(case: Case, rank: int) -> Counter[str]:
     zero 0: all whole. 1: master weights and optimizer state cut over the shard ranks. 2: gradients too (but not where
     deterministic sums want all of them). 3: weights too, which are whole for a while (`moments`). What lies on a fold
     that leaves no rank beside it is cut by the fold alone. What is frozen has weights and nothing else. Offloaded,
-    masters and optimizer state are in the host's memory. Where the forward pass computes in the masters' own dtype,
-    whole weights are the masters.
+    masters, optimizer state and what callbacks keep are in the host's memory. Where the forward pass computes in the
+    masters' own dtype, whole weights are the masters.
     """
     width, host = case.bytes, case.config.offload
     found: Counter[str] = Counter()
@@ -32,6 +32,7 @@ def state(case: Case, rank: int) -> Counter[str]:
         found["gradients"] += (part if cuts_gradients(case, array.group) else array.size) * width.gradient
         states = case.matrix_states if array.matrix else case.other_states
         found["optimizer state"] += 0 if host else part * states * width.master
+        found["callbacks"] += 0 if host else part * case.callback_copies * max(width.master, 4)
     if case.config.compress == "onebit":
         numbers = (errors(case, group, size) for group, size in groups(case, rank).items() if group.kind.trained)
         found["errors of compression"] = sum(numbers) * width.wire

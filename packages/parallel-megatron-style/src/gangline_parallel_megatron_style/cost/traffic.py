@@ -13,6 +13,7 @@ from math import gcd
 
 from gangline.config import Recompute
 from gangline.model import AttentionNode, WrapNode, nodes
+from gangline.strategy import matrix_traffic
 from gangline_parallel_megatron_style.cost import memory
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import BESIDE, Sent
@@ -25,7 +26,7 @@ from gangline_parallel_megatron_style.sharding.ranks import SHARD_AXES, StateRan
 def of_rank(case: Case, rank: int) -> list[Sent]:
     """Everything that a rank of pipeline rank `rank` sends in a step, one entry for each (axes, purpose)."""
     found: dict[tuple[tuple[str, ...], str], Sent] = {}
-    for part in (tensor, context, folds, pipeline, data):
+    for part in (tensor, context, folds, pipeline, data, matrices):
         for sent in part(case, rank):
             key = (sent.axes, sent.purpose)
             found[key] = found[key] + sent if key in found else sent
@@ -279,6 +280,25 @@ def data(case: Case, rank: int) -> list[Sent]:
         if copies > 1 and group.kind.trained:
             found.append(_reduce(replicas, "gradients", copies, 1, int(size * between) // shards))
     return found
+
+
+# --- optimizer -------------------------------------------------------------------------------------------------------
+
+
+def matrices(case: Case, rank: int) -> list[Sent]:
+    """What an optimizer that maps whole matrices (Muon) sends: their parts to who maps them, and back what comes of it.
+
+    A rank's share of what the ranks of its stage send together: they do not have the same.
+    """
+    mesh, names = case.mesh, [array.name for array in case.held(rank) if array.matrix and array.trained]
+    axes = tuple(axis for axis in mesh.axes if axis != "pp" and mesh.size(axis) > 1)
+    if not case.maps_matrices or not axes or not names:
+        return []
+    ranks = mesh.group(mesh.rank({"pp": rank}), axes)
+    return [
+        Sent(axes, "matrices of the optimizer", 2, numbers * case.bytes.master // len(ranks))
+        for numbers in matrix_traffic(case.registry, names, ranks)
+    ]
 
 
 def _axes_of(case: Case, group: ParamGroup) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -21,6 +21,7 @@ KINDS = (
     "gradients",
     "master weights",
     "optimizer state",
+    "callbacks",
     "errors of compression",
     "activations",
     "logits",

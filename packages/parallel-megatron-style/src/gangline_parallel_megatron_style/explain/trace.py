@@ -117,6 +117,10 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
         )
         use_gpu_kernels(model.get_submodule(case.plan.head), case.plan.head, case)
         optimizer = plugins.build(run.optimizer, run, runtime)
+        callbacks = [plugins.build(config, run) for config in run.callback.values()]
+        for name, callback in zip(run.callback, callbacks, strict=True):
+            callback.place = f"callback/{name}"
+            callback.attach(runtime, comms, None, comms.device)
         for buffer in runtime.storage.param_buffers:
             watch(buffer, counted)
         step(runtime, case, case.microbatches)
@@ -125,7 +129,7 @@ def trace(run: Run, case: Case, pipeline_rank: int) -> Traced:
         fake.traffic.bytes.clear()
         counted.operators = 0
         step(runtime, case, case.microbatches)
-    del optimizer, described
+    del optimizer, callbacks, described
     took = time.perf_counter() - began
     return Traced(kept, counted.peak, counted.operators, took, fake.traffic.calls, fake.traffic.bytes)
 

@@ -1,0 +1,109 @@
+"""Which rank maps which matrix (`gangline.parallel.matrices`), from the registry alone. Torch-free.
+
+A matrix (m, n) costs m · n · min(m, n), as the products of a Newton-Schulz iteration do; the most expensive are
+assigned first, each to the least loaded of its holders, or to the least loaded of all ranks where they have their
+share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import TypeVar
+
+from gangline.shard import Box, Registry, model_array
+
+LIMIT = 1 << 28  # bytes of matrices that are under way together, if every rank then has one to map
+
+T = TypeVar("T")
+
+
+@dataclass
+class MatrixPart:
+    """A part of a matrix: the primary box it is in, its own box, and which ranks have it, by index of the comm."""
+
+    of: Box
+    box: Box
+    holders: list[int]
+
+
+@dataclass
+class Matrix:
+    """One matrix of the parameter `name`; `box` holds it."""
+
+    name: str
+    box: Box
+    parts: list[MatrixPart]
+
+    @property
+    def cost(self) -> int:
+        return prod(self.box.shape) * min(self.box.shape[-2:])
+
+
+def matrices_of(registry: Registry, name: str, ranks: Sequence[int]) -> list[Matrix]:
+    """Those of the parameter `name`: one, or all of a stack. `ranks`: the global ranks of the comm."""
+    indices = {rank: index for index, rank in enumerate(ranks)}
+    layout = registry[model_array(name)]
+    lead, shape = layout.shape[:-2], layout.shape[-2:]
+    found = {
+        at: Matrix(name, Box((*at, 0, 0), (*(1 for _ in at), *shape)), [])
+        for at in product(*(range(length) for length in lead))
+    }
+    for box, held_by in registry.held(model_array(name)):
+        holders = sorted(indices[rank] for rank in held_by if rank in indices)
+        lengths = zip(box.offset[:-2], box.shape[:-2], strict=True)
+        for at in product(*(range(first, first + length) for first, length in lengths)):
+            part = Box((*at, *box.offset[-2:]), (*(1 for _ in at), *box.shape[-2:]))
+            found[at].parts.append(MatrixPart(box, part, holders))
+    return list(found.values())
+
+
+def batches(given: Iterable[T], measure: Callable[[T], tuple[int, int]], ranks: int) -> Iterator[list[T]]:
+    """Parameters whose matrices travel together. measure: (bytes, matrices) of one."""
+    batch: list[T] = []
+    size = count = 0
+    for one in given:
+        nbytes, matrices = measure(one)
+        batch.append(one)
+        size, count = size + nbytes, count + matrices
+        if size >= LIMIT and count >= ranks:
+            yield batch
+            batch, size, count = [], 0, 0
+    if batch:
+        yield batch
+
+
+def owners_of(matrices: Sequence[Matrix], ranks: int) -> list[int]:
+    """The rank of each matrix, by index of the comm."""
+    share = sum(matrix.cost for matrix in matrices) / ranks
+    load, owners = [0] * ranks, [0] * len(matrices)
+    for number, matrix in sorted(enumerate(matrices), key=lambda item: -item[1].cost):
+        holders = {holder for part in matrix.parts for holder in part.holders}
+        free = [rank for rank in holders if load[rank] + matrix.cost <= share]
+        owners[number] = min(free or range(ranks), key=lambda rank: (load[rank], rank))
+        load[owners[number]] += matrix.cost
+    return owners
+
+
+def matrix_traffic(registry: Registry, names: Sequence[str], ranks: Sequence[int]) -> list[int]:
+    """What `Runtime.map_matrices` of these parameters sends: for each batch, in two all-to-alls, the numbers that all
+    `ranks` (global, those of a stage) together send: each part to its matrix's owner, and the result to each holder.
+    """
+    found = {name: matrices_of(registry, name, ranks) for name in names}
+
+    def measure(name: str) -> tuple[int, int]:
+        return registry[model_array(name)].nbytes, len(found[name])
+
+    return [
+        _moved([m for name in batch for m in found[name]], len(ranks)) for batch in batches(names, measure, len(ranks))
+    ]
+
+
+def _moved(matrices: Sequence[Matrix], ranks: int) -> int:
+    return sum(
+        prod(part.box.shape) * (len(part.holders) + (-1 if owner in part.holders else 1))
+        for matrix, owner in zip(matrices, owners_of(matrices, ranks), strict=True)
+        for part in matrix.parts
+    )
