@@ -13,6 +13,7 @@ from mdtext import anchor, cell, code_cell, paragraphs, prose
 
 from gangline import hooks, parts, testing
 from gangline.config.fields import comments_of
+from gangline.data import BatchReader, DataSource, ReadPlace, StoredBatch
 from gangline.parts import GROUPS
 
 TOP = """\
@@ -46,6 +47,8 @@ def page() -> str:
         _descriptor("Kind", hooks.Kind),
     ]
     classes = [cls for base in GROUPS.values() if (cls := _built(base))]
+    after = classes.index(DataSource) + 1
+    classes[after:after] = [BatchReader, ReadPlace, StoredBatch]  # what a source's `reader` is made of
     found += ["## Contracts", "", "Members in bold have to be written.", "", *map(_contract_of, classes)]
     suites = [name for name in testing.__all__ if name.endswith("Suite")]
     return "\n".join([*found, SUITES, *map(_suite, suites)])

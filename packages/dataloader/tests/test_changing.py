@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gangline.data import ReadPlace
 from gangline.errors import UserError
@@ -19,6 +19,7 @@ from gangline_dataloader.sources import build
 from gangline_dataloader.store.manifest import FILE
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_every_epoch_of_a_source_that_grew_shows_each_row_once(data):
     """Whatever it had when the epoch began; samples before the cursor are what they were."""

@@ -5,6 +5,7 @@ B sequences, T tokens
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,22 +21,18 @@ def expand(stored: StoredBatch, step: int, device: torch.device) -> Batch:
     """
     tokens = stored.tokens.to(device, non_blocking=True).to(torch.int64, copy=True)
     B, T = tokens.shape[0], tokens.shape[1] - 1
-    begins = None if stored.ends is None else _begins(stored.ends, B, T, device)
+    mask = torch.ones(B, T, dtype=torch.bool, device=device)
     if stored.loss_mask is not None:
         mask = stored.loss_mask.to(device, torch.bool, non_blocking=True, copy=True)
-    elif begins is not None:
-        mask = ~begins[:, 1:]
-    else:
-        mask = torch.ones(B, T, dtype=torch.bool, device=device)
+    elif stored.ends is not None:
+        mask.view(-1)[stored.ends.to(device, torch.int64, non_blocking=True) - 1] = False
     if stored.counted is not None:
         mask[stored.counted :] = False
     document = ends = None
     position = torch.arange(T, device=device).expand(B, T)
-    if begins is not None:
-        assert stored.ends is not None
-        document, ends = begins[:, :-1].cumsum(1), _with_rows(stored.ends, B, T)
-        if stored.position is None:
-            position = position - torch.where(begins[:, :-1], position, 0).cummax(1).values
+    if stored.ends is not None:
+        ends = _with_rows(stored.ends, B, T)
+        document, position = _derived(ends, B, T, device)
     if stored.document is not None:
         document = stored.document.to(device, torch.int64, non_blocking=True, copy=True)
     if stored.position is not None:
@@ -65,12 +62,24 @@ def count(stored: StoredBatch) -> int:
     return rows * T - (0 if stored.ends is None else int((stored.ends <= rows * T).sum()))
 
 
-def _begins(ends: Tensor, B: int, T: int, device: torch.device) -> Tensor:
-    """(B, T + 1) bool: before which tokens, the last target among them, another document begins."""
-    ends = ends.to(device, torch.int64, non_blocking=True)
-    row = (ends - 1).div(T, rounding_mode="floor")
-    begins = torch.zeros(B * (T + 1), dtype=torch.bool, device=device)
-    return begins.index_fill_(0, ends + row, True).view(B, T + 1)
+def _derived(ends: Tensor, B: int, T: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(documents counted from 0 in each row, positions counted from 0 in each document), both (B, T) on the device.
+
+    The host knows how long each document is, so nobody waits for the device.
+    """
+    starts = torch.cat((ends.new_zeros(1), ends[:-1]))
+    row = starts.div(T, rounding_mode="floor")
+    number = torch.arange(len(ends)) - torch.searchsorted(row, row)  # less those of the rows before
+    few = torch.stack((number, starts)).to(torch.int64)
+    number, starts = _repeated(few, ends - starts, B * T, device)
+    return number.view(B, T), (torch.arange(B * T, device=device) - starts).view(B, T)
+
+
+def _repeated(x: Tensor, counts: Tensor, total: int, device: torch.device) -> Tensor:
+    """(k, n) -> (k, total) on the device: column j `counts[j]` times."""
+    if device.type == "cpu":  # torch's own gathers by index there, which is many times slower
+        return torch.from_numpy(np.repeat(x.numpy(), counts.numpy(), axis=1))
+    return x.to(device).repeat_interleave(counts.to(device), dim=1, output_size=total)
 
 
 def _with_rows(ends: Tensor, B: int, T: int) -> Tensor:
