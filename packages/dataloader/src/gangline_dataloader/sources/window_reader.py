@@ -22,7 +22,7 @@ from gangline_dataloader.sources.places import Windows
 if TYPE_CHECKING:
     from gangline_dataloader.sources.windows import WindowSource
 
-CHUNK = 1 << 18  # tokens that are gathered at once, if a step has no more: half a MiB of uint16, which a cache holds
+CHUNK = 1 << 20  # tokens that are gathered at once, if a step has no more
 SLOTS = 3  # chunks: one that is being used, two ahead of it
 PLACES = 1 << 11  # samples whose places are computed at once
 
@@ -32,7 +32,8 @@ class WindowReader(BatchReader):
 
     def __init__(self, source: WindowSource, place: ReadPlace) -> None:
         self.source, self.place = source, place
-        self.steps = max(1, CHUNK // (place.share * source.sequence_length))  # in a chunk
+        most = max(1, CHUNK // (place.share * source.sequence_length))
+        self.steps = 1 << most.bit_length() - 1  # in a chunk, a power of two
         self._memory = KeptMemory(place.device)
         self._ahead: ReadAhead[Iterator[list[StoredBatch]]] | None = None
         self._chunk: Iterator[list[StoredBatch]] = iter(())
@@ -44,7 +45,7 @@ class WindowReader(BatchReader):
         if self._ahead is not None:
             self._ahead.close()
         self._chunk = iter(())
-        places = _Places(self.source, self.place, cursor, self.steps)
+        places = _Places(self.source, self.place, cursor)
         self._ahead = ReadAhead(partial(self._gather, places), SLOTS, prepare=partial(use_device, self.place.device))
 
     def take(self) -> list[StoredBatch]:
@@ -73,7 +74,9 @@ class WindowReader(BatchReader):
 
     def _gather(self, places: _Places, chunk: int, slot: int) -> Iterator[list[StoredBatch]]:
         """The steps of a chunk. Where the data ends among them those before are given, and the next one raises."""
-        batches = self._batches(*places(chunk), slot)
+        grown = self.steps.bit_length() - 1  # chunks of one step, two, four, ...: the first `take` waits for no more
+        first = (1 << chunk) - 1 if chunk <= grown else (1 << grown) - 1 + (chunk - grown) * self.steps
+        batches = self._batches(*places(first, 1 << min(chunk, grown)), slot)
         each = self.place.microbatches
         return iter([batches[at : at + each] for at in range(0, len(batches), each)])
 
@@ -81,7 +84,7 @@ class WindowReader(BatchReader):
         """Samples (N,) in microbatches, in the memory of that slot."""
         T, B = self.source.sequence_length, self.place.micro_size
         count, N = len(numbers) // B, len(numbers)
-        tokens, rows = self._memory((slot, N), (N, T + 1), self.source.stores[0].dtype)
+        tokens, rows = self._memory(slot, (N, T + 1), self.source.stores[0].dtype)
         row, end = self.source.gather(windows, rows)
         samples = torch.from_numpy(numbers).view(count, B).unbind()
         batches = [StoredBatch(*each) for each in zip(tokens.view(count, B, T + 1).unbind(), samples, strict=True)]
@@ -94,34 +97,31 @@ class WindowReader(BatchReader):
 
 
 class _Places:
-    """Where the rows of a rank's chunks begin, of several chunks at once: the order costs as much for one sample."""
+    """Where the rows of a rank's steps begin, of many steps at once: the order costs as much for one sample."""
 
-    def __init__(self, source: WindowSource, place: ReadPlace, cursor: int, steps: int) -> None:
+    def __init__(self, source: WindowSource, place: ReadPlace, cursor: int) -> None:
         self.source, self.place, self.cursor = source, place, cursor
-        self.rows = steps * place.share  # of a chunk
-        self.chunks = max(1, PLACES // self.rows)
-        self.steps = steps * self.chunks
+        self._first = self._stop = 0  # the steps that are known
         self._numbers = np.empty(0, np.int64)
-        self._block: int | None = None
 
-    def __call__(self, chunk: int) -> tuple[np.ndarray, Windows]:
-        """(numbers, windows) of the rows of a chunk: of fewer steps at the end of the data.
+    def __call__(self, step: int, steps: int) -> tuple[np.ndarray, Windows]:
+        """(numbers, windows) of the rows of these steps: of fewer at the end of the data.
 
-        Raises UserError where the data ends in its first step.
+        Raises UserError where the data ends in the first of them.
         """
-        block, at = divmod(chunk, self.chunks)
-        if block != self._block:
-            self._block, self._numbers = block, self._of_steps(block * self.steps)
+        if not self._first <= step <= step + steps <= self._stop:
+            self._first, self._stop = step, step + max(steps, PLACES // self.place.share)
+            self._numbers = self._of_steps(step, self._stop)
             self._windows = self.source.places(self._numbers)
-        here = slice(at * self.rows, (at + 1) * self.rows)
+        here = slice((step - self._first) * self.place.share, (step + steps - self._first) * self.place.share)
         numbers = self._numbers[here]
         if not len(numbers):
-            raise self.source.used_up(self.cursor + chunk * self.rows * self.place.width)
+            raise self.source.used_up(self.cursor + step * self.place.global_size)
         return numbers, Windows(self._windows.source[here], self._windows.start[here])
 
-    def _of_steps(self, first: int) -> np.ndarray:
-        """The samples of this rank in whole steps from `first` on."""
+    def _of_steps(self, first: int, stop: int) -> np.ndarray:
+        """The samples of this rank in whole steps, up to the end of the data."""
         size, end = self.place.global_size, self.source.order.end
-        left = self.steps if end is None else min(self.steps, max(0, (end - self.cursor) // size - first))
-        begins = self.place.first(self.cursor) + (first + np.arange(left)) * size
+        stop = stop if end is None else min(stop, (end - self.cursor) // size)
+        begins = self.place.first(self.cursor) + np.arange(first, max(first, stop)) * size
         return (begins[:, None] + np.arange(self.place.share)).reshape(-1)
