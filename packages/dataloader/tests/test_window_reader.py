@@ -13,7 +13,6 @@ from gangline.data.sample_reader import KeptMemory, SampleReader, stacked
 from gangline.errors import UserError
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, WeightStage
 from gangline_dataloader.order.single import SingleOrder
-from gangline_dataloader.sources import window_reader
 from gangline_dataloader.sources.mixture import TrainOrder
 from gangline_dataloader.sources.split import SplitRows
 from gangline_dataloader.sources.windows import WindowSource
@@ -105,11 +104,10 @@ def test_a_mixture_is_gathered_store_by_store():
     other.close()
 
 
-def test_the_data_ends_with_the_step_that_there_is_no_more_for(monkeypatch):
+def test_the_data_ends_with_the_step_that_there_is_no_more_for():
     source = mixed(epochs=1)
     whole, chunks = divmod(source.order.end, 4)
     assert chunks, "the last step has to be one that is not full"
-    monkeypatch.setattr(window_reader, "PLACES", 8)
     reader = source.reader(ReadPlace(0, 1, 4, 4, CPU))
     reader.steps = 4
     reader.begin(0, 0)

@@ -17,14 +17,12 @@ import numpy as np
 import torch
 
 from gangline.data import BatchReader, KeptMemory, ReadAhead, ReadPlace, StoredBatch, use_device
-from gangline_dataloader.sources.places import Windows
 
 if TYPE_CHECKING:
     from gangline_dataloader.sources.windows import WindowSource
 
 CHUNK = 1 << 20  # tokens that are gathered at once, if a step has no more
 SLOTS = 3  # chunks: one that is being used, two ahead of it
-PLACES = 1 << 11  # samples whose places are computed at once
 
 
 class WindowReader(BatchReader):
@@ -45,8 +43,8 @@ class WindowReader(BatchReader):
         if self._ahead is not None:
             self._ahead.close()
         self._chunk = iter(())
-        places = _Places(self.source, self.place, cursor)
-        self._ahead = ReadAhead(partial(self._gather, places), SLOTS, prepare=partial(use_device, self.place.device))
+        make = partial(self._gather, cursor)
+        self._ahead = ReadAhead(make, SLOTS, prepare=partial(use_device, self.place.device))
 
     def take(self) -> list[StoredBatch]:
         if self._ahead is None:
@@ -61,8 +59,7 @@ class WindowReader(BatchReader):
         if self._closed:
             raise RuntimeError("this reader is closed")
         for numbers, counted in self.place.held_out(count, self.source.length()):
-            asked = np.array(numbers)
-            (stored,) = self._batches(asked, self.source.places(asked), -1)
+            (stored,) = self._batches(np.array(numbers), -1)
             yield replace(stored, counted=counted if counted < len(numbers) else None)
 
     def close(self) -> None:
@@ -72,56 +69,36 @@ class WindowReader(BatchReader):
             self._ahead.close()
         self._ahead = None
 
-    def _gather(self, places: _Places, chunk: int, slot: int) -> Iterator[list[StoredBatch]]:
+    def _gather(self, cursor: int, chunk: int, slot: int) -> Iterator[list[StoredBatch]]:
         """The steps of a chunk. Where the data ends among them those before are given, and the next one raises."""
         grown = self.steps.bit_length() - 1  # chunks of one step, two, four, ...: the first `take` waits for no more
         first = (1 << chunk) - 1 if chunk <= grown else (1 << grown) - 1 + (chunk - grown) * self.steps
-        batches = self._batches(*places(first, 1 << min(chunk, grown)), slot)
-        each = self.place.microbatches
+        size, end = self.place.global_size, self.source.order.end
+        steps = np.arange(first, first + (1 << min(chunk, grown)))
+        if end is not None:
+            steps = steps[cursor + (steps + 1) * size <= end]
+            if not len(steps):
+                raise self.source.used_up(cursor + first * size)
+        numbers = self.place.first(cursor) + (steps[:, None] * size + np.arange(self.place.share)).reshape(-1)
+        batches, each = self._batches(numbers, slot), self.place.microbatches
         return iter([batches[at : at + each] for at in range(0, len(batches), each)])
 
-    def _batches(self, numbers: np.ndarray, windows: Windows, slot: int) -> list[StoredBatch]:
+    def _batches(self, numbers: np.ndarray, slot: int) -> list[StoredBatch]:
         """Samples (N,) in microbatches, in the memory of that slot."""
-        T, B = self.source.sequence_length, self.place.micro_size
-        count, N = len(numbers) // B, len(numbers)
-        tokens, rows = self._memory(slot, (N, T + 1), self.source.stores[0].dtype)
-        row, end = self.source.gather(windows, rows)
+        T, B, N = self.source.sequence_length, self.place.micro_size, len(numbers)
+        count = N // B
+        tokens, rows = self._memory(slot, (N, T + 1), self.source.dtype)
+        found = self.source.fill(numbers, rows)
         samples = torch.from_numpy(numbers).view(count, B).unbind()
         batches = [StoredBatch(*each) for each in zip(tokens.view(count, B, T + 1).unbind(), samples, strict=True)]
+        if found.loss_mask is not None:
+            masks = torch.from_numpy(found.loss_mask).view(count, B, T).unbind()
+            for stored, mask in zip(batches, masks, strict=True):
+                stored.loss_mask = mask
         if self.source.documents:
-            ends = torch.from_numpy((row % B * T + end).astype(np.int32))
-            cuts = np.searchsorted(row, np.arange(0, N + 1, B))
-            for stored, each in zip(batches, ends.split(np.diff(cuts).tolist()), strict=True):
+            borders = np.arange(count + 1, dtype=np.int32) * (B * T)
+            cuts = np.diff(np.searchsorted(found.ends, borders, side="right"))
+            ends = torch.from_numpy(found.ends - np.repeat(borders[:-1], cuts)).split(cuts.tolist())
+            for stored, each in zip(batches, ends, strict=True):
                 stored.ends = each
         return batches
-
-
-class _Places:
-    """Where the rows of a rank's steps begin, of many steps at once: the order costs as much for one sample."""
-
-    def __init__(self, source: WindowSource, place: ReadPlace, cursor: int) -> None:
-        self.source, self.place, self.cursor = source, place, cursor
-        self._first = self._stop = 0  # the steps that are known
-        self._numbers = np.empty(0, np.int64)
-
-    def __call__(self, step: int, steps: int) -> tuple[np.ndarray, Windows]:
-        """(numbers, windows) of the rows of these steps: of fewer at the end of the data.
-
-        Raises UserError where the data ends in the first of them.
-        """
-        if not self._first <= step <= step + steps <= self._stop:
-            self._first, self._stop = step, step + max(steps, PLACES // self.place.share)
-            self._numbers = self._of_steps(step, self._stop)
-            self._windows = self.source.places(self._numbers)
-        here = slice((step - self._first) * self.place.share, (step + steps - self._first) * self.place.share)
-        numbers = self._numbers[here]
-        if not len(numbers):
-            raise self.source.used_up(self.cursor + step * self.place.global_size)
-        return numbers, Windows(self._windows.source[here], self._windows.start[here])
-
-    def _of_steps(self, first: int, stop: int) -> np.ndarray:
-        """The samples of this rank in whole steps, up to the end of the data."""
-        size, end = self.place.global_size, self.source.order.end
-        stop = stop if end is None else min(stop, (end - self.cursor) // size)
-        begins = self.place.first(self.cursor) + np.arange(first, max(first, stop)) * size
-        return (begins[:, None] + np.arange(self.place.share)).reshape(-1)

@@ -19,6 +19,7 @@ from gangline import UserError
 from gangline.data import BatchReader, DataSource, ReadPlace, Sample
 from gangline_dataloader.order.mixture import RowPlace
 from gangline_dataloader.sources.places import Windows
+from gangline_dataloader.store.tokens import by_row
 
 if TYPE_CHECKING:
     from gangline.data import TextCodec
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from gangline_dataloader.sources.split import SplitRows
 
 AHEAD = 1024  # samples whose places are computed at once: a call for one costs as much as a call for hundreds
+MANY = 256  # samples from which on a call of their own costs less
 
 
 MakeReader = Callable[["WindowSource", ReadPlace], BatchReader]
@@ -157,6 +159,8 @@ class WindowSource(DataSource):
         """As `rows`, of numbers near each other, computed once for many. Raises UserError past the end of the data."""
         if self.order.end is not None and int(numbers.max()) >= self.order.end:
             raise self.used_up(int(numbers.max()))
+        if len(numbers) >= MANY:
+            return self.rows(numbers)
         found = RowPlace(*(np.empty_like(numbers) for _ in range(3)))
         blocks, offsets = np.divmod(numbers, AHEAD)
         for block in np.unique(blocks).tolist():
@@ -193,8 +197,6 @@ class WindowSource(DataSource):
 
         if self._make_reader is not None:
             return self._make_reader(self, place)
-        if self.masked or self.infill is not None:
-            return super().reader(place)  # sample by sample: what is more than windows is made for each
         return WindowReader(self, place)
 
     def gather(self, windows: Windows, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -203,6 +205,9 @@ class WindowSource(DataSource):
         0 < end <= T; ascending by row, then end; none where documents are not kept apart.
         """
         T, found = self.sequence_length, []
+        if len(self.stores) == 1:
+            self.stores[0].windows(windows.start, T + 1, out)
+            return self.stores[0].ends_in(windows.start, T) if self.documents else by_row([])
         for source in np.unique(windows.source):
             rows = np.flatnonzero(windows.source == source)
             starts, store = windows.start[rows], self.stores[int(source)]
@@ -210,9 +215,7 @@ class WindowSource(DataSource):
             if self.documents:
                 row, end = store.ends_in(starts, T)
                 found.append((rows[row], end))
-        row, end = (np.concatenate(each) for each in zip((np.empty(0, np.int64),) * 2, *found, strict=True))
-        order = np.argsort(row, kind="stable")
-        return row[order], end[order]
+        return by_row(found)
 
     def _rows(self, block: int) -> RowPlace:
         stop, end = (block + 1) * AHEAD, self.order.end

@@ -112,14 +112,15 @@ class Sharded(Tokens):
         out: np.ndarray,
         rows: np.ndarray | None,
     ) -> None:
-        shard_of = np.searchsorted(self._starts, starts, side="right") - 1
-        inside = starts + length <= self._starts[shard_of + 1]
-        for shard in np.unique(shard_of[inside]):
-            view = self._view(opened, int(shard), length)
-            here = np.flatnonzero(inside & (shard_of == shard))
+        shards, across = self._by_shard(starts, length)
+        for shard, here in shards:
             # Fancy indexing copies whole windows; np.take would first copy the view, which is `length` corpora large.
-            out[here if rows is None else rows[here]] = view[starts[here] - self._starts[shard]]
-        for row in np.flatnonzero(~inside):
+            copied = self._view(opened, shard, length)[starts[here] - self._starts[shard]]
+            if len(here) == len(out):
+                out[:] = copied
+            else:
+                out[here if rows is None else rows[here]] = copied
+        for row in across:
             self._across(opened, int(starts[row]), length, out[row if rows is None else rows[row]])
 
     def _make_view(self, opened: Callable[[int], np.ndarray], shard: int, length: int) -> np.ndarray:
@@ -147,11 +148,10 @@ class Sharded(Tokens):
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def ends_in(self, starts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-        shard_of = np.searchsorted(self._starts, starts, side="right") - 1
-        inside = starts + length <= self._starts[shard_of + 1]
-        found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
-        for shard in np.unique(shard_of[inside]):
-            here, ends = np.flatnonzero(inside & (shard_of == shard)), self.shard_ends(int(shard))
+        shards, rest = self._by_shard(starts, length)
+        found = []
+        for shard, here in shards:
+            ends = self.shard_ends(shard)
             if ends is None:
                 continue
             first = starts[here] - self._starts[shard]
@@ -160,16 +160,34 @@ class Sharded(Tokens):
             number = np.repeat(np.arange(len(here)), counts)
             at = np.arange(len(number)) + (low - np.cumsum(counts) + counts)[number]
             found.append((here[number], ends[at].astype(np.int64) - first[number]))
-        for row in np.flatnonzero(~inside):
+        for row in rest:
             start = int(starts[row])
             across = self.ends(start, start + length) - start
             found.append((np.full(len(across), row), across))
-        row, end = (np.concatenate(each) for each in zip(*found, strict=True))
-        order = np.argsort(row, kind="stable")
-        return row[order], end[order]
+        return by_row(found)
+
+    def _by_shard(self, starts: np.ndarray, length: int) -> tuple[list[tuple[int, np.ndarray]], np.ndarray]:
+        """([(shard, which of the windows lie in it)], which lie in several)."""
+        shard_of = np.searchsorted(self._starts, starts, side="right") - 1
+        inside = starts + length <= self._starts[shard_of + 1]
+        if inside.all() and len(shard_of) and (shard_of == shard_of[0]).all():
+            return [(int(shard_of[0]), np.arange(len(starts)))], np.empty(0, np.int64)
+        found = [(int(one), np.flatnonzero(inside & (shard_of == one))) for one in np.unique(shard_of[inside])]
+        return found, np.flatnonzero(~inside)
 
     def _shard_length(self, shard: int) -> int:
         return int(self._starts[shard + 1] - self._starts[shard])
+
+
+def by_row(found: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs of (row, end), both (n,), as one pair in order of row."""
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    row, end = (np.concatenate(each) for each in zip(*found, strict=True))
+    order = np.argsort(row, kind="stable")
+    return row[order], end[order]
 
 
 def _behind(ends: np.ndarray, places: np.ndarray) -> np.ndarray:
