@@ -1,4 +1,4 @@
-"""attempts.jsonl: each start of a run and each way back, so that no abandoned branch is ever continued.
+"""attempts.jsonl: each start of a run and each return to an older checkpoint, so that no abandoned branch goes on.
 
 An order that changes the course without going back (a restart, a stop, a cut of the learning rate, an exclusion) is a
 line as well, so that what really happened can be counted, also after a rollback. A run that is resumed goes on in its
@@ -41,7 +41,7 @@ class Attempt:
     rate_steps: int = 0
     exclude: tuple[str, ...] = ()  # hosts that are to have no part in the next start
     data: str = ""  # where the data is not what it was in the attempt before: from which sample on, and what it is now
-    instead: int = 0  # the attempt whose way back could not be gone, for which this line stands now
+    instead: int = 0  # the attempt whose checkpoint could not be loaded: this line replaces that one's
 
 
 def read(run_dir: str | Path) -> list[Attempt]:
@@ -111,7 +111,7 @@ def newest(lines: Iterable[Attempt]) -> int:
 def happened(lines: Iterable[Attempt], attempt: int, step: int) -> Iterator[Attempt]:
     """What had happened when these steps were done: all, but for what a run that was killed is about to do once more.
 
-    That is, of this attempt, orders of this and later steps by which the run went on. A way back, a restart and a stop
+    That is, of this attempt, orders of this and later steps by which the run went on. A return, a restart and a stop
     are no such orders: they count, also where steps come again.
     """
     for line in lines:

@@ -40,7 +40,7 @@ def to_shard(name: str, tensor: DTensor) -> Shard:
 
 
 def to_dtensor(shard: Shard, device_mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """The way back: a DTensor over the shard's memory. Raises ValueError where the placements say another box."""
+    """A DTensor over the shard's memory. Raises ValueError where the placements say another box."""
     strides = torch.empty(shard.global_shape, device="meta").stride()
     tensor = DTensor.from_local(
         shard.local, device_mesh, placements, run_check=False, shape=torch.Size(shard.global_shape), stride=strides

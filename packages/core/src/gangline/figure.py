@@ -87,7 +87,7 @@ class TextMark:
 
 
 class Figure:
-    """A picture with its title at the top, as wide as it is told to be and as high as what is put into it."""
+    """A picture with its title at the top, of a given width, and as high as its content."""
 
     def __init__(self, title: str, about: str, width: float) -> None:
         self.title, self.width = title, width

@@ -60,7 +60,7 @@ class Verdict:
 
     @classmethod
     def of(cls, content: dict[str, Any]) -> Verdict:
-        """The way back from `to_dict`, also through JSON."""
+        """From what `to_dict` gave, also through JSON."""
         suggestion, overrides = Action[content["suggestion"].upper()], tuple(content["overrides"])
         return cls(**{**content, "suggestion": suggestion, "overrides": overrides})
 

@@ -81,7 +81,7 @@ class Installed:
         return list(self._found.modules)
 
     def part_of(self, config: PartConfig) -> Offer:
-        """The part that this configuration configures, told by its exact class. Raises UserError."""
+        """The part whose class of options is exactly this configuration's. Raises UserError where there is none."""
         for offers in self._found.offers.values():
             for offer in offers.values():
                 if offer.part.config is type(config):

@@ -55,7 +55,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDirectory:
-        """A new directory for `run`, locked; `job` names what a restarted job can be told by.
+        """A new directory for `run`, locked; `job` names the job, so that its restart is recognised.
 
         Raises UserError where it cannot be written, already holds a run, or another `train` is at it.
         """

@@ -128,4 +128,4 @@ class Runtime(ABC):
 
     @abstractmethod
     def applied(self) -> None:
-        """The optimizer has stepped: modules with `after_step(totals)` are told what they emitted in that step."""
+        """The optimizer has stepped: call `after_step(totals)` of the modules that have it, with what they emitted."""

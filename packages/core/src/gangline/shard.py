@@ -34,7 +34,7 @@ def model_array(parameter: str) -> str:
 
 
 def parameter_of(array: str) -> str:
-    """The way back: the name that the model has for what is kept as `array`."""
+    """The inverse of `model_array`: the model's own name of the array."""
     return array.removeprefix(f"{MODEL}/")
 
 
@@ -110,14 +110,14 @@ class Shard:
 class Division:
     """One way an array is cut: parts along `dim` (or over rows), picked by the joint coordinate along `axes`.
 
-    `bounds` has one entry more than there are parts; equal neighbours make an empty part. The holder of a part is
-    told by (joint coordinate // every) % parts, so that a division may use some of the ranks along its axes: what
-    lies on a fold is cut with every = 1 over the axes of the fold, and over the ranks beside it with every = the fold's
-    size; key heads that several neighbours share are cut with every = that number. What is left are replicas.
+    bounds  where parts begin and end: one entry more than there are parts; equal neighbours make an empty part
+    every   the rank with joint coordinate i holds part (i // every) % parts. With 2 key-value heads, tp=4 and every=2:
+            parts 0, 0, 1, 1. What lies on a fold has every=1 over the axes of the fold, and over the ranks beside it
+            every = the fold's size. Ranks that hold the same part are replicas
+    rows    bounds count rows of what the earlier divisions left, leading dims flattened (a row runs along the last
+            dim); such a part of a stacked array is a few boxes. `bounds` may then depend on the part that the earlier
+            divisions gave: there is one tuple for each of those, in joint order
     Two divisions of an array have the same axes, or none in common.
-    With `rows`, the bounds count rows of what the earlier divisions left, the leading dims flattened (a row
-    runs along the last dim); such a part of a stacked array is a few boxes. With `rows`, `bounds` may depend on the
-    part that the earlier divisions gave: then there is one tuple for each of those, in joint order.
     """
 
     axes: tuple[str, ...]
@@ -277,7 +277,7 @@ class Places:
         return tuple(parts), replica
 
     def coordinate(self, parts: Sequence[int], replica: int) -> dict[str, int]:
-        """The way back."""
+        """The inverse of `of`: the coordinate of the place that holds these parts as that replica."""
         found = dict(self.layout.at)
         for axes, digits in reversed(self.digits.items()):
             size = self.mesh.size(*axes)

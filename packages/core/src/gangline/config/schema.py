@@ -128,7 +128,7 @@ class EditConfig(PartConfig):
 
     @classmethod
     def of_hugging_face(cls, config: dict[str, Any]) -> tuple[EditConfig, dict[str, Any]] | None:
-        """The way back: the options that make such a model, and the config.json without them; None: not this edit's.
+        """(the options that make such a model, the config.json without them); None: the model is not of this edit.
 
         Raises UserError for what the edit cannot compute. A class that offers other defaults only inherits it.
         """
@@ -256,7 +256,7 @@ LISTS = ("track", "health", "callback")  # groups of which a run has any number
 class Run:
     """One run: sections of values, and one configuration for each part that was chosen.
 
-    Which part a configuration belongs to is told by its class (`gangline.plugins.Installed.part_of`).
+    The class of a configuration says which part it belongs to (`gangline.plugins.Installed.part_of`).
     """
 
     model: ModelConfig

@@ -55,7 +55,7 @@ def _full_every(directory: str | Path, slides: Sequence[bool]) -> int | None:
 
 
 def window_json(config: DecoderConfig, architecture: str) -> dict[str, Any]:
-    """The way back. Raises UserError where the architecture has windows in all blocks or none."""
+    """As config.json says it. Raises UserError where the architecture has windows in all blocks or none."""
     if architecture == "LlamaForCausalLM":
         return {}
     if architecture == "MistralForCausalLM":

@@ -1,4 +1,4 @@
-"""Started by torchrun or Slurm, on every rank: rank 0 composes and writes the run directory, the others are told.
+"""Started by torchrun or Slurm, on every rank: rank 0 composes and writes the run directory, the others get its path.
 
 The agent keeps watch and restarts; nothing here starts a rank.
 """

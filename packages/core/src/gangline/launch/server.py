@@ -1,6 +1,6 @@
 """What the fork server imports before all else: how it takes signals. Nobody else imports this module.
 
-While it loads torch it goes as soon as it is told to or its parent is gone; later multiprocessing sees to that.
+While it loads torch, a signal or the end of its parent ends it at once; later multiprocessing does that.
 Once it has forked a rank it stays until the last process that can ask it for more has ended. A signal to the whole
 process group must not end it sooner: the agent hears of its ranks through it.
 """

@@ -45,7 +45,7 @@ def filled_buffers_of(model: nn.Module) -> list[Buffer]:
 
 
 def listeners(module: nn.Module, path: str, plan: Plan) -> Iterator[tuple[str, StepListener]]:
-    """The modules in `module`, which lies at `path`, that are told of each step (`after_step`), with their paths.
+    """The modules in `module` (which lies at `path`) that have an `after_step`, with their paths.
 
     One whose buffers are all frozen is not: it would move what the plan says stays as it is.
     """

@@ -28,7 +28,7 @@ class Precision(ABC):
         """x (..., in) times w (out, in) transposed, plus b (out,): plain and tensor-parallel layers both use it.
 
         A module whose products are not those of a `Linear` has `multiply_by(precision)`, called once before the first
-        of them; without a gradient it may call `linear` as a bare product, and the two below on the way back.
+        of them; without a gradient it may call `linear` as a bare product, and the two below in its backward pass.
         """
 
     def grad_x(self, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from gangline.record import StepRecord
 
 @dataclass(frozen=True)
 class Start:
-    """What a tracker is told when the run begins or goes on."""
+    """What a tracker gets when the run begins or goes on."""
 
     name: str
     directory: str

@@ -1,4 +1,4 @@
-"""What the ranks tell each other at every step boundary: one small all-gather, more only where there is more to say."""
+"""What ranks agree on at every step boundary: one small all-gather; a second one only where a rank has verdicts."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def show_sample(run_dir: str, tokens: int) -> None:
 
 
 def summary(s: Session, ending: Ending, seconds: float, steps: int) -> dict:
-    """What the trackers are told at the end."""
+    """The summary that trackers get at the end."""
     return {
         "why": ending.why,
         "evidence": ending.evidence,

@@ -161,7 +161,7 @@ def document_of(checkpointer: Checkpointer, id: CheckpointId) -> Document:
 
 
 def _first_values(session: Session, fresh: set[str]) -> None:
-    """Arrays of callbacks and checks that no checkpoint fills; asked on all ranks alike, also where one holds none."""
+    """Arrays of callbacks and checks that no checkpoint fills; called on all ranks, also where one holds none."""
     weights = list(session.runtime.shards())
     for place, member in session.members.items():
         if any(name in fresh for name in member.registry or ()):

@@ -1,4 +1,4 @@
-"""Ways back: to which checkpoint an order leads, which samples are passed over then, and the way itself."""
+"""Going back to a checkpoint: which one an order leads to, which samples are passed over then, and the return."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def asked(s: Session, mine: SaveRequest | None, stops: bool) -> SaveRequest:
 
 
 def save(s: Session, request: SaveRequest) -> None:
-    """Begin a checkpoint. One save is in flight at a time; one that comes to nothing is told by a note."""
+    """Begin a checkpoint. One save is in flight at a time; one that fails leaves a note."""
     poll(s, wait=True)
     each(s, "before_save", s.step)
     try:

@@ -70,7 +70,7 @@ def ask(s: Session, name: str, call: Callable[..., Iterable[Verdict]], *argument
 
 
 def _as_json(said: Said) -> Said:
-    """The same. Raises TypeError or ValueError where it is no JSON: the ranks could not be told of it."""
+    """The same. Raises TypeError or ValueError where it is no JSON, for it has to reach the other ranks as JSON."""
     json.dumps(None if said is None else said.to_dict() if isinstance(said, Verdict) else asdict(said))
     return said
 
