@@ -86,7 +86,10 @@ class FileCache:
         files = self._files()
         held = sum(one for _, one, _ in files)
         for path in self.folder.glob(".*-*.npy.[0-9]*"):
-            about = path.stat()
+            try:
+                about = path.stat()
+            except FileNotFoundError:  # it has become whole
+                continue
             if time.time() - about.st_mtime > ABANDONED:
                 path.unlink(missing_ok=True)
             else:

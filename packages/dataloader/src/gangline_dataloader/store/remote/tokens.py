@@ -84,7 +84,7 @@ class RemoteTokens(StoreTokens):
             try:
                 self.locate(file_of(shard), HEADER + entry.tokens * itemsize, entry.xxh3)
                 self.locate(ends_of(shard), HEADER + 4 * entry.documents, entry.ends_xxh3)
-            except UserError:
+            except (UserError, OSError):
                 recent.remove(shard)
 
 
