@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from gangline import Command, Part, hookimpl
 from gangline_dataloader import config
 from gangline_dataloader.dali import config as dali
+from gangline_dataloader.images import config as images
 
 
 @hookimpl
 def gangline_data_sources() -> Iterable[Part]:
-    return (*config.PARTS, *dali.PARTS)
+    return (*config.PARTS, *dali.PARTS, *images.PARTS)
 
 
 @hookimpl

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
     from gangline.config import Run
 
 
+def installed() -> bool:
+    """Whether DALI is there, without importing it."""
+    return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
+
+
 @dataclass
 class DaliConfig(TokensConfig):
     """A token store read through NVIDIA DALI: the samples of data=tokens, in its order.
@@ -25,7 +30,7 @@ class DaliConfig(TokensConfig):
     prefetch: PositiveInt = 2  # steps that DALI holds ready
 
     def check(self, run: Run) -> list[Problem]:
-        if importlib.util.find_spec("nvidia") is None or importlib.util.find_spec("nvidia.dali") is None:
+        if not installed():
             what = "data=dali needs NVIDIA DALI, and it is not installed."
             why = "It is an extra of gangline-dataloader, about 0.5 GB on disk; it runs without a GPU, too."
             return [Problem(what, why, "pip install 'gangline-dataloader[dali]'   or   data=tokens")]

@@ -46,7 +46,10 @@ class StepPipeline:
         self._failed: tuple[int, BaseException] | None = None
         self._spare = StoredRows(np.zeros((1, 1), dtype), np.zeros(0, np.int32))
         number = None if device.type == "cpu" else device.index or 0
-        self._pipeline = Pipeline(batch_size=1, num_threads=1, device_id=number, prefetch_queue_depth=depth)
+        # Only the dynamic executor lets go of an output when its last tensor does; the others fill it again.
+        self._pipeline = Pipeline(
+            batch_size=1, num_threads=1, device_id=number, prefetch_queue_depth=depth, exec_dynamic=True
+        )
         with self._pipeline:
             kinds = [_TYPES[np.dtype(dtype).str[1:]], _TYPES["i4"], _TYPES["u1"]]
             tokens, ends, loss_mask = fn.external_source(

@@ -1,0 +1,62 @@
+"""The options of data=dali_images. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from gangline.errors import Problem, UserError
+from gangline.parts import DataConfig, Part
+from gangline.ranges import PositiveInt, Share, ShareBelowOne
+from gangline_dataloader.dali.config import installed
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+
+@dataclass
+class ImagesConfig(DataConfig):
+    """Images with texts out of WebDataset's tar files: texts as bytes, pixels in `Batch.extra["pixels"]`.
+
+    A sequence begins with `places` tokens that an image takes, for a model edit to put its patches there.
+    """
+
+    file_options: ClassVar[tuple[str, ...]] = ("path",)
+
+    path: str | None = None  # a tar file, or a folder of them: KEY.jpg (or .jpeg, .png) beside KEY.txt
+    side: PositiveInt = 224  # pixels of an image's side, after it is cut and resized
+    places: PositiveInt = 16  # tokens at the beginning of a sequence that the image takes
+    least_area: Share = 0.5  # of an image that is taken of it in training, at the least; 1: all
+    flip: bool = True  # half of the images are mirrored in training
+    validation_fraction: ShareBelowOne = 0.02  # of the samples, the last ones, are held out
+
+    def check(self, run: Run) -> list[Problem]:
+        from gangline.config import vocabulary_problems
+        from gangline_dataloader.images.webdataset import listed
+
+        if not installed():
+            what = "data=dali_images needs NVIDIA DALI, and it is not installed."
+            return [Problem(what, "It decodes the images.", "pip install 'gangline-dataloader[dali]'")]
+        if not isinstance(self.path, str):
+            return [Problem("data=dali_images needs data.path.", "It reads tar files of WebDataset.", "data.path=DIR")]
+        try:
+            listed(self.path)
+        except UserError as error:
+            return [error.problem()]
+        found = vocabulary_problems(run, 256, f"data.path={self.path}", "Its texts are bytes.")
+        if self.places >= run.batch.sequence_length:
+            what = f"data.places={self.places} leaves no token for a text."
+            found.append(Problem(what, f"batch.sequence_length={run.batch.sequence_length}", "Fewer data.places."))
+        if not self.least_area:
+            found.append(Problem("data.least_area=0 would take nothing of an image.", "", "data.least_area=0.5"))
+        return found
+
+
+PARTS = (
+    Part(
+        name="dali_images",
+        config=ImagesConfig,
+        build="gangline_dataloader.images.source:ImageSource",
+        summary="images with texts (WebDataset), decoded and augmented by NVIDIA DALI",
+    ),
+)

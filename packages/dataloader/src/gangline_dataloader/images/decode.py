@@ -1,0 +1,49 @@
+"""A DALI pipeline from encoded images to pixels: decoded only where they are taken, resized, turned, normalised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from nvidia.dali import Pipeline, fn, types
+
+from gangline_dataloader.images.augment import Crops
+
+HALF = 127.5  # pixels go from -1 to 1
+_FLOAT, _RGB = getattr(types, "FLOAT"), getattr(types, "RGB")  # noqa: B009  # DALI makes these names when it is loaded
+
+
+class ImageDecoder:
+    """Images of `side` pixels, up to `most` at a time, on the CPU. Pixels do not depend on what else is in a batch."""
+
+    def __init__(self, side: int, most: int) -> None:
+        # Only the dynamic executor lets go of an output when its last tensor does; the others fill it again.
+        self._pipeline = Pipeline(
+            batch_size=most, num_threads=1, device_id=None, prefetch_queue_depth=1, exec_dynamic=True
+        )
+        with self._pipeline:
+            encoded, corner, size, mirrored = (
+                fn.external_source(name=name) for name in ("encoded", "corner", "size", "mirrored")
+            )
+            images = fn.decoders.image_slice(
+                encoded, corner, size, device="cpu", output_type=_RGB, axis_names="WH", use_fast_idct=False
+            )
+            images = fn.resize(images, size=[side, side])
+            pixels = fn.crop_mirror_normalize(
+                images, dtype=_FLOAT, output_layout="CHW", mean=[HALF] * 3, std=[HALF] * 3, mirror=mirrored
+            )
+            self._pipeline.set_outputs(pixels)
+        self._pipeline.build()
+
+    def __call__(self, encoded: Sequence[np.ndarray], crops: Crops) -> torch.Tensor:
+        """(N, 3, side, side) float32, in memory of DALI's that is the caller's as long as he holds it.
+
+        Raises RuntimeError, DALI's own, where an image cannot be decoded.
+        """
+        self._pipeline.feed_input("encoded", list(encoded))
+        self._pipeline.feed_input("corner", crops.corner)
+        self._pipeline.feed_input("size", crops.size)
+        self._pipeline.feed_input("mirrored", crops.mirrored)
+        (pixels,) = self._pipeline.run()
+        return torch.from_dlpack(pixels.as_tensor())

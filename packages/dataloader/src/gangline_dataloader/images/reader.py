@@ -1,0 +1,79 @@
+"""Whole steps of images at once, decoded by one DALI pipeline in a thread ahead of the step that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from gangline.data import BatchReader, ReadPlace, StoredBatch
+from gangline.data.read_ahead import ReadAhead
+from gangline_dataloader.images.decode import ImageDecoder
+
+if TYPE_CHECKING:
+    from gangline_dataloader.images.source import ImageSource
+
+AHEAD = 2  # steps
+
+
+class ImageReader(BatchReader):
+    """The bytes of `ImageSource.sample`, in its order."""
+
+    def __init__(self, source: ImageSource, place: ReadPlace) -> None:
+        self.source, self.place = source, place
+        self._ahead: ReadAhead[list[StoredBatch]] | None = None
+        self._closed = False
+
+    def begin(self, cursor: int, step: int) -> None:
+        self._refuse_closed()
+        if self._ahead is not None:
+            self._ahead.close()
+        place, decoder = self.place, ImageDecoder(self.source.config.side, self.place.share)
+
+        def read(n: int, slot: int) -> list[StoredBatch]:
+            first = place.first(cursor + n * place.global_size)
+            whole = self._stored(decoder, range(first, first + place.share))
+            return [_cut(whole, at, at + place.micro_size) for at in range(0, place.share, place.micro_size)]
+
+        self._ahead = ReadAhead(read, AHEAD + 1)
+
+    def take(self) -> Sequence[StoredBatch]:
+        if self._ahead is None:
+            raise RuntimeError("this reader is closed" if self._closed else "`begin` comes before `take`")
+        return self._ahead.take()
+
+    def held_out(self, count: int) -> Iterator[StoredBatch]:
+        self._refuse_closed()
+        decoder = ImageDecoder(self.source.config.side, self.place.micro_size)
+        for numbers, counted in self.place.held_out(count, self.source.length()):
+            found = self._stored(decoder, numbers)
+            found.counted = counted if counted < len(numbers) else None
+            yield found
+
+    def close(self) -> None:
+        self._closed = True
+        if self._ahead is not None:
+            self._ahead.close()
+        self._ahead = None
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise RuntimeError("this reader is closed")
+
+    def _stored(self, decoder: ImageDecoder, numbers: Sequence[int]) -> StoredBatch:
+        images, tokens, masks = zip(*map(self.source.encoded, numbers), strict=True)
+        asked = np.array(numbers, np.int64)
+        pixels = decoder(images, self.source.crops(asked))
+        found = StoredBatch(torch.from_numpy(np.stack(tokens)), torch.from_numpy(asked))
+        found.loss_mask, found.extra = torch.from_numpy(np.stack(masks)), {"pixels": pixels}
+        return found
+
+
+def _cut(whole: StoredBatch, start: int, stop: int) -> StoredBatch:
+    """Some rows of a batch."""
+    found = StoredBatch(whole.tokens[start:stop], whole.sample[start:stop])
+    found.loss_mask = None if whole.loss_mask is None else whole.loss_mask[start:stop]
+    found.extra = {name: each[start:stop] for name, each in whole.extra.items()}
+    return found

@@ -1,0 +1,97 @@
+"""`data=dali_images`: a sequence begins with places for an image, then its text; the pixels travel beside it.
+
+H pixels of a side, P places, T tokens
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from hashlib import blake2b
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gangline.data import BatchReader, DataSource, ReadPlace, Sample
+from gangline.errors import UserError
+from gangline_dataloader.images.augment import Crops, crops
+from gangline_dataloader.images.webdataset import ImageTexts, listed
+from gangline_dataloader.order.mixture import Ingredient
+from gangline_dataloader.order.single import SingleOrder
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+    from gangline.data import Split
+    from gangline_dataloader.images.config import ImagesConfig
+    from gangline_dataloader.images.decode import ImageDecoder
+
+END = 0  # behind a text, and in the places of an image
+
+
+class ImageSource(DataSource):
+    """Images with texts. `sample` gives `pixels` (3, H, H) float32 in [-1, 1] beside the tokens.
+
+    tokens     P places of the image, the text's bytes, an end; the rest is filled with ends
+    loss_mask  the text and the first end count
+    """
+
+    def __init__(self, config: ImagesConfig, run: Run, split: Split) -> None:
+        self.config, self.split, self.seed, self.T = config, split, run.seed, run.batch.sequence_length
+        self.files: ImageTexts = listed(config.path or "")
+        count = len(self.files)
+        held_out = max(1, round(count * config.validation_fraction)) if config.validation_fraction else 0
+        self.first, self.count = (count - held_out, held_out) if split == "validation" else (0, count - held_out)
+        if self.count < 1:
+            raise UserError(f"data.path={config.path} has no samples for {split}.", f"It has {count} in all.")
+        self.order = SingleOrder(Ingredient("images", self.count), run.seed, split)
+        self._lock = Lock()
+
+    @cached_property
+    def _decoder(self) -> ImageDecoder:
+        from gangline_dataloader.images.decode import ImageDecoder
+
+        return ImageDecoder(self.config.side, 1)
+
+    def sample(self, i: int) -> Sample:
+        encoded, tokens, mask = self.encoded(i)
+        with self._lock:
+            pixels = self._decoder([encoded], self.crops(np.array([i])))[0].numpy().copy()
+        found: dict[str, Any] = {"tokens": tokens, "loss_mask": mask, "pixels": pixels}
+        return found  # type: ignore[return-value]
+
+    def encoded(self, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(the image as it is stored (n,) uint8, tokens (T+1,) uint8, loss mask (T,) bool) of sample `i`."""
+        row = int(self.order(np.array([i])).row[0]) + self.first
+        image, text = self.files.read(row)
+        places = self.config.places
+        words = np.frombuffer(text.strip()[: self.T - places], np.uint8)
+        tokens, mask = np.full(self.T + 1, END, np.uint8), np.zeros(self.T, bool)
+        tokens[places : places + len(words)] = words
+        mask[places - 1 : places + len(words)] = True
+        return image, tokens, mask
+
+    def crops(self, numbers: np.ndarray) -> Crops:
+        """Of what is held out images are whole."""
+        training = self.split == "train"
+        least, flip = (self.config.least_area, self.config.flip) if training else (1.0, False)
+        return crops(numbers, least, flip, self.seed, self.split)
+
+    def reader(self, place: ReadPlace) -> BatchReader:
+        from gangline_dataloader.images.reader import ImageReader
+
+        return ImageReader(self, place)
+
+    def length(self) -> int:
+        return self.count
+
+    def fingerprint(self) -> str:
+        about = self.config
+        asked = (about.side, about.places, about.least_area, about.flip)
+        deciding = (self.files.identity(), self.first, self.count, self.seed, self.split, self.T, asked)
+        return blake2b(repr(deciding).encode(), digest_size=16).hexdigest()
+
+    def describe(self) -> str:
+        return f"{self.count} images with texts, {self.config.side} x {self.config.side} pixels"
+
+    def decode(self, tokens: list[int]) -> str:
+        return bytes(tokens).replace(b"\0", b"").decode(errors="replace")

@@ -1,0 +1,39 @@
+"""A model edit that consumes pixels: the first places of a sequence are the patches of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from gangline import Part, hookimpl
+from gangline.config import EditConfig
+from gangline.model import EmbeddingNode, nodes, replaced
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchNode(EmbeddingNode):
+    module: ClassVar[str] = "patches_module:PatchEmbedding"
+    patch: int
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {**super().shapes(), "patches": (self.dim, 3 * self.patch**2)}
+
+
+@dataclass
+class PatchConfig(EditConfig):
+    """Patches of an image as embeddings."""
+
+    patch: int = 8  # pixels of a side
+
+
+def edit(tree: Any, plan: Any, options: PatchConfig) -> tuple[Any, Any, list[str]]:
+    found = {path: node for path, node in nodes(tree) if type(node) is EmbeddingNode}
+    for path, node in found.items():
+        tree = replaced(tree, path, PatchNode(vocab_size=node.vocab_size, dim=node.dim, patch=options.patch))
+    return tree, plan, list(found)
+
+
+@hookimpl
+def gangline_parts() -> Iterable[Part]:
+    yield Part(group="patches", name="on", config=PatchConfig, build="patches:edit", summary="Patches of an image")

@@ -1,0 +1,158 @@
+"""data=dali_images: from JPEGs in tar files to a loss, the same pixels whoever reads them."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gangline.config.check import problems
+from gangline.data import ReadPlace
+from gangline.errors import UserError
+from gangline.testing.install import as_installed
+from gangline.testing.runs import small_run
+from gangline_dataloader.images.augment import crops
+from gangline_dataloader.images.webdataset import listed
+
+pytest.importorskip("nvidia.dali", reason="the extra [dali] is not installed")
+Image = pytest.importorskip("PIL.Image", reason="the images of this test are written by Pillow")
+
+from gangline_dataloader.images.source import ImageSource  # noqa: E402  # needs both
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 220)}
+
+
+def picture(number: int) -> tuple[bytes, str]:
+    """A smooth picture whose left half has one colour, encoded as JPEG, and its name."""
+    name = list(COLOURS)[number % 3]
+    width, height = 40 + number % 7, 36 + number % 5
+    pixels = np.zeros((height, width, 3), np.float32)
+    pixels[:] = np.linspace(60, 180, height)[:, None, None]
+    pixels[:, : width // 2] = COLOURS[name]
+    file = io.BytesIO()
+    Image.fromarray(pixels.astype(np.uint8)).save(file, "JPEG", quality=92)
+    return file.getvalue(), f"{name} {number}"
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Two tar files of 30 pictures each, as `webdataset` writes them."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for shard in range(2):
+        with tarfile.open(folder / f"{shard:05d}.tar", "w") as tar:
+            for number in range(30 * shard, 30 * shard + 30):
+                image, text = picture(number)
+                for kind, content in (("jpg", image), ("txt", text.encode())):
+                    member = tarfile.TarInfo(f"{number:06d}.{kind}")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+    return folder
+
+
+SIZES = ("data=dali_images", "data.side=32", "data.places=16", "batch.sequence_length=32", "model.vocab_size=256")
+
+
+def source(shards: Path, *settings: str, split: str = "train") -> ImageSource:
+    run = small_run(*SIZES, f"data.path={shards}", "data.validation_fraction=0.1", "validate.every=5", *settings)
+    assert problems(run) == []
+    return ImageSource(run.data, run, split)
+
+
+def test_whole_images_are_those_that_were_written(shards):
+    """Against Pillow's own decoder and resizing, which rounds elsewhere."""
+    one = source(shards, "data.least_area=1", "data.flip=false")
+    for i in range(12):
+        sample = one.sample(i)
+        text = bytes(sample["tokens"][16:]).rstrip(b"\0").decode()
+        assert sample["loss_mask"].tolist() == [15 <= n < 16 + len(text) for n in range(32)]
+        with Image.open(io.BytesIO(picture(int(text.split()[1]))[0])) as image:
+            wanted = np.asarray(image.resize((32, 32), Image.Resampling.BILINEAR), np.float32)
+        found = (sample["pixels"].transpose(1, 2, 0) + 1) * 127.5
+        assert np.abs(found - wanted).mean() < 2.5
+        assert np.abs(found[:, 2:13].mean((0, 1)) - COLOURS[text.split()[0]]).max() < 12
+
+
+def test_an_epoch_shows_every_image_once_and_what_is_held_out_never(shards):
+    def names(split: str) -> list[str]:
+        one = source(shards, split=split)
+        return [bytes(one.sample(i)["tokens"][16:]).rstrip(b"\0").decode() for i in range(one.length())]
+
+    train, held_out = names("train"), names("validation")
+    assert sorted([*train, *held_out]) == sorted(picture(n)[1] for n in range(60))
+    assert train != sorted(train)
+
+
+def test_readers_of_every_width_have_the_pixels_of_sample(shards):
+    one = source(shards)
+    for index, width, micro in ((0, 1, 3), (1, 2, 2), (2, 4, 1), (0, 1, 12)):
+        place = ReadPlace(index, width, 12, micro, torch.device("cpu"))
+        reader = source(shards).reader(place)
+        for cursor in (0, 24, 7):
+            reader.begin(cursor, 0)
+            for step in range(2):
+                for batch in reader.take():
+                    for row, number in enumerate(batch.sample.tolist()):
+                        wanted = one.sample(number)
+                        assert torch.equal(batch.extra["pixels"][row], torch.from_numpy(wanted["pixels"]))
+                        assert np.array_equal(batch.tokens[row].numpy(), wanted["tokens"])
+                        assert np.array_equal(batch.loss_mask[row].numpy(), wanted["loss_mask"])
+                first = cursor + 12 * step + index * 12 // width
+                assert batch.sample.tolist()[-1] == first + 12 // width - 1
+        reader.close()
+    held = list(source(shards, split="validation").reader(place).held_out(100))
+    assert sum(len(batch.sample) for batch in held) >= 6
+
+
+def test_how_an_image_is_cut_is_a_function_of_the_seed_and_the_sample(shards):
+    assert np.array_equal(source(shards).sample(3)["pixels"], source(shards).sample(3)["pixels"])
+    other = source(shards, "run.seed=8")
+    same = [np.array_equal(other.sample(i)["pixels"], source(shards).sample(i)["pixels"]) for i in range(6)]
+    assert not any(same)
+    found = crops(np.arange(4000), 0.5, True, 7, "train")
+    area = found.size.prod(1)
+    assert 0.5 - 1e-3 <= area.min() <= area.max() <= 1
+    assert (found.corner >= 0).all()
+    assert (found.corner + found.size <= 1 + 1e-6).all()
+    assert abs(found.mirrored.mean() - 0.5) < 0.03
+
+
+def test_from_jpegs_to_a_loss(shards, tmp_path):
+    """The model's patches are trained: what an image shows is what its text begins with, and nothing else says it."""
+    words = (
+        "recipe=tiny", *SIZES, f"data.path={shards}", "patches=on", "data.flip=false", "data.validation_fraction=0.1",
+        "batch.global_size=18", "batch.micro_size=9", "run.steps=40", "run.sample=0", f"run.dir={tmp_path / 'run'}",
+    )  # fmt: skip
+    with as_installed("gangline-patches", "patches", path=Path(__file__).parent):
+        done = subprocess.run(
+            [sys.executable, "-m", "gangline.cli.train", *words], capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len(losses) == 40
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_what_makes_no_samples_is_refused_by_name(shards, tmp_path):
+    def said(path: Path) -> str:
+        (problem,) = problems(small_run(*SIZES, f"data.path={path}"))
+        return f"{problem.what} {problem.why}"
+
+    (tmp_path / "empty").mkdir()
+    assert "holds no tar files" in said(tmp_path / "empty")
+    path = tmp_path / "one.tar"
+    with tarfile.open(path, "w") as tar:
+        tar.addfile(tarfile.TarInfo("000001.jpg"))
+    assert "sample 000001 has no text" in said(path)
+    path.write_bytes((shards / "00000.tar").read_bytes()[:700])
+    with pytest.raises(UserError, match=r"one\.tar"):
+        listed(str(path)).read(0)
+    path.write_bytes(b"no tar" * 200)
+    assert "one.tar cannot be read" in said(path)
