@@ -41,7 +41,7 @@ class DaliReader(BatchReader):
             return source.fill(np.arange(first, first + place.share), memory[slot])
 
         ahead = self._ahead = ReadAhead(read, self.depth + 1)
-        self._pipeline = StepPipeline(lambda n: ahead.take(), source.dtype, place.device, self.depth)
+        self._pipeline = StepPipeline(lambda n: ahead.take(), source.dtype, source.masked, place.device, self.depth)
 
     def take(self) -> list[StoredBatch]:
         if self._pipeline is None:
@@ -56,8 +56,7 @@ class DaliReader(BatchReader):
             if self.source.documents:
                 inside = found.ends[(found.ends > start * T) & (found.ends <= (start + size) * T)]
                 one.ends = inside - start * T
-            if self.source.masked:
-                one.loss_mask = found.loss_mask[start : start + size].view(torch.bool)
+            one.loss_mask = None if found.loss_mask is None else found.loss_mask[start : start + size]
             batches.append(one)
         return batches
 
