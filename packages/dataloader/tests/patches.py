@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from gangline import Part, hookimpl
 from gangline.config import EditConfig
-from gangline.model import EmbeddingNode, nodes, replaced
+from gangline.model import EmbeddingNode, Init, nodes, replaced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,8 @@ def edit(tree: Any, plan: Any, options: PatchConfig) -> tuple[Any, Any, list[str
     found = {path: node for path, node in nodes(tree) if type(node) is EmbeddingNode}
     for path, node in found.items():
         tree = replaced(tree, path, PatchNode(vocab_size=node.vocab_size, dim=node.dim, patch=options.patch))
-    return tree, plan, list(found)
+    inits = tuple(Init(f"{path}.patches", "normal", 0.02) for path in found)
+    return tree, plan.extended(inits=inits), list(found)
 
 
 @hookimpl

@@ -125,7 +125,7 @@ def test_how_an_image_is_cut_is_a_function_of_the_seed_and_the_sample(shards):
 
 
 def test_from_jpegs_to_a_loss(shards, tmp_path):
-    """The model's patches are trained: what an image shows is what its text begins with, and nothing else says it."""
+    """Every part of the way is there: tar, decoder, reader, loop, the edit that embeds patches."""
     words = (
         "recipe=tiny", *SIZES, f"data.path={shards}", "patches=on", "data.flip=false", "data.validation_fraction=0.1",
         "batch.global_size=18", "batch.micro_size=9", "run.steps=40", "run.sample=0", f"run.dir={tmp_path / 'run'}",
