@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gangline.errors import Problem, UserError
-from gangline.parts import DataConfig, Part
-from gangline.ranges import PositiveInt, Share, ShareBelowOne
+from gangline import Part, Problem, UserError
+from gangline.config import DataConfig, PositiveInt, Share, ShareBelowOne
 from gangline_dataloader.dali.config import installed
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
+    from gangline.config import Run
 
 
 @dataclass

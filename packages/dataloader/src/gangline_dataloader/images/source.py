@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gangline import UserError
 from gangline.data import BatchReader, DataSource, ReadPlace, Sample
-from gangline.errors import UserError
 from gangline_dataloader.images.augment import Crops, crops
 from gangline_dataloader.images.webdataset import ImageTexts, listed
 from gangline_dataloader.order.mixture import Ingredient
 from gangline_dataloader.order.single import SingleOrder
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Run
+    from gangline.config import Run
     from gangline.data import Split
     from gangline_dataloader.images.config import ImagesConfig
     from gangline_dataloader.images.decode import ImageDecoder

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gangline.errors import UserError
+from gangline import UserError
 
 IMAGES = ("jpg", "jpeg", "png")
 
