@@ -22,7 +22,7 @@ LARGEST = 1 << 60  # of a length, and of the elements of an array
 
 
 def number(value: Any, what: str, low: int = 0, high: int = LARGEST) -> int:
-    """A whole number within limits, both included."""
+    """A whole number within limits, both included. Raises ValueError."""
     if type(value) is not int:
         raise ValueError(f"{what} is {_short(value)}, not a whole number")
     if not low <= value <= high:
@@ -31,27 +31,28 @@ def number(value: Any, what: str, low: int = 0, high: int = LARGEST) -> int:
 
 
 def numbers(value: Any, what: str, low: int = 0, most: int = MOST_DIMS) -> tuple[int, ...]:
-    """A list of whole numbers."""
+    """A list of whole numbers. Raises ValueError."""
     if not isinstance(value, list) or len(value) > most:
         raise ValueError(f"{what} is {_short(value)}, not a list of up to {most} numbers")
     return tuple(number(one, what, low) for one in value)
 
 
 def mapping(value: Any, what: str) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError."""
     if not isinstance(value, dict):
         raise ValueError(f"{what} is {_short(value)}, not an object")
     return value
 
 
 def name(text: str) -> str:
-    """An array's name: a path that leads nowhere but down."""
+    """An array's name: a path that leads nowhere but down. Raises ValueError."""
     if not all(part not in ("", ".", "..") for part in text.split("/")) or "\0" in text or "\\" in text:
         raise ValueError(f"{text!r} is no name of an array")
     return text
 
 
 def depth(content: Any) -> None:
-    """Refuse what is nested so deeply that those who read it would fail."""
+    """Refuse, by ValueError, what is nested so deeply that those who read it would fail."""
     level, below = 0, [content]
     while below:
         if level > DEEPEST:
@@ -74,7 +75,7 @@ def shape(value: Any, of: str) -> tuple[int, ...]:
 
 
 def chunk(value: Any, layout: Layout, of: str) -> tuple[int, ...]:
-    """A chunk is nowhere longer than its array, and no cut goes through one."""
+    """A chunk is nowhere longer than its array, and no cut goes through one. Raises ValueError."""
     found = numbers(value, f"the chunk shape of {of}", 1)
     if len(found) != len(layout.shape) or any(c > max(1, n) for c, n in zip(found, layout.shape, strict=True)):
         raise ValueError(f"the chunks of {of} have shape {found}, and the array {layout.shape}")
@@ -91,7 +92,7 @@ def chunk(value: Any, layout: Layout, of: str) -> tuple[int, ...]:
 
 
 def fits(layout: Layout, mesh: Mesh, of: str) -> None:
-    """Whether an array of this shape can be cut like this on this mesh."""
+    """Raises ValueError where an array of this shape cannot be cut like this on this mesh."""
     fixed = dict(layout.at)
     for axis, index in layout.at:
         if axis not in mesh.axes:
@@ -134,7 +135,7 @@ def _bounds_fit(layout: Layout, division: Division, earlier: int, of: str) -> No
 
 
 def bounds(found: Sequence[int]) -> tuple[int, ...]:
-    """From 0 upwards."""
+    """Bounds that go up from 0. Raises ValueError."""
     if len(found) < 2 or found[0] != 0 or any(after < before for before, after in pairwise(found)):
         raise ValueError("bounds do not go up from 0")
     return tuple(found)

@@ -35,6 +35,7 @@ class DurableCopy(Delivery):
         self._copier, self._copies = copier, copies
 
     def plan(self) -> DeliveryPlan:
+        """To the durable tier, unless it has it. Raises FileExistsError, OSError."""
         durable = self.task.durable
         assert durable is not None, "a copy is made only where there is a durable tier"
         if not durable.has(self.id):

@@ -37,6 +37,7 @@ class StagedDelivery(Delivery):
         self._writer = writer
 
     def plan(self) -> DeliveryPlan:
+        """To the near tiers that lack it. Raises FileExistsError, OSError, BadCheckpoint."""
         task, going = self.task, []
         done = task.again and task.disk.has(self.id)  # then nothing nearer matters any more
         for tier in () if done else task.wanted:

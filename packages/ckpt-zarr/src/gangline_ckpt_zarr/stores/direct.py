@@ -70,6 +70,7 @@ class DirectWriter(ObjectWriter):
         self._direct = False
 
     def close(self) -> None:
+        """Also its name. Raises ValueError where fewer or more bytes were written than announced, OSError."""
         if self._offset != self._size:
             self.abort()
             raise ValueError(f"{self._place}: {self._offset} bytes were written, {self._size} announced")

@@ -30,6 +30,7 @@ class LocalStore(ObjectStore):
         return DirectWriter(place, size, lambda: self._sync_directories(place.parent))
 
     def commit(self, path: str, content: bytes) -> None:
+        """By a link, which never replaces anything. Raises FileExistsError, OSError."""
         place = self._root / path
         self._make_directories(place.parent)
         written = place.parent / f"{_UNFINISHED}{place.name}-{secrets.token_hex(8)}"

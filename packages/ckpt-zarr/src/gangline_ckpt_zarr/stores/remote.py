@@ -138,11 +138,13 @@ class FsspecStore(RemoteStore):
     """Any of fsspec's file systems. What `commit` promises is as good as its ``pipe_file(mode="create")``."""
 
     def create(self, path: str, size: int) -> ObjectWriter:
+        """One stream, by fsspec's own file object. Raises FileExistsError, OSError."""
         if self.exists(path):
             raise FileExistsError(f"{self._where(path)}: it is there already")
         return _Stream(self, path, size)
 
     def commit(self, path: str, content: bytes) -> None:
+        """As good a promise as the driver's ``pipe_file(mode="create")``. Raises FileExistsError, OSError."""
         if self.exists(path):  # a store that ignores the condition still refuses here
             raise FileExistsError(f"{self._where(path)}: it is there already")
         tries = 0

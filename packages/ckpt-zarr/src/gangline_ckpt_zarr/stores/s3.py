@@ -36,17 +36,19 @@ class S3Store(RemoteStore):
         self._bucket = self._root.partition("/")[0]
 
     def create(self, path: str, size: int) -> ObjectWriter:
+        """A multipart upload, or one put where the object is small. Raises FileExistsError, OSError."""
         if self.exists(path):
             raise FileExistsError(f"{self._where(path)}: it is there already")
         return _Multipart(self, path, size, part_bytes(size, self._part_bytes))
 
     def commit(self, path: str, content: bytes) -> None:
+        """A conditional put. Raises FileExistsError, OSError."""
         if self.exists(path):  # a store that ignores the condition still refuses here
             raise FileExistsError(f"{self._where(path)}: it is there already")
         self.put_new(path, content)
 
     def put_new(self, path: str, content: bytes | bytearray) -> None:
-        """Put an object where there is none. FileExistsError."""
+        """Put an object where there is none. Raises FileExistsError, OSError."""
         stamp = secrets.token_hex(8)
         put = {"Body": content, "Metadata": {_STAMP: stamp}}
         try:

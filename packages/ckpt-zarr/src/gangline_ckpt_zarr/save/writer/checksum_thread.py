@@ -12,7 +12,10 @@ _AT_ONCE = 8 << 20  # bytes of chunks between two announcements
 
 
 class ChecksumThread:
-    """Fills in the checksums of `memory` in the file's order; `wait` says how far it has come."""
+    """Fills in the checksums of `memory` in the file's order; `wait` says how far it has come.
+
+    Raises ValueError where the chunks do not fit into the memory.
+    """
 
     def __init__(self, memory: memoryview, runs: Sequence[ChunkSpan]) -> None:
         if runs and runs[-1].end > len(memory):
