@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from gangline.batch import Batch
+from gangline.checkpoint import SaveRequest
 from gangline.checkpoint.config import Off
 from gangline.checkpoint.torch_dcp import DcpCheckpointer
 from gangline.cli.main import main
@@ -47,7 +48,7 @@ def make_run(path: Path, *steps: int, data: TextConfig | None = None, checkpoint
     for step in steps:
         shards = [*drawn(run, step)[1], Shard("optimizer/m", (9,), torch.float32, (0,), MOMENT)]
         registry = Registry.of(Mesh.of({}), {shard.name: Layout(shard.global_shape) for shard in shards})
-        kept.save(step, shards, registry, {"step": step, "attempt": 1})
+        kept.save(SaveRequest(step), shards, registry, {"step": step, "attempt": 1})
     directory.unlock()
     return run
 

@@ -85,9 +85,11 @@ class TokensConfig(SequenceConfig):
         return problems
 
     def _check_vocabulary(self, run: Run, needed: int) -> list[Problem]:
-        from gangline.config import vocabulary_problems
+        from gangline.data import vocabulary_problems
 
-        return vocabulary_problems(run, needed, f"data.path={self.path}", f"Its tokenizer has {needed} tokens.")
+        return vocabulary_problems(
+            run.model.vocab_size, needed, f"data.path={self.path}", f"Its tokenizer has {needed} tokens."
+        )
 
     def _check_remote(self, run: Run) -> list[Problem]:
         """Reads manifests, no shard."""

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from gangline.config.check import (
         layout_problems as layout_problems,
         meaningless as meaningless,
-        vocabulary_problems as vocabulary_problems,
         world_of as world_of,
     )
     from gangline.config.compose import compose_one as compose_one
@@ -75,7 +74,7 @@ __getattr__, __all__ = lazily(
             "AnyNumber AtLeast AtMost LessThan MoreThan NonNegativeFloat NonNegativeInt OneOf OrInfinite "
             "PositiveFloat PositiveInt Share ShareBelowOne divisors listed_divisors"
         ),
-        "gangline.config.check": "layout_problems meaningless vocabulary_problems world_of",
+        "gangline.config.check": "layout_problems meaningless world_of",
         "gangline.config.mend": "nearest",
         "gangline.config.suggest": "near",
         "gangline.config.compose": "compose_one",

@@ -154,17 +154,6 @@ def _batch(run: Run, width: int) -> list[Problem]:
     return []
 
 
-def vocabulary_problems(run: Run, needed: int, whose: str, why: str) -> list[Problem]:
-    """Whether the model knows as few tokens that data which has `needed` of them would fail; `why` says whose they are.
-
-    whose: the option that they come from, as the user typed it.
-    """
-    if not needed > run.model.vocab_size > 0:
-        return []
-    what = f"model.vocab_size={run.model.vocab_size} is too small for {whose}."
-    return [Problem(what, why, f"model.vocab_size={needed}")]
-
-
 def _refused(attempt: Callable[[], object]) -> list[Problem]:
     try:
         attempt()

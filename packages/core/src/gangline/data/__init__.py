@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gangline.data.read_ahead import ReadAhead as ReadAhead
     from gangline.data.reader import BatchReader as BatchReader, ReadPlace as ReadPlace, StoredBatch as StoredBatch
     from gangline.data.sample_reader import KeptMemory as KeptMemory, use_device as use_device
+    from gangline.data.vocabulary import Codec as Codec, vocabulary_problems as vocabulary_problems
 
 __getattr__, __all__ = lazily(
     __name__,
@@ -29,5 +30,6 @@ __getattr__, __all__ = lazily(
         "gangline.data.read_ahead": "ReadAhead",
         "gangline.data.reader": "BatchReader ReadPlace StoredBatch",
         "gangline.data.sample_reader": "KeptMemory use_device",
+        "gangline.data.vocabulary": "Codec vocabulary_problems",
     },
 )

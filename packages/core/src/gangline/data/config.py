@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gangline.config.values import written
+from gangline.data.vocabulary import vocabulary_problems
 from gangline.errors import Problem, UserError
 from gangline.parts import DataConfig, Part
 from gangline.ranges import Share
@@ -86,14 +87,12 @@ class TextConfig(DataConfig):
         return problems
 
     def _check_vocabulary(self, run: Run) -> list[Problem]:
-        from gangline.config.check import vocabulary_problems
-
         try:
             needed = self.codec().vocab_size
         except UserError as error:
             return [error.problem()]
         whose = "bytes" if self.tokenizer is None else f"data.tokenizer={self.tokenizer}"
-        return vocabulary_problems(run, needed, whose, f"The data has {needed} different tokens.")
+        return vocabulary_problems(run.model.vocab_size, needed, whose, f"The data has {needed} different tokens.")
 
 
 PARTS = (

@@ -1,8 +1,10 @@
-"""Text to tokens and back, for who asks a run for text. Torch-free."""
+"""A data source's vocabulary: text to tokens and back, and whether the model knows as many tokens. Torch-free."""
 
 from __future__ import annotations
 
 from typing import Protocol
+
+from gangline.errors import Problem
 
 
 class Codec(Protocol):
@@ -15,3 +17,13 @@ class Codec(Protocol):
     def decode(self, tokens: list[int]) -> str | None:
         """Tokens as text; None: the data is not text."""
         ...
+
+
+def vocabulary_problems(known: int, needed: int, whose: str, why: str) -> list[Problem]:
+    """Whether the data has more tokens (`needed`) than `model.vocab_size=known`.
+
+    whose: the option that they come from, as the user typed it; why: how many it has.
+    """
+    if not needed > known > 0:
+        return []
+    return [Problem(f"model.vocab_size={known} is too small for {whose}.", why, f"model.vocab_size={needed}")]

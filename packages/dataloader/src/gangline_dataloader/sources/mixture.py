@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gangline import Problem, UserError
-from gangline.config import near, vocabulary_problems
+from gangline.config import near
+from gangline.data import vocabulary_problems
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, RowPlace, WeightStage, shares
 from gangline_dataloader.sources.split import SplitRows, split_rows, within
 from gangline_dataloader.store.manifest import Manifest
@@ -197,5 +198,5 @@ def problems(config: MixConfig, run: Run) -> list[Problem]:
         vocabulary = parts[0].store.vocab_size
         if split == "train":
             why = f"The tokenizer of its sources has {vocabulary} tokens."
-            found += vocabulary_problems(run, vocabulary, "data=mix", why)
+            found += vocabulary_problems(run.model.vocab_size, vocabulary, "data=mix", why)
     return found
