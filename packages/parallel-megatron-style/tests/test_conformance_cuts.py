@@ -15,7 +15,6 @@ class TestTp(StrategySuite):
     choice = "parallel=tp"
     layouts = (
         Layout(2),
-        Layout(2, ("parallel.sequence_parallel=false",)),
         Layout(4),
         Layout(4, ("parallel.sequence_parallel=false",)),
     )
@@ -27,7 +26,6 @@ class TestPp(StrategySuite):
     can = {"exact"}
     layouts = (
         Layout(2),
-        Layout(4, ("parallel.schedule=gpipe",)),
         Layout(2, ("parallel.schedule=interleaved_1f1b",)),
         Layout(4, ("parallel.schedule=zb_h1",)),
         Layout(2, ("parallel.schedule=zb_v",)),

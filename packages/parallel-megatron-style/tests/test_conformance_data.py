@@ -13,7 +13,6 @@ class TestFsdp(StrategySuite):
         Layout(1),
         Layout(2),
         Layout(4),
-        Layout(2, ("parallel.zero=2",)),
         Layout(4, ("parallel.zero=1",)),
         Layout(4, ("parallel.zero=0",)),
     )
@@ -22,4 +21,4 @@ class TestFsdp(StrategySuite):
 class TestHsdp(StrategySuite):
     choice = "parallel=hsdp"
     can = {"exact", "exact tied"}
-    layouts = (Layout(4), Layout(4, ("parallel.zero=1",)))
+    layouts = (Layout(4),)

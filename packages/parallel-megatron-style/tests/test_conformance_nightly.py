@@ -1,0 +1,35 @@
+"""Further layouts that pass core's suite: what of them the other files do not have is proven by compositions, too."""
+
+from __future__ import annotations
+
+import pytest
+from test_conformance_cuts import LONG
+
+from gangline.testing import StrategySuite
+from gangline.testing.strategy import Layout
+
+pytestmark = pytest.mark.nightly
+
+
+class TestFurtherTp(StrategySuite):
+    choice = "parallel=tp"
+    layouts = (Layout(2, ("parallel.sequence_parallel=false",)),)
+
+
+class TestFurtherPp(StrategySuite):
+    choice = "parallel=pp"
+    settings = LONG
+    can = {"exact"}
+    layouts = (Layout(4, ("parallel.schedule=gpipe",)),)
+
+
+class TestFurtherFsdp(StrategySuite):
+    choice = "parallel=fsdp"
+    can = {"exact", "exact tied"}
+    layouts = (Layout(2, ("parallel.zero=2",)),)
+
+
+class TestFurtherHsdp(StrategySuite):
+    choice = "parallel=hsdp"
+    can = {"exact", "exact tied"}
+    layouts = (Layout(4, ("parallel.zero=1",)),)
