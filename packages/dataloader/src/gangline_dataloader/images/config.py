@@ -30,7 +30,7 @@ class ImagesConfig(DataConfig):
     validation_fraction: ShareBelowOne = 0.02  # of the samples, the last ones, are held out
 
     def check(self, run: Run) -> list[Problem]:
-        from gangline.config import vocabulary_problems
+        from gangline.data import vocabulary_problems
         from gangline_dataloader.images.webdataset import listed
 
         if not installed():
@@ -42,7 +42,7 @@ class ImagesConfig(DataConfig):
             listed(self.path)
         except UserError as error:
             return [error.problem()]
-        found = vocabulary_problems(run, 256, f"data.path={self.path}", "Its texts are bytes.")
+        found = vocabulary_problems(run.model.vocab_size, 256, f"data.path={self.path}", "Its texts are bytes.")
         if self.places >= run.batch.sequence_length:
             what = f"data.places={self.places} leaves no token for a text."
             found.append(Problem(what, f"batch.sequence_length={run.batch.sequence_length}", "Fewer data.places."))
