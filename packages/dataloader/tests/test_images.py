@@ -140,6 +140,22 @@ def test_from_jpegs_to_a_loss(shards, tmp_path):
     assert losses[-1] < 0.7 * losses[0]
 
 
+def test_an_image_that_cannot_be_decoded_is_named(shards):
+    path = shards / "00001.tar"
+    at = int(listed(str(path)).image[4, 0])
+    content = bytearray(path.read_bytes())
+    content[at : at + 200] = bytes(200)
+    path.write_bytes(content)
+    one = source(shards)
+    with pytest.raises(UserError, match=rf"00001\.tar has an image at byte {at}"):
+        [one.sample(i) for i in range(one.length())]
+    reader = one.reader(ReadPlace(0, 1, 12, 3, torch.device("cpu")))
+    reader.begin(0, 0)
+    with pytest.raises(UserError, match=f"an image at byte {at}"):
+        [reader.take() for _ in range(5)]
+    reader.close()
+
+
 def test_what_makes_no_samples_is_refused_by_name(shards, tmp_path):
     def said(path: Path) -> str:
         (problem,) = problems(small_run(*SIZES, f"data.path={path}"))

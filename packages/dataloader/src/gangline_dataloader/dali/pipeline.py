@@ -14,13 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from nvidia.dali import Pipeline, fn, types
 
 from gangline_dataloader.sources.windows import StoredRows
 
-# by the kind and width of a dtype; DALI's module makes these names when it is loaded
 _NAMES = {"u1": "UINT8", "u2": "UINT16", "u4": "UINT32", "i1": "INT8", "i2": "INT16", "i4": "INT32", "i8": "INT64"}
-_TYPES = {kind: getattr(types, name) for kind, name in _NAMES.items()}
 
 
 @dataclass
@@ -43,12 +40,15 @@ class StepPipeline:
     def __init__(
         self, read: Callable[[int], StoredRows], dtype: np.dtype, masked: bool, device: torch.device, depth: int
     ) -> None:
+        from nvidia.dali import Pipeline, fn, types  # an extra: what only looks at this module does without
+
         self._read, self._masked, self._device, self._taken = read, masked, device, 0
         self._failed: tuple[int, BaseException] | None = None
         self._ends: dict[int, np.ndarray] = {}  # of steps that were read: few numbers, and only the host wants them
         self._spare = StoredRows(np.zeros((1, 1), dtype), np.zeros(0, np.int32), np.zeros((1, 1), bool))
         number = None if device.type == "cpu" else device.index or 0
-        kinds = [_TYPES[np.dtype(dtype).str[1:]], *([_TYPES["u1"]] if masked else [])]
+        stored = [np.dtype(dtype), *([np.dtype(np.uint8)] if masked else [])]
+        kinds = [getattr(types, _NAMES[one.str[1:]]) for one in stored]  # names that it makes when it is loaded
         # Only the dynamic executor lets go of an output when its last tensor does; the others fill it again.
         self._pipeline = Pipeline(
             batch_size=1, num_threads=1, device_id=number, prefetch_queue_depth=depth, exec_dynamic=True

@@ -6,18 +6,19 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from nvidia.dali import Pipeline, fn, types
 
 from gangline_dataloader.images.augment import Crops
 
 HALF = 127.5  # pixels go from -1 to 1
-_FLOAT, _RGB = getattr(types, "FLOAT"), getattr(types, "RGB")  # noqa: B009  # DALI makes these names when it is loaded
 
 
 class ImageDecoder:
     """Images of `side` pixels, up to `most` at a time, on the CPU. Pixels do not depend on what else is in a batch."""
 
     def __init__(self, side: int, most: int) -> None:
+        from nvidia.dali import Pipeline, fn, types  # an extra: what only looks at this module does without
+
+        to_float, rgb = (getattr(types, name) for name in ("FLOAT", "RGB"))  # names that it makes when it is loaded
         # Only the dynamic executor lets go of an output when its last tensor does; the others fill it again.
         self._pipeline = Pipeline(
             batch_size=most, num_threads=1, device_id=None, prefetch_queue_depth=1, exec_dynamic=True
@@ -27,11 +28,11 @@ class ImageDecoder:
                 fn.external_source(name=name) for name in ("encoded", "corner", "size", "mirrored")
             )
             images = fn.decoders.image_slice(
-                encoded, corner, size, device="cpu", output_type=_RGB, axis_names="WH", use_fast_idct=False
+                encoded, corner, size, device="cpu", output_type=rgb, axis_names="WH", use_fast_idct=False
             )
             images = fn.resize(images, size=[side, side])
             pixels = fn.crop_mirror_normalize(
-                images, dtype=_FLOAT, output_layout="CHW", mean=[HALF] * 3, std=[HALF] * 3, mirror=mirrored
+                images, dtype=to_float, output_layout="CHW", mean=[HALF] * 3, std=[HALF] * 3, mirror=mirrored
             )
             self._pipeline.set_outputs(pixels)
         self._pipeline.build()

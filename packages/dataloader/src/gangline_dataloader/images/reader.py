@@ -63,9 +63,8 @@ class ImageReader(BatchReader):
 
     def _stored(self, decoder: ImageDecoder, numbers: Sequence[int]) -> StoredBatch:
         images, tokens, masks = zip(*map(self.source.encoded, numbers), strict=True)
-        asked = np.array(numbers, np.int64)
-        pixels = decoder(images, self.source.crops(asked))
-        found = StoredBatch(torch.from_numpy(np.stack(tokens)), torch.from_numpy(asked))
+        pixels = self.source.pixels(decoder, numbers, images)
+        found = StoredBatch(torch.from_numpy(np.stack(tokens)), torch.tensor(list(numbers)))
         found.loss_mask, found.extra = torch.from_numpy(np.stack(masks)), {"pixels": pixels}
         return found
 

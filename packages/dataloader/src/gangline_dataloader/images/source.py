@@ -5,6 +5,7 @@ H pixels of a side, P places, T tokens
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from hashlib import blake2b
 from threading import Lock
@@ -20,6 +21,8 @@ from gangline_dataloader.order.mixture import Ingredient
 from gangline_dataloader.order.single import SingleOrder
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from gangline.config import Run
     from gangline.data import Split
     from gangline_dataloader.images.config import ImagesConfig
@@ -55,20 +58,42 @@ class ImageSource(DataSource):
     def sample(self, i: int) -> Sample:
         encoded, tokens, mask = self.encoded(i)
         with self._lock:
-            pixels = self._decoder([encoded], self.crops(np.array([i])))[0].numpy().copy()
+            pixels = self.pixels(self._decoder, [i], [encoded])[0].numpy().copy()
         found: dict[str, Any] = {"tokens": tokens, "loss_mask": mask, "pixels": pixels}
         return found  # type: ignore[return-value]
 
     def encoded(self, i: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(the image as it is stored (n,) uint8, tokens (T+1,) uint8, loss mask (T,) bool) of sample `i`."""
-        row = int(self.order(np.array([i])).row[0]) + self.first
-        image, text = self.files.read(row)
+        image, text = self.files.read(self._row(i))
         places = self.config.places
         words = np.frombuffer(text.strip()[: self.T - places], np.uint8)
         tokens, mask = np.full(self.T + 1, END, np.uint8), np.zeros(self.T, bool)
         tokens[places : places + len(words)] = words
         mask[places - 1 : places + len(words)] = True
         return image, tokens, mask
+
+    def pixels(self, decoder: ImageDecoder, numbers: Sequence[int], images: Sequence[np.ndarray]) -> Tensor:
+        """(N, 3, H, H) of samples (N,), whose images are given. Raises UserError that names one that is no image."""
+        try:
+            return decoder(images, self.crops(np.asarray(numbers, np.int64)))
+        except RuntimeError as error:  # DALI does not say which
+            for number, image in zip(numbers, images, strict=True):
+                try:
+                    type(decoder)(self.config.side, 1)([image], self.crops(np.array([number])))
+                except RuntimeError:
+                    raise self._no_image(number, str(error)) from error
+            raise
+
+    def _no_image(self, number: int, why: str) -> UserError:
+        row = self._row(number)
+        path, at = self.files.files[int(self.files.file[row])], int(self.files.image[row, 0])
+        said = next((line for line in why.splitlines() if "rror" in line), "")
+        return UserError(
+            f"{path} has an image at byte {at} that cannot be decoded.", f"Sample {number}. {said}".strip()
+        )
+
+    def _row(self, number: int) -> int:
+        return int(self.order(np.array([number])).row[0]) + self.first
 
     def crops(self, numbers: np.ndarray) -> Crops:
         """Of what is held out images are whole."""
