@@ -1,6 +1,6 @@
 """`data=dali_images`: a sequence begins with places for an image, then its text; the pixels travel beside it.
 
-H pixels of a side, P places, T tokens
+T tokens of a sequence, of which the first `places` are the places of an image of (side, side) pixels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ END = 0  # behind a text, and in the places of an image
 
 
 class ImageSource(DataSource):
-    """Images with texts. `sample` gives `pixels` (3, H, H) float32 in [-1, 1] beside the tokens.
+    """Images with texts. `sample` gives `pixels` (3, side, side) float32 in [-1, 1] beside the tokens.
 
     tokens     P places of the image, the text's bytes, an end; the rest is filled with ends
     loss_mask  the text and the first end count
