@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 from gangline.testing import DataSourceSuite
-from gangline_dataloader.prepare.run import prepare
+from gangline_dataloader.packing.plan import make
+from gangline_dataloader.prepare.run import VALIDATION, prepare
 from gangline_dataloader.prepare.settings import Settings
+from gangline_dataloader.store.manifest import FILE, read
 
 
 class TestTokens(DataSourceSuite):
@@ -32,6 +37,36 @@ class TestTokensByDocument(TestTokens):
 
 class TestTokensInTheOrderOfText(TestTokens):
     settings = ("data.order=text",)
+
+
+class TestTokensPacked(TestTokens):
+    """Each document is cut into rows here, the text of the suite being one."""
+
+    settings = ("data.packing=best_fit",)
+    can = {"disjoint", "reads"}
+
+    def corpus(self, directory: Path, first: int = 0, words: int = 1500) -> tuple[str, ...]:
+        settings = super().corpus(directory, first, words)
+        store = Path(settings[0].partition("=")[2])
+        for folder in (store, store / VALIDATION):
+            if (folder / FILE).exists():
+                make(folder, read(folder), 32)
+        return settings
+
+
+class TestTokensPackedByDocument(TestTokensPacked):
+    settings = ("data.packing=best_fit", "data.documents=true")
+
+
+@pytest.mark.skipif(find_spec("nvidia") is None, reason="the extra [dali] is not installed")
+class TestDali(TestTokens):
+    choice = "data=dali"
+
+
+@pytest.mark.skipif(find_spec("nvidia") is None, reason="the extra [dali] is not installed")
+class TestDaliByDocument(TestTokens):
+    choice = "data=dali"
+    settings = ("data.documents=true",)
 
 
 class TestMix(DataSourceSuite):
