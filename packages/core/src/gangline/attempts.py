@@ -45,7 +45,7 @@ class Attempt:
 
 
 def read(run_dir: str | Path) -> list[Attempt]:
-    """All lines that stand, oldest first; what is no line of ours (a kill tore it, a disk forgot it) does not count."""
+    """The valid lines that no later one replaces, oldest first; a torn or foreign line does not count."""
     path = Path(run_dir) / FILE
     if not path.exists():
         return []
@@ -64,7 +64,7 @@ def read(run_dir: str | Path) -> list[Attempt]:
 
 
 def standing(lines: Iterable[Attempt]) -> list[Attempt]:
-    """The lines, less those that a later one stands for: one order counts once, however many checkpoints were tried."""
+    """The lines that no later one replaces: an order counts once, however many checkpoints it had to try."""
     found = list(lines)
     replaced = {line.instead for line in found if line.instead}
     return [line for line in found if line.attempt not in replaced or line.attempt == line.instead]
@@ -93,7 +93,7 @@ def append(run_dir: str | Path, attempt: Attempt) -> None:
 
 
 def _content(attempt: Attempt) -> dict[str, Any]:
-    """Five fields always, and of the others those that say something."""
+    """The first five fields always, and the others where they differ from their defaults."""
     usual = {field.name: field.default for field in fields(Attempt)[5:]}
     return {key: value for key, value in asdict(attempt).items() if key not in usual or value != usual[key]}
 

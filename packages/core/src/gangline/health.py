@@ -173,7 +173,7 @@ class HealthCheck(Callback, ABC):
 
 
 def decide(agreed: Agreed, responses: Sequence[Order]) -> Order:
-    """The one order: the strongest of the checks' and of what the verdicts that none answers suggest.
+    """The one order: the strongest among those of the checks and the suggestions of verdicts that no check answers.
 
     A cut of the rate and an exclusion hold beside it, where the strongest has none of its own.
     """

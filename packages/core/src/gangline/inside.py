@@ -63,7 +63,7 @@ _give_way: Callable[[], None] | None = None
 
 @contextmanager
 def frame(surroundings: Frame) -> Iterator[Frame]:
-    """Everything inside belongs to this microbatch."""
+    """Within, what modules emit, draw and sum over the sequence is of this microbatch."""
     global _frame
     before, _frame = _frame, surroundings
     try:
@@ -95,7 +95,7 @@ def taking_turns(give_way: Callable[[], None]) -> Iterator[None]:
 
 
 def swap(surroundings: tuple[Frame | None, str] = (None, "")) -> tuple[Frame | None, str]:
-    """Be in these surroundings, and give those left: for a strategy that has two microbatches under way."""
+    """Set (frame, path) and return the former: for a strategy that has two microbatches under way."""
     global _frame, _path
     left = _frame, _path
     _frame, _path = surroundings

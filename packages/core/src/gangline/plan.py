@@ -30,7 +30,7 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether `name` is what `pattern` names, or lies inside it."""
+    """Whether `pattern` names `name` itself, or a module around it."""
     return _regex(pattern).fullmatch(name) is not None
 
 
@@ -226,7 +226,7 @@ class Plan:
         return dict(self.tied).get(name, name)
 
     def unmatched(self, names: Iterable[str]) -> list[str]:
-        """Patterns that match none of `names`: a plan that says nothing is a mistake of its author."""
+        """Patterns that match none of `names`: mistakes of the plan's author."""
         known = [*names, *(alias for alias, _ in self.tied)]
         patterns = [rule.pattern for rules in (self.cuts, self.inits) for rule in rules]
         patterns += [*self.frozen, *self.trained]

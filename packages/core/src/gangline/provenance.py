@@ -24,7 +24,7 @@ HIDDEN = "***"
 
 
 def looks_secret(key: str) -> bool:
-    """Whether an option's name says that its value is nobody else's business (api_key, token, password)."""
+    """Whether an option's name says that its value is secret (api_key, token, password)."""
     return _SECRET.search(key) is not None
 
 
@@ -86,6 +86,6 @@ def _ask(folder: Path, *words: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """Of what computes: told from package metadata, so that nothing is imported."""
+    """Of the packages that compute, from their metadata, so that nothing is imported."""
     found = {name: version_of(name) for name in ("gangline", "torch", "numpy", "hydra-core", "omegaconf")}
     return {name: version for name, version in found.items() if version}

@@ -99,7 +99,7 @@ class OneOf(Range):
 
 @dataclass(frozen=True)
 class AnyNumber(Range):
-    """Every finite number has a meaning: a field that needs no range says so."""
+    """Every finite number is valid: said of a field, so that its range is not forgotten."""
 
     def fits(self, value: Any) -> bool:
         return True

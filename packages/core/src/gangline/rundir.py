@@ -283,7 +283,7 @@ def fresh(name: str) -> Path:
 
 @cache
 def _say_unlocked(file_system: int) -> None:
-    """Once for each file system: the run goes on, as there is nothing to hold."""
+    """Note once for each file system that it has no locks; the run goes on without."""
     note = "train: note: the file system of the run directory knows no locks; see to it that one train alone uses it."
     print(note, file=sys.stderr, flush=True)
 

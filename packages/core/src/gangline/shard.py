@@ -196,7 +196,7 @@ def _along(box: Box, dim: int, start: int, stop: int) -> Box | None:
 
 
 def _rows_of(boxes: list[Box], start: int, stop: int) -> list[Box]:
-    """Rows `start` to `stop` of `boxes`, counted on from one to the next; what lies past the last is padding."""
+    """Rows `start` to `stop` of `boxes`, numbered through all of them; rows past the last are padding."""
     found: list[Box] = []
     for box in boxes:
         rows = prod(box.shape[:-1])
@@ -327,7 +327,7 @@ class Registry:
         return iter(self.layouts)
 
     def __or__(self, other: Registry) -> Registry:
-        """Both together; an array in both must lie the same in both."""
+        """The arrays of both; one that is in both must have the same layout in both."""
         clash = [name for name in other if name in self and self[name] != other[name]]
         if clash:
             raise ValueError(f"two layouts for the same arrays: {', '.join(clash)}")

@@ -45,7 +45,7 @@ def problems(run: Run) -> list[Problem]:
 
 
 def world_of(run: Run) -> int:
-    """How many ranks the run will have: of the job that started us, else those that we start."""
+    """How many ranks the run will have: as many as the job has that started this process, else as many as we start."""
     job = agents.detect()
     return job.world if job else processes(run)
 

@@ -1,4 +1,4 @@
-"""Which options a run has, given its parts: to check a key before it is set, and to say what was meant. Torch-free."""
+"""Which options a run has, given its parts: to refuse an unknown key and suggest the one that was meant. Torch-free."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Known:
         return f"++{path}={text}"
 
     def _mapping_above(self, path: str) -> Option | None:
-        """The option with free keys that `path` lies in."""
+        """The option whose keys are free (a mapping) and that `path` is inside of."""
         while "." in path:
             path = path.rpartition(".")[0]
             option = self.options.get(path)

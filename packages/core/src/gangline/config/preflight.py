@@ -172,7 +172,7 @@ def _choose(
 
 
 def _replace(choices: dict[str, Choice], new: Mapping[str, Choice]) -> None:
-    """Later choices win; what was chosen inside a part that is replaced goes with it."""
+    """Later choices win; choices inside a part that is replaced are dropped with it."""
     for group, choice in new.items():
         if choices.get(group) != choice:
             for inner in [name for name in choices if name.startswith(f"{group}/")]:

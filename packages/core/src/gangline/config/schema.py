@@ -53,7 +53,7 @@ class PartConfig:
         return []
 
     def notices(self, run: Run) -> list[str]:
-        """What works and is still not what one would choose; said once when the run starts."""
+        """Warnings about choices that work and are probably not wanted; printed once when the run starts."""
         return []
 
     def sidecars(self, run: Run) -> list[Sidecar]:

@@ -50,7 +50,7 @@ class BatchSection:
 class ValidateSection:
     """Loss on held-out data: the run's own, and further sets, each the run's data part with other options.
 
-    A set that is null is none: so a run that goes on, or a recipe's, can do without one.
+    null takes a set away: from a recipe's, or when a run goes on.
     """
 
     every: PositiveInt | None = 100  # steps; null: never

@@ -27,7 +27,7 @@ def validation_sets(run: Run) -> dict[str, DataConfig]:
 
 
 def read_sets(run: Run) -> tuple[dict[str, DataConfig], list[Problem]]:
-    """The sets that fit, and what is wrong with the others; a set that is null is none."""
+    """(the valid sets by name, the problems of the others); a set that is null does not exist."""
     found: dict[str, DataConfig] = {}
     problems: list[Problem] = []
     offer = installed().part_of(run.data)

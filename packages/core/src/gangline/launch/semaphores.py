@@ -1,4 +1,4 @@
-"""Semaphores in shared memory: named by their launcher, so that those of a dead one can be told and removed.
+"""Semaphores in shared memory: named by their launcher, so that those of a dead launcher can be found and removed.
 
 Python's own tracker removes what a process leaves behind, unless the tracker is killed too, as it is where a whole
 group of processes is. Torch-free.

@@ -1,4 +1,4 @@
-"""Processes that stand beside the ranks of a machine: a memory tier, spares. Torch-free.
+"""Processes beside the ranks of a machine, which outlive their restarts: a memory tier, for one. Torch-free.
 
 A part's config asks for them (`PartConfig.sidecars`). Who starts the ranks starts them first and keeps them when the
 ranks are started again; they end with the run, or with whoever started it.

@@ -50,7 +50,7 @@ def full_product(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
 def bind_folds(model: nn.Module, plan: Plan, comm_of: Callable[[str], Comm]) -> None:
     """Give each module on a fold its Comm, once.
 
-    A module is on a fold when a parameter in it is cut along one; bound is the nearest `Bindable` around it.
+    A module is on a fold when a parameter in it is cut along one; the nearest `Bindable` module around it is bound.
     Raises TypeError where there is none.
     """
     folds = {fold.name for fold in plan.folds}

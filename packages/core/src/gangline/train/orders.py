@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from gangline.attempts import Attempt, stamp
 from gangline.health import Action, Agreed, Order
 from gangline.train.restore import begin
-from gangline.train.rollback import roll_back, way_back
+from gangline.train.rollback import return_points, roll_back
 from gangline.train.session import Session
 
 
@@ -48,7 +48,7 @@ def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
             went = roll_back(s, order, line)
         return None if went else Ending("stop", f"{evidence}; there is no checkpoint to go back to")
     if order.action is Action.RESTART and (order.before_step is not None or order.skip):
-        way = next(way_back(s, order, line), None)
+        way = next(return_points(s, order, line), None)
         if way is None:
             return Ending("stop", f"{evidence}; there is no checkpoint to start again from")
         line = way[1]

@@ -101,7 +101,7 @@ def save_at_end(s: Session) -> None:
 
 
 def fleeting(s: Session) -> bool:
-    """Whether the newest checkpoint is one that ends with the job."""
+    """Whether the newest checkpoint is gone when the job ends."""
     id = CheckpointId.parse(s.saved) if s.saved else None
     return id is not None and not s.checkpointer.lasts(id)
 

@@ -1,4 +1,4 @@
-"""The way into and out of a checkpoint: what the training state is, and how a run goes on from it."""
+"""What a checkpoint holds of a run (`capture`), and how a run goes on from one (`restore`)."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def holds_weights_alone(session: Session, id: CheckpointId) -> bool:
 
 
 def seen(session: Session, id: CheckpointId, bad: str) -> str:
-    """What is damaged, on all ranks where it is seen on one."""
+    """Damage that any rank has met, the same answer on all ranks; None where there is none."""
     flag = torch.tensor([float(bool(bad))], dtype=torch.float64, device=session.device)
     session.comms.world.all_reduce(flag, op="max")
     return bad or (f"checkpoint {id} is damaged (seen by another rank)" if float(flag) else "")

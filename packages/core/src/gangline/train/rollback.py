@@ -18,7 +18,7 @@ from gangline.train.session import Session
 def roll_back(session: Session, order: Order, line: Attempt) -> bool:
     """Return to the newest good checkpoint that the order allows; False where there is none."""
     failed = 0
-    for wanted, begun in way_back(session, order, line):
+    for wanted, begun in return_points(session, order, line):
         session.attempt = begun.attempt
         begin(session, replace(begun, instead=failed))
         session.history = attempts.standing(session.history)
@@ -31,7 +31,7 @@ def roll_back(session: Session, order: Order, line: Attempt) -> bool:
     return False
 
 
-def way_back(session: Session, order: Order, line: Attempt) -> Iterator[tuple[CheckpointId, Attempt]]:
+def return_points(session: Session, order: Order, line: Attempt) -> Iterator[tuple[CheckpointId, Attempt]]:
     """(checkpoint, `line` as the one that begins an attempt there), newest first, of all that the order allows."""
     poll(session, wait=True)
     read = session.cursor

@@ -69,7 +69,7 @@ class Session:
         self.events.write(name, attempt=self.attempt, step=self.step, **content)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Two lines in events.jsonl, around what is no step."""
+        """Within: a phase that is no step, with a line in events.jsonl at its begin and its end."""
         return self.events.phase(name, attempt=self.attempt, step=self.step)
 
     @property
