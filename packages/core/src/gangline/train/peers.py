@@ -1,7 +1,8 @@
 """Handing a rank's batches to its peers: those that hold the same samples, cut along tensor, context or pipeline.
 
-Measured on one machine of two cores (gloo; 4 peers; 16 sequences of 2048 tokens, 64 KiB as stored): MEASURED
-So each rank reads for itself, unless its source says `shared`.
+Measured on a busy machine of two cores (benchmarks/peers.py: 4 ranks over gloo, tokens in memory, 2 bytes each): where
+each rank reads ahead for itself a step waits 0.6, 1.0 and 1.1 ms for 1, 16 and 64 sequences of 2048 tokens, for the
+broadcast 8.9, 6.4 and 13.6 ms, for then the ranks wait for each other. So each reads, unless its source says `shared`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,74 @@
+"""Who reads for tensor, context and pipeline peers: each for itself, or the first for all and two broadcasts.
+
+Ranks of one machine over gloo, each with the batches of one data rank (sequences of 2048 uint16 tokens in memory, read
+by core's reader). Between two takes a rank sleeps, as a step would compute. Milliseconds that a step waits for its
+data: the median over the steps, of the slowest rank; both ways take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+import torch
+
+from gangline.data import DataSource, ReadPlace
+from gangline.mesh import Mesh
+from gangline.testing import rank
+from gangline.testing.pool import pool
+from gangline.train.batches import Batches
+
+CPU = torch.device("cpu")
+
+
+class Windows(DataSource):
+    """Windows of tokens in memory."""
+
+    def __init__(self) -> None:
+        self.tokens = np.arange(1 << 22, dtype=np.uint16)
+
+    def sample(self, i: int):
+        start = i * 7919 % (len(self.tokens) - 2049)
+        return {"tokens": self.tokens[start : start + 2049]}
+
+    def length(self) -> None:
+        return None
+
+    def fingerprint(self) -> str:
+        return "windows"
+
+
+def waits(shared: bool, rows: int, steps: int, seconds: float) -> list[float]:
+    """What each step of this rank waits."""
+    world = rank.comms(Mesh.of({"tp": rank.world})).world
+    batches = Batches(Windows(), ReadPlace(0, 1, rows, rows, CPU), world if shared else None)
+    found = []
+    for step in range(steps):
+        before = time.perf_counter()
+        batches.take(step * rows, step)
+        found.append(time.perf_counter() - before)
+        time.sleep(seconds)
+    batches.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=30)
+    options = parser.parse_args()
+    for rows in (1, 16, 64):
+        found: dict[str, list[float]] = {"each reads": [], "broadcast": []}
+        for _ in range(options.rounds):
+            for name, shared in (("each reads", False), ("broadcast", True)):
+                ranks = pool(options.ranks).run(waits, shared, rows, options.steps, 0.02)
+                found[name] += [max(step) for step in list(zip(*ranks, strict=True))[5:]]
+        shown = "   ".join(f"{name} {1e3 * statistics.median(each):7.2f} ms" for name, each in found.items())
+        print(f"{options.ranks} ranks, {rows:>3} x 2048   {shown}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
