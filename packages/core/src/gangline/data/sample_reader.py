@@ -107,41 +107,28 @@ def stacked(samples: Sequence[Sample], numbers: Sequence[int], memory: KeptMemor
         stored.loss_mask, rows = memory(("loss_mask", slot), (B, T), np.dtype(np.bool_))
         for row, sample in zip(rows, samples, strict=True):
             row[:] = sample.get("loss_mask", True)
-    if apart:
-        stored.ends = torch.from_numpy(_ends(samples, T))
     if apart or any("position" in sample for sample in samples):
-        _keep_what_ends_do_not_say(stored, samples, T)
+        _set_documents(stored, samples, T, apart)
     for name in dict.fromkeys(name for sample in samples for name in sample if name not in _KNOWN):
         stored.extra[name] = _further(name, samples, numbers, memory, slot)
     return stored
 
 
-def _ends(samples: Sequence[Sample], T: int) -> np.ndarray:
-    """(n,) int32: before which tokens another document begins, b·T + e."""
-    found = [
-        b * T + 1 + np.flatnonzero(np.diff(sample["document"]))
-        for b, sample in enumerate(samples)
-        if "document" in sample
-    ]
-    return np.concatenate(found).astype(np.int32)
-
-
-def _keep_what_ends_do_not_say(stored: StoredBatch, samples: Sequence[Sample], T: int) -> None:
-    """Documents and positions as they are, where they are not what `expand` would derive."""
-    places = np.arange(T)
-    documents, positions, derived = [], [], True
-    for sample in samples:
-        document = sample.get("document", np.zeros(T, np.int64))
-        begins = np.concatenate([[False], np.diff(document) != 0])
-        position = places - np.maximum.accumulate(np.where(begins, places, 0))
-        documents.append(document)
-        # a source may know documents in some samples alone: it says positions there, or they are those of the sequence
-        positions.append(sample.get("position", places))
-        derived = derived and np.array_equal(begins.cumsum(), document) and np.array_equal(position, positions[-1])
-    if not derived:
-        stored.position = torch.from_numpy(np.stack(positions).astype(np.int64))
-        if stored.ends is not None:
-            stored.document = torch.from_numpy(np.stack(documents).astype(np.int64))
+def _set_documents(stored: StoredBatch, samples: Sequence[Sample], T: int, apart: bool) -> None:
+    """Where documents end; and documents and positions as they are where `expand` would derive others."""
+    places, alone = np.arange(T), np.zeros(T, np.int64)
+    document = np.stack([sample.get("document", alone) for sample in samples])
+    # a source may know documents in some samples alone: it says positions there, or they are those of the sequence
+    position = np.stack([sample.get("position", places) for sample in samples])
+    begins = np.zeros(document.shape, bool)
+    np.not_equal(document[:, 1:], document[:, :-1], out=begins[:, 1:])
+    if apart:
+        stored.ends = torch.from_numpy(np.flatnonzero(begins).astype(np.int32))
+    derived = places - np.maximum.accumulate(np.where(begins, places, 0), axis=1)
+    if not (np.array_equal(derived, position) and np.array_equal(begins.cumsum(axis=1), document)):
+        stored.position = torch.from_numpy(position.astype(np.int64))
+        if apart:
+            stored.document = torch.from_numpy(document.astype(np.int64))
 
 
 def _further(
