@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gangline.batch import Batch
 from gangline.data import DataSource, ReadPlace
@@ -57,6 +57,7 @@ def test_a_batch_that_leaves_the_host_is_counted_on_its_way():
     assert count_on_host([batch, there]).tolist() == [10]
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.integers(0, 1000))
 def test_every_layout_reads_the_same_samples_once_and_in_order(width, accumulation, micro, cursor):
     size = width * accumulation * micro
@@ -69,6 +70,7 @@ def test_every_layout_reads_the_same_samples_once_and_in_order(width, accumulati
     assert read == list(range(cursor, cursor + size))
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 30), st.sampled_from([None, 7, 100]))
 def test_validation_counts_each_sample_once_on_every_layout(width, micro, count, length):
     shares = [batches(width * micro, micro, index, width, length).held_out(count) for index in range(width)]
@@ -104,6 +106,7 @@ def test_masks_documents_and_positions_come_from_the_sample():
     assert batch.ends.tolist() == [2, 4, 8]
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.data())
 def test_what_ends_do_not_say_travels_as_it_is(data):
     """Numbers of documents that leave some out, positions that go on from an earlier sequence."""
@@ -127,6 +130,7 @@ def test_what_ends_do_not_say_travels_as_it_is(data):
     assert batch.ends.tolist() == sorted(borders | {T * (b + 1) for b in range(len(steps))})
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.data())
 def test_documents_positions_and_masks_follow_from_ends(data):
     """Also where a document ends with the sequence: its last target is of another document."""
