@@ -95,3 +95,54 @@ def test_no_room_is_for_the_save_to_say(tmp_path: Path, monkeypatch: pytest.Monk
     found.save(SaveRequest(1), shards(REGISTRY), REGISTRY, {"step": 1, "attempt": 1}).wait()
     assert len(found.list()) == 1
     found.close()
+
+
+@pytest.mark.parametrize("limit", [1, 3000, 1 << 28])
+@pytest.mark.parametrize("chunks", [{}, {"model/w": (64, 16), "model/b": (7,)}, {"model/w": (300, 8)}])
+def test_what_comes_from_a_gpu_travels_in_one_piece_as_it_lies_in_the_file(chunks, limit, monkeypatch) -> None:
+    """Chunks are put together there: only what is contiguous on both sides is a copy from pinned memory."""
+    file, staging, other = PackedFiles(REGISTRY, chunks).of_rank(0), Staging(), Staging()
+    local = {(shard.name, shard.offset): shard.local for shard in shards(REGISTRY)}
+    travelled: list[int] = []
+
+    def send(together: torch.Tensor, target: torch.Tensor) -> None:
+        assert together.is_contiguous()
+        assert target.is_contiguous()
+        assert together.dtype == target.dtype
+        assert together.shape == target.shape
+        travelled.append(together.numel())
+        target.copy_(together)
+
+    monkeypatch.setattr(staging, "_send", send)
+    for each in (staging, other):
+        each._fit(file)
+    staging._copy_chunks(local, torch.device("cpu"), limit)
+    other._copy(local)
+    assert torch.equal(staging._bytes, other._bytes)
+    largest = max(run.stride for run in file.runs)
+    assert max(travelled) <= max(limit, largest)
+    assert len(travelled) == (sum(run.count for run in file.runs) if limit == 1 else len(travelled))
+    for each in (staging, other):
+        each.close()
+
+
+def test_a_buffer_that_cannot_be_pinned_is_used_as_it_is(monkeypatch) -> None:
+    """Limits on locked memory end no rank."""
+    staging = Staging()
+    staging._fit(PackedFiles(REGISTRY).of_rank(0))
+    asked: list[int] = []
+
+    class Runtime:
+        def cudaHostRegister(self, *given: int) -> int:
+            asked.append(1)
+            return 2
+
+    def refuses(code: int) -> None:
+        raise RuntimeError(f"CUDA error {code}: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    monkeypatch.setattr(torch.cuda, "check_error", refuses)
+    staging._pin()
+    staging._pin()
+    assert (staging._pinned, asked) == (False, [1])
+    staging.close()

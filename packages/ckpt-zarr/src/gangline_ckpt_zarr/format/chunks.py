@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -50,6 +50,30 @@ class ChunkRun:
     @property
     def end(self) -> int:
         return self.base + self.count * self.stride
+
+    def split(self, limit: int) -> Iterator[ChunkRun]:
+        """Runs of neighbouring chunks, of `limit` bytes at most or one chunk each, that together are this one."""
+        depth, inner = len(self.grid), 1
+        while depth and inner * self.grid[depth - 1] * self.stride <= limit:
+            depth -= 1
+            inner *= self.grid[depth]
+        if not depth:
+            yield self
+            return
+        most, length = max(1, limit // (inner * self.stride)), self.grid[depth - 1]
+        starts = product(*(range(chunks) for chunks in self.grid[: depth - 1]), range(0, length, most))
+        rest, sides, ends = len(self.grid) - depth, self.chunk, self.box.shape
+        for outer in starts:
+            first = (*outer, *(0 for _ in range(rest)))
+            after = (*(i + 1 for i in outer[:-1]), min(outer[-1] + most, length), *self.grid[depth:])
+            low = tuple(i * side for i, side in zip(first, sides, strict=True))
+            high = (min(i * side, end) for i, side, end in zip(after, sides, ends, strict=True))
+            number = 0
+            for at, chunks in zip(first, self.grid, strict=True):
+                number = number * chunks + at
+            offset = tuple(start + at for start, at in zip(self.box.offset, low, strict=True))
+            box = Box(offset, tuple(end - at for end, at in zip(high, low, strict=True)))
+            yield replace(self, box=box, base=self.base + number * self.stride)
 
     def index(self, number: int) -> tuple[int, ...]:
         """The chunk's index in the whole array's grid."""
