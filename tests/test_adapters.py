@@ -13,7 +13,7 @@ from gangline import plugins
 from gangline.comm.fake import FakeComms
 from gangline.mesh import Mesh
 from gangline.model.build import model_of
-from gangline.testing import StrategySuite, as_installed
+from gangline.testing import ModelEditSuite, StrategySuite, as_installed
 from gangline.testing.inputs import whole_sequences
 from gangline.testing.runs import small_run
 from gangline.testing.scenarios import FLOAT64, Layout, Scenario
@@ -39,6 +39,15 @@ def lora(tmp_path_factory):
             file.write_text(block.text)
     with as_installed("gangline-lora", "gangline_lora", path=site):
         yield
+
+
+@pytest.mark.nightly
+class TestLora(ModelEditSuite):
+    """What an author of the page's plugin would run."""
+
+    choice = "lora=on"
+    settings = (EVERY, "lora.rank=3")
+    can = {"law"}
 
 
 class Law(StrategySuite):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gangline.config.check import problems
+from gangline.config.paths import rooted
 from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader.sources import build
@@ -147,5 +148,8 @@ def test_stores_of_different_tokens_are_refused_by_name(stores, field):
 
 def test_relative_paths_are_meant_from_where_the_run_was_started(stores, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    run = run_of({name: Path(os.path.relpath(path)) for name, path in stores.items()})
-    assert run.data.sources == {name: str(path) for name, path in stores.items()}
+    relative = {name: Path(os.path.relpath(path)) for name, path in stores.items()}
+    run = run_of(relative, f"validate.sets.one={{sources: {{code: {relative['code']}}}}}")
+    written = rooted(run)
+    assert written["data"]["sources"] == {name: str(path) for name, path in stores.items()}
+    assert written["validate"]["sets"]["one"]["sources"] == {"code": str(stores["code"])}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -139,7 +138,7 @@ class MixConfig(SequenceConfig):
     epoch, and which sample comes when is a function of (seed, sources, weights, number of the sample).
     """
 
-    file_options: ClassVar[tuple[str, ...]] = ("cache",)
+    file_options: ClassVar[tuple[str, ...]] = ("path", "sources", "cache")
     # a store may move, and the mixture may change from the next sample on: a checkpoint holds what it was
     layout_options: ClassVar[tuple[str, ...]] = ("sources", "weights", "epochs", "stages", *CACHE)
 
@@ -150,18 +149,10 @@ class MixConfig(SequenceConfig):
     shuffle_span: PositiveInt | None = None  # tokens of a source that its shuffle reaches over; null: all of it
     validation_fraction: ShareBelowOne = 0.01  # where nothing was held out of a store when prepared: its end
 
-    def __post_init__(self) -> None:
-        # `file_options` are rooted where they are a path or a list of paths; these are in a mapping.
-        self.sources = {name: _rooted(folder) for name, folder in self.sources.items()}
-
     def check(self, run: Run) -> list[Problem]:
         from gangline_dataloader.sources.mixture import problems
 
         return problems(self, run)
-
-
-def _rooted(folder: str) -> str:
-    return folder if folder.startswith("~") or "://" in folder else os.path.abspath(folder)
 
 
 PARTS = (

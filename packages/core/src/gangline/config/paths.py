@@ -40,6 +40,8 @@ def _root_options(config: PartConfig, options: dict[str, Any], place: str, refer
 def _rooted(value: Any) -> Any:
     if isinstance(value, list):
         return [_rooted(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _rooted(item) for name, item in value.items()}
     if not isinstance(value, str) or not value or value.startswith("~") or "://" in value:
         return value
     return os.path.abspath(value)
