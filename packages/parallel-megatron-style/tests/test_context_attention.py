@@ -17,7 +17,7 @@ from gangline.model.calls import AttentionCall
 from gangline.model.scores import visible
 from gangline.testing import rank
 from gangline.testing.pool import pool
-from gangline_parallel_megatron_style.context import ring as ring_module
+from gangline_parallel_megatron_style.context import blocks, ring as ring_module
 from gangline_parallel_megatron_style.context.blocks import CPU, MATH
 from gangline_parallel_megatron_style.context.cut import cut_tokens
 from gangline_parallel_megatron_style.context.ring import RingAttention
@@ -308,3 +308,20 @@ def test_a_block(kernel, mask, kv_heads):
     gradients = kernel.backward(dout, q, k, v, out, lse.masked_fill(~lse.isfinite(), 0), causal, seen, None)
     for found, leaf in zip(gradients, leaves, strict=True):
         torch.testing.assert_close(found, leaf.grad, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("first", [0, 3])
+def test_the_cuda_kernel_is_given_a_dense_log_sum_exp(monkeypatch, first):
+    """It never looks at the strides of it; of some of the queries it is a slice."""
+    given = []
+
+    def backward(dout, q, k, v, out, lse, *rest, scale):
+        given.append(lse)
+        return q, k, v
+
+    monkeypatch.setattr(blocks, "_cuda_backward", backward)
+    q, lse = torch.randn(2, 3, 8, 4), torch.randn(2, 3, 8)
+    rows = (slice(None), slice(None), slice(first, None))
+    blocks.CUDA.backward(q[rows], q[rows], q, q, q[rows], lse[rows], False, None, None)
+    assert given[0].is_contiguous()
+    assert torch.equal(given[0], lse[rows])

@@ -52,3 +52,20 @@ def test_what_is_stepped_shares_no_memory_with_what_is_computed_with(layout, axe
     for devices, shared in pool(2).run(storages, job_of(layout, axes, True)):
         assert devices == {"cpu"}
         assert not shared
+
+
+def places_of_gradients(job):
+    """Where the gradients of two steps lie in this rank's host memory."""
+    runtime = strategy_ranks.start(job)
+    found = []
+    for step in range(2):
+        runtime.step(job.share(step, *runtime.data_coordinate))
+        found.append([p.tensor.grad.data_ptr() for named in runtime.parameters() for p in named.pieces])
+    return found
+
+
+def test_gradients_come_into_the_same_memory_at_each_step():
+    """Memory that is asked for anew is not pinned, and the host waits for each copy to it."""
+    layout, axes = LAYOUTS[0]
+    for one, two in pool(2).run(places_of_gradients, job_of(layout, axes, True)):
+        assert one == two

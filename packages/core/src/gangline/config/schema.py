@@ -40,8 +40,9 @@ class Sidecar:
 class PartConfig:
     """The base of every part's configuration.
 
-    `file_options` names the options that hold paths of files: a relative one is meant from where the run was started,
-    and is written down in full, so that the run goes on from anywhere. What has a scheme (s3://...) stays as it is.
+    `file_options` names the options that hold paths of files, one, a list of them, or a mapping to them: a relative one
+    is meant from where the run was started, and is written down in full, so that the run goes on from anywhere. What
+    has a scheme (s3://...) stays as it is.
     `layout_options` names those that say how a run is carried, not which run it is: they may change when it goes on.
     """
 
@@ -229,6 +230,7 @@ class LaunchConfig(PartConfig):
     """`build(config, run) -> gangline.launch.Launcher`: a run directory in, processes out."""
 
     processes: PositiveInt | None = None  # null: all GPUs; without a GPU what the strategy asks for
+    timeout_seconds: PositiveFloat = 600.0  # a transfer between ranks that takes longer ends the run
 
     def seconds_to_stop(self) -> float | None:
         """How long its ranks have from a request to stop until they are killed; None: as long as they take."""

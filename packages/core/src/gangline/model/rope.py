@@ -9,6 +9,7 @@ B batch, T tokens, H heads, C width of a head, F = C/2 frequencies
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -41,9 +42,17 @@ def frequencies(rope: Rope, head_dim: int) -> tuple[float, ...]:
 
 def angles(position_BT: Tensor, rates: tuple[float, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """cos and sin, each (B, 1, T, F) in `dtype`, of the angle of every pair at every position."""
-    rate_F = torch.tensor(rates, dtype=dtype, device=position_BT.device)
+    made = torch.tensor if torch.compiler.is_compiling() else _kept
+    rate_F = made(rates, dtype=dtype, device=position_BT.device)
     angle_B1TF = position_BT[:, None, :, None].to(dtype) * rate_F
     return angle_B1TF.cos(), angle_B1TF.sin()
+
+
+@lru_cache(maxsize=64)
+def _kept(rates: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Rates on the device, copied there once: a copy of numbers of the host waits for all that the device has to do."""
+    with torch.inference_mode(False):
+        return torch.tensor(rates, dtype=dtype, device=device)
 
 
 def rotate(x_BHTC: Tensor, cos_B1TF: Tensor, sin_B1TF: Tensor) -> Tensor:

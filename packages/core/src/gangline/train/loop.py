@@ -36,8 +36,10 @@ def loop(s: Session) -> Ending:
                 record.metrics |= each(s, "after_step", record, not record.skipped)
         request = s.checkpointer.due(s.step, record.step_seconds, s.run.checkpoint.every)
         mine = verdicts.after_step(s, record)
-        due, waited = request is not None, record.seconds["data"]
-        agreed = agree(s.comms.world, s.device, record.step_seconds, stop_requested(), mine, due, waited)
+        own = record.step_seconds - clock.seconds.get("agree", 0.0)  # without the wait for slower ranks
+        due, waited, ahead = request is not None, record.seconds["data"], Clock()
+        with ahead("agree"):  # on a GPU also the wait for the optimizer: it counts to the step that comes
+            agreed = agree(s.comms.world, s.device, own, stop_requested(), mine, due, waited)
         record.rank_seconds, record.rank_data_seconds = agreed.rank_seconds, agreed.rank_data_seconds
         order, found = verdicts.judged(s, [*before, *agreed.verdicts], agreed.now, record)
         record.verdicts = [verdict.to_dict() for verdict in found.verdicts]
@@ -53,7 +55,7 @@ def loop(s: Session) -> Ending:
         record.saved, s.fresh = s.fresh, None
         # Before the save: a kill in between must not leave a checkpoint of a step that no tracker has seen.
         s.reporter.record(record)
-        clock = Clock()
+        clock = ahead
         if saves:
             with clock("checkpoint"):
                 save(s, asked(s, request, stops=bool(agreed.signal)))
@@ -90,7 +92,7 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, tuple[Verdict, ...]]:
     s.step += 1
     s.cursor += s.run.batch.global_size
     s.tokens += result.tokens
-    seconds = sum(clock.seconds[phase] for phase in ("data", "forward_backward", "optimizer"))
+    seconds = sum(clock.seconds.get(phase, 0.0) for phase in ("agree", "data", "forward_backward", "optimizer"))
     read = s.run.batch.global_size * s.run.batch.sequence_length / seconds
     record = StepRecord(
         step=s.step,

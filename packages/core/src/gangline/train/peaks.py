@@ -6,29 +6,39 @@ import time
 
 import torch
 
-# Dense TFLOP/s of one device, from the vendors' data sheets (without sparsity): (16-bit, TF32 for float32 matmuls).
+# Dense TFLOP/s of one device, from the vendors' data sheets (without sparsity), by what multiplies.
+KINDS = ("16 bits", "TF32", "float32", "float64")
 GPU_TFLOPS = {
-    "H200": (989.0, 494.0),
-    "H100 PCIe": (756.0, 378.0),
-    "H100": (989.0, 494.0),
-    "H800": (989.0, 494.0),
-    "B200": (2250.0, 1125.0),
-    "A100": (312.0, 156.0),
-    "A800": (312.0, 156.0),
-    "L40S": (362.0, 183.0),
-    "V100": (125.0, 15.7),
-    "MI300X": (1307.0, 653.0),
+    "H200": (989.0, 494.0, 67.0, 67.0),
+    "H100 PCIe": (756.0, 378.0, 51.0, 51.0),
+    "H100": (989.0, 494.0, 67.0, 67.0),
+    "H800": (989.0, 494.0, 67.0, 1.0),
+    "B200": (2250.0, 1125.0, 75.0, 37.0),
+    "A100": (312.0, 156.0, 19.5, 19.5),
+    "A800": (312.0, 156.0, 19.5, 19.5),
+    "L40S": (362.0, 183.0, 91.6, 1.4),
+    "V100": (125.0, 15.7, 15.7, 7.8),
+    "MI300X": (1307.0, 653.0, 163.4, 163.4),
 }
+
+
+def kind_of(dtype: torch.dtype) -> str:
+    """Which of `KINDS` multiplies matrices of this dtype on a GPU: float32 is TF32 only where torch is told so."""
+    if dtype is torch.float64:
+        return "float64"
+    if dtype is torch.float32:
+        return "float32" if torch.get_float32_matmul_precision() == "highest" else "TF32"
+    return "16 bits"
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> tuple[float | None, str]:
     """(FLOP/s of one device at `dtype`, where the number is from). None for a GPU that is not in the table."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        for known, (half, single) in GPU_TFLOPS.items():
+        kind = kind_of(dtype)
+        for known, rates in GPU_TFLOPS.items():
             if known in name:
-                rate = half if dtype in (torch.bfloat16, torch.float16) else single
-                return rate * 1e12, f"{name}, published dense {str(dtype).removeprefix('torch.')} rate"
+                return rates[KINDS.index(kind)] * 1e12, f"{name}, published dense rate of {kind}"
         return None, f"{name}: no published rate known"
     # Slow dtypes on a CPU are emulated: the peak is then what the machine can do in float32.
     dtypes = {dtype} if dtype is torch.float64 else {dtype, torch.float32}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import time
 from typing import Any
+
+import torch
 
 from gangline.checkpoint.base import SaveRequest
 from gangline.checkpoint.id import CheckpointId
@@ -34,13 +37,16 @@ def work(run_dir: str) -> int:
     if run.deterministic:
         use_deterministic_kernels(device)
     mesh = Mesh.of(run.parallel.axes(int(os.environ.get("WORLD_SIZE", "1"))))
-    comms = connect(mesh, device=device, deterministic=run.deterministic)
-    try:
-        session = build(run, directory, mesh, comms, device)
-        code = train(session)
-    finally:
-        comms.close()
-    if comms.rank == 0 and code == 0 and session.saved and run.run.sample:
+    comms = connect(mesh, device=device, deterministic=run.deterministic, timeout=run.launch.timeout_seconds)
+    session = build(run, directory, mesh, comms, device)
+    code = train(session)
+    comms.close()  # not after a failure: it would wait for work of peers that never comes, before anybody is told
+    shows = comms.rank == 0 and code == 0 and bool(session.saved) and run.run.sample
+    del session, comms  # the sample loads the whole model onto the same device
+    if shows:
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
         show_sample(run_dir, run.run.sample)
     return code
 
@@ -111,6 +117,9 @@ def show_sample(run_dir: str, tokens: int) -> None:
     try:
         text = sample(run_dir, tokens=tokens)
     except UserError:
+        return
+    except Exception as error:  # the run is done, whatever a model on one device comes to
+        print(f"train: no sample: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return
     print(f"\n{text}\n\nmore: gangline sample {run_dir} --prompt 'def '", flush=True)
 

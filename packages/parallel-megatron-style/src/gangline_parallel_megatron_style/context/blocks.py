@@ -72,7 +72,8 @@ def _backward_cuda(dout, q, k, v, out, lse, causal, visible, scale):
     unused = torch.empty(0, dtype=torch.int64, device=q.device)  # the state of a dropout that is not there
     queries, keys = q.shape[2], k.shape[2]
     whole = None, None, queries, keys, 0.0, causal, unused, unused
-    return _cuda_backward(dout, q, k, v, out, lse, *whole, scale=scale)
+    # The kernel reads the log-sum-exp as dense, without a look at its strides; of some of the queries it is a slice.
+    return _cuda_backward(dout, q, k, v, out, lse.contiguous(), *whole, scale=scale)
 
 
 def _scores(q: Tensor, k: Tensor, causal: bool, visible: Tensor | None, scale: float | None) -> Tensor:

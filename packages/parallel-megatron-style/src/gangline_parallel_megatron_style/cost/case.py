@@ -59,7 +59,7 @@ class Case:
     matrix_states: int  # numbers that the optimizer keeps of each weight of a block's matrix
     other_states: int  # and of every other weight
     maps_matrices: bool = False  # whether the optimizer has matrices of blocks whole, each on one rank
-    callback_copies: int = 0  # arrays like each trained parameter that callbacks and checks keep
+    callback_copies: int = 0  # arrays like each trained parameter that callbacks keep
 
     @classmethod
     def of(cls, run: Run, mesh: Mesh) -> Case:
@@ -86,7 +86,7 @@ class Case:
             matrix_states=run.optimizer.states(matrix=True),
             other_states=run.optimizer.states(matrix=False),
             maps_matrices=run.optimizer.maps_matrices(),
-            callback_copies=sum(config.copies(run) for config in (*run.callback.values(), *run.health.values())),
+            callback_copies=sum(config.copies(run) for config in run.callback.values()),
         )
 
     @property

@@ -40,6 +40,8 @@ class GradBuffer:
         self._slots: dict[str, Tensor] = {}
         self._reducing: Pending[Tensor] | None = None
         self._crossing: Pending[Tensor] | None = None
+        length, dtype = views.packing.length, options.precision.grad_dtype
+        self._in_host = options.host(length, dtype) if options.offload else None  # `total` where the optimizer steps
         for name, parameter in parameters.items():
             when_accumulated(parameter, self._take(name))
 
@@ -127,10 +129,13 @@ class GradBuffer:
         if whole.data_ptr() != self.total.data_ptr():
             self.total.copy_(whole)
 
-    def assign(self, device: torch.device) -> None:
-        """Set the `.grad` of each of the optimizer's leaves: a view of `total`, moved to their `device`."""
+    def assign(self) -> None:
+        """Set the `.grad` of each of the optimizer's leaves: a view of `total`.
+
+        Offloaded, a view of its copy in host memory, which is there once the device has been waited for.
+        """
         assert self.total is not None
-        total = self.total.to(device)
+        total = self.total if self._in_host is None else self._in_host.copy_(self.total, non_blocking=True)
         for name, pieces in self._pieces.items():
             at = self.views.within(name)
             for piece in pieces:

@@ -35,4 +35,8 @@ class BufferOptions:
         """Memory for so many numbers that the optimizer steps; pinned where they are copied to a GPU."""
         if not self.offload:
             return torch.zeros(size, dtype=self.precision.param_dtype, device=self.device)
-        return torch.zeros(size, dtype=self.precision.param_dtype, pin_memory=self.device.type == "cuda")
+        return self.host(size, self.precision.param_dtype)
+
+    def host(self, size: int, dtype: torch.dtype) -> Tensor:
+        """Host memory for so many numbers, to and from which a GPU copies while the host goes on."""
+        return torch.zeros(size, dtype=dtype, pin_memory=self.device.type == "cuda")

@@ -172,7 +172,9 @@ class Storage:
             self.tied.send_gradients()
         for buffer in self.param_buffers:
             if buffer.grads is not None:
-                buffer.grads.assign(buffer.shard.device)
+                buffer.grads.assign()
+        if self.options.offload and self.options.device.type == "cuda":
+            torch.cuda.synchronize(self.options.device)  # once for all buffers
         for comm, names in self._over_tp:
             pieces = [piece.tensor for name in names for piece in self.owned[name].pieces[name]]
             gradients = [tensor.grad for tensor in pieces if tensor.grad is not None]

@@ -1,0 +1,95 @@
+"""What only a GPU would show, shown without one: who waits for whom, what the host copies there, which peak counts."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from gangline.errors import UserError
+from gangline.model import rope
+from gangline.record import read_records
+from gangline.testing.sessions import session
+from gangline.train import loop, peaks, rank
+
+
+class ClosesNever:
+    """Communicators such as NCCL's, whose end waits for peers that have failed."""
+
+    rank = 0
+
+    def close(self) -> None:
+        raise AssertionError("this would wait for ever")
+
+
+def test_a_rank_that_fails_does_not_wait_for_its_peers_before_it_says_so(tmp_path, monkeypatch):
+    s, asked = session(tmp_path / "out", "launch.timeout_seconds=77"), []
+
+    def fails(*_):
+        raise UserError("the corpus is empty.")
+
+    monkeypatch.setattr(rank, "connect", lambda *_, **given: asked.append(given["timeout"]) or ClosesNever())
+    monkeypatch.setattr(rank, "build", fails)
+    with pytest.raises(UserError, match="the corpus is empty"):
+        rank.work(str(s.directory.path))
+    assert asked == [77.0], "how long a transfer may take: of two backends torch would take half an hour"
+
+
+def test_a_sample_that_fails_does_not_fail_a_run_that_is_done(monkeypatch, capsys):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(rank, "sample", full)
+    rank.show_sample("out", 20)
+    assert "no sample: OutOfMemoryError: CUDA out of memory" in capsys.readouterr().err
+
+
+def test_waiting_at_a_steps_end_counts_to_the_step_that_comes(tmp_path, monkeypatch):
+    """There a GPU is still busy with the optimizer; and a rank's own seconds have no wait for others in them."""
+    told, real = [], loop.agree
+
+    def slow(world, device, seconds, *rest):
+        told.append(seconds)
+        time.sleep(0.2)
+        return real(world, device, seconds, *rest)
+
+    monkeypatch.setattr(loop, "agree", slow)
+    rank.train(session(tmp_path / "out", "run.steps=3"))
+    records = read_records(tmp_path / "out" / "metrics.jsonl")
+    assert [record["seconds"].get("agree", 0) >= 0.2 for record in records] == [False, True, True]
+    for record, own in zip(records[1:], told[1:], strict=True):
+        assert record["step_seconds"] >= 0.2
+        assert own == pytest.approx(record["step_seconds"] - record["seconds"]["agree"])
+        assert record["tokens_per_second"] == pytest.approx(record["tokens"] / record["step_seconds"], rel=0.5)
+
+
+def test_rates_are_copied_to_the_device_once(monkeypatch):
+    made, real = [], torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda *given, **more: made.append(given) or real(*given, **more))
+    rates = (1.0, 0.123)
+    for step in range(3):
+        rope.angles(torch.full((2, 5), step), rates, torch.float32)
+    assert len(made) == 1
+    rope.angles(torch.zeros(2, 5), rates, torch.float64)
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision", "rate"),
+    [
+        (torch.bfloat16, "highest", 989e12),
+        (torch.float16, "high", 989e12),
+        (torch.float32, "highest", 67e12),
+        (torch.float32, "high", 494e12),
+        (torch.float64, "high", 67e12),
+    ],
+)
+def test_the_peak_of_a_gpu_is_of_what_multiplies_there(monkeypatch, dtype, precision, rate):
+    before = torch.get_float32_matmul_precision()
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    try:
+        torch.set_float32_matmul_precision(precision)
+        assert peaks.peak_flops(torch.device("cuda"), dtype)[0] == rate
+    finally:
+        torch.set_float32_matmul_precision(before)
