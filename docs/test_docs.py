@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,8 +21,10 @@ from gangline import hooks
 from gangline.cli.new_plugin import files
 from gangline.config.fields import options
 from gangline.config.sections import SECTIONS
-from gangline.parts import GROUPS, LISTS
+from gangline.model.tree import Node
+from gangline.parts import GROUPS, LISTS, PartConfig
 from gangline.plugins import installed
+from gangline.ranges import Range
 
 WITH_EXAMPLES = [
     page for page in pages.PAGES if any(block.language in RUN and not block.why_not for block in blocks(page))
@@ -274,3 +278,20 @@ def test_the_glossary_has_each_term_and_each_letter_once():
     names += re.findall(r"^\| ([A-Za-z](?:, [A-Z])*) \|", GLOSSARY.read_text(), re.MULTILINE)
     assert len(names) > 100
     assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_every_contract_of_a_facade_is_in_the_glossary():
+    """Classes that authors meet; configurations, ranges and nodes have pages of their own."""
+    listed = set(re.findall(r"\w+", " ".join(cell for row in terms() for cell in row)))
+    facades = [path for path in ROOT.glob("packages/core/src/gangline/**/*.py") if "lazily(" in path.read_text()]
+    names = {path.parent.name if path.stem == "__init__" else path.stem for path in facades} - {"lazy"}
+    assert {"strategy", "model", "checkpoint"} <= names
+    missing = []
+    for name in names:
+        facade = importlib.import_module(f"gangline.{name}")
+        for each in facade.__all__:
+            found = getattr(facade, each)
+            plain = inspect.isclass(found) and issubclass(found, PartConfig | Range | Node)
+            if inspect.isclass(found) and not plain and not each.endswith("Section") and each not in listed:
+                missing.append(f"{name}.{each}")
+    assert missing == []
