@@ -13,6 +13,7 @@ SCRIPTS = (
     "startup",
     "data",
     "data_tokens",
+    "data_remote",
     "tokenise",
     "data_parallel",
     "muon",
