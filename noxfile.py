@@ -1,6 +1,7 @@
 """Every check of the project: `nox` runs the default ones, `nox -l` lists all, `nox -s nightly` runs the long ones.
 
-The matrix is computed from packages/*: a new package needs no line here.
+The matrix is computed from packages/*: a new package needs no line here. Sessions of one process run two at a time;
+those of many tests have the machine to themselves and spread their tests over its cores.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ ROOT = Path(__file__).parent
 PACKAGES = {
     path.parent.name: tomllib.loads(path.read_text()) for path in sorted(ROOT.glob("packages/*/pyproject.toml"))
 }
-PLUGINS = [name for name in PACKAGES if name != "core"]
 DIST = ROOT / "dist"
 CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
-PYTEST = ("pytest", "-q", "-m", "not nightly")
+PYTEST = ("pytest", "-q", "-m", "not nightly", "--durations=10")
+# The tests of a class or a file stay together on one core, for they share what they make. Each core may have pools of
+# eight ranks, so many cores do not help. The order is that of conftest.py.
+SPREAD = ("-n", "auto", "--maxprocesses", "8", "--no-loadscope-reorder", "--dist", "loadscope")
 
 # uv compiles no bytecode, so with this set every process would compile torch anew (4 s instead of 2 for an import).
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.default_venv_backend = "uv"
+nox.options.parallel = 2
 nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_missing_interpreters = False  # a Python that is not here is left out, and nox says so
 nox.options.download_python = "never"
@@ -76,7 +80,7 @@ def one_thread(session: nox.Session) -> None:
     session.env["OMP_NUM_THREADS"] = "1"
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def lint(session: nox.Session) -> None:
     """Style, imports, formatting."""
     install(session, "ruff")
@@ -84,7 +88,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check", ".")
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def types(session: nox.Session) -> None:
     """Static types of every package."""
     install(session, "mypy", "pytest", *editable(*PACKAGES))
@@ -95,10 +99,39 @@ def types(session: nox.Session) -> None:
 @nox.session
 @nox.parametrize("package", list(PACKAGES), ids=list(PACKAGES))
 def tests(session: nox.Session, package: str) -> None:
-    """One package's own tests; a plugin's with no other plugin beside it."""
-    install(session, *editable("core", *([package] if package != "core" else [])), *extras(package))
+    """One package's own tests; a plugin's with no other plugin beside it, and first without what tests need."""
     one_thread(session)
-    session.run(*PYTEST, f"packages/{package}/tests", *session.posargs)
+    both = ["core", *([package] if package != "core" else [])]
+    if package != "core" and not session.posargs:
+        install(session, "--exact", *(f"-epackages/{name}" for name in both))
+        session.run("gangline", "plugins")
+        session.run("python", "-c", IMPORT_ALL.format(name=f"gangline_{package.replace('-', '_')}"))
+    install(session, *editable(*both), *extras(package), "pytest-xdist")
+    session.run(*PYTEST, *SPREAD, f"packages/{package}/tests", *session.posargs)
+
+
+@nox.session(default=False)
+def quick(session: nox.Session) -> None:
+    """Two minutes: style, and what tests fit into them. `-- moe` names packages; else it is those that have changed."""
+    packages = [word for word in session.posargs if word in PACKAGES] or changed()
+    install(session, "ruff", *everything())
+    one_thread(session)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    folders = [f"packages/{package}/tests" for package in packages] or ["tests", "docs"]
+    more = [word for word in session.posargs if word not in PACKAGES]
+    session.log(f"Tests of {', '.join(folders)}, the changed and the short ones first.")
+    spread = (*SPREAD[:-2], "--dist", "load", "--maxschedchunk", "1")  # in order
+    session.run(*PYTEST, *spread, "--seconds", "90", *folders, *more)
+
+
+def changed() -> list[str]:
+    """The packages with a file that is not committed; where all is, those of the last commit."""
+    for command in (["git", "status", "--porcelain"], ["git", "show", "--name-only", "--format="]):
+        said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+        if said.strip():
+            return [name for name in PACKAGES if f"packages/{name}/" in said]
+    return []
 
 
 # Tests of what the command line needs: they pass without torch.
@@ -116,7 +149,7 @@ TORCH_FREE = [
 ]
 
 
-@nox.session(python=["3.12", "3.13"])
+@nox.session(python=["3.12", "3.13"], allow_parallel=True)
 def light(session: nox.Session) -> None:
     """The torch-free half on other Pythons, in an environment without torch."""
     install(session, "numpy", "hydra-core", "pluggy", "rich", "pytest", "hypothesis")
@@ -124,7 +157,7 @@ def light(session: nox.Session) -> None:
     session.run(*PYTEST, *(f"packages/core/tests/test_{name}.py" for name in TORCH_FREE), *session.posargs)
 
 
-@nox.session(python=["3.12", "3.13"])
+@nox.session(python=["3.12", "3.13"], allow_parallel=True)
 def readers(session: nox.Session) -> None:
     """The newest zarr shows what a checkpoint holds, in an environment without torch."""
     session.install("numpy", "hydra-core", "pluggy", "rich", "pytest", "zarr", "fsspec", "fastcrc", "crc32c")
@@ -135,6 +168,11 @@ def readers(session: nox.Session) -> None:
 def extras(package: str) -> list[str]:
     """What a package's tests need beyond the package: its [dependency-groups] test."""
     return list(PACKAGES[package].get("dependency-groups", {}).get("test", []))
+
+
+def everything() -> list[str]:
+    """Install arguments for all packages, with what the tests of all need."""
+    return [*editable(*PACKAGES), *(extra for package in PACKAGES for extra in extras(package)), "pytest-xdist"]
 
 
 IMPORT_ALL = """
@@ -152,27 +190,16 @@ from importlib.metadata import version
 assert version("{name}") == "{version}", version("{name}")
 """
 
-if PLUGINS:
-
-    @nox.session
-    @nox.parametrize("package", PLUGINS, ids=PLUGINS)
-    def alone(session: nox.Session, package: str) -> None:
-        """A plugin with nothing but core beside it, and without what tests need: all of it can be imported."""
-        install(session, "-e", "packages/core", "-e", f"packages/{package}")
-        session.run("gangline", "plugins")
-        name = f"gangline_{package.replace('-', '_')}"
-        session.run("python", "-c", IMPORT_ALL.format(name=name))
-
 
 @nox.session
 def together(session: nox.Session) -> None:
     """All packages installed: what crosses them."""
-    install(session, *editable(*PACKAGES), *(extra for package in PACKAGES for extra in extras(package)))
+    install(session, *everything())
     one_thread(session)
-    session.run(*PYTEST, "tests", *session.posargs)
+    session.run(*PYTEST, *SPREAD, "tests", *session.posargs)
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def wheel(session: nox.Session) -> None:
     """Build every package, install the wheels instead of the tree, and use them from an empty directory."""
     install(session, "build", "hatchling")
@@ -193,7 +220,7 @@ def wheel(session: nox.Session) -> None:
     session.run("train", "resume=out", "run.steps=5")
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def template(session: nox.Session) -> None:
     """Generate a third party's plugin, install it, run its conformance suite."""
     install(session, *editable("core"))
@@ -213,12 +240,12 @@ def template(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Every example in the documentation runs; every hook and option is in it."""
-    install(session, *editable(*PACKAGES))
+    install(session, *editable(*PACKAGES), "pytest-xdist")
     one_thread(session)
-    session.run(*PYTEST, "docs", *session.posargs)
+    session.run(*PYTEST, *SPREAD[:-1], "worksteal", "docs", *session.posargs)
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def train(session: nox.Session) -> None:
     """The main job: a language model on real text."""
     install(session, *editable("core"))
@@ -230,7 +257,7 @@ def train(session: nox.Session) -> None:
 @nox.session(default=False)
 def nightly(session: nox.Session) -> None:
     """The long tests: every composition, hundreds of kills, compilation."""
-    install(session, *editable(*PACKAGES), *(extra for package in PACKAGES for extra in extras(package)))
+    install(session, *everything())
     one_thread(session)
     session.run("pytest", "-q", "-m", "nightly", *(session.posargs or ("packages", "tests", "docs")))
 

@@ -6,7 +6,6 @@ import ast
 import importlib
 import inspect
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pages
@@ -35,18 +34,9 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.fixture(scope="session")
-def readers(request, tmp_path_factory):
-    """Two people at work, each with a page at a time: what a page does is mostly one process waiting for another."""
-    wanted = [item.callspec.params["page"] for item in request.session.items if "readers" in item.fixturenames]
-    pool = ThreadPoolExecutor(2)
-    yield {page: pool.submit(Reader(tmp_path_factory.mktemp(page.stem)).read, page) for page in wanted}
-    pool.shutdown(cancel_futures=True)
-
-
 @pytest.mark.parametrize("page", WITH_EXAMPLES, ids=name)
-def test_every_example_of_a_page_runs(page, readers):
-    readers[page].result()
+def test_every_example_of_a_page_runs(page, tmp_path):
+    Reader(tmp_path).read(page)
 
 
 @pytest.mark.nightly

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from gangline.testing import RealRuns, as_installed
+from gangline.testing import RealRuns, as_installed, warm
 
 settings.register_profile("gangline", deadline=None)  # a busy machine is no failure
 settings.load_profile("gangline")
@@ -21,7 +20,7 @@ settings.load_profile("gangline")
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[RealRuns]:
     """A directory for real runs."""
-    with RealRuns(tmp_path) as found:
+    with RealRuns(tmp_path, warm=True) as found:
         yield found
 
 
@@ -109,7 +108,8 @@ class Strangers:
         self, module: str, *words: str, cwd: Path | None = None, timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
         """`python -m MODULE WORDS` where they are on the path."""
-        command, environment = [sys.executable, "-m", module, *words], {**os.environ, **self.environment}
+        environment = {**os.environ, **self.environment, "OMP_NUM_THREADS": "1"}
+        command = [*warm.command(module, environment), *words]
         return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout)
 
 

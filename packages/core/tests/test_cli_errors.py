@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from gangline.config.suggest import SYNONYMS
 from gangline.parts import GROUPS
 from gangline.plugins import installed
 from gangline.rundir import RunDirectory
+from gangline.testing import warm
 
 pytestmark = pytest.mark.usefixtures("core_alone")
 
@@ -35,10 +35,9 @@ def gangline_checkpointers():
 
 
 def command(module: str, *words: str, cwd: Path, strangers=None) -> subprocess.CompletedProcess:
-    environment = {**os.environ, **(strangers.environment if strangers else {})}
-    return subprocess.run(
-        [sys.executable, "-m", module, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=60
-    )
+    environment = {**os.environ, **(strangers.environment if strangers else {}), "OMP_NUM_THREADS": "1"}
+    started = [*warm.command(module, environment), *words]
+    return subprocess.run(started, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
 
 
 def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline.cli.train") -> str:

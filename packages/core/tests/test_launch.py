@@ -177,9 +177,11 @@ def test_the_rank_that_was_killed_is_named(run_dir, capsys, culprit):
 
 def test_a_killed_server_is_told_without_a_traceback(run_dir, capsys):
     """Before a rank was forked; the next start has a server of its own."""
+    from gangline.launch import elastic  # noqa: F401  # so that the server is asked before it is killed
+
     forkserver.warm()
     os.kill(multiprocessing.forkserver._forkserver._forkserver_pid, signal.SIGSTOP)  # it answers nobody
-    killed = threading.Timer(1.0, os.kill, (multiprocessing.forkserver._forkserver._forkserver_pid, signal.SIGKILL))
+    killed = threading.Timer(3.0, os.kill, (multiprocessing.forkserver._forkserver._forkserver_pid, signal.SIGKILL))
     killed.start()
     assert start(run_dir, 1, target="launched:reduce") == 1
     said = capsys.readouterr().err

@@ -25,8 +25,13 @@ class Option:
     path: str
     hint: Any
     default: Any  # plain; REQUIRED where there is none
-    comment: str
+    owner: type  # the dataclass whose field it is
     stated: Any  # the hint with its range, see `gangline.ranges`
+
+    @property
+    def comment(self) -> str:
+        """What its source says of it; read only when it is asked for, which no run does."""
+        return comments_of(self.owner).get(self.path.rpartition(".")[2], "")
 
     @property
     def choices(self) -> list[str]:
@@ -79,11 +84,11 @@ def defaults(cls: type) -> dict[str, Any]:
 def options(cls: type, prefix: str, opened: Mapping[str, type] | None = None) -> Iterator[Option]:
     """The options of a class, nested dataclasses opened up; `opened` says which class fills a field."""
     opened = opened or {}
-    comments, types, ranges, values = comments_of(cls), hints(cls), stated(cls), defaults(cls)
+    types, ranges, values = hints(cls), stated(cls), defaults(cls)
     for name, value in values.items():
         inner = opened.get(name) or _dataclass_in(types[name])
         if inner is None:
-            yield Option(f"{prefix}.{name}", types[name], value, comments.get(name, ""), ranges[name])
+            yield Option(f"{prefix}.{name}", types[name], value, cls, ranges[name])
         else:
             yield from options(inner, f"{prefix}.{name}")
 

@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from gangline.record import read_records
+from gangline.testing import warm
 from gangline.testing.processes import kill
 
+TRAIN = "gangline.cli.train"
 SMALL = (
     "model.dim=32",
     "model.layers=2",
@@ -62,13 +64,17 @@ class RealRuns:
     """A directory with a small text and runs in it. All that it started and that still lives ends with the block.
 
     settings: words that each new run begins with; those of a test come behind them and win. seconds: a command that
-    takes longer has failed. `environment` holds variables for every command, beside `own_environment()`; add to it.
+    takes longer has failed. warm: `train` forks it from a process that has torch loaded, see `gangline.testing.warm`.
+    `environment` holds variables for every command, beside `own_environment()`; add to it.
     """
 
-    def __init__(self, directory: Path, settings: Sequence[str] = SMALL, *, seconds: float = 300.0) -> None:
+    def __init__(
+        self, directory: Path, settings: Sequence[str] = SMALL, *, seconds: float = 300.0, warm: bool = False
+    ) -> None:
         self.directory = directory
         self.settings = (f"data.path={small_text(directory / 'corpus')}", *settings)
         self.seconds = seconds
+        self.warm = warm
         self.environment = {"OMP_NUM_THREADS": "1"}  # several ranks share a few cores
         self._started: list[subprocess.Popen[str]] = []
 
@@ -91,12 +97,18 @@ class RealRuns:
         agent: what starts the ranks, as arguments of Python: ``["-m", "torch.distributed.run", "--nproc-per-node=2"]``.
         prefix: a command that runs all that, such as ``["prlimit", "--fsize=4096"]``.
         """
+        return self._start([*prefix, sys.executable, *agent, "-m", TRAIN], words, self._variables(environment))
+
+    def _variables(self, more: dict[str, str]) -> dict[str, str]:
+        return {**own_environment(), **self.environment, **more}
+
+    def _start(self, command: list[str], words: Sequence[str], variables: dict[str, str]) -> subprocess.Popen[str]:
         has_settings = any(word.startswith(("resume=", "from=")) for word in words)
         settings = () if has_settings else self.settings
         process = subprocess.Popen(
-            [*prefix, sys.executable, *agent, "-m", "gangline.cli.train", *settings, *words],
+            [*command, *settings, *words],
             cwd=self.directory,
-            env={**own_environment(), **self.environment, **environment},
+            env=variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -112,8 +124,11 @@ class RealRuns:
         return printed
 
     def train(self, *words: str, code: int = 0, prefix: Sequence[str] = (), **environment: str) -> str:
-        """`start` and `finish`."""
-        return self.finish(self.start(*words, prefix=prefix, **environment), code)
+        """A whole run, and what it printed; it must end with this exit code. With a prefix it starts cold."""
+        if prefix or not self.warm:
+            return self.finish(self.start(*words, prefix=prefix, **environment), code)
+        variables = self._variables(environment)
+        return self.finish(self._start(warm.command(TRAIN, variables), words, variables), code)
 
     def refused(self, *words: str, **environment: str) -> str:
         """What `train` says to a user's mistake: exit code 2, a message, no traceback."""

@@ -1,0 +1,79 @@
+"""The order of tests: files that start whole runs first, where several cores share the tests.
+
+`pytest --seconds 90`: as many tests as that time allows, those of changed files first, then the short ones. How long
+each took is kept in pytest's cache by every run; one that was never run counts as short.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+KEPT = "gangline/seconds"  # test -> what it took when it last ran
+RUNS = {"runs", "curves", "torchruns", "running"}  # fixtures of tests that start whole runs
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seconds", type=float, help="skip the tests that are left after so many seconds")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Times(config))
+    if config.getoption("--seconds"):
+        config.pluginmanager.register(InTime(config))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What takes longest is not left to one core at the end."""
+    if hasattr(config, "workerinput") and not config.getoption("--seconds"):
+        long = {item.path for item in items if RUNS & {*getattr(item, "fixturenames", ())}}
+        items.sort(key=lambda item: item.path not in long)
+
+
+class Times:
+    """Notes what each test takes."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.seconds: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not report.skipped:
+            self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + round(report.duration, 2)
+
+    def pytest_sessionfinish(self) -> None:
+        cache: Any = getattr(self.config, "cache", None)
+        if cache is not None:
+            cache.set(KEPT, {**cache.get(KEPT, {}), **self.seconds})
+
+
+class InTime:
+    """Puts the tests in order, and skips those that come too late."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.end = time.monotonic() + config.getoption("--seconds")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        cache: Any = getattr(self.config, "cache", None)
+        took = cache.get(KEPT, {}) if cache is not None else {}
+        fresh = changed(self.config.rootpath)
+        items.sort(key=lambda item: (item.path not in fresh, took.get(item.nodeid, 0.0)))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        if time.monotonic() > self.end:
+            pytest.skip("no time was left")
+
+
+def changed(root: Path) -> set[Path]:
+    """The files that differ from the last commit."""
+    said = subprocess.run(["git", "status", "--porcelain", "-uall"], cwd=root, capture_output=True, text=True).stdout
+    return {root / line[3:].rpartition(" -> ")[2].strip('"') for line in said.splitlines()}

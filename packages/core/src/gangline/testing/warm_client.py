@@ -1,0 +1,47 @@
+"""python -I -S warm_client.py SOCKET MODULE WORDS: stands for a process that the server of `warm` forks for it.
+
+That one gets this one's standard files, directory and variables. Signals are passed on, and it ends as that one does.
+Imports little, for it is started often.
+"""
+
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+
+NUMBER = struct.Struct("!q")
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def main() -> None:
+    address, module, *words = sys.argv[1:]
+    asked = {"module": module, "words": words, "cwd": os.getcwd(), "environment": dict(os.environ)}
+    content = json.dumps(asked).encode()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(address)
+        signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
+        socket.send_fds(server, [NUMBER.pack(len(content))], [0, 1, 2])
+        server.sendall(content)
+        pid = number(server)
+        for signum in PASSED_ON:
+            signal.signal(signum, lambda signum, frame: os.kill(pid, signum))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PASSED_ON)
+        code = number(server)
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def number(server: socket.socket) -> int:
+    """The next number that the server says."""
+    found = server.recv(NUMBER.size, socket.MSG_WAITALL)
+    if not found:
+        sys.exit("the server of warm commands is gone")
+    return int(NUMBER.unpack(found)[0])
+
+
+if __name__ == "__main__":
+    main()
