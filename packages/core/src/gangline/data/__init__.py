@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         chunks as chunks,
         open_codec as open_codec,
     )
+    from gangline.data.compressed import COMPRESSED as COMPRESSED, decompressed as decompressed
     from gangline.data.corpus import FilePart as FilePart, TextFile as TextFile, listing as listing, split as split
     from gangline.data.read_ahead import ReadAhead as ReadAhead
     from gangline.data.reader import BatchReader as BatchReader, ReadPlace as ReadPlace, StoredBatch as StoredBatch
@@ -26,6 +27,7 @@ __getattr__, __all__ = lazily(
     {
         "gangline.data.base": "DataSource Sample Split",
         "gangline.data.codec": "ByteCodec TextCodec TokenizerCodec chunks open_codec",
+        "gangline.data.compressed": "COMPRESSED decompressed",
         "gangline.data.corpus": "FilePart TextFile listing split",
         "gangline.data.read_ahead": "ReadAhead",
         "gangline.data.reader": "BatchReader ReadPlace StoredBatch",

@@ -46,8 +46,9 @@ class TextConfig(DataConfig):
 
     def check(self, run: Run) -> list[Problem]:
         """Everything that names, sizes and beginnings of files can tell."""
+        from gangline.data.compressed import compression
         from gangline.data.corpus import listing
-        from gangline.data.formats import check_head, compression, is_lines
+        from gangline.data.formats import check_head, is_lines
 
         problems = []
         if self.validation_fraction == 1 and self is run.data:

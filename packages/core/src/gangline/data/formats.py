@@ -2,46 +2,15 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import json
-import lzma
-import zlib
-from collections.abc import Callable
-from typing import IO, Any
+from typing import Any
 
+from gangline.data.compressed import COMPRESSED, compression, decompressed
 from gangline.errors import UserError
 
 HEAD = 1 << 16  # bytes that are enough to tell text from other bytes
 NULS, INVALID = 1e-3, 0.3  # more of them than this is no text: prose in Latin-1 has up to 0.1 of invalid UTF-8
 LINES = (".jsonl", ".ndjson")
-
-
-def _zstd(path: str) -> IO[bytes]:
-    try:
-        import zstandard
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"data.path: {path} cannot be read.", "Zstandard is read by the package zstandard:  pip install zstandard"
-        ) from error
-    return zstandard.open(path, "rb")
-
-
-def _plain(path: str) -> IO[bytes]:
-    return open(path, "rb")
-
-
-_OPEN: dict[str, Callable[[str], Any]] = {
-    ".gz": gzip.open,
-    ".bz2": bz2.open,
-    ".xz": lzma.open,
-    ".zst": _zstd,
-}
-
-
-def compression(path: str) -> str:
-    """The ending that says how a file is compressed, "" for one that is not."""
-    return next((ending for ending in _OPEN if path.lower().endswith(ending)), "")
 
 
 def is_lines(path: str) -> bool:
@@ -51,17 +20,8 @@ def is_lines(path: str) -> bool:
 
 def read(path: str, limit: int = -1) -> bytes:
     """The uncompressed bytes of a file, `limit` of them at most. Raises UserError where it cannot be read."""
-    try:
-        with _OPEN.get(compression(path), _plain)(path) as file:
-            return file.read(limit)
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise UserError(f"data.path: {path} is damaged, or not what its name says.", str(error)) from error
-    except OSError as error:
-        raise UserError(f"data.path: {path} cannot be read.", error.strerror or str(error)) from error
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] != "zstandard":  # which need not be installed
-            raise
-        raise UserError(f"data.path: {path} is damaged, or not what its name says.", str(error)) from error
+    with decompressed(path, said="data.path: ") as file:
+        return file.read(limit)
 
 
 def check_head(path: str, field: str, binary: bool) -> None:
@@ -80,7 +40,7 @@ def refuse_binary(content: bytes, path: str) -> None:
     if nuls <= NULS * len(head) and invalid <= INVALID * len(head):
         return
     what = f"{nuls} NUL bytes" if nuls > NULS * len(head) else f"{invalid} bytes that are not UTF-8"
-    endings = ", ".join(_OPEN)
+    endings = ", ".join(COMPRESSED)
     raise UserError(
         f"data.path: {path} does not look like text.",
         f"Its first {len(head)} bytes have {what}.",

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import io
 import json
-import lzma
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO, cast
 
 from gangline import UserError
+from gangline.data import decompressed
 from gangline_dataloader.prepare.chat import messages_of
 from gangline_dataloader.prepare.inputs import Input
 
@@ -40,7 +36,8 @@ def documents(file: Input, field: str, chat: bool = False) -> Iterator[TextDocum
     """
     if chat and file.kind == "text":
         raise UserError(f"{file.path} holds no conversations.", "They are rows of JSONL or Parquet.")
-    with opened(file) as stream:
+    source = partial(_remote, file.path) if "://" in file.path else None
+    with decompressed(file.path, ending=file.compression, source=source) as stream:
         if file.kind == "parquet":
             yield from _rows(file, stream, field, chat)
         elif file.kind == "jsonl":
@@ -52,43 +49,10 @@ def documents(file: Input, field: str, chat: bool = False) -> Iterator[TextDocum
             yield TextDocument(content.decode(errors="replace"), file.name)
 
 
-@contextmanager
-def opened(file: Input) -> Iterator[BinaryIO]:
-    """The bytes of a file, decompressed. What the system or the decompressor raises becomes a UserError."""
-    try:
-        raw = _raw(file)
-        with raw:
-            yield cast(BinaryIO, _decompressed(file, raw))
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise UserError(f"{file.path} cannot be read.", getattr(error, "strerror", None) or str(error)) from error
-    except Exception as error:
-        if type(error).__module__.partition(".")[0] != "zstandard":  # which need not be installed
-            raise
-        raise UserError(f"{file.path} is damaged, or not what its name says.", str(error)) from error
-
-
-def _raw(file: Input) -> BinaryIO:
-    if "://" not in file.path:
-        return open(file.path, "rb")
+def _remote(path: str) -> BinaryIO:
     import fsspec
 
-    return cast(BinaryIO, fsspec.open(file.path, "rb").open())
-
-
-def _decompressed(file: Input, raw: BinaryIO) -> object:
-    if file.compression == "gzip":
-        return gzip.GzipFile(fileobj=raw)
-    if file.compression == "bz2":
-        return bz2.BZ2File(raw)
-    if file.compression == "xz":
-        return lzma.LZMAFile(raw)
-    if file.compression == "zstd":
-        try:
-            import zstandard
-        except ImportError as error:
-            raise UserError(f"{file.path} needs zstandard.", "", "pip install zstandard") from error
-        return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw))
-    return raw
+    return cast(BinaryIO, fsspec.open(path, "rb").open())
 
 
 def _lines(file: Input, stream: BinaryIO, field: str, chat: bool) -> Iterator[TextDocument]:

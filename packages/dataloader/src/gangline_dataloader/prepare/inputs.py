@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline import UserError
-from gangline.data import corpus
+from gangline.data import COMPRESSED, corpus
 
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz", ".zst": "zstd"}
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
 BUILT_IN = "Python's standard library"
 NEVER = {"__pycache__", ".git", "node_modules"}
@@ -27,7 +26,7 @@ class Input:
     size: int
     modified: float  # seconds since the epoch; 0 where the store does not say
     kind: str  # "text": the file is a document; "jsonl", "parquet": each row is one
-    compression: str | None
+    compression: str  # the ending of its name that says so; "" for none
 
 
 def listing(words: Sequence[str]) -> list[Input]:
@@ -103,7 +102,7 @@ def _remote(word: str) -> list[Input]:
 
 def _described(path: str, name: str, source: str, size: int, modified: float) -> Input:
     stem, suffix = os.path.splitext(name.lower())
-    compression = COMPRESSIONS.get(suffix)
+    compression = suffix if suffix in COMPRESSED else ""
     kind = KINDS.get(os.path.splitext(stem)[1] if compression else suffix, "text")
     return Input(path, name, source, size, modified, kind, compression)
 
