@@ -310,8 +310,26 @@ def release(session: nox.Session) -> None:
 
 @nox.session(default=False, venv_backend="none")
 def gpu(session: nox.Session) -> None:
-    """The tests in the Python at hand, for an image that has a GPU build of torch and the packages installed."""
-    session.run("python", "-m", *PYTEST, *session.posargs)
+    """Is a GPU's arithmetic a CPU's, and how near to its peak: in the Python at hand, without a network."""
+    session.run("python", "benchmarks/gpu.py", *session.posargs)
+
+
+# What an image with a GPU build of torch lacks as a rule; `benchmarks/gpu.py` unpacks it from there.
+CARRIED = ("fastcrc", "hydra-core", "omegaconf", "rich", "tokenizers", "safetensors")
+
+
+@nox.session(default=False)
+def gpu_wheels(session: nox.Session) -> None:
+    """Wheels in .whl/ for a machine with a GPU and no network; posargs: its Python, such as 3.12, and its kind."""
+    python, machine = [*session.posargs, *["3.12", "x86_64"][len(session.posargs) :]]
+    install(session, "pip", "setuptools", "wheel")
+    wheels = ROOT / ".whl"
+    shutil.rmtree(wheels, ignore_errors=True)
+    platforms = [f"--platform={name}_{machine}" for name in ("manylinux_2_28", "manylinux_2_17", "manylinux2014")]
+    of = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
+    session.run("pip", "download", *CONSTRAINTS, "--no-deps", *of, "-d", str(wheels), *CARRIED)
+    # Pure Python, and published as source alone.
+    session.run("pip", "wheel", *CONSTRAINTS, "--no-deps", "-w", str(wheels), "antlr4-python3-runtime")
 
 
 @nox.session(default=False)

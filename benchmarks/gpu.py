@@ -1,0 +1,137 @@
+"""One command on a machine with a GPU: are its results those of a CPU, and how near to its peak does it come?
+
+    python benchmarks/gpu.py                   about ten minutes on one GPU
+    python benchmarks/gpu.py --tiny            the same at sizes that take seconds; with --device cpu, anywhere
+    python benchmarks/gpu.py --only ring fp8   some lines of the table
+    python benchmarks/gpu.py --json FILE       the table as data, too
+
+It needs torch, numpy, pluggy, PyYAML and pytest, no network, and nothing of this repository installed: from a clone it
+takes the packages as they lie. Wheels in a folder `.whl` beside `packages/`, of what is lacking, are unpacked first.
+
+First come checks, each against the CPU or against plain mathematics (`gpu_checks.py`), then rates, each beside what it
+is measured against (`gpu_rates.py`). A check that fails ends nothing; the exit code is 1 where one did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+import time
+import tomllib
+import traceback
+import zipfile
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FROM_TREE = "GANGLINE_FROM_TREE"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table. verdict: "ok", "WRONG", "left out", or "" for a rate."""
+
+    name: str
+    verdict: str
+    found: str
+    seconds: float
+
+
+def as_in_the_tree() -> None:
+    """Run this script again in an environment in which the tree's packages are installed, where they are not."""
+    if importlib.util.find_spec("gangline_moe") is not None or FROM_TREE in os.environ:
+        return
+    site = Path(tempfile.mkdtemp(prefix="gangline-site-"))
+    for wheel in sorted((ROOT / ".whl").glob("*.whl")):
+        with zipfile.ZipFile(wheel) as content:
+            content.extractall(site)
+    for path in sorted(ROOT.glob("packages/*/pyproject.toml")):
+        project = tomllib.loads(path.read_text())["project"]
+        info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+        )
+        groups = project.get("entry-points", {})
+        lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in found.items()) for group, found in groups.items()]
+        (info / "entry_points.txt").write_text("\n".join(lines))
+    sources = [str(path) for path in sorted(ROOT.glob("packages/*/src"))]
+    path = os.pathsep.join([*sources, str(site), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment = {**os.environ, "PYTHONPATH": path, FROM_TREE: "1"}
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # flags of the interpreter, too
+
+
+def run(name: str, work: Callable[[], str], of_check: bool) -> Line:
+    """One line: what `work` says, or why it could not."""
+    from gpu_places import LeftOut
+
+    began = time.perf_counter()
+    try:
+        verdict, found = ("ok" if of_check else ""), work()
+    except LeftOut as why:
+        verdict, found = "left out", str(why)
+    except Exception as error:  # the others still tell something
+        verdict, found = "WRONG", f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
+        if not isinstance(error, AssertionError):
+            traceback.print_exc()
+    return Line(name, verdict, found, time.perf_counter() - began)
+
+
+def show(lines: Iterable[Line]) -> None:
+    """Each line as soon as it is there: what was found stays on the screen if the machine goes away."""
+    for line in lines:
+        print(f"{line.verdict:<9}{line.name:<26}{line.seconds:6.1f} s  {line.found}", flush=True)
+
+
+def is_called(name: str, part: str, names: Collection[str]) -> bool:
+    """Whether a line is meant by a word: its whole name, or a part of it where no line has that name."""
+    return part == name or (part not in names and part in name)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", help="cuda where there is one, else cpu")
+    parser.add_argument("--tiny", action="store_true", help="sizes that say whether it works, not how fast it is")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="lines of these names, or with these in them")
+    parser.add_argument("--json", type=Path, help="a file for the table")
+    given = parser.parse_args(argv)
+
+    import gpu_checks
+    import gpu_rates
+    from gpu_places import Place
+
+    from gangline.testing.pool import close_all
+
+    place = Place.of(given.device, given.tiny)
+    print(f"{place}\n", flush=True)
+    works = [(name, work, True) for name, work in gpu_checks.CHECKS.items()]
+    works += [(name, work, False) for name, work in gpu_rates.RATES.items()]
+    names = {name for name, *_ in works}
+    chosen = [w for w in works if not given.only or any(is_called(w[0], part, names) for part in given.only)]
+    if not chosen:
+        print(
+            f"no line is called {' or '.join(given.only)}; there are {', '.join(w[0] for w in works)}", file=sys.stderr
+        )
+        return 2
+    lines: list[Line] = []
+    for name, work, of_check in chosen:
+        lines.append(run(name, lambda work=work: work(place), of_check))
+        show(lines[-1:])
+        place.free()
+    close_all()
+    wrong = [line.name for line in lines if line.verdict == "WRONG"]
+    checked = sum(line.verdict == "ok" for line in lines)
+    print(f"\n{checked} checks hold" + f"; WRONG: {', '.join(wrong)}" * bool(wrong))
+    if given.json:
+        given.json.write_text(json.dumps({"place": str(place), "lines": [asdict(line) for line in lines]}, indent=1))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    as_in_the_tree()
+    sys.exit(main())

@@ -1,0 +1,303 @@
+"""What has to be the same on the device as on a CPU, or as plain mathematics says. See `gpu.py`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from gpu_places import CPU, LeftOut, Place, apart, compared, session, small, trained, within
+from gpu_ranks import trained as trained_on_rank
+from torch import Tensor
+
+from gangline import draws
+from gangline.model.attention import plain
+from gangline.model.calls import AttentionCall
+from gangline.model.compose import compose_model
+from gangline.model.init import whole_model
+from gangline.optimizer.muon import orthogonalise
+from gangline.testing.inputs import whole_sequences
+from gangline.testing.pool import pool
+from gangline_moe.products import PlainProducts
+from gangline_parallel_megatron_style.context import blocks
+from gangline_parallel_megatron_style.precision.fp8 import RECIPES, Fp8Precision
+
+FP64, FP32, BF16 = "precision=fp64", "precision=fp32", "precision=bf16"
+ROUNDING = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
+
+
+def law(place: Place) -> str:
+    """Three steps in one process: float64 to rounding, lower precisions to theirs."""
+    said = [
+        compared(trained(place.device, precision, kind=kind), trained(CPU, precision, kind=kind), bound)
+        for precision, bound in ((FP64, 1e-9), (FP32, 1e-3), (BF16, 3e-2))
+        for kind in ("ragged", "documents")
+    ]
+    return f"float64: {said[0]}; bfloat16: {said[-1]}"
+
+
+LAYOUTS: dict[str, tuple[dict[str, int], tuple[str, ...]]] = {
+    "tp": ({"tp": 2}, ("parallel=3d", "parallel.tp=2")),
+    "ring": ({"cp": 2}, ("parallel=3d", "parallel.cp=2")),
+    "ulysses": ({"cp": 2}, ("parallel=3d", "parallel.cp=2", "parallel.context=ulysses")),
+    "pp": ({"pp": 2}, ("parallel=3d", "parallel.pp=2", "batch.micro_size=1")),
+    "zero3": ({"dp_shard": 2}, ("parallel=fsdp",)),
+    "muon": ({"dp_shard": 2}, ("parallel=fsdp", "optimizer=muon")),
+    "experts": ({"dp_shard": 2}, ("parallel=fsdp", "moe=on", "moe.experts=4", "moe.ep=2")),
+}
+
+
+def law_of(name: str) -> Callable[[Place], str]:
+    """Two ranks on the device, against one process on the CPU."""
+
+    def check(place: Place) -> str:
+        axes, words = LAYOUTS[name]
+        edits = [word for word in words if word.startswith(("moe", "optimizer"))]
+        alone = trained(CPU, FP64, *[word for word in edits if word != "moe.ep=2"], "batch.micro_size=1")
+        words = (*words, FP64, "batch.micro_size=1")
+        found = pool(2).run(trained_on_rank, str(place.device), words, axes, "ragged", timeout=300.0)
+        return compared(found[0], alone, 1e-9 if name != "muon" or not place.cuda else 1e-2)
+
+    return check
+
+
+# --- kernels ---------------------------------------------------------------------------------------------------------
+
+
+def _like(*shape: int, dtype: torch.dtype, seed: int, device: torch.device) -> Tensor:
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return made.to(device, dtype)
+
+
+def ring(place: Place) -> str:
+    """A block of ring attention, all queries and the later half: out, log-sum-exp, gradients, against mathematics."""
+    kernel, dtype = (blocks.CUDA, torch.bfloat16) if place.cuda else (blocks.CPU, torch.float32)
+    T, found = place.sized(1024, 32), {}
+    q, dout = (_like(2, 8, T, 64, dtype=dtype, seed=i, device=place.device) for i in (1, 2))
+    k, v = (_like(2, 2, T, 64, dtype=dtype, seed=i, device=place.device) for i in (3, 4))
+    if not place.cuda:
+        k, v = (x.repeat_interleave(4, dim=1) for x in (k, v))
+    exact = [x.double() for x in (q, k, v)]
+    for name, first, causal in (("whole", 0, True), ("half", T // 2, False)):
+        rows = (slice(None), slice(None), slice(first, None))
+        out, lse = kernel.forward(q[rows], k, v, causal, None, None)
+        true_out, true_lse = blocks.MATH.forward(exact[0][rows], exact[1], exact[2], causal, None, None)
+        found |= {f"out, {name}": apart(out, true_out), f"lse, {name}": apart(lse, true_lse)}
+        # As the ring has it: out and lse of all rows, of which these are a slice.
+        all_out, all_lse = torch.zeros_like(q), lse.new_zeros(q.shape[:3])
+        all_out[rows], all_lse[rows] = out, lse
+        back = kernel.backward(dout[rows], q[rows], k, v, all_out[rows], all_lse[rows], causal, None, None)
+        true = blocks.MATH.backward(
+            dout[rows].double(), exact[0][rows], *exact[1:], true_out, true_lse, causal, None, None
+        )
+        found |= {f"d{n}, {name}": apart(a, b) for n, a, b in zip("qkv", back, true, strict=True)}
+    return within(found, ROUNDING[dtype])
+
+
+CALLS = {
+    "plain": AttentionCall(),
+    "window": AttentionCall(window=20),
+    "soft cap": AttentionCall(soft_cap=2.0),
+    "sinks": AttentionCall(window=20, sinks="sinks.weight"),
+}
+
+
+def attention(place: Place) -> str:
+    """Core's attention in every kind, with documents and without, and its gradients: Flex on a GPU."""
+    dtype, T, found = torch.bfloat16 if place.cuda else torch.float32, place.sized(512, 48), {}
+    position = torch.arange(T).expand(2, T)
+    document = (position >= T // 3).long()
+    for name, call in CALLS.items():
+        for documents in (False, True):
+            given = [_like(2, n, T, 32, dtype=dtype, seed=n, device=CPU) for n in (4, 2, 2)]
+            sinks = [_like(4, dtype=dtype, seed=5, device=CPU)] if call.sinks else []
+            ours = _with_gradients(call, given + sinks, document if documents else None, position, place.device, dtype)
+            exact = _with_gradients(call, given + sinks, document if documents else None, position, CPU, torch.float64)
+            kind = f"{name}{', documents' * documents}"
+            found |= {f"{what} of {kind}": apart(a, b) for (what, a), (_, b) in zip(ours, exact, strict=True)}
+    return within(found, ROUNDING[dtype])
+
+
+def _with_gradients(
+    call: AttentionCall,
+    given: list[Tensor],
+    document: Tensor | None,
+    position: Tensor,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> list[tuple[str, Tensor]]:
+    q, k, v, *sinks = (x.to(device, dtype).requires_grad_() for x in given)
+    there = None if document is None else document.to(device)
+    out = plain(call)(q, k, v, there, position.to(device), *sinks)
+    out.backward(_like(*out.shape, dtype=dtype, seed=9, device=device))
+    gradients = [("dq", q.grad), ("dk", k.grad), ("dv", v.grad), *(("dsinks", s.grad) for s in sinks)]
+    return [("out", out), *((name, g) for name, g in gradients if g is not None)]
+
+
+def fp8(place: Place) -> str:
+    """A float8 linear and its gradients in each scaling, against the same rounding emulated on the CPU."""
+    found, left = {}, []
+    n, inside, outside = (place.sized(size, size // 8) for size in (1024, 2048, 1536))
+    for scaling, recipe in RECIPES.items():
+        if place.cuda:
+            from gangline_parallel_megatron_style.precision.device import cannot
+
+            if why := cannot(scaling, torch.cuda.get_device_capability(place.device), torch.version.cuda):
+                left.append(why[0])
+                continue
+        results = []
+        for device in (place.device, CPU):
+            x = _like(n, inside, dtype=torch.bfloat16, seed=1, device=device).requires_grad_()
+            w = _like(outside, inside, dtype=torch.bfloat16, seed=2, device=device).requires_grad_()
+            y = Fp8Precision(recipe).linear(x, w)
+            y.backward(_like(n, outside, dtype=torch.bfloat16, seed=3, device=device))
+            results.append((y, x.grad, w.grad))
+        found |= {f"{name}, {scaling}": apart(a, b) for name, a, b in zip(("y", "dx", "dw"), *results, strict=True)}
+    if not found:
+        raise LeftOut(left[0])
+    return within(found, 1e-2)
+
+
+def grouped(place: Place) -> str:
+    """The three products of a stack of experts, one of which has no rows."""
+    dtype = torch.bfloat16 if place.cuda else torch.float32
+    A, E, I, O = (place.sized(size, size // 16) for size in (2048, 64, 1024, 512))
+    counts = torch.full((E,), A // E)
+    counts[0], counts[1] = 0, counts[0] + counts[1]
+    bounds = F.pad(counts.cumsum(0), (1, 0)).to(place.device)
+    x = _like(A, I, dtype=dtype, seed=1, device=place.device)
+    y = _like(A, O, dtype=dtype, seed=2, device=place.device)
+    w = _like(E, O, I, dtype=dtype, seed=3, device=place.device)
+    made, products = PlainProducts(), [("rows", x, w), ("back", y, w), ("outer", y, x)]
+    found = {
+        name: apart(
+            getattr(made, name)(a, b, bounds),
+            getattr(made, name)(a.to(CPU).double(), b.to(CPU).double(), bounds.to(CPU)),
+        )
+        for name, a, b in products
+    }
+    return within(found, ROUNDING[dtype])
+
+
+def muon(place: Place) -> str:
+    """Newton-Schulz in bfloat16: singular values near one, and near what the CPU makes of it."""
+    shape = (place.sized(1024, 32), place.sized(512, 16))
+    matrix = _like(*shape, dtype=torch.float32, seed=1, device=CPU)
+    ours, theirs = orthogonalise(matrix.to(place.device)), orthogonalise(matrix.double())
+    values = torch.linalg.svdvals(ours.to(CPU).double())
+    assert float(values.min()) > 0.5, f"singular values from {float(values.min()):.2g}"
+    assert float(values.max()) < 1.5, f"singular values up to {float(values.max()):.2g}"
+    return within({"update": apart(ours, theirs)}, 0.1 if place.cuda else 1e-4)
+
+
+def random(place: Place) -> str:
+    """Draws inside a run are a function of their coordinates: the same bits on every device."""
+    sample = torch.arange(1000)
+    ours, theirs = (draws.uniforms(7, 3, sample.to(device), "site").to(CPU) for device in (place.device, CPU))
+    assert torch.equal(ours, theirs), "other numbers"
+    return "the same bits"
+
+
+# --- machinery -------------------------------------------------------------------------------------------------------
+
+
+def offload(place: Place) -> str:
+    """Masters and optimizer state in host memory: the same losses."""
+    words = ("parallel=fsdp", FP64)
+    return compared(trained(place.device, *words, "parallel.offload=true"), trained(place.device, *words), 1e-12)
+
+
+def staging(place: Place) -> str:
+    """A copy to a part of pinned memory that does not block is there once the device has been waited for."""
+    rows, columns = 64, place.sized(1 << 20, 1 << 10)
+    x = torch.randn(rows, columns, device=place.device)
+    for name, gap in (("whole", 0), ("strided", 1024)):
+        into = torch.empty(rows, columns + gap, pin_memory=place.cuda)[:, :columns]
+        into.copy_(x, non_blocking=True)
+        place.wait()
+        assert torch.equal(into, x.to(CPU)), f"{name}: other bytes"
+    return "the same bytes, whole and strided"
+
+
+def captured(place: Place) -> str:
+    """A block's forward and backward pass as a graph of a stream: nothing in it waits for the host."""
+    place.needs_cuda("a graph of a stream")
+    tree, plan = compose_model(small(BF16))
+    block = whole_model(tree, plan, seed=1, device=place.device, dtype=torch.bfloat16).blocks[0]
+    batch = whole_sequences(torch.zeros(2, 32, dtype=torch.int64)).to(place.device)
+    x = torch.randn(2, 32, 64, device=place.device, dtype=torch.bfloat16, requires_grad=True)
+
+    def pass_through(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = block(x, batch)
+        return y, torch.autograd.grad(y.float().square().sum(), x)[0]
+
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        for _ in range(3):
+            pass_through(x)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held = pass_through(x)
+    with torch.no_grad():
+        x.copy_(torch.randn_like(x))
+    graph.replay()
+    found = {name: apart(a, b) for name, a, b in zip(("y", "dx"), held, pass_through(x), strict=True)}
+    return within(found, 1e-2)
+
+
+def compiled(place: Place) -> str:
+    """Blocks under torch.compile."""
+    words = (FP32, "run.compile=true")
+    return compared(trained(place.device, *words), trained(CPU, FP32), 1e-3)
+
+
+def deterministic(place: Place) -> str:
+    """Two runs of one layout have the same bits."""
+    one, two = (trained(place.device, BF16, kind="documents") for _ in range(2))
+    assert one == two, f"losses {one[0]} and {two[0]}"
+    return "the same bits"
+
+
+def checkpoint(place: Place) -> str:
+    """Two steps of a whole run on the device, saved by each store, and taken up again on the CPU."""
+    from importlib.util import find_spec
+
+    from gangline.rundir import RunDirectory
+    from gangline.train.rank import train
+
+    said = []
+    for store in ("torch", *(["zarr"] if find_spec("fastcrc") else [])):
+        with tempfile.TemporaryDirectory() as folder:
+            out = f"{folder}/out"
+            run = small(FP32, f"checkpoint={store}", "run.steps=2", f"run.dir={out}")
+            RunDirectory.create(run).unlock()
+            ours = session(run, place.device)
+            train(ours)
+            theirs = session(run, CPU)
+            assert theirs.step == 2, f"{store}: nothing was saved"
+            for one, two in zip(ours.shards(), theirs.shards(), strict=True):
+                assert torch.equal(one.local.to(CPU), two.local), f"{store}: {one.name} is another"
+            theirs.checkpointer.close()
+        said.append(store)
+    return f"the same bits through {' and '.join(said)}"
+
+
+CHECKS: dict[str, Callable[[Place], str]] = {
+    "ring kernel": ring,
+    "staging": staging,
+    "law": law,
+    **{f"law of {name}": law_of(name) for name in LAYOUTS},
+    "attention": attention,
+    "fp8": fp8,
+    "grouped products": grouped,
+    "Newton-Schulz": muon,
+    "random numbers": random,
+    "offload": offload,
+    "captured streams": captured,
+    "compile": compiled,
+    "deterministic": deterministic,
+    "checkpoint": checkpoint,
+}

@@ -1,0 +1,197 @@
+"""Where the checks and rates of `gpu.py` run, and what they have in common: models, steps, comparisons."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gangline import plugins
+from gangline.comm import Comms
+from gangline.comm.transport import connect
+from gangline.config.schema import Run
+from gangline.mesh import Mesh
+from gangline.model.build import model_of
+from gangline.model.compose import compose_model
+from gangline.model.init import initialise
+from gangline.optimizer import Optimizer
+from gangline.rundir import RunDirectory
+from gangline.runtime import Runtime
+from gangline.testing.inputs import share
+from gangline.testing.runs import small_run
+from gangline.train.build import build as build_session
+from gangline.train.finish import finisher
+from gangline.train.session import Session
+
+CPU = torch.device("cpu")
+
+
+class LeftOut(Exception):
+    """What this machine cannot tell."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device, and whether sizes are small."""
+
+    device: torch.device
+    tiny: bool
+
+    @classmethod
+    def of(cls, name: str | None, tiny: bool) -> Place:
+        return cls(torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu")), tiny)
+
+    def __str__(self) -> str:
+        name = torch.cuda.get_device_name(self.device) if self.cuda else "the CPU"
+        return f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}" + ", tiny sizes" * self.tiny
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def needs_cuda(self, what: str) -> None:
+        if not self.cuda:
+            raise LeftOut(f"{what} is of a GPU")
+
+    def sized(self, full: int, tiny: int) -> int:
+        return tiny if self.tiny else full
+
+    def wait(self) -> None:
+        """Until the device has done all it was given."""
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+
+    def free(self) -> None:
+        """Give memory back that nobody holds."""
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+    def seconds(self, work: Callable[[], object], repeats: int = 10, warm: int = 3) -> float:
+        """The median time of some repeats, each to its end."""
+        repeats, warm = (2, 1) if self.tiny else (repeats, warm)
+        for _ in range(warm):
+            work()
+        found = []
+        for _ in range(repeats):
+            self.wait()
+            start = time.perf_counter()
+            work()
+            self.wait()
+            found.append(time.perf_counter() - start)
+        return statistics.median(found)
+
+
+# --- comparisons -----------------------------------------------------------------------------------------------------
+
+
+def apart(ours: Tensor, theirs: Tensor) -> float:
+    """|ours - theirs| / |theirs| over all elements, in float64; infinite where shapes differ or ours is not finite."""
+    if ours.shape != theirs.shape or not bool(ours.isfinite().all()):
+        return float("inf")
+    ours, theirs = ours.detach().to(CPU, torch.float64), theirs.detach().to(CPU, torch.float64)
+    return float((ours - theirs).norm() / theirs.norm().clamp(min=1e-300))
+
+
+def within(found: dict[str, float], bound: float) -> str:
+    """The worst of them. Raises AssertionError where it is beyond the bound."""
+    name, worst = max(found.items(), key=lambda item: item[1])
+    assert worst <= bound, f"{name} is {worst:.2g} apart; at most {bound:.2g} would be rounding"
+    return f"at most {worst:.2g} apart ({name}), bound {bound:.2g}"
+
+
+def numbers(name: str, ours: Iterable[float], theirs: Iterable[float]) -> dict[str, float]:
+    """Relative differences of two rows of numbers."""
+    pairs = enumerate(zip(ours, theirs, strict=True))
+    return {f"{name} of step {i + 1}": abs(a - b) / max(abs(b), 1e-300) for i, (a, b) in pairs}
+
+
+# --- steps -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Trainer:
+    """A runtime and its optimizer, and a step of both."""
+
+    run: Run
+    runtime: Runtime
+    optimizer: Optimizer
+    device: torch.device
+
+    @classmethod
+    def of(cls, run: Run, device: torch.device, mesh: Mesh | None = None, comms: Comms | None = None) -> Trainer:
+        """`mesh` and `comms` of several ranks; a single process without."""
+        mesh = mesh or Mesh.of({})
+        comms = comms or connect(mesh, device=device, deterministic=run.deterministic)
+        tree, plan = compose_model(run)
+        finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
+        precision = plugins.build(run.precision, run)
+        runtime = plugins.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
+        initialise(runtime.shards(), plan, run.seed)
+        return cls(run, runtime, plugins.build(run.optimizer, run, runtime), device)
+
+    def step(self, number: int, kind: str = "ragged") -> tuple[float, float]:
+        """(loss a token, gradient norm) of step `number`."""
+        batch, vocabulary = self.run.batch, getattr(self.run.model, "vocab_size", None) or 256
+        index, width = self.runtime.data_coordinate
+        micro = batch.micro_size or 1
+        sizes = {
+            "size": batch.global_size,
+            "micro_size": micro,
+            "length": batch.sequence_length,
+            "vocab_size": vocabulary,
+        }
+        micros = share(number, index, width, **sizes, kind=kind)
+        result = self.runtime.step([one.to(self.device) for one in micros])
+        norm = self.runtime.clip(1.0)
+        self.optimizer.step(1e-3)
+        self.runtime.applied()
+        return result.loss_sum / result.tokens, norm
+
+    def steps(self, count: int = 3, kind: str = "ragged") -> tuple[list[float], list[float]]:
+        losses, norms = zip(*(self.step(number, kind) for number in range(count)), strict=True)
+        return list(losses), list(norms)
+
+
+SMALL = (
+    "model.layers=2",
+    "model.dim=64",
+    "model.heads=4",
+    "model.kv_heads=2",
+    "model.hidden=96",
+    "model.vocab_size=256",
+    "batch.global_size=4",
+    "batch.micro_size=2",
+    "batch.sequence_length=32",
+    "checkpoint=off",
+)
+
+
+def small(*words: str) -> Run:
+    """A run of a small decoder."""
+    return small_run(*SMALL, *words)
+
+
+def trained(place: torch.device, *words: str, kind: str = "ragged") -> tuple[list[float], list[float]]:
+    """Losses and gradient norms of three steps in one process."""
+    return Trainer.of(small(*words), place).steps(kind=kind)
+
+
+def compared(
+    ours: tuple[list[float], list[float]], theirs: tuple[list[float], list[float]], bound: float, what: str = ""
+) -> str:
+    """What `within` says of losses and norms."""
+    found = numbers(f"{what}loss", ours[0], theirs[0]) | numbers(f"{what}gradient norm", ours[1], theirs[1])
+    return within(found, bound)
+
+
+def session(run: Run, device: torch.device) -> Session:
+    """A run's session in this process, as `train` builds it in a rank."""
+    mesh = Mesh.of({})
+    directory = RunDirectory.open(str(run.run.dir))
+    return build_session(run, directory, mesh, connect(mesh, device=device, deterministic=run.deterministic), device)

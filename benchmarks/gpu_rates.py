@@ -1,0 +1,287 @@
+"""How fast the device is at what a run does, each beside what it is measured against. See `gpu.py`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from gpu_places import CPU, LeftOut, Place, Trainer
+from torch import Tensor, nn
+
+from gangline.config.schema import Run
+from gangline.model.compose import compose_model
+from gangline.model.flops import flops_per_token
+from gangline.testing.runs import small_run
+from gangline.train.peaks import peak_flops
+from gangline_moe.products import PlainProducts
+
+LAYERS, STEPS, WARM = 4, 6, 3
+
+
+def of_8b(place: Place, *words: str) -> Run:
+    """Blocks as those of Llama 3 8B (arXiv 2407.21783, table 3), a few of them, and a vocabulary that hardly counts."""
+    wide = ("model.dim=4096", "model.heads=32", "model.kv_heads=8", "model.hidden=14336", "batch.sequence_length=4096")
+    narrow = ("model.dim=64", "model.heads=4", "model.kv_heads=2", "model.hidden=128", "batch.sequence_length=64")
+    return small_run(
+        *(narrow if place.tiny else wide),
+        f"model.layers={LAYERS}",
+        "model.vocab_size=8192" if not place.tiny else "model.vocab_size=256",
+        "model.qk_norm=false",
+        "batch.global_size=4",
+        "batch.micro_size=2",
+        "run.deterministic=false",
+        *words,
+    )
+
+
+def peak(place: Place, dtype: torch.dtype = torch.bfloat16) -> tuple[float, str]:
+    """FLOP/s, and whose: published, or of the best product that this machine made here."""
+    known, source = peak_flops(place.device, dtype)
+    return (known, source) if known else (dense(place), "measured here")
+
+
+def dense(place: Place, dtype: torch.dtype = torch.bfloat16) -> float:
+    """FLOP/s of one large product of random numbers, which draws more power than one of zeros."""
+    size = place.sized(8192, 128)
+    dtype = dtype if place.cuda else torch.float32
+    a, b = (torch.randn(size, size, device=place.device).to(dtype) for _ in range(2))
+    return 2 * size**3 / place.seconds(lambda: a @ b)
+
+
+def product(place: Place) -> str:
+    """What the machine gives for a dense product: nothing below comes nearer to the published peak."""
+    rate, (best, source) = dense(place), peak(place)
+    return f"{rate / 1e12:.4g} TFLOP/s in a dense product, {rate / best:.1%} of the peak ({source})"
+
+
+# --- blocks ----------------------------------------------------------------------------------------------------------
+
+
+def blocks(precision: str, *words: str) -> Callable[[Place], str]:
+    """Whole steps of gangline's own loop: forward, backward, clip, optimizer."""
+
+    def rate(place: Place) -> str:
+        run = of_8b(place, f"precision={precision}", *words)
+        trainer = Trainer.of(run, place.device)
+        seconds = _per_step(place, lambda number: trainer.step(number, "whole"))
+        return f"{_share(place, run, seconds)}; {_memory(place)}"
+
+    return rate
+
+
+def _per_step(place: Place, step: Callable[[int], object]) -> float:
+    """Seconds of a step, over several without a stop between them."""
+    warm, count = (1, 2) if place.tiny else (WARM, STEPS)
+    for number in range(warm):
+        step(number)
+    place.wait()
+    began = time.perf_counter()
+    for number in range(count):
+        step(warm + number)
+    place.wait()
+    return (time.perf_counter() - began) / count
+
+
+def _share(place: Place, run: Run, seconds: float) -> str:
+    tree, plan = compose_model(run)
+    tokens = run.batch.global_size * run.batch.sequence_length
+    achieved = flops_per_token(tree, run.batch.sequence_length, plan) * tokens / seconds
+    return (
+        f"{tokens / seconds:,.0f} tokens/s, {achieved / 1e12:.4g} TFLOP/s, MFU {achieved / peak(place)[0]:.1%} (bf16)"
+    )
+
+
+def _memory(place: Place) -> str:
+    if not place.cuda:
+        return "no memory counted"
+    most = torch.cuda.max_memory_allocated(place.device) / 1e9
+    torch.cuda.reset_peak_memory_stats(place.device)
+    return f"at most {most:.3g} GB"
+
+
+class BareBlock(nn.Module):
+    """A block by hand: two fused projections, torch's own norm and attention."""
+
+    def __init__(self, dim: int, heads: int, kv_heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.width = heads, kv_heads, dim // heads
+        self.qkv = nn.Linear(dim, (heads + 2 * kv_heads) * self.width, bias=False)
+        self.out, self.down = nn.Linear(dim, dim, bias=False), nn.Linear(hidden, dim, bias=False)
+        self.up = nn.Linear(dim, 2 * hidden, bias=False)
+        self.before, self.between = nn.RMSNorm(dim), nn.RMSNorm(dim)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        sizes = [self.heads, self.kv_heads, self.kv_heads]
+        q, k, v = self.qkv(normed(x, self.before)).unflatten(-1, (-1, self.width)).transpose(1, 2).split(sizes, dim=1)
+        q, k = (self._turned(y, cos, sin) for y in (q, k))
+        grouped = self.heads > self.kv_heads
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        x = x + self.out(seen.transpose(1, 2).flatten(-2))
+        gate, up = self.up(normed(x, self.between)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * up)
+
+    @staticmethod
+    def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def normed(x: Tensor, norm: nn.RMSNorm) -> Tensor:
+    """In one kernel, which takes a gain of the dtype of `x` alone."""
+    return F.rms_norm(x, norm.normalized_shape, norm.weight.to(x.dtype), norm.eps)
+
+
+def bare(compiled: bool) -> Callable[[Place], str]:
+    """The same model as a loop by hand: bfloat16 copies of float32 masters by autocast, fused AdamW, clip."""
+
+    def rate(place: Place) -> str:
+        run = of_8b(place)
+        m, batch, device = run.model, run.batch, place.device
+        rows, length = batch.micro_size or 1, batch.sequence_length
+        with device:
+            embed, head = nn.Embedding(m.vocab_size, m.dim), nn.Linear(m.dim, m.vocab_size, bias=False)
+            layers = [BareBlock(m.dim, m.heads, m.kv_heads or m.heads, m.hidden) for _ in range(LAYERS)]
+            last = nn.RMSNorm(m.dim)
+            model = nn.ModuleList([embed, head, *layers, last])
+            half = torch.arange(m.dim // m.heads // 2) * (-2 / (m.dim // m.heads))
+            angle = torch.arange(length)[:, None] * 10_000.0**half
+            cos, sin = angle.cos().bfloat16(), angle.sin().bfloat16()
+            tokens = torch.randint(m.vocab_size, (rows, length))
+        if compiled:
+            for layer in layers:
+                layer.compile()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+
+        def step(number: int) -> None:
+            for _ in range(batch.global_size // rows):
+                with torch.autocast(device.type, torch.bfloat16):
+                    x = embed(tokens).bfloat16()
+                    for layer in layers:
+                        x = layer(x, cos, sin)
+                    logits = head(normed(x, last))
+                F.cross_entropy(logits.flatten(0, 1).float(), tokens.flatten()).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return f"{_share(place, run, _per_step(place, step))}; {_memory(place)}"
+
+    return rate
+
+
+# --- products of experts ---------------------------------------------------------------------------------------------
+
+
+def experts(place: Place) -> str:
+    """The grouped product of 64 experts of 2048 x 1408 over 16384 rows of each of which there are some more or less."""
+    E, I, O = place.sized(64, 4), place.sized(2048, 32), place.sized(1408, 32)
+    A, dtype = place.sized(65536, 128), torch.bfloat16 if place.cuda else torch.float32
+    uneven = torch.rand(E, generator=torch.Generator().manual_seed(1)) + 0.5
+    counts = (uneven / uneven.sum() * A).long()
+    counts[-1] += A - counts.sum()
+    bounds = F.pad(counts.cumsum(0), (1, 0)).to(place.device)
+    x, w = (torch.randn(*shape, device=place.device).to(dtype) for shape in ((A, I), (E, O, I)))
+    y = torch.randn(A, O, device=place.device).to(dtype)
+    made, found = PlainProducts(), []
+    for name, call in (
+        ("rows", lambda: made.rows(x, w, bounds)),
+        ("back", lambda: made.back(y, w, bounds)),
+        ("outer", lambda: made.outer(y, x, bounds)),
+    ):
+        rate = 2 * A * I * O / place.seconds(call)
+        found.append(f"{name} {rate / 1e12:.4g} TFLOP/s ({rate / peak(place)[0]:.0%})")
+    return f"{', '.join(found)} of the peak; dense {dense(place) / 1e12:.4g} TFLOP/s"
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def staging(place: Place) -> str:
+    """From the device to the host: pinned, pageable, and into rows of a wider pinned buffer as chunks lie."""
+    place.needs_cuda("a copy from a GPU")
+    rows, columns = 64, place.sized(1 << 22, 1 << 12)
+    x = torch.randn(rows, columns, device=place.device)
+    wider = torch.empty(rows, columns + 1024, pin_memory=True)[:, :columns]
+    found = {
+        "pinned": torch.empty_like(x, device=CPU, pin_memory=True),
+        "strided": wider,
+        "pageable": torch.empty_like(x, device=CPU),
+    }
+    rates = [
+        f"{name} {x.nbytes / 1e9 / place.seconds(lambda into=into: into.copy_(x, non_blocking=True), 5):.3g} GB/s"
+        for name, into in found.items()
+    ]
+    return ", ".join(rates)
+
+
+def memory(place: Place) -> str:
+    """A copy within the device, bytes read and written."""
+    x = torch.randn(place.sized(1 << 30, 1 << 14), device=place.device)
+    y = torch.empty_like(x)
+    return f"{2 * x.nbytes / 1e9 / place.seconds(lambda: y.copy_(x)):,.0f} GB/s"
+
+
+def saving(place: Place) -> str:
+    """The staging of checkpoint=zarr itself: how long a save would hold the step up."""
+    from gangline.mesh import Mesh
+    from gangline_ckpt_zarr.format.packed import PackedFiles
+    from gangline_ckpt_zarr.save.staging import Staging
+
+    trainer = Trainer.of(of_8b(place), place.device)
+    shards, buffer = list(trainer.runtime.shards()), Staging()
+    file = PackedFiles(trainer.runtime.registry).of_rank(Mesh.of({}).rank({}))
+    try:
+        seconds = place.seconds(lambda: buffer.fill(file, shards), 3)
+    finally:
+        buffer.close()
+    return f"{file.size / 1e9:.3g} GB in {seconds:.3g} s, {file.size / 1e9 / seconds:.3g} GB/s"
+
+
+def fp8(scaling: str) -> Callable[[Place], str]:
+    """A linear layer's forward and backward in float8 beside bfloat16: with the rounding of all operands."""
+
+    def rate(place: Place) -> str:
+        from gangline_parallel_megatron_style.precision.device import cannot
+        from gangline_parallel_megatron_style.precision.fp8 import RECIPES, Fp8Precision
+
+        if place.cuda:
+            why = cannot(scaling, torch.cuda.get_device_capability(place.device), torch.version.cuda)
+            if why:
+                raise LeftOut(why[0])
+        n, i, o = (place.sized(size, 64) for size in (8192, 4096, 14336))
+        x, w, dy = (
+            torch.randn(*shape, device=place.device).bfloat16().requires_grad_() for shape in ((n, i), (o, i), (n, o))
+        )
+        made = Fp8Precision(RECIPES[scaling])
+
+        def ours() -> object:
+            return torch.autograd.grad(made.linear(x, w), (x, w), dy)
+
+        def plain() -> object:
+            return torch.autograd.grad(F.linear(x, w), (x, w), dy)
+
+        flops, times = 6 * n * i * o, (place.seconds(ours), place.seconds(plain))
+        return (
+            f"{flops / times[0] / 1e12:.4g} TFLOP/s, {times[1] / times[0]:.2f} x bf16 ({flops / times[1] / 1e12:.4g})"
+        )
+
+    return rate
+
+
+RATES: dict[str, Callable[[Place], str]] = {
+    "dense product": product,
+    "memory": memory,
+    "staging rate": staging,
+    "zarr's staging": saving,
+    "8B blocks, bf16": blocks("bf16"),
+    "8B blocks, bf16, compiled": blocks("bf16", "run.compile=true"),
+    "8B blocks, fp8": blocks("fp8"),
+    "8B blocks, fp8, compiled": blocks("fp8", "run.compile=true"),
+    "8B blocks, muon": blocks("bf16", "optimizer=muon"),
+    "bare loop": bare(False),
+    "bare loop, compiled": bare(True),
+    "grouped rate": experts,
+    **{f"fp8 linear, {scaling}": fp8(scaling) for scaling in ("tensor", "row", "block")},
+}

@@ -1,0 +1,80 @@
+"""`benchmarks/gpu.py` on a CPU, with small sizes: every line of its table works, and a wrong result is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPT = ROOT / "benchmarks" / "gpu.py"
+
+
+def dry(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The script at small sizes on the CPU."""
+    command = [sys.executable, str(SCRIPT), "--tiny", "--device", "cpu", *words]
+    given = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
+    return subprocess.run(command, capture_output=True, text=True, env=given)
+
+
+def lines(ran: subprocess.CompletedProcess[str], table: Path) -> dict[str, dict[str, str]]:
+    assert table.exists(), ran.stdout + ran.stderr
+    return {line["name"]: line for line in json.loads(table.read_text())["lines"]}
+
+
+@pytest.fixture
+def benchmarks(monkeypatch):
+    """The modules of the script."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import gpu_checks
+    import gpu_rates
+
+    return gpu_checks, gpu_rates
+
+
+FEW = ("ring kernel", "law of experts", "fp8", "checkpoint", "8B blocks, fp8", "bare loop", "grouped rate")
+
+
+@pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.nightly)])
+def test_every_line_works_on_a_cpu(benchmarks, tmp_path, few):
+    checks, rates = benchmarks
+    names = FEW if few else [*checks.CHECKS, *rates.RATES]
+    ran = dry("--json", str(tmp_path / "table"), "--only", *names)
+    found = lines(ran, tmp_path / "table")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    left = {name for name, line in found.items() if line["verdict"] == "left out"}
+    assert left <= {"captured streams", "staging rate"}, "what only a GPU has"
+    assert set(names) == set(found)
+    for name in set(found) - left:
+        assert found[name]["verdict"] == ("ok" if name in checks.CHECKS else ""), ran.stdout + ran.stderr
+
+
+def test_a_wrong_result_is_told(benchmarks, monkeypatch, capsys):
+    import gpu
+
+    checks, _ = benchmarks
+    monkeypatch.setattr(
+        checks.blocks, "CPU", checks.blocks.CPU._replace(forward=lambda *a: checks.blocks.MATH.forward(*a[:5], 0.5))
+    )
+    assert gpu.main(["--tiny", "--device", "cpu", "--only", "ring kernel"]) == 1
+    said = capsys.readouterr().out
+    assert "WRONG    ring kernel" in said
+    assert "apart" in said
+
+
+def test_it_needs_nothing_of_the_repository_installed(tmp_path):
+    """As on a machine that has torch and a clone."""
+    packages = Path(__import__("torch").__file__).parent.parent
+    bare = tmp_path / "site"
+    bare.mkdir()
+    for entry in packages.iterdir():
+        if not entry.name.startswith(("gangline", "_gangline", "__editable__")) and entry.suffix != ".pth":
+            (bare / entry.name).symlink_to(entry)
+    command = [sys.executable, "-S", str(SCRIPT), "--tiny", "--device", "cpu", "--only", "ring kernel", "law of tp"]
+    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(bare)})
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "2 checks hold" in ran.stdout
