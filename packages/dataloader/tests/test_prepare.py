@@ -86,7 +86,7 @@ def test_killed_and_called_again_it_gives_the_bytes_of_an_undisturbed_call(texts
     out = tmp_path / "killed"
     undisturbed = make_store(texts)
     for where, wait in (
-        ("gangline_dataloader.prepare.task.cleaned", WORK),
+        ("gangline_dataloader.prepare.encode.passed", WORK),
         ("gangline_dataloader.store.write.ShardWriter.write", f"{WORK}/task-000000.json"),
     ):
         process = subprocess.Popen(
@@ -97,6 +97,7 @@ def test_killed_and_called_again_it_gives_the_bytes_of_an_undisturbed_call(texts
         while not (out / wait).exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.1)
+        assert process.poll() is None, "it was to be killed at work"
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         assert not (out / "manifest.json").exists()

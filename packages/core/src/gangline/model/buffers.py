@@ -50,8 +50,8 @@ def listeners(module: nn.Module, path: str, plan: Plan) -> Iterator[tuple[str, S
     One whose buffers are all frozen is not: it would move what the plan says stays as it is.
     """
     for inner, one in module.named_modules(prefix=path):
+        state = [f"{inner}.{name}" if inner else name for name, _ in one.named_buffers()]
         if isinstance(one, StepListener):
-            state = [f"{inner}.{name}" if inner else name for name, _ in one.named_buffers()]
             if not state or not all(plan.is_frozen(name) for name in state):
                 yield inner, one
 

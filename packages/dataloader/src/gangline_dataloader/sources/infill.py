@@ -52,6 +52,7 @@ class Infill:
 
     def _rearranged(self, text: np.ndarray, first: int, second: int, share: float) -> np.ndarray:
         prefix, middle, suffix = text[:first], text[first:second], text[second:]
+        parts: tuple[list[int] | np.ndarray, ...]
         if share < self.spm_rate:
             parts = ([self.prefix, self.suffix], suffix, [self.middle], prefix, middle)
         else:

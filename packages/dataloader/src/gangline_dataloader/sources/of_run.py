@@ -40,8 +40,9 @@ def source_of(run_dir: str | Path) -> tuple[Run, WindowSource]:
             f"{run_dir} has data={name}, and this command knows data=tokens and data=mix.",
             "Only they number the documents that a sample is made of.",
         )
-    noted = directory.read_provenance().get("data")
-    then = noted.get("fingerprint") if isinstance(noted, dict) else None
+    found = directory.read_provenance().get("data")
+    noted = found if isinstance(found, dict) else {}
+    then = noted.get("fingerprint")
     if then and not source.continues(then, noted.get("cursor", 0), noted.get("state", {})):
         raise UserError(
             f"the data of {run_dir} is not what it was when the run read it.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,11 @@ def _stream(file: Path, asked: str | None) -> tuple[list[_Part], Any]:
         batches = list(reader)
     column = chosen(str(file), reader.schema.names, asked)
     found = [batch.column(column) for batch in batches]
-    return [_Part(len(_values(one)), len(one), lambda one=one: one) for one in found], reader.schema.field(column).type
+    return [_Part(len(_values(one)), len(one), partial(_same, one)) for one in found], reader.schema.field(column).type
+
+
+def _same(values: Any) -> Any:
+    return values
 
 
 def _parquet(file: Path, asked: str | None) -> tuple[list[_Part], Any]:
@@ -146,7 +151,7 @@ def _parquet(file: Path, asked: str | None) -> tuple[list[_Part], Any]:
         tokens = values.num_values
         if values.statistics is None or values.statistics.null_count != 0:
             tokens = len(_values(read(group)))  # empty and absent rows may count as values in Parquet
-        parts.append(_Part(tokens, about.num_rows, lambda group=group: read(group)))
+        parts.append(_Part(tokens, about.num_rows, partial(read, group)))
     return parts, kind
 
 
