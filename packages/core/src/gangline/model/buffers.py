@@ -51,9 +51,8 @@ def listeners(module: nn.Module, path: str, plan: Plan) -> Iterator[tuple[str, S
     """
     for inner, one in module.named_modules(prefix=path):
         state = [f"{inner}.{name}" if inner else name for name, _ in one.named_buffers()]
-        if isinstance(one, StepListener):
-            if not state or not all(plan.is_frozen(name) for name in state):
-                yield inner, one
+        if isinstance(one, StepListener) and (not state or not all(plan.is_frozen(name) for name in state)):
+            yield inner, one
 
 
 def put(model: nn.Module, buffer: Buffer, tensor: Tensor) -> None:
