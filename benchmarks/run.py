@@ -10,6 +10,9 @@ HERE = Path(__file__).parent
 SCRIPTS = (
     "commands",
     "overhead",
+    "documents",
+    "windows",
+    "peers",
     "startup",
     "data",
     "data_tokens",

@@ -163,7 +163,7 @@ def varlen(
     v_BKTC: Tensor,
     found: DocumentSpans,
     call: AttentionCall,
-    kernel: Callable[..., Tensor] | None = None,
+    kernel: Callable[..., Any] | None = None,
 ) -> Tensor:
     """By torch's varlen attention, rows one after another. Not yet run on a GPU; the checks run another `kernel`."""
     B, T = q_BHTC.shape[0], q_BHTC.shape[2]
