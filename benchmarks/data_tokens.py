@@ -28,6 +28,7 @@ from gangline_dataloader.config import TokensConfig
 from gangline_dataloader.dali.config import DaliConfig
 from gangline_dataloader.sources.build import tokens
 from gangline_dataloader.store.manifest import Manifest, Shards, Tokenizer
+from gangline_dataloader.store.npy import HEADER
 from gangline_dataloader.store.write import ShardWriter
 
 SIZES = ((2048, 16), (4096, 32))  # T, B
@@ -46,8 +47,9 @@ def corpus(folder: Path, count: int) -> None:
     Manifest("<u2", 50_000, Tokenizer("bytes", "bytes"), shards).write(folder)
 
 
-def get_batch(data: np.ndarray, T: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As nanoGPT's train.py has it."""
+def get_batch(file: Path, T: int, B: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """As nanoGPT's train.py has it, which maps the file anew for each batch."""
+    data = np.memmap(file, np.uint16, "r", HEADER)
     ix = torch.randint(len(data) - T, (B,))
     x = torch.stack([torch.from_numpy(data[i : i + T].astype(np.int64)) for i in ix.tolist()])
     y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + T].astype(np.int64)) for i in ix.tolist()])
@@ -56,14 +58,15 @@ def get_batch(data: np.ndarray, T: int, B: int) -> tuple[torch.Tensor, torch.Ten
 
 def ways(folder: Path, T: int, B: int) -> dict[str, Callable[[], object]]:
     """What makes one step's batch, by name."""
-    data = np.load(folder / "shard-00000.npy", mmap_mode="r")
+    file = folder / "shard-00000.npy"
+    data = np.load(file, mmap_mode="r")
     rng, view = np.random.default_rng(1), np.lib.stride_tricks.sliding_window_view(data, T + 1)
     out, rows = np.empty((B, T + 1), np.uint16), len(data) // T - 1
 
     def gather() -> None:
         out[:] = view[rng.integers(0, rows, B) * T]
 
-    found: dict[str, Callable[[], object]] = {"gather": gather, "nanoGPT": lambda: get_batch(data, T, B)}
+    found: dict[str, Callable[[], object]] = {"gather": gather, "nanoGPT": lambda: get_batch(file, T, B)}
     place = ReadPlace(0, 1, B, B, torch.device("cpu"))
     for name, config in configs(folder):
         source = tokens(config, run_of(config, T, B), "train")
@@ -146,7 +149,7 @@ def first_batches(folder: Path, T: int, B: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=1000, help="of a round: many times what is read ahead")
     parser.add_argument("--tokens", type=int, default=1 << 27, help="of the store")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -27,12 +27,12 @@ class ImageDecoder:
             encoded, corner, size, mirrored = (
                 fn.external_source(name=name) for name in ("encoded", "corner", "size", "mirrored")
             )
-            images = fn.decoders.image_slice(
+            cut = fn.decoders.image_slice(
                 encoded, corner, size, device="cpu", output_type=rgb, axis_names="WH", use_fast_idct=False
             )
-            images = fn.resize(images, size=[side, side])
+            resized = fn.resize(cut, size=[side, side])
             pixels = fn.crop_mirror_normalize(
-                images, dtype=to_float, output_layout="CHW", mean=[HALF] * 3, std=[HALF] * 3, mirror=mirrored
+                resized, dtype=to_float, output_layout="CHW", mean=[HALF] * 3, std=[HALF] * 3, mirror=mirrored
             )
             self._pipeline.set_outputs(pixels)
         self._pipeline.build()
