@@ -16,9 +16,8 @@ from gangline.shard import Layout, Registry
 from gangline_ckpt_zarr.commands.bad_chunks import BadChunks, FileScanner, merged
 from gangline_ckpt_zarr.format.checksum import TRAILER
 from gangline_ckpt_zarr.format.chunks import ChunkRun
-from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.format.nodes import NAME
-from gangline_ckpt_zarr.format.packed import PackedFiles
+from gangline_ckpt_zarr.format.packed import PackedFiles, PackedMeta
 from gangline_ckpt_zarr.load import scan
 from gangline_ckpt_zarr.load.scan import Window, windows
 from gangline_ckpt_zarr.stores.open import open_store
@@ -142,7 +141,7 @@ def test_a_remote_store_is_read_as_well(capsys):
 def test_windows_of_any_length_find_the_same(registry: Registry, length: int, data) -> None:
     """A chunk may begin, end and have its checksum in three of them."""
     files = PackedFiles(registry)
-    meta = Meta({}, registry, files, "0badcafe")
+    meta = PackedMeta({}, registry, files, "0badcafe")
     for rank, content in staged(registry).items():
         file = files.of_rank(rank)
         chunks = [(run, number) for run in file.runs for number in range(run.count)]

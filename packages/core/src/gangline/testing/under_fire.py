@@ -71,7 +71,7 @@ def _kill(whom: str) -> None:
         os.kill(pid, signal.SIGKILL)
     if whom != "children":
         os.kill(os.getpid(), signal.SIGKILL)
-    deadline = time.monotonic() + 0.5  # time to notice: who asks a process in the moment of its death asks in vain
+    deadline = time.monotonic() + 3  # time to notice: who asks a process in the moment of its death asks in vain
     while any(Path(f"/proc/{pid}").exists() for pid in killed) and time.monotonic() < deadline:
         time.sleep(0.005)
     time.sleep(0.02)
