@@ -168,6 +168,24 @@ def test_conversations_are_not_rearranged_to_be_filled_in(chats, tokenizer):
     assert "not rearranged" in problem.what
 
 
+def test_a_mixture_with_conversations_is_not_rearranged_wherever_they_stand(chats, tokenizer, make_store):
+    """Their mask says what is learnt of each token where it lay: it is refused by name, before a process starts."""
+    (chats.parent / "code").mkdir()
+    (chats.parent / "code" / "a.txt").write_text("def count(dogs): return len(dogs) " * 99)
+    talks = prepared(chats, "--tokenizer", str(tokenizer), "--validation", "0")
+    code = make_store(chats.parent / "code", tokenizer=str(tokenizer), end_of_text="<|endoftext|>")
+    marks = "data.fim_tokens=[<|endoftext|>,<|im_start|>,<|im_end|>]"
+    for names in (("chat", "code"), ("web", "code")):
+        sources = (f"data.sources.{name}={path}" for name, path in zip(names, (talks, code), strict=True))
+        sizes = ("model.vocab_size=330", "batch.sequence_length=64", "data=mix", "data.fim_rate=0.5", marks)
+        run = small_run(*sizes, *sources)
+        (problem,) = problems(run)
+        assert "not rearranged" in problem.what
+        assert str(talks) in problem.why
+        with pytest.raises(UserError, match="not rearranged"):
+            build.mix(run.data, run, "train")
+
+
 def test_a_mark_of_what_is_learnt_that_changed_is_found(chats, tokenizer, capsys):
     folder = prepared(chats, "--tokenizer", str(tokenizer))
     path = folder / "shard-00000.loss.npy"

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from gangline.config.check import problems
+from gangline.config.resume import continued
+from gangline.config.serial import to_dict
 from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
@@ -167,6 +169,15 @@ def test_ranges_are_large_and_cover_the_file(server, tmp_path):
     remote.fetch("large.npy", len(content), tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == content
     assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize("data", ["tokens", "mix", "dali"])
+def test_where_shards_are_kept_and_waited_for_may_change_when_a_run_goes_on(data):
+    here = {"cache": "/scratch", "cache_bytes": 7, "deadline": 5.0} | ({"prefetch": 3} if data == "dali" else {})
+    words = [f"data.{name}={value}" for name, value in here.items()]
+    run, changed = continued("out", to_dict(small_run(f"data={data}")), words)
+    assert {name: getattr(run.data, name) for name in here} == here
+    assert {f"data.{name}" for name in here} == set(changed)
 
 
 def test_a_url_without_a_store_is_refused(server, tmp_path):

@@ -20,6 +20,8 @@ CACHE = ("cache", "cache_bytes", "deadline")
 class SequenceConfig(DataConfig):
     """What every way of reading token stores has in common: how tokens become sequences."""
 
+    layout_options: ClassVar[tuple[str, ...]] = CACHE
+
     documents: bool = False  # each document stands alone: no attention across documents, positions start anew
     packing: Literal["concatenate", "best_fit"] = "concatenate"  # best_fit: whole documents, by the store's plan
     fim_rate: Share = 0.0  # of the documents in a sequence are rearranged to be filled in

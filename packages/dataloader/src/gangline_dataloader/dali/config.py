@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from gangline import Part, Problem
 from gangline.config import PositiveInt
-from gangline_dataloader.config import TokensConfig
+from gangline_dataloader.config import CACHE, TokensConfig
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -26,6 +26,8 @@ class DaliConfig(TokensConfig):
     On a GPU tokens travel as they are stored, on a stream of DALI's own, ahead of need. On a CPU it costs a little more
     than data=tokens (the README has numbers) and is there so that a pipeline can be tested anywhere.
     """
+
+    layout_options: ClassVar[tuple[str, ...]] = ("prefetch", *CACHE)
 
     prefetch: PositiveInt = 2  # steps that DALI holds ready
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gangline import UserError
-from gangline.data import ByteCodec, TextCodec, TokenizerCodec
 from gangline_dataloader.order.mixture import Ingredient
 from gangline_dataloader.order.single import SingleOrder, TextOrder
 from gangline_dataloader.sources.changing import GrowingSource, MixedSource
-from gangline_dataloader.sources.infill import Infill, marks_of
+from gangline_dataloader.sources.codec import codec
+from gangline_dataloader.sources.infill import infill_of
 from gangline_dataloader.sources.mixture import mixture
 from gangline_dataloader.sources.packed import PackedSource
 from gangline_dataloader.sources.split import SplitRows, split_rows, within
 from gangline_dataloader.sources.windows import MakeReader, SampleOrder, WindowSource
-from gangline_dataloader.store.stored import StoreTokens
-from gangline_dataloader.store.tokens import Tokens
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -53,7 +50,7 @@ def tokens(config: TokensConfig, run: Run, split: Split, reader: MakeReader | No
         samples=rows.count,
         reach=span or 0,
         make_reader=reader,
-        infill=infill(config, rows.store, run.seed, split),
+        infill=infill_of(config, [rows.store], run.seed, split),
     )
 
 
@@ -69,7 +66,7 @@ def mix(config: MixConfig, run: Run, split: Split) -> WindowSource:
         identity=("mix", run.seed, split, config.shuffle_span, *deciding(config, parts)),
         samples=order.samples,
         reach=len(parts) * ((config.shuffle_span or 0) // run.batch.sequence_length),
-        infill=infill(config, parts[0].store, run.seed, split),
+        infill=infill_of(config, [one.store for one in parts], run.seed, split),
     )
 
 
@@ -78,28 +75,3 @@ def deciding(config: SequenceConfig, parts: Sequence[SplitRows]) -> list[object]
     plans: list[object] = [one.plan.plan.identity() for one in parts if one.plan is not None]
     asked = ("infill", config.fim_rate, config.fim_spm_rate, tuple(config.fim_tokens))
     return [*plans, asked] if config.fim_rate else plans
-
-
-def infill(config: SequenceConfig, store: Tokens, seed: int, split: Split) -> Infill | None:
-    """Of training alone: what is held out is read as it is."""
-    if not config.fim_rate or split != "train":
-        return None
-    if store.masked:
-        raise UserError("data.fim_rate: conversations are not rearranged.", "", "data.fim_rate=0")
-    known = codec(store)
-    ids = [
-        known.tokenizer.token_to_id(name) if isinstance(known, TokenizerCodec) else None for name in config.fim_tokens
-    ]
-    called = store.name if isinstance(store, StoreTokens) else "files of others"
-    marks = marks_of(config.fim_tokens, f"the tokenizer of {called}", ids)
-    return Infill(config.fim_rate, config.fim_spm_rate, marks, store.end_of_text, seed, split)
-
-
-def codec(store: Tokens) -> TextCodec | None:
-    """The vocabulary of a store, to show what was read as text; None where nobody knows it."""
-    if not isinstance(store, StoreTokens):
-        return None
-    about = store.manifest.tokenizer
-    if about.file is None:
-        return ByteCodec(chr(about.end_of_text or 0))
-    return TokenizerCodec(str(store.folder / about.file), None, "replace")

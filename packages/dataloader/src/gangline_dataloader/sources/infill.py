@@ -10,10 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gangline import UserError
+from gangline.data import TokenizerCodec
+from gangline_dataloader.sources.codec import codec
+from gangline_dataloader.store.stored import StoreTokens
+from gangline_dataloader.store.tokens import Tokens
+
+if TYPE_CHECKING:
+    from gangline.data import Split
+    from gangline_dataloader.config import SequenceConfig
 
 LEAST = 8  # tokens of a document that is worth cutting
 MARKS = 3
@@ -72,3 +81,31 @@ def marks_of(names: Sequence[str], store: str, ids: Sequence[int | None]) -> lis
             "gangline data prepare --tokenizer FILE with a tokenizer that has them, or data.fim_rate=0",
         )
     return found
+
+
+def infill_of(config: SequenceConfig, stores: Sequence[Tokens], seed: int, split: Split) -> Infill | None:
+    """What `config` asks for, of stores that share a tokenizer; of training alone: what is held out is read as it is.
+
+    Raises UserError where the tokenizer has no marks, or a store says which tokens are to be learnt: that is of their
+    places, and they would be moved.
+    """
+    if not config.fim_rate or split != "train":
+        return None
+    for store in stores:
+        if store.masked:
+            raise UserError(
+                "data.fim_rate: conversations are not rearranged.",
+                f"{_called(store)} says of each token whether it is to be learnt.",
+                "data.fim_rate=0",
+            )
+    one = stores[0]
+    known = codec(one)
+    ids = [
+        known.tokenizer.token_to_id(name) if isinstance(known, TokenizerCodec) else None for name in config.fim_tokens
+    ]
+    marks = marks_of(config.fim_tokens, f"the tokenizer of {_called(one)}", ids)
+    return Infill(config.fim_rate, config.fim_spm_rate, marks, one.end_of_text, seed, split)
+
+
+def _called(store: Tokens) -> str:
+    return store.name if isinstance(store, StoreTokens) else "files of others"

@@ -15,6 +15,7 @@ from gangline import Problem, UserError
 from gangline.config import near
 from gangline.data import vocabulary_problems
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, RowPlace, WeightStage, shares
+from gangline_dataloader.sources.infill import infill_of
 from gangline_dataloader.sources.split import SplitRows, split_rows, within
 from gangline_dataloader.store.manifest import Manifest
 from gangline_dataloader.store.stored import StoreTokens
@@ -183,6 +184,7 @@ def problems(config: MixConfig, run: Run) -> list[Problem]:
     for split in [*(["train"] if training else []), *(["validation"] if run.validate.every else [])]:
         try:
             parts, order = mixture(config, run, split)  # type: ignore[arg-type]
+            infill_of(config, [one.store for one in parts], run.seed, split)  # type: ignore[arg-type]
         except UserError as error:
             return [error.problem()]
         wanted = run.steps * run.batch.global_size
