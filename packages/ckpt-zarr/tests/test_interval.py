@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from runs import Runs
+from stepping import REGISTRY, Job
 
 from gangline import attempts
 from gangline.attempts import Attempt
 from gangline.config.check import check
 from gangline.config.compose import compose_one
 from gangline.errors import UserError
+from gangline.testing import checkpointer_ranks as kit
 from gangline_ckpt_zarr.save import interval
 from gangline_ckpt_zarr.save.interval import FIRST_COST, PRIOR_SECONDS, Interval, best_interval, observed_mtbf, slowdown
 
@@ -132,8 +135,8 @@ def test_failures_are_counted_from_the_runs_own_starts(tmp_path: Path) -> None:
     assert observed_mtbf(tmp_path) == PRIOR_SECONDS
     began = datetime(2026, 1, 1, tzinfo=UTC)
     for hours in (0, 10, 20, 29):
-        time = (began + timedelta(hours=hours)).isoformat(timespec="seconds")
-        attempts.append(tmp_path, Attempt(1, None, why="resume", time=time))
+        when = (began + timedelta(hours=hours)).isoformat(timespec="seconds")
+        attempts.append(tmp_path, Attempt(1, None, why="resume", time=when))
     now = began + timedelta(hours=36)
     assert observed_mtbf(tmp_path, now) == pytest.approx((24 + 36) * 3600 / 4)
 
@@ -158,6 +161,26 @@ def test_a_wrong_option_is_one_message(word: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
         check(run)
     assert said in str(caught.value)
+
+
+def test_saves_to_memory_alone_do_not_put_off_those_to_the_disk(tmp_path: Path) -> None:
+    """Before a save is measured 415 seconds lie between two, then some thirty."""
+    job = Job(tmp_path, "checkpoint.every=auto", "checkpoint.mtbf_hours=24", "checkpoint.memory_every=2")
+    checkpointer, asked = job.start(), []
+    try:
+        for step in range(1, 241):
+            request = checkpointer.due(step, 2.0, "auto")
+            if request is not None:
+                asked += request.tiers
+                handle = checkpointer.save(
+                    request, kit.shards_of(REGISTRY, step), REGISTRY, kit.document(step, 1, step)
+                )
+                while not handle.poll():
+                    time.sleep(0.001)
+    finally:
+        job.end()
+    assert asked.count("memory") >= 115
+    assert asked.count("disk") >= 1
 
 
 @pytest.fixture

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
+from gangline.data.base import DataSource
+from gangline.errors import UserError
 from gangline.health import Action, Verdict
 from gangline.mesh import Mesh
 from gangline.testing import rank
 from gangline.testing.pool import pool
-from gangline.train.agree import Gathered, agree
+from gangline.train.agree import Gathered, agree, same_data
 
 CPU = torch.device("cpu")
 
@@ -33,3 +36,34 @@ def test_a_signal_a_verdict_and_a_wish_for_a_checkpoint_of_one_rank_are_those_of
 def test_where_no_rank_has_anything_to_say_nothing_is_heard() -> None:
     for agreed in pool(3).run(told, -1):
         assert (agreed.signal, agreed.verdicts, agreed.due) == ("", [], False)
+
+
+class Opened(DataSource):
+    """What a rank opened of a corpus that is being extended."""
+
+    def __init__(self, shards: int) -> None:
+        self.shards = shards
+
+    def sample(self, i: int) -> dict[str, np.ndarray]:
+        raise NotImplementedError
+
+    def length(self) -> int:
+        return self.shards
+
+    def fingerprint(self) -> str:
+        return f"{self.shards} shards"
+
+
+def opened(late: int | None) -> str:
+    world = rank.comms(Mesh.of({"dp_replicate": rank.world})).world
+    try:
+        same_data(world, CPU, {"train": Opened(4 if rank.index == late else 3), "validation": Opened(1)})
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_opened_different_data_are_told_so_on_every_rank() -> None:
+    assert pool(3).run(opened, None) == ["", "", ""]
+    for message in pool(3).run(opened, 2):
+        assert "the same train data: rank 2 opened 4 shards, rank 0 3 shards" in message

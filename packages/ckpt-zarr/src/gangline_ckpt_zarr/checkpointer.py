@@ -113,7 +113,7 @@ class ZarrCheckpointer(Checkpointer):
         delivery.start(failed)
         last = request.last or request.step == self._steps
         self._handle = ZarrHandle(delivery, last, time.perf_counter() - start)
-        if self._interval is not None:
+        if self._interval is not None and self.disk in task.wanted:  # a copy in memory outlives no machine
             self._interval.saved(self._handle.blocked_seconds)
         return self._handle
 

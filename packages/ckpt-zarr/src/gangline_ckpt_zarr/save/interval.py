@@ -81,6 +81,7 @@ class Interval:
         """A save has begun and blocked the step for so long."""
         if self._open:  # the copy of the one before is still under way: it cost what is known by now
             self._count()
+        self._busy.clear()  # what stood beside saves that this does not time
         self._blocked, self._since, self._open = blocked, 0.0, True
 
     def _count(self) -> None:

@@ -230,7 +230,7 @@ class LaunchConfig(PartConfig):
     """`build(config, run) -> gangline.launch.Launcher`: a run directory in, processes out."""
 
     processes: PositiveInt | None = None  # null: all GPUs; without a GPU what the strategy asks for
-    timeout_seconds: PositiveFloat = 600.0  # a transfer between ranks that takes longer ends the run
+    timeout_seconds: PositiveFloat = 1800.0  # a transfer between ranks that takes longer ends the run
 
     def seconds_to_stop(self) -> float | None:
         """How long its ranks have from a request to stop until they are killed; None: as long as they take."""

@@ -10,6 +10,8 @@ import torch
 
 from gangline.comm.base import Comm
 from gangline.comm.objects import gather_json
+from gangline.data.base import DataSource
+from gangline.errors import UserError
 from gangline.health import Verdict
 
 _SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
@@ -58,6 +60,22 @@ def gather_verdicts(world: Comm, device: torch.device, verdicts: list[Verdict]) 
     mine = torch.tensor([[float(len(verdicts)), time.time()]], dtype=torch.float64, device=device)
     rows = world.all_gather(mine).tolist()
     return _told(world, device, verdicts) if any(row[0] for row in rows) else [], rows[0][1]
+
+
+def same_data(world: Comm, device: torch.device, sources: dict[str, DataSource]) -> None:
+    """Raises UserError where ranks opened different data under one name, as while a corpus is being extended."""
+    if world.size == 1:
+        return
+    everyone = gather_json(world, device, {name: source.fingerprint() for name, source in sources.items()})
+    for name in sources:
+        odd = [rank for rank, one in enumerate(everyone) if one[name] != everyone[0][name]]
+        if odd:
+            raise UserError(
+                f"the ranks do not read the same {name} data: rank {odd[0]} opened {everyone[odd[0]][name]}, "
+                f"rank 0 {everyone[0][name]}.",
+                "It changed while they started, or their machines have different copies.",
+                "Start again when it is whole everywhere.",
+            )
 
 
 def _told(world: Comm, device: torch.device, verdicts: list[Verdict]) -> list[Verdict]:

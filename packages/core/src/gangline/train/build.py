@@ -24,6 +24,7 @@ from gangline.plan import Plan
 from gangline.precision.base import Precision
 from gangline.rundir import RunDirectory
 from gangline.runtime import Runtime
+from gangline.train.agree import same_data
 from gangline.train.batches import Batches
 from gangline.train.callbacks import attach
 from gangline.train.finish import finisher
@@ -97,10 +98,19 @@ def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: t
         with events.phase("build"):
             session = assemble(run, directory, mesh, comms, device)
             session.events = events
+            same_data(comms.world, device, sources_of(session))
             attach(session)
         with events.phase("restore"):
             restore(session)
     return session
+
+
+def sources_of(session: Session) -> dict[str, DataSource]:
+    """What the run reads: train, validation, and the sets that it validates on, by name."""
+    held_out = {name: batches.source for name, batches in session.validation_sets.items()}
+    if session.validation is not None:
+        held_out["validation"] = session.validation.source
+    return {"train": session.source, **held_out}
 
 
 def assemble(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: torch.device) -> Session:
