@@ -17,7 +17,7 @@ from gangline.model.calls import AttentionCall
 from gangline.model.scores import visible
 from gangline.testing import rank
 from gangline.testing.pool import pool
-from gangline_parallel_megatron_style.context import blocks, ring as ring_module
+from gangline_parallel_megatron_style.context import blocks, ring as ring_module, visibility as visibility_module
 from gangline_parallel_megatron_style.context.blocks import CPU, MATH
 from gangline_parallel_megatron_style.context.cut import cut_tokens
 from gangline_parallel_megatron_style.context.ring import RingAttention
@@ -245,7 +245,7 @@ def test_ulysses_is_two_transfers_each_way():
             assert backward == ({"all_to_all": 2}, {"all_to_all": packed + out})
 
 
-def blocks_computed(documents) -> tuple[int, int]:
+def blocks_computed(documents, window=None) -> tuple[int, int]:
     """How many blocks this rank computes, of which one is its own, and how many with a mask."""
     seen = []
 
@@ -253,25 +253,28 @@ def blocks_computed(documents) -> tuple[int, int]:
         seen.append(masked)
         return CPU
 
-    ring_module.kernel_for = noting
     case = Case("ring", documents=documents)
-    tensors, document, _ = inputs(case)
+    tensors, document, position = inputs(case)
     comm = cp()
     q, k, v, _ = (x[:, :, : T // comm.size].contiguous() for x in tensors)
-    with torch.no_grad():
-        RingAttention(comm)(q, k, v, cut_tokens(document, comm.index, comm.size, "zigzag"), None)
-    ring_module.kernel_for = lambda q, masked: CPU
+    own = (cut_tokens(x, comm.index, comm.size, "zigzag") for x in (document, position))
+    before = ring_module.kernel_for, visibility_module.kernel_for
+    ring_module.kernel_for = visibility_module.kernel_for = noting
+    try:
+        with torch.no_grad():
+            RingAttention(comm, AttentionCall(window=window))(q, k, v, *own)
+    finally:
+        ring_module.kernel_for, visibility_module.kernel_for = before
     return len(seen), sum(seen)
 
 
 def test_blocks_that_nobody_sees_are_skipped_and_masks_made_where_needed():
     """Of eight chunks, documents change after the fourth: fronts see fronts alone, backs see backs."""
     assert pool(4).run(blocks_computed, ((0,), (0,))) == [(4, 0)] * 4
-    for computed, masked in pool(4).run(blocks_computed, ((0, 8), (0, 8))):
-        assert computed == 4  # each other rank has a front and a back, and the two documents meet there
-        assert masked >= 1
-    lonely = pool(4).run(blocks_computed, ((0, 2, 4, 6, 8, 10, 12, 14),) * 2)
-    assert lonely == [(1, 1)] * 4
+    # each other rank has a front and a back, and the two documents meet there: computed one by one, without a mask
+    assert pool(4).run(blocks_computed, ((0, 8), (0, 8))) == [(4, 0)] * 4
+    assert pool(4).run(blocks_computed, ((0, 2, 4, 6, 8, 10, 12, 14),) * 2) == [(1, 0)] * 4
+    assert all(masked for _, masked in pool(4).run(blocks_computed, ((0, 8), (0, 8)), 3))  # a window is a mask
 
 
 # --- one block --------------------------------------------------------------------------------------------------------
