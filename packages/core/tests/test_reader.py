@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from gangline.data import DataSource, ReadPlace
+from gangline.data import DataSource, ReadPlace, read_ahead
 from gangline.data.read_ahead import ReadAhead
 from gangline.mesh import Mesh
 from gangline.testing import rank
@@ -71,6 +71,31 @@ def test_an_error_arrives_where_its_result_would_have_and_stays():
             ahead.take()
     assert "make" in [entry.name for entry in raised.traceback]
     ahead.close()
+
+
+def test_an_error_while_threads_prepare_arrives_too():
+    def prepare():
+        raise OSError("no such device")
+
+    ahead = ReadAhead(lambda n, slot: n, slots=3, threads=2, prepare=prepare)
+    never = threading.Timer(5, ahead.close)
+    never.start()
+    for _ in range(2):
+        with pytest.raises(OSError, match="no such device"):
+            ahead.take()
+    never.cancel()
+    ahead.close()
+
+
+def test_close_is_patient_once_for_all_threads(monkeypatch):
+    monkeypatch.setattr(read_ahead, "PATIENCE", 0.2)
+    going = threading.Event()
+    ahead = ReadAhead(lambda n, slot: going.wait(10), slots=8, threads=8)
+    before = time.monotonic()
+    ahead.close()
+    waited = time.monotonic() - before
+    going.set()
+    assert 0.15 < waited < 0.8, "8 threads that hang would take 1.6 s in turn"
 
 
 def test_close_ends_threads_and_whoever_waits():
@@ -137,6 +162,36 @@ def test_a_jump_is_read_from_its_new_place():
     assert seen == [0, 1, 2, 3, 30, 31, 32, 33, 2, 3]
     batches.close()
     assert not ours()
+
+
+class Hanging(Slow):
+    """Samples below 100 come when they are told to."""
+
+    def __init__(self):
+        super().__init__(0.0)
+        self.going = threading.Event()
+
+    def sample(self, i):
+        self.asked.append(i)
+        if i < 100:
+            self.going.wait(10)
+        return {"tokens": np.arange(i, i + 5, dtype=np.uint16), "pixels": np.full(2, i)}
+
+
+def test_what_was_read_before_a_jump_is_not_written_into_what_is_read_after_it(monkeypatch):
+    """A thread that waits for its storage for longer than `begin` waits for the thread."""
+    monkeypatch.setattr(read_ahead, "PATIENCE", 0.01)
+    source = Hanging()
+    reader = source.reader(ReadPlace(0, 1, 2, 2, CPU))
+    reader.begin(0, 0)
+    late = ours()
+    reader.begin(100, 0)
+    (batch,) = reader.take()
+    source.going.set()
+    for thread in late:
+        thread.join(5)
+    assert batch.sample.tolist() == batch.tokens[:, 0].tolist() == batch.extra["pixels"][:, 0].tolist() == [100, 101]
+    reader.close()
 
 
 def test_an_error_in_a_sample_reaches_the_step_that_needs_it():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from gangline.data import ReadPlace
+from gangline.data import ReadPlace, read_ahead
 from gangline.data.expand import expand
 from gangline.data.sample_reader import KeptMemory, SampleReader, stacked
 from gangline.errors import UserError
@@ -134,3 +137,53 @@ def test_where_documents_end_is_found_without_a_copy_of_all_ends(monkeypatch):
     needles = [v for a, v in searched if a is ends]
     assert needles
     assert all(np.asarray(v).dtype == ends.dtype for v in needles)
+
+
+def test_what_was_read_before_a_jump_is_not_written_into_what_is_read_after_it(monkeypatch):
+    """A thread that waits for its shard for longer than `begin` waits for the thread."""
+    monkeypatch.setattr(read_ahead, "PATIENCE", 0.01)
+    source, going, late = single([2000]), threading.Event(), []
+    fill = source.fill
+
+    def fill_when_told(numbers, out=None):
+        if numbers[0] < 100:
+            late.append(threading.current_thread())
+            going.wait(10)
+        return fill(numbers, out)
+
+    source.fill = fill_when_told
+    reader = source.reader(ReadPlace(0, 1, 4, 4, CPU))
+    reader.begin(0, 0)
+    while not late:
+        time.sleep(0.001)
+    reader.begin(100, 0)
+    batches = reader.take()
+    going.set()
+    late[0].join(5)
+    assert_same(batches, [samples(source, range(100, 104))])
+    reader.close()
+
+
+def test_what_a_thread_still_looks_up_of_the_order_before_is_not_kept():
+    """A return to a checkpoint from before a corpus grew, while samples are read ahead."""
+    source, asked, going = single([2000]), threading.Event(), threading.Event()
+    before = source.order
+
+    class Slow:
+        end = None
+
+        def __call__(self, numbers):
+            asked.set()
+            going.wait(10)
+            return before(numbers)
+
+    source.order = Slow()
+    reading = threading.Thread(target=source.sample, args=(0,))
+    reading.start()
+    asked.wait(10)
+    after = SingleOrder(Ingredient("0", source.stores[0].rows(T)), 8, "train")
+    source.change_order(after)
+    going.set()
+    reading.join(10)
+    wanted = after(np.arange(8)).row
+    assert [source.row_of(i)[1] for i in range(8)] == wanted.tolist() != before(np.arange(8)).row.tolist()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Generic, NoReturn, TypeVar
 
 T = TypeVar("T")
 PATIENCE = 5.0  # seconds that a close waits for a thread which is in the middle of something
@@ -14,9 +16,10 @@ class ReadAhead(Generic[T]):
     """`make(n, slot)` for n = 0, 1, 2, ..., called in threads and taken in order.
 
     A slot (0 to slots - 1) names memory to use anew: what was made in it is no longer looked at. What `take` gave last
-    keeps its slot until the next `take`, so up to slots - 1 results are made ahead.
+    keeps its slot until the next `take`, so up to slots - 1 results are made ahead. Nobody else may use that memory: a
+    thread that hangs in `make` writes there even after `close`.
 
-    prepare  called first in each thread
+    prepare  called first in each thread; what it raises arrives as if `make` had raised it
     """
 
     def __init__(
@@ -52,18 +55,23 @@ class ReadAhead(Generic[T]):
             return found
 
     def close(self) -> None:
-        """End the threads; one that hangs in `make` is left to die with the process."""
+        """End the threads; those that hang in `make` for longer than `PATIENCE` are left to die with the process."""
         with self._changed:
             self._closed = True
             self._made.clear()
             self._changed.notify_all()
+        until = time.monotonic() + PATIENCE
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(PATIENCE)
+                thread.join(max(0.0, until - time.monotonic()))
 
     def _work(self) -> None:
-        if self._prepare is not None:
-            self._prepare()
+        make = self._make
+        try:
+            if self._prepare is not None:
+                self._prepare()
+        except BaseException as error:
+            make = partial(_raise, error)
         while True:
             with self._changed:
                 while not self._closed and self._begun >= self._released + self._slots:
@@ -74,7 +82,7 @@ class ReadAhead(Generic[T]):
                 self._begun += 1
             made: T | BaseException
             try:
-                made = self._make(n, n % self._slots)
+                made = make(n, n % self._slots)
             except BaseException as error:
                 made = error
             with self._changed:
@@ -84,3 +92,7 @@ class ReadAhead(Generic[T]):
                 self._changed.notify_all()
                 if isinstance(made, BaseException):
                     return
+
+
+def _raise(error: BaseException, n: int, slot: int) -> NoReturn:
+    raise error

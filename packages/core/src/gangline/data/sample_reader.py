@@ -44,7 +44,7 @@ class SampleReader(BatchReader):
 
     def __init__(self, source: DataSource, place: ReadPlace) -> None:
         self.source, self.place = source, place
-        self._memory = KeptMemory(place.device)
+        self._memory = KeptMemory(place.device)  # of held-out batches
         self._ahead: ReadAhead[list[StoredBatch]] | None = None
         self._closed = False
 
@@ -54,7 +54,8 @@ class SampleReader(BatchReader):
             raise RuntimeError("this reader is closed")
         if self._ahead is not None:
             self._ahead.close()
-        make = partial(self._read, cursor)
+        # A thread that was too slow to end with `close` goes on writing into its own.
+        make = partial(self._read, cursor, KeptMemory(self.place.device))
         self._ahead = ReadAhead(make, AHEAD + 1, self.source.threads, partial(use_device, self.place.device))
 
     def take(self) -> list[StoredBatch]:
@@ -68,7 +69,7 @@ class SampleReader(BatchReader):
         if self._closed:
             raise RuntimeError("this reader is closed")
         for numbers, counted in self.place.held_out(count, self.source.length()):
-            yield self._stored(numbers, "held out", counted)
+            yield self._stored(numbers, self._memory, "held out", counted)
 
     def close(self) -> None:
         self._closed = True
@@ -76,13 +77,15 @@ class SampleReader(BatchReader):
             self._ahead.close()
         self._ahead = None
 
-    def _read(self, cursor: int, n: int, slot: int) -> list[StoredBatch]:
+    def _read(self, cursor: int, memory: KeptMemory, n: int, slot: int) -> list[StoredBatch]:
         first, size = self.place.first(cursor + n * self.place.global_size), self.place.micro_size
         starts = range(first, first + self.place.share, size)
-        return [self._stored(range(start, start + size), (slot, start - first)) for start in starts]
+        return [self._stored(range(start, start + size), memory, (slot, start - first)) for start in starts]
 
-    def _stored(self, numbers: Sequence[int], slot: Hashable, counted: int | None = None) -> StoredBatch:
-        found = stacked([self.source.sample(i) for i in numbers], numbers, self._memory, slot)
+    def _stored(
+        self, numbers: Sequence[int], memory: KeptMemory, slot: Hashable, counted: int | None = None
+    ) -> StoredBatch:
+        found = stacked([self.source.sample(i) for i in numbers], numbers, memory, slot)
         found.counted = None if counted is None or counted >= len(numbers) else counted
         return found
 

@@ -32,7 +32,7 @@ class WindowReader(BatchReader):
         self.source, self.place = source, place
         most = max(1, CHUNK // (place.share * source.sequence_length))
         self.steps = 1 << most.bit_length() - 1  # in a chunk, a power of two
-        self._memory = KeptMemory(place.device)
+        self._memory = KeptMemory(place.device)  # of held-out batches
         self._ahead: ReadAhead[Iterator[list[StoredBatch]]] | None = None
         self._chunk: Iterator[list[StoredBatch]] = iter(())
         self._closed = False
@@ -43,7 +43,8 @@ class WindowReader(BatchReader):
         if self._ahead is not None:
             self._ahead.close()
         self._chunk = iter(())
-        make = partial(self._gather, cursor)
+        # A thread that was too slow to end with `close` goes on writing into its own.
+        make = partial(self._gather, cursor, KeptMemory(self.place.device))
         self._ahead = ReadAhead(make, SLOTS, prepare=partial(use_device, self.place.device))
 
     def take(self) -> list[StoredBatch]:
@@ -59,7 +60,7 @@ class WindowReader(BatchReader):
         if self._closed:
             raise RuntimeError("this reader is closed")
         for numbers, counted in self.place.held_out(count, self.source.length()):
-            (stored,) = self._batches(np.array(numbers), -1)
+            (stored,) = self._batches(np.array(numbers), self._memory, -1)
             yield replace(stored, counted=counted if counted < len(numbers) else None)
 
     def close(self) -> None:
@@ -69,7 +70,7 @@ class WindowReader(BatchReader):
             self._ahead.close()
         self._ahead = None
 
-    def _gather(self, cursor: int, chunk: int, slot: int) -> Iterator[list[StoredBatch]]:
+    def _gather(self, cursor: int, memory: KeptMemory, chunk: int, slot: int) -> Iterator[list[StoredBatch]]:
         """The steps of a chunk. Where the data ends among them those before are given, and the next one raises."""
         grown = self.steps.bit_length() - 1  # chunks of one step, two, four, ...: the first `take` waits for no more
         first = (1 << chunk) - 1 if chunk <= grown else (1 << grown) - 1 + (chunk - grown) * self.steps
@@ -80,14 +81,14 @@ class WindowReader(BatchReader):
             if not len(steps):
                 raise self.source.used_up(cursor + first * size)
         numbers = self.place.first(cursor) + (steps[:, None] * size + np.arange(self.place.share)).reshape(-1)
-        batches, each = self._batches(numbers, slot), self.place.microbatches
+        batches, each = self._batches(numbers, memory, slot), self.place.microbatches
         return iter([batches[at : at + each] for at in range(0, len(batches), each)])
 
-    def _batches(self, numbers: np.ndarray, slot: int) -> list[StoredBatch]:
+    def _batches(self, numbers: np.ndarray, memory: KeptMemory, slot: int) -> list[StoredBatch]:
         """Samples (N,) in microbatches, in the memory of that slot."""
         T, B, N = self.source.sequence_length, self.place.micro_size, len(numbers)
         count = N // B
-        tokens, rows = self._memory(slot, (N, T + 1), self.source.dtype)
+        tokens, rows = memory(slot, (N, T + 1), self.source.dtype)
         found = self.source.fill(numbers, rows)
         samples = torch.from_numpy(numbers).view(count, B).unbind()
         batches = [StoredBatch(*each) for each in zip(tokens.view(count, B, T + 1).unbind(), samples, strict=True)]

@@ -240,7 +240,8 @@ class WindowSource(DataSource):
     def change_order(self, order: SampleOrder) -> None:
         """Give the samples of another order from now on."""
         self.order = order
-        self._ahead.cache_clear()
+        # Another cache, behind the other order: a reader's thread may yet finish a block of the order before.
+        self._ahead = lru_cache(maxsize=4)(self._rows)
 
     def describe(self) -> str:
         tokens = sum(store.total for store in self.stores)
