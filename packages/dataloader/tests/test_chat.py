@@ -186,6 +186,13 @@ def test_a_mixture_with_conversations_is_not_rearranged_wherever_they_stand(chat
             build.mix(run.data, run, "train")
 
 
+def test_conversations_are_not_exported_without_what_is_to_be_learnt(chats, tokenizer, tmp_path):
+    folder = prepared(chats, "--tokenizer", str(tokenizer), "--validation", "0")
+    with pytest.raises(UserError, match="holds conversations"):
+        commands.main(["export", str(folder), "--out", str(tmp_path / "out")])
+    assert not list(tmp_path.glob("*out*"))
+
+
 def test_a_mark_of_what_is_learnt_that_changed_is_found(chats, tokenizer, capsys):
     folder = prepared(chats, "--tokenizer", str(tokenizer))
     path = folder / "shard-00000.loss.npy"

@@ -194,6 +194,25 @@ def test_a_column_that_holds_no_tokens_is_refused(tmp_path):
         opened(path, 200, "mine")
 
 
+@pytest.mark.parametrize("suffix", [".arrow", ".parquet"])
+@pytest.mark.parametrize("dtype", ["uint16", "int32"])
+def test_a_null_inside_a_row_is_no_token(suffix, dtype, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as parquet
+
+    rows = pa.array([[5, 6, 7], None, [], [8, None, 9]], pa.list_(getattr(pa, dtype)()))
+    for name, some in (("whole", rows[:3]), ("null", rows)):
+        table, path = pa.table({"input_ids": some}), tmp_path / f"{name}{suffix}"
+        if suffix == ".parquet":
+            parquet.write_table(table, path)
+        else:
+            with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+                writer.write_table(table)
+    assert opened(tmp_path / f"whole{suffix}", 100).shard(0).tolist() == [5, 6, 7]
+    with pytest.raises(UserError, match=f"null{suffix}: 1 token.* null"):
+        opened(tmp_path / f"null{suffix}", 100).shard(0)
+
+
 def test_an_exported_store_is_the_same_tokens_and_documents(texts, make_store, tmp_path):
     folder = make_store(texts, clean=(), shard_tokens=4000)
     assert commands.main(["export", str(folder), "--out", str(tmp_path / "out.bin")]) == 0

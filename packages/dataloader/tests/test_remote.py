@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import xxhash
 
 from gangline.config.check import problems
 from gangline.config.resume import continued
@@ -169,6 +172,79 @@ def test_ranges_are_large_and_cover_the_file(server, tmp_path):
     remote.fetch("large.npy", len(content), tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == content
     assert len(server.asked) == 3
+
+
+def test_a_request_that_is_late_writes_into_no_other_file(server, tmp_path, monkeypatch):
+    """Its file is given up, and the number of its descriptor is another's by then."""
+    (tmp_path / "a.npy").write_bytes(b"x" * 1000)
+    real, late, given_up, done = os.pwrite, threading.Event(), threading.Event(), threading.Event()
+
+    def pwrite(descriptor: int, content: bytes, at: int) -> int:
+        late.set()
+        given_up.wait(10)
+        try:
+            return real(descriptor, content, at)
+        finally:
+            done.set()
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(UserError, match="cannot be fetched"):
+        Remote(f"http://127.0.0.1:{server.server_port}", 1.0).fetch("a.npy", 1000, tmp_path / "copy")
+    assert late.is_set()
+    others = [(tmp_path / f"other-{n}").open("wb") for n in range(20)]
+    given_up.set()
+    assert done.wait(10)
+    assert [os.fstat(one.fileno()).st_size for one in others] == [0] * 20
+    for one in others:
+        one.close()
+
+
+def test_a_shard_that_makes_room_at_once_is_still_read(server, store, tmp_path, monkeypatch):
+    """Other ranks may let it go as soon as it is there: whoever asked for it has it open."""
+    asked = (*SIZES, f"data.cache={tmp_path / 'cache'}")
+    run, local = (small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
+    mine, reference = (build.tokens(one.data, one, "train") for one in (run, local))
+    real = FileCache.open
+
+    def opened(self, *words):
+        found = real(self, *words)
+        for path in self.folder.glob("[!.]*"):
+            path.unlink()
+        return found
+
+    monkeypatch.setattr(FileCache, "open", opened)
+    for i in range(40):
+        assert np.array_equal(mine.sample(i)["tokens"], reference.sample(i)["tokens"])
+
+
+def test_what_arrives_damaged_takes_its_place_in_the_cache_once(tmp_path):
+    cache = FileCache(tmp_path / "cache", 1000)
+    whole = {name: bytes([ord(name)]) * 500 for name in "ab"}
+    sums = {name: xxhash.xxh3_128(content).hexdigest() for name, content in whole.items()}
+    tries = iter([b"?" * 500, whole["b"]])
+    with cache.open("a.npy", 500, sums["a"], lambda path: path.write_bytes(whole["a"])):
+        pass
+    with cache.open("b.npy", 500, sums["b"], lambda path: path.write_bytes(next(tries))) as file:
+        assert file.read() == whole["b"]
+    assert cache.held() == 1000
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_what_may_not_be_read_is_not_asked_for_again(server, store, tmp_path, status):
+    """S3 answers so for names that are not there, where nobody may list them."""
+    server.trouble = lambda path: None if (server.root / path.lstrip("/")).is_file() else status
+    asked = (*SIZES, f"data.cache={tmp_path / 'cache'}")
+    shutil.rmtree(store / "validation")
+    run, local = (small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
+    begun = time.monotonic()
+    assert problems(run) == []
+    assert build.tokens(run.data, run, "train").fingerprint() == build.tokens(local.data, local, "train").fingerprint()
+    (problem,) = problems(small_run(*asked, f"data.path={url(server, store)}/none"))
+    assert "manifest.json may not be read" in problem.what
+    server.trouble = lambda path: status if path.endswith(".npy") else None
+    with pytest.raises(UserError, match=r"npy may not be read"):
+        build.tokens(run.data, run, "train").sample(0)
+    assert time.monotonic() - begun < 20
 
 
 @pytest.mark.parametrize("data", ["tokens", "mix", "dali"])

@@ -21,6 +21,12 @@ def run(argv: Sequence[str]) -> int:
     asked = words.parse_args(list(argv))
     store, out = LocalTokens(asked.store), Path(asked.out).expanduser()
     out = out.with_suffix("") if out.suffix in (".bin", ".idx") else out
+    if store.masked:
+        raise UserError(
+            f"{asked.store} holds conversations, and Megatron-LM's format says of no token whether it is to be learnt.",
+            "All of them would be: what users say, too.",
+            f"train data=tokens data.path={asked.store}, which learns what the assistant says",
+        )
     for suffix in (".bin", ".idx"):
         if out.with_name(out.name + suffix).exists():
             raise UserError(f"{out}{suffix} is there already.", "Name another --out, or delete it.")

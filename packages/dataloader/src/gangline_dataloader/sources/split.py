@@ -61,7 +61,7 @@ def split_rows(
         assert cache is not None, "options of a source name a cache"
         plans = (plan_of(sequence_length),) if best_fit else ()
         there = f"{folder.rstrip('/')}/{VALIDATION}"
-        apart = Remote(there, cache.deadline).small(FILE) is not None
+        apart = Remote(there, cache.deadline).small(FILE, optional=True) is not None
         store = RemoteTokens(there if apart and split == "validation" else folder, cache.files(), cache.deadline, plans)
     elif vocab_size is not None and is_foreign(root):
         store = opened(root, vocab_size, column)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
+from gangline_dataloader.store.npy import mapped
 from gangline_dataloader.store.stored import StoreTokens
 
 
@@ -13,5 +16,5 @@ class LocalTokens(StoreTokens):
     def __init__(self, folder: str | Path) -> None:
         super().__init__(Path(folder).expanduser(), str(folder))
 
-    def locate(self, name: str, nbytes: int, xxh3: str) -> Path:
-        return self.folder / name
+    def file(self, name: str, dtype: str, length: int, xxh3: str) -> np.ndarray:
+        return mapped(self.folder / name, dtype, length)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 import xxhash
@@ -26,6 +26,14 @@ def header(dtype: str, length: int) -> bytes:
     return _MAGIC + (len(body)).to_bytes(2, "little") + body
 
 
+N = TypeVar("N", int, np.ndarray)
+
+
+def nbytes_of(dtype: str | np.dtype, length: N) -> N:
+    """Bytes of the file of a vector, or of several."""
+    return HEADER + length * np.dtype(dtype).itemsize
+
+
 def checksum(path: Path, piece: int = 1 << 24) -> str:
     """XXH3-128 of a file, read piece by piece."""
     digest = xxhash.xxh3_128()
@@ -36,15 +44,24 @@ def checksum(path: Path, piece: int = 1 << 24) -> str:
 
 
 def mapped(path: Path, dtype: str, length: int) -> np.ndarray:
-    """The vector (length,) in a file, mapped into memory, read-only.
+    """The vector (length,) in a file, mapped into memory, read-only. Raises UserError as `mapped_file`."""
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read.", error.strerror or str(error), verify(path)) from error
+    with file:
+        return mapped_file(file, dtype, length)
+
+
+def mapped_file(file: BinaryIO, dtype: str, length: int) -> np.ndarray:
+    """The vector (length,) in an open file, mapped into memory, read-only: it stays when the name goes.
 
     The file is held against what the manifest says of it: raises UserError where it is missing, torn, longer, or of
     another dtype or length.
     """
-    wanted = HEADER + length * np.dtype(dtype).itemsize
+    path, wanted = Path(file.name), nbytes_of(dtype, length)
     try:
-        with path.open("rb") as file:
-            size, start = os.fstat(file.fileno()).st_size, file.read(HEADER)
+        size, start = os.fstat(file.fileno()).st_size, file.read(HEADER)
     except OSError as error:
         raise UserError(f"{path} cannot be read.", error.strerror or str(error), verify(path)) from error
     if size != wanted:
@@ -53,7 +70,7 @@ def mapped(path: Path, dtype: str, length: int) -> np.ndarray:
         )
     if start != header(dtype, length):
         raise UserError(f"{path} is not the array of {length} {dtype} that the manifest says.", "", verify(path))
-    return np.memmap(path, np.dtype(dtype), "r", HEADER, (length,))
+    return np.memmap(file, np.dtype(dtype), "r", HEADER, (length,))
 
 
 def verify(path: Path) -> str:

@@ -9,7 +9,6 @@ import numpy as np
 
 from gangline_dataloader.store import manifest as manifests
 from gangline_dataloader.store.manifest import Manifest, ends_of, file_of, loss_of
-from gangline_dataloader.store.npy import HEADER, mapped
 from gangline_dataloader.store.tokens import Sharded
 
 
@@ -37,12 +36,11 @@ class StoreTokens(Sharded, ABC):
         self.masked = bool(self.manifest.shards.loss_xxh3)
 
     @abstractmethod
-    def locate(self, name: str, nbytes: int, xxh3: str) -> Path:
-        """Where a file of the store lies, which has so many bytes and that checksum."""
-
     def file(self, name: str, dtype: str, length: int, xxh3: str) -> np.ndarray:
-        """A vector (length,) of the store, mapped. Raises UserError where it is not as the manifest says."""
-        return mapped(self.locate(name, HEADER + length * np.dtype(dtype).itemsize, xxh3), dtype, length)
+        """A vector (length,) of the store, mapped, of a file with that checksum.
+
+        Raises UserError where it is not as the manifest says.
+        """
 
     def open(self, shard: int) -> np.ndarray:
         entry = self.manifest.shards[shard]

@@ -52,7 +52,7 @@ class ArrowTokens(ForeignTokens):
 
     def open(self, shard: int) -> np.ndarray:
         part = self._parts[shard]
-        found = _values(part.column())
+        found = _values(self.name, part.column())
         if len(found) != part.tokens:
             raise UserError(f"{self.name}: part {shard} has {len(found)} tokens, and its header says {part.tokens}.")
         return found
@@ -124,7 +124,9 @@ def _stream(file: Path, asked: str | None) -> tuple[list[_Part], Any]:
         batches = list(reader)
     column = chosen(str(file), reader.schema.names, asked)
     found = [batch.column(column) for batch in batches]
-    return [_Part(len(_values(one)), len(one), partial(_same, one)) for one in found], reader.schema.field(column).type
+    return [_Part(len(_values(str(file), one)), len(one), partial(_same, one)) for one in found], reader.schema.field(
+        column
+    ).type
 
 
 def _same(values: Any) -> Any:
@@ -150,7 +152,7 @@ def _parquet(file: Path, asked: str | None) -> tuple[list[_Part], Any]:
         values = about.column(leaf)
         tokens = values.num_values
         if values.statistics is None or values.statistics.null_count != 0:
-            tokens = len(_values(read(group)))  # empty and absent rows may count as values in Parquet
+            tokens = len(_values(str(file), read(group)))  # empty and absent rows may count as values in Parquet
         parts.append(_Part(tokens, about.num_rows, partial(read, group)))
     return parts, kind
 
@@ -169,9 +171,16 @@ def _dtype(file: Path, kind: Any) -> np.dtype:
     )
 
 
-def _values(column: Any) -> np.ndarray:
-    """All tokens of a column, without a copy."""
-    return column.flatten().to_numpy(zero_copy_only=False)
+def _values(name: str, column: Any) -> np.ndarray:
+    """All tokens of a column, without a copy. Raises UserError where one is null: there is no such token."""
+    values = column.flatten()
+    if values.null_count:
+        raise UserError(
+            f"{name}: {values.null_count} tokens are null.",
+            "A null inside of a row is no token; an absent row has none, and may be.",
+            "Write the rows again without them.",
+        )
+    return values.to_numpy(zero_copy_only=False)
 
 
 def _ends(column: Any) -> np.ndarray:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from gangline import UserError
 from gangline_dataloader.store.npy import checksum
@@ -28,32 +29,35 @@ class FileCache:
         self.folder, self.limit = folder, limit
         folder.mkdir(parents=True, exist_ok=True)
 
-    def get(self, name: str, size: int, xxh3: str, fetch: Callable[[Path], None]) -> Path:
-        """A file with that checksum, fetched where it is not there. One process fetches it, the others wait.
+    def open(self, name: str, size: int, xxh3: str, fetch: Callable[[Path], None]) -> BinaryIO:
+        """A file with that checksum, open to be read, fetched where it is not there.
 
+        One process fetches it, the others wait. Whoever has it open keeps it when it makes room for another.
         Raises UserError where it does not fit, or arrives damaged again and again.
         """
         path = self.folder / f"{xxh3}-{Path(name).name}"
-        if self._used(path):
-            return path
+        if (file := _used(path)) is not None:
+            return file
         if size > self.limit:
             raise UserError(
                 f"data.cache_bytes={self.limit} is too small for {name}.", f"It has {size} bytes.", f"{size} or more"
             )
         with _locked(self.folder / f".{path.name}.lock"):
-            if self._used(path):
-                return path
+            if (file := _used(path)) is not None:
+                return file
             waiting = path.with_name(f".{path.name}.{os.getpid()}")
             try:
                 for _ in range(TRIES):
                     with _locked(self.folder / ".lock"):
+                        waiting.unlink(missing_ok=True)  # what arrived damaged is no file that others are fetching
                         self._make_room(size)
-                        with waiting.open("wb") as file:
-                            os.ftruncate(file.fileno(), size)  # so that others see what it will take
+                        with waiting.open("wb") as empty:
+                            os.ftruncate(empty.fileno(), size)  # so that others see what it will take
                     fetch(waiting)
                     if checksum(waiting) == xxh3:
-                        waiting.replace(path)
-                        return path
+                        with _locked(self.folder / ".lock"):
+                            waiting.replace(path)
+                            return path.open("rb")
             finally:
                 waiting.unlink(missing_ok=True)
         raise UserError(
@@ -63,13 +67,6 @@ class FileCache:
     def held(self) -> int:
         """Bytes of whole files."""
         return sum(size for _, size, _ in self._files())
-
-    def _used(self, path: Path) -> bool:
-        try:
-            os.utime(path)
-        except FileNotFoundError:
-            return False
-        return True
 
     def _files(self) -> list[tuple[float, int, Path]]:
         found = []
@@ -99,6 +96,16 @@ class FileCache:
                 return
             path.unlink(missing_ok=True)
             held -= one
+
+
+def _used(path: Path) -> BinaryIO | None:
+    """The file, open and now the one that was used last; None where there is none."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return None
+    os.utime(file.fileno())
+    return file
 
 
 @contextmanager

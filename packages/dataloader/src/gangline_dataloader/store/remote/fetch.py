@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from gangline import UserError
 
@@ -43,12 +43,23 @@ class Remote:
         except (ImportError, ValueError) as error:
             raise UserError(f"{url} cannot be read.", str(error)) from error
 
-    def small(self, name: str) -> bytes | None:
-        """A whole file that is read at once; None where there is none."""
+    def small(self, name: str, optional: bool = False) -> bytes | None:
+        """A whole file that is read at once; None where there is none.
+
+        optional  one that may not be read counts as none: where nobody may list names, S3 answers so (403) for what
+                  is not there
+        """
         until = time.monotonic() + self.deadline
         try:
             return bytes(self._again(name, lambda: self.files.cat_file(f"{self.root}/{name}"), until))
         except FileNotFoundError:
+            return None
+        except Exception as error:
+            if not _denied(error):
+                raise
+            if not optional:
+                raise self._gave_up(name, error) from error
+            log.warning("%s/%s: %s: taken as not there", self.url, name, error)
             return None
 
     def fetch(self, name: str, size: int, path: Path) -> None:
@@ -56,10 +67,9 @@ class Remote:
         until = time.monotonic() + self.deadline
         left = list(range(0, size, RANGE))[::-1]
         failed: list[BaseException] = []
-        with path.open("wb") as file:
-            os.ftruncate(file.fileno(), size)
 
-            def work() -> None:
+        def work(file: BinaryIO) -> None:
+            with file:
                 while not failed:
                     with self._counting:
                         if not left:
@@ -72,15 +82,19 @@ class Remote:
                     except BaseException as error:
                         failed.append(error)
 
-            threads = [threading.Thread(target=work, daemon=True) for _ in range(min(AT_ONCE, len(left)))]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(max(0.0, until - time.monotonic()))
-            if not failed and any(thread.is_alive() for thread in threads):
-                failed.append(TimeoutError("a request has no answer"))
-            if failed:
-                raise self._gave_up(name, failed[0])
+        with path.open("wb") as file:
+            os.ftruncate(file.fileno(), size)
+            # Each thread has a descriptor of its own: one that is late may not write to a number that is another's now.
+            own = [os.fdopen(os.dup(file.fileno()), "wb") for _ in range(min(AT_ONCE, len(left)))]
+        threads = [threading.Thread(target=work, args=(one,), daemon=True) for one in own]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
+        if not failed and any(thread.is_alive() for thread in threads):
+            failed.append(TimeoutError("a request has no answer"))
+        if failed:
+            raise self._gave_up(name, failed[0])
 
     def _part(self, name: str, start: int, stop: int) -> bytes:
         content = self.files.cat_file(f"{self.root}/{name}", start=start, end=stop)
@@ -89,7 +103,7 @@ class Remote:
         return bytes(content)
 
     def _again(self, name: str, ask: Callable[[], Any], until: float) -> Any:
-        """What `ask` gives, asked again while it fails and there is time; a file that is not there is not asked for."""
+        """What `ask` gives, asked again while it fails and there is time, but where it is not there or not ours."""
         tries = 0
         while True:
             try:
@@ -97,6 +111,8 @@ class Remote:
             except FileNotFoundError:
                 raise
             except Exception as error:  # each file system raises its own
+                if _denied(error):
+                    raise
                 pause = PAUSES[min(tries, len(PAUSES) - 1)]
                 if time.monotonic() + pause > until:
                     raise self._gave_up(name, error) from error
@@ -109,6 +125,12 @@ class Remote:
     def _gave_up(self, name: str, error: BaseException) -> UserError:
         if isinstance(error, UserError):
             return error
+        if _denied(error):
+            return UserError(
+                f"{self.url}/{name} may not be read.",
+                f"{type(error).__name__}: {error}; some stores answer so for what is not there, too.",
+                "Give the credentials that the file system of this URL asks for.",
+            )
         return UserError(
             f"{self.url}/{name} cannot be fetched.",
             f"{type(error).__name__}: {error}; {self.retries} requests were made again in data.deadline="
@@ -116,3 +138,8 @@ class Remote:
             if not isinstance(error, FileNotFoundError)
             else "There is no such file.",
         )
+
+
+def _denied(error: BaseException) -> bool:
+    """Whether it says that we may not: asked again it says the same."""
+    return isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403)

@@ -7,12 +7,13 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import BinaryIO
 
 import numpy as np
 
 from gangline import UserError
 from gangline_dataloader.store.manifest import FILE, ends_of, file_of
-from gangline_dataloader.store.npy import HEADER
+from gangline_dataloader.store.npy import mapped_file, nbytes_of
 from gangline_dataloader.store.remote.cache import FileCache
 from gangline_dataloader.store.remote.fetch import Remote
 from gangline_dataloader.store.stored import StoreTokens
@@ -43,23 +44,39 @@ class RemoteTokens(StoreTokens):
         self.remote, self.cache = Remote(url, deadline), cache
         folder = cache.folder / f".{blake2b(self.remote.url.encode(), digest_size=8).hexdigest()}"
         folder.mkdir(exist_ok=True)
-        for name in (FILE, "tokenizer.json", *files):
-            content = self.remote.small(name)
-            if content is not None:
-                _replace(folder / name, content)
-            else:
-                (folder / name).unlink(missing_ok=True)
-        if not (folder / FILE).exists():
+        if not self._copied(folder, FILE):
             raise UserError(
                 f"{url} holds no token store: it has no {FILE}.",
                 "A manifest is written last, so what an interrupted `prepare` left has none either.",
             )
         super().__init__(folder, url, keep=OPEN)
+        own = self.manifest.tokenizer.file
+        for name in (*([] if own is None else [own]), *files):
+            self._copied(folder, name)
         self._wanted: SimpleQueue[int] = SimpleQueue()
         self._worker: threading.Thread | None = None
 
-    def locate(self, name: str, nbytes: int, xxh3: str) -> Path:
-        return self.cache.get(name, nbytes, xxh3, lambda path: self.remote.fetch(name, nbytes, path))
+    def _copied(self, folder: Path, name: str) -> bool:
+        """Whether there is such a file, now in `folder`, too."""
+        content = self.remote.small(name)
+        if content is None:
+            (folder / name).unlink(missing_ok=True)
+            return False
+        _replace(folder / name, content)
+        return True
+
+    def file(self, name: str, dtype: str, length: int, xxh3: str) -> np.ndarray:
+        with self._cached(name, nbytes_of(dtype, length), xxh3) as file:
+            return mapped_file(file, dtype, length)
+
+    def nbytes(self) -> np.ndarray:
+        """(number of shards,) int64: bytes of the files of each that are fetched, without those of a plan."""
+        shards, tokens = self.manifest.shards, np.array(self.manifest.shards.tokens, np.int64)
+        found = nbytes_of(self.dtype, tokens) + nbytes_of("<u4", np.array(shards.documents, np.int64))
+        return found + nbytes_of("|u1", tokens) if self.masked else found
+
+    def _cached(self, name: str, nbytes: int, xxh3: str) -> BinaryIO:
+        return self.cache.open(name, nbytes, xxh3, lambda path: self.remote.fetch(name, nbytes, path))
 
     def announce(self, starts: np.ndarray) -> None:
         """Their shards are fetched ahead of need, by a thread."""
@@ -80,10 +97,10 @@ class RemoteTokens(StoreTokens):
             if shard in recent:
                 continue
             recent = [*recent[-OPEN:], shard]
-            entry, itemsize = self.manifest.shards[shard], self.dtype.itemsize
+            entry = self.manifest.shards[shard]
             try:
-                self.locate(file_of(shard), HEADER + entry.tokens * itemsize, entry.xxh3)
-                self.locate(ends_of(shard), HEADER + 4 * entry.documents, entry.ends_xxh3)
+                self._cached(file_of(shard), nbytes_of(self.dtype, entry.tokens), entry.xxh3).close()
+                self._cached(ends_of(shard), nbytes_of("<u4", entry.documents), entry.ends_xxh3).close()
             except (UserError, OSError):
                 recent.remove(shard)
 
