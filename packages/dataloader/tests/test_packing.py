@@ -164,6 +164,9 @@ def test_what_cannot_be_packed_is_refused(store, tmp_path):
     assert "data.order=text" in problem.what
     with pytest.raises(UserError, match="--pack 0"):
         commands.main(["prepare", "--out", str(store), "--pack", "0"])
+    with pytest.raises(UserError, match="holds no token store"):  # and no other store is made instead
+        commands.main(["prepare", "--out", str(tmp_path / "slip"), "--pack", "48"])
+    assert not (tmp_path / "slip").exists()
 
 
 def test_a_mixture_packs_each_of_its_stores(store, texts, make_store):

@@ -159,6 +159,19 @@ def test_an_out_that_holds_something_else_is_left_alone(texts, make_store, tmp_p
     assert contents(store) == before
 
 
+def test_a_store_inside_the_folder_of_its_texts_is_no_input_of_itself(texts, capsys):
+    command = ["prepare", str(texts), "--out", str(texts / "deep" / "store"), "--workers", "1"]
+    assert commands.main(command) == 0
+    before, said = contents(texts / "deep" / "store"), capsys.readouterr().out
+    assert commands.main(command) == 0
+    assert contents(texts / "deep" / "store") == before
+    assert capsys.readouterr().out == said
+    (texts / "deep" / "store" / "manifest.json").unlink()  # as a kill just before the end leaves it
+    (texts / "deep" / "store" / WORK).mkdir()
+    assert commands.main(command) == 0
+    assert contents(texts / "deep" / "store") == before
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -84,7 +84,8 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(f"--workers {asked.workers}: expected 1 or more.")
     if wrong := [T for T in asked.pack if not 0 < T < 1 << 24]:
         raise UserError(f"--pack {wrong[0]}: expected the tokens of a sequence.")
-    if asked.pack and not asked.inputs and (Path(asked.out).expanduser() / FILE).exists():
+    if asked.pack and not asked.inputs:
+        read(asked.out)  # a store that is there: a slip in its name would else make one of what no INPUT stands for
         print("\n".join(plan_all(asked.out, asked.pack)))
         return 0
     settings = Settings(
@@ -102,7 +103,7 @@ def run(argv: Sequence[str]) -> int:
         near=asked.near,
         validation=asked.validation,
     )
-    files = listing(asked.inputs)
+    files = listing(asked.inputs, asked.out)
     print(estimate(files, settings, asked.workers, asked.out), flush=True)
     manifest = prepare(asked.inputs, asked.out, settings, asked.workers, _progress, asked.tokenise_with)
     print("\n".join([report(manifest, asked.out), *plan_all(asked.out, asked.pack)]))

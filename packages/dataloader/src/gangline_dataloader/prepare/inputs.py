@@ -29,14 +29,19 @@ class Input:
     compression: str  # the ending of its name that says so; "" for none
 
 
-def listing(words: Sequence[str]) -> list[Input]:
+def listing(words: Sequence[str], out: str | Path | None = None) -> list[Input]:
     """Every file, word by word, in order of name within a word; without words what `train` reads by default.
+
+    out  where the store is made: what lies below it is no input, for a store may be made inside a folder of texts
 
     Raises UserError for what is missing, empty or named twice.
     """
     found = [] if words else _built_in()
+    made = None if out is None else os.path.abspath(os.path.expanduser(out))
     for word in words:
         files = _remote(word) if "://" in word else _local(word)
+        if made and made != os.path.abspath(os.path.expanduser(word)):
+            files = [file for file in files if not file.path.startswith(made + os.sep)]
         if not files:
             raise UserError(
                 f"{word} names no files.", "Hidden files, and what lies in __pycache__ or .git, do not count."

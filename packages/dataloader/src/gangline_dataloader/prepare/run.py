@@ -39,7 +39,7 @@ def prepare(
     Raises UserError where an input cannot be read, nothing is left to train on, or `out` holds something else.
     """
     settings.check()
-    files, folder = listing(words), Path(out).expanduser()
+    files, folder = listing(words, out), Path(out).expanduser()
     identity = settings.identity(files)
     if whole := already(folder, identity):
         return whole

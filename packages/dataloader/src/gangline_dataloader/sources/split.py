@@ -81,11 +81,15 @@ def split_rows(
         kept = count - (max(1, round(count * validation_fraction)) if validation_fraction else 0)
         first, count = (kept, count - kept) if split == "validation" else (0, kept)
     if count < 1:
-        tokens = store.total - first * sequence_length
+        whole = store.rows(sequence_length) if plan is None else plan.count
         raise UserError(
             f"{option}={folder} is too short.",
-            f"Its {split} part has {tokens} tokens; one sequence needs {sequence_length + 1}.",
-            "Give it more text, or a smaller batch.sequence_length.",
+            f"It has {whole} sequences of {sequence_length} tokens, and {split} none of them: "
+            f"nothing was held out when it was made, and data.validation_fraction={validation_fraction}."
+            if whole
+            else f"Its {split} part has {store.total} tokens; one sequence needs {sequence_length + 1}.",
+            "Give it more text, or a smaller batch.sequence_length"
+            + (", or hold out otherwise: data.validation_fraction, and validate.every=null." if whole else "."),
         )
     return SplitRows(name, store, first, count, plan)
 
