@@ -194,6 +194,48 @@ def test_a_column_that_holds_no_tokens_is_refused(tmp_path):
         opened(path, 200, "mine")
 
 
+HUBS = {  # as data sets of the Hub, and what datasets leaves beside them, are called; what is to be given for train
+    "names": (("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"), "train-*.parquet"),
+    "one each": (("train", "validation", "test"), "train.parquet"),
+    "behind": (("wiki-train-0", "wiki-train-1", "wiki-validation-0"), "*train*.parquet"),
+    "cache": (("train-0", "train-1", "cache-5e1f"), "train-*.parquet"),
+    "no split": (("test-0", "data-00", "data-01"), "data-*.parquet"),
+}
+
+
+@pytest.mark.parametrize("kind", HUBS)
+def test_a_folder_of_several_splits_is_refused_with_the_patterns_of_each(kind, tmp_path):
+    names, pattern = HUBS[kind]
+    folder = tmp_path / "hub"
+    for name in names:
+        documents = [[1, 2, 3]] * 30 if "train" in name or "data" in name else [[9, 9, 9]] * 30
+        arrow(folder, ".parquet", documents).rename(folder / f"{name}.parquet")
+    asked = ("model.vocab_size=200", "batch.sequence_length=16", "data=tokens")
+    (problem,) = problems(small_run(*asked, f"data.path={folder}"))
+    assert "several splits" in problem.what
+    given = [line.strip().replace("'", "") for line in problem.why.splitlines() if "data.path=" in line]
+    assert f"data.path={folder}/{pattern}" in given
+    run = small_run(*asked, f"data.path={folder}/{pattern}")
+    assert problems(run) == []
+    (store,) = build.tokens(run.data, run, "train").stores
+    assert store.total == 90 * sum("train" in name or "data" in name for name in names)
+    total = 0
+    for line in given:
+        total += opened(line.removeprefix("data.path="), 200).total
+    assert total == 90 * len(names), "the patterns part the files"
+
+
+def test_folders_of_splits_are_refused_with_their_names(tmp_path):
+    for split in ("test", "train"):
+        arrow(tmp_path / split, ".arrow")
+    asked = ("model.vocab_size=200", "batch.sequence_length=16", "data=tokens")
+    (problem,) = problems(small_run(*asked, f"data.path={tmp_path}"))
+    assert f"data.path={tmp_path / 'train'}" in problem.why
+    assert problems(small_run(*asked, f"data.path={tmp_path / 'train'}")) == []
+    (problem,) = problems(small_run(*asked, f"data.path={tmp_path}/no-*.parquet"))
+    assert "matches no Arrow or Parquet files" in problem.what
+
+
 @pytest.mark.parametrize("suffix", [".arrow", ".parquet"])
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
 def test_a_null_inside_a_row_is_no_token(suffix, dtype, tmp_path):

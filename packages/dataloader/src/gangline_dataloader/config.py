@@ -46,7 +46,7 @@ class TokensConfig(SequenceConfig):
 
     file_options: ClassVar[tuple[str, ...]] = ("path", "cache")
 
-    path: str | None = None  # a store's directory; or Megatron-LM's or nanoGPT's .bin, MDS, Arrow or Parquet of tokens
+    path: str | None = None  # a store's directory; or Megatron-LM's or nanoGPT's .bin, MDS, Arrow or Parquet (or DIR/*)
     column: str | None = None  # with the tokens, of MDS, Arrow or Parquet (MDS bytes: NAME:DTYPE); null: the usual
     shuffle_span: PositiveInt | None = None  # tokens that the shuffle reaches over; null: the whole corpus
     order: Literal["shuffled", "text"] = "shuffled"  # text: as data=text visits the same tokens, to compare the two

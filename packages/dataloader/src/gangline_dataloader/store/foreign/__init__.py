@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gangline_dataloader.store.foreign.splits import ARROW, folders_below, is_pattern
 from gangline_dataloader.store.foreign.vector import ForeignTokens
 from gangline_dataloader.store.manifest import FILE
-
-ARROW = (".arrow", ".parquet")
 
 
 def is_foreign(path: str | Path) -> bool:
@@ -20,8 +19,10 @@ def has_columns(path: str | Path) -> bool:
     """Whether it has columns, one of which holds the tokens."""
     place = Path(path).expanduser()
     if not place.is_dir() or (place / FILE).exists():
-        return place.suffix in ARROW
-    return (place / "index.json").exists() or any(file.suffix in ARROW for file in place.iterdir())
+        return place.suffix in ARROW or ("://" not in str(path) and is_pattern(place))
+    if (place / "index.json").exists() or any(file.suffix in ARROW for file in place.iterdir()):
+        return True
+    return bool(folders_below(place))
 
 
 def opened(path: str | Path, vocab_size: int, column: str | None = None) -> ForeignTokens:

@@ -18,6 +18,7 @@ import numpy as np
 
 from gangline import UserError
 from gangline_dataloader.store.foreign.columns import chosen
+from gangline_dataloader.store.foreign.splits import files_of, is_pattern
 from gangline_dataloader.store.foreign.vector import ForeignTokens, sample
 
 KEPT = 32  # row groups of Parquet that are decoded at once
@@ -63,7 +64,7 @@ class ArrowTokens(ForeignTokens):
 
 
 def opened(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
-    """The tokens of a file, or of a folder as `Dataset.save_to_disk` writes it, or of Parquet files.
+    """The tokens of a file, or of a folder as `Dataset.save_to_disk` writes it, or of files by name.
 
     Raises UserError where they cannot be read, or the column holds no lists of whole numbers.
     """
@@ -94,7 +95,7 @@ def opened(path: Path, vocab_size: int, column: str | None) -> ArrowTokens:
 
 
 def _files(path: Path) -> list[Path]:
-    if path.is_file() or not path.exists():
+    if path.is_file() or not (path.exists() or is_pattern(path)):
         return [path]
     if (path / "state.json").exists():  # Dataset.save_to_disk: which files, in which order
         try:
@@ -103,10 +104,7 @@ def _files(path: Path) -> list[Path]:
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path / 'state.json'} is damaged.", str(error)) from error
         return [path / Path(name).name for name in names]
-    for suffix in (".parquet", ".arrow"):
-        if files := sorted(path.glob(f"*{suffix}")):
-            return files
-    raise UserError(f"{path} holds no Arrow or Parquet files.")
+    return files_of(path)
 
 
 def _stream(file: Path, asked: str | None) -> tuple[list[_Part], Any]:
