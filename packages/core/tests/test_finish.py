@@ -68,7 +68,19 @@ def test_every_second_block_is_recomputed():
     assert calls == [2, 1, 2, 1]
 
 
-def test_selective_recomputes_the_attention_alone():
+class Wrapped(nn.Module):
+    """A function at a seam, as a module there that has something to learn."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.scale = function, nn.Parameter(torch.ones(()))
+
+    def forward(self, q, k, v, document, position):
+        return self.function(q * self.scale, k, v, document, position)
+
+
+@pytest.mark.parametrize("put", [lambda function: function, Wrapped])
+def test_selective_recomputes_the_attention_alone(put):
     run = default_run(model="tiny")
     tree, plan = compose_model(run)
     batch = microbatch([0, 1], 0, 16, 256, "documents")
@@ -80,7 +92,7 @@ def test_selective_recomputes_the_attention_alone():
     for recompute in (Recompute.none, Recompute.selective):
         model = whole_model(tree, plan, seed=0)
         for block in model.blocks:
-            block.attention.attention = counted(block.attention.attention, recompute)
+            block.attention.attention = put(counted(block.attention.attention, recompute))
         for index, block in enumerate(model.blocks):
             finisher(recompute, False, seams=plan.seams)(block, f"blocks.{index}")
         loss = model(batch)

@@ -69,3 +69,14 @@ def seam_function(module: nn.Module, seam: str) -> Callable[..., Any] | None:
     """
     found = getattr(module, seam, None)
     return None if isinstance(found, nn.Module) else found
+
+
+def seam_module(module: nn.Module, seam: str) -> nn.Module | None:
+    """The module that `module` has at the seam of that name, in a function's place; None: it has none.
+
+    A layer that has the seam in it is not what lies there.
+    """
+    found = getattr(module, seam, None)
+    if not isinstance(found, nn.Module) or any(hasattr(inside, seam) for inside in found.modules()):
+        return None
+    return found

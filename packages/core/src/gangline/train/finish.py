@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from gangline import inside
 from gangline.config.sections import Recompute
 from gangline.model import documents
-from gangline.model.contracts import seam_function
+from gangline.model.contracts import seam_function, seam_module
 from gangline.parallel.prepare import Finish
 from gangline.plan import Seam, matches
 
@@ -47,9 +47,14 @@ def finisher(recompute: Recompute, compile: bool, every: int = 1, seams: Sequenc
 
 def _recompute_attention(block: nn.Module, path: str, seams: Sequence[Seam]) -> None:
     for name, module in block.named_modules(prefix=path):
+        if not any(seam.name == "attention" and matches(seam.pattern, name) for seam in seams):
+            continue
         attention = seam_function(module, "attention")
-        if attention is not None and any(seam.name == "attention" and matches(seam.pattern, name) for seam in seams):
+        inner = seam_module(module, "attention")
+        if attention is not None:
             module.attention = _recomputed(attention)
+        elif inner is not None:
+            inner.forward = _recomputed(inner.forward)
 
 
 def _recomputed(forward: Callable) -> Callable:
