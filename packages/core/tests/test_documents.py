@@ -115,6 +115,21 @@ def test_attention_of_spans_is_that_of_the_mask(data):
     assert sum((last - first) * (stop - start) for first, last, start, stop in spans.spans) == B * T
 
 
+def test_heads_may_lie_in_memory_as_they_like():
+    """The kernel reads on from a head's first number: of another layout that would be the numbers of other heads."""
+    document = torch.tensor([[0, 0, 1, 1, 1], [0, 0, 0, 0, 2]])
+    arguments = [x.detach().to(memory_format=torch.channels_last).requires_grad_() for x in heads(2, 4, 2, 5)]
+    assert all(x.stride(-1) > 1 for x in arguments)
+    assert_as_masked(PlainAttention()(*arguments, document, document), arguments, document, AttentionCall())
+
+
+def test_heads_of_width_two_see_documents_apart(random_batch):
+    """Rotary positions leave them in memory as channels_last."""
+    narrow = whole_model(*plan_decoder(replace(CONFIG, head_dim=2)), seed=0, dtype=torch.float64)
+    batch = random_batch(2, 24, 61, documents=3)
+    torch.testing.assert_close(narrow(batch), sum(narrow(part) for part in alone(batch)), rtol=1e-12, atol=0)
+
+
 def test_varlen_is_asked_for_the_same():
     """The kernel of a GPU, played by the CPU: rows one after another, bounds where documents end."""
     document = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 0, 0, 0, 0, 0]])

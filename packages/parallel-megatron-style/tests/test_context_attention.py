@@ -313,6 +313,23 @@ def test_a_block(kernel, mask, kv_heads):
         torch.testing.assert_close(found, leaf.grad, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_block_of_heads_that_lie_in_memory_as_they_like(masked):
+    """The kernel reads on from a head's first number: of another layout that would be the numbers of other heads."""
+    dense = [torch.randn(B, 4, 6, E, dtype=torch.float64) for _ in range(4)]
+    q, k, v, dout = (x.to(memory_format=torch.channels_last) for x in dense)
+    assert q.stride(-1) > 1
+    document = torch.tensor([[0, 0, 1, 1, 1, 2]] * B)
+    seen = visible(AttentionCall(), document, document) if masked else None
+    out, lse = CPU.forward(q, k, v, not masked, seen, None)
+    wanted, wanted_lse = MATH.forward(*dense[:3], not masked, seen, None)
+    torch.testing.assert_close((out, lse), (wanted, wanted_lse), rtol=1e-12, atol=1e-12)
+    found = CPU.backward(dout, q, k, v, torch.empty_like(q).copy_(out), lse, not masked, seen, None)
+    gradients = MATH.backward(dense[3], *dense[:3], wanted, wanted_lse, not masked, seen, None)
+    for mine, theirs in zip(found, gradients, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("first", [0, 3])
 def test_the_cuda_kernel_is_given_a_dense_log_sum_exp(monkeypatch, first):
     """It never looks at the strides of it; of some of the queries it is a slice."""

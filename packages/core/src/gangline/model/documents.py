@@ -130,6 +130,7 @@ class _Within(torch.autograd.Function):
         causal: bool,
         scale: float | None,
     ) -> Tensor:
+        q, k, v = (_with_dense_rows(x) for x in (q, k, v))
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
         for place in spans:
@@ -144,12 +145,21 @@ class _Within(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         gradients = tuple(torch.empty_like(x) for x in (q, k, v))
+        grad = _with_dense_rows(grad)
         for place in ctx.spans:
             given = (_cut(x, place) for x in (grad, q, k, v, out, lse))
             found = _backward(*given, 0.0, ctx.causal, scale=ctx.scale)
             for whole, part in zip(gradients, found, strict=True):
                 _cut(whole, place).copy_(part)
         return (*gradients, None, None, None)
+
+
+def _with_dense_rows(x: Tensor) -> Tensor:
+    """The same, the numbers of a head side by side: flash kernels take that for granted and do not look.
+
+    torch.cat lays out what it joins as channels_last where that fits, as rotary positions of heads of width 2 do.
+    """
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _cut(x: Tensor, place: tuple[int, int, int, int]) -> Tensor:
@@ -168,6 +178,7 @@ def varlen(
     """By torch's varlen attention, rows one after another. Not yet run on a GPU; the checks run another `kernel`."""
     B, T = q_BHTC.shape[0], q_BHTC.shape[2]
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTC, k_BKTC, v_BKTC))
+    q, k, v = (_with_dense_rows(x) for x in (q, k, v))
     bounds = found.bounds.to(q.device, non_blocking=True)
     grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     window = (-1, 0) if call.causal else (-1, -1)

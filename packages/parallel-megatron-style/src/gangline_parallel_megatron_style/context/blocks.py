@@ -52,7 +52,16 @@ def _additive(q: Tensor, visible: Tensor | None) -> Tensor | None:
     return None if visible is None else q.new_zeros(visible.shape).masked_fill_(~visible, -torch.inf)
 
 
+def _dense_rows(*tensors: Tensor) -> list[Tensor]:
+    """The same, the numbers of a head side by side: flash kernels take that for granted, and the CPU's does not look.
+
+    torch.cat lays out what it joins as channels_last where that fits, as rotary positions of heads of width 2 do.
+    """
+    return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
+
+
 def _forward_cpu(q, k, v, causal, visible, scale):
+    q, k, v = _dense_rows(q, k, v)
     out, lse = _cpu_forward(q, k, v, 0.0, causal, attn_mask=_additive(q, visible), scale=scale)
     if visible is not None:  # the kernel says 0
         lse = lse.masked_fill(~visible.any(-1), -torch.inf)
@@ -60,16 +69,19 @@ def _forward_cpu(q, k, v, causal, visible, scale):
 
 
 def _backward_cpu(dout, q, k, v, out, lse, causal, visible, scale):
+    dout, q, k, v, out = _dense_rows(dout, q, k, v, out)
     return _cpu_backward(dout, q, k, v, out, lse, 0.0, causal, attn_mask=_additive(q, visible), scale=scale)
 
 
 def _forward_cuda(q, k, v, causal, visible, scale):
+    q, k, v = _dense_rows(q, k, v)
     out, lse, *_ = _cuda_forward(q, k, v, 0.0, causal, False, scale=scale)
     return out, lse
 
 
 def _backward_cuda(dout, q, k, v, out, lse, causal, visible, scale):
     unused = torch.empty(0, dtype=torch.int64, device=q.device)  # the state of a dropout that is not there
+    dout, q, k, v, out = _dense_rows(dout, q, k, v, out)
     queries, keys = q.shape[2], k.shape[2]
     whole = None, None, queries, keys, 0.0, causal, unused, unused
     # The kernel reads the log-sum-exp as dense, without a look at its strides; of some of the queries it is a slice.
