@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import varlen
 
 from gangline.batch import Batch
 from gangline.config.sections import Recompute
@@ -16,6 +18,7 @@ from gangline.model.calls import AttentionCall
 from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
 from gangline.model.plan import plan_decoder
+from gangline.model.recall import Recall
 from gangline.model.scores import visible
 from gangline.train.finish import finisher
 
@@ -145,6 +148,23 @@ def test_varlen_is_asked_for_the_same():
 
     found = documents.varlen(*arguments, documents.DocumentSpans.of(document), call, kernel)
     assert_as_masked(found, arguments, document, call)
+
+
+def of_torch_2_10(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_aux=None):
+    raise AssertionError("it has neither scale nor window nor grouped heads")
+
+
+def test_a_kernel_that_lacks_what_is_asked_of_it_is_left_alone(monkeypatch):
+    """The mask takes its place."""
+    documents._kernel.cache_clear()
+    assert documents._kernel() is varlen.varlen_attn
+    documents._kernel.cache_clear()
+    monkeypatch.setattr(varlen, "varlen_attn", of_torch_2_10)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q = torch.empty(1, 2, 6, 16, dtype=torch.bfloat16, device="cuda")
+    document = torch.tensor([[0, 0, 1, 1, 1, 2]])
+    assert documents.within_documents(q, q, q, document, AttentionCall(), Recall()) is None
+    documents._kernel.cache_clear()
 
 
 def test_a_document_that_comes_back_is_seen_again():

@@ -8,6 +8,7 @@ B batch, T tokens, H query heads, K key and value heads, C width of a head
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -91,7 +92,8 @@ def within_documents(
 ) -> Tensor | None:
     """(B, H, T, C): each query sees the keys of its document, up to itself where the call is causal.
 
-    None where documents are not runs of tokens. recall: keeps where they lie for the next layer.
+    None where documents are not runs of tokens, and where this torch has no such kernel. recall: keeps where they lie
+    for the next layer.
     """
     return _within(q_BHTC, k_BKTC, v_BKTC, document_BT, call, recall)
 
@@ -99,6 +101,8 @@ def within_documents(
 def _within_now(
     q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor, document_BT: Tensor, call: AttentionCall, recall: Recall
 ) -> Tensor | None:
+    if q_BHTC.is_cuda and _kernel() is None:
+        return None
     found: DocumentSpans | None = recall("documents", document_BT, lambda: DocumentSpans.of(document_BT))
     if found is None:
         return None
@@ -182,14 +186,16 @@ def varlen(
     bounds = found.bounds.to(q.device, non_blocking=True)
     grouped = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     window = (-1, 0) if call.causal else (-1, -1)
-    out = (kernel or _kernel())(
-        q, k, v, bounds, bounds, found.longest, found.longest, scale=call.scale, window_size=window, **grouped
-    )
+    kernel = kernel or _kernel()
+    assert kernel is not None, "who calls this has asked"
+    out = kernel(q, k, v, bounds, bounds, found.longest, found.longest, scale=call.scale, window_size=window, **grouped)
     return out.unflatten(0, (B, T)).transpose(1, 2)
 
 
 @lru_cache(maxsize=1)
-def _kernel() -> Callable[..., Any]:
+def _kernel() -> Callable[..., Any] | None:
+    """torch's varlen attention; None where it lacks a keyword, as in torch 2.10 (all are in 2.12)."""
     from torch.nn.attention.varlen import varlen_attn
 
-    return varlen_attn
+    known = inspect.signature(varlen_attn).parameters
+    return varlen_attn if {"scale", "window_size", "enable_gqa"} <= known.keys() else None
