@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -19,7 +20,7 @@ from gangline.config.serial import to_dict
 from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
-from gangline_dataloader.sources import build
+from gangline_dataloader.sources import build, windows
 from gangline_dataloader.store.manifest import read
 from gangline_dataloader.store.remote.cache import FileCache
 from gangline_dataloader.store.remote.fetch import Remote
@@ -73,6 +74,19 @@ def store(texts, make_store) -> Path:
     return folder
 
 
+@pytest.fixture
+def talks(tmp_path, make_store) -> Path:
+    """A store of conversations."""
+    turns = [("user", "count {n}" * 4), ("assistant", "{n} and {n} " * 9)]
+    rows = [{"messages": [{"role": role, "content": text.format(n=n)} for role, text in turns]} for n in range(150)]
+    (tmp_path / "talks.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "mine.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
+    how = {"chat": True, "chat_template": str(tmp_path / "mine.jinja"), "field": "messages", "clean": ()}
+    folder = make_store(tmp_path / "talks.jsonl", **how, shard_tokens=2000, validation=0.2)
+    assert commands.main(["prepare", "--out", str(folder), "--pack", "48"]) == 0
+    return folder
+
+
 def url(server, store: Path) -> str:
     return f"http://127.0.0.1:{server.server_port}/{store.name}"
 
@@ -96,9 +110,10 @@ def test_samples_are_those_of_the_store_on_disk(server, store, tmp_path, split, 
     assert len(shards) == len(set(shards)), "a shard is fetched once"
 
 
-def test_the_cache_never_holds_more_than_its_limit(server, store, tmp_path):
+def test_the_cache_never_holds_more_than_its_limit(server, store, tmp_path, monkeypatch):
     """A span of few shards, and room for it: samples are the same, and shards make room for others."""
-    limit = 40_000
+    limit = 60_000
+    monkeypatch.setattr(windows, "AHEAD", 16)
     asked = (*SIZES, "data.shuffle_span=2000", f"data.cache={tmp_path / 'cache'}", f"data.cache_bytes={limit}")
     run, local = (small_run(*asked, f"data.path={path}") for path in (url(server, store), store))
     assert problems(run) == []
@@ -122,6 +137,37 @@ def test_a_span_beyond_the_cache_is_refused_with_both_sizes(server, store, tmp_p
         assert str(needed) in problem.why.splitlines()[0]
         assert problems(small_run(*asked, span, f"data.cache_bytes={needed}")) == []
     assert not [path for path, _ in server.asked if path.endswith(".npy")], "a check reads no shard"
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+@pytest.mark.parametrize("span", ["null", "2400"])
+def test_in_a_cache_of_the_size_that_is_named_no_file_is_fetched_twice_in_a_span(
+    server, talks, tmp_path, packing, span, monkeypatch
+):
+    """Of conversations, whose files of what is to be learnt are as large as the tokens, and of what is held out."""
+    monkeypatch.setattr(windows, "AHEAD", 16)
+    asked = (*SIZES, f"data.path={url(server, talks)}", f"data.cache={tmp_path / 'cache'}", f"data.packing={packing}")
+    asked = (*asked, f"data.shuffle_span={span}", "data.documents=true")
+    (problem,) = problems(small_run(*asked, "data.cache_bytes=5000"))
+    needed = int(problem.why.split("data.cache_bytes=")[1].split(",")[0])
+    run = small_run(*asked, f"data.cache_bytes={needed}")
+    assert problems(run) == []
+    server.asked.clear()
+    source = build.tokens(run.data, run, "train")
+    held_out = build.tokens(run.data, run, "validation")
+    cache = FileCache(tmp_path / "cache", needed)
+    for i in range(50):
+        source.fill(np.array([i]))
+        if i % 10 == 0:
+            held_out.fill(np.array([i // 10]))
+        for one in (source, held_out):
+            for store in one.stores:
+                for opened in (store.shard, store.shard_ends, store.shard_loss, store._view):
+                    opened.cache_clear()  # as where more shards are read than are mapped
+        assert cache.held() <= needed
+    fetched = [path for path, wanted in server.asked if path.endswith(".npy")]
+    assert any(path.endswith(".loss.npy") for path in fetched)
+    assert len(fetched) == len(set(fetched))
 
 
 def test_a_store_that_is_busy_is_asked_again_and_counted(server, store, tmp_path):

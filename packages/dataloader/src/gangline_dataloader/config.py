@@ -95,11 +95,15 @@ class TokensConfig(SequenceConfig):
     def _check_remote(self, run: Run) -> list[Problem]:
         """Reads manifests, no shard."""
         from gangline_dataloader.sources.build import tokens
+        from gangline_dataloader.sources.room import within
 
         try:
             found = [
                 tokens(self, run, split) for split in (("train", "validation") if run.validate.every else ("train",))
             ]
+            parts = [one for source in found for one in source.parts]
+            span = None if self.order == "text" else self.shuffle_span  # the order of data=text has none
+            within(parts, span, self.cache_bytes, run.batch.sequence_length)
         except UserError as error:
             return [error.problem()]
         return self._check_vocabulary(run, found[0].stores[0].vocab_size)

@@ -23,7 +23,7 @@ from gangline import UserError
 from gangline_dataloader.packing.best_fit import packed
 from gangline_dataloader.store.fields import JsonFields
 from gangline_dataloader.store.manifest import Manifest, ends_of, replace_json
-from gangline_dataloader.store.npy import NpyWriter, mapped
+from gangline_dataloader.store.npy import NpyWriter, mapped, nbytes_of
 from gangline_dataloader.store.stored import StoreTokens
 
 FORMAT, VERSION = "gangline-pack", 1
@@ -175,6 +175,12 @@ class PackedRows:
             raise UserError(f"{path} is damaged: row {inside}.", "", f"gangline data verify {self.store.name}")
         found[:, 1] += found[:, 0]
         return found + int(self._tokens[shard])
+
+    def nbytes(self) -> np.ndarray:
+        """(number of shards,) int64: bytes of the plan's files of each."""
+        columns = self.plan.shards
+        pieces, rows = np.array(columns.pieces, np.int64), np.array(columns.rows, np.int64)
+        return nbytes_of("<u4", 2 * pieces) + nbytes_of("<u4", rows)
 
     def _open(self, shard: int) -> tuple[np.ndarray, np.ndarray]:
         T, columns, file = self.sequence_length, self.plan.shards, self.store.file

@@ -12,7 +12,7 @@ from gangline_dataloader.sources.codec import codec
 from gangline_dataloader.sources.infill import infill_of
 from gangline_dataloader.sources.mixture import mixture
 from gangline_dataloader.sources.packed import PackedSource
-from gangline_dataloader.sources.split import SplitRows, split_rows, within
+from gangline_dataloader.sources.split import SplitRows, split_rows
 from gangline_dataloader.sources.windows import MakeReader, SampleOrder, WindowSource
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ def tokens(config: TokensConfig, run: Run, split: Split, reader: MakeReader | No
     rows = split_rows(
         "tokens", path, split, T, config.validation_fraction, option, vocabulary, best_fit, config.column, cache
     )
-    within([rows], config.shuffle_span, config.cache_bytes)
     span = None if config.shuffle_span is None else max(1, config.shuffle_span // T)
     order: SampleOrder
     if config.order == "text":

@@ -16,7 +16,8 @@ from gangline.config import near
 from gangline.data import vocabulary_problems
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, RowPlace, WeightStage, shares
 from gangline_dataloader.sources.infill import infill_of
-from gangline_dataloader.sources.split import SplitRows, split_rows, within
+from gangline_dataloader.sources.room import within
+from gangline_dataloader.sources.split import SplitRows, split_rows
 from gangline_dataloader.store.manifest import Manifest
 from gangline_dataloader.store.stored import StoreTokens
 
@@ -87,7 +88,6 @@ def mixture(config: MixConfig, run: Run, split: Split) -> tuple[list[SplitRows],
         for name, folder in sorted(config.sources.items())
     ]
     agree(parts)
-    within(parts, config.shuffle_span, config.cache_bytes)
     _known(config.epochs, config.sources, "data.epochs", whole=False)
     stages = stages_of(config, parts)
     held_out = split == "validation"
@@ -179,12 +179,13 @@ def problems(config: MixConfig, run: Run) -> list[Problem]:
     """What can be refused before a process starts; reads manifests, no tokens."""
     if not config.sources:
         return [Problem("data=mix needs data.sources.", "It mixes token stores, each under a name.", EXAMPLE)]
-    found = []
+    found, read = [], []
     training = config is run.data
     for split in [*(["train"] if training else []), *(["validation"] if run.validate.every else [])]:
         try:
             parts, order = mixture(config, run, split)  # type: ignore[arg-type]
             infill_of(config, [one.store for one in parts], run.seed, split)  # type: ignore[arg-type]
+            read += parts
         except UserError as error:
             return [error.problem()]
         wanted = run.steps * run.batch.global_size
@@ -201,4 +202,8 @@ def problems(config: MixConfig, run: Run) -> list[Problem]:
         if split == "train":
             why = f"The tokenizer of its sources has {vocabulary} tokens."
             found += vocabulary_problems(run.model.vocab_size, vocabulary, "data=mix", why)
+    try:
+        within(read, config.shuffle_span, config.cache_bytes, run.batch.sequence_length)
+    except UserError as error:
+        found.append(error.problem())
     return found

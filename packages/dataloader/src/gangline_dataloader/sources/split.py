@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,23 +91,3 @@ def split_rows(
             + (", or hold out otherwise: data.validation_fraction, and validate.every=null." if whole else "."),
         )
     return SplitRows(name, store, first, count, plan)
-
-
-def within(parts: Sequence[SplitRows], shuffle_span: int | None, cache_bytes: int) -> None:
-    """Raises UserError where what a shuffle reaches over does not fit into the cache of distant stores.
-
-    Every sample would then wait for a shard that has just been thrown away.
-    """
-    needed = 0
-    for one in parts:
-        if isinstance(one.store, RemoteTokens):
-            span = min(one.store.total, shuffle_span or one.store.total)
-            whole = min(one.store.total, span + 2 * max(one.store.manifest.shards.tokens))  # it begins and ends in some
-            needed += whole * one.store.dtype.itemsize
-    if needed > cache_bytes:
-        reach = "the whole corpus" if shuffle_span is None else f"data.shuffle_span={shuffle_span} tokens"
-        raise UserError(
-            f"data.cache_bytes={cache_bytes} is too small for what the shuffle reaches over.",
-            f"{reach[:1].upper()}{reach[1:]} and the shards at its ends are {needed} bytes of distant stores.",
-            f"data.cache_bytes={needed}, or a smaller data.shuffle_span: it is part of the order of the samples.",
-        )

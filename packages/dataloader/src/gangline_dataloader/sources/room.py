@@ -1,0 +1,64 @@
+"""Whether what a shuffle reaches over fits into the cache of distant stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gangline import UserError
+from gangline_dataloader.sources import windows
+from gangline_dataloader.sources.split import SplitRows
+from gangline_dataloader.store.remote.tokens import RemoteTokens
+
+
+def within(parts: Sequence[SplitRows], shuffle_span: int | None, cache_bytes: int, sequence_length: int) -> None:
+    """Raises UserError where the files that the parts of a run need at once are more than the cache may hold.
+
+    Every sample would then wait for a shard that has just been thrown away.
+
+    parts  of all splits that are read in turn: they share the cache
+    """
+    needed: dict[str, int] = {}
+    sources = len({one.name for one in parts})
+    for one in parts:
+        if isinstance(one.store, RemoteTokens):
+            files, reached = needed_files(one, one.store, shuffle_span, sequence_length, sources)
+            needed[one.store.name] = min(files, needed.get(one.store.name, 0) + reached)
+    total = sum(needed.values())
+    if total > cache_bytes:
+        reach = "the whole corpus" if shuffle_span is None else f"data.shuffle_span={shuffle_span} tokens"
+        raise UserError(
+            f"data.cache_bytes={cache_bytes} is too small for what the shuffle reaches over.",
+            f"{reach[:1].upper()}{reach[1:]}, the next ones, the shards at their ends and all files beside them are "
+            f"{total} bytes of distant stores.",
+            f"data.cache_bytes={total}, or a smaller data.shuffle_span: it is part of the order of the samples.",
+        )
+
+
+def needed_files(
+    one: SplitRows, store: RemoteTokens, shuffle_span: int | None, sequence_length: int, sources: int
+) -> tuple[int, int]:
+    """Bytes of all files of a store, and of those of them that are needed at once."""
+    nbytes = store.nbytes() if one.plan is None else store.nbytes() + one.plan.nbytes()
+    whole = int(nbytes.sum())
+    if shuffle_span is None:
+        return whole, whole
+    rows = max(1, shuffle_span // sequence_length)
+    ahead = max(windows.AHEAD, sources * rows) + windows.AHEAD  # samples: as far as `WindowSource.rows` announces
+    spans = 1 + -(-ahead // rows)
+    if one.plan is None:
+        lengths, stretch = store.manifest.shards.tokens, rows * sequence_length + 1
+    else:
+        lengths, stretch = one.plan.plan.shards.rows, rows
+    return whole, min(whole, spans * largest(np.cumsum(lengths, dtype=np.int64), nbytes, stretch))
+
+
+def largest(ends: np.ndarray, nbytes: np.ndarray, stretch: int) -> int:
+    """The most bytes of shards that `stretch` things in a row are in; shard k ends before thing number ends[k].
+
+    ends, nbytes  (S,) int64, ends ascending
+    """
+    up_to = np.concatenate([[0], np.cumsum(nbytes)])
+    stop = np.minimum(ends - 1 + stretch, ends[-1])  # of what begins with the last thing of each shard
+    return int((up_to[np.searchsorted(ends, stop) + 1] - up_to[:-1]).max())
