@@ -234,6 +234,18 @@ def test_a_resumed_run_notes_its_start_and_keeps_where_it_was_to_lie(directory):
     assert [start["changed"] for start in starts] == [{}, {"run.steps": [5, 9]}]
 
 
+def test_a_resumed_run_that_is_refused_keeps_its_configuration_until_it_has_begun(directory):
+    run, before = directory.run(), directory.config.read_text()
+    run.run.steps = 9
+    directory.rewrite(run)
+    directory.put_back()
+    assert directory.config.read_text() == before
+    directory.rewrite(run)
+    directory.attempts.write_text('{"attempt": 1, "start": null}\n')
+    directory.put_back()
+    assert directory.content()["run"]["steps"] == 9
+
+
 def test_other_versions_of_parts_are_told(directory):
     parts = json.loads(directory.parts.read_text())
     version = parts["optimizer"]["version"]

@@ -51,11 +51,13 @@ def prepare(run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDi
 def launch(directory: RunDirectory) -> int:
     """Start the processes of the run in a directory and wait for them; gives the exit code.
 
-    A new directory whose run is refused before its first step is taken away again.
+    A new directory whose run is refused before its first step is taken away again; one of a run that was to go on
+    keeps the configuration that it had.
     """
     run = directory.run()
     try:
         return plugins.build(run.launch, run).launch(directory.path)
     except UserError:
         directory.discard()
+        directory.put_back()
         raise

@@ -41,6 +41,8 @@ class RunDirectory:
         self.path = Path(path)
         self._lock: int | None = None
         self._made: list[Path] = []  # by `create`: the directory and those above it that were not there
+        self._replaced: dict[Path, str] = {}  # by `rewrite`: what stood in the files before
+        self._begun = 0
 
     config = property(lambda self: self.path / "config.yaml")
     parts = property(lambda self: self.path / "parts.json")
@@ -126,7 +128,19 @@ class RunDirectory:
         """Put a resumed run's changed configuration in place of the old one, and note the new start."""
         provenance.refuse_secrets(to_dict(run))
         run_dir = self._content().get("run", {}).get("dir")
+        self._replaced = {path: path.read_text() for path in (self.parts, self.config) if path.exists()}
+        self._begun = self._starts()
         self._write(run, argv, None, changed or {}, run_dir)
+
+    def put_back(self) -> None:
+        """Undo `rewrite` where nothing has begun since: what the ranks refused is not what the run goes on with."""
+        if self._starts() == self._begun:
+            for path, text in self._replaced.items():
+                write_whole(path, text)
+
+    def _starts(self) -> int:
+        """Bytes of attempts.jsonl, which has one more line as soon as ranks have taken up the run."""
+        return self.attempts.stat().st_size if self.attempts.exists() else 0
 
     # --- holding it --------------------------------------------------------------------------------------------------
 
