@@ -110,6 +110,15 @@ def test_every_token_and_document_is_where_it_was(form, tmp_path):
         opened(path, 150, column).windows(np.array([0]), len(TOKENS), np.empty((1, len(TOKENS)), store.dtype))
 
 
+def test_a_token_under_zero_is_not_mended_by_a_larger_vocabulary(tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pa.table({"tokens": [[1, 2, -4]]}), tmp_path / "a.parquet")
+    store = opened(tmp_path / "a.parquet", 200, None)
+    with pytest.raises(UserError, match="has token -4") as refused:
+        store.windows(np.array([0]), 3, np.empty((1, 3), store.dtype))
+    assert "model.vocab_size" not in str(refused.value)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_run_reads_them(form, tmp_path):
     path, column = FORMS[form](tmp_path / "there")

@@ -32,7 +32,7 @@ class ForeignTokens(Sharded, ABC):
             raise UserError(
                 f"{self.name} has token {bad}, and the model's vocabulary has {self.vocab_size}.",
                 "The file is of another tokenizer, or not of the format that it seems to be.",
-                "Choose a larger model.vocab_size.",
+                "A token is at least 0." if bad < 0 else "Choose a larger model.vocab_size.",
             )
 
     def document_of(self, token: int) -> int | None:
