@@ -342,7 +342,7 @@ def test_a_foreign_class_tells_no_part():
     from gangline.parts import CheckpointConfig
 
     with pytest.raises(
-        UserError, match=r"no installed part has the configuration class gangline\.parts\.CheckpointConfig"
+        UserError, match=r"no installed part has the configuration class gangline\.config\.schema\.CheckpointConfig"
     ):
         installed().part_of(CheckpointConfig())
 

@@ -17,8 +17,15 @@ from gangline.train.batches import Batches
 CPU = torch.device("cpu")
 
 
+@pytest.fixture
 def ours():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
+    """The readers' threads that this test has begun; of other tests in the process some may live on."""
+    before = set(threading.enumerate())
+
+    def begun():
+        return [one for one in threading.enumerate() if one.name.startswith("read-ahead") and one not in before]
+
+    return begun
 
 
 def test_results_come_in_order_from_several_threads():
@@ -98,7 +105,7 @@ def test_close_is_patient_once_for_all_threads(monkeypatch):
     assert 0.15 < waited < 0.8, "8 threads that hang would take 1.6 s in turn"
 
 
-def test_close_ends_threads_and_whoever_waits():
+def test_close_ends_threads_and_whoever_waits(ours):
     going = threading.Event()
 
     def make(n, slot):
@@ -150,7 +157,7 @@ def test_a_step_waits_for_nothing_that_could_have_been_ready():
     assert waited < 0.1, "0.2 s are read in the steps' 0.4 s"
 
 
-def test_a_jump_is_read_from_its_new_place():
+def test_a_jump_is_read_from_its_new_place(ours):
     """A rollback, or samples that are passed over: nothing that was read ahead for the old place is given."""
     source = Slow(0.0)
     batches = Batches(source, ReadPlace(0, 1, 2, 1, CPU))
@@ -178,7 +185,7 @@ class Hanging(Slow):
         return {"tokens": np.arange(i, i + 5, dtype=np.uint16), "pixels": np.full(2, i)}
 
 
-def test_what_was_read_before_a_jump_is_not_written_into_what_is_read_after_it(monkeypatch):
+def test_what_was_read_before_a_jump_is_not_written_into_what_is_read_after_it(monkeypatch, ours):
     """A thread that waits for its storage for longer than `begin` waits for the thread."""
     monkeypatch.setattr(read_ahead, "PATIENCE", 0.01)
     source = Hanging()
