@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
-
-import pytest
 
 from gangline.data import DataSource, Sample
 from gangline.testing import DataSourceSuite
@@ -65,12 +62,10 @@ class TestTokensPackedByDocument(TestTokensPacked):
     settings = ("data.packing=best_fit", "data.documents=true")
 
 
-@pytest.mark.skipif(find_spec("nvidia") is None, reason="the extra [dali] is not installed")
 class TestDali(TestTokens):
     choice = "data=dali"
 
 
-@pytest.mark.skipif(find_spec("nvidia") is None, reason="the extra [dali] is not installed")
 class TestDaliByDocument(TestTokens):
     choice = "data=dali"
     settings = ("data.documents=true",)
