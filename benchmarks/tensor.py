@@ -34,6 +34,7 @@ from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
 from gangline.model.linear import Embedding, Linear
 from gangline.model.plan import plan_decoder
+from gangline.model.seams import calls
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import close_all, pool
@@ -67,7 +68,8 @@ def ours(config: DecoderConfig, sequence_parallel: bool) -> tuple[nn.Module, Cal
             setattr(model.get_submodule(path), own, nn.Parameter(part))
             first_rows[name] = comm.index * part.shape[0]
     precision = Plain(torch.float32, torch.float32)
-    cut_modules(model, plan, comm, precision, sequence_parallel=sequence_parallel, first_rows=first_rows)
+    losses = calls(tree, plan, "loss")
+    cut_modules(model, plan, comm, precision, sequence_parallel=sequence_parallel, first_rows=first_rows, losses=losses)
 
     def step(batch: Batch) -> Tensor:
         loss = model(batch)
