@@ -1,18 +1,42 @@
 """events.jsonl: what happened in a run beside its steps, in that order. Append-only, never rolled back.
 
-A line is one JSON object. Each has `event`, `time` (UTC, ISO 8601) and `monotonic` (seconds on the clock of global rank
-0's machine, for durations between lines of one start); once the run is built also `attempt` and `step` (steps done).
+A line is one JSON object. Each has
+
+    event       one of the words below
+    time        UTC, ISO 8601, to a millisecond
+    monotonic   seconds on the clock of the machine `host`: for durations between lines of one host
+    host        the machine that wrote the line
+    by          "rank" (global rank 0) or "launcher" (whoever starts the ranks: with several nodes the first one's)
+    generation  which start of the ranks, counted from 1 over the whole life of the run directory
+
+and rank 0's lines, once the run is built, `attempt` and `step` (steps done).
+
+By the launcher; torchrun and Slurm write none of these, and there rank 0 writes `launch`:
+
+    launch     ranks are about to start: nodes (their names, by rank), processes (ranks that train), spares (ranks that
+               wait), why ("start", "rank": one failed, "node": one was lost, "joined": one came, "order": a verdict
+               asked for new workers), evidence, found (when it was seen that the start before had ended, as `time` and
+               as `found_monotonic`; null where there was none in this job), futile (starts since a new step was done)
+    exit       the job is over: reason, exit_code, requeue, evidence, as in ending.json
+
+By rank 0:
 
     start      processes, mesh
     phase      phase (build, restore, validate, save, recovery), at ("begin" or "end"; then also seconds)
     verdict    kind, where, confidence, evidence, suggestion
     order      action, kinds, before_step, skip, rate, rate_steps, exclude
-    end        why ("done", a signal's name, "stop", "restart", "error"), evidence
+    end        the loop has ended: why ("done", a signal's name, "stop", "restart", "error"), evidence
+
+A start that was killed has no `end`, and a job that was killed no `exit`. Steps are in metrics.jsonl, each with the
+`time` (seconds since the epoch) and `monotonic` of its end, and its `generation`. So a second of the job lies in a
+phase, in a step (`step_seconds`, and its `seconds` of checkpoint, validate and callback), between a launch and its
+start, or between the last step of a start and the `found` of the next.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,8 +52,10 @@ FILE = "events.jsonl"
 class Events:
     """Appends to the file of a run; without a directory (every rank but the first) it writes nothing."""
 
-    def __init__(self, run_dir: str | Path | None) -> None:
+    def __init__(self, run_dir: str | Path | None, generation: int = 0, by: str = "rank") -> None:
         self._file: IO[bytes] | None = None
+        self.generation = generation
+        self._about = {"host": os.uname().nodename, "by": by, "generation": generation}
         self.trouble = ""  # why a line could not be written, until somebody has told it
         if run_dir is not None:
             self._file = (Path(run_dir) / FILE).open("ab+", buffering=0)
@@ -40,7 +66,7 @@ class Events:
         if self._file is None:
             return
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = {"event": event, "time": now, "monotonic": time.monotonic()}
+        line = {"event": event, "time": now, "monotonic": time.monotonic(), **self._about}
         try:
             self._file.write(json.dumps(plain({**line, **content}), allow_nan=False).encode() + b"\n")
         except OSError as error:  # a full disk ends no run, and hides no error that ends it

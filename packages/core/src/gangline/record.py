@@ -40,6 +40,9 @@ class StepRecord:
     saving: float | None = None  # of the save under way, the share that is written; None: there is none
     failed_save: str | None = None  # why the newest save that has ended came to nothing, if it did
     notes: list[str] = field(default_factory=list)  # what people were told since the step before
+    time: float = 0.0  # seconds since the epoch at the step's end, on global rank 0
+    monotonic: float = 0.0  # the same moment on the clock of its machine, as in events.jsonl
+    generation: int = 1  # which start of the ranks it is of, see gangline.generation
 
     def to_json(self) -> str:
         """One line, floats in full precision. Not finite: a string ("nan"), for JSON has no such number."""

@@ -16,6 +16,7 @@ from gangline.data.base import DataSource
 from gangline.data.reader import ReadPlace
 from gangline.errors import UserError
 from gangline.events import Events
+from gangline.generation import generation
 from gangline.mesh import AXES, DATA_AXES, Mesh
 from gangline.model.build import model_of
 from gangline.model.compose import compose_model
@@ -92,7 +93,7 @@ def held_out_sources(run: Run) -> dict[str, DataSource]:
 
 def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: torch.device) -> Session:
     """Build every part and restore the newest checkpoint, if there is one. Called by all ranks."""
-    events = Events(directory.path if comms.rank == 0 else None)
+    events = Events(directory.path if comms.rank == 0 else None, generation())
     events.write("start", processes=comms.world.size, mesh=dict(mesh.sizes))
     with events.ends_with_error():
         with events.phase("build"):

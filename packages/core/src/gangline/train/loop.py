@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 from gangline import attempts
 from gangline.checkpoint.id import CheckpointId
@@ -110,6 +111,9 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, tuple[Verdict, ...]]:
         finite=result.finite,
         skipped=skipped,
         metrics=summed_up(s, result.metrics),
+        time=time.time(),
+        monotonic=time.monotonic(),
+        generation=s.events.generation,
     )
     return record, found
 
