@@ -49,7 +49,7 @@ from gangline.plugins import build
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import close_all, pool
-from gangline.train.finish import finisher
+from gangline.train.recompute_and_compile import finisher
 
 VOCABULARY, LAYERS, WARM, MICROS, DATA = 256, 4, 2, 4, 2  # MICROS microbatches of each of DATA data ranks
 

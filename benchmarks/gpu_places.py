@@ -25,7 +25,7 @@ from gangline.runtime import Runtime
 from gangline.testing.inputs import share
 from gangline.testing.runs import small_run
 from gangline.train.build import build as build_session
-from gangline.train.finish import finisher
+from gangline.train.recompute_and_compile import finisher
 from gangline.train.session import Session
 
 CPU = torch.device("cpu")

@@ -35,7 +35,7 @@ from gangline.precision.plain import Plain
 from gangline.runtime import Runtime
 from gangline.testing import rank
 from gangline.testing.pool import close_all, pool
-from gangline.train.finish import finisher
+from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.config import ThreeD
 
 RATE, WARM = 1e-3, 2

@@ -18,7 +18,7 @@ from gangline.testing.inputs import whole_sequences
 from gangline.testing.runs import small_run
 from gangline.testing.scenarios import FLOAT64, Layout, Scenario
 from gangline.testing.strategy_ranks import Job
-from gangline.train.finish import finisher
+from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.commands import main
 from gangline_parallel_megatron_style.cost import memory, traffic
 from gangline_parallel_megatron_style.cost.case import Case

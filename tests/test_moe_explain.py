@@ -23,7 +23,7 @@ from gangline.model.build import construct, model_of
 from gangline.model.tree import FeedForwardNode, LocalSizes
 from gangline.parallel.prepare import set_products
 from gangline.plan import Fold, Plan
-from gangline.train.finish import finisher
+from gangline.train.recompute_and_compile import finisher
 from gangline_moe.config import FOLD, MoeOptions
 from gangline_moe.dispatch.dispatcher import TokenDispatcher
 from gangline_moe.edit import layer_node

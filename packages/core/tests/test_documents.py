@@ -19,8 +19,8 @@ from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
 from gangline.model.plan import plan_decoder
 from gangline.model.recall import Recall
-from gangline.model.scores import visible
-from gangline.train.finish import finisher
+from gangline.model.reference_attention import visible
+from gangline.train.recompute_and_compile import finisher
 
 CONFIG = DecoderConfig(vocab_size=61, dim=24, layers=3, heads=4, kv_heads=2, head_dim=8, hidden=40, qk_norm=True)
 

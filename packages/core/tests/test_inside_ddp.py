@@ -24,7 +24,7 @@ from gangline.plan import Cut, Fold, Init, Plan
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import pool
-from gangline.train.finish import finisher
+from gangline.train.recompute_and_compile import finisher
 
 D, T, GLOBAL, VOCABULARY = 8, 5, 8, 16
 

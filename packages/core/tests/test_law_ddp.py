@@ -27,7 +27,7 @@ from gangline.precision.plain import Plain
 from gangline.schedule.config import Constant
 from gangline.testing import rank
 from gangline.testing.pool import pool
-from gangline.train.finish import finisher
+from gangline.train.recompute_and_compile import finisher
 
 SEQUENCE, GLOBAL = 12, 8
 DTYPES = {

@@ -29,7 +29,7 @@ from gangline.precision.fp16 import ScaledFp16
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import pool
-from gangline.train.finish import finisher
+from gangline.train.recompute_and_compile import finisher
 
 RUN = SimpleNamespace(seed=1, deterministic=False)
 T = 6

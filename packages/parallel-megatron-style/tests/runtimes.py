@@ -15,7 +15,7 @@ from gangline.model.compose import compose_model
 from gangline.model.init import initialise
 from gangline.precision import Precision
 from gangline.testing import rank
-from gangline.train.finish import finisher
+from gangline.train.recompute_and_compile import finisher
 
 
 def runtime_of(

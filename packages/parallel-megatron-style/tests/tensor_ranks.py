@@ -18,7 +18,7 @@ from gangline.model.seams import calls
 from gangline.plan import Plan
 from gangline.precision.plain import Plain
 from gangline.testing import rank
-from gangline.train.finish import finisher
+from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 
 ROWS, LENGTH = 2, 8

@@ -14,7 +14,7 @@ from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
 from gangline.model.attention import PLAIN, attention, plain
 from gangline.model.calls import AttentionCall
-from gangline.model.scores import visible
+from gangline.model.reference_attention import visible
 from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.context import blocks, ring as ring_module, visibility as visibility_module

@@ -16,7 +16,7 @@ from gangline.model.plan import plan_decoder
 from gangline.model.seams import calls
 from gangline.testing import rank
 from gangline.testing.pool import pool
-from gangline.train.finish import finisher
+from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
 from gangline_parallel_megatron_style.context.cut import cut_batch, cut_tokens
 from gangline_parallel_megatron_style.context.ring import RingAttention

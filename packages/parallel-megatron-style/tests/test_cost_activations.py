@@ -17,7 +17,7 @@ from gangline.config.sections import Recompute
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.config import DecoderConfig
-from gangline.train.finish import finisher
+from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.config import Pp, Tp
 from gangline_parallel_megatron_style.cost import activations, moments, timing
 from gangline_parallel_megatron_style.cost.activations import ActivationSizes

@@ -16,7 +16,7 @@ from gangline.mesh import Mesh
 from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.testing.inputs import whole_sequences
-from gangline.train.finish import finisher
+from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.cost import traffic
 from gangline_parallel_megatron_style.cost.case import Case
 

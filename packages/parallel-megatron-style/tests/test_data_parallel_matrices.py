@@ -11,11 +11,11 @@ from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.plan import Fold
 from gangline.testing import strategy_ranks
+from gangline.testing.compare import mapped_once
 from gangline.testing.pool import pool
 from gangline.testing.runs import small_run
 from gangline.testing.strategy_ranks import Job
 from gangline.testing.toys.plugin import Lanes, edit_lanes
-from gangline.testing.whole import mapped_once
 
 
 @pytest.mark.parametrize(

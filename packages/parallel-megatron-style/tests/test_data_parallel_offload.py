@@ -9,10 +9,10 @@ from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.plugins import build
 from gangline.testing import rank, strategy_ranks
+from gangline.testing.compare import close
 from gangline.testing.pool import pool
 from gangline.testing.runs import small_run
 from gangline.testing.strategy_ranks import Job
-from gangline.testing.whole import close
 
 BUILD = "gangline_parallel_megatron_style.build:build"
 LAYOUTS = [("parallel=3d", {"dp_shard": 2}), ("parallel=fsdp", {"dp_shard": 2}), ("parallel=tp", {"tp": 2})]

@@ -11,11 +11,11 @@ from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.parallel.microbatch import frame_of
 from gangline.testing import strategy_ranks
+from gangline.testing.compare import Held, all_close, assemble
 from gangline.testing.pool import pool
 from gangline.testing.reference import Reference
 from gangline.testing.runs import small_run
 from gangline.testing.strategy_ranks import Job
-from gangline.testing.whole import Held, all_close, assemble
 
 MESH = Mesh.of({"dp_replicate": 2, "dp_shard": 2})
 BUILD = "gangline_parallel_megatron_style.build:build"

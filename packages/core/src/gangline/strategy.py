@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         refuse_own as refuse_own,
         set_products as set_products,
     )
-    from gangline.parallel.score import (
+    from gangline.parallel.sample_losses import (
         check_share as check_share,
         evaluated as evaluated,
         in_global_order as in_global_order,
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
         parameter_of as parameter_of,
         primary_replica as primary_replica,
     )
-    from gangline.train.finish import finisher as finisher
+    from gangline.train.recompute_and_compile import finisher as finisher
     from gangline.weight_grads import (
         Closure as Closure,
         accumulate_grad as accumulate_grad,
@@ -102,7 +102,7 @@ __getattr__, __all__ = lazily(
         "gangline.parallel.norm": "ordered_norm row_squares",
         "gangline.parallel.owners": "matrix_traffic",
         "gangline.parallel.prepare": "Finish bind_folds full_product refuse_own set_products",
-        "gangline.parallel.score": "check_share evaluated in_global_order",
+        "gangline.parallel.sample_losses": "check_share evaluated in_global_order",
         "gangline.parallel.single": "SingleRuntime",
         "gangline.parallel.storage": "dtype_name",
         "gangline.model.buffers": "buffers_of filled_buffers_of listeners put",
@@ -110,7 +110,7 @@ __getattr__, __all__ = lazily(
         "gangline.model.calls": "LOSS_CHUNK call_of",
         "gangline.model.contracts": "Bindable OwnProducts StepListener bind_around seam_function",
         "gangline.model.seams": "call_at calls",
-        "gangline.train.finish": "finisher",
+        "gangline.train.recompute_and_compile": "finisher",
         "gangline.weight_grads": "Closure accumulate_grad defer deferring is_deferring when_accumulated",
         "gangline.model.loss": "log_sum_exp logits_gradient wide",
     },

@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
-from gangline.config.chosen import known
+from gangline.config.command_line import known_options
 from gangline.config.recipes import recipes
 from gangline.errors import UserError
 from gangline.parts import LISTS
@@ -75,7 +75,7 @@ def _keys(before: Sequence[str], current: str) -> Iterator[str]:
     """Groups and layers, and the next step of every option's path."""
     yield from (f"{group}=" for group in installed().groups())
     yield from ("recipe=", "from=", "resume=")
-    for path in known(before).options:
+    for path in known_options(before).options:
         cut = path.find(".", len(current))
         yield f"{path}=" if cut < 0 else path[: cut + 1]
 
@@ -91,7 +91,7 @@ def _values(before: Sequence[str], key: str, value: str) -> list[str]:
         start = f"{done}{comma}" if comma else "[" if value.startswith("[") else ""
         names = installed().choices(group)
         return [f"{start}{name}" for name in names if name not in done.strip("[").split(",") or group not in LISTS]
-    option = known(before).options.get(group)
+    option = known_options(before).options.get(group)
     return [] if option is None else list(dict.fromkeys([*option.choices, *_words(option.hint)]))
 
 

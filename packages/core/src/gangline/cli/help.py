@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 from gangline import catalogue
-from gangline.config.chosen import known, named
+from gangline.config.command_line import known_options, named
 from gangline.config.defaults import DEFAULTS
 from gangline.config.fields import REQUIRED, Option
 from gangline.config.recipes import recipes, summary
@@ -55,7 +55,7 @@ def text(words: Sequence[str] = ()) -> str:
             if name != OFF:
                 installed().find(group, name)
     blocks = [_USAGE, _groups()]
-    options = known(words).options.values()
+    options = known_options(words).options.values()
     for group in chosen:
         own = [option for option in options if option.path.startswith(group.replace("/", ".") + ".")]
         blocks.append(f"Options of {group}={','.join(chosen[group])}\n" + (_options(own) or "  none"))

@@ -69,14 +69,14 @@ def read(argv: Sequence[str]) -> CommandLine:
 
 
 def _refuse_flag(word: str, rest: Sequence[str]) -> None:
-    from gangline.config.chosen import known
+    from gangline.config.command_line import known_options
     from gangline.config.suggest import near, options_called
 
     flags = ("--help", "--cfg job", "--multirun", "-m", "--completion bash|zsh|fish", "--version")
     name, sign, value = word.lstrip("-").partition("=")
     if not sign and rest and "=" not in rest[0] and not rest[0].startswith("--"):  # --lr 1e-3
         value = rest[0]
-    meant = options_called(name, known([]).options)
+    meant = options_called(name, known_options([]).options)
     if (meant and value) or sign:
         words = [f"{path}={value}" for path in meant] or [f"{name}={value}"]
         hint = f"Values are set without dashes:  {'  or  '.join(words)}"

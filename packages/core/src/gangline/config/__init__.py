@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gangline.lazy import lazily
 
 if TYPE_CHECKING:
+    from gangline.config.advice import nearest as nearest
     from gangline.config.check import (
         layout_problems as layout_problems,
         meaningless as meaningless,
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     )
     from gangline.config.compose import compose_one as compose_one
     from gangline.config.defaults import default_run as default_run
-    from gangline.config.mend import nearest as nearest
     from gangline.config.schema import (
         CallbackConfig as CallbackConfig,
         CheckpointConfig as CheckpointConfig,
@@ -75,7 +75,7 @@ __getattr__, __all__ = lazily(
             "PositiveFloat PositiveInt Share ShareBelowOne divisors listed_divisors"
         ),
         "gangline.config.check": "layout_problems meaningless world_of",
-        "gangline.config.mend": "nearest",
+        "gangline.config.advice": "nearest",
         "gangline.config.suggest": "near",
         "gangline.config.compose": "compose_one",
         "gangline.config.defaults": "default_run",

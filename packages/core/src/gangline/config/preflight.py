@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException
 
 from gangline.config.defaults import DEFAULTS
-from gangline.config.known import LAYERS, Known
+from gangline.config.known_options import LAYERS, KnownOptions
 from gangline.config.suggest import near
 from gangline.errors import UserError
 from gangline.parts import GROUPS, LISTS
@@ -120,7 +120,7 @@ def preflight(words: Sequence[str], layers: Sequence[Mapping[str, Any]] = ()) ->
     missing: dict[str, UserError] = {}
     offers = _offers(choices, missing)
     errors = list(missing.values())
-    known = Known(offers)
+    known = KnownOptions(offers)
     values = []
     for override in overrides:
         if override.key_or_group in groups or _inside(override.key_or_group, missing):

@@ -21,8 +21,8 @@ from gangline.model.build import construct
 from gangline.model.calls import AttentionCall
 from gangline.model.flex import block_mask, flex, takes
 from gangline.model.recall import Recall
+from gangline.model.reference_attention import attend, visible
 from gangline.model.rope import frequencies, rotated
-from gangline.model.scores import attend, visible
 from gangline.model.tree import AttentionNode, SinksNode
 
 PLAIN = AttentionCall()

@@ -48,7 +48,7 @@ class DecoderConfig(ModelConfig):
         return self.weights
 
     def check(self, run: Run) -> list[Problem]:
-        from gangline.config.mend import nearest
+        from gangline.config.advice import nearest
 
         found = []
         if self.head_dim is None and self.dim % self.heads:

@@ -33,7 +33,7 @@ class Single(ParallelConfig):
         return {}
 
     def check(self, run: Run) -> list[Problem]:
-        from gangline.config.mend import nearest
+        from gangline.config.advice import nearest
 
         size, micro = run.batch.global_size, run.batch.micro_size or 1
         if self.groups == 1 or not size % (self.groups * micro):

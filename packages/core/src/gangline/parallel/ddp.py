@@ -9,7 +9,7 @@ from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.parallel.buckets import Buckets
 from gangline.parallel.config import Ddp
-from gangline.parallel.whole import Finish, WholeRuntime
+from gangline.parallel.whole_runtime import Finish, WholeRuntime
 from gangline.plan import Plan
 from gangline.precision.base import Precision
 

@@ -9,7 +9,7 @@ from gangline.comm.base import Comms
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.parallel.config import Single
-from gangline.parallel.whole import Finish, WholeRuntime
+from gangline.parallel.whole_runtime import Finish, WholeRuntime
 from gangline.plan import Plan
 from gangline.precision.base import Precision
 

@@ -16,12 +16,12 @@ from gangline.plugins import installed
 from gangline.record import StepRecord
 from gangline.shard import in_model
 from gangline.testing.claims import needs
+from gangline.testing.compare import Held, all_close, assemble
 from gangline.testing.health_ranks import no_collectives
 from gangline.testing.install import as_installed
 from gangline.testing.pool import pool
 from gangline.testing.sessions import session
 from gangline.testing.suite import PartSuite
-from gangline.testing.whole import Held, all_close, assemble
 from gangline.train.rank import train
 from gangline.train.session import Session
 

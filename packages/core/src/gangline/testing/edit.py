@@ -28,12 +28,12 @@ from gangline.model.tree import Node, children, parameter_shapes
 from gangline.plan import Plan
 from gangline.testing import strategy_ranks as ranks
 from gangline.testing.claims import needs
+from gangline.testing.compare import all_close, assemble, close, number_close
 from gangline.testing.pool import pool
 from gangline.testing.scenarios import FLOAT64
 from gangline.testing.strategy_ranks import Job
 from gangline.testing.suite import PartSuite, succeeded
 from gangline.testing.toys.plugin import Rows
-from gangline.testing.whole import all_close, assemble, close, number_close
 
 _TORCH_FREE = """
 import hashlib, sys

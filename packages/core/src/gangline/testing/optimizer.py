@@ -18,11 +18,11 @@ from gangline.precision.plain import Plain
 from gangline.runtime import Runtime
 from gangline.shard import Registry
 from gangline.testing.claims import needs
+from gangline.testing.compare import Held, all_close, assemble, close
 from gangline.testing.pool import pool
 from gangline.testing.strategy_ranks import Job, start_rows
 from gangline.testing.suite import PartSuite
 from gangline.testing.toys.plugin import Lanes, edit_lanes
-from gangline.testing.whole import Held, all_close, assemble, close
 
 STEPS = 4
 RATE = 3e-3

@@ -16,10 +16,10 @@ from gangline.plugins import load
 from gangline.precision.base import Precision
 from gangline.testing import strategy_ranks as ranks
 from gangline.testing.claims import needs
+from gangline.testing.compare import assemble
 from gangline.testing.pool import pool
 from gangline.testing.strategy_ranks import Job
 from gangline.testing.suite import PartSuite
-from gangline.testing.whole import assemble
 
 STEPS = 4
 OUTCOMES = [False, False, True, False, True, True, False, False, False, True]  # which steps were not finite

@@ -18,6 +18,7 @@ from gangline.model.compose import compose_model
 from gangline.shard import model_array
 from gangline.testing import strategy_ranks as ranks
 from gangline.testing.claims import needs
+from gangline.testing.compare import Held, all_close, assemble, close, mapped_once, number_close
 from gangline.testing.pool import pool
 from gangline.testing.scenarios import (
     ACCUMULATED,
@@ -38,7 +39,6 @@ from gangline.testing.scenarios import (
 from gangline.testing.strategy_ranks import Job, Trained
 from gangline.testing.suite import PartSuite
 from gangline.testing.toys.plugin import Lanes, edit_lanes
-from gangline.testing.whole import Held, all_close, assemble, close, mapped_once, number_close
 
 _done: dict[str, Any] = {}  # what the ranks gave, by job: many tests look at one run
 

@@ -22,11 +22,11 @@ from gangline.precision.plain import Plain
 from gangline.runtime import Runtime
 from gangline.shard import Registry, model_array, parameter_of
 from gangline.testing import rank
+from gangline.testing.compare import Held
 from gangline.testing.inputs import share
 from gangline.testing.reference import Expected, Reference, descend
 from gangline.testing.toys.rows import RowsRuntime
-from gangline.testing.whole import Held
-from gangline.train.finish import finisher
+from gangline.train.recompute_and_compile import finisher
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from gangline.runtime import Runtime
 from gangline.train.agree import same_data
 from gangline.train.batches import Batches
 from gangline.train.callbacks import attach
-from gangline.train.finish import finisher
+from gangline.train.recompute_and_compile import finisher
 from gangline.train.report import Reporter
 from gangline.train.restore import restore
 from gangline.train.session import Session

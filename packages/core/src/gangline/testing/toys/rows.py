@@ -23,7 +23,7 @@ from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
 from gangline.parallel.microbatch import count_tokens, frame_of
 from gangline.parallel.prepare import bind_folds, finish_blocks, set_products
-from gangline.parallel.score import check_share, evaluated, in_global_order
+from gangline.parallel.sample_losses import check_share, evaluated, in_global_order
 from gangline.plan import Plan, matches
 from gangline.precision.base import Precision
 from gangline.runtime import ParamShard, Runtime, ShardedParam, StepResult

@@ -1,11 +1,11 @@
-"""Which options the words of a command line give a run, for help and completion: nothing is refused. No Hydra."""
+"""The options of the run that a command line names, for help and completion: nothing is refused. No Hydra."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from gangline.config.defaults import DEFAULTS
-from gangline.config.known import Known
+from gangline.config.known_options import KnownOptions
 from gangline.errors import UserError
 from gangline.parts import LISTS
 from gangline.plugins import Offer, installed
@@ -18,7 +18,7 @@ def named(words: Sequence[str]) -> dict[str, list[str]]:
     return {group: [name for name in value.strip("[]").split(",") if name] for group, value in pairs if group in groups}
 
 
-def known(words: Sequence[str]) -> Known:
+def known_options(words: Sequence[str]) -> KnownOptions:
     """The options of the run that the words name, defaults where they are silent."""
     given = named(words)
     choices = {group: [name] if isinstance(name, str) else list(name) for group, name in DEFAULTS.items()} | given
@@ -36,4 +36,4 @@ def known(words: Sequence[str]) -> Known:
             for inner, default in offer.part.opens.items():
                 if inner_offer := installed().offers(f"{group}/{inner}").get(default):
                     offers.setdefault(f"{place}.{inner}", inner_offer)
-    return Known(offers)
+    return KnownOptions(offers)

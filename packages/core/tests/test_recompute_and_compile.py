@@ -10,7 +10,7 @@ from gangline.config.sections import Recompute
 from gangline.model.compose import compose_model
 from gangline.model.init import whole_model
 from gangline.testing.inputs import microbatch
-from gangline.train.finish import finisher
+from gangline.train.recompute_and_compile import finisher
 
 
 class Plain(nn.Module):

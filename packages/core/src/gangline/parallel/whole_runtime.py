@@ -23,7 +23,7 @@ from gangline.parallel.matrices import Matrices
 from gangline.parallel.metrics import Tally
 from gangline.parallel.microbatch import WholeModel, count_on_host, count_tokens, frame_of
 from gangline.parallel.prepare import Finish, bind_folds, finish_blocks, set_products
-from gangline.parallel.score import check_share, evaluated, in_global_order
+from gangline.parallel.sample_losses import check_share, evaluated, in_global_order
 from gangline.parallel.storage import WholeStorage
 from gangline.plan import Plan
 from gangline.precision.base import Precision

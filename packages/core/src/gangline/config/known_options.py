@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 LAYERS = ("recipe", "from", "resume")  # words that are read before everything else
 
 
-class Known:
+class KnownOptions:
     """Every option of one run, by the path that a user types."""
 
     def __init__(self, offers: Mapping[str, Offer]) -> None:
