@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from gangline import inside
+from gangline import forward_context
 from gangline.mesh import Mesh
 from gangline.model.linear import Linear
 from gangline.model.tree import LinearNode
@@ -72,7 +72,7 @@ class Transfer(torch.autograd.Function):
     @staticmethod
     def wait(seconds: float) -> None:
         arrives = time.perf_counter() + seconds
-        inside.give_way()
+        forward_context.give_way()
         time.sleep(max(0.0, arrives - time.perf_counter()))
 
 

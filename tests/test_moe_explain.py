@@ -13,7 +13,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from gangline import inside, plugins
+from gangline import forward_context, plugins
 from gangline.comm.fake import FakeComms
 from gangline.config import default_run
 from gangline.config.compose import compose_one
@@ -54,7 +54,7 @@ def kept(node: MoeNode, precision: str, ep: int) -> int:
         layer.shared.to(DTYPES[precision])
     set_products(layer, plan, plugins.build(default_run(precision=precision).precision, default_run()))
     layer.bind(FakeComms(Mesh.of({"dp_shard": ep}), 0, "meta").fold(Fold(FOLD, ep, ("dp_shard",))))
-    with inside.frame(inside.Frame()), torch.device("meta"), Allocations(left_out=layer) as counted:
+    with forward_context.frame(forward_context.Frame()), torch.device("meta"), Allocations(left_out=layer) as counted:
         given = torch.empty(B, T, DIM, dtype=DTYPES[precision], requires_grad=True)
         y = layer(given * 1)
         gc.collect()

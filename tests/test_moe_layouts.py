@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from gangline import inside
+from gangline import forward_context
 from gangline.testing import StrategySuite
 from gangline.testing.scenarios import FLOAT64, Layout, Scenario
 from gangline.testing.strategy_ranks import Job, start
@@ -71,9 +71,9 @@ def waits(job: Job) -> list[tuple[str, int]]:
     runtime, said = start(job), []
 
     def noted() -> None:
-        microbatch = inside._frame.microbatch
+        microbatch = forward_context._frame.microbatch
         said.append(("waits", microbatch))
-        inside.give_way()
+        forward_context.give_way()
         said.append(("goes on", microbatch))
 
     with pytest.MonkeyPatch.context() as patch:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gangline import inside
+from gangline import forward_context
 from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
 from gangline.model.compose import compose_model
@@ -30,18 +30,20 @@ class Block(Plain):
 
     def forward(self, hidden, batch):
         self.calls += 1
-        kept = inside.draw(hidden, "dropout") > 0.5
+        kept = forward_context.draw(hidden, "dropout") > 0.5
         hidden = super().forward(hidden, batch) * kept
-        inside.emit_metric("kept", kept.sum())
-        return inside.emit_loss(hidden, hidden.pow(2).sum())
+        forward_context.emit_metric("kept", kept.sum())
+        return forward_context.emit_loss(hidden, hidden.pow(2).sum())
 
 
 def run(recompute, compile=False):
     block = Block()
     finisher(recompute, compile)(block, "blocks.0")
-    collected = inside.Collected()
+    collected = forward_context.Collected()
     hidden = torch.ones(2, 3, 8, dtype=torch.float64, requires_grad=True)
-    with inside.frame(inside.Frame(microbatch=4, seed=1, step=2, coefficient=0.5, collected=collected)):
+    with forward_context.frame(
+        forward_context.Frame(microbatch=4, seed=1, step=2, coefficient=0.5, collected=collected)
+    ):
         loss = block(hidden, None).sum()
         loss.backward()
     return block, loss.detach(), hidden.grad, collected
@@ -127,7 +129,7 @@ def test_compiled_blocks_give_the_same():
 
 class Penalised(nn.Module):
     def forward(self, hidden, batch):
-        return inside.emit_loss(2 * hidden, hidden.square().sum())
+        return forward_context.emit_loss(2 * hidden, hidden.square().sum())
 
 
 @pytest.mark.nightly
@@ -137,7 +139,7 @@ def test_a_term_in_a_compiled_block_gets_the_coefficient_of_its_backward_pass():
     finisher(Recompute.none, True)(block, "blocks.0")
     for coefficient in (0.5, 0.25):
         hidden.grad = None
-        with inside.frame(inside.Frame()) as frame:
+        with forward_context.frame(forward_context.Frame()) as frame:
             y = block(hidden, None)
             frame.coefficient = coefficient
             y.sum().backward()

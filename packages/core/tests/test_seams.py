@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention.flex_attention import flex_attention
 
-from gangline import inside
+from gangline import forward_context
 from gangline.config import default_run
 from gangline.config.check import meaningless
-from gangline.inside import Collected, Frame
+from gangline.forward_context import Collected, Frame
 from gangline.model.attention import plain
 from gangline.model.calls import AttentionCall, LossCall
 from gangline.model.config import DecoderConfig
@@ -97,7 +97,7 @@ def test_the_z_term_joins_the_gradients_and_is_a_metric(random_batch):
     given = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in ((2, 5, 6), (11, 6))]
     hidden, weight = (x.clone().requires_grad_() for x in given)
     collected = Collected()
-    with inside.frame(Frame(coefficient=0.25, collected=collected)):
+    with forward_context.frame(Frame(coefficient=0.25, collected=collected)):
         loss = CrossEntropy(LossCall(z=0.3))(hidden, weight, batch.targets, batch.loss_mask)
         loss.backward(torch.full_like(loss, 0.25))
     ours = hidden.grad, weight.grad

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gangline import inside
-from gangline.inside import Collected, Frame
+from gangline import forward_context
+from gangline.forward_context import Collected, Frame
 from gangline.model.build import construct
 from gangline.model.tree import FeedForwardNode
 from gangline.parallel.prepare import set_products
@@ -161,7 +161,7 @@ def test_a_router_that_is_not_a_number_is_seen(router):
 
 def collected(module, x):
     found = Collected()
-    with inside.frame(Frame(collected=found)):
+    with forward_context.frame(Frame(collected=found)):
         y = module(x)
     metrics = {name: value for (_, _, name), (value, _) in found.metrics.items()}
     return y, {**metrics, **{name: value for (_, _, name), value in found.losses.items()}}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gangline import inside
+from gangline import forward_context
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.parallel.microbatch import frame_of
@@ -40,7 +40,7 @@ def gradients(reference: Reference, batch, tokens: int) -> dict[str, Tensor]:
     frame = frame_of(batch, 0, reference.seed, None)
     for weight in reference.weights.values():
         weight.grad = None
-    with inside.frame(frame):
+    with forward_context.frame(frame):
         loss = reference.loss(batch)
         loss.backward(torch.full_like(loss, 1.0 / tokens))
     return {name: weight.grad.clone() for name, weight in reference.weights.items()}

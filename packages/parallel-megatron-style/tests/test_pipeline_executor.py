@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gangline import inside
+from gangline import forward_context
 from gangline.comm.solo import Done
 from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
@@ -47,14 +47,14 @@ class Waits(torch.autograd.Function):
     def forward(ctx, x, notes):
         ctx.notes = notes
         notes.append("F")
-        inside.give_way()
+        forward_context.give_way()
         notes.append("f")
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, grad):
         ctx.notes.append("B")
-        inside.give_way()
+        forward_context.give_way()
         ctx.notes.append("b")
         return grad, None
 
@@ -211,7 +211,7 @@ def failing_lane(case: Case, kind: str):
         nonlocal calls
         calls += 1
         if calls == 6:
-            inside.give_way()
+            forward_context.give_way()
             raise ArithmeticError(kind)
         return sound(chunk, microbatch, *rest)
 

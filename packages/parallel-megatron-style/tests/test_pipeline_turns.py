@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from gangline import inside
+from gangline import forward_context
 from gangline_parallel_megatron_style.pipeline.turns import TurnTaking
 
 
@@ -15,7 +15,7 @@ def steps(name: str, waits: int, said: list[str]):
     def work():
         for number in range(waits):
             said.append(f"{name}{number}")
-            inside.give_way()
+            forward_context.give_way()
         said.append(f"{name} ends")
 
     return work
@@ -38,7 +38,7 @@ def test_they_change_places_where_they_give_way(a, b, expected):
         seconds = turns.run(steps("a", a, said), steps("b", b, said))
         assert said == expected
         assert min(seconds) > 0
-    assert inside._give_way is None
+    assert forward_context._give_way is None
 
 
 def test_the_second_keeps_its_thread():
@@ -53,18 +53,21 @@ def test_each_has_its_own_surroundings():
     seen = {}
 
     def emits(microbatch):
-        collected = inside.Collected()
-        with inside.frame(inside.Frame(microbatch=microbatch, collected=collected)), inside.at(f"blocks.{microbatch}"):
-            inside.give_way()
-            inside.emit_metric("here", torch.tensor(float(microbatch)))
-            inside.give_way()
+        collected = forward_context.Collected()
+        with (
+            forward_context.frame(forward_context.Frame(microbatch=microbatch, collected=collected)),
+            forward_context.at(f"blocks.{microbatch}"),
+        ):
+            forward_context.give_way()
+            forward_context.emit_metric("here", torch.tensor(float(microbatch)))
+            forward_context.give_way()
         seen[microbatch] = [*collected.metrics]
 
-    with inside.at("outside"):
+    with forward_context.at("outside"):
         TurnTaking().run(lambda: emits(1), lambda: emits(2))
-        assert inside._path == "outside"
+        assert forward_context._path == "outside"
     assert seen == {1: [(1, "blocks.1", "here")], 2: [(2, "blocks.2", "here")]}
-    assert inside._frame is None
+    assert forward_context._frame is None
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -72,14 +75,14 @@ def test_what_one_raises_ends_the_other_and_is_raised(failing):
     turns, ended = TurnTaking(), []
 
     def fails():
-        inside.give_way()
+        forward_context.give_way()
         raise ArithmeticError("this one")
 
     def goes_on():
         try:
-            inside.give_way()
-            inside.give_way()
-            inside.give_way()
+            forward_context.give_way()
+            forward_context.give_way()
+            forward_context.give_way()
         finally:
             ended.append(True)
 
@@ -103,7 +106,7 @@ def test_a_backward_pass_can_be_left_and_taken_up_again():
 
         @staticmethod
         def backward(ctx, grad):
-            inside.give_way()
+            forward_context.give_way()
             return 2 * grad
 
     def gradient(size, found):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from tensor_ranks import Case, tp, whole_of
 
-from gangline import inside
+from gangline import forward_context
 from gangline.comm.solo import Solo
 from gangline.comm.wrap import Wrapped
-from gangline.inside import Collected, Frame
+from gangline.forward_context import Collected, Frame
 from gangline.mesh import Mesh
 from gangline.model import loss as loss_module
 from gangline.model.calls import LossCall
@@ -250,12 +250,12 @@ def lost(vocabulary: int, sequence_parallel: bool, chunk: int, dtype: torch.dtyp
     h.requires_grad_()
     collected, other = Collected(), Collected()
     setting, call = Setting(comm, Plain(dtype, dtype), sequence_parallel), LossCall(z=z)
-    with inside.frame(Frame(coefficient=3.0, collected=collected)):
+    with forward_context.frame(Frame(coefficient=3.0, collected=collected)):
         loss = VocabularyLoss(setting, own.start, call)(h, w, targets, mask)
         (loss * 3).backward()
     loss_module.CHUNK = before
     exact_w, exact_h = whole.double().requires_grad_(), hidden.double().requires_grad_()
-    with inside.frame(Frame(coefficient=3.0, collected=other)):
+    with forward_context.frame(Frame(coefficient=3.0, collected=other)):
         exact = CrossEntropy(call)(exact_h, exact_w, targets, mask)
         (exact * 3).backward()
     wanted_h = cut_sequence(exact_h.grad, comm) if sequence_parallel else exact_h.grad

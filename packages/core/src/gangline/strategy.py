@@ -12,7 +12,7 @@ from gangline.lazy import lazily
 
 if TYPE_CHECKING:
     from gangline.batch import Batch as Batch
-    from gangline.inside import Collected as Collected, Frame as Frame
+    from gangline.forward_context import Collected as Collected, Frame as Frame
     from gangline.mesh import AXES as AXES, DATA_AXES as DATA_AXES, Mesh as Mesh
     from gangline.model.buffers import (
         buffers_of as buffers_of,
@@ -93,7 +93,7 @@ __getattr__, __all__ = lazily(
         "gangline.mesh": "AXES DATA_AXES Mesh",
         "gangline.plan": "Cut Fold Plan matches names",
         "gangline.shard": "Box Division Layout Places Registry Shard in_model model_array parameter_of primary_replica",
-        "gangline.inside": "Collected Frame",
+        "gangline.forward_context": "Collected Frame",
         "gangline.parallel.config": "Ddp Single",
         "gangline.parallel.matrices": "Matrices",
         "gangline.parallel.metrics": "Tally",

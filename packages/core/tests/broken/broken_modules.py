@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from gangline import inside
+from gangline import forward_context
 from gangline.model.attention import Attention
 from gangline.model.feed_forward import FeedForward
 from gangline.testing.toys.lanes import LanesModule
@@ -26,14 +26,14 @@ class OwnLanesModule(LanesModule):
         use = torch.zeros_like(self.balance)
         use[first : first + here] = (active.detach() > 0).sum((0, 1, 3)).double()
         energy = y_BTD.square().mean(-1)
-        inside.emit_metric("use", use, "sum")
-        inside.emit_metric("energy", energy.sum(), "mean")
-        inside.emit_metric("peak", energy.max(), "max")
-        return inside.emit_loss(y_BTD, self.penalty * energy.sum(), "penalty")
+        forward_context.emit_metric("use", use, "sum")
+        forward_context.emit_metric("energy", energy.sum(), "mean")
+        forward_context.emit_metric("peak", energy.max(), "max")
+        return forward_context.emit_loss(y_BTD, self.penalty * energy.sum(), "penalty")
 
 
 class OwnTokensModule(FeedForward):
-    """`inside.over_sequence` is missing."""
+    """`forward_context.over_sequence` is missing."""
 
     def forward(self, x_BTD):
         squares = x_BTD.square().mean(-1, keepdim=True).sum(1, keepdim=True)

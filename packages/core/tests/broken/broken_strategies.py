@@ -120,12 +120,12 @@ def backwards(part, gradient):
 class EvaluatesAlone(Broken):
     @torch.no_grad()
     def evaluate(self, microbatches):
-        from gangline import inside
+        from gangline import forward_context
 
         self._refresh()
         loss = 0.0
         for index, batch in enumerate(microbatches):
-            with inside.frame(frame_of(batch, index, self.seed, None)):
+            with forward_context.frame(frame_of(batch, index, self.seed, None)):
                 loss += float(self.axes.loss(batch))
         return loss, int(count_tokens(microbatches, self.device))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gangline.inside import emit_loss, emit_metric, over_sequence
+from gangline.forward_context import emit_loss, emit_metric, over_sequence
 from gangline_moe.routers.base import Choice, Router
 
 

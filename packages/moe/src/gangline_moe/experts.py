@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from gangline import inside
+from gangline import forward_context
 from gangline.model import construct
 from gangline.precision import Precision
 from gangline_moe.nodes import ExpertsNode, StackNode
@@ -68,14 +68,14 @@ class StackProduct(torch.autograd.Function):
         products: Products = ctx.products
         dy_AO, dweight = dy_AO.contiguous(), None
         if need_weight:
-            dweight = inside.weight_gradient(ctx.weight, lambda: products.outer(dy_AO, kept[0], bounds))
+            dweight = forward_context.weight_gradient(ctx.weight, lambda: products.outer(dy_AO, kept[0], bounds))
         return products.back(dy_AO, weight, bounds) if need_x else None, dweight, None, None
 
 
 class GatedProducts(torch.autograd.Function):
     """W_down (silu(W_gate x) · W_up x). Kept are x and the two products before the gate; the rest is computed again.
 
-    The parameters are kept in `ctx` beside the saved tensors, as `inside.weight_gradient` asks.
+    The parameters are kept in `ctx` beside the saved tensors, as `forward_context.weight_gradient` asks.
     """
 
     @staticmethod
@@ -97,7 +97,7 @@ class GatedProducts(torch.autograd.Function):
         active_AH = F.silu(gate_AH)
 
         def weight_gradient(needed: bool, weight: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
-            return inside.weight_gradient(weight, lambda: products.outer(dy, x, bounds)) if needed else None
+            return forward_context.weight_gradient(weight, lambda: products.outer(dy, x, bounds)) if needed else None
 
         dw_down = weight_gradient(need_down, ctx.weights[2], dy_AD, active_AH * up_AH)
         dh_AH = products.back(dy_AD, w_down, bounds)

@@ -7,7 +7,7 @@ import math
 from torch import Tensor, nn
 
 from gangline.comm import Comm
-from gangline.inside import emit_metric
+from gangline.forward_context import emit_metric
 from gangline.model import construct
 from gangline_moe.balance import balanced
 from gangline_moe.dispatch.dispatcher import TokenDispatcher

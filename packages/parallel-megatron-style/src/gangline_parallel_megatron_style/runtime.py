@@ -15,8 +15,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from gangline import inside
-from gangline.inside import Collected
+from gangline import forward_context
+from gangline.forward_context import Collected
 from gangline.strategy import (
     AXES,
     DATA_AXES,
@@ -142,7 +142,7 @@ class ComposedRuntime(Runtime, RankStages):
     # --- what the executor calls ------------------------------------------------------------------------------------
 
     def forward(self, chunk: int, microbatch: int, hidden: Tensor | None) -> Tensor:
-        with inside.frame(self._context.frames[microbatch]):
+        with forward_context.frame(self._context.frames[microbatch]):
             return self.stages[chunk].forward(microbatch, hidden, self._context.batches[microbatch])
 
     def backward(self, chunk: int, microbatch: int, output: Tensor, grad: Tensor | None) -> None:
@@ -150,7 +150,7 @@ class ComposedRuntime(Runtime, RankStages):
         frame.coefficient = self.made.precision.scale / max(self._context.tokens, 1)
         self._groups.last = microbatch == len(self._context.batches) - 1
         if output.requires_grad:  # of a first stage that is not trained nothing does
-            with inside.frame(frame):
+            with forward_context.frame(frame):
                 torch.autograd.backward(output, torch.full_like(output, frame.coefficient) if grad is None else grad)
         self.stages[chunk].backward_ends(microbatch)
 

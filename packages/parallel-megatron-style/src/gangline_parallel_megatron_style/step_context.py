@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from gangline.comm import Comm, Pending
-from gangline.inside import Collected, Frame
+from gangline.forward_context import Collected, Frame
 from gangline.strategy import Batch, count_on_host, frame_of
 
 

@@ -61,7 +61,7 @@ class LossCall:
     """What `loss(hidden, weight, targets, loss_mask) -> sum` computes: cross-entropy of the logits hidden · weightᵀ.
 
     z  weight of log²Z, Z the sum of a token's exp(logits) (PaLM, arXiv 2204.02311, section 5): a term that joins the
-       gradients by `gangline.inside.emit_loss` under the name "z_loss", and not the sum that is returned
+       gradients by `gangline.forward_context.emit_loss` under the name "z_loss", and not the sum that is returned
 
     Raises ValueError for a negative weight.
     """

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gangline.inside import emit_loss
+from gangline.forward_context import emit_loss
 from gangline.model.calls import LOSS_CHUNK as CHUNK, LossCall
 
 

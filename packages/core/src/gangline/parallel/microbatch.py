@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gangline.batch import Batch
-from gangline.inside import Collected, Frame
+from gangline.forward_context import Collected, Frame
 from gangline.plan import Plan
 
 

@@ -10,12 +10,12 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from gangline import inside
+from gangline import forward_context
 from gangline.batch import Batch
 from gangline.comm.base import Comm, Comms
 from gangline.comm.solo import Solo
 from gangline.config.schema import Run
-from gangline.inside import Collected
+from gangline.forward_context import Collected
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.buffers import listeners
 from gangline.parallel import norm
@@ -85,7 +85,7 @@ class WholeRuntime(Runtime):
         collected, losses, tokens = Collected(), [], None
         last = len(microbatches) - 1
         for index, batch in enumerate(microbatches):
-            with inside.frame(frame_of(batch, index, self.seed, collected)) as frame:
+            with forward_context.frame(frame_of(batch, index, self.seed, collected)) as frame:
                 loss = self.stages.loss(batch)
                 losses.append(loss.detach())
                 if tokens is None:
@@ -122,7 +122,7 @@ class WholeRuntime(Runtime):
         self.model.eval()
         losses = []
         for index, batch in enumerate(microbatches):
-            with inside.frame(frame_of(batch, index, self.seed, None)):
+            with forward_context.frame(frame_of(batch, index, self.seed, None)):
                 losses.append(self.stages.loss(batch))
         self.model.train()
         return losses

@@ -1,7 +1,7 @@
 """The single process that every layout is judged against: the model as its author wrote it, and nothing of any part.
 
-It shares with the parts under test the model, its plan, the drawing of weights and `gangline.inside`; the step, the
-sums, the norm and the update are its own.
+It shares with the parts under test the model, its plan, the drawing of weights and `forward_context`; the step,
+the sums, the norm and the update are its own.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from gangline import draws, inside
+from gangline import draws, forward_context
 from gangline.batch import Batch
-from gangline.inside import Collected, Frame
+from gangline.forward_context import Collected, Frame
 from gangline.model.buffers import buffers_of, listeners, put
 from gangline.model.build import construct
 from gangline.model.tree import Node
@@ -82,7 +82,7 @@ class Reference:
         hidden = self.model.get_submodule(self.plan.embed)(batch)
         for index in range(self.plan.layers):
             path = f"{self.plan.blocks}.{index}"
-            with inside.at(path):
+            with forward_context.at(path):
                 hidden = self.model.get_submodule(path)(hidden, batch)
         return self.model.get_submodule(self.plan.head)(hidden, batch)
 
@@ -108,7 +108,7 @@ class Reference:
                 weight.grad = None
             share = 0.0
             for batch in group:
-                with inside.frame(self._frame(batch, number, 1.0 / max(tokens, 1), collected)) as frame:
+                with forward_context.frame(self._frame(batch, number, 1.0 / max(tokens, 1), collected)) as frame:
                     loss = self.loss(batch)
                     loss.backward(torch.full_like(loss, frame.coefficient))
                 share += float(loss.detach().double())
@@ -165,7 +165,7 @@ class Reference:
         loss_sum, tokens = 0.0, 0
         self.model.eval()
         for number, batch in enumerate(batch for group in groups for batch in group):
-            with inside.frame(self._frame(batch, number, 1.0, None)):
+            with forward_context.frame(self._frame(batch, number, 1.0, None)):
                 loss_sum += float(self.loss(batch).double())
             tokens += int(batch.loss_mask.sum())
         self.model.train()

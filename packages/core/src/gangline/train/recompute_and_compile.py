@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gangline import inside
+from gangline import forward_context
 from gangline.config.sections import Recompute
 from gangline.model import documents
 from gangline.model.contracts import seam_function, seam_module
@@ -29,7 +29,7 @@ def finisher(recompute: Recompute, compile: bool, every: int = 1, seams: Sequenc
     """
 
     if compile:
-        inside.not_traced()
+        forward_context.not_traced()
         documents.not_traced()
 
     def finish(block: nn.Module, path: str) -> None:
@@ -68,7 +68,7 @@ def _recomputed(forward: Callable) -> Callable:
 
 def _at(forward: Callable, path: str) -> Callable:
     def located(hidden, batch):
-        with inside.at(path):
+        with forward_context.at(path):
             return forward(hidden, batch)
 
     return located

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gangline.inside import draw
+from gangline.forward_context import draw
 from gangline.model import construct
 from gangline_moe.nodes import RouterNode
 

@@ -1,8 +1,8 @@
 """Two computations of one rank in turns: while one waits for a transfer, the other goes on.
 
 Each has a thread, for a backward pass cannot be left and taken up again otherwise. One runs at a time, and they change
-places only where a module says `inside.give_way`: the order in which the rank begins transfers then follows from the
-model alone, and is the same on all ranks that take part in them.
+places only where a module says `forward_context.give_way`: the order in which the rank begins transfers then follows
+from the model alone, and is the same on all ranks that take part in them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from gangline import inside
+from gangline import forward_context
 
 
 class Abandoned(Exception):
@@ -43,12 +43,12 @@ class TurnTaking:
             with stream:
                 pair.lane(1, second)
 
-        surroundings = inside.swap()
+        surroundings = forward_context.swap()
         self._jobs.put(other)
-        with inside.taking_turns(pair.give_way):
+        with forward_context.taking_turns(pair.give_way):
             if not pair.lane(0, first):
                 pair.go[0].acquire()
-        inside.swap(surroundings)
+        forward_context.swap(surroundings)
         if pair.failed is not None:
             raise pair.failed
         return pair.seconds[0], pair.seconds[1]
@@ -86,10 +86,10 @@ class _Pair:
         number = self._turn
         if self.over[1 - number]:
             return
-        left = inside.swap()
+        left = forward_context.swap()
         self._pass_on()
         self.go[number].acquire()
-        inside.swap(left)
+        forward_context.swap(left)
         if self.failed is not None:
             raise Abandoned
 

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gangline.inside import emit_loss
+from gangline.forward_context import emit_loss
 from gangline.model import LossCall, log_sum_exp, logits_gradient, wide
 from gangline.strategy import accumulate_grad, defer
 from gangline_parallel_megatron_style.tensor.rows import to_rows

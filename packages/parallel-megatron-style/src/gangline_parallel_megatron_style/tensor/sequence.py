@@ -27,7 +27,7 @@ def gather_sequence(x: Tensor, comm: Comm) -> Tensor:
 
 
 def over_sequence(comm: Comm) -> Callable[[Tensor], Tensor]:
-    """What `gangline.inside.Frame.over_sequence` takes: x -> Σ x over the axis, differentiable; itself for one rank."""
+    """What `forward_context.Frame.over_sequence` takes: x -> Σ x over the axis, differentiable; itself for one rank."""
     return partial(all_reduce, comm=comm)
 
 

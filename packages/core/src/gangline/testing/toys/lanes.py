@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gangline import inside
+from gangline import forward_context
 from gangline.comm.autograd import all_gather, reduce_scatter
 from gangline.comm.base import Comm
 from gangline.testing.toys.plugin import LanesNode
@@ -46,14 +46,14 @@ class LanesModule(nn.Module):
         y_ND = torch.einsum("lnf,ldf,l->nd", active, self.w_out.to(x_ND.dtype), gain)
         y_BTD = (y_ND if self.axis is None else reduce_scatter(y_ND, self.axis)).view_as(x_BTD)
         if self.training:
-            y_BTD = y_BTD * (1 + 0.1 * (inside.draw(y_BTD, "jitter").to(y_BTD.dtype) - 0.5))
+            y_BTD = y_BTD * (1 + 0.1 * (forward_context.draw(y_BTD, "jitter").to(y_BTD.dtype) - 0.5))
         use = torch.zeros(len(self.balance), dtype=torch.float64)
         use[first : first + here] = (active.detach() > 0).sum((1, 2)).double().cpu()
         energy = y_BTD.square().mean(-1)
-        inside.emit_metric("use", use.to(x_BTD.device), "sum")  # each rank of the fold counts its own lanes
-        inside.emit_metric("energy", energy.mean(), "mean")
-        inside.emit_metric("peak", energy.max(), "max")
-        return inside.emit_loss(y_BTD, self.penalty * energy.sum(), "penalty")
+        forward_context.emit_metric("use", use.to(x_BTD.device), "sum")  # each rank of the fold counts its own lanes
+        forward_context.emit_metric("energy", energy.mean(), "mean")
+        forward_context.emit_metric("peak", energy.max(), "max")
+        return forward_context.emit_loss(y_BTD, self.penalty * energy.sum(), "penalty")
 
     def after_step(self, totals: dict[str, Tensor]) -> None:
         """Lanes used less than the average count more from now on."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from gangline import inside
+from gangline import forward_context
 from gangline.batch import Batch
 from gangline.comm.base import Comms
 from gangline.config.schema import Run
-from gangline.inside import Collected, Frame
+from gangline.forward_context import Collected, Frame
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.buffers import listeners
 from gangline.parallel import norm
@@ -132,7 +132,7 @@ class RowsRuntime(Runtime):
         coefficient = self.precision.scale / max(self._divisor(tokens, microbatches), 1)
         collected, losses = Collected(), []
         for index, batch in enumerate(microbatches):
-            with inside.frame(self._frame(batch, index, collected)) as frame:
+            with forward_context.frame(self._frame(batch, index, collected)) as frame:
                 frame.coefficient = coefficient
                 losses.append(self.axes.loss(self.axes.own_tokens(batch)).detach())
                 self.axes.backward(coefficient)
@@ -201,7 +201,7 @@ class RowsRuntime(Runtime):
         self.model.eval()
         losses = []
         for index, batch in enumerate(microbatches):
-            with inside.frame(self._frame(batch, index, None)):
+            with forward_context.frame(self._frame(batch, index, None)):
                 losses.append(self.axes.loss(self.axes.own_tokens(batch)))
         self.model.train()
         return losses if self.axes.speaks else []

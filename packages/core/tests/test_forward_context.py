@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gangline import inside
-from gangline.inside import Collected, Frame, at, draw, emit_loss, emit_metric, frame, over_sequence
+from gangline import forward_context
+from gangline.forward_context import Collected, Frame, at, draw, emit_loss, emit_metric, frame, over_sequence
 from gangline.weight_grads import deferring, is_deferring
 
 
@@ -161,10 +161,10 @@ def test_a_weight_gradient_is_computed_now_or_deferred():
     def compute():
         return weight * 3  # of a graph, which must not outlive the backward pass
 
-    assert inside.weight_gradient(weight, compute).equal(torch.full((2,), 3.0))
+    assert forward_context.weight_gradient(weight, compute).equal(torch.full((2,), 3.0))
     with deferring(kept.append):
         assert is_deferring()
-        assert inside.weight_gradient(weight, compute) is None
+        assert forward_context.weight_gradient(weight, compute) is None
         with pytest.raises(RuntimeError, match="already"), deferring(kept.append):
             pass
     assert not is_deferring()
@@ -174,22 +174,22 @@ def test_a_weight_gradient_is_computed_now_or_deferred():
         found()
         assert weight.grad.equal(torch.full((2,), 3.0 * times))
         assert not weight.grad.requires_grad
-    assert inside.weight_gradient(weight, compute) is not None
+    assert forward_context.weight_gradient(weight, compute) is not None
 
 
 def test_nobody_gives_way_but_to_somebody():
     said = []
-    inside.give_way()
-    with inside.taking_turns(lambda: said.append("other")):
-        inside.give_way()
-    inside.give_way()
+    forward_context.give_way()
+    with forward_context.taking_turns(lambda: said.append("other")):
+        forward_context.give_way()
+    forward_context.give_way()
     assert said == ["other"]
 
 
 def test_surroundings_are_swapped():
-    frame = inside.Frame(microbatch=3)
-    with inside.frame(frame), inside.at("blocks.1"):
-        left = inside.swap()
+    frame = forward_context.Frame(microbatch=3)
+    with forward_context.frame(frame), forward_context.at("blocks.1"):
+        left = forward_context.swap()
         assert left == (frame, "blocks.1")
-        assert inside.swap(left) == (None, "")
-        assert inside.swap() == left
+        assert forward_context.swap(left) == (None, "")
+        assert forward_context.swap() == left

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gangline.batch import Batch
 from gangline.config.sections import Recompute
-from gangline.inside import draw, emit_loss, emit_metric
+from gangline.forward_context import draw, emit_loss, emit_metric
 from gangline.mesh import Mesh
 from gangline.model.build import materialise
 from gangline.model.init import shards_of
