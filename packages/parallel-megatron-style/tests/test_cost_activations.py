@@ -19,7 +19,7 @@ from gangline.model.build import construct
 from gangline.model.config import DecoderConfig
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.config import Pp, Tp
-from gangline_parallel_megatron_style.cost import activations, moments, timing
+from gangline_parallel_megatron_style.cost import activations, peak_memory, timing
 from gangline_parallel_megatron_style.cost.activations import ActivationSizes
 from gangline_parallel_megatron_style.cost.case import Case
 
@@ -153,4 +153,4 @@ def test_a_pipeline_keeps_as_many_as_its_schedule_says():
         each = activations.of_block(case, 0, sizes) + activations.angles(case, sizes)
         head = activations.head(case, sizes)["activations"]
         for rank, count in enumerate(counts):
-            assert moments.under_way(case, rank, order, sizes) == count * (each + (head if rank == 3 else 0))
+            assert peak_memory.under_way(case, rank, order, sizes) == count * (each + (head if rank == 3 else 0))

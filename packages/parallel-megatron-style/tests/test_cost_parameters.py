@@ -19,8 +19,8 @@ from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost.activations import ActivationSizes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.memory import state
-from gangline_parallel_megatron_style.cost.moments import moments
 from gangline_parallel_megatron_style.cost.parameters import arrays_of
+from gangline_parallel_megatron_style.cost.peak_memory import moments
 from gangline_parallel_megatron_style.pipeline.actions import place_of
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_out
 

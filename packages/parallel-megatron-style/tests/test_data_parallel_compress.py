@@ -25,8 +25,8 @@ from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.memory import state
-from gangline_parallel_megatron_style.data_parallel.codec import Bfloat16, Signs
-from gangline_parallel_megatron_style.data_parallel.wire import CHUNK
+from gangline_parallel_megatron_style.data_parallel.compressed_bytes import CHUNK
+from gangline_parallel_megatron_style.data_parallel.grad_codec import Bfloat16, Signs
 
 
 @settings(deadline=None, max_examples=30)

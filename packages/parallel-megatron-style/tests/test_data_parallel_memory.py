@@ -20,7 +20,7 @@ from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost.activations import ActivationSizes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.memory import state
-from gangline_parallel_megatron_style.cost.moments import moments
+from gangline_parallel_megatron_style.cost.peak_memory import moments
 from gangline_parallel_megatron_style.runtime import ComposedRuntime
 
 MODEL = DecoderConfig(vocab_size=64, dim=64, layers=6, heads=4, hidden=192)

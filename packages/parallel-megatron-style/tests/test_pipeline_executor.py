@@ -18,7 +18,7 @@ from gangline.model.tree import LinearNode
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import pool
-from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
+from gangline_parallel_megatron_style.pipeline.action_costs import UNIFORM, ActionCosts
 from gangline_parallel_megatron_style.pipeline.executor import AHEAD, Executor
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
@@ -35,7 +35,7 @@ class Case:
     microbatches: int
     chunks: int
     dtype: torch.dtype = torch.float32
-    costs: tuple[Costs, ...] | Costs = UNIFORM
+    costs: tuple[ActionCosts, ...] | ActionCosts = UNIFORM
     split: bool = True  # SplitProduct in place of autograd's own backward
     overlap: bool = False  # forwards take turns with backwards, at every layer
 
@@ -173,7 +173,7 @@ def test_layers_that_put_nothing_off_are_right_too():
 
 
 def test_costs_change_the_order_and_not_the_bits():
-    costs = tuple(Costs(F=1 + stage % 2, I=1.5 + stage, W=0.7) for stage in range(4))
+    costs = tuple(ActionCosts(F=1 + stage % 2, I=1.5 + stage, W=0.7) for stage in range(4))
     pool(2).run(check, Case("zb_v", 6, 2, costs=costs))
 
 

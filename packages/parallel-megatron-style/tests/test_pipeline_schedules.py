@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from gangline_parallel_megatron_style.pipeline.action_costs import ActionCosts
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule
-from gangline_parallel_megatron_style.pipeline.costs import Costs
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, forward_only, make_schedule
 from gangline_parallel_megatron_style.pipeline.simulate import peak_activations, simulate
 from gangline_parallel_megatron_style.pipeline.validate import validate
@@ -73,7 +73,7 @@ def test_makespan(name, ranks):
 @given(st.integers(1, 6), st.integers(1, 20), st.tuples(*[st.floats(0.5, 3)] * 3))
 @settings(max_examples=60, deadline=None)
 def test_formulas_of_whole_backwards_hold_for_any_costs(ranks, microbatches, times):
-    costs = Costs(F=times[0], I=times[1], W=times[2])
+    costs = ActionCosts(F=times[0], I=times[1], W=times[2])
     for name, chunks, m in (
         ("gpipe", 1, microbatches),
         ("1f1b", 1, microbatches),
@@ -86,7 +86,7 @@ def test_formulas_of_whole_backwards_hold_for_any_costs(ranks, microbatches, tim
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_zero_bubble_papers(ranks):
     """ZB-H1's formula where W < F < I, as its paper measures; DualPipe's table bounds DualPipeV from above."""
-    costs = Costs(F=1.0, I=1.1, W=0.8)
+    costs = ActionCosts(F=1.0, I=1.1, W=0.8)
     microbatches = 3 * ranks
     h1 = simulate(make_schedule("zb_h1", ranks=ranks, microbatches=microbatches), costs)
     assert h1.bubble == pytest.approx(SCHEDULES["zb_h1"].bubble(ranks, microbatches, 1, costs))
@@ -96,7 +96,7 @@ def test_zero_bubble_papers(ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-@pytest.mark.parametrize("costs", [Costs(), Costs(F=1.0, I=1.1, W=0.8)])
+@pytest.mark.parametrize("costs", [ActionCosts(), ActionCosts(F=1.0, I=1.1, W=0.8)])
 def test_pairs_idle_as_the_table_of_dualpipe_says(ranks, costs):
     microbatches = 2 * ranks + 1
     found = simulate(make_schedule("dualpipe_v", ranks=ranks, microbatches=microbatches, overlap=True), costs)
@@ -126,14 +126,14 @@ def test_pairs_of_any_size_wait_for_nothing_that_never_comes(ranks, microbatches
 def test_zb_v_made_for_other_costs(ranks, microbatches, data):
     """Any costs of any stage: valid, within the same memory."""
     time = st.floats(0.01, 3)
-    costs = [Costs(*data.draw(st.tuples(time, time, time))) for _ in range(2 * ranks)]
+    costs = [ActionCosts(*data.draw(st.tuples(time, time, time))) for _ in range(2 * ranks)]
     schedule = make_schedule("zb_v", ranks=ranks, microbatches=microbatches, costs=costs)
     validate(schedule)
     assert max(peak_activations(schedule)) <= 2 * ranks
 
 
 def test_zb_v_made_for_its_costs_waits_less():
-    costs = Costs(F=1.0, I=1.2, W=0.8)
+    costs = ActionCosts(F=1.0, I=1.2, W=0.8)
     blind, told = (
         simulate(make_schedule("zb_v", ranks=4, microbatches=16, **k), costs) for k in ({}, {"costs": costs})
     )
@@ -234,6 +234,6 @@ def test_numbers_that_cannot_be():
     with pytest.raises(ValueError, match="0 microbatches"):
         make_schedule("1f1b", ranks=2, microbatches=0)
     with pytest.raises(ValueError, match="costs of 2 stages for a schedule of 4"):
-        simulate(make_schedule("1f1b", ranks=4, microbatches=2), [Costs(), Costs()])
+        simulate(make_schedule("1f1b", ranks=4, microbatches=2), [ActionCosts(), ActionCosts()])
     with pytest.raises(ValueError, match="takes some time"):
-        simulate(make_schedule("1f1b", ranks=4, microbatches=2), Costs(F=0))
+        simulate(make_schedule("1f1b", ranks=4, microbatches=2), ActionCosts(F=0))

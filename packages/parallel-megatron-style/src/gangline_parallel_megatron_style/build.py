@@ -15,8 +15,8 @@ from gangline.precision import Precision
 from gangline.strategy import Batch, Finish, Mesh, Plan, bind_folds, calls, dtype_name, model_array, set_products
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.config import Composed
-from gangline_parallel_megatron_style.data_parallel.codec import CODECS
 from gangline_parallel_megatron_style.data_parallel.describe import describe
+from gangline_parallel_megatron_style.data_parallel.grad_codec import CODECS
 from gangline_parallel_megatron_style.data_parallel.options import BufferOptions
 from gangline_parallel_megatron_style.data_parallel.storage import Storage
 from gangline_parallel_megatron_style.pipeline.assignment import StageAssignment

@@ -8,8 +8,8 @@ from pathlib import Path
 from gangline import UserError
 from gangline.config import near
 from gangline.tools import verb_of
+from gangline_parallel_megatron_style.pipeline.action_costs import UNIFORM, ActionCosts
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
-from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
 from gangline_parallel_megatron_style.pipeline.draw import Caption, as_svg, as_text
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline
 
@@ -82,7 +82,7 @@ def _draw(argv: Sequence[str]) -> int:
     return 0
 
 
-def _of_flags(flags: dict[str, str]) -> tuple[Schedule, Costs, Caption]:
+def _of_flags(flags: dict[str, str]) -> tuple[Schedule, ActionCosts, Caption]:
     """The schedule that the flags name; its stages cost the same, a backward pass twice a forward pass."""
     from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_schedule
 
@@ -128,7 +128,7 @@ def _recorded(directory: Path) -> tuple[Timeline, Caption]:
     return timeline([1000 * at for at in spans], schedule), caption
 
 
-def _of_run(words: Sequence[str]) -> tuple[Schedule, list[Costs], Caption]:
+def _of_run(words: Sequence[str]) -> tuple[Schedule, list[ActionCosts], Caption]:
     """The schedule of a run, and what its stages compute."""
     from gangline.config import compose_one
     from gangline_parallel_megatron_style.cost.timing import costs, schedule_of
@@ -144,7 +144,7 @@ def _of_run(words: Sequence[str]) -> tuple[Schedule, list[Costs], Caption]:
         "simulated, by the products that each stage computes",
         "forward passes of the largest stage",
     )
-    return schedule, [Costs(cost.F / most, cost.I / most, cost.W / most) for cost in costs(case)], caption
+    return schedule, [ActionCosts(cost.F / most, cost.I / most, cost.W / most) for cost in costs(case)], caption
 
 
 def _write(path: str, picture: str) -> None:

@@ -1,5 +1,5 @@
 """What a rank keeps throughout a step by kind, in bytes: weights, gradients, optimizer state (Rajbhandari et al., ZeRO,
-arXiv 1910.02054, section 3). What comes and goes is in `moments`.
+arXiv 1910.02054, section 3). What comes and goes is in `peak_memory`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def state(case: Case, rank: int) -> Counter[str]:
     """What a rank has of weights, gradients, master weights and optimizer state throughout a step.
 
     zero 0: all whole. 1: master weights and optimizer state cut over the shard ranks. 2: gradients too (but not where
-    deterministic sums want all of them). 3: weights too, which are whole for a while (`moments`). What lies on a fold
+    deterministic sums want all of them). 3: weights too, whole for a while (`peak_memory`). What lies on a fold
     that leaves no rank beside it is cut by the fold alone. What is frozen has weights and nothing else. Offloaded,
     masters, optimizer state and what callbacks keep are in the host's memory. Where the forward pass computes in the
     masters' own dtype, whole weights are the masters.

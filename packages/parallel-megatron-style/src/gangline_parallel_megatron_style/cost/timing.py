@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from gangline.config import Recompute
 from gangline.model import Node, computes_frozen, nodes
 from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.pipeline.action_costs import ActionCosts
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
-from gangline_parallel_megatron_style.pipeline.costs import Costs
 from gangline_parallel_megatron_style.pipeline.schedules import make_schedule
 from gangline_parallel_megatron_style.pipeline.simulate import simulate
 
@@ -89,10 +89,10 @@ def schedule_of(case: Case) -> Schedule | None:
     )
 
 
-def costs(case: Case) -> list[Costs]:
+def costs(case: Case) -> list[ActionCosts]:
     """Of each model stage, by what it computes: the input's gradient and the weights' one forward pass each."""
     return [
-        Costs(float(one.forward), float(one.forward + one.again), float(max(1, one.weights)))
+        ActionCosts(float(one.forward), float(one.forward + one.again), float(max(1, one.weights)))
         for one in stage_flops(case)
     ]
 

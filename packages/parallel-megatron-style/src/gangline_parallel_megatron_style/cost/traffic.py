@@ -18,7 +18,7 @@ from gangline_parallel_megatron_style.cost import memory
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import BESIDE, Sent
 from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
-from gangline_parallel_megatron_style.data_parallel.wire import WIRE
+from gangline_parallel_megatron_style.data_parallel.compressed_bytes import WIRE
 from gangline_parallel_megatron_style.sharding.arrays import EMBED
 from gangline_parallel_megatron_style.sharding.ranks import SHARD_AXES, StateRanks
 

@@ -8,8 +8,8 @@ from itertools import product
 from torch import Tensor
 
 from gangline.strategy import Division, Layout, Mesh, Plan, Registry, Shard
-from gangline_parallel_megatron_style.data_parallel.codec import GradCodec
-from gangline_parallel_megatron_style.data_parallel.compress import Compressed, row_of
+from gangline_parallel_megatron_style.data_parallel.compressed_comm import Compressed, row_of
+from gangline_parallel_megatron_style.data_parallel.grad_codec import GradCodec
 from gangline_parallel_megatron_style.data_parallel.param_buffer import ParamBuffer
 from gangline_parallel_megatron_style.sharding.arrays import ModelLayout
 from gangline_parallel_megatron_style.sharding.ranks import StateRanks

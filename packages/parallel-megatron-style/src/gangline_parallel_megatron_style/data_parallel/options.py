@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gangline.precision import Precision
-from gangline_parallel_megatron_style.data_parallel.codec import GradCodec
+from gangline_parallel_megatron_style.data_parallel.grad_codec import GradCodec
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from gangline.comm import Comm, Comms
 from gangline.strategy import Fold, Mesh, Plan, Registry, Shard, ShardedParam, buffers_of, dtype_name, model_array, put
 from gangline_parallel_megatron_style.data_parallel import error_feedback
-from gangline_parallel_megatron_style.data_parallel.compress import Switch, compressed
+from gangline_parallel_megatron_style.data_parallel.compressed_comm import Switch, compressed
 from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
 from gangline_parallel_megatron_style.data_parallel.grad_schedule import GradSchedule
 from gangline_parallel_megatron_style.data_parallel.options import BufferOptions

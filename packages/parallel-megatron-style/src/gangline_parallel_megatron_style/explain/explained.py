@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gangline import UserError
 from gangline.strategy import Mesh
 from gangline_parallel_megatron_style.config import Composed
-from gangline_parallel_megatron_style.cost import moments, timing, traffic
+from gangline_parallel_megatron_style.cost import peak_memory, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.layout import check
 
@@ -81,7 +81,7 @@ def of_case(case: Case, gpu: bool = True) -> Explained:
     schedule, stages = timing.schedule_of(case), []
     for rank in range(case.pp):
         numbers = sum(array.size for array in case.held(rank))
-        needs, sent = moments.of_rank(case, rank, schedule, gpu), traffic.of_rank(case, rank)
+        needs, sent = peak_memory.of_rank(case, rank, schedule, gpu), traffic.of_rank(case, rank)
         stages.append(RankCost(len(case.blocks_of(rank)), numbers, timing.flops(case, rank), needs, sent))
     return Explained(case, stages, timing.bubble(case, schedule))
 

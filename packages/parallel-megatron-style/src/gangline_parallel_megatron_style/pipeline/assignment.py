@@ -17,8 +17,8 @@ from gangline_parallel_megatron_style.config import Composed
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.timing import costs
 from gangline_parallel_megatron_style.layout.stages import partition
+from gangline_parallel_megatron_style.pipeline.action_costs import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import Placement, place_of, stage_of
-from gangline_parallel_megatron_style.pipeline.costs import UNIFORM
 from gangline_parallel_megatron_style.pipeline.executor import Executor
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES

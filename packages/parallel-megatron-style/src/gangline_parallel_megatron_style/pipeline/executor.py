@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gangline.comm import Comm, Pending
+from gangline_parallel_megatron_style.pipeline.action_costs import UNIFORM, ActionCosts
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule
-from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
 from gangline_parallel_megatron_style.pipeline.program import (
     Message,
     Program,
@@ -46,7 +46,7 @@ class Executor:
         name: str,
         *,
         chunks: int | None = None,
-        costs: Costs | Sequence[Costs] = UNIFORM,
+        costs: ActionCosts | Sequence[ActionCosts] = UNIFORM,
         clock: Callable[[], float] | None = None,
         overlap: bool = False,
     ) -> None:

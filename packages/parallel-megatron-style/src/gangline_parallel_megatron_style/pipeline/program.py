@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from gangline_parallel_megatron_style.pipeline.action_costs import UNIFORM, ActionCosts
 from gangline_parallel_megatron_style.pipeline.actions import Kind, PipelineAction, Schedule
-from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
 from gangline_parallel_megatron_style.pipeline.dependencies import needs, result
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline, simulate
 
@@ -73,7 +73,9 @@ def input_of(schedule: Schedule, rank: int, action: PipelineAction) -> Message |
     return None if made is None else Message(made.what, made.microbatch, made.stage, stage)
 
 
-def programs(schedule: Schedule, costs: Costs | Sequence[Costs] = UNIFORM, latency: float = 0.0) -> tuple[Program, ...]:
+def programs(
+    schedule: Schedule, costs: ActionCosts | Sequence[ActionCosts] = UNIFORM, latency: float = 0.0
+) -> tuple[Program, ...]:
     """The program of each rank. Between stages on one rank there is no message.
 
     Costs and latency only choose among the orders that are right; they must be the same on all ranks.

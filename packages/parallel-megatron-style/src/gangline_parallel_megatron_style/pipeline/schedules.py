@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from gangline_parallel_megatron_style.pipeline.action_costs import UNIFORM, ActionCosts
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Placement, Schedule
 from gangline_parallel_megatron_style.pipeline.classic import gpipe, one_f_one_b, zb_h1
-from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs
 from gangline_parallel_megatron_style.pipeline.dualpipe_v import dualpipe_v
 from gangline_parallel_megatron_style.pipeline.interleaved import interleaved_1f1b
 from gangline_parallel_megatron_style.pipeline.zb_v import zb_v
@@ -23,12 +23,12 @@ class ScheduleType:
     placement: Placement = "loop"
     splits_backward: bool = False  # into I and W
     pairs: bool = False  # has forwards that may take turns with backwards; that leaves another `idle`: see `dualpipe_v`
-    generate: Callable[[int, int, int, Costs | Sequence[Costs]], Schedule]  # p, m, v, k
-    idle: Callable[[int, Costs], float]  # p, k: the time that each rank waits, where `exact` and F = I = W
+    generate: Callable[[int, int, int, ActionCosts | Sequence[ActionCosts]], Schedule]  # p, m, v, k
+    idle: Callable[[int, ActionCosts], float]  # p, k: the time that each rank waits, where `exact` and F = I = W
     exact: Callable[[int, int], bool]  # p, m: whether `idle` is the whole truth; elsewhere `simulate` knows
     activations: Callable[[int, int, int, int], int]  # p, m, v, rank: the most that it holds at once, of one chunk
 
-    def bubble(self, ranks: int, microbatches: int, chunks: int, costs: Costs = UNIFORM) -> float:
+    def bubble(self, ranks: int, microbatches: int, chunks: int, costs: ActionCosts = UNIFORM) -> float:
         """The share of the time that a rank waits, 0 to 1, by the closed form."""
         idle = self.idle(ranks, costs)
         return idle / (idle + microbatches * chunks * (costs.F + costs.of("B")))
@@ -99,7 +99,7 @@ def make_schedule(
     ranks: int,
     microbatches: int,
     chunks: int | None = None,
-    costs: Costs | Sequence[Costs] = UNIFORM,
+    costs: ActionCosts | Sequence[ActionCosts] = UNIFORM,
     overlap: bool = False,
 ) -> Schedule:
     """The schedule of that name. `costs` (of each stage or of all; the same on all ranks) guide zb_v alone.

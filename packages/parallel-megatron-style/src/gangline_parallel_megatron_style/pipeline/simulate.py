@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gangline_parallel_megatron_style.pipeline.action_costs import UNIFORM, ActionCosts, per_stage
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
-from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs, per_stage
 from gangline_parallel_megatron_style.pipeline.dependencies import StageResult, needs, result, walk
 
 Span = tuple[float, float]
@@ -39,7 +39,9 @@ class Timeline:
         return 1 - sum(map(self.busy, range(ranks))) / (self.makespan * ranks)
 
 
-def simulate(schedule: Schedule, costs: Costs | Sequence[Costs] = UNIFORM, latency: float = 0.0) -> Timeline:
+def simulate(
+    schedule: Schedule, costs: ActionCosts | Sequence[ActionCosts] = UNIFORM, latency: float = 0.0
+) -> Timeline:
     """Every action as early as its rank, its place in the rank's order and what it needs allow.
 
     Two that take turns begin when both can and end together, having taken as long as one after the other would; here

@@ -6,8 +6,8 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 
+from gangline_parallel_megatron_style.pipeline.action_costs import UNIFORM, ActionCosts, per_stage
 from gangline_parallel_megatron_style.pipeline.actions import Kind, PipelineAction, Schedule, place_of, stage_of
-from gangline_parallel_megatron_style.pipeline.costs import UNIFORM, Costs, per_stage
 
 # What a rank that is free does first. Of all orders this one alone leaves no bubble where F = I = W (2 to 32 ranks).
 PREFERENCE: tuple[tuple[Kind, int], ...] = (("F", 1), ("F", 0), ("I", 0), ("I", 1))
@@ -61,7 +61,7 @@ class _Rank:
             self.deferred.append(action._replace(kind="W"))
 
 
-def zb_v(ranks: int, microbatches: int, costs: Costs | Sequence[Costs] = UNIFORM) -> Schedule:
+def zb_v(ranks: int, microbatches: int, costs: ActionCosts | Sequence[ActionCosts] = UNIFORM) -> Schedule:
     """Two chunks a rank, laid out as a V: of what can begin, each rank takes the most urgent, within bounded memory.
 
     Qi et al. 2023, arXiv 2401.10241, section 6; Pipeline Parallelism with Controllable Memory, arXiv 2405.15362 (V-ZB).

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gangline_parallel_megatron_style.data_parallel.wire import CHUNK
+from gangline_parallel_megatron_style.data_parallel.compressed_bytes import CHUNK
 
 BITS = 8  # of a byte
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gangline.comm import Comm, Later, Pending, Reduction, Wrapped, sum_rows
-from gangline_parallel_megatron_style.data_parallel.codec import GradCodec
+from gangline_parallel_megatron_style.data_parallel.grad_codec import GradCodec
 from gangline_parallel_megatron_style.data_parallel.grad_reducer import GradReducer
 
 

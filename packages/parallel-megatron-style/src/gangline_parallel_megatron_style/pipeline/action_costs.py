@@ -1,4 +1,4 @@
-"""What the actions of a schedule cost."""
+"""How long the actions of a schedule take: computed (`cost.timing`), measured, or all alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gangline_parallel_megatron_style.pipeline.actions import KINDS, Kind
 
 
 @dataclass(frozen=True)
-class Costs:
+class ActionCosts:
     """Time of each kind of action on one stage (one chunk of one rank), in any one unit."""
 
     F: float = 1.0
@@ -21,16 +21,16 @@ class Costs:
         return self.I + self.W if kind == "B" and self.B is None else getattr(self, kind)
 
 
-UNIFORM = Costs()
+UNIFORM = ActionCosts()
 
 
-def per_stage(costs: Costs | Sequence[Costs], stages: int) -> list[Costs]:
+def per_stage(costs: ActionCosts | Sequence[ActionCosts], stages: int) -> list[ActionCosts]:
     """The costs of each stage, from those of every stage or a list.
 
     Raises ValueError where the list does not fit, and for an action that takes no time: in the order of their ends an
     action then need not come after what it needs.
     """
-    each = [costs] * stages if isinstance(costs, Costs) else list(costs)
+    each = [costs] * stages if isinstance(costs, ActionCosts) else list(costs)
     if len(each) != stages:
         raise ValueError(f"costs of {len(each)} stages for a schedule of {stages}")
     if any(cost.of(kind) <= 0 for cost in each for kind in KINDS):
