@@ -20,8 +20,8 @@ from gangline.plugins import build
 from gangline.rundir import RunDirectory
 from gangline.shard import Registry
 from gangline_ckpt_zarr.config import ZarrCheckpoint
-from gangline_ckpt_zarr.format import metadata, packed
-from gangline_ckpt_zarr.format.meta import Meta
+from gangline_ckpt_zarr.format import packed, zarr_json
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.format.overlap import meeting
 from gangline_ckpt_zarr.format.packed import PackedFiles
@@ -60,7 +60,7 @@ def llama() -> None:
     print(f"  one rank's file, planned            {seconds:8.3f} s  ({len(file.runs)} boxes, {file.size / 1e6:.0f} MB)")
     seconds, content = _timed(lambda: packed.write(registry, files, {"step": 0, "attempt": 1}, "0badcafe"))
     print(f"  zarr.json, written                  {seconds:8.3f} s  ({len(content):,} bytes)")
-    seconds, meta = _timed(lambda: metadata.read(content, NAME))
+    seconds, meta = _timed(lambda: zarr_json.read(content, NAME))
     print(f"  zarr.json, read                     {seconds:8.3f} s")
     for axes, wanted in ((WIDE, registry), (NARROW, other)):
         reader = wanted.mesh.world // 2 + 77

@@ -16,9 +16,9 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.shard import Division, Layout, Registry, Shard
-from gangline_ckpt_zarr.format import metadata, packed
+from gangline_ckpt_zarr.format import packed, zarr_json
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.checksum import TRAILER, seal, seal_start
-from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.save.staging import Staging
@@ -90,7 +90,7 @@ def save(
     says |= {} if id is None else {"step": id.step, "attempt": id.attempt}
     text = packed.write(registry, PackedFiles(registry), says, write_id)
     store.commit(NAME, text)
-    return metadata.read(text, NAME)
+    return zarr_json.read(text, NAME)
 
 
 def cut(length: int, parts: int) -> tuple[tuple[int, ...], ...]:

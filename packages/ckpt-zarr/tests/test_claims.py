@@ -27,7 +27,7 @@ from gangline_ckpt_zarr.commands.where import Copy
 from gangline_ckpt_zarr.format import packed
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.format.packed import PackedFiles
-from gangline_ckpt_zarr.load.plan import Target, plan_reads
+from gangline_ckpt_zarr.load.read_plan import Target, plan_reads
 from gangline_ckpt_zarr.stores.open import open_store
 from gangline_ckpt_zarr.tiers.stored import StoreTier
 

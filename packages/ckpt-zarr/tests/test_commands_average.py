@@ -19,7 +19,7 @@ from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry
 from gangline_ckpt_zarr.commands.where import one
 from gangline_ckpt_zarr.format.grid import stored_dtype
-from gangline_ckpt_zarr.load.plan import Target, plan_reads
+from gangline_ckpt_zarr.load.read_plan import Target, plan_reads
 from gangline_ckpt_zarr.load.reader import ChunkReader
 
 ELSEWHERE = Registry.of(  # the same arrays, cut otherwise

@@ -22,10 +22,10 @@ from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry
 from gangline_ckpt_zarr.commands import copying
 from gangline_ckpt_zarr.commands.where import one
-from gangline_ckpt_zarr.format import metadata, native
+from gangline_ckpt_zarr.format import native, zarr_json
 from gangline_ckpt_zarr.format.grid import stored_dtype
 from gangline_ckpt_zarr.format.native import NativeMeta
-from gangline_ckpt_zarr.load.plan import Target, plan_reads
+from gangline_ckpt_zarr.load.read_plan import Target, plan_reads
 from gangline_ckpt_zarr.load.reader import ChunkReader
 from gangline_ckpt_zarr.stores.local import LocalStore
 from gangline_ckpt_zarr.stores.open import open_store
@@ -356,7 +356,7 @@ def test_whatever_the_layout(tmp_path_factory, registry: Registry) -> None:
     place = tmp_path_factory.mktemp("any")
     meta = save(str(place / "a"), registry)
     copying._openly(one([str(place / "a")]).copy(), open_store(str(place / "open")))
-    made = metadata.read((place / "open" / "zarr.json").read_bytes(), "zarr.json")
+    made = zarr_json.read((place / "open" / "zarr.json").read_bytes(), "zarr.json")
     assert isinstance(made, NativeMeta)
     assert made.shapes == meta.shapes
     chunks = sum(run.count for rank in range(registry.mesh.world) for run in meta.files.of_rank(rank).runs)

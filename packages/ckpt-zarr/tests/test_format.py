@@ -13,7 +13,7 @@ from layouts import registries
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry
-from gangline_ckpt_zarr.format import cuts, metadata, overlap, packed
+from gangline_ckpt_zarr.format import cuts, overlap, packed, zarr_json
 from gangline_ckpt_zarr.format.checksum import TRAILER
 from gangline_ckpt_zarr.format.chunks import PAGE
 from gangline_ckpt_zarr.format.grid import CHUNK_BYTES, LARGE, chunk_shape, spacing
@@ -108,7 +108,7 @@ def test_cells_that_meet_a_wanted_box_are_found(registry: Registry, data) -> Non
 def test_what_zarr_json_says_comes_back(registry: Registry) -> None:
     files, document = PackedFiles(registry), {"step": 3, "attempt": 1, "words": ["ö", None, 1.5]}
     content = packed.write(registry, files, document, "0badcafe")
-    meta = metadata.read(content, "zarr.json")
+    meta = zarr_json.read(content, "zarr.json")
     assert meta.document == document
     assert meta.registry.mesh == registry.mesh
     for rank in range(registry.mesh.world):
@@ -127,13 +127,13 @@ def test_every_flipped_bit_of_zarr_json_is_noticed() -> None:
     content = packed.write(
         registry, PackedFiles(registry), {"step": 3, "attempt": 1, "learning_rate": 0.125, "name": "a"}, "0badcafe"
     )
-    same = metadata.read(content, "zarr.json")
+    same = zarr_json.read(content, "zarr.json")
     for place in range(len(content)):
         for bit in range(8):
             flipped = bytearray(content)
             flipped[place] ^= 1 << bit
             try:
-                read = metadata.read(bytes(flipped), "zarr.json")
+                read = zarr_json.read(bytes(flipped), "zarr.json")
             except BadCheckpoint:
                 continue
             assert (read.document, read.registry, read.write_id) == (same.document, same.registry, same.write_id)

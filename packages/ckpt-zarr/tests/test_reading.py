@@ -17,19 +17,19 @@ from made import WRITE_ID, whole
 from gangline.errors import BadCheckpoint
 from gangline.mesh import Mesh
 from gangline.shard import Box, Division, Layout, Registry, Shard
-from gangline_ckpt_zarr.format import metadata, packed
+from gangline_ckpt_zarr.format import packed, zarr_json
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.checksum import TRAILER
-from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.load import batch
-from gangline_ckpt_zarr.load.plan import Target, plan_reads
+from gangline_ckpt_zarr.load.read_plan import Target, plan_reads
 from gangline_ckpt_zarr.load.reader import ChunkReader
 from gangline_ckpt_zarr.save.staging import Staging
 
 
 def staged(registry: Registry) -> tuple[Meta, dict[int, bytearray]]:
     """What zarr.json says, and the files of all ranks in memory."""
-    return metadata.read(
+    return zarr_json.read(
         packed.write(registry, PackedFiles(registry), {"step": 1, "attempt": 1}, WRITE_ID), "zarr.json"
     ), made.staged(registry)
 

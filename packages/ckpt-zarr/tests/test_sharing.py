@@ -14,7 +14,7 @@ from sharing_ranks import ID, loaded, registry, whole
 
 from gangline.shard import Registry
 from gangline.testing.pool import pool
-from gangline_ckpt_zarr.format import metadata, packed
+from gangline_ckpt_zarr.format import packed, zarr_json
 from gangline_ckpt_zarr.format.grid import stored_itemsize
 from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_ckpt_zarr.load import shared
@@ -59,7 +59,7 @@ def test_damage_that_one_rank_reads_is_raised_on_all(saved: Path) -> None:
 @given(registries(), st.integers(1, 4), st.sampled_from([16, 64, 1 << 20]))
 def test_all_that_share_a_part_know_the_same(wanted: Registry, together: int, slice_bytes: int) -> None:
     """Parts tile a rank's boxes; two ranks see what they share in one order, with one reader and in one step."""
-    meta = metadata.read(packed.write(wanted, PackedFiles(wanted), {"step": 1, "attempt": 1}, "0badcafe"), "zarr.json")
+    meta = zarr_json.read(packed.write(wanted, PackedFiles(wanted), {"step": 1, "attempt": 1}, "0badcafe"), "zarr.json")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared, "SLICE", slice_bytes)
         patch.setattr(shared, "STEP", 4 * slice_bytes)

@@ -12,7 +12,7 @@ from gangline import BadCheckpoint, UserError
 from gangline.checkpoint import Checkpointer, CheckpointId, Handle, SaveRequest
 from gangline_ckpt_zarr.agreement import Agreement
 from gangline_ckpt_zarr.errors import describe_error
-from gangline_ckpt_zarr.format.meta import Meta
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.load.nearest import unreadable
 from gangline_ckpt_zarr.load.shards import load
 from gangline_ckpt_zarr.notes import Notes

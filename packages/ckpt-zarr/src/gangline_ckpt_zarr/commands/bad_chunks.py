@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gangline.checkpoint import Box
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.chunks import ChunkRun, RankFile
-from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.format.spans import spans_of
 from gangline_ckpt_zarr.load import scan
 from gangline_ckpt_zarr.load.scan import Window

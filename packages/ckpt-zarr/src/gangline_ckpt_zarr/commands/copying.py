@@ -15,9 +15,9 @@ from gangline_ckpt_zarr.commands.blocks import Blocks
 from gangline_ckpt_zarr.commands.verify import damaged
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser, tiers_of
 from gangline_ckpt_zarr.format import claims, native, overlap
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.checksum import CHECKSUM, checksum_of, stored_checksum
 from gangline_ckpt_zarr.format.chunks import ChunkRun
-from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.format.native import NativeMeta
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.load.scan import windows

@@ -14,9 +14,9 @@ from gangline import UserError
 from gangline.checkpoint import Box
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, parser, places
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.grid import stored_dtype
-from gangline_ckpt_zarr.format.meta import Meta
-from gangline_ckpt_zarr.load.plan import Target
+from gangline_ckpt_zarr.load.read_plan import Target
 from gangline_ckpt_zarr.load.reader import read_target
 
 BLOCK = 8 << 20  # bytes of an array compared at once

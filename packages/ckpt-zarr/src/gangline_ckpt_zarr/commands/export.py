@@ -15,7 +15,7 @@ from gangline.tools import add_output, write_model
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
 from gangline_ckpt_zarr.format.grid import stored_dtype
-from gangline_ckpt_zarr.load.plan import Target
+from gangline_ckpt_zarr.load.read_plan import Target
 from gangline_ckpt_zarr.load.reader import read_target
 
 if TYPE_CHECKING:

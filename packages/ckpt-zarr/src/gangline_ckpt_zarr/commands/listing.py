@@ -13,7 +13,7 @@ from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.tiers.base import Tier
-from gangline_ckpt_zarr.tiers.whole import lacking
+from gangline_ckpt_zarr.tiers.completeness import lacking
 
 
 @dataclass

@@ -12,9 +12,9 @@ from typing import Any
 from gangline.checkpoint import Division, Layout
 from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, one, parser
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.checksum import TRAILER
 from gangline_ckpt_zarr.format.grid import stored_dtype, stored_itemsize
-from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.format.native import NativeMeta
 
 _NUMBER = re.compile(r"(?<=[./])\d+(?=[./]|$)")

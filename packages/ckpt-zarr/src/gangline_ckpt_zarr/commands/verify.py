@@ -12,8 +12,8 @@ from gangline_ckpt_zarr.commands import text
 from gangline_ckpt_zarr.commands.bad_chunks import BadChunks, FileScanner, merged
 from gangline_ckpt_zarr.commands.where import PLACES, Copy, Place, one, parser
 from gangline_ckpt_zarr.errors import describe_error
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.chunks import RankFile
-from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.format.native import NativeMeta, index, index_bytes, node_files
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.format.references import AT, REFERENCES, references

@@ -13,8 +13,8 @@ from typing import Any
 from gangline import BadCheckpoint, UserError
 from gangline.checkpoint import CheckpointId
 from gangline.tools import attempts
-from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.meta import Meta
+from gangline_ckpt_zarr.format import zarr_json
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.stores.open import open_store
@@ -35,7 +35,7 @@ class Copy:
     def content(self) -> bytes:
         """The bytes of zarr.json. Raises UserError where there is none, BadCheckpoint."""
         try:
-            return metadata.content_of(self.store)
+            return zarr_json.content_of(self.store)
         except FileNotFoundError:
             raise UserError(
                 f"{self.store.url} is no whole checkpoint.", f"It has no {NAME}, which a save writes last."
@@ -44,7 +44,7 @@ class Copy:
     @cached_property
     def meta(self) -> Meta:
         """What zarr.json says, which must be of the checkpoint that the name says. Raises BadCheckpoint."""
-        return metadata.read(self.content, f"{self.store.url}/{NAME}", CheckpointId.parse(self.name))
+        return zarr_json.read(self.content, f"{self.store.url}/{NAME}", CheckpointId.parse(self.name))
 
     def held(self) -> Meta:
         """The same, of arrays that the files there can hold: before memory is made for them. Raises BadCheckpoint."""

@@ -23,9 +23,9 @@ from typing import Any, final
 
 from gangline.checkpoint import Box, Division, Layout, Mesh, Places, Registry, primary_replica
 from gangline_ckpt_zarr.format import claims, cuts
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.checksum import CHECKSUM, MISPLACED, trailer, wrong
 from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun, RankFile, lay_out
-from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.format.nodes import CODECS, FORMAT, array_node, root
 from gangline_ckpt_zarr.format.references import chunk_key
 

@@ -9,9 +9,9 @@ from typing import Any, final
 
 from gangline.checkpoint import Box, Registry
 from gangline_ckpt_zarr.format import checksum as sums, claims, cuts
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.checksum import TRAILER
 from gangline_ckpt_zarr.format.chunks import CheckpointFiles, ChunkRun, RankFile, lay_out
-from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.format.nodes import FORMAT, array_node, root
 from gangline_ckpt_zarr.format.owners import box_owners
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.checksum import CHECKSUM
 from gangline_ckpt_zarr.format.chunks import ChunkRun
-from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.format.nodes import NAME
 
 REFERENCES = "refs.json"

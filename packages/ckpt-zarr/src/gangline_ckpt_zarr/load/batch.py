@@ -16,9 +16,9 @@ import numpy as np
 
 from gangline import BadCheckpoint
 from gangline.checkpoint import Box
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.checksum import checksum_of
 from gangline_ckpt_zarr.format.chunks import ChunkRun
-from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.stores.base import ObjectStore, Read
 
 BATCH = 1 << 20  # bytes: small enough for a core's own cache, large enough for a system call

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from gangline import BadCheckpoint, UserError
 from gangline.checkpoint import CheckpointId
-from gangline_ckpt_zarr.format.meta import Meta
-from gangline_ckpt_zarr.load.plan import ReadItem, Target, plan_reads
+from gangline_ckpt_zarr.format.base import Meta
+from gangline_ckpt_zarr.load.read_plan import ReadItem, Target, plan_reads
 from gangline_ckpt_zarr.load.reader import ChunkReader
 from gangline_ckpt_zarr.stores.base import StoreError
 from gangline_ckpt_zarr.tiers.base import Tier

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from gangline.checkpoint import Box
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.chunks import ChunkRun
 from gangline_ckpt_zarr.format.grid import stored_dtype
-from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.load.batch import ReadBatch, ReadLanes
-from gangline_ckpt_zarr.load.plan import ReadItem, Target, plan_reads
+from gangline_ckpt_zarr.load.read_plan import ReadItem, Target, plan_reads
 from gangline_ckpt_zarr.stores.base import ObjectStore
 
 

@@ -11,9 +11,9 @@ import torch
 from gangline import BadCheckpoint, UserError
 from gangline.checkpoint import CheckpointId, Registry, Shard
 from gangline_ckpt_zarr.agreement import Agreement, Failed
-from gangline_ckpt_zarr.format.meta import Meta
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.load.nearest import fill_from_nearest
-from gangline_ckpt_zarr.load.plan import Target
+from gangline_ckpt_zarr.load.read_plan import Target
 from gangline_ckpt_zarr.load.shared import SharedLoad, agreed
 from gangline_ckpt_zarr.tiers.base import Tier
 

@@ -18,10 +18,10 @@ import torch.distributed as dist
 
 from gangline.checkpoint import Box, Registry
 from gangline_ckpt_zarr.agreement import Agreement
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.grid import stored_itemsize
-from gangline_ckpt_zarr.format.meta import Meta
 from gangline_ckpt_zarr.format.owners import box_owners
-from gangline_ckpt_zarr.load.plan import Target
+from gangline_ckpt_zarr.load.read_plan import Target
 
 TOGETHER = 8  # ranks
 SLICE = 32 << 20  # bytes of an array that one rank reads: smaller ones would spread better and be fetched worse

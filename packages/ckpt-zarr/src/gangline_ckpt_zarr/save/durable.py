@@ -13,7 +13,7 @@ from typing import final
 from gangline import BadCheckpoint
 from gangline.checkpoint import CheckpointId
 from gangline_ckpt_zarr.agreement import Agreement
-from gangline_ckpt_zarr.format import metadata
+from gangline_ckpt_zarr.format import zarr_json
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.save.delivery import Delivery, DeliveryPlan, Report, there_already
 from gangline_ckpt_zarr.save.task import SaveTask
@@ -55,7 +55,7 @@ class DurableCopy(Delivery):
         """zarr.json of the disk tier, which must still be that of this save. Raises BadCheckpoint."""
         disk = self.task.disk
         content, file = disk.content(self.id), f"{disk.store.url}/{self.id}/{NAME}"
-        if metadata.read(content, file).write_id != write_id:
+        if zarr_json.read(content, file).write_id != write_id:
             raise BadCheckpoint("every array", None, file, "it is of another save")
         return content
 

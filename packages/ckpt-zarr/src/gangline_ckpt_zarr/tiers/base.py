@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from gangline import BadCheckpoint
 from gangline.checkpoint import CheckpointId
-from gangline_ckpt_zarr.format import metadata
-from gangline_ckpt_zarr.format.meta import Meta
+from gangline_ckpt_zarr.format import zarr_json
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.stores.base import ObjectStore
-from gangline_ckpt_zarr.tiers.whole import lacking
+from gangline_ckpt_zarr.tiers.completeness import lacking
 
 if TYPE_CHECKING:  # tools that come here have no use for torch
     from gangline_ckpt_zarr.save.staging import Staging
@@ -75,13 +75,13 @@ class Tier(ABC):
 
     def content(self, id: CheckpointId) -> bytes:
         """The bytes of zarr.json. Raises BadCheckpoint, FileNotFoundError."""
-        return metadata.content_of(self.store, f"{id}/{NAME}")
+        return zarr_json.content_of(self.store, f"{id}/{NAME}")
 
     def meta(self, id: CheckpointId) -> Meta:
         """What zarr.json says; read once. Raises BadCheckpoint, FileNotFoundError."""
         found = self._metas.get(id)  # once: another thread may keep another one's meanwhile
         if found is None:
-            found = metadata.read(self.content(id), f"{self.store.url}/{id}/{NAME}", id)
+            found = zarr_json.read(self.content(id), f"{self.store.url}/{id}/{NAME}", id)
             self._metas = {id: found}
         return found
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from gangline.checkpoint import Box
 from gangline_ckpt_zarr.format import overlap
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.chunks import ChunkRun
-from gangline_ckpt_zarr.format.meta import Meta
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import re
 from gangline import BadCheckpoint
 from gangline.checkpoint import CheckpointId
 from gangline_ckpt_zarr.format import claims, cuts, native, packed
-from gangline_ckpt_zarr.format.meta import Meta
+from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.nodes import FORMAT, NAME, groups, root_checksum
 from gangline_ckpt_zarr.stores.base import ObjectStore
 
@@ -30,7 +30,7 @@ def content_of(store: ObjectStore, path: str = NAME) -> bytes:
 def read(content: bytes, file: str, id: CheckpointId | None = None) -> Meta:
     """What zarr.json says; `id`: of which checkpoint it must be. Raises BadCheckpoint where it is not what was written.
 
-    That it claims no more than there is on disk is for those to see who go by its sizes; see `tiers.whole`.
+    That it claims no more than there is on disk is for those to see who go by its sizes; see `tiers.completeness`.
     """
     try:
         found = json.loads(content)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gangline_ckpt_zarr.format.meta import Meta
+from gangline_ckpt_zarr.format.base import Meta
 
 LOOKED_AT = 200_000  # boxes whose place is worked out; of files beyond that it is enough that they are there
 
