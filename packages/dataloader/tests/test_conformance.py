@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gangline.data import DataSource, Sample
 from gangline.testing import DataSourceSuite
-from gangline_dataloader.packing.plan import make
+from gangline_dataloader.packing.pack_plan import make
 from gangline_dataloader.prepare.run import VALIDATION, prepare
 from gangline_dataloader.prepare.settings import Settings
 from gangline_dataloader.store.manifest import FILE, read

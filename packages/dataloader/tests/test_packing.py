@@ -13,7 +13,7 @@ from gangline.config.check import problems
 from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
-from gangline_dataloader.packing import plan
+from gangline_dataloader.packing import pack_plan
 from gangline_dataloader.packing.best_fit import packed
 from gangline_dataloader.sources import build
 from gangline_dataloader.store.local import LocalTokens
@@ -122,7 +122,7 @@ def test_a_length_without_a_plan_is_refused_with_the_command_that_makes_it(store
     assert command[:3] == ["gangline", "data", "prepare"]
     assert commands.main(command[2:]) == 0
     assert problems(run) == []
-    assert plan.planned(store) == [48, 64]
+    assert pack_plan.planned(store) == [48, 64]
 
 
 def test_prepare_plans_what_it_prepares_and_the_same_plan_again(texts, tmp_path, capsys):
@@ -139,11 +139,11 @@ def test_prepare_plans_what_it_prepares_and_the_same_plan_again(texts, tmp_path,
 
 def test_a_plan_of_another_store_or_with_another_byte_is_named(store, texts, make_store, capsys):
     other = make_store(texts, validation=0.3)
-    for name in (plan.plan_of(48), *(f.name for f in store.glob("shard-00000.pack-48*"))):
+    for name in (pack_plan.plan_of(48), *(f.name for f in store.glob("shard-00000.pack-48*"))):
         (other / name).write_bytes((store / name).read_bytes())
     (problem,) = problems(small_run(*SIZES, f"data.path={other}"))
     assert "a plan of another store" in problem.what
-    path = store / plan.pieces_of(0, 48)
+    path = store / pack_plan.pieces_of(0, 48)
     content = bytearray(path.read_bytes())
     content[128 + 4] ^= 1
     path.write_bytes(content)
@@ -176,14 +176,14 @@ def test_a_mixture_packs_each_of_its_stores(store, texts, make_store):
     run = small_run(*sizes, f"data.sources={{a: {store}, b: {other}}}", "data.weights={a: 1, b: 1}")
     assert problems(run) == []
     source = build.mix(run.data, run, "train")
-    assert [one.count for one in source.parts] == [plan.read(folder, 48).rows for folder in (store, other)]
+    assert [one.count for one in source.parts] == [pack_plan.read(folder, 48).rows for folder in (store, other)]
     assert {source.row_of(i)[0] for i in range(20)} == {0, 1}
     assert all("document" in source.sample(i) for i in range(20))
 
 
 def test_plans_of_a_store_are_files_that_numpy_reads(store):
-    columns = json.loads((store / plan.plan_of(48)).read_text())["shards"]
+    columns = json.loads((store / pack_plan.plan_of(48)).read_text())["shards"]
     assert len(columns["rows"]) == len(read(store).shards) > 1
-    assert len(np.load(store / plan.pieces_of(0, 48))) == 2 * columns["pieces"][0]
+    assert len(np.load(store / pack_plan.pieces_of(0, 48))) == 2 * columns["pieces"][0]
     assert (store / FILE).exists()
     assert LocalTokens(store).total == read(store).tokens

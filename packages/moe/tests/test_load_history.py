@@ -19,10 +19,10 @@ from gangline.testing import HealthCheckSuite, TrackerSuite, readable
 from gangline.testing.health import healthy
 from gangline.testing.runs import small_run
 from gangline.track.base import Start
+from gangline_moe.config import ExpertsHealth
 from gangline_moe.health import ExpertsCheck
 from gangline_moe.heatmap import HeatmapTracker
 from gangline_moe.load_history import StepLoads, load_history, windows
-from gangline_moe.parts import ExpertsHealth
 from gangline_moe.picture import by_layer, colour, over_time
 from gangline_moe.report import as_text, main, shade
 

@@ -1,14 +1,24 @@
-"""Options of the model edit `moe`. Torch-free."""
+"""Options of the model edit `moe`, of `health=[experts]` and of `track=[experts]`. Torch-free."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from gangline import Problem, UserError
-from gangline.config import EditConfig, NonNegativeInt, PositiveFloat, PositiveInt, listed_divisors
+from gangline.config import (
+    EditConfig,
+    HealthConfig,
+    MoreThan,
+    NonNegativeInt,
+    OrInfinite,
+    PositiveFloat,
+    PositiveInt,
+    TrackConfig,
+    listed_divisors,
+)
 from gangline.plugins import installed
 from gangline.strategy import Ddp, Mesh, Single
 from gangline_moe.load_history import imbalance
@@ -126,3 +136,21 @@ class MoeOptions(EditConfig):
             )
         if not self.ep_out_of:
             yield Problem("moe.ep_out_of=[] names no ranks to share the experts.", "", "moe.ep=1 shares nothing.")
+
+
+@dataclass
+class ExpertsHealth(HealthConfig):
+    """Warns of an expert without tokens, and of one with far more than its share."""
+
+    patience: PositiveInt = 20  # steps in a row before it is said
+    hot: Annotated[float, MoreThan(1), OrInfinite()] = 4.0  # times the mean load of its layer
+
+
+@dataclass
+class Heatmap(TrackConfig):
+    """Pictures for TensorBoard: the load of every expert (across) of every layer (down), now and then."""
+
+    file_options: ClassVar[tuple[str, ...]] = ("path",)
+
+    every: PositiveInt = 50  # steps from one picture to the next; each is of all steps since the last
+    path: str | None = None  # null: tensorboard/experts in the run directory

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from gangline.health import Action, HealthCheck, Verdict
+from gangline_moe.config import ExpertsHealth
 from gangline_moe.load_history import loads_of
-from gangline_moe.parts import ExpertsHealth
 
 if TYPE_CHECKING:
     from gangline.config import Run

@@ -11,8 +11,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from gangline.track import Start, StepRecord, Tracker
+from gangline_moe.config import Heatmap
 from gangline_moe.load_history import StepLoads, loads_of
-from gangline_moe.parts import Heatmap
 from gangline_moe.picture import by_layer
 
 if TYPE_CHECKING:

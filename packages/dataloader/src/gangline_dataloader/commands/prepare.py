@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from gangline import UserError
-from gangline_dataloader.packing.plan import make
+from gangline_dataloader.packing.pack_plan import make
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.inputs import Input, listing
 from gangline_dataloader.prepare.private import KINDS

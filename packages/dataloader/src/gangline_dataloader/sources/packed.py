@@ -1,4 +1,4 @@
-"""Rows of whole documents, as a store's plan has packed them (`packing.plan`)."""
+"""Rows of whole documents, as a store's plan has packed them (`packing.pack_plan`)."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline import UserError
-from gangline_dataloader.packing.plan import PackedRows, plan_of
+from gangline_dataloader.packing.pack_plan import PackedRows, plan_of
 from gangline_dataloader.prepare.run import VALIDATION
 from gangline_dataloader.store.foreign import is_foreign, opened
 from gangline_dataloader.store.local import LocalTokens

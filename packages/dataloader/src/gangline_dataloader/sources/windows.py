@@ -7,6 +7,7 @@ once, and the last (N - 1) mod T never.
 from __future__ import annotations
 
 import json
+from abc import ABC
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -62,8 +63,10 @@ class StoredRows:
     loss_mask: np.ndarray | None = None
 
 
-class WindowSource(DataSource):
+class WindowSource(DataSource, ABC):
     """Windows of T tokens of several stores, in an order. Everything but the order is a property of the stores.
+
+    A subclass says what a run may go on with (one store that grew, a mixture that changes), or what else rows hold.
 
     parts      one for each source of the order: its store, and which of the store's rows are of this split
     documents  no attention across documents, positions start anew, no target in another document
