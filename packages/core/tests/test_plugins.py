@@ -380,5 +380,5 @@ def test_the_catalogue_names_parts_by_group():
     assert catalogue.supplier("moe", "mixtral_8x7b") == "gangline-moe"
     assert catalogue.supplier("moe", "nothing") is None
     assert {"on", "deepseek_v3"} <= set(catalogue.names("moe"))
-    assert catalogue.suppliers("health") == {"gangline-health": "more"}
+    assert catalogue.suppliers("checkpoint") == {"gangline-ckpt-zarr": "zarr"}
     assert catalogue.edit_groups() == {"moe"}

@@ -44,12 +44,12 @@ ENTRIES = (
     KnownPart("data", "tokens", _DATA, "A corpus prepared as tokens, mapped from disk or a store"),
     KnownPart("data", "mix", _DATA, "A weighted mixture of sources"),
     KnownPart("data", "dali", _DATA, "Data read and prepared by NVIDIA DALI"),
-    KnownPart("health", "*", _HEALTH, "Checks for spikes, stragglers, silent corruption and failing hardware"),
+    KnownPart("health", "on", _HEALTH, "Spikes, divergence, not finite: found before a step is applied, and answered"),
 )
 
 
 # Foreseen, and not to be had yet: no hint sends anybody for them.
-COMING = frozenset({_HEALTH})
+COMING: frozenset[str] = frozenset()
 
 
 def get(distribution: str) -> str:

@@ -1,0 +1,97 @@
+"""health=on: asks its monitors, answers by its playbooks. A monitor that raises is named, and left out from then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from gangline import plugins
+from gangline.health import Action, Agreed, HealthCheck, Order, Verdict
+from gangline_health import playbooks
+from gangline_health.config import WatchedHealth
+from gangline_health.monitors.base import Monitor
+from gangline_health.monitors.numbers import NumbersMonitor
+
+if TYPE_CHECKING:
+    import torch
+
+    from gangline.comm import Comm, Comms, Store
+    from gangline.config import Run
+    from gangline.strategy import Runtime
+    from gangline.track import StepRecord
+
+
+class WatchCheck(HealthCheck):
+    """The monitors that the configuration turns on, in a fixed order."""
+
+    def __init__(self, config: WatchedHealth, run: Run) -> None:
+        self.config = config
+        self.monitors: dict[str, Monitor] = {}
+        if config.numbers.on:
+            self._add(NumbersMonitor(config.numbers, scaled=plugins.build(run.precision, run).scales))
+        self.failed: dict[str, str] = {}  # monitor -> what it raised, until it is told
+        self.rank, self.step = 0, 0
+
+    def _add(self, monitor: Monitor) -> None:
+        self.monitors[monitor.name] = monitor
+
+    def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
+        self.rank = comms.rank
+        for monitor in self.monitors.values():
+            monitor.attach(runtime, comms, store, device)
+
+    # --- what core asks ----------------------------------------------------------------------------------------------
+
+    def before_run(self) -> Iterable[Verdict]:
+        if self.rank == 0:
+            yield Verdict("watch", "the run", 1.0, self.told(), Action.NOTE)
+        yield from self._each(lambda monitor: monitor.before_run())
+
+    def told(self) -> str:
+        """What is watched and which playbooks apply, for the start of a run."""
+        watched = "; ".join(f"{name}: {monitor.watches()}" for name, monitor in self.monitors.items())
+        answers = "; ".join(f"{kind}: {', '.join(one.actions)}" for kind, one in self.config.playbooks.items())
+        return f"{len(self.monitors)} monitors ({watched or 'none'}); playbooks ({answers})"
+
+    def before_step(self, step: int) -> None:
+        self.step = step
+
+    def before_update(self, loss: float, grad_norm: float) -> Iterable[Verdict]:
+        yield from self._each(lambda monitor: monitor.before_update(self.step, loss, grad_norm))
+
+    def collective(self, comm: Comm) -> None:
+        for monitor in self.monitors.values():
+            monitor.collective(comm, self.step)
+
+    def observe(self, record: StepRecord) -> Iterable[Verdict]:
+        yield from self._each(lambda monitor: monitor.observe(record))
+        for name, why in self.failed.items():
+            evidence = f"health.on.{name} failed and is left out from step {record.step} on: {why}"
+            yield Verdict("check-failed", f"rank {self.rank}", 1.0, evidence, Action.WARN)
+        self.failed = {}
+
+    def respond(self, agreed: Agreed, record: StepRecord | None) -> Order | None:
+        steps = [int(verdict.details["step"]) for verdict in agreed.verdicts if "step" in verdict.details]
+        now = max(steps, default=0) if record is None else record.step
+        return playbooks.respond(self.config.playbooks, agreed, now)
+
+    def _each(self, ask: Callable[[Monitor], Iterable[Verdict]]) -> list[Verdict]:
+        """What all monitors say; one that raises says nothing, and has no part from there on."""
+        found: list[Verdict] = []
+        for name, monitor in list(self.monitors.items()):
+            try:
+                found += list(ask(monitor))
+            except Exception as error:
+                del self.monitors[name]
+                self.failed[name] = f"{type(error).__name__}: {error}"
+        return found
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        found = {name: monitor.state() for name, monitor in self.monitors.items()}
+        return {name: state for name, state in found.items() if state}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        for name, monitor in self.monitors.items():
+            monitor.load_state(state.get(name, {}))

@@ -1,0 +1,111 @@
+"""The options of `health=on`. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Annotated
+
+from gangline import Part, Problem
+from gangline.config import AtLeast, AtMost, HealthConfig, MoreThan, NonNegativeInt, OneOf, PositiveInt, Run
+
+ACTIONS = ("note", "warn", "skip", "lower_rate", "roll_back", "restart", "exclude", "stop")
+
+Action = Annotated[str, OneOf(ACTIONS)]
+
+
+@dataclass
+class NumbersOptions:
+    """What is found in loss and gradient norm, before a step is applied."""
+
+    on: bool = True  # whether these are watched
+    window: Annotated[int, AtLeast(16)] = 128  # steps that tell how large the noise is
+    warmup: Annotated[int, AtLeast(8)] = 32  # steps that must be in the window before any is judged
+    spike: Annotated[float, MoreThan(3)] = 8.0  # a loss so many robust standard deviations above the last is one
+    gradient_spike: Annotated[float, MoreThan(3)] = 10.0  # the same of the logarithm of the gradient norm
+    divergence: Annotated[float, MoreThan(3)] = 8.0  # a loss that stays so many deviations above its best, diverges
+    zero_steps: PositiveInt = 10  # steps in a row with gradients that are zero
+
+
+@dataclass
+class Playbook:
+    """What is done about one kind of finding: one action after the other, while the run makes no progress."""
+
+    actions: list[Action] = field(default_factory=lambda: ["warn"])  # in this order; the last stays
+    patience: PositiveInt = 1  # steps in a row that found it before the first action; until then the step is left out
+    back: NonNegativeInt = 0  # roll_back, restart: to a checkpoint so many steps or more before the first of them
+    rate: Annotated[float, MoreThan(0), AtMost(1)] = 1.0  # and multiply the learning rate, for `rate_steps` steps
+    rate_steps: NonNegativeInt = 0  # lower_rate, roll_back, restart: steps with the lower rate
+    progress: PositiveInt = 200  # steps of progress after which the first action is the next again
+
+
+@dataclass
+class Playbooks:
+    """By kind of finding, with `_` for `-`."""
+
+    not_finite: Playbook = field(default_factory=lambda: Playbook(["roll_back", "roll_back", "stop"], patience=3))
+    loss_spike: Playbook = field(
+        default_factory=lambda: Playbook(["roll_back", "roll_back", "stop"], patience=3, back=100)
+    )
+    gradient_spike: Playbook = field(
+        default_factory=lambda: Playbook(["lower_rate", "roll_back", "stop"], patience=3, rate=0.5, rate_steps=100)
+    )
+    divergence: Playbook = field(
+        default_factory=lambda: Playbook(["roll_back", "stop"], back=100, rate=0.5, rate_steps=1000)
+    )
+    zero_gradients: Playbook = field(default_factory=lambda: Playbook(["warn"], progress=1000))
+
+    def of(self, kind: str) -> Playbook | None:
+        """The playbook for a kind of verdict ("loss-spike"); None: there is none."""
+        return getattr(self, kind.replace("-", "_"), None)
+
+    def items(self) -> Iterator[tuple[str, Playbook]]:
+        """(kind of verdict, its playbook)."""
+        for each in fields(self):
+            yield each.name.replace("_", "-"), getattr(self, each.name)
+
+
+@dataclass
+class WatchedHealth(HealthConfig):
+    """Looks at the numbers of each step before it is applied; playbooks answer what is found, within budgets."""
+
+    numbers: NumbersOptions = field(default_factory=NumbersOptions)
+    playbooks: Playbooks = field(default_factory=Playbooks)
+
+    def check(self, run: Run) -> list[Problem]:
+        """Playbooks without an action, and a window that cannot be filled."""
+        found = []
+        for kind, playbook in self.playbooks.items():
+            place = f"health.on.playbooks.{kind.replace('-', '_')}"
+            if not playbook.actions:
+                found.append(Problem(f"{place}.actions is empty: name one of {', '.join(ACTIONS)}"))
+            if "lower_rate" in playbook.actions and (playbook.rate == 1 or not playbook.rate_steps):
+                found.append(Problem(f"{place} lowers the rate: set {place}.rate below 1 and {place}.rate_steps"))
+        if self.numbers.warmup > self.numbers.window:
+            found.append(
+                Problem(
+                    f"health.on.numbers.warmup={self.numbers.warmup} steps do not fit into "
+                    f"health.on.numbers.window={self.numbers.window}"
+                )
+            )
+        return found
+
+    def notices(self, run: Run) -> list[str]:
+        """Playbooks that go back, in a run that keeps no checkpoint to go back to."""
+        returns = [kind for kind, playbook in self.playbooks.items() if {"roll_back"} & set(playbook.actions)]
+        if run.checkpoint.every is None and returns:
+            return [
+                f"health=on: the playbooks for {', '.join(returns)} go back to a checkpoint, and this run saves none "
+                "before its end; without one they stop the run. Set checkpoint.every"
+            ]
+        return []
+
+
+PARTS = (
+    Part(
+        name="on",
+        config=WatchedHealth,
+        build="gangline_health.check:WatchCheck",
+        summary="spikes, divergence, not finite: found before a step is applied, and answered",
+    ),
+)

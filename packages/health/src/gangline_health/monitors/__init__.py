@@ -1,0 +1,1 @@
+"""What finds: one module for each thing that is watched."""

@@ -1,0 +1,55 @@
+"""The contract of a monitor: a part of `health=on` that looks at one thing. Torch-free."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from gangline.health import Verdict
+
+if TYPE_CHECKING:
+    import torch
+
+    from gangline.comm import Comm, Comms, Store
+    from gangline.strategy import Runtime
+    from gangline.track import StepRecord
+
+
+class Monitor(ABC):
+    """Asked on every rank as a health check is (`gangline.health.HealthCheck`); each method but one may stay as it is.
+
+    What a monitor raises names it and leaves it out from there on; the others go on. Only `collective` may use
+    collectives, and what it raises ends the run.
+    """
+
+    name: str  # as in health.on.<name>
+
+    @abstractmethod
+    def watches(self) -> str:
+        """What it watches, in a few words, for the start of a run."""
+
+    def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
+        """The parts of the run are built."""
+
+    def before_run(self) -> Iterable[Verdict]:
+        """Verdicts before the first step of this start."""
+        return ()
+
+    def before_update(self, step: int, loss: float, grad_norm: float) -> Iterable[Verdict]:
+        """Verdicts between clip and update, on global numbers that are finite."""
+        return ()
+
+    def collective(self, comm: Comm, step: int) -> None:
+        """On all ranks, each step, before `observe`."""
+
+    def observe(self, record: StepRecord) -> Iterable[Verdict]:
+        """Verdicts on the step just done."""
+        return ()
+
+    def state(self) -> dict[str, Any]:
+        """JSON that a checkpoint keeps; equal on all ranks."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave; {} is a fresh monitor's."""

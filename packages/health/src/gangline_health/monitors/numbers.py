@@ -1,0 +1,136 @@
+"""Loss and gradient norm of a step, judged before it is applied. Torch-free.
+
+A step is held against the last steps that were no spikes, in robust standard deviations: of the loss, and of the
+logarithm of the gradient norm, whose tail is long. Optimizers that leave out such steps judge so as well
+(OLMo 2, arXiv 2501.00656, section 3); the answer to one that lasts is PaLM's (arXiv 2204.02311, section 5.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from gangline.health import Action, Verdict
+from gangline_health.config import NumbersOptions
+from gangline_health.monitors.base import Monitor
+from gangline_health.robust import RECENT, centre, deviation
+
+if TYPE_CHECKING:
+    from gangline.track import StepRecord
+
+LEAST_LOSS = 0.01  # a deviation of the loss below this share of its median is taken as this
+LEAST_LOG_NORM = 0.05  # and of the logarithm of the gradient norm below this: 5 %
+ROUTINE = 24  # steps in a row in which a loss scale may be halved before that is no search for one any more
+
+
+class NumbersMonitor(Monitor):
+    """Keeps a window of losses and of logarithms of gradient norms, and how long each finding has lasted."""
+
+    name = "numbers"
+
+    def __init__(self, options: NumbersOptions, scaled: bool = False) -> None:
+        self.options = options
+        self.routine = ROUTINE if scaled else 0  # steps in a row that are not finite and nobody's concern
+        self.losses: list[float] = []
+        self.norms: list[float] = []  # logarithms
+        self.rows: dict[str, int] = {}  # kind -> steps in a row that found it
+        self.best: tuple[float, float, int] | None = None  # lowest loss of a few steps, its noise, its step
+        self.found: set[str] = set()  # in the step under way
+
+    def watches(self) -> str:
+        limits = f"loss over {self.options.spike:g} and gradient norm over {self.options.gradient_spike:g} deviations"
+        return f"{limits}, divergence, {self.options.zero_steps} steps of zero gradients, not finite"
+
+    # --- findings -----------------------------------------------------------------------------------------------------
+
+    def before_update(self, step: int, loss: float, grad_norm: float) -> Iterable[Verdict]:
+        self.found = set()
+        if len(self.losses) >= self.options.warmup:
+            least = LEAST_LOSS * abs(centre(self.losses))
+            yield from self._spike("loss-spike", step, loss, self.losses, least, self.options.spike)
+        if grad_norm > 0 and len(self.norms) >= self.options.warmup:
+            limit = self.options.gradient_spike
+            yield from self._spike("gradient-spike", step, grad_norm, self.norms, LEAST_LOG_NORM, limit)
+
+    def _spike(
+        self, kind: str, step: int, value: float, window: list[float], least: float, limit: float
+    ) -> Iterable[Verdict]:
+        logarithmic = window is self.norms
+        middle, noise = centre(window), max(deviation(window), least)
+        far = ((math.log(value) if logarithmic else value) - middle) / noise
+        if far <= limit:
+            return
+        self.found.add(kind)
+        row = self.rows.get(kind, 0) + 1
+        if logarithmic:
+            usual = f"gradient norm {value:.4g}, usually {math.exp(middle):.4g}"
+        else:
+            usual = f"loss {value:.4g}, usually {middle:.4g}"
+        evidence = f"{usual}; {far:.1f} robust deviations above it, {row} in a row"
+        details = {"step": step, "row": row, "first": step - row + 1, "score": far}
+        yield Verdict(kind, f"step {step}", 1.0, evidence, Action.SKIP, details=details)
+
+    def observe(self, record: StepRecord) -> Iterable[Verdict]:
+        found, self.found = self.found, set()
+        if not record.finite:
+            found.add("not-finite")
+        if record.grad_norm == 0:
+            found.add("zero-gradients")
+        self.rows = {kind: self.rows.get(kind, 0) + 1 for kind in sorted(found)}
+        if not record.finite:
+            if self.rows["not-finite"] > self.routine:
+                yield self._not_finite(record)
+            return
+        if "loss-spike" not in found:
+            self.losses = [*self.losses, record.loss][-self.options.window :]
+        if record.grad_norm > 0 and "gradient-spike" not in found:
+            self.norms = [*self.norms, math.log(record.grad_norm)][-self.options.window :]
+        if self.rows.get("zero-gradients") == self.options.zero_steps:
+            row = self.options.zero_steps
+            evidence = f"gradient norm 0 for {row} steps in a row: nothing is learnt"
+            details = {"step": record.step, "row": row, "first": record.step - row + 1}
+            yield Verdict("zero-gradients", f"step {record.step}", 1.0, evidence, Action.WARN, details=details)
+        yield from self._divergence(record)
+
+    def _not_finite(self, record: StepRecord) -> Verdict:
+        """In the place of core's own, which stops the run."""
+        row = self.rows["not-finite"]
+        evidence = f"loss {record.loss}, gradient norm {record.grad_norm}, {row} in a row; the weights are as they were"
+        details = {"step": record.step, "row": row, "first": record.step - row + 1}
+        return Verdict(
+            "not-finite", f"step {record.step}", 1.0, evidence, Action.SKIP, overrides=("not-finite",), details=details
+        )
+
+    def _divergence(self, record: StepRecord) -> Iterable[Verdict]:
+        """The median of the last steps against the lowest that it has been, in deviations as large as then."""
+        if len(self.losses) < max(self.options.warmup, RECENT):
+            return
+        recent = centre(self.losses)
+        if self.best is None or recent < self.best[0]:
+            self.best = (recent, max(deviation(self.losses), LEAST_LOSS * abs(recent)), record.step)
+        best, then, at = self.best
+        far = (recent - best) / then
+        if far > self.options.divergence:
+            evidence = (
+                f"the median loss of {RECENT} steps is {recent:.4g}; at step {at} it was {best:.4g}, "
+                f"{far:.1f} robust deviations below"
+            )
+            details = {"step": record.step, "first": at, "row": record.step - at}
+            yield Verdict("divergence", f"step {record.step}", 0.9, evidence, Action.WARN, details=details)
+
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "losses": self.losses,
+            "norms": self.norms,
+            "rows": self.rows,
+            "best": list(self.best) if self.best else None,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.losses, self.norms = list(state.get("losses", ())), list(state.get("norms", ()))
+        self.rows, self.found = dict(state.get("rows", {})), set()
+        best = state.get("best")
+        self.best = (float(best[0]), float(best[1]), int(best[2])) if best else None

@@ -1,0 +1,10 @@
+"""Core's suite for health checks."""
+
+from __future__ import annotations
+
+from gangline.testing import HealthCheckSuite
+
+
+class TestOn(HealthCheckSuite):
+    choice = "health=on"
+    can = {"not-finite", "loss-spike", "gradient-spike", "divergence"}
