@@ -9,6 +9,7 @@ from gangline.data.base import DataSource
 from gangline.errors import UserError
 from gangline.health import Action, Verdict
 from gangline.mesh import Mesh
+from gangline.pulse import ROWS
 from gangline.testing import rank
 from gangline.testing.pool import pool
 from gangline.train.agree import Gathered, agree, same_data
@@ -20,7 +21,8 @@ def told(knowing: int) -> Gathered:
     world = rank.comms(Mesh.of({"dp_replicate": rank.world})).world
     mine = rank.index == knowing
     verdicts = [Verdict("spike", "step 3", 0.5, "the loss", Action.WARN)] if mine else []
-    return agree(world, CPU, 1.0 + rank.index, "SIGTERM" if mine else None, verdicts, mine, 0.25 * rank.index)
+    phases = [0.25 * rank.index] * len(ROWS)
+    return agree(world, CPU, 1.0 + rank.index, "SIGTERM" if mine else None, verdicts, mine, phases)
 
 
 def test_a_signal_a_verdict_and_a_wish_for_a_checkpoint_of_one_rank_are_those_of_all() -> None:
@@ -30,7 +32,7 @@ def test_a_signal_a_verdict_and_a_wish_for_a_checkpoint_of_one_rank_are_those_of
             assert [verdict.kind for verdict in agreed.verdicts] == ["spike"]
             assert agreed.due
             assert agreed.rank_seconds == {"min": 1.0, "median": 2.0, "max": 3.0}
-            assert agreed.rank_data_seconds == [0.0, 0.25, 0.5]
+            assert agreed.rank_phases == {phase: [0.0, 0.25, 0.5] for phase in ROWS}
 
 
 def test_where_no_rank_has_anything_to_say_nothing_is_heard() -> None:

@@ -18,6 +18,8 @@ def recorded(self, directory):
 """
 SAYS = "test_functions_compute_what_their_nodes_say"
 CUT = "test_layouts_that_cut_the_model_agree"
+CARRIES = "test_what_it_wraps_around_a_comm_carries_the_same"
+VARIABLES = "test_variables_are_words_for_the_environment"
 TWO = "layouts = (2,)"
 WORLD = "worlds = (2,)"
 
@@ -45,6 +47,10 @@ SUITES = {
         Mutant("callback=own-metrics", "test_layouts_agree", "metrics differ between ranks"),
         Mutant("callback=says-whole", "test_layouts_agree", "knows nothing of|assert"),
         Mutant("callback=asks-on-error", "test_no_collectives_on_an_error", "where there may be none"),
+        Mutant("callback=halves-traffic", CARRIES, "all_reduce gives"),
+        Mutant("callback=swaps-ranks", CARRIES, "index of"),
+        Mutant("callback=sets-variables", VARIABLES, "sets variables itself"),
+        Mutant("callback=says-numbers", VARIABLES, "100, no text"),
         Mutant("callback=needs-its-state", "test_begins_where_a_checkpoint_has_nothing_of_it", "not seen every step"),
     ],
     "HealthCheckSuite": [

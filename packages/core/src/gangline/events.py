@@ -44,6 +44,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from gangline.pulse.write import current
 from gangline.record import plain
 
 FILE = "events.jsonl"
@@ -74,11 +75,12 @@ class Events:
 
     @contextmanager
     def phase(self, name: str, **content: Any) -> Iterator[None]:
-        """A line where a phase begins and one where it ends, also by an error."""
+        """A line where a phase begins and one where it ends, also by an error; within, it is in the rank's pulse."""
         start = time.monotonic()
         self.write("phase", phase=name, at="begin", **content)
         try:
-            yield
+            with current().phase(name):
+                yield
         finally:
             self.write("phase", phase=name, at="end", seconds=time.monotonic() - start, **content)
 

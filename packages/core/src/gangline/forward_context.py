@@ -19,9 +19,12 @@ import torch
 from torch import Tensor
 
 from gangline.draws import uniforms
+from gangline.pulse.layout import NUMBER
+from gangline.pulse.write import current as current_pulse
 from gangline.weight_grads import accumulate_grad, defer, is_deferring
 
 MetricReduce = Literal["sum", "mean", "max"]
+_FORWARD, _BACKWARD = NUMBER["forward"], NUMBER["backward"]
 
 
 @dataclass
@@ -63,13 +66,27 @@ _give_way: Callable[[], None] | None = None
 
 @contextmanager
 def frame(surroundings: Frame) -> Iterator[Frame]:
-    """Within, what modules emit, draw and sum over the sequence is of this microbatch."""
+    """Within, what modules emit, draw and sum over the sequence is of this microbatch; for who watches, a forward."""
     global _frame
     before, _frame = _frame, surroundings
+    pulse = current_pulse()
+    phase = pulse.enter(_FORWARD)
     try:
         yield surroundings
     finally:
         _frame = before
+        pulse.enter(phase)
+
+
+@contextmanager
+def backward() -> Iterator[None]:
+    """Within, this rank runs a backward pass: for who watches it, and who compares its times with those of others."""
+    pulse = current_pulse()
+    phase = pulse.enter(_BACKWARD)
+    try:
+        yield
+    finally:
+        pulse.enter(phase)
 
 
 @contextmanager

@@ -26,7 +26,9 @@ class StepRecord:
     # By phase: data, forward_backward, optimizer, validate; checkpoint is of the save between the step before and this.
     seconds: dict[str, float] = field(default_factory=dict)
     first_sample: int = 0  # of the step's global batch: it read the samples from there on
-    rank_data_seconds: list[float] | None = None  # of each rank, by its number: the wait for data; None: one rank
+    # Where each rank's time went since the ranks agreed on the step before: by phase (`gangline.pulse.ROWS`) a list by
+    # rank. Every phase is without the waits for other ranks in it, which are "collective".
+    rank_phases: dict[str, list[float]] | None = None
     rank_seconds: dict[str, float] | None = None  # min, median, max of step_seconds over the ranks
     memory_bytes: int = 0  # peak of this rank: device memory on a GPU, resident set on a CPU
     finite: bool = True  # false: the optimizer left everything as it was

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from gangline.comm import Wrapped
 from gangline.health import Action, Order
 from gangline.shard import Layout, Registry
 from gangline.testing.toys.nan import NanCheck
@@ -77,6 +78,35 @@ class NeedsItsState(PreviousCallback):
     def begin(self, step):
         if step:
             assert self.applied == step, "it has not seen every step"
+
+
+class HalvedComm(Wrapped):
+    """Traffic that arrives as half of what it was."""
+
+    def _all_reduce(self, x, op, background):
+        return super()._all_reduce(x.mul_(0.5), op, background)
+
+
+class SwappedComm(Wrapped):
+    def __init__(self, inner):
+        super().__init__(inner)
+        self.index = self.size - 1 - self.index
+
+
+class HalvesTraffic(PreviousCallback):
+    """Its options wrap `HalvedComm` around every axis."""
+
+
+class SwapsRanks(PreviousCallback):
+    """Its options wrap `SwappedComm` around every axis."""
+
+
+class SetsVariables(PreviousCallback):
+    """Its options set a variable where they are asked for it."""
+
+
+class SaysNumbers(PreviousCallback):
+    """Its options want a variable to be a number."""
 
 
 class CountsItself(NanCheck):

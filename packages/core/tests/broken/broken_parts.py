@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass
 
 from gangline.hooks import hookimpl
@@ -142,6 +144,41 @@ broken(
     "coarse",
 )
 broken("precision", Fp16, "broken_precisions", "scale-forgets", "scale-grows", "scale-ignored")
+
+
+class Halved(Previous):
+    def wrap(self, run, comms):
+        from broken_callbacks import HalvedComm
+
+        from gangline.comm import WrappedComms
+
+        return WrappedComms(comms, HalvedComm)
+
+
+class Swapped(Previous):
+    def wrap(self, run, comms):
+        from broken_callbacks import SwappedComm
+
+        from gangline.comm import WrappedComms
+
+        return WrappedComms(comms, SwappedComm)
+
+
+class Exported(Previous):
+    def environment(self, run):
+        os.environ["GANGLINE_BROKEN"] = str(time.monotonic_ns())
+        return {}
+
+
+class Numbered(Previous):
+    def environment(self, run):
+        return {"TORCH_FR_BUFFER_SIZE": 100}
+
+
+broken("callback", Halved, "broken_callbacks", "halves-traffic")
+broken("callback", Swapped, "broken_callbacks", "swaps-ranks")
+broken("callback", Exported, "broken_callbacks", "sets-variables")
+broken("callback", Numbered, "broken_callbacks", "says-numbers")
 broken("optimizer", Adamw, "broken_others", "late-state", "no-counters", "drifts", "local-norm", "copies")
 broken("schedule", ScheduleConfig, "broken_others", "counts-calls", "too-high", "from-nothing", "with-torch")
 

@@ -150,7 +150,7 @@ class ComposedRuntime(Runtime, RankStages):
         frame.coefficient = self.made.precision.scale / max(self._context.tokens, 1)
         self._groups.last = microbatch == len(self._context.batches) - 1
         if output.requires_grad:  # of a first stage that is not trained nothing does
-            with forward_context.frame(frame):
+            with forward_context.frame(frame), forward_context.backward():
                 torch.autograd.backward(output, torch.full_like(output, frame.coefficient) if grad is None else grad)
         self.stages[chunk].backward_ends(microbatch)
 

@@ -16,9 +16,11 @@ from gangline.comm.base import Comm, Comms, Pending, Reduction, Splits, Store, T
 from gangline.comm.groups import MeshComms
 from gangline.comm.named import named_group
 from gangline.comm.ordered import Ordered, ordered_reduce_scatter
+from gangline.comm.pulsed import Pulsed
 from gangline.comm.solo import Solo, copy_own
 from gangline.comm.wrap import WrappedComms
 from gangline.mesh import Mesh
+from gangline.pulse.write import Pulse
 
 # torch 2.13 renames these two and warns of the old names
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -145,6 +147,7 @@ def connect(
     device: torch.device | str = "cpu",
     deterministic: bool = False,
     timeout: float | timedelta | None = None,
+    pulse: Pulse | None = None,
 ) -> Comms:
     """Join the job that the environment describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, as torchrun sets them).
 
@@ -152,6 +155,7 @@ def connect(
     one is used, and left alone by `close()`.
     timeout: how long (a number: seconds) a collective may take before it fails; None: torch's default.
     deterministic: every sum over ranks is taken in rank order.
+    pulse: where each collective is written down, for who watches this rank.
     Raises ValueError where the job has another number of ranks than the mesh.
     """
     device = torch.device(device)
@@ -177,4 +181,6 @@ def connect(
     comms: Comms = TorchComms(
         mesh, dist.get_rank(), device, dist.PrefixStore(f"gangline/{start}", store), timeout=limit, owns=not joined
     )
+    if pulse is not None:
+        comms = WrappedComms(comms, lambda comm: Pulsed(comm, pulse))
     return WrappedComms(comms, Ordered) if deterministic else comms

@@ -37,11 +37,26 @@ def problems(run: Run) -> list[Problem]:
         found += [*_device(run), *_unread(run)]
         for config in _configs(run):
             found += config.check(run)
+        found += _variables(run)
         found += [*check_weights(run), *check_sets(run)]
     if not found:
         found += _refused(lambda: compose_model(run))
         found += layout_problems(run)
     return found
+
+
+def _variables(run: Run) -> Iterator[Problem]:
+    """Two parts that want one variable of the ranks' environment to be different."""
+    wanted: dict[str, tuple[str, str]] = {}
+    for place, config in run.parts():
+        for name, value in config.environment(run).items():
+            other, theirs = wanted.setdefault(name, (place, value))
+            if theirs != value:
+                yield Problem(
+                    f"{other} needs {name}={theirs} in the environment of the ranks, and {place} needs {name}={value}.",
+                    "A rank has one environment.",
+                    f"Leave out one of the two, or say which is right:  {name}={value} train ...",
+                )
 
 
 def world_of(run: Run) -> int:

@@ -16,6 +16,7 @@ from gangline.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 if TYPE_CHECKING:
     import torch
 
+    from gangline.comm.base import Comms
     from gangline.data.vocabulary import Codec
     from gangline.interop.adapter import Adapter
     from gangline.mesh import Mesh
@@ -64,6 +65,20 @@ class PartConfig:
     def preload(self, run: Run) -> list[str]:
         """Modules that every rank needs, loaded once where ranks are forked from one server."""
         return []
+
+    def environment(self, run: Run) -> dict[str, str]:
+        """Variables that every rank has before torch connects it to the others; what the user has set stays.
+
+        Two parts of a run that want one variable to be different are refused.
+        """
+        return {}
+
+    def wrap(self, run: Run, comms: Comms) -> Comms:
+        """The same axes, around `comms` (`gangline.comm.WrappedComms`): what measures, delays or breaks traffic.
+
+        Called on every rank before anything is built; a part that comes later in the run wraps what an earlier one did.
+        """
+        return comms
 
 
 @dataclass

@@ -8,6 +8,10 @@ import select
 import signal
 import threading
 import time
+from pathlib import Path
+
+# On this signal a rank writes the stacks of its threads into its log. A real-time one: the others have a meaning.
+STACKS = signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else None
 
 
 def die_with(pid: int, grace_seconds: float = 0.0) -> None:
@@ -57,6 +61,23 @@ def alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def born(pid: int) -> int | None:
+    """When a process began, in ticks since boot: with its id it names it; None where it is gone or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def space() -> int:
+    """The number of the namespace that process ids are of; 0 where there is no such thing."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
 
 
 def send(pid: int, signum: int) -> None:

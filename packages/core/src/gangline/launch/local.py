@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from gangline import pulse
 from gangline.config.schema import Run
 from gangline.launch import forkserver, sidecars
 from gangline.launch.base import Launcher
@@ -28,6 +29,7 @@ class LocalLauncher(Launcher):
             return start(run_dir, processes(self.run), self.config)
         finally:
             sidecars.stop(running)
+            pulse.remove(os.getpid())
 
 
 def start(

@@ -13,17 +13,19 @@ import re
 from pathlib import Path
 from typing import Any
 
+from gangline.launch.guard import born, space
+
 ROOT = Path("/dev/shm")
 _OURS = re.compile(r"sem\.gangline-(?P<space>\d+)-(?P<pid>\d+)-(?P<start>\d+)-.*")
 
 
 def own() -> None:
     """Name this process's semaphores, and those of its ranks, by it; remove what dead launchers have left."""
-    start = _start(os.getpid())
+    start = born(os.getpid())
     if start is None or not ROOT.is_dir():  # elsewhere than on Linux they lie in no directory
         return
     config: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # inherited
-    prefix = f"/gangline-{_space()}-{os.getpid()}-{start}"
+    prefix = f"/gangline-{space()}-{os.getpid()}-{start}"
     if config.get("semprefix") != prefix:
         config["semprefix"] = prefix
         sweep()
@@ -35,21 +37,7 @@ def sweep() -> None:
         for entry in os.scandir(ROOT):
             found = _OURS.fullmatch(entry.name)
             # What lives among other process ids than ours cannot be seen from here.
-            if found is None or int(found["space"]) != _space() or entry.stat().st_uid != os.getuid():
+            if found is None or int(found["space"]) != space() or entry.stat().st_uid != os.getuid():
                 continue
-            if _start(int(found["pid"])) != int(found["start"]):
+            if born(int(found["pid"])) != int(found["start"]):
                 Path(entry.path).unlink(missing_ok=True)
-
-
-def _space() -> int:
-    """The number of the namespace that process ids are of."""
-    return os.stat("/proc/self/ns/pid").st_ino
-
-
-def _start(pid: int) -> int | None:
-    """When a process began, in ticks since boot: with its id it names it; None where it is gone or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])

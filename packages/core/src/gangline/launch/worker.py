@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import threading
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from gangline import pulse
 from gangline.errors import UserError
 from gangline.launch import failures, guard, output, signals
 from gangline.launch.failures import EXIT_FAILURE, RankFailure
@@ -37,6 +39,7 @@ def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: in
         failures.claim(logs, attempt, before)
         return before.exit_code
     set_threads()
+    seen_from_outside(run_dir, rank, agent or os.getppid(), log)
     try:
         code = load(target)(run_dir, *args) or 0
     except KeyboardInterrupt:
@@ -72,6 +75,15 @@ def leave(code: int) -> NoReturn:
 def restarts() -> int:
     """How often an agent has already started this rank again."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def seen_from_outside(run_dir: str, rank: int, owner: int, log: TextIO) -> None:
+    """This rank's pulse, and on `guard.STACKS` where its threads are, in its log, whatever it is busy with."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        pulse.sweep()
+    pulse.use(pulse.Pulse.open(run_dir, rank, int(os.environ.get("WORLD_SIZE", "1")), restarts(), owner))
+    if guard.STACKS is not None:
+        faulthandler.register(guard.STACKS, log, all_threads=True)
 
 
 def set_threads() -> None:

@@ -94,7 +94,8 @@ class WholeRuntime(Runtime):
                     self._tally.begin(losses, collected)
                 frame.coefficient = self.precision.scale / max(tokens, 1)
                 self._before_backward(index, last)
-                loss.backward(torch.full_like(loss, frame.coefficient))
+                with forward_context.backward():
+                    loss.backward(torch.full_like(loss, frame.coefficient))
         if tokens is None:  # this rank has no share; the others have
             tokens = int(counted.wait())
             self._tally.begin(losses, collected)

@@ -49,7 +49,15 @@ def healthy(steps: int = STEPS, seed: int = 0) -> Records:
                 step_seconds=seconds,
                 seconds={"data": 0.001, "forward_backward": seconds * 0.9, "optimizer": seconds * 0.09},
                 rank_seconds={"min": seconds * 0.98, "median": seconds, "max": seconds * (1.02 + 0.01 * abs(d))},
-                rank_data_seconds=[0.001, 0.001, 0.001 + 1e-5 * abs(d)],
+                rank_phases={
+                    "data": [0.001, 0.001, 0.001 + 1e-5 * abs(d)],
+                    "forward": [seconds * 0.3, seconds * 0.31, seconds * (0.3 + 0.01 * abs(d))],
+                    "backward": [seconds * 0.5, seconds * 0.51, seconds * (0.5 + 0.02 * abs(c))],
+                    "optimizer": [seconds * 0.09] * 3,
+                    "collective": [seconds * 0.1, seconds * 0.08, seconds * 0.05],
+                    "checkpoint": [0.0] * 3,
+                    "other": [0.002] * 3,
+                },
                 memory_bytes=8 << 30,
             )
         )
@@ -196,7 +204,7 @@ class HealthCheckSuite(PartSuite):
         check = self.check()
         plain = healthy(1)[0]
         strange = [
-            replace(plain, mfu=None, rank_seconds=None, rank_data_seconds=None, seconds={}, memory_bytes=0),
+            replace(plain, mfu=None, rank_seconds=None, rank_phases=None, seconds={}, memory_bytes=0),
             replace(plain, step=2, loss=math.inf, grad_norm=math.inf, finite=False),
             replace(plain, step=3, loss=math.nan, grad_norm=math.nan, tokens=0, tokens_per_second=0.0, finite=False),
             replace(plain, step=4, metrics={"blocks.0/load": [1.0, 2.0], "x": math.nan}, step_seconds=0.0),

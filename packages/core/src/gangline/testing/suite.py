@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -162,6 +163,27 @@ class PartSuite:
         word = f"{group}=[{name}]" if group in LISTS else self.choice
         (run,) = compose([*self.around, word, *self.settings])
         assert type(self.config(run)) is self.offer.part.config
+
+    def test_variables_are_words_for_the_environment(self) -> None:
+        """The same each time; core sets them, where the user has not."""
+        run, before = self.run(), dict(os.environ)
+        config = self.config(run)
+        said = config.environment(run)
+        assert said == config.environment(run), "another time it wants other variables"
+        assert dict(os.environ) == before, "it sets variables itself"
+        for name, value in said.items():
+            assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name), f"{name!r} is no name of a variable"
+            assert isinstance(value, str), f"{name} is {value!r}, no text"
+
+    def test_what_it_wraps_around_a_comm_carries_the_same(self) -> None:
+        """On two ranks, every operation beside the same without the part."""
+        run = self.run()
+        config = self.config(run)
+        if type(config).wrap is not PartConfig.wrap:
+            from gangline.testing.comm_ranks import carried
+            from gangline.testing.pool import pool
+
+            pool(2).run(carried, config, run)
 
 
 def succeeded(done: subprocess.CompletedProcess[str]) -> None:

@@ -25,7 +25,7 @@ def strange() -> list[StepRecord]:
     plain = healthy(1)[0]
     verdict = {"kind": "not-finite", "where": "step 2", "confidence": 1.0, "evidence": "nan", "suggestion": "skip"}
     return [
-        replace(plain, mfu=None, rank_seconds=None, rank_data_seconds=None, seconds={}),
+        replace(plain, mfu=None, rank_seconds=None, rank_phases=None, seconds={}),
         replace(plain, step=2, loss=math.nan, grad_norm=math.inf, finite=False, skipped="why", verdicts=[verdict]),
         replace(plain, step=3, metrics={"blocks.0/use": [1.0, 2.0, 3.0], "blocks.0/peak": math.nan}),
         replace(

@@ -84,8 +84,7 @@ def numbers(record: StepRecord) -> dict[str, float | list[float]]:
     found |= {f"validation_losses/{name}": loss for name, loss in record.validation_losses.items()}
     found |= {f"seconds/{phase}": seconds for phase, seconds in record.seconds.items()}
     found |= {f"rank_seconds/{name}": seconds for name, seconds in (record.rank_seconds or {}).items()}
-    if record.rank_data_seconds is not None:
-        found["rank_data_seconds"] = record.rank_data_seconds
+    found |= {f"rank_phases/{phase}": seconds for phase, seconds in (record.rank_phases or {}).items()}
     return found | record.metrics
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from gangline.comm.objects import gather_json
 from gangline.data.base import DataSource
 from gangline.errors import UserError
 from gangline.health import Verdict
+from gangline.pulse.layout import ROWS
 
 _SIGNALS = ("", "SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")
 
@@ -22,7 +24,7 @@ class Gathered:
     """The same on every rank."""
 
     rank_seconds: dict[str, float] | None  # min, median, max; None on one rank
-    rank_data_seconds: list[float] | None  # by rank, to a microsecond; None on one rank
+    rank_phases: dict[str, list[float]] | None  # by phase and rank, to a microsecond; None where no rank said it
     signal: str  # the stop signal that some rank got, or ""
     verdicts: list[Verdict]  # of all ranks, in rank order
     due: bool  # whether some rank wants a checkpoint
@@ -36,21 +38,32 @@ def agree(
     signal: str | None,
     verdicts: list[Verdict],
     due: bool,
-    data_seconds: float = 0.0,
+    own_phases: Sequence[float] = (),
 ) -> Gathered:
-    """Gather seconds of the step and of its wait for data, stop signals, verdicts and wishes for a checkpoint."""
+    """Gather seconds of the step and of its phases, stop signals, verdicts and wishes for a checkpoint.
+
+    own_phases: seconds of this rank, of each of `gangline.pulse.ROWS`.
+    """
     if world.size == 1:
-        return Gathered(None, None, signal or "", verdicts, due, time.time())
+        return Gathered(None, by_phase([own_phases]), signal or "", verdicts, due, time.time())
     number = _SIGNALS.index(signal) if signal in _SIGNALS else 0
-    row = [seconds, float(number), float(len(verdicts)), float(due), time.time(), data_seconds]
+    row = [seconds, float(number), float(len(verdicts)), float(due), time.time(), *own_phases]
     mine = torch.tensor([row], dtype=torch.float64, device=device)
     rows = world.all_gather(mine).tolist()
     times = [row[0] for row in rows]
     spread = {"min": min(times), "median": statistics.median(times), "max": max(times)}
     found = _told(world, device, verdicts) if any(row[2] for row in rows) else []
     signalled = _SIGNALS[int(max(row[1] for row in rows))]
-    waits = [round(row[5], 6) for row in rows]
-    return Gathered(spread, waits, signalled, found, any(row[3] for row in rows), rows[0][4])
+    phases = by_phase([row[5:] for row in rows])
+    return Gathered(spread, phases, signalled, found, any(row[3] for row in rows), rows[0][4])
+
+
+def by_phase(rows: Sequence[Sequence[float]]) -> dict[str, list[float]] | None:
+    """From a row of seconds for each rank to a list by rank for each phase."""
+    if not rows[0]:
+        return None
+    columns = zip(*rows, strict=True)
+    return {name: [round(seconds, 6) for seconds in column] for name, column in zip(ROWS, columns, strict=True)}
 
 
 def gather_verdicts(world: Comm, device: torch.device, verdicts: list[Verdict]) -> tuple[list[Verdict], float]:

@@ -30,6 +30,7 @@ def loop(s: Session) -> Ending:
     s.checkpointer.prepare(s.registry)
     clock = Clock()
     while s.step < s.run.steps:
+        clock.pulse.step(s.step + 1)
         each(s, "before_step", s.step + 1)
         record, before = step(s, clock)
         if s.members:
@@ -38,10 +39,10 @@ def loop(s: Session) -> Ending:
         request = s.checkpointer.due(s.step, record.step_seconds, s.run.checkpoint.every)
         mine = verdicts.after_step(s, record)
         own = record.step_seconds - clock.seconds.get("agree", 0.0)  # without the wait for slower ranks
-        due, waited, ahead = request is not None, record.seconds["data"], Clock()
+        due, ahead = request is not None, Clock()
         with ahead("agree"):  # on a GPU also the wait for the optimizer: it counts to the step that comes
-            agreed = agree(s.comms.world, s.device, own, stop_requested(), mine, due, waited)
-        record.rank_seconds, record.rank_data_seconds = agreed.rank_seconds, agreed.rank_data_seconds
+            agreed = agree(s.comms.world, s.device, own, stop_requested(), mine, due, clock.pulse.rows())
+        record.rank_seconds, record.rank_phases = agreed.rank_seconds, agreed.rank_phases
         order, found = verdicts.judged(s, [*before, *agreed.verdicts], agreed.now, record)
         record.verdicts = [verdict.to_dict() for verdict in found.verdicts]
         stays = order.action < Action.ROLL_BACK

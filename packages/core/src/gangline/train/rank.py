@@ -13,12 +13,15 @@ import torch
 
 from gangline.checkpoint.base import SaveRequest
 from gangline.checkpoint.id import CheckpointId
+from gangline.comm.base import Comms
 from gangline.comm.transport import connect
+from gangline.config.schema import Run
 from gangline.data.base import DataSource
 from gangline.determinism import use_deterministic_kernels
 from gangline.errors import UserError
 from gangline.launch.failures import EXIT_STOPPED, RestartWanted
 from gangline.mesh import Mesh
+from gangline.pulse.write import current
 from gangline.rundir import RunDirectory
 from gangline.sample import sample
 from gangline.train.build import build, device_of
@@ -33,11 +36,12 @@ def work(run_dir: str) -> int:
     """Train the run that lies in `run_dir`; gives the exit code. Called on every rank."""
     directory = RunDirectory.open(run_dir)
     run = directory.run()
+    set_environment(run)
     device = device_of(run)
     if run.deterministic:
         use_deterministic_kernels(device)
     mesh = Mesh.of(run.parallel.axes(int(os.environ.get("WORLD_SIZE", "1"))))
-    comms = connect(mesh, device=device, deterministic=run.deterministic, timeout=run.launch.timeout_seconds)
+    comms = joined(run, mesh, device)
     session = build(run, directory, mesh, comms, device)
     code = train(session)
     comms.close()  # not after a failure: it would wait for work of peers that never comes, before anybody is told
@@ -49,6 +53,22 @@ def work(run_dir: str) -> int:
             torch.cuda.empty_cache()
         show_sample(run_dir, run.run.sample)
     return code
+
+
+def set_environment(run: Run) -> None:
+    """What the parts of a run want to find in the environment, unless the user has set it."""
+    for _, config in run.parts():
+        for name, value in config.environment(run).items():
+            os.environ.setdefault(name, value)
+
+
+def joined(run: Run, mesh: Mesh, device: torch.device) -> Comms:
+    """This rank among the others, in whatever the parts of the run wrap around it."""
+    limit = run.launch.timeout_seconds
+    comms = connect(mesh, device=device, deterministic=run.deterministic, timeout=limit, pulse=current())
+    for _, config in run.parts():
+        comms = config.wrap(run, comms)
+    return comms
 
 
 def train(s: Session) -> int:

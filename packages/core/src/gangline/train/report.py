@@ -20,16 +20,18 @@ from gangline.model.flops import flops_per_token, parameter_count, trained_count
 from gangline.model.tree import Node
 from gangline.plan import Plan
 from gangline.precision.base import Precision
+from gangline.pulse.write import current
 from gangline.record import StepRecord
 from gangline.track.base import Start, Tracker
 from gangline.train.peaks import peak_flops
 
 
 class Clock:
-    """Seconds by phase of the step under way; a profiler sees the phases by name."""
+    """Seconds by phase of the step under way, seen by a profiler by name, and from outside in the pulse."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.pulse = current()
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -37,7 +39,7 @@ class Clock:
         # a range costs microseconds also where nobody looks, so only a profiler gets one
         named = record_function(phase) if profiler._is_profiler_enabled else nullcontext()
         try:
-            with named:
+            with named, self.pulse.phase(phase):
                 yield
         finally:
             self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start

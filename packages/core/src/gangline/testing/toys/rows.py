@@ -135,7 +135,8 @@ class RowsRuntime(Runtime):
             with forward_context.frame(self._frame(batch, index, collected)) as frame:
                 frame.coefficient = coefficient
                 losses.append(self.axes.loss(self.axes.own_tokens(batch)).detach())
-                self.axes.backward(coefficient)
+                with forward_context.backward():
+                    self.axes.backward(coefficient)
         speaks = self.axes.speaks
         self.tally.begin([loss * speaks for loss in losses], collected if speaks else Collected())
         self._reduce()

@@ -1,0 +1,88 @@
+"""What a rank waits for, in its pulse: group, sequence number and operation of each collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from gangline.comm.base import Comm, Pending, Reduction, Splits, Transfers
+from gangline.comm.solo import Done
+from gangline.comm.wrap import Wrapped
+from gangline.pulse.layout import MOST_PEERS, OPERATIONS, UNKNOWN_PEERS
+from gangline.pulse.write import Pulse
+
+T = TypeVar("T")
+_NUMBER = {name: number for number, name in enumerate(OPERATIONS)}
+
+
+class Noted(Generic[T]):
+    """A collective under way; who waits for it is in the pulse while it waits."""
+
+    def __init__(self, inner: Pending[T], pulse: Pulse, row: int) -> None:
+        self.inner, self.pulse, self.row = inner, pulse, row
+
+    def wait(self) -> T:
+        before = self.pulse.wait(self.row)
+        result = self.inner.wait()
+        self.pulse.done(self.row, before)
+        return result
+
+
+class Pulsed(Wrapped):
+    """Writes each collective into a pulse. One that raises leaves the pulse as it was: there the rank was lost."""
+
+    def __init__(self, inner: Comm, pulse: Pulse) -> None:
+        super().__init__(inner)
+        self.pulse, self.group = pulse, pulse.group(inner.axis, inner.ranks)
+
+    def _noted(
+        self, name: str, size: int, call: Callable[[], Pending[T]], background: bool, peers: int = 0
+    ) -> Pending[T]:
+        pulse = self.pulse
+        row = pulse.begin(self.group, _NUMBER[name], size, peers)
+        before = pulse.wait(row)
+        if background:  # the start may take its time, too
+            pending = call()
+            pulse.done(row, before, finished=False)
+            return Noted(pending, pulse, row)
+        result = call().wait()
+        pulse.done(row, before)
+        return Done(result)
+
+    def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
+        return self._noted("all_reduce", x.nbytes, lambda: self.inner._all_reduce(x, op, background), background)
+
+    def _all_gather(self, x: Tensor, into: Tensor | None, background: bool) -> Pending[Tensor]:
+        return self._noted("all_gather", x.nbytes, lambda: self.inner._all_gather(x, into, background), background)
+
+    def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
+        return self._noted("reduce_scatter", x.nbytes, lambda: self.inner._reduce_scatter(x, background), background)
+
+    def _all_to_all(self, x: Tensor, in_splits: Splits, out_splits: Splits, background: bool) -> Pending[Tensor]:
+        call = self.inner._all_to_all
+        return self._noted("all_to_all", x.nbytes, lambda: call(x, in_splits, out_splits, background), background)
+
+    def _broadcast(self, x: Tensor, source: int, background: bool) -> Pending[Tensor]:
+        return self._noted("broadcast", x.nbytes, lambda: self.inner._broadcast(x, source, background), background)
+
+    def _exchange(self, sends: Transfers, recvs: Transfers, background: bool) -> Pending[Sequence[Tensor]]:
+        others = {peer for _, peer in (*sends, *recvs)} - {self.index}
+        if not others:
+            return self.inner._exchange(sends, recvs, background)
+        peers, size = bits(others), sum(x.nbytes for x, _ in sends)
+        return self._noted("exchange", size, lambda: self.inner._exchange(sends, recvs, background), background, peers)
+
+    def barrier(self) -> None:
+        self._noted("barrier", 0, lambda: Done(self.inner.barrier()), False)
+
+
+def bits(peers: Iterable[int]) -> int:
+    """One bit for each; `UNKNOWN_PEERS` where one is too far along the axis to have a bit."""
+    found = 0
+    for peer in peers:
+        if peer >= MOST_PEERS:
+            return UNKNOWN_PEERS
+        found |= 1 << peer
+    return found

@@ -1,0 +1,76 @@
+"""What lies where in a pulse: words of 8 bytes, in the machine's own order. Writer and reader share this alone.
+
+0   head          one word each, the names below
+32  phases        for each phase its seconds, in ns, and how often it was left
+72  histograms    for each phase, how often it lasted how long, since the first steps were done
+.   groups        for each process group, how many collectives were begun
+.   record        the newest collectives: a ring of rows
+.   names         text: of each group a line with the axis and its ranks
+"""
+
+from __future__ import annotations
+
+MAGIC = 0x676C7075_00000001  # "glpu", and the version of this layout
+
+# The head. BEAT is odd while the words below it change, and another one after each change.
+VERSION, PID, BORN, RANK, WORLD, GENERATION, BEAT, STEP, PHASE, UNDER, SINCE, ROW, RECORDED, NAMED = range(14)
+HEAD = 32
+
+# Where a rank may be. A step goes data, forward and backward, optimizer, agree; "forward_backward" is what a strategy
+# does in between, "collective" the wait for other ranks whatever it is part of, "between" all that has no name.
+PHASES = (
+    "start",
+    "build",
+    "restore",
+    "between",
+    "data",
+    "forward_backward",
+    "forward",
+    "backward",
+    "optimizer",
+    "collective",
+    "agree",
+    "callback",
+    "validate",
+    "save",
+    "checkpoint",
+    "recovery",
+    "end",
+)
+NUMBER = {name: number for number, name in enumerate(PHASES)}
+MOST_PHASES = 20
+SPENT = HEAD  # two words a phase
+COLUMNS = 256  # of a histogram: four for each power of two of nanoseconds
+HISTOGRAMS = SPENT + 2 * MOST_PHASES
+
+# What the step record says of every rank: "other" is all that has no row of its own.
+ROWS = ("data", "forward", "backward", "optimizer", "collective", "checkpoint", "other")
+
+OPERATIONS = ("", "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "exchange", "barrier")
+MOST_GROUPS = 64
+GROUPS = HISTOGRAMS + MOST_PHASES * COLUMNS
+RECORD = GROUPS + MOST_GROUPS
+RECORDS = 128  # rows
+CODE, SEQUENCE, BEGAN, BYTES, PEERS, DONE = range(6)  # the words of a row; CODE = group * 16 + operation
+ROW_WORDS = 6
+NAMES = RECORD + RECORDS * ROW_WORDS
+NAME_BYTES = 8192
+WORDS = NAMES + NAME_BYTES // 8
+MOST_PEERS = 62  # that a row of an exchange names by its bits
+UNKNOWN_PEERS = 1 << MOST_PEERS
+
+
+def column(ns: int) -> int:
+    """Of a histogram: the column that so many nanoseconds fall into."""
+    if ns < 4:
+        return max(ns, 0)
+    bits = ns.bit_length()
+    return min(4 * (bits - 2) + ((ns >> (bits - 3)) & 3), COLUMNS - 1)
+
+
+def upper(number: int) -> int:
+    """The smallest number of nanoseconds that is above column `number`: at most 1.25 times the smallest within."""
+    if number < 4:
+        return number + 1
+    bits, part = divmod(number, 4)
+    return (5 + part) << (bits - 1)

@@ -1,0 +1,68 @@
+"""Where pulses lie: files in shared memory, named by the launcher, the run and the rank.
+
+One of a killed rank stays to be read; those of a dead launcher are removed by whoever starts next. Torch-free.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+from pathlib import Path
+
+from gangline.launch.guard import born, space
+
+ROOT = Path("/dev/shm")
+_OURS = re.compile(r"gangline-pulse-(?P<space>\d+)-(?P<pid>\d+)-(?P<born>\d+)-(?P<run>[0-9a-f]{12})-(?P<rank>\d+)")
+
+
+def path(run_dir: str | Path, rank: int, owner: int) -> Path | None:
+    """Of a rank whose launcher is the process `owner`; None where there is no shared memory, or no such process."""
+    start = born(owner)
+    if start is None or not ROOT.is_dir():
+        return None
+    return ROOT / f"gangline-pulse-{space()}-{owner}-{start}-{_run(run_dir)}-{rank}"
+
+
+def of_run(run_dir: str | Path) -> list[Path]:
+    """The pulses of a run on this machine whose launcher lives, by rank."""
+    run = _run(run_dir)
+    found = [(int(match["rank"]), file) for match, file in _all() if match["run"] == run and _lives(match)]
+    return [file for _, file in sorted(found)]
+
+
+def sweep() -> None:
+    """Remove the pulses of launchers that are dead; of others nothing."""
+    for match, file in _all():
+        if not _lives(match):
+            file.unlink(missing_ok=True)
+
+
+def remove(owner: int) -> None:
+    """Remove the pulses of all ranks of a launcher, which is about to end."""
+    for match, file in _all():
+        if int(match["pid"]) == owner and _lives(match):
+            file.unlink(missing_ok=True)
+
+
+def _all() -> list[tuple[re.Match[str], Path]]:
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(ROOT):
+            match = _OURS.fullmatch(entry.name)
+            # What lives among other process ids than ours cannot be seen from here.
+            if match is None or int(match["space"]) != space():
+                continue
+            with contextlib.suppress(OSError):  # removed meanwhile
+                if entry.stat(follow_symlinks=False).st_uid == os.getuid():
+                    found.append((match, Path(entry.path)))
+    return found
+
+
+def _lives(match: re.Match[str]) -> bool:
+    return born(int(match["pid"])) == int(match["born"])
+
+
+def _run(run_dir: str | Path) -> str:
+    return hashlib.sha256(str(Path(run_dir).resolve()).encode()).hexdigest()[:12]

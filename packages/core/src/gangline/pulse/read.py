@@ -1,0 +1,168 @@
+"""Reading pulses, from outside: also of a rank that was stopped or killed."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic_ns
+
+from gangline.launch.guard import born
+from gangline.pulse import layout, memory
+from gangline.pulse.layout import OPERATIONS, PHASES
+
+TRIES = 10_000
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One row of a rank's record.
+
+    sequence  how many collectives of this group the rank had begun, this one counted; of a transfer between some ranks
+              (`peers`, indices along the axis; none: unknown) how many before it
+    """
+
+    axis: str
+    ranks: tuple[int, ...] | None  # None: too many to be kept
+    operation: str
+    sequence: int
+    bytes: int
+    began: float  # seconds on the machine's monotonic clock
+    done: float  # 0: not finished, or nobody has waited for it yet
+    peers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a pulse said at one moment. Times are seconds on the machine's monotonic clock."""
+
+    rank: int
+    world: int
+    generation: int
+    pid: int
+    alive: bool  # whether the process that wrote it is there
+    beat: int  # another one after every change
+    step: int  # under way
+    phase: str
+    under: str  # of a wait in a collective: the phase that it is part of
+    since: float
+    waits: Collective | None  # the collective that the rank waits in
+    begun: dict[tuple[str, tuple[int, ...] | None], int] = field(default_factory=dict)  # collectives of each group
+    recent: tuple[Collective, ...] = ()  # oldest first
+    spent: dict[str, float] = field(default_factory=dict)  # seconds of each phase since the start
+    lasted: dict[str, list[int]] = field(default_factory=dict)  # of each phase a histogram, see `layout.column`
+
+
+class PulseReader:
+    """One rank's pulse, mapped. Raises OSError where the file is gone, ValueError where it is of another layout."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            self.inode = os.fstat(file.fileno()).st_ino
+            self._memory = mmap.mmap(file.fileno(), 8 * layout.WORDS, prot=mmap.PROT_READ)
+        self._words = memoryview(self._memory).cast("q")
+        if self._words[layout.VERSION] != layout.MAGIC:
+            raise ValueError(f"{path} is no pulse of this version")
+
+    def current(self) -> bool:
+        """Whether the file is still this one: a rank that is started again makes another."""
+        try:
+            return self.path.stat().st_ino == self.inode
+        except OSError:
+            return False
+
+    def beat(self) -> int:
+        """What changes with every phase and every collective."""
+        return self._words[layout.BEAT]
+
+    def read(self) -> Seen:
+        """All that it says."""
+        words, row = self._words, [0] * layout.ROW_WORDS
+        for _ in range(TRIES):  # the head, and what it points to, of one moment; all else only ever grows
+            head = words[: layout.HEAD].tolist()
+            if head[layout.ROW]:
+                start = layout.RECORD + layout.ROW_WORDS * ((head[layout.ROW] - 1) % layout.RECORDS)
+                row = words[start : start + layout.ROW_WORDS].tolist()
+            if head[layout.BEAT] % 2 == 0 and words[layout.BEAT] == head[layout.BEAT]:
+                break
+        held = head + words[layout.HEAD : layout.NAMES].tolist()
+        names = bytes(words.cast("B")[8 * layout.NAMES : 8 * layout.NAMES + held[layout.NAMED]])
+        groups = _groups(names.decode(errors="replace"))
+        rows = range(max(0, held[layout.RECORDED] - layout.RECORDS), held[layout.RECORDED])
+        recent = [_collective(_row(held, number), groups) for number in rows]
+        pid = held[layout.PID]
+        return Seen(
+            rank=held[layout.RANK],
+            world=held[layout.WORLD],
+            generation=held[layout.GENERATION],
+            pid=pid,
+            alive=born(pid) == held[layout.BORN],
+            beat=held[layout.BEAT],
+            step=held[layout.STEP],
+            phase=PHASES[held[layout.PHASE]],
+            under=PHASES[held[layout.UNDER]],
+            since=held[layout.SINCE] * 1e-9,
+            waits=_collective(row, groups) if held[layout.ROW] else None,
+            begun={group: held[layout.GROUPS + number] for number, group in groups.items()},
+            recent=tuple(recent),
+            spent={name: held[layout.SPENT + 2 * number] * 1e-9 for number, name in enumerate(PHASES)},
+            lasted={name: _histogram(held, number) for number, name in enumerate(PHASES)},
+        )
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._words.release()
+        self._memory.close()
+
+
+def find(run_dir: str | Path) -> list[Path]:
+    """The pulses of a run's ranks on this machine, by rank; those of a launcher that is dead are not among them."""
+    return memory.of_run(run_dir)
+
+
+def now() -> float:
+    """The clock of `Seen.since`."""
+    return monotonic_ns() * 1e-9
+
+
+def _histogram(held: list[int], phase: int) -> list[int]:
+    start = layout.HISTOGRAMS + layout.COLUMNS * phase
+    return held[start : start + layout.COLUMNS]
+
+
+def _groups(names: str) -> dict[int, tuple[str, tuple[int, ...] | None]]:
+    found: dict[int, tuple[str, tuple[int, ...] | None]] = {}
+    for line in names.splitlines():
+        number, axis, ranks = line.split(" ")
+        found[int(number)] = axis, _ranks(ranks)
+    return found
+
+
+def _ranks(short: str) -> tuple[int, ...] | None:
+    if short.endswith("..."):
+        return None
+    if ":" in short:
+        return tuple(range(*map(int, short.split(":"))))
+    return tuple(map(int, short.split(",")))
+
+
+def _row(held: list[int], number: int) -> list[int]:
+    start = layout.RECORD + layout.ROW_WORDS * (number % layout.RECORDS)
+    return held[start : start + layout.ROW_WORDS]
+
+
+def _collective(row: list[int], groups: dict[int, tuple[str, tuple[int, ...] | None]]) -> Collective:
+    code, sequence, began, size, peers, done = row
+    axis, ranks = groups.get(code // 16, ("?", None))
+    return Collective(
+        axis,
+        ranks,
+        OPERATIONS[code % 16],
+        sequence,
+        size,
+        began * 1e-9,
+        done * 1e-9,
+        tuple(bit for bit in range(layout.MOST_PEERS) if peers >> bit & 1),
+    )

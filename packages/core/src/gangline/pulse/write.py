@@ -1,0 +1,186 @@
+"""The writer of a pulse: a rank says where it is, in some hundred nanoseconds a time."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic_ns
+
+from gangline.launch.guard import born
+from gangline.pulse import layout, memory
+from gangline.pulse.layout import BEAT, GROUPS, HISTOGRAMS, NUMBER, PHASE, PHASES, RECORD, ROW, SINCE, SPENT, UNDER
+
+WARM_UP = 3  # steps of a start that say nothing of how long a phase takes
+_COLLECTIVE, _BETWEEN = NUMBER["collective"], NUMBER["between"]
+_ROW_OF = [layout.ROWS.index(name if name in layout.ROWS else "other") for name in PHASES]
+
+
+class Pulse:
+    """Words that the rank writes and others read (`gangline.pulse.layout`). One thread at a time writes.
+
+    Without a file it is memory of this process alone, which nobody sees: a rank that is not watched does the same.
+    """
+
+    def __init__(self, buffer: mmap.mmap | bytearray | None = None) -> None:
+        self._words = memoryview(bytearray(8 * layout.WORDS) if buffer is None else buffer).cast("B").cast("q")
+        self._beat, self._phase, self._since = 0, NUMBER["start"], monotonic_ns()
+        self._groups: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._row = 0
+        self._told = [0] * len(PHASES)
+        self._first: int | None = None
+        self._warm = False
+        self._words[PHASE], self._words[SINCE] = self._phase, self._since
+        self._words[layout.VERSION] = layout.MAGIC  # last: what has it may be read
+
+    @classmethod
+    def open(cls, run_dir: str | Path, rank: int, world: int, generation: int, owner: int) -> Pulse:
+        """In shared memory, for the watchers of a run; in memory of its own where there is none, or no room.
+
+        owner: the process that starts and watches the ranks of this machine, with which the pulse goes.
+        """
+        file = memory.path(run_dir, rank, owner)
+        buffer = None if file is None else _mapped(file)
+        pulse = cls(buffer)
+        words = pulse._words
+        words[layout.PID], words[layout.BORN] = os.getpid(), born(os.getpid()) or 0
+        words[layout.RANK], words[layout.WORLD], words[layout.GENERATION] = rank, world, generation
+        return pulse
+
+    def enter(self, phase: int) -> int:
+        """From now on the rank is in that phase (its number); gives the number of the one before."""
+        now, before, words = monotonic_ns(), self._phase, self._words
+        spent, place = now - self._since, SPENT + 2 * before
+        self._beat += 2
+        words[BEAT] = self._beat - 1
+        words[place] += spent
+        words[place + 1] += 1
+        if self._warm:
+            words[HISTOGRAMS + layout.COLUMNS * before + layout.column(spent)] += 1
+        words[PHASE] = phase
+        words[SINCE] = now
+        words[BEAT] = self._beat
+        self._phase, self._since = phase, now
+        return before
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Within, the rank is in that phase; one that has no number is no news."""
+        number = NUMBER.get(name)
+        before = self._phase if number is None else self.enter(number)
+        try:
+            yield
+        finally:
+            if number is not None:
+                self.enter(before)
+
+    def step(self, number: int) -> None:
+        """The step of this number begins."""
+        if self._first is None:
+            self._first = number
+        self._warm = not 0 <= number - self._first < WARM_UP
+        self._words[layout.STEP] = number
+        self.enter(_BETWEEN)
+
+    def rows(self) -> list[float]:
+        """Seconds in each of `ROWS` since the last call; what a phase that is under way has had so far is in it."""
+        self.enter(self._phase)
+        spent = self._words[SPENT : SPENT + 2 * len(PHASES) : 2].tolist()
+        found = [0.0] * len(layout.ROWS)
+        for row, now, told in zip(_ROW_OF, spent, self._told, strict=True):
+            found[row] += (now - told) * 1e-9
+        self._told = spent
+        return found
+
+    # --- collectives -------------------------------------------------------------------------------------------------
+
+    def group(self, axis: str, ranks: Sequence[int]) -> int:
+        """The number of a process group; the last one is of all that are too many to be told apart."""
+        key = axis, tuple(ranks)
+        if key not in self._groups:
+            number = self._groups[key] = min(len(self._groups), layout.MOST_GROUPS - 1)
+            line = f"{number} {axis} {_short(ranks)}\n".encode()
+            start = self._words[layout.NAMED]
+            if start + len(line) <= layout.NAME_BYTES:
+                place = 8 * layout.NAMES + start
+                self._words.cast("B")[place : place + len(line)] = line
+                self._words[layout.NAMED] = start + len(line)
+        return self._groups[key]
+
+    def begin(self, group: int, operation: int, size: int, peers: int = 0) -> int:
+        """A collective begins, or a transfer between some: gives its row. `peers`: bits of whom it waits for."""
+        number, words = self._row, self._words
+        self._row = number + 1
+        sequence = words[GROUPS + group]
+        if not peers:  # a transfer between two is in no order with what all do
+            sequence += 1
+            words[GROUPS + group] = sequence
+        place = RECORD + layout.ROW_WORDS * (number % layout.RECORDS)
+        words[place] = group * 16 + operation
+        words[place + 1] = sequence
+        words[place + 2] = monotonic_ns()
+        words[place + 3] = size
+        words[place + 4] = peers
+        words[place + 5] = 0
+        words[layout.RECORDED] = self._row
+        return number
+
+    def wait(self, row: int) -> int:
+        """The rank waits in the collective of that row; gives the phase to go back to."""
+        words = self._words
+        words[ROW] = row + 1
+        words[UNDER] = self._phase
+        return self.enter(_COLLECTIVE)
+
+    def done(self, row: int, phase: int, finished: bool = True) -> None:
+        """It waits no more, and is in `phase` again."""
+        self.enter(phase)
+        self._words[ROW] = 0
+        if finished and self._row - row <= layout.RECORDS:
+            self._words[RECORD + layout.ROW_WORDS * (row % layout.RECORDS) + layout.DONE] = self._since
+
+
+def _mapped(file: Path) -> mmap.mmap | None:
+    """A file of shared memory, filled with zeros; None where there is no room for it."""
+    size = 8 * layout.WORDS
+    fresh = file.with_name(f"{file.name}.new")  # no reader sees the half of it
+    with contextlib.suppress(OSError):
+        fresh.unlink(missing_ok=True)
+        handle = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.posix_fallocate(handle, 0, size)  # without it a write to a full one would be the end of the process
+            buffer = mmap.mmap(handle, size)
+            fresh.rename(file)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(handle)
+        return buffer
+    return None
+
+
+def _short(ranks: Sequence[int]) -> str:
+    """ "0:8:2" for 0, 2, 4, 6: first, behind the last, distance; others one by one, as many as one line may have."""
+    step = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    if list(ranks) == list(range(ranks[0], ranks[-1] + 1, step) if step > 0 else ()):
+        return f"{ranks[0]}:{ranks[-1] + 1}:{step}"
+    line = ",".join(map(str, ranks))
+    return line if len(line) < 2000 else f"{ranks[0]},..."
+
+
+_current = Pulse()
+
+
+def current() -> Pulse:
+    """The pulse of this process."""
+    return _current
+
+
+def use(pulse: Pulse) -> None:
+    """Make it the pulse of this process, from which `inside`, the loop and Comm take it."""
+    global _current
+    _current = pulse
