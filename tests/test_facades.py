@@ -79,6 +79,19 @@ def test_type_checkers_see_the_same_names(name: str) -> None:
     assert seen == {each: getattr(facade, each) for each in facade.__all__}
 
 
+def test_what_a_strategy_may_import_is_what_strategies_do_import() -> None:
+    """v1 is a promise, so it holds no name for which nobody has had a use."""
+    used = {
+        alias.name
+        for place in PLACES
+        for text in texts(place)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom) and node.module == "gangline.strategy"
+        for alias in node.names
+    }
+    assert set(import_module("gangline.strategy").__all__) == used
+
+
 def test_facades_load_no_torch() -> None:
     of_running_modules = "gangline.forward_context"
     names = ", ".join(sorted(FACADES - {of_running_modules, "gangline.testing"}))

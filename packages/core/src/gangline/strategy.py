@@ -12,7 +12,6 @@ from gangline.lazy import lazily
 
 if TYPE_CHECKING:
     from gangline.batch import Batch as Batch
-    from gangline.forward_context import Collected as Collected, Frame as Frame
     from gangline.mesh import AXES as AXES, DATA_AXES as DATA_AXES, Mesh as Mesh
     from gangline.model.buffers import (
         buffers_of as buffers_of,
@@ -21,15 +20,13 @@ if TYPE_CHECKING:
         put as put,
     )
     from gangline.model.build import model_of as model_of
-    from gangline.model.calls import LOSS_CHUNK as LOSS_CHUNK, call_of as call_of
+    from gangline.model.calls import call_of as call_of
     from gangline.model.contracts import (
-        Bindable as Bindable,
         OwnProducts as OwnProducts,
         StepListener as StepListener,
         bind_around as bind_around,
         seam_function as seam_function,
     )
-    from gangline.model.loss import log_sum_exp as log_sum_exp, logits_gradient as logits_gradient, wide as wide
     from gangline.model.seams import call_at as call_at, calls as calls
     from gangline.parallel import norm as norm
     from gangline.parallel.config import Ddp as Ddp, Single as Single
@@ -64,16 +61,11 @@ if TYPE_CHECKING:
         StepResult as StepResult,
     )
     from gangline.shard import (
-        Box as Box,
         Division as Division,
         Layout as Layout,
-        Places as Places,
         Registry as Registry,
         Shard as Shard,
-        in_model as in_model,
         model_array as model_array,
-        parameter_of as parameter_of,
-        primary_replica as primary_replica,
     )
     from gangline.train.recompute_and_compile import finisher as finisher
     from gangline.weight_grads import (
@@ -92,8 +84,7 @@ __getattr__, __all__ = lazily(
         "gangline.batch": "Batch",
         "gangline.mesh": "AXES DATA_AXES Mesh",
         "gangline.plan": "Cut Fold Plan matches names",
-        "gangline.shard": "Box Division Layout Places Registry Shard in_model model_array parameter_of primary_replica",
-        "gangline.forward_context": "Collected Frame",
+        "gangline.shard": "Division Layout Registry Shard model_array",
         "gangline.parallel.config": "Ddp Single",
         "gangline.parallel.matrices": "Matrices",
         "gangline.parallel.metrics": "Tally",
@@ -107,11 +98,10 @@ __getattr__, __all__ = lazily(
         "gangline.parallel.storage": "dtype_name",
         "gangline.model.buffers": "buffers_of filled_buffers_of listeners put",
         "gangline.model.build": "model_of",
-        "gangline.model.calls": "LOSS_CHUNK call_of",
-        "gangline.model.contracts": "Bindable OwnProducts StepListener bind_around seam_function",
+        "gangline.model.calls": "call_of",
+        "gangline.model.contracts": "OwnProducts StepListener bind_around seam_function",
         "gangline.model.seams": "call_at calls",
         "gangline.train.recompute_and_compile": "finisher",
         "gangline.weight_grads": "Closure accumulate_grad defer deferring is_deferring when_accumulated",
-        "gangline.model.loss": "log_sum_exp logits_gradient wide",
     },
 )
