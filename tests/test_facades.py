@@ -18,8 +18,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 CORE = ROOT / "packages/core/src/gangline"
 LAZY = (
-    "callback", "checkpoint", "comm", "config", "data", "launch", "model", "optimizer", "precision", "strategy",
-    "tools", "track",
+    "callback", "checkpoint", "cluster", "comm", "config", "data", "explain", "launch", "model", "optimizer",
+    "precision", "strategy", "tools", "track",
 )  # fmt: skip
 MODULES = ("api", "figure", "forward_context", "health", "plugins", "testing")  # which are for plugins as they stand
 FACADES = {"gangline", *(f"gangline.{name}" for name in (*LAZY, *MODULES))}

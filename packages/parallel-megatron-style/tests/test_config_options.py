@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from gangline.cluster import Topology
 from gangline.config.defaults import default_run
 from gangline.config.fields import options
 from gangline.config.serial import from_dict, to_dict
 from gangline.mesh import AXES, Mesh
 from gangline_parallel_megatron_style.config import Composed, Fsdp, Hsdp, Pp, ThreeD, Tp
-from gangline_parallel_megatron_style.layout.topology import Topology
 
 PARTS = (ThreeD, Fsdp, Hsdp, Tp, Pp)
 

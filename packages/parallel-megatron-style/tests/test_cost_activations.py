@@ -14,13 +14,13 @@ from gangline import plugins
 from gangline.comm.fake import FakeComms
 from gangline.config import RunSection, default_run
 from gangline.config.sections import Recompute
+from gangline.explain import ActivationSizes
 from gangline.mesh import Mesh
 from gangline.model.build import construct
 from gangline.model.config import DecoderConfig
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.config import Pp, Tp
 from gangline_parallel_megatron_style.cost import activations, peak_memory, timing
-from gangline_parallel_megatron_style.cost.activations import ActivationSizes
 from gangline_parallel_megatron_style.cost.case import Case
 
 MODEL = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, kv_heads=2, hidden=48)
@@ -73,7 +73,7 @@ def test_a_block_keeps_what_the_closed_form_says(model, precision):
     case = case_of(model, precision)
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
-    sizes = ActivationSizes.of(case, gpu=False)
+    sizes = activations.sizes_of(case, gpu=False)
     found = kept(module.parameters(), lambda: module.blocks[1](hidden, batch))
     assert found == activations.of_block(case, 1, sizes) + activations.angles(case, sizes)
 
@@ -85,7 +85,7 @@ def test_a_recomputed_block_keeps_its_input(precision):
     hidden = module.embed(batch).detach().requires_grad_()
     tokens = [batch.tokens, batch.position, batch.targets, batch.loss_mask, batch.sample]
     found = kept([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
-    assert found == activations.of_block(case, 1, ActivationSizes.of(case, gpu=False))
+    assert found == activations.of_block(case, 1, activations.sizes_of(case, gpu=False))
 
 
 @pytest.mark.parametrize("precision", DTYPES)
@@ -98,12 +98,12 @@ def test_recomputed_attention_forgets_little(precision):
     hidden = module.embed(batch)
     tokens = [batch.tokens, batch.position]
     found = kept([*module.parameters(), *tokens], lambda: module.blocks[1](hidden, batch))
-    sizes = ActivationSizes.of(case, gpu=False)
+    sizes = activations.sizes_of(case, gpu=False)
     assert found == activations.of_block(case, 1, sizes) + activations.angles(case, sizes)
 
 
 def both(case: Case) -> tuple[ActivationSizes, ActivationSizes]:
-    return ActivationSizes.of(case), ActivationSizes.of(case, gpu=False)
+    return activations.sizes_of(case), activations.sizes_of(case, gpu=False)
 
 
 @pytest.mark.parametrize("precision", DTYPES)
@@ -111,7 +111,7 @@ def test_the_head_keeps_what_the_closed_form_says(precision):
     case = case_of(precision=precision)
     module, batch = built(case, precision), microbatch(case)
     hidden = module.embed(batch)
-    sizes = ActivationSizes.of(case, gpu=False)
+    sizes = activations.sizes_of(case, gpu=False)
     found = kept(module.parameters(), lambda: module.head(hidden, batch))
     closed = activations.head(case, sizes)
     logits = 2 * 16 * 64 * case.bytes.compute
@@ -139,7 +139,7 @@ def test_a_block_cut_by_tp(tp, sequence_parallel):
     hidden = torch.randn(16 // (tp if sequence_parallel else 1), 2, 32).transpose(0, 1).requires_grad_()
     if not sequence_parallel:
         hidden = hidden.detach().contiguous().requires_grad_()
-    sizes = ActivationSizes.of(case, gpu=False)
+    sizes = activations.sizes_of(case, gpu=False)
     found = kept(made.parameters(), lambda: made.get_submodule("blocks.1")(hidden, batch))
     assert found == activations.of_block(case, 1, sizes) + activations.angles(case, sizes)
 
@@ -149,7 +149,7 @@ def test_a_pipeline_keeps_as_many_as_its_schedule_says():
     model = replace(MODEL, layers=4)
     for schedule, counts in (("1f1b", (4, 3, 2, 1)), ("gpipe", (4, 4, 4, 4))):
         case = case_of(model, config=Pp(schedule=schedule, stages=[1, 1, 1, 1]), pp=4)
-        sizes, order = ActivationSizes.of(case), timing.schedule_of(case)
+        sizes, order = activations.sizes_of(case), timing.schedule_of(case)
         each = activations.of_block(case, 0, sizes) + activations.angles(case, sizes)
         head = activations.head(case, sizes)["activations"]
         for rank, count in enumerate(counts):

@@ -7,18 +7,18 @@ from typing import ClassVar
 
 import pytest
 
+from gangline.cluster import Topology
 from gangline.config import RunSection, default_run
 from gangline.config.sections import Recompute
+from gangline.explain import norm_bytes, of_node
 from gangline.mesh import Mesh
 from gangline.model.config import DecoderConfig
 from gangline.model.tree import CommVolume, LocalSizes, Node, NormNode, Shape
 from gangline.plan import Cut, Fold
 from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost import activations, memory, timing, traffic
-from gangline_parallel_megatron_style.cost.activations import ActivationSizes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import BESIDE, links
-from gangline_parallel_megatron_style.layout.topology import Topology
 
 MODEL = DecoderConfig(vocab_size=64, dim=32, layers=2, heads=4, hidden=48)
 LANES, WIDTH = 4, 64
@@ -149,16 +149,16 @@ def test_bytes_of_a_stack_on_a_fold(zero, dp_shard):
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_node_says_what_its_module_keeps_and_its_children_are_asked(tp):
     case = case_of(tp=tp, dp_shard=2, sequence_parallel=True)
-    sizes, stream = ActivationSizes.of(case), 16 // tp
-    norm = activations.norm(sizes, stream, 32)
-    assert activations.of_node(case.by_path["blocks.1.feed_forward"], sizes) == stream * 100 + 16 * 2 + 4 + norm
+    sizes, stream = activations.sizes_of(case), 16 // tp
+    norm = norm_bytes(sizes, stream, 32)
+    assert of_node(case.by_path["blocks.1.feed_forward"], sizes) == stream * 100 + 16 * 2 + 4 + norm
 
 
 def test_a_node_that_says_nothing_is_guessed_by_its_shapes():
     case = case_of(dp_shard=2)
     silent = SilentNode(dim=32, norm=NormNode(dim=32))
-    guessed = 16 * (WIDTH + 32) * 2 + activations.norm(ActivationSizes.of(case), 16, 32)
-    assert activations.of_node(silent, ActivationSizes.of(case)) == guessed
+    guessed = 16 * (WIDTH + 32) * 2 + norm_bytes(activations.sizes_of(case), 16, 32)
+    assert of_node(silent, activations.sizes_of(case)) == guessed
 
 
 @pytest.mark.parametrize(("sequence_parallel", "times"), [(True, 1), (False, 2)])

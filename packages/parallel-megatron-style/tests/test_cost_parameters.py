@@ -16,7 +16,7 @@ from gangline.model.compose import compose_model
 from gangline.model.config import DecoderConfig
 from gangline.plan import Cut, Fold
 from gangline_parallel_megatron_style.config import ThreeD
-from gangline_parallel_megatron_style.cost.activations import ActivationSizes
+from gangline_parallel_megatron_style.cost import activations
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.memory import state
 from gangline_parallel_megatron_style.cost.parameters import arrays_of
@@ -102,7 +102,7 @@ def test_what_zero_cuts(zero):
     numbers = sum(prod(array.shape) for array in case.arrays)
     parts = sum(array.part for array in case.arrays)
     block = sum(array.size for array in case.arrays if array.block == 0)
-    found, more = state(case, 0), list(moments(case, 0, None, ActivationSizes.of(case)))
+    found, more = state(case, 0), list(moments(case, 0, None, activations.sizes_of(case)))
     found["gradients"] += max(moment["gradients"] for moment in more)
     found["weights"] += max(moment["weights"] for moment in more)
     assert found["optimizer state"] == 8 * (parts if zero else numbers)

@@ -17,7 +17,7 @@ from gangline.testing import rank
 from gangline.testing.inputs import share
 from gangline.testing.pool import pool
 from gangline_parallel_megatron_style.config import ThreeD
-from gangline_parallel_megatron_style.cost.activations import ActivationSizes
+from gangline_parallel_megatron_style.cost import activations
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.memory import state
 from gangline_parallel_megatron_style.cost.peak_memory import moments
@@ -102,7 +102,7 @@ def test_bytes_by_kind_are_those_of_the_closed_form(world, zero, precision):
     case = Case.of(run, Mesh.of(run.parallel.axes(world)))
     told = state(case, 0)
     for kind in ("weights", "gradients"):
-        told[kind] += max(moment[kind] for moment in moments(case, 0, None, ActivationSizes.of(case)))
+        told[kind] += max(moment[kind] for moment in moments(case, 0, None, activations.sizes_of(case)))
     for found, numbers in ranks:
         block = (numbers - 2 * 64 * 64 - 64) // MODEL.layers
         two = 2 * block  # in use and gathered ahead; being filled and under way

@@ -75,7 +75,7 @@ def test_parameters_of_all_ranks_are_those_of_the_model():
     """405 853 388 800 by the count of the model card's own shapes; norms and key heads that are whole count again."""
     found = explained(compose_one(LLAMA.split()))
     norms = 16_384 * (2 * 126 + 1)
-    assert sum(stage.parameters for stage in found.stages) * 8 == 405_853_388_800 + 7 * norms
+    assert sum(stage.parameters for stage in found.ranks) * 8 == 405_853_388_800 + 7 * norms
 
 
 def test_it_needs_no_torch_and_no_gpu():

@@ -6,7 +6,19 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from gangline.model import LINEAR, CommVolume, FeedForwardNode, LinearNode, LocalSizes, Node, Shape, WrapNode, fitted
+from gangline.model import (
+    LINEAR,
+    CommVolume,
+    FeedForwardNode,
+    LinearNode,
+    LocalSizes,
+    MatrixProduct,
+    Node,
+    Product,
+    Shape,
+    WrapNode,
+    fitted,
+)
 from gangline_moe.config import FOLD
 from gangline_moe.routers.config import ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
 
@@ -133,6 +145,17 @@ class StackNode(LinearNode):
 
     def flops(self, sequence_length: int) -> int:
         return 2 * self.top_k * self.out_features * self.in_features
+
+    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+        """If all experts get as many rows."""
+        return (
+            MatrixProduct(
+                rows=sizes.tokens * self.top_k,
+                inner=self.in_features,
+                columns=self.out_features,
+                experts=self.experts,
+            ),
+        )
 
     def rows(self, sizes: LocalSizes) -> int:
         """If all experts get as many."""

@@ -45,21 +45,22 @@ def main(argv: Sequence[str]) -> int:
 
 def _explain(argv: Sequence[str]) -> int:
     from gangline.config import compose_one
-    from gangline_parallel_megatron_style.explain.explained import explained
+    from gangline_parallel_megatron_style.explain.explained import case_of, of_case
     from gangline_parallel_megatron_style.explain.page import text, traced
     from gangline_parallel_megatron_style.layout.fits import untraceable
 
     flags, words = flags_of([word for word in argv if word != "--trace"], ("gpu-memory",))
     gpu = number("gpu-memory", flags.get("gpu-memory", "80"))
     run = compose_one(words)
-    found = explained(run)
-    if "--trace" in argv and (problems := list(untraceable(found.case.tree, found.case.plan))):
+    case = case_of(run)
+    found = of_case(case, run.run.device != "cpu", run.precision.products())
+    if "--trace" in argv and (problems := list(untraceable(case.tree, case.plan))):
         raise UserError.of(problems)
-    print(text(found, gpu))
+    print(text(case, found, gpu))
     if "--trace" in argv:
         from gangline_parallel_megatron_style.explain.trace import trace
 
-        print(traced(found, trace(run, found.case, found.fullest)))
+        print(traced(found, trace(run, case, found.fullest)))
     return 0
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from gangline import Problem
+from gangline.cluster import Topology
 from gangline.config import NonNegativeInt, OneOf, ParallelConfig, PositiveInt, divisors
 from gangline.strategy import AXES, Mesh
 from gangline_parallel_megatron_style.layout.factor import factor, nearest
-from gangline_parallel_megatron_style.layout.topology import Topology
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from gangline.config import Run
+    from gangline.explain import Explained
+    from gangline.model import Node
     from gangline.strategy import Plan
 
 
@@ -92,6 +94,17 @@ class Composed(ParallelConfig):
             return 1
         whole_rounds = [number for number in divisors(share) if number % stages == 0]
         return nearest(4 * stages, whole_rounds or divisors(share), 1)[0]
+
+    def explain(
+        self, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None, topology: Topology | None = None
+    ) -> Explained:
+        from gangline_parallel_megatron_style.cost.case import Case
+        from gangline_parallel_megatron_style.explain.explained import of_case
+
+        case = Case.of(run, mesh, model)
+        if topology is not None:
+            case = replace(case, config=replace(case.config, topology=topology))
+        return of_case(case, run.run.device != "cpu", run.precision.products())
 
     def overlaps(self, plan: Plan, mesh: Mesh) -> bool:
         """Whether forwards take turns with backwards, each hiding the other's transfers over folds."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         DataConfig as DataConfig,
         EditConfig as EditConfig,
         HealthConfig as HealthConfig,
+        ItemSizes as ItemSizes,
         LaunchConfig as LaunchConfig,
         ModelConfig as ModelConfig,
         OptimizerConfig as OptimizerConfig,
@@ -66,7 +67,7 @@ __getattr__, __all__ = lazily(
     __name__,
     {
         "gangline.config.schema": (
-            "CallbackConfig CheckpointConfig DataConfig EditConfig HealthConfig LaunchConfig ModelConfig "
+            "CallbackConfig CheckpointConfig DataConfig EditConfig HealthConfig ItemSizes LaunchConfig ModelConfig "
             "OptimizerConfig ParallelConfig PartConfig PrecisionConfig Run ScheduleConfig TrackConfig"
         ),
         "gangline.config.sections": "BatchSection Recompute RunSection ValidateSection",

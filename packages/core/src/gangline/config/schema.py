@@ -16,10 +16,13 @@ from gangline.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 if TYPE_CHECKING:
     import torch
 
+    from gangline.cluster.topology import Topology
     from gangline.comm.base import Comms
     from gangline.data.vocabulary import Codec
+    from gangline.explain.explained import Explained
     from gangline.interop.adapter import Adapter
     from gangline.mesh import Mesh
+    from gangline.model.tree import Node
     from gangline.plan import Plan
     from gangline.shard import Shard
 
@@ -167,10 +170,44 @@ class ParallelConfig(PartConfig):
         """How many microbatches a rank's `share` of a batch makes where the user gave no size: a divisor of it."""
         return 1
 
+    def explain(
+        self, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None, topology: Topology | None = None
+    ) -> Explained | None:
+        """What this layout holds, sends and computes in a step, as data; None: it does not say.
+
+        For a run that `check` found nothing wrong with. model: the run's (`compose_model`), where it is at hand.
+        topology: the network; None: as the part's own options say, else 8 GPUs a node.
+        """
+        return None
+
+    def layouts(self, run: Run, world: int) -> Iterator[ParallelConfig]:
+        """Options with which the run could be carried by `world` ranks, these among them; some may not pass `check`."""
+        yield self
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemSizes:
+    """Bytes of one number: activations and the weights they meet; master weights and optimizer state; gradients as
+    they accumulate; gradients between ranks.
+    """
+
+    compute: int
+    master: int
+    gradient: int
+    wire: int
+
 
 @dataclass
 class PrecisionConfig(PartConfig):
     """`build(config, run) -> gangline.precision.Precision`."""
+
+    def sizes(self) -> ItemSizes:
+        """Bytes of its numbers, for who plans memory and traffic."""
+        return ItemSizes(compute=2, master=4, gradient=4, wire=4)
+
+    def products(self) -> str:
+        """The format in which the products of blocks are computed, as a cluster file names its peaks."""
+        return "bf16"
 
 
 @dataclass

@@ -38,6 +38,11 @@ if TYPE_CHECKING:
     from gangline.model.loss import log_sum_exp as log_sum_exp, logits_gradient as logits_gradient, wide as wide
     from gangline.model.norm import RMSNorm as RMSNorm
     from gangline.model.plan import plan_decoder as plan_decoder
+    from gangline.model.products import (
+        AttentionProduct as AttentionProduct,
+        MatrixProduct as MatrixProduct,
+        Product as Product,
+    )
     from gangline.model.recall import Recall as Recall
     from gangline.model.tree import (
         LINEAR as LINEAR,
@@ -84,6 +89,7 @@ __getattr__, __all__ = lazily(
             "LinearNode LocalSizes Node NormNode Rope RopeScaling Shape SinksNode WrapNode by_path children "
             "fitted nodes parameter_shapes replaced"
         ),
+        "gangline.model.products": "AttentionProduct MatrixProduct Product",
         "gangline.model.plan": "plan_decoder",
         "gangline.model.config": "DecoderConfig Tiny",
         "gangline.model.compose": "compose_model",

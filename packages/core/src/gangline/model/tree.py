@@ -13,6 +13,7 @@ from math import prod
 from typing import ClassVar
 
 from gangline.model.calls import AttentionCall, Call, LossCall
+from gangline.model.products import AttentionProduct, Product, of_shapes
 
 Shape = tuple[int, ...]
 
@@ -73,6 +74,13 @@ class Node(ABC):
         What has two dims and more counts as multiplied once by each token; a node where that is not so overrides this.
         """
         return sum(2 * prod(shape) for shape in self.shapes().values() if len(shape) > 1)
+
+    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
+        """What a forward pass of `sizes.tokens` tokens multiplies, children left out and nothing cut, as shapes.
+
+        Together they come to `flops`: a node whose products do not is one that does not say. None: it does not.
+        """
+        return of_shapes(self.shapes(), sizes.tokens)
 
     def activation_bytes(self, sizes: LocalSizes) -> int | None:
         """Bytes that the forward pass of a microbatch keeps for the backward pass on a rank, children left out.
@@ -281,6 +289,20 @@ class AttentionNode(Node):
         """q·k and p·v with all keys of the window (PaLM counts no discount for causality)."""
         return 4 * self.heads * self.head_dim * min(sequence_length, self.window or sequence_length)
 
+    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+        return (
+            AttentionProduct(
+                sequences=max(1, sizes.tokens // sequence_length),
+                queries=min(sizes.tokens, sequence_length),
+                keys=sequence_length,
+                heads=self.heads,
+                kv_heads=self.kv_heads,
+                head_dim=self.head_dim,
+                causal=self.causal,
+                window=self.window if self.window and self.window < sequence_length else None,
+            ),
+        )
+
     @property
     def call(self) -> AttentionCall:
         """What is computed at its seam."""
@@ -334,6 +356,9 @@ class EmbeddingNode(Node):
     def flops(self, sequence_length: int) -> int:
         """None: a row is looked up, nothing is multiplied."""
         return 0
+
+    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,12 @@ from gangline.parts import ParallelConfig, Part
 from gangline.ranges import PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
+    from gangline.cluster.topology import Topology
     from gangline.config.schema import Run
+    from gangline.explain.explained import Explained
+    from gangline.mesh import Mesh
+    from gangline.model.tree import Node
+    from gangline.plan import Plan
 
 
 @dataclass
@@ -31,6 +36,13 @@ class Single(ParallelConfig):
                 "Several that share the batch:  parallel=ddp",
             )
         return {}
+
+    def explain(
+        self, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None, topology: Topology | None = None
+    ) -> Explained:
+        from gangline.explain.whole import explain_whole
+
+        return explain_whole(run, mesh, model, topology)
 
     def check(self, run: Run) -> list[Problem]:
         from gangline.config.advice import nearest
@@ -60,6 +72,13 @@ class Ddp(ParallelConfig):
 
     def axes(self, world: int) -> dict[str, int]:
         return {"dp_replicate": world}
+
+    def explain(
+        self, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None, topology: Topology | None = None
+    ) -> Explained:
+        from gangline.explain.whole import explain_whole
+
+        return explain_whole(run, mesh, model, topology, bucket=int(self.bucket_mb * 2**20))
 
 
 PARTS = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gangline.config.schema import ItemSizes
 from gangline.errors import Problem
 from gangline.parts import Part, PrecisionConfig
 from gangline.ranges import PositiveFloat, PositiveInt
@@ -17,10 +18,22 @@ if TYPE_CHECKING:
 class Fp32(PrecisionConfig):
     """Everything in float32."""
 
+    def sizes(self) -> ItemSizes:
+        return ItemSizes(compute=4, master=4, gradient=4, wire=4)
+
+    def products(self) -> str:
+        return "fp32"
+
 
 @dataclass
 class Fp64(PrecisionConfig):
     """Everything in float64: to tell rounding from a mistake."""
+
+    def sizes(self) -> ItemSizes:
+        return ItemSizes(compute=8, master=8, gradient=8, wire=8)
+
+    def products(self) -> str:
+        return "fp64"
 
 
 @dataclass
@@ -35,6 +48,9 @@ class Fp16(PrecisionConfig):
     initial_scale: PositiveFloat = 65536.0  # the loss is multiplied by this; powers of two cost no rounding
     growth_interval: PositiveInt = 2000  # finite steps in a row after which the scale doubles
     min_scale: PositiveFloat = 1.0  # it is halved after a step that is not finite, down to this
+
+    def products(self) -> str:
+        return "fp16"
 
     def check(self, run: Run) -> list[Problem]:
         if self.initial_scale >= self.min_scale:

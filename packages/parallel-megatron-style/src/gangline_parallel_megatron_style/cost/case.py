@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from gangline.config import Recompute
+from gangline.config import ItemSizes, Recompute
 from gangline.model import LocalSizes, Node, by_path, compose_model, parameter_shapes
-from gangline.precision import Fp32, Fp64
 from gangline.strategy import DATA_AXES, Mesh, Plan, Registry
 from gangline_parallel_megatron_style.cost.parameters import Array, arrays_of
 from gangline_parallel_megatron_style.layout.stages import partition
@@ -18,27 +17,8 @@ from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_ou
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 
 if TYPE_CHECKING:
-    from gangline.config import PrecisionConfig, Run
+    from gangline.config import Run
     from gangline_parallel_megatron_style.config import Composed
-
-
-@dataclass(frozen=True)
-class ItemSizes:
-    """Bytes of one number: activations and the weights they meet; master weights and optimizer state; gradients as
-    they accumulate; gradients between ranks.
-    """
-
-    compute: int
-    master: int
-    gradient: int
-    wire: int
-
-    @classmethod
-    def of(cls, precision: PrecisionConfig) -> ItemSizes:
-        """Of core's precisions; any other is taken to compute in 16 bits and to keep 32."""
-        if isinstance(precision, Fp64):
-            return cls(8, 8, 8, 8)
-        return cls(4 if isinstance(precision, Fp32) else 2, 4, 4, 4)
 
 
 @dataclass(frozen=True)
@@ -62,13 +42,13 @@ class Case:
     callback_copies: int = 0  # arrays like each trained parameter that callbacks keep
 
     @classmethod
-    def of(cls, run: Run, mesh: Mesh) -> Case:
+    def of(cls, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None) -> Case:
         """The numbers of a run whose parallel part is one of this package's."""
         from gangline_parallel_megatron_style.config import Composed
 
         config = run.parallel
         assert isinstance(config, Composed)
-        tree, plan = compose_model(run)
+        tree, plan = model or compose_model(run)
         share = run.batch.global_size // mesh.size(*DATA_AXES)
         micro_size = run.batch.micro_size or share // config.accumulation(share, mesh)
         return cls(
@@ -79,7 +59,7 @@ class Case:
             sequence_length=run.batch.sequence_length,
             micro_size=micro_size,
             microbatches=share // micro_size,
-            bytes=ItemSizes.of(run.precision),
+            bytes=run.precision.sizes(),
             deterministic=run.deterministic,
             recompute=run.run.recompute,
             recompute_every=run.run.recompute_every,
@@ -183,8 +163,12 @@ class Case:
 
     def held(self, rank: int) -> list[Array]:
         """The parameters of pipeline rank `rank`, each once."""
-        mine = set(self.stages_of(rank))
-        return [array for array in self.arrays if not mine.isdisjoint(array.stages)]
+        return self._held[rank]
+
+    @cached_property
+    def _held(self) -> list[list[Array]]:
+        mine = [set(self.stages_of(rank)) for rank in range(self.pp)]
+        return [[array for array in self.arrays if not stages.isdisjoint(array.stages)] for stages in mine]
 
     def blocks_of(self, rank: int) -> list[int]:
         """The blocks of pipeline rank `rank`."""

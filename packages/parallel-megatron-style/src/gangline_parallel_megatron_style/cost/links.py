@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from gangline.cluster import Tier
+from gangline.explain import Operation, Transfer, When
 from gangline.strategy import Fold
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.layout.topology import Tier
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 
 BESIDE = "beside "  # and the name of a fold: the ranks that hold the same part of it
@@ -18,6 +19,7 @@ class Sent:
     """What one rank does along one axis (or several together) in a step, for one purpose.
 
     axes: those of the mesh; or the name of a fold; or `BESIDE` and that: the ranks with the same part of it.
+    when, waits: as `gangline.explain.Transfer` has them
     """
 
     axes: tuple[str, ...]
@@ -25,9 +27,34 @@ class Sent:
     calls: int
     bytes: int
     among: int | None = None  # of a fold: so many neighbours, beyond whom nothing goes
+    operation: Operation = "all_gather"
+    when: When = "F"
+    waits: bool = True
 
     def __add__(self, other: Sent) -> Sent:
         return replace(self, calls=self.calls + other.calls, bytes=self.bytes + other.bytes)
+
+
+def transfer(case: Case, sent: Sent) -> Transfer:
+    """What is sent as core's data, with the ranks that are together in it and their links."""
+    mesh, node = case.mesh, case.config.topology.gpus_per_node
+    fold = active_fold(case.plan, mesh, sent.axes[0].removeprefix(BESIDE))
+    if fold is None:
+        group: Sequence[int] = mesh.group(0, list(sent.axes))
+    else:
+        group = next(_groups(case, fold, sent.axes[0].startswith(BESIDE)))[: sent.among]
+    return Transfer(
+        axes=sent.axes,
+        purpose=sent.purpose,
+        operation=sent.operation,
+        ranks=len(group),
+        each_node=sum(rank // node == group[0] // node for rank in group),
+        tier=links(case, sent),
+        calls=sent.calls,
+        bytes=sent.bytes,
+        when=sent.when,
+        waits=sent.waits,
+    )
 
 
 def links(case: Case, sent: Sent) -> Tier:

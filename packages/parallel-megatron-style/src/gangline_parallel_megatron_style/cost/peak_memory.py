@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from gangline.explain import ActivationSizes, of_node
 from gangline_parallel_megatron_style.cost import activations, memory
-from gangline_parallel_megatron_style.cost.activations import ActivationSizes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
@@ -19,7 +19,7 @@ Place = int | str  # the number of a block, or "embed" or "head"
 
 def of_rank(case: Case, rank: int, schedule: Schedule | None, gpu: bool = True) -> Counter[str]:
     """Kind -> bytes for a rank of pipeline rank `rank`, at the moment when most is needed."""
-    fullest = max(moments(case, rank, schedule, ActivationSizes.of(case, gpu)), key=lambda moment: moment.total())
+    fullest = max(moments(case, rank, schedule, activations.sizes_of(case, gpu)), key=lambda moment: moment.total())
     return memory.state(case, rank) + fullest
 
 
@@ -123,7 +123,7 @@ def _within(case: Case, place: Place, arrays: list[Array], sizes: ActivationSize
     if place == "head":
         yield Counter({"logits": activations.head(case, sizes)["logits"], "buffers": travels})
     elif isinstance(place, int) and case.recomputed(place):
-        whole = activations.of_node(case.blocks[place], sizes, f"{case.plan.blocks}.{place}")
+        whole = of_node(case.blocks[place], sizes, f"{case.plan.blocks}.{place}")
         again = whole - activations.of_block(case, place, sizes)
     gradients = max(made.values(), default=0)
     yield Counter({"gradients": _whole(case, arrays), "activations": again, "buffers": gradients + travels})

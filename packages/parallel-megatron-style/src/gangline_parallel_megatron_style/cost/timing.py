@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from gangline.config import Recompute
+from gangline.explain import StageWork, of_node, work_of
 from gangline.model import Node, computes_frozen, nodes
+from gangline_parallel_megatron_style.cost import activations
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.pipeline.action_costs import ActionCosts
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
@@ -37,11 +39,20 @@ class Flops:
 def stage_flops(case: Case) -> list[Flops]:
     """Of each model stage."""
     found = []
+    known: dict[object, Flops] = {}  # of blocks that are alike
+
+    def of_block(index: int) -> Flops:
+        path = f"{case.plan.blocks}.{index}"
+        key: object = path if case.plan.frozen else case.by_path[path]
+        if key not in known:
+            known[key] = part_flops(case, path)
+        return known[key]
+
     for stage, blocks in enumerate(case.stages):
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
         total = sum((part_flops(case, part) for part in ends), Flops())
         for index in blocks:
-            block = part_flops(case, f"{case.plan.blocks}.{index}")
+            block = of_block(index)
             recomputed = case.recomputed(index) and case.recompute is Recompute.full
             total += replace(block, again=block.forward if recomputed else 0)
         found.append(total)
@@ -75,6 +86,29 @@ def flops(case: Case, rank: int) -> int:
     each = stage_flops(case)
     per_token = sum(each[stage].all for stage in case.stages_of(rank))
     return per_token * case.tokens * case.microbatches // case.tp
+
+
+def stage_work(case: Case, gpu: bool = True) -> list[StageWork]:
+    """What each model stage computes of a microbatch on one rank, as shapes; blocks that are alike are counted once."""
+    sizes, found = activations.sizes_of(case, gpu), []
+    known: dict[object, StageWork] = {}
+
+    def part(path: str, recomputed: bool) -> StageWork:
+        node = case.by_path[path]
+        key = (node, recomputed) if not case.plan.frozen else path
+        if key not in known:
+            ulysses = case.config.context == "ulysses"
+            work = work_of(node, path, case.plan, case.sizes, sequence_length=case.sequence_length, ulysses=ulysses)
+            work = replace(work, kept=of_node(node, sizes, path))
+            known[key] = work.recomputed(case.recompute is not Recompute.full) if recomputed else work
+        return known[key]
+
+    for stage, blocks in enumerate(case.stages):
+        ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
+        parts = [part(f"{case.plan.blocks}.{index}", case.recomputed(index)) for index in blocks]
+        parts += [part(path, False) for path in ends]
+        found.append(StageWork.total(parts))
+    return found
 
 
 def schedule_of(case: Case) -> Schedule | None:

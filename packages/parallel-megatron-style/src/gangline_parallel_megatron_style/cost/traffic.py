@@ -8,10 +8,12 @@ collectives, or for a pipeline messages.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from math import gcd
 
 from gangline.config import Recompute
+from gangline.explain import Operation, When
 from gangline.model import AttentionNode, WrapNode, nodes
 from gangline.strategy import matrix_traffic
 from gangline_parallel_megatron_style.cost import memory
@@ -25,21 +27,39 @@ from gangline_parallel_megatron_style.sharding.ranks import SHARD_AXES, StateRan
 
 def of_rank(case: Case, rank: int) -> list[Sent]:
     """Everything that a rank of pipeline rank `rank` sends in a step, one entry for each (axes, purpose)."""
-    found: dict[tuple[tuple[str, ...], str], Sent] = {}
-    for part in (tensor, context, folds, pipeline, data, matrices):
-        for sent in part(case, rank):
-            key = (sent.axes, sent.purpose)
-            found[key] = found[key] + sent if key in found else sent
+    return _merged(timed(case, rank), lambda sent: (sent.axes, sent.purpose))
+
+
+def timed(case: Case, rank: int) -> list[Sent]:
+    """The same apart by operation, by when it happens, and by whether anything waits for it."""
+    parts = (tensor, context, folds, pipeline, data, matrices)
+    sent = (sent for part in parts for sent in part(case, rank))
+    return _merged(sent, lambda sent: (sent.axes, sent.purpose, sent.operation, sent.when, sent.waits, sent.among))
+
+
+def _merged(all_sent: Iterable[Sent], key: Callable[[Sent], Hashable]) -> list[Sent]:
+    found: dict[Hashable, Sent] = {}
+    for sent in all_sent:
+        found[key(sent)] = found[key(sent)] + sent if key(sent) in found else sent
     return [sent for sent in found.values() if sent.calls]
 
 
-def _gather(axes: tuple[str, ...], purpose: str, ranks: int, calls: int, nbytes: int) -> Sent:
+def _gather(
+    axes: tuple[str, ...], purpose: str, ranks: int, calls: int, nbytes: int, when: When = "F", waits: bool = True
+) -> Sent:
     """`calls` gathers (or scattering sums) that come to `nbytes` in all each time."""
-    return Sent(axes, purpose, calls, calls * nbytes * (ranks - 1) // ranks)
+    return Sent(axes, purpose, calls, calls * nbytes * (ranks - 1) // ranks, None, "all_gather", when, waits)
 
 
-def _reduce(axes: tuple[str, ...], purpose: str, ranks: int, calls: int, nbytes: int) -> Sent:
-    return Sent(axes, purpose, calls, 2 * calls * nbytes * (ranks - 1) // ranks)
+def _reduce(
+    axes: tuple[str, ...], purpose: str, ranks: int, calls: int, nbytes: int, when: When = "F", waits: bool = True
+) -> Sent:
+    return Sent(axes, purpose, calls, 2 * calls * nbytes * (ranks - 1) // ranks, None, "all_reduce", when, waits)
+
+
+def _scatter(axes: tuple[str, ...], purpose: str, ranks: int, calls: int, nbytes: int, when: When) -> Sent:
+    """Sums of gradients that ranks keep a part of: beside the backward pass of the module before."""
+    return Sent(axes, purpose, calls, calls * nbytes * (ranks - 1) // ranks, None, "reduce_scatter", when, False)
 
 
 # --- tp --------------------------------------------------------------------------------------------------------------
@@ -104,22 +124,24 @@ def tensor(case: Case, rank: int) -> list[Sent]:
                 last = path == next(reversed(own)) and not isinstance(case.by_path[path], WrapNode)
                 there, back = "hidden in blocks", "gradients of blocks"
                 if region.leaves:
-                    left = passes - (1 if last and passes > 1 else 0)
-                    found.append(send(axes, there, n, microbatches * left, of_one * region.leaves))
+                    again = passes - 1 - (1 if last and passes > 1 else 0)
+                    found.append(send(axes, there, n, microbatches, of_one * region.leaves))
+                    found.append(send(axes, there, n, microbatches * again, of_one * region.leaves, "B"))
                     if cut:
-                        found.append(send(axes, back, n, microbatches, of_one * region.leaves))
+                        found.append(send(axes, back, n, microbatches, of_one * region.leaves, "B"))
                 if region.enters and cut:
-                    found.append(send(axes, there, n, microbatches * passes, of_one * region.enters))
-                if region.enters and region.needs_grad:
+                    found.append(send(axes, there, n, microbatches, of_one * region.enters))
+                    found.append(send(axes, there, n, microbatches * (passes - 1), of_one * region.enters, "B"))
+                if region.enters and region.needs_grad:  # beside the products: `tensor.crossing.Enter`
                     calls = microbatches * (1 + (cut and region.needs_input))
-                    found.append(send(axes, back, n, calls, of_one * region.enters))
+                    found.append(send(axes, back, n, calls, of_one * region.enters, "B", not region.needs_input))
         found += _ends(case, stage, of_one * case.width)
     shared: dict[int, int] = defaultdict(int)
     for array in case.held(rank):
         if array.sums > 1 and array.trained and rank == home(case, array):
             shared[array.sums] += memory.part_of(case, array)
     for ranks, numbers in shared.items():
-        found.append(_reduce(axes, "gradients of what is whole", ranks, 1, numbers * case.bytes.gradient))
+        found.append(_reduce(axes, "gradients of what is whole", ranks, 1, numbers * case.bytes.gradient, "end"))
     return found
 
 
@@ -133,13 +155,18 @@ def _ends(case: Case, stage: int, hidden: int) -> list[Sent]:
     axes, n, cut, found = ("tp",), case.tp, case.sequence_parallel, []
     if stage == 0 and "tp" in case.plan.cuts_of(f"{case.plan.embed}.weight", 2):
         trained = not case.plan.is_frozen(f"{case.plan.embed}.weight")
-        made = _gather(axes, "embedding", n, (1 + trained) * case.microbatches, hidden)
-        found.append(made if cut else _reduce(axes, "embedding", n, case.microbatches, hidden))
+        send = _gather if cut else _reduce
+        found.append(send(axes, "embedding", n, case.microbatches, hidden))
+        if cut and trained:
+            found.append(send(axes, "embedding", n, case.microbatches, hidden, "B"))
     if stage == case.last_stage and "tp" in case.plan.cuts_of(f"{case.plan.head}.weight", 2):
         found.append(_gather(axes, "loss", n, case.microbatches, 2 * n * case.tokens * max(4, case.bytes.compute)))
         trained = not case.plan.is_frozen(f"{case.plan.head}.weight")
-        made = _gather(axes, "loss", n, (2 + trained) * case.microbatches, hidden)
-        found.append(made if cut else _reduce(axes, "loss", n, case.microbatches, hidden))
+        if cut:
+            found.append(_gather(axes, "loss", n, case.microbatches, hidden))
+            found.append(_gather(axes, "loss", n, (1 + trained) * case.microbatches, hidden, "B", False))
+        else:
+            found.append(_reduce(axes, "loss", n, case.microbatches, hidden, "B", False))
     return found
 
 
@@ -160,8 +187,12 @@ def context(case: Case, rank: int) -> list[Sent]:
         for _, node in nodes(case.blocks[index]):
             if isinstance(node, AttentionNode):
                 sent = _ulysses if case.config.context == "ulysses" else _ring
-                calls, nbytes = sent(case, node, again)
-                found.append(Sent(("cp",), "attention", case.microbatches * calls, case.microbatches * nbytes))
+                ring, m = sent is _ring, case.microbatches
+                operation: Operation = "send" if ring else "all_to_all"
+                (calls, nbytes), (first, firsts) = sent(case, node, again), _forward(case, node)
+                ways: tuple[tuple[int, int, When], ...] = ((first, firsts, "F"), (calls - first, nbytes - firsts, "B"))
+                for count, size, when in ways:
+                    found.append(Sent(("cp",), "attention", m * count, m * size, None, operation, when, not ring))
     if gathers := sum(_positions(case, stage) for stage in case.stages_of(rank)):
         found.append(_gather(("cp",), "positions", case.cp, case.microbatches * gathers, 8 * case.tokens * case.cp))
     return found
@@ -173,6 +204,15 @@ def _positions(case: Case, stage: int) -> int:
         return 1
     inside = [node for index in case.stages[stage] for _, node in nodes(case.blocks[index])]
     return len({node.call for node in inside if isinstance(node, AttentionNode) and node.window is not None})
+
+
+def _forward(case: Case, node: AttentionNode) -> tuple[int, int]:
+    """(messages, bytes) of one microbatch on its way forward: half of Ulysses', one round of the ring's."""
+    if case.config.context == "ulysses":
+        calls, nbytes = _ulysses(case, node, 0)
+        return calls // 2, nbytes // 2
+    (calls, nbytes), (fewer, less) = _ring(case, node, 0), _ring(case, node, -1)
+    return calls - fewer, nbytes - less
 
 
 def _ring(case: Case, node: AttentionNode, again: int) -> tuple[int, int]:
@@ -212,11 +252,10 @@ def folds(case: Case, rank: int) -> list[Sent]:
             for _, node in nodes(part):
                 for volume in node.communication_volume(case.sizes):
                     (calls, nbytes), (back_calls, back) = volume.forward, volume.backward
-                    calls, nbytes = passes * calls + back_calls, passes * nbytes + back
-                    sent = Sent(
-                        (volume.fold,), volume.what, case.microbatches * calls, case.microbatches * nbytes, volume.among
-                    )
-                    found.append(sent)
+                    m, fold, waits = case.microbatches, (volume.fold,), not case.config.overlaps(case.plan, case.mesh)
+                    found.append(Sent(fold, volume.what, m * calls, m * nbytes, volume.among, "all_to_all", "F", waits))
+                    calls, nbytes = (passes - 1) * calls + back_calls, (passes - 1) * nbytes + back
+                    found.append(Sent(fold, volume.what, m * calls, m * nbytes, volume.among, "all_to_all", "B", waits))
     return found
 
 
@@ -231,14 +270,15 @@ def pipeline(case: Case, rank: int) -> list[Sent]:
     on = sum(stage < last and stage + 1 not in mine for stage in mine)
     back = sum(stage > 0 and stage - 1 not in mine for stage in mine)
     hidden = case.stream_tokens * case.width * case.bytes.compute
-    calls = case.microbatches * (on + back)
-    found = [Sent(("pp",), "hidden and gradients", calls, calls * hidden)]
+    m, what = case.microbatches, "hidden and gradients"
+    found = [Sent(("pp",), what, m * on, m * on * hidden, None, "send", "F", False)]
+    found.append(Sent(("pp",), what, m * back, m * back * hidden, None, "send", "B", False))
     for array in case.held(rank):
         owns = rank == home(case, array)
         if not all(stage in mine for stage in array.stages) and (owns or array.trained):
             numbers = memory.part_of(case, array)  # tied: the owner sends weights, the copy gradients
             nbytes = case.bytes.master if owns else case.bytes.gradient
-            found.append(Sent(("pp",), "tied embedding", 1, numbers * nbytes))
+            found.append(Sent(("pp",), "tied embedding", 1, numbers * nbytes, None, "send", "end"))
     return found
 
 
@@ -271,14 +311,21 @@ def data(case: Case, rank: int) -> list[Sent]:
         axes, replicas = _axes_of(case, group)
         gradients, weights = int(size * (plain if copies > 1 else between)), size * memory.weight_bytes(case, group)
         if shards > 1 and zero == 0 and group.kind.trained:
-            found.append(_reduce(axes, "gradients", shards, 1, gradients))
+            found.append(_reduce(axes, "gradients", shards, 1, gradients, "end", False))
         elif shards > 1 and zero:
             if group.kind.trained:
-                found.append(_gather(axes, "gradients", shards, case.microbatches if case.sums_each else 1, gradients))
-            passes = case.microbatches * (2 if group.place in twice else 1) if zero == 3 else 1
-            found.append(_gather(axes, "weights", shards, passes, weights))
+                calls = case.microbatches if case.sums_each else 1
+                then: When = "B" if case.sums_each else "end"
+                found.append(_scatter(axes, "gradients", shards, calls, gradients, then))
+            ahead = case.config.prefetch > 0
+            if zero < 3:
+                found.append(_gather(axes, "weights", shards, 1, weights, "update", not ahead))
+            else:
+                found.append(_gather(axes, "weights", shards, case.microbatches, weights, "F", not ahead))
+                if group.place in twice:
+                    found.append(_gather(axes, "weights", shards, case.microbatches, weights, "B", not ahead))
         if copies > 1 and group.kind.trained:
-            found.append(_reduce(replicas, "gradients", copies, 1, int(size * between) // shards))
+            found.append(_reduce(replicas, "gradients", copies, 1, int(size * between) // shards, "end", False))
     return found
 
 
@@ -296,7 +343,15 @@ def matrices(case: Case, rank: int) -> list[Sent]:
         return []
     ranks = mesh.group(mesh.rank({"pp": rank}), axes)
     return [
-        Sent(axes, "matrices of the optimizer", 2, numbers * case.bytes.master // len(ranks))
+        Sent(
+            axes,
+            "matrices of the optimizer",
+            2,
+            numbers * case.bytes.master // len(ranks),
+            None,
+            "all_to_all",
+            "update",
+        )
         for numbers in matrix_traffic(case.registry, names, ranks)
     ]
 

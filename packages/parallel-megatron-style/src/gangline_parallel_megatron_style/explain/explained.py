@@ -2,59 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gangline import UserError
-from gangline.strategy import Mesh
+from gangline.explain import Explained, RankExplained, StepAction
+from gangline.model import flops_per_token, parameter_count
+from gangline.strategy import DATA_AXES, Mesh
 from gangline_parallel_megatron_style.config import Composed
-from gangline_parallel_megatron_style.cost import peak_memory, timing, traffic
+from gangline_parallel_megatron_style.cost import memory, peak_memory, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.cost.links import transfer
 from gangline_parallel_megatron_style.layout import check
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline_parallel_megatron_style.cost.links import Sent
-
-
-@dataclass(frozen=True)
-class RankCost:
-    """What a rank costs; ranks of the same pipeline rank differ by rounding alone."""
-
-    blocks: int
-    parameters: int  # that it computes with, before data sharding
-    flops: int  # of a step
-    memory: Counter[str]  # kind -> bytes
-    sent: list[Sent]
-
-
-@dataclass(frozen=True)
-class Explained:
-    """A run's layout as numbers."""
-
-    case: Case
-    stages: list[RankCost]
-    bubble: float
-
-    @property
-    def mesh(self) -> Mesh:
-        return self.case.mesh
-
-    @property
-    def fullest(self) -> int:
-        """The pipeline rank that needs most memory."""
-        return max(range(len(self.stages)), key=lambda rank: self.stages[rank].memory.total())
-
-    @property
-    def busiest(self) -> int:
-        """The pipeline rank that sends most."""
-        return max(range(len(self.stages)), key=lambda rank: sum(sent.bytes for sent in self.stages[rank].sent))
+    from gangline_parallel_megatron_style.pipeline.actions import Schedule
 
 
 def explained(run: Run) -> Explained:
     """The numbers of a run. Raises UserError for what does not fit, but not for what this machine lacks."""
-    return of_case(case_of(run), gpu=run.run.device != "cpu")
+    return of_case(case_of(run), run.run.device != "cpu", run.precision.products())
 
 
 def case_of(run: Run) -> Case:
@@ -76,14 +43,46 @@ def case_of(run: Run) -> Case:
     return Case.of(run, Mesh.of(run.parallel.axes(world_of(run))))
 
 
-def of_case(case: Case, gpu: bool = True) -> Explained:
-    """The numbers of a case; `gpu` as in `cost.activations.ActivationSizes`."""
-    schedule, stages = timing.schedule_of(case), []
-    for rank in range(case.pp):
-        numbers = sum(array.size for array in case.held(rank))
-        needs, sent = peak_memory.of_rank(case, rank, schedule, gpu), traffic.of_rank(case, rank)
-        stages.append(RankCost(len(case.blocks_of(rank)), numbers, timing.flops(case, rank), needs, sent))
-    return Explained(case, stages, timing.bubble(case, schedule))
+def of_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explained:
+    """The numbers of a case; `gpu` as in `gangline.explain.ActivationSizes`, `products` the format of blocks'."""
+    schedule = timing.schedule_of(case)
+    return Explained(
+        mesh=case.mesh,
+        topology=case.config.topology,
+        ranks=tuple(_rank(case, rank, schedule, gpu) for rank in range(case.pp)),
+        work=tuple(timing.stage_work(case, gpu)),
+        microbatches=case.microbatches,
+        tokens=case.tokens * case.cp * case.microbatches * case.mesh.size(*DATA_AXES),
+        state_bytes=case.bytes.gradient + 2 * (1 + case.matrix_states) * case.bytes.master + case.bytes.compute,
+        token_flops=flops_per_token(case.tree, case.sequence_length, case.plan),
+        parameters=parameter_count(case.tree),
+        products=products,
+        schedule=case.config.schedule if case.pp > 1 else "none",
+    )
+
+
+def _rank(case: Case, rank: int, schedule: Schedule | None, gpu: bool) -> RankExplained:
+    held = case.held(rank)
+    return RankExplained(
+        bytes=peak_memory.of_rank(case, rank, schedule, gpu),
+        transfers=tuple(transfer(case, sent) for sent in traffic.timed(case, rank)),
+        stages=tuple(case.stages_of(rank)),
+        blocks=len(case.blocks_of(rank)),
+        parameters=sum(array.size for array in held),
+        updated=sum(memory.part_of(case, array) for array in held if array.trained),
+        flops=timing.flops(case, rank),
+        turns=_turns(case, rank, schedule),
+    )
+
+
+def _turns(case: Case, rank: int, schedule: Schedule | None) -> tuple[tuple[StepAction, ...], ...]:
+    if schedule is None:
+        return tuple((StepAction(kind, 0, number),) for number in range(case.microbatches) for kind in ("F", "B"))
+    stages = case.stages_of(rank)
+    return tuple(
+        tuple(StepAction(action.kind, stages[action.chunk], action.microbatch) for action in turn)
+        for turn in schedule.turns(rank)
+    )
 
 
 def _ours(config: type) -> bool:

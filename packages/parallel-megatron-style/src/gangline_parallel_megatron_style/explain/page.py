@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from gangline.strategy import AXES, DATA_AXES
+from gangline.explain import Explained
+from gangline.strategy import AXES
+from gangline_parallel_megatron_style.cost import timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import links
-from gangline_parallel_megatron_style.explain.explained import Explained, RankCost
 from gangline_parallel_megatron_style.layout.notices import notices
 
 if TYPE_CHECKING:
@@ -29,18 +30,17 @@ KINDS = (
 )
 
 
-def text(found: Explained, gpu_gb: float) -> str:
+def text(case: Case, found: Explained, gpu_gb: float) -> str:
     """The whole page. `gpu_gb`: memory of one GPU in units of 10⁹ bytes."""
-    case = found.case
     sections = [
         *_axes(case),
         "",
-        *_work(found),
+        *_work(case, found),
         "",
         "sent in a step by a rank" + f" of pipeline rank {found.busiest}, which sends most" * (case.pp > 1),
-        *_sent(case, found.stages[found.busiest]),
+        *_sent(case, found.busiest),
         "",
-        *_memory(found, gpu_gb),
+        *_memory(case, found, gpu_gb),
         *(f"note: {notice}" for notice in notices(case)),
     ]
     return "\n".join(sections)
@@ -48,7 +48,7 @@ def text(found: Explained, gpu_gb: float) -> str:
 
 def traced(found: Explained, real: Traced) -> str:
     """What a trace of the fullest pipeline rank came to, beside the closed forms."""
-    expected = found.stages[found.fullest].memory.total()
+    expected = found.ranks[found.fullest].memory
     return (
         f"traced  {real.operators} operators of pipeline rank {found.fullest} in {real.seconds:.1f} s: at most "
         f"{real.peak / GB:.4g} GB, {real.peak / expected:.3f} x the sum above; {real.kept / GB:.4g} GB between steps"
@@ -74,61 +74,60 @@ def _listed(ranks: Sequence[int]) -> str:
     return f"{ranks[0]} to {ranks[-1]}" if stride == 1 else f"{ranks[0]}, {ranks[1]}, {ranks[2]} ... {ranks[-1]}"
 
 
-def _work(found: Explained) -> Iterable[str]:
-    case, most = found.case, max(stage.flops for stage in found.stages)
-    tokens = case.tokens * case.cp * case.microbatches * case.mesh.size(*DATA_AXES)
+def _work(case: Case, found: Explained) -> Iterable[str]:
+    most = max(rank.flops for rank in found.ranks)
     sequences = f"{case.micro_size} sequence{'s' * (case.micro_size > 1)}"
     batches = f"{case.microbatches} microbatch{'es' * (case.microbatches > 1)} of {sequences}"
-    yield f"a step is {_number(tokens)} tokens: on each data rank {batches}"
+    yield f"a step is {_number(found.tokens)} tokens: on each data rank {batches}"
     if case.pp > 1:
         blocks = [len(stage) for stage in case.stages]
         runs = " + ".join(_times(len(list(same)), size) for size, same in groupby(blocks))
         order = f"{case.config.schedule}, {len(blocks)} stages of {runs} blocks"
-        yield f"pipeline: {order}; a rank waits {found.bubble:.1%} of the time"
+        yield f"pipeline: {order}; a rank waits {timing.bubble(case, timing.schedule_of(case)):.1%} of the time"
     yield f"a rank computes {_number(most)} operations in a step, on {_number(_widest(found))} parameters at most"
 
 
 def _widest(found: Explained) -> int:
-    return max(stage.parameters for stage in found.stages)
+    return max(rank.parameters for rank in found.ranks)
 
 
 def _times(count: int, size: int) -> str:
     return f"{count} x {size}" if count > 1 else str(size)
 
 
-def _sent(case: Case, stage: RankCost) -> Iterable[str]:
+def _sent(case: Case, rank: int) -> Iterable[str]:
     network = case.config.topology
     rows = [("axis", "what", "links", "messages", "bytes", "seconds at full speed")]
-    for sent in stage.sent:
+    for sent in traffic.of_rank(case, rank):
         tier = links(case, sent)
         seconds = f"{sent.bytes / network.bandwidth(tier):.3g}"
         rows.append((" x ".join(sent.axes), sent.purpose, tier, str(sent.calls), _bytes(sent.bytes), seconds))
     return _table(rows) if len(rows) > 1 else ["  nothing"]
 
 
-def _memory(found: Explained, gpu_gb: float) -> Iterable[str]:
-    ranks = sorted({0, found.fullest, len(found.stages) - 1})
+def _memory(case: Case, found: Explained, gpu_gb: float) -> Iterable[str]:
+    ranks = sorted({0, found.fullest, len(found.ranks) - 1})
     yield "memory of a rank at its fullest" + f", on {len(ranks)} of the pipeline's ranks" * (len(ranks) > 1)
-    rows = [("", *(_short(found, rank) for rank in ranks))]
+    rows = [("", *(_short(case, found, rank) for rank in ranks))]
     for kind in KINDS:
-        numbers = [found.stages[rank].memory[kind] for rank in ranks]
+        numbers = [found.ranks[rank].bytes.get(kind, 0) for rank in ranks]
         if any(numbers):
             rows.append((kind, *(_bytes(number) for number in numbers)))
-    rows.append(("together", *(_bytes(found.stages[rank].memory.total()) for rank in ranks)))
+    rows.append(("together", *(_bytes(found.ranks[rank].memory) for rank in ranks)))
     yield from _table(rows)
-    over = [stage.memory.total() / GB for stage in found.stages if stage.memory.total() / GB > gpu_gb]
+    over = [rank.memory / GB for rank in found.ranks if rank.memory / GB > gpu_gb]
     if not over:
         yield f"fits a GPU of {gpu_gb:g} GB"
         return
-    which = f"{len(over)} of {len(found.stages)} pipeline ranks need" if found.case.pp > 1 else "a rank needs"
+    which = f"{len(over)} of {len(found.ranks)} pipeline ranks need" if case.pp > 1 else "a rank needs"
     yield f"does not fit a GPU of {gpu_gb:g} GB: {which} up to {max(over):.3g} GB"
-    yield f"  {_mend(found)}"
+    yield f"  {_mend(case, found)}"
 
 
-def _mend(found: Explained) -> str:
+def _mend(case: Case, found: Explained) -> str:
     """Which option takes most off the largest kind."""
-    case, needs = found.case, found.stages[found.fullest].memory
-    kind = max(KINDS, key=lambda name: needs[name])
+    needs = found.ranks[found.fullest].bytes
+    kind = max(KINDS, key=lambda name: needs.get(name, 0))
     if kind in ("activations", "logits"):
         smaller = "batch.micro_size=1, " if case.micro_size > 1 else ""
         again = "run.recompute=full, " if case.recompute.value != "full" else ""
@@ -137,8 +136,8 @@ def _mend(found: Explained) -> str:
     return f"Most of it is {kind}: {more}more parallel.dp_shard, parallel.tp or parallel.pp."
 
 
-def _short(found: Explained, rank: int) -> str:
-    return f"pp {rank}" + " (fullest)" * (rank == found.fullest) if found.case.pp > 1 else "each"
+def _short(case: Case, found: Explained, rank: int) -> str:
+    return f"pp {rank}" + " (fullest)" * (rank == found.fullest) if case.pp > 1 else "each"
 
 
 def _number(value: float) -> str:

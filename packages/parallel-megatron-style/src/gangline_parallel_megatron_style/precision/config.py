@@ -15,6 +15,9 @@ class Fp8(PrecisionConfig):
 
     scaling: Literal["tensor", "row", "block"] = "tensor"  # what shares a scale: a tensor, a row, or blocks of 128
 
+    def products(self) -> str:
+        return "fp8"
+
 
 PARTS = (
     Part(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
-from gangline.config import PositiveFloat, PositiveInt
-from gangline.strategy import Mesh
+from gangline.mesh import Mesh
+from gangline.ranges import PositiveFloat, PositiveInt
 
 Tier = Literal["self", "node", "rack", "cluster"]
 
@@ -37,10 +38,7 @@ class Topology:
         """The slowest links that any group along `axes` uses: groups that straddle two nodes count as such."""
         if mesh.size(*axes) == 1:
             return "self"
-        others = [axis for axis in mesh.axes if axis not in axes]
-        starts = mesh.along({}, others)
-        last = {axis: mesh.size(axis) - 1 for axis in axes}
-        return self.slowest((mesh.rank(point), mesh.rank({**point, **last})) for point in starts)
+        return _tier(self.gpus_per_node, self.nodes_per_rack, mesh, axes)
 
     def slowest(self, groups: Iterable[Sequence[int]]) -> Tier:
         """The slowest links that any of these groups of ranks uses."""
@@ -56,3 +54,11 @@ class Topology:
         """Bytes a second that a rank sends over a tier."""
         found = {"node": self.node_bandwidth, "rack": self.rack_bandwidth, "cluster": self.cluster_bandwidth}
         return found[tier] * 1e9 if tier in found else float("inf")
+
+
+@lru_cache(maxsize=4096)
+def _tier(gpus_per_node: int, nodes_per_rack: int, mesh: Mesh, axes: tuple[str, ...]) -> Tier:
+    starts = mesh.along({}, [axis for axis in mesh.axes if axis not in axes])
+    last = {axis: mesh.size(axis) - 1 for axis in axes}
+    network = Topology(gpus_per_node=gpus_per_node, nodes_per_rack=nodes_per_rack)
+    return network.slowest((mesh.rank(point), mesh.rank({**point, **last})) for point in starts)

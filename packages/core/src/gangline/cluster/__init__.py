@@ -1,0 +1,27 @@
+"""Machines as data: their network, and the versioned file that says what they compute, send, draw and cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gangline.lazy import lazily
+
+if TYPE_CHECKING:
+    from gangline.cluster.failures import Losses as Losses, losses as losses
+    from gangline.cluster.file import (
+        VERSION as VERSION,
+        Cluster as Cluster,
+        Quantity as Quantity,
+        load_cluster as load_cluster,
+        shipped as shipped,
+    )
+    from gangline.cluster.topology import Tier as Tier, Topology as Topology
+
+__getattr__, __all__ = lazily(
+    __name__,
+    {
+        "gangline.cluster.topology": "Tier Topology",
+        "gangline.cluster.failures": "Losses losses",
+        "gangline.cluster.file": "VERSION Cluster Quantity load_cluster shipped",
+    },
+)

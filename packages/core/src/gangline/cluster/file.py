@@ -1,0 +1,176 @@
+"""The cluster file: what a machine computes, sends, draws, costs and loses, each number with its source. Torch-free.
+
+YAML of this version, read from `cluster=NAME` (shipped here) or `cluster=FILE`:
+
+    version: 1
+    about: 8 H100 SXM5 a node
+    network: {gpus_per_node: 8, nodes_per_rack: 4}
+    numbers:
+      peak.bf16: {value: 989.4e12, source: "NVIDIA H100 datasheet, SXM5, dense"}
+
+`NUMBERS` lists every name with its unit and whether a file may leave it out. What is left out is not invented: a price
+that no file names makes no sum of money.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from gangline.cluster.topology import Topology
+from gangline.config.suggest import near
+from gangline.errors import UserError
+
+VERSION = 1
+SHIPPED = Path(__file__).parent / "shipped"
+
+# name -> (what it is and its unit, whether every file must have it)
+NUMBERS: dict[str, tuple[str, bool]] = {
+    "memory.bytes": ("memory of one accelerator, bytes", True),
+    "memory.bandwidth": ("bytes a second that its memory moves, by the datasheet", True),
+    "peak.fp64": ("operations a second of dense products, by the datasheet", False),
+    "peak.fp32": ("the same", False),
+    "peak.fp16": ("the same", False),
+    "peak.bf16": ("the same", True),
+    "peak.fp8": ("the same", False),
+    "peak.fp4": ("the same", False),
+    "matmul.efficiency": ("share of the peak that large products in 16 bits reach", True),
+    "matmul.efficiency_fp8": ("the same in 8 bits, scaling and casts included", False),
+    "matmul.efficiency_fp4": ("the same in 4 bits", False),
+    "matmul.half": ("operations of a product that takes twice as long as its rate says: ramps and tails", True),
+    "attention.efficiency": ("share of the 16-bit peak that fused attention reaches forward", True),
+    "attention.efficiency_backward": ("the same backward, in operations of two forward passes and a half", True),
+    "memory.efficiency": ("share of the memory's bandwidth that elementwise kernels reach", True),
+    "elementwise.passes": ("how often a forward pass moves each byte that it keeps; a backward pass twice that", True),
+    "module.seconds": ("time of a module's forward pass beyond its work: launches, gaps; a backward pass twice", True),
+    "link.node.bandwidth": ("bytes a second that a rank sends inside its node", True),
+    "link.node.latency": ("seconds of one message there", True),
+    "link.cluster.bandwidth": ("bytes a second that a rank sends to another node", True),
+    "link.cluster.latency": ("seconds of one message there", True),
+    "link.efficiency": ("share of a link's bandwidth that collectives reach", True),
+    "overlap.share": ("share of a transfer that need not be waited for which computation hides", True),
+    "jitter.sigma": ("a rank's step time, relative spread; the slowest of n ranks sets the step", True),
+    "host.seconds": ("time of a step outside its passes: data, loss, logging, optimizer launches", True),
+    "storage.bandwidth": ("bytes a second that a rank writes to a checkpoint while the step waits", False),
+    "watts": ("of one accelerator under load", False),
+    "watts.rest": ("of its share of the node, network and cooling", False),
+    "price.hour": ("US dollars of one accelerator and hour", False),
+    "price.kwh": ("US dollars of a kilowatt-hour", False),
+    "failure.hours": ("mean accelerator-hours between failures that stop a run", False),
+    "restart.seconds": ("from a failure to the first new step, work lost not counted", False),
+}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number and where it is from."""
+
+    value: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A machine; `cluster["peak.bf16"]` is a number, `cluster.get` one that may be missing."""
+
+    name: str
+    about: str
+    topology: Topology
+    numbers: Mapping[str, Quantity]
+
+    def __getitem__(self, name: str) -> float:
+        """Raises UserError where the file does not say."""
+        if name not in self.numbers:
+            what, _ = NUMBERS[name]
+            raise UserError(
+                f"cluster={self.name} does not say {name}.",
+                f"It is: {what}. Nothing is invented for it.",
+                f"Add it to the file, with its source:  {name}: {{value: ..., source: ...}}",
+            )
+        return self.numbers[name].value
+
+    def get(self, name: str) -> float | None:
+        found = self.numbers.get(name)
+        return None if found is None else found.value
+
+    def with_numbers(self, numbers: Mapping[str, Quantity]) -> Cluster:
+        """A copy where these replace its own."""
+        return replace(self, numbers={**self.numbers, **numbers})
+
+
+def shipped() -> list[str]:
+    """Names of the cluster files that come along."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def load_cluster(name: str) -> Cluster:
+    """A shipped cluster by its name, or a file by its path (.yaml). Raises UserError."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else SHIPPED / f"{name}.yaml"
+    if not path.is_file():
+        raise UserError(
+            f"cluster={name} does not exist.",
+            near(name, shipped()),
+            f"Shipped: {', '.join(shipped())}; or the path of a file that ends in .yaml.",
+        )
+    return _read(path)
+
+
+@cache
+def _read(path: Path) -> Cluster:
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"cannot read {path}.", str(error).splitlines()[0]) from error
+    if not isinstance(found, dict) or found.get("version") != VERSION:
+        given = found.get("version") if isinstance(found, dict) else None
+        raise UserError(
+            f"{path} is a cluster file of version {given}.",
+            f"This gangline reads version {VERSION}.",
+            "Write it anew, for example from a shipped one.",
+        )
+    numbers = _numbers(found, path)
+    return Cluster(path.stem, str(found.get("about", "")), _topology(found, path), numbers)
+
+
+def _numbers(found: dict[str, Any], path: Path) -> dict[str, Quantity]:
+    given = found.get("numbers")
+    if not isinstance(given, dict):
+        raise UserError(f"{path} has no `numbers`.", "They are what a cluster file is for.")
+    read = {}
+    for name, entry in given.items():
+        if name not in NUMBERS:
+            raise UserError(f"{path} says {name}, which is no number of a cluster.", near(str(name), NUMBERS))
+        try:
+            value, source = float(entry["value"]), str(entry["source"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{path}: {name} needs a number and its source.", f"{name}: {{value: ..., source: ...}}"
+            ) from error
+        if not isfinite(value) or value < 0 or not source:
+            raise UserError(f"{path}: {name}={entry['value']} is no finite number with a source.")
+        read[str(name)] = Quantity(value, source)
+    missing = [name for name, (_, needed) in NUMBERS.items() if needed and name not in read]
+    if missing:
+        raise UserError(f"{path} does not say {', '.join(missing)}.", "A step's time is made of them.")
+    return read
+
+
+def _topology(found: dict[str, Any], path: Path) -> Topology:
+    network, numbers = found.get("network") or {}, found.get("numbers") or {}
+    try:
+        inside, beyond = (float(numbers[f"link.{tier}.bandwidth"]["value"]) / 1e9 for tier in ("node", "cluster"))
+        return Topology(
+            gpus_per_node=int(network["gpus_per_node"]),
+            nodes_per_rack=int(network.get("nodes_per_rack", 1)),
+            node_bandwidth=inside,
+            rack_bandwidth=beyond,
+            cluster_bandwidth=beyond,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} does not say what its network is.", f"It lacks or misstates {error}.") from error

@@ -1,0 +1,150 @@
+"""What the forward pass of one microbatch keeps for the backward pass, in bytes on one rank.
+
+After Korthikanti et al. (arXiv 2205.05198, section 4), adapted to this decoder: RMSNorm keeps its input and one number
+a row; a product keeps its input; fused attention keeps queries, keys, values, output and one number a row and head,
+never the scores; SwiGLU keeps both products, the gate's activation and what the last product reads. Under sequence
+parallelism the residual stream, the norms and the inputs of the first products are cut by tp, what lies between by its
+heads and features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from gangline.model.calls import LOSS_CHUNK
+from gangline.model.tree import (
+    AttentionNode,
+    FeedForwardNode,
+    LinearNode,
+    LocalSizes,
+    Node,
+    NormNode,
+    WrapNode,
+    children,
+)
+from gangline.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationSizes:
+    """What a rank's modules compute with.
+
+    local  the sizes that nodes are asked with
+    gpu    the kernels of a GPU. On a CPU a norm keeps its input and what it becomes in float32, and attention gives its
+           output in another order than the product behind it reads, which keeps a copy.
+    plan   what is frozen; a product keeps its input only for the gradient of its weight. None: nothing is.
+    """
+
+    local: LocalSizes
+    gpu: bool = True
+    plan: Plan | None = None
+    ulysses: int = 1  # ranks among which Ulysses trades tokens for heads
+
+    @property
+    def tokens(self) -> int:
+        return self.local.tokens
+
+    @property
+    def inner_tokens(self) -> int:
+        return self.local.inner_tokens
+
+    @property
+    def itemsize(self) -> int:
+        return self.local.itemsize
+
+    @property
+    def master_itemsize(self) -> int:
+        return self.local.master_itemsize
+
+    @property
+    def tp(self) -> int:
+        return self.local.size("tp")
+
+
+def norm_bytes(sizes: ActivationSizes, rows: int, width: int) -> int:
+    """Kept by a norm over `rows` rows, its output not counted: the operator that reads it keeps it."""
+    kept = sizes.itemsize if sizes.gpu else 2 * sizes.master_itemsize
+    return rows * (width * kept + sizes.master_itemsize)
+
+
+def reads(node: Node, path: str, sizes: ActivationSizes, *names: str) -> bool:
+    """Whether one of these linears below the node at `path` keeps its input: it is trained, or something wraps it."""
+    return any(
+        isinstance(getattr(node, name), WrapNode)
+        or sizes.plan is None
+        or not sizes.plan.is_frozen(f"{path}.{name}.weight")
+        for name in names
+    )
+
+
+def attention(node: AttentionNode, sizes: ActivationSizes, path: str) -> int:
+    """x, then q, k, v after rotation, the output and its log-sum-exp; with q_norm and k_norm what these keep."""
+    heads, key_heads = node.heads // sizes.tp, max(1, node.kv_heads // sizes.tp)
+    kept = sizes.tokens * node.dim * sizes.itemsize if reads(node, path, sizes, "wq", "wk", "wv") else 0
+    outputs = 2 if copies_output(sizes, heads) and reads(node, path, sizes, "wo") else 1
+    copies = sizes.ulysses // gcd(sizes.ulysses, key_heads)  # of key heads that its ranks do not divide
+    kept += sizes.inner_tokens * ((1 + outputs) * heads + 2 * copies * key_heads) * node.head_dim * sizes.itemsize
+    kept += sizes.inner_tokens * heads * sizes.master_itemsize
+    for normed, own in ((node.q_norm, heads), (node.k_norm, key_heads)):
+        if normed is not None:
+            kept += norm_bytes(sizes, sizes.inner_tokens * own, node.head_dim)
+    return kept
+
+
+def feed_forward(node: FeedForwardNode, sizes: ActivationSizes, path: str) -> int:
+    """x, then gate, up, the activated gate and their product."""
+    inner = 4 if reads(node, path, sizes, "w_down") else 3
+    stream = sizes.tokens * node.dim if reads(node, path, sizes, "w_gate", "w_up") else 0
+    return (stream + inner * sizes.inner_tokens * (node.hidden // sizes.tp)) * sizes.itemsize
+
+
+def of_node(node: Node, sizes: ActivationSizes, path: str = "") -> int:
+    """Kept by the node at `path` and all in it: as it says, or as core's modules do. One of an unknown kind that says
+    nothing is taken to keep what goes in and out of each matrix.
+    """
+    below = [(child, f"{path}.{name}" if name else path) for name, child in children(node)]
+    said = node.activation_bytes(sizes.local)
+    if said is not None:
+        return said + sum(of_node(child, sizes, at) for child, at in below)
+    if isinstance(node, NormNode):
+        return norm_bytes(sizes, sizes.tokens, node.dim)
+    if isinstance(node, AttentionNode | FeedForwardNode):
+        own = attention(node, sizes, path) if isinstance(node, AttentionNode) else feed_forward(node, sizes, path)
+        return own + sum(of_node(child, sizes, at) for child, at in below if isinstance(child, WrapNode))
+    matrices = [node.shapes(), *(child.shapes() for child, _ in below if isinstance(child, LinearNode))]
+    kept = sum(of_node(child, sizes, at) for child, at in below)
+    for shape in (shape for shapes in matrices for shape in shapes.values()):
+        if len(shape) > 1:
+            kept += sizes.inner_tokens * sum(shape[-2:]) * sizes.itemsize
+    return kept
+
+
+def recomputed_attention(node: Node, sizes: ActivationSizes) -> int:
+    """What recomputing attention saves: the log-sum-exp, and where it is not the one that the next product keeps, the
+    output. Fused attention keeps no scores.
+    """
+    saved = 0
+    if isinstance(node, AttentionNode):
+        heads = node.heads // sizes.tp
+        output = heads * node.head_dim * sizes.itemsize if copies_output(sizes, heads) else 0
+        saved = sizes.inner_tokens * (heads * sizes.master_itemsize + output)
+    return saved + sum(recomputed_attention(child, sizes) for _, child in children(node))
+
+
+def copies_output(sizes: ActivationSizes, heads: int) -> bool:
+    """Whether the product behind attention keeps a copy of its output: in another order, or of other tokens."""
+    return sizes.ulysses > 1 or (not sizes.gpu and heads > 1)
+
+
+def of_head(plan: Plan, width: int, sizes: ActivationSizes) -> dict[str, int]:
+    """The last norm's input and output; logits with their log-sum-exp; and what the loss's backward pass takes."""
+    vocabulary = -(-plan.facts.get("vocab_size", 0) // sizes.tp)
+    stream = norm_bytes(sizes, sizes.tokens, width) + sizes.tokens * width * sizes.itemsize
+    logits = sizes.inner_tokens * vocabulary * sizes.itemsize
+    return {
+        "activations": stream,
+        "logits": 2 * logits
+        + sizes.inner_tokens * (sizes.master_itemsize + 9)
+        + 2 * min(sizes.inner_tokens * vocabulary, LOSS_CHUNK) * sizes.master_itemsize,
+    }

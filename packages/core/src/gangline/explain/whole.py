@@ -1,0 +1,141 @@
+"""Strategies that hold the whole model on every rank, explained: `single`, and `ddp` with its sum of gradients."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from math import ceil, prod
+from typing import TYPE_CHECKING
+
+from gangline.cluster.topology import Topology
+from gangline.config.sections import Recompute
+from gangline.explain.activations import ActivationSizes, of_head, of_node, recomputed_attention
+from gangline.explain.explained import Explained, RankExplained, StepAction, Transfer
+from gangline.explain.work import StageWork, work_of
+from gangline.mesh import DATA_AXES, Mesh
+from gangline.model.compose import compose_model
+from gangline.model.flops import flops_per_token, parameter_count
+from gangline.model.products import AttentionProduct
+from gangline.model.tree import LocalSizes, Node, by_path, parameter_shapes
+from gangline.plan import Plan
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+
+def explain_whole(
+    run: Run,
+    mesh: Mesh,
+    model: tuple[Node, Plan] | None = None,
+    topology: Topology | None = None,
+    bucket: int | None = None,
+) -> Explained:
+    """bucket: bytes of gradients that are added over the ranks at a time; None: nothing is sent."""
+    tree, plan = model or compose_model(run)
+    topology = topology or Topology()
+    nodes, width = by_path(tree), run.precision.sizes()
+    share = run.batch.global_size // mesh.size(*DATA_AXES)
+    micro = run.batch.micro_size or share // run.parallel.accumulation(share, mesh)
+    tokens, microbatches = micro * run.batch.sequence_length, share // micro
+    local = LocalSizes(
+        tokens=tokens, inner_tokens=tokens, itemsize=width.compute, master_itemsize=width.master, ranks={}
+    )
+    sizes = ActivationSizes(local=local, gpu=run.run.device != "cpu", plan=plan)
+    parts, kept, again = list[StageWork](), 0, 0
+    seen: dict[tuple[Node, bool, bool], tuple[StageWork, int, int]] = {}
+    for index, path in enumerate([plan.embed, *(f"{plan.blocks}.{block}" for block in range(plan.layers)), plan.head]):
+        block, first = 1 <= index <= plan.layers, index == 1
+        recomputed = block and run.run.recompute is not Recompute.none and (index - 1) % run.run.recompute_every == 0
+        key = (nodes[path], recomputed, plan.is_frozen(f"{path}.weight"))
+        if key not in seen or first:
+            seen[key] = _part(run, nodes[path], path, plan, sizes, recomputed)
+        work, stays, more = seen[key]
+        parts.append(work)
+        kept, again = kept + stays, max(again, more)
+    total, shapes = StageWork.total(parts), parameter_shapes(tree)
+    matrix = {name: name.startswith(f"{plan.blocks}.") and len(shape) > 1 for name, shape in shapes.items()}
+    trained = {name: prod(shape) for name, shape in shapes.items() if not plan.is_frozen(name)}
+    numbers = parameter_count(tree)
+    states = sum(count * run.optimizer.states(matrix=matrix[name]) for name, count in trained.items())
+    end = of_head(plan, plan.facts.get("dim", 0), sizes)
+    found = Counter(
+        {
+            "weights": numbers * width.compute,
+            "master weights": numbers * width.master if width.compute != width.master else 0,
+            "gradients": sum(trained.values()) * width.gradient,
+            "optimizer state": states * width.master,
+            "callbacks": sum(one.copies(run) for one in run.callback.values()) * sum(trained.values()) * width.master,
+            "activations": kept + end["activations"] + again,
+            "logits": end["logits"],
+        }
+    )
+    turns = tuple((StepAction(kind, 0, microbatch),) for microbatch in range(microbatches) for kind in ("F", "B"))
+    sent = _gradients(mesh, topology, sum(trained.values()) * width.wire, bucket)
+    rank = RankExplained(
+        bytes=found,
+        transfers=sent,
+        stages=(0,),
+        blocks=plan.layers,
+        parameters=numbers,
+        updated=sum(trained.values()),
+        flops=_step_flops(total) * microbatches,
+        turns=turns,
+    )
+    return Explained(
+        mesh=mesh,
+        topology=topology,
+        ranks=(rank,),
+        work=(total,),
+        microbatches=microbatches,
+        tokens=run.batch.global_size * run.batch.sequence_length,
+        state_bytes=width.gradient + 2 * (1 + run.optimizer.states(matrix=True)) * width.master + width.compute,
+        token_flops=flops_per_token(tree, run.batch.sequence_length, plan),
+        parameters=numbers,
+        products=run.precision.products(),
+    )
+
+
+def _part(
+    run: Run, node: Node, path: str, plan: Plan, sizes: ActivationSizes, recomputed: bool
+) -> tuple[StageWork, int, int]:
+    """(its work, bytes kept from its forward pass to its backward pass, bytes made again there)."""
+    made = of_node(node, sizes, path)
+    work = replace(work_of(node, path, plan, sizes.local, sequence_length=run.batch.sequence_length), kept=made)
+    if path in (plan.embed, plan.head):
+        return work, 0, 0
+    if not recomputed:
+        return work, made, 0
+    if run.run.recompute is Recompute.full:
+        stays = min(made, sizes.tokens * plan.facts.get("dim", 0) * sizes.itemsize)
+        return work.recomputed(), stays, made - stays
+    saved = recomputed_attention(node, sizes)
+    return work.recomputed(attention_only=True), made - saved, saved
+
+
+def _step_flops(work: StageWork) -> int:
+    """Forward, the gradients of inputs and of weights, and what is computed again."""
+    weights = sum(product.flops * times for product, times in work.weights.items())
+    again = sum(product.flops * times for product, times in work.again.items())
+    attention = sum(p.flops * times for p, times in work.forward.items() if isinstance(p, AttentionProduct))
+    return 2 * work.flops + weights + attention + again
+
+
+def _gradients(mesh: Mesh, topology: Topology, nbytes: int, bucket: int | None) -> tuple[Transfer, ...]:
+    axes = tuple(axis for axis in DATA_AXES if mesh.size(axis) > 1)
+    ranks = mesh.size(*axes)
+    if bucket is None or ranks == 1:
+        return ()
+    return (
+        Transfer(
+            axes=axes,
+            purpose="gradients",
+            operation="all_reduce",
+            ranks=ranks,
+            each_node=min(ranks, topology.gpus_per_node),
+            tier=topology.tier(mesh, *axes),
+            calls=ceil(nbytes / bucket),
+            bytes=2 * nbytes * (ranks - 1) // ranks,
+            when="end",
+            waits=False,
+        ),
+    )

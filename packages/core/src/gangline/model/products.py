@@ -1,0 +1,67 @@
+"""What modules multiply, as shapes: the work of a forward pass in a form that can be given a time. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixProduct:
+    """(rows x inner) times (inner x columns), forward, of one microbatch on one rank.
+
+    weight   the name of the parameter of the node that it is multiplied with
+    block    whether it is in a block: what a precision computes in fewer bits
+    experts  the rows are apart in so many runs of equal length, each with a matrix of its own; 1: one matrix for all
+    """
+
+    rows: int
+    inner: int
+    columns: int
+    weight: str = "weight"
+    experts: int = 1
+    block: bool = True
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.rows * self.inner * self.columns
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionProduct:
+    """Queries with keys, and their weights with values: `sequences` of each `heads` heads, forward.
+
+    queries and keys are those of one sequence on one rank; under a window no query has more than `window` keys.
+    """
+
+    sequences: int
+    queries: int
+    keys: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool = True
+    window: int | None = None
+
+    @property
+    def flops(self) -> int:
+        """Without a discount for causality, as MFU is counted (`gangline.model.flops`)."""
+        return 4 * self.sequences * self.queries * min(self.keys, self.window or self.keys) * self.heads * self.head_dim
+
+    @property
+    def visible(self) -> float:
+        """The share of `flops` that a kernel computes which passes over what causality hides, 0 to 1."""
+        keys = min(self.keys, self.window or self.keys)
+        return (self.keys + 1) / (2 * self.keys) if self.causal and keys == self.keys else 1.0
+
+
+Product = MatrixProduct | AttentionProduct
+
+
+def of_shapes(shapes: Mapping[str, tuple[int, ...]], tokens: int) -> tuple[MatrixProduct, ...]:
+    """Each matrix of these shapes (out, in) multiplied once by every token; of more than two dims nothing is known."""
+    return tuple(
+        MatrixProduct(rows=tokens, inner=shape[1], columns=shape[0], weight=name)
+        for name, shape in shapes.items()
+        if len(shape) == 2
+    )

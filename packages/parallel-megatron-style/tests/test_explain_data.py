@@ -1,0 +1,93 @@
+"""The data that a layout explains itself with: one truth with the closed forms, the schedules and the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from gangline.config import compose_one
+from gangline.explain import ActionTimes, step_timeline
+from gangline.mesh import Mesh
+from gangline_parallel_megatron_style.cost import timing, traffic
+from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.pipeline.action_costs import ActionCosts
+from gangline_parallel_megatron_style.pipeline.simulate import simulate
+
+LAYOUTS = [
+    "parallel=3d",
+    "parallel=3d parallel.sequence_parallel=false run.recompute=full",
+    "parallel=3d run.recompute=full run.recompute_every=2 model.tied=false",
+    "parallel=3d parallel.schedule=interleaved_1f1b model.qk_norm=true model.layers=4",
+    "parallel=3d parallel.schedule=zb_v model.layers=4",
+    "parallel=3d parallel.schedule=dualpipe_v parallel.overlap=true model.layers=4",
+    "parallel=3d parallel.zero=3 precision=bf16",
+    "parallel=fsdp launch.processes=4 precision=bf16",
+    "parallel=hsdp launch.processes=8 parallel.zero=2",
+    "parallel=3d parallel.pp=1 parallel.cp=2 model.window=9 model.full_every=2",
+    "parallel=3d parallel.pp=1 parallel.cp=2 parallel.context=ulysses precision=bf16",
+    "parallel=fsdp launch.processes=8 parallel.cp=4 parallel.context=ulysses run.recompute=selective model.hidden=96",
+    "parallel=3d moe=on moe.ep=2 optimizer=muon",
+]
+
+
+@pytest.fixture(params=LAYOUTS)
+def both(request):
+    run = compose_one(request.param.split())
+    mesh = Mesh.of(run.parallel.axes(run.launch.processes or 8))
+    found = run.parallel.explain(run, mesh)
+    return Case.of(run, mesh), found
+
+
+def test_transfers_are_those_of_the_closed_forms(both):
+    case, found = both
+    for rank, explained in enumerate(found.ranks):
+        sums = Counter[tuple]()
+        for sent in explained.transfers:
+            sums[sent.axes, sent.purpose, "calls"] += sent.calls
+            sums[sent.axes, sent.purpose, "bytes"] += sent.bytes
+            assert sent.ranks > 1
+            assert 1 <= sent.each_node <= sent.ranks
+            assert (sent.tier == "node") == (sent.each_node == sent.ranks)
+        whole = Counter[tuple]()
+        for sent in traffic.of_rank(case, rank):
+            whole[sent.axes, sent.purpose, "calls"] += sent.calls
+            whole[sent.axes, sent.purpose, "bytes"] += sent.bytes
+        assert sums == whole
+
+
+def test_products_come_to_the_operations_of_a_step(both):
+    """`timing.flops` counts from the plan, products are what nodes say: each is right only if the other is."""
+    case, found = both
+    assert found.unknown == ()
+    for rank, explained in enumerate(found.ranks):
+        again = case.recompute.value == "full"  # selective recomputation is not in the closed form
+        total = 0
+        for stage in explained.stages:
+            work = found.work[stage]
+            frozen = sum(p.flops * n for p, n in work.forward.items() if not hasattr(p, "weight") or p in work.weights)
+            total += 2 * work.flops + frozen + again * sum(p.flops * n for p, n in work.again.items())
+        assert total * found.microbatches == pytest.approx(timing.flops(case, rank), rel=0.02)
+        assert explained.flops == timing.flops(case, rank)
+
+
+def test_the_timeline_is_the_schedules_own(both):
+    case, found = both
+    schedule = timing.schedule_of(case)
+    if schedule is None:
+        assert [a.kind for turn in found.ranks[0].turns for a in turn] == ["F", "B"] * case.microbatches
+        return
+    costs = [ActionCosts(1.0 + stage, 2.0, 1.5 + stage) for stage in range(schedule.stages)]
+    ours = step_timeline(found, [ActionTimes(cost.F, cost.I, cost.W) for cost in costs], latency=0.25)
+    theirs = simulate(schedule, costs, latency=0.25)
+    assert [[(start, end) for _, start, end in spans] for spans in ours.spans] == [list(s) for s in theirs.spans]
+    assert ours.bubble == pytest.approx(theirs.bubble)
+
+
+def test_another_network_is_another_tier():
+    from gangline.cluster import Topology
+
+    run = compose_one(["parallel=3d"])
+    found = run.parallel.explain(run, Mesh.of(run.parallel.axes(8)), topology=Topology(gpus_per_node=2))
+    assert {sent.tier for sent in found.ranks[0].transfers if sent.axes == ("tp",)} == {"node"}
+    assert {sent.each_node for sent in found.ranks[0].transfers if sent.axes == ("pp",)} == {1}
