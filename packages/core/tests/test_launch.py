@@ -21,6 +21,7 @@ from rich.live import Live
 
 from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
+from gangline.ending import read_ending
 from gangline.errors import UserError
 from gangline.launch import Sidecar, forkserver, guard, sidecars
 from gangline.launch.config import LocalLaunch, gpus, processes
@@ -216,15 +217,17 @@ def test_an_exit_code_of_the_ranks_is_that_of_the_run(run_dir, capsys):
     assert start(run_dir, 2, LocalLaunch(max_restarts=1), target="launched:ended") == 3
     said = "".join(path.read_text() for path in (run_dir / "logs").glob("rank-*.log"))
     assert said.count("a verdict stopped the run") in (1, 2)  # the other rank may be ended before it says so
-    assert len(list((run_dir / "logs").glob("first-failure-*"))) == 2  # it was started again, and did no work
+    assert len(list((run_dir / "logs").glob("first-failure-*"))) == 1  # and was not started again
+    assert read_ending(run_dir).exit_code == 3
     assert "failed" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("most", [0, 1])
 def test_new_workers_that_nobody_may_start_end_the_run_as_the_verdict_does(run_dir, capsys, most):
-    assert start(run_dir, 2, LocalLaunch(max_restarts=most), target="launched:renew") == 3
+    assert start(run_dir, 2, LocalLaunch(futile_restarts=most), target="launched:renew") == 3
     said = capsys.readouterr().err
-    assert said.count("restart 1 of 1") == most
+    assert said.count("it asks for new workers; restart 1\n") == most
+    assert f"{most} restarts in a row did no step beyond 0" in said
     for word in ("bad-link at rank 0: 1 of 8 links", "no restart is left", f"train resume={run_dir}"):
         assert word in said
     assert "Traceback" not in said

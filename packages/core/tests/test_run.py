@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from gangline.ending import read_ending
 from gangline.plugins import build
 from gangline.rundir import RunDirectory
 from gangline.testing.processes import kill, wait_until_none_lives
@@ -118,8 +119,8 @@ def test_from_starts_afresh_with_the_same_settings(runs):
     assert RunDirectory.open(runs.directory / "again").run().seed == 5
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_saves_a_checkpoint_and_leaves_no_process(runs, name):
+@pytest.mark.parametrize(("name", "code", "reason"), [("SIGTERM", 75, "preempted"), ("SIGINT", 130, "signal")])
+def test_a_signal_saves_a_checkpoint_and_leaves_no_process(runs, name, code, reason):
     process = runs.start("run.dir=out", "run.steps=100000", "parallel=ddp", "launch.processes=2")
     runs.wait_for_step(process, "out", 3)
     if name == "SIGINT":
@@ -127,7 +128,9 @@ def test_a_signal_saves_a_checkpoint_and_leaves_no_process(runs, name):
     else:
         process.terminate()
     printed, _ = process.communicate(timeout=240)
-    assert process.returncode == 128 + getattr(signal, name), printed
+    assert process.returncode == code, printed
+    ending = read_ending(runs.directory / "out")
+    assert (ending.reason, ending.exit_code, ending.requeue) == (reason, code, code == 75)
     assert "Traceback" not in printed
     wait_until_none_lives(process.pid)
     done = runs.records("out")[-1]

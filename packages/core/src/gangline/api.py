@@ -45,7 +45,7 @@ def train(run: Run) -> RunDirectory:
 def prepare(run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDirectory:
     """Everything before the launch: the run is checked, its directory written and locked. Torch-free."""
     check(run)
-    return RunDirectory.create(run, argv, job)
+    return (RunDirectory.meet if run.launch.shares else RunDirectory.create)(run, argv, job)
 
 
 def launch(directory: RunDirectory) -> int:

@@ -44,6 +44,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+from gangline.generation import Fenced, hold
 from gangline.pulse.write import current
 from gangline.record import plain
 
@@ -59,6 +60,7 @@ class Events:
         self._about = {"host": os.uname().nodename, "by": by, "generation": generation}
         self.trouble = ""  # why a line could not be written, until somebody has told it
         if run_dir is not None:
+            self._run_dir = Path(run_dir)
             self._file = (Path(run_dir) / FILE).open("ab+", buffering=0)
             end_line(self._file)
 
@@ -69,7 +71,10 @@ class Events:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = {"event": event, "time": now, "monotonic": time.monotonic(), **self._about}
         try:
-            self._file.write(json.dumps(plain({**line, **content}), allow_nan=False).encode() + b"\n")
+            with hold(self._run_dir):
+                self._file.write(json.dumps(plain({**line, **content}), allow_nan=False).encode() + b"\n")
+        except Fenced:  # a newer start writes now
+            return
         except OSError as error:  # a full disk ends no run, and hides no error that ends it
             self.trouble = f"{FILE} lacks a line: {error.strerror or error}"
 

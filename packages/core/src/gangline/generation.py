@@ -1,17 +1,117 @@
 """A generation: which start of its ranks a run is in, counted from 1 over the whole life of the run directory.
 
-Whoever starts the ranks counts, and every member of the start is told the same number at the rendezvous; an agent's own
-count of restarts is no such number, for members come and go. Torch-free.
+Whoever starts the ranks counts (`advance`), and every member of the start is told the same number at the rendezvous; an
+agent's own count of restarts is no such number, for members come and go. What writes into the run directory does so
+within `hold`: a rank of an older generation, of a node that was cut off, writes nothing any more. Torch-free.
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 VARIABLE = "GANGLINE_GENERATION"
+FILE = ".generation"
+HELD_SECONDS = 5.0  # so long a new start waits for who writes; a rank that was stopped meanwhile loses its turn
+
+
+class Fenced(Exception):
+    """A newer start of the run has begun: this rank may write nothing more."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the run directory keeps of its starts.
+
+    generation  the newest
+    step        the most steps that were ever done
+    best        the same when the newest generation began
+    futile      starts in a row, after a failure or an order, before which no new step was done
+    restarts    starts after a failure or an order in this job
+    """
+
+    generation: int = 0
+    step: int = 0
+    best: int = 0
+    futile: int = 0
+    restarts: int = 0
 
 
 def generation(environ: Mapping[str, str] = os.environ) -> int:
     """Of this rank; where an agent that is not ours started it, its count of restarts is all there is."""
     return int(environ.get(VARIABLE) or int(environ.get("TORCHELASTIC_RESTART_COUNT", "0")) + 1)
+
+
+def progress(run_dir: str | Path) -> Progress:
+    """What is kept; of a run that never began, zeros."""
+    try:
+        return _parse((Path(run_dir) / FILE).read_bytes())
+    except FileNotFoundError:
+        return Progress()
+
+
+def advance(run_dir: str | Path, counts: bool = False, first: bool = False) -> Progress:
+    """Begin a generation. `counts`: it follows a failure or an order; `first`: it is the first of a job."""
+    with _locked(run_dir, HELD_SECONDS) as handle:
+        now = _parse(os.pread(handle, 4096, 0))
+        step = max(now.step, now.best)
+        futile = 0 if first or step > now.best else now.futile + counts
+        restarts = 0 if first else now.restarts + counts
+        now = Progress(now.generation + 1, step, step, futile, restarts)
+        _write(handle, now)
+        return now
+
+
+@contextmanager
+def hold(run_dir: str | Path, step: int = 0) -> Iterator[None]:
+    """Within, no newer generation begins; raises Fenced where one has. `step`: so many steps are done.
+
+    Without a launcher that counts generations nothing is checked.
+    """
+    if VARIABLE not in os.environ or not (Path(run_dir) / FILE).exists():
+        yield
+        return
+    with _locked(run_dir, None) as handle:
+        now = _parse(os.pread(handle, 4096, 0))
+        if now.generation > generation():
+            raise Fenced(f"generation {now.generation} of the run has begun, and this rank is of {generation()}")
+        if step > now.step:
+            _write(handle, replace(now, step=step))
+        yield
+
+
+@contextmanager
+def _locked(run_dir: str | Path, seconds: float | None) -> Iterator[int]:
+    handle = os.open(Path(run_dir) / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        with suppress(OSError):  # a file system without locks: who uses the run directory has been told
+            deadline = time.monotonic() + (seconds or 0)
+            while True:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if seconds else 0))
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        break
+                    time.sleep(0.01)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _write(handle: int, content: Progress) -> None:
+    """In one call, and always as long as before or longer: what a kill tears cannot be read, and counts as nothing."""
+    os.pwrite(handle, json.dumps(asdict(content)).ljust(256).encode(), 0)
+
+
+def _parse(content: bytes) -> Progress:
+    try:
+        return Progress(**json.loads(content))
+    except (ValueError, TypeError):
+        return Progress()

@@ -14,7 +14,8 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from gangline.parts import LISTS
 from gangline.plugins import installed
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has it
+MEETING = ".meeting"  # a folder in which nodes of one job meet
 END = "..."  # YAML's end-of-document marker: the last line of a whole config.yaml
 
 
@@ -157,15 +159,89 @@ class RunDirectory:
         except BlockingIOError:
             holder = os.read(handle, 100).decode(errors="replace").strip() or "another process"
             os.close(handle)
-            raise UserError(
-                f"{self.path} is in use: another train, {holder}, is running in it.",
-                "Wait for it or end it; a second run needs a directory of its own (run.dir=...).",
-            ) from None
+            raise _in_use(self.path, holder) from None
         except OSError:
             _say_unlocked(os.fstat(handle).st_dev)
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
         self._lock = handle
+
+    def share(self) -> str:
+        """Hold the directory together with the other nodes of one job; gives the job's name.
+
+        Who comes first, when nobody else holds it, names the job. Raises UserError where a `train` holds it that shares
+        nothing, and where the file system has no locks.
+        """
+        with self._entry():
+            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                job = self._joined(handle)
+            else:
+                job = uuid.uuid4().hex[:12]
+                os.ftruncate(handle, 0)
+                os.pwrite(handle, f"job {job}\n".encode(), 0)
+                fcntl.flock(handle, fcntl.LOCK_SH)
+                for old in (self.path / MEETING).glob("st*-*"):
+                    old.unlink(missing_ok=True)
+            if self._lock is not None:
+                os.close(self._lock)
+            self._lock = handle
+            return job
+
+    def _joined(self, handle: int) -> str:
+        holder = os.pread(handle, 100, 0).decode(errors="replace").strip()
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise _in_use(self.path, holder) from None
+        return holder.removeprefix("job ")
+
+    @contextlib.contextmanager
+    def _entry(self) -> Iterator[None]:
+        """One node at a time makes the directory or joins the job."""
+        try:
+            (self.path / MEETING).mkdir(exist_ok=True)
+            handle = os.open(self.path / MEETING / "entry", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        except OSError as error:
+            raise UserError(
+                f"{self.path} lies on a file system without locks: {error.strerror or error}.",
+                "The nodes of launch=elastic meet in the run directory, and need them.",
+                "Choose another place:  train run.dir=...",
+            ) from error
+        finally:
+            os.close(handle)
+
+    @classmethod
+    def meet(cls, run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDirectory:
+        """As `create`, held with `share`; the same run that another node or an earlier start has begun is joined."""
+        directory = cls(run.run.dir or fresh(run.run.name))
+        provenance.refuse_secrets(to_dict(run))
+        directory._made = [path for path in (directory.path, *directory.path.parents) if not path.exists()]
+        try:
+            directory.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise _unwritable(directory.path, error) from error
+        directory.share()
+        with directory._entry():
+            if not directory.config.exists():
+                directory._write(run, argv, job, changed={})
+            elif difference := _difference(directory._content(), rooted(run)):
+                raise UserError(
+                    f"{directory.path} already holds another run: {difference}.",
+                    "To go on with it:  train resume=... and what is to change.",
+                    "Another run needs a directory of its own:  train run.dir=...",
+                )
+            else:
+                directory._made = []
+        return directory
 
     def unlock(self) -> None:
         """Let go of the directory."""
@@ -318,6 +394,31 @@ def _siblings(path: Path) -> str:
         return ""
     newest = sorted(runs, key=lambda run: run.stat().st_mtime, reverse=True)[:5]
     return f"Runs there: {', '.join(str(run) for run in newest)}." if newest else ""
+
+
+def _in_use(path: Path, holder: str) -> UserError:
+    return UserError(
+        f"{path} is in use: another train, {holder}, is running in it.",
+        "Wait for it or end it; a second run needs a directory of its own (run.dir=...).",
+    )
+
+
+def _difference(there: dict[str, Any], mine: dict[str, Any]) -> str:
+    """The first option in which two configurations differ, wherever they lie; "" where none does."""
+    flat = [dict(_leaves(yaml.load(yaml.safe_dump(content), _LOADER))) for content in (there, mine)]
+    for name in flat[0].keys() | flat[1].keys():
+        values = [content.get(name) for content in flat]
+        if values[0] != values[1] and name != "run.dir":
+            return f"{name} is {values[0]} there, and {values[1]} here"
+    return ""
+
+
+def _leaves(content: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in content.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{place}{name}.")
+        else:
+            yield f"{place}{name}", value
 
 
 def _unwritable(path: Path, error: OSError) -> UserError:

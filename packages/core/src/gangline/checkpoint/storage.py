@@ -31,6 +31,7 @@ from torch.futures import Future
 from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.planners import arrays_of
 from gangline.errors import BadCheckpoint
+from gangline.generation import hold
 
 METADATA, DOCUMENT, CHECKSUMS = ".metadata", "document.json", "checksums.json"
 TEMPORARY, CONDEMNED = ".tmp-", ".old-"  # prefixes of what is being written, and of what is being deleted
@@ -90,7 +91,8 @@ class DcpWriter(FileSystemWriter):
         files = {name: zlib.crc32((path / name).read_bytes()) for name in (METADATA, DOCUMENT)}
         _write(path / CHECKSUMS, json.dumps({"files": files, "records": records}).encode())
         flush_directory(path)
-        path.rename(self.final)
+        with hold(self.final.parent.parent):
+            path.rename(self.final)
         flush_directory(self.final.parent)
 
 

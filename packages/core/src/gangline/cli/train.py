@@ -149,7 +149,10 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
             return multirun(line.words)
         key, restarts = requeue.job()
         directory = requeue.earlier(key, restarts) or _prepare(line, argv, key)
-        directory.lock()
+        if directory.run().launch.shares:
+            directory.share()
+        else:
+            directory.lock()
         requeue.remember(key, directory.path)
     except UserError:
         forkserver.drop()
@@ -178,7 +181,10 @@ def _prepare(line: CommandLine, argv: Sequence[str], job: str | None = None) -> 
     directory, run, changed = _resumed(line)
     run.run.dir = str(directory.path)
     check(run)
-    directory.lock()
+    if run.launch.shares:
+        directory.share()
+    else:
+        directory.lock()
     for note in directory.changed_parts():
         print(f"train: note: {note}", file=sys.stderr)
     directory.rewrite(run, command, changed)

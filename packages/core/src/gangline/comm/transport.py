@@ -19,6 +19,7 @@ from gangline.comm.ordered import Ordered, ordered_reduce_scatter
 from gangline.comm.pulsed import Pulsed
 from gangline.comm.solo import Solo, copy_own
 from gangline.comm.wrap import WrappedComms
+from gangline.generation import generation
 from gangline.mesh import Mesh
 from gangline.pulse.write import Pulse
 
@@ -163,7 +164,7 @@ def connect(
     if mesh.world == 1:
         return TorchComms(mesh, 0, device, dist.HashStore())
     joined = dist.is_initialized()
-    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # an agent's store outlives the ranks, with all its keys
+    start = generation()  # an agent's store outlives the ranks, with all its keys
     if not joined:
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size != mesh.world:

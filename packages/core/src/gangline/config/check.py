@@ -16,7 +16,8 @@ from gangline.config.values import written
 from gangline.errors import Problem, UserError
 from gangline.interop.config import check_weights
 from gangline.launch import agents
-from gangline.launch.config import gpus, processes
+from gangline.launch.config import ElasticLaunch, gpus, processes
+from gangline.launch.nodes import fewest_and_most, usable
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
 from gangline.parts import PartConfig
@@ -26,7 +27,7 @@ from gangline.ranges import choices, listed_divisors, wrong
 
 def check(run: Run) -> None:
     """Raises UserError that lists everything found."""
-    if found := problems(run):
+    if found := problems(run) or _too_few_nodes(run):
         raise UserError.of(found)
 
 
@@ -57,6 +58,19 @@ def _variables(run: Run) -> Iterator[Problem]:
                     "A rank has one environment.",
                     f"Leave out one of the two, or say which is right:  {name}={value} train ...",
                 )
+
+
+def _too_few_nodes(run: Run) -> list[Problem]:
+    """The fewest nodes that the job goes on with have too few ranks for any layout."""
+    if agents.detect() is not None or not isinstance(run.launch, ElasticLaunch):
+        return []
+    fewest, _ = fewest_and_most(run.launch.nodes)
+    ranks = min(processes(run), fewest * run.launch.ranks_of_node(run))
+    usable_ranks, found = usable(run, ranks)
+    if usable_ranks:
+        return []
+    what = f"launch.nodes={run.launch.nodes}: on {fewest} nodes there are {ranks} processes, and no layout uses them."
+    return [Problem(what, "", "More nodes at the least, or axes that are left open."), *found]
 
 
 def world_of(run: Run) -> int:

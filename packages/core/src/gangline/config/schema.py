@@ -281,8 +281,14 @@ class TrackConfig(PartConfig):
 class LaunchConfig(PartConfig):
     """`build(config, run) -> gangline.launch.Launcher`: a run directory in, processes out."""
 
+    shares: ClassVar[bool] = False  # whether commands on several nodes are one job, and hold its run directory together
+
     processes: PositiveInt | None = None  # null: all GPUs; without a GPU what the strategy asks for
     timeout_seconds: PositiveFloat = 1800.0  # a transfer between ranks that takes longer ends the run
+
+    def most_nodes(self) -> int:
+        """On how many nodes its processes are at the most."""
+        return 1
 
     def seconds_to_stop(self) -> float | None:
         """How long its ranks have from a request to stop until they are killed; None: as long as they take."""

@@ -17,9 +17,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from gangline import generation
+from gangline.ending import RunEnding, clear_ending, read_ending
 from gangline.errors import EXIT_USER_ERROR, UserError
+from gangline.events import Events
 from gangline.launch import failures, forkserver, requeue, sidecars, worker
 from gangline.launch.failures import EXIT_FAILURE
+from gangline.launch.starts import Starts, end
 from gangline.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -137,16 +141,18 @@ def run_under_agent(
     store = _store(job)
     made: RunDirectory | None = None
     if job.rank == 0:
-        made = _tell(job, store, compose_and_write)
+        made, number = _tell(job, store, compose_and_write)
         run_dir = str(made.path.resolve())
     else:
-        code, run_dir = _told(job, store)
+        code, number, run_dir = _told(job, store)
         if code:
             time.sleep(REFUSED_SECONDS)
             worker.leave(code)
+    os.environ[generation.VARIABLE] = str(number)
     terminal = os.dup(sys.stderr.fileno())
     owned = _start_sidecars(run_dir) if job.local_rank == 0 else []
     code = worker.main(run_dir, target, args)
+    _say_ending(job, Path(run_dir), number, code)
     if code in (0, EXIT_USER_ERROR):
         sidecars.stop(owned)  # otherwise they stay for the next start, and end with the agent
     if code:
@@ -155,33 +161,58 @@ def run_under_agent(
     worker.leave(code)
 
 
+def _say_ending(job: Job, run_dir: Path, number: int, code: int) -> None:
+    """ending.json and the last line of events.jsonl: by rank 0 where it knows, by the rank that failed first else."""
+    failure = failures.first(run_dir / "logs", number)
+    if failure is not None and failure.rank == job.rank and failure.kind != "ended":
+        if failure.kind != "restart":  # the agent may start it again
+            Starts.end(run_dir, number, failure)
+    elif job.rank == 0 and (ending := read_ending(run_dir) or _done(number, code)):
+        end(run_dir, ending)
+
+
+def _done(number: int, code: int) -> RunEnding | None:
+    return RunEnding(generation=number, reason="done", exit_code=0) if code == 0 else None
+
+
 def _start_sidecars(run_dir: str) -> list[sidecars.Running]:
     asked = sidecars.wanted(RunDirectory.open(run_dir).run())
     return sidecars.start(asked, run_dir, owner=os.getppid())
 
 
-def _tell(job: Job, store: Store, compose_and_write: Callable[[], RunDirectory]) -> RunDirectory:
-    """On rank 0: find or write the run directory, and say so to the others, also where it cannot be had."""
+def _tell(job: Job, store: Store, compose_and_write: Callable[[], RunDirectory]) -> tuple[RunDirectory, int]:
+    """On rank 0: find or write the run directory and begin a generation, and say so to the others, also where not."""
     try:
         directory = requeue.earlier(job.key, job.restarts) or compose_and_write()
         directory.lock()
         requeue.remember(job.key, directory.path)
-        if worker.restarts() == 0:
+        first = job.restarts == 0 or job.agent != "torchrun"
+        if first:
             failures.clear(directory.logs)
+        clear_ending(directory.path)
+        now = generation.advance(directory.path, counts=not first, first=first)
+        _tell_events(job, directory.path, now, first)
     except BaseException as error:
         code = error.exit_code if isinstance(error, UserError) else EXIT_FAILURE
-        store.set(_key(job), f"{code}:")
+        store.set(_key(job), f"{code}:0:")
         _wait_until_read(job, store)
         raise
-    store.set(_key(job), f"0:{directory.path.resolve()}")
-    return directory
+    store.set(_key(job), f"0:{now.generation}:{directory.path.resolve()}")
+    return directory, now.generation
 
 
-def _told(job: Job, store: Store) -> tuple[int, str]:
-    """On the other ranks: the exit code, and where it is 0 the run directory."""
-    code, _, run_dir = store.get(_key(job)).decode().partition(":")
+def _tell_events(job: Job, run_dir: Path, now: generation.Progress, first: bool) -> None:
+    events = Events(run_dir, now.generation, by="launcher")
+    why, hosts = ("start" if first else "rank"), [socket.gethostname()]
+    events.write("launch", nodes=hosts, processes=job.world, spares=0, why=why, evidence="", futile=now.futile)
+    events.close()
+
+
+def _told(job: Job, store: Store) -> tuple[int, int, str]:
+    """On the other ranks: the exit code, and where it is 0 the generation and the run directory."""
+    code, number, run_dir = store.get(_key(job)).decode().split(":", 2)
     store.add(_key(job) + "/read", 1)
-    return int(code), run_dir
+    return int(code), int(number), run_dir
 
 
 def _wait_until_read(job: Job, store: Store) -> None:
@@ -197,7 +228,7 @@ def _wait_for_others(job: Job, store: Store, what: str, seconds: float) -> None:
 
 def _end_refused(job: Job, store: Store, made: RunDirectory | None, logs: Path) -> None:
     """A run that a rank refused leaves no directory; rank 0, which made it, takes it away when all have reported."""
-    failure = failures.first(logs, worker.restarts())
+    failure = failures.first(logs, generation.generation())
     with contextlib.suppress(RuntimeError):  # the store is gone with rank 0
         if made is None:
             store.add(f"{_key(job)}/reported", 1)
@@ -228,10 +259,10 @@ def _key(job: Job) -> str:
 
 def _report(job: Job, logs: Path, terminal: int) -> None:
     """The rank that failed first says so, on the terminal that it had before its output went to a log."""
-    failure = failures.first(logs, worker.restarts())
+    failure = failures.first(logs, generation.generation())
     if failure is None or failure.rank != job.rank or failure.kind == "ended":
         return
-    if failure.kind == "restart" and worker.restarts() < int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
+    if failure.kind == "restart" and job.restarts < int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
         return  # as it asked
     text = f"train: {failure.error()}\n" if failure.kind == "user" else failures.report(failure, logs)
     os.write(terminal, text.encode())

@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from gangline.errors import Problem
+from gangline.errors import Problem, UserError
+from gangline.launch.nodes import fewest_and_most
 from gangline.parts import LaunchConfig, Part
-from gangline.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
+from gangline.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 class LocalLaunch(LaunchConfig):
     """Processes on this machine, watched by torch.distributed's elastic agent."""
 
-    max_restarts: NonNegativeInt = 0  # how often ranks are started again, from the latest checkpoint, after one failed
+    max_restarts: NonNegativeInt | None = 0  # how often ranks are started again after one failed; null: no limit
+    futile_restarts: NonNegativeInt = 5  # of those in a row that did no new step, and of those that a check ordered
     monitor_interval: PositiveFloat = 0.1  # seconds between two looks at the ranks
     grace_seconds: NonNegativeFloat = 60.0  # from Ctrl-C or SIGTERM to SIGKILL: for the step under way and a checkpoint
 
@@ -43,6 +45,54 @@ class LocalLaunch(LaunchConfig):
         return problems
 
 
+@dataclass
+class ElasticLaunch(LocalLaunch):
+    """Agents on several nodes, which meet in the run directory; the job goes on with those that are there."""
+
+    shares: ClassVar[bool] = True
+
+    nodes: str = "1"  # how many nodes take part, or the fewest and the most: 2:3
+    agents: PositiveInt | None = None  # of them, how many this command starts here; null: all
+    per_node: PositiveInt | None = None  # processes of a node; null: launch.processes over the most nodes, rounded up
+    max_restarts: NonNegativeInt | None = None  # how often ranks are started again after one failed; null: no limit
+    gather_seconds: PositiveFloat = 30.0  # at the first start: how long nodes beyond the fewest are waited for
+    join_seconds: PositiveFloat = 600.0  # how long the fewest nodes are waited for before the job ends
+    lost_seconds: PositiveFloat = 4.0  # a node that has not been heard of for so long is lost
+
+    def most_nodes(self) -> int:
+        return fewest_and_most(self.nodes)[1]
+
+    def ranks_of_node(self, run: Run) -> int:
+        """Processes of each node."""
+        return self.per_node or -(-processes(run) // self.most_nodes())
+
+    def check(self, run: Run) -> list[Problem]:
+        """Numbers of nodes without sense, more ranks than a node has GPUs, and no place to meet."""
+        try:
+            fewest, most = fewest_and_most(self.nodes)
+        except UserError as error:
+            return [error.problem()]
+        found = []
+        if self.agents is not None and self.agents > most:
+            what = f"launch.agents={self.agents}: the job has at most {most} (launch.nodes={self.nodes})."
+            found.append(Problem(what, "", "launch.agents=1 on each node, or null to start all of them here."))
+        if self.agents is not None and self.agents < fewest and run.run.dir is None:
+            found.append(
+                Problem(
+                    f"launch.agents={self.agents}: the other nodes would not find this one.",
+                    "Nodes meet in the run directory, and without a name each would make its own.",
+                    "Give every node the same run.dir=... on a file system that they share.",
+                )
+            )
+        here, ranks = gpus(run.run.device), self.ranks_of_node(run)
+        if 0 < here < ranks * (self.agents or most):
+            what = f"{ranks * (self.agents or most)} processes on this machine: it has {here} GPUs."
+            found.append(
+                Problem(what, "Each process takes a GPU of its own.", "launch.agents=1, or launch.per_node=...")
+            )
+        return found
+
+
 def gpus(device: str | None = None, environ: Mapping[str, str] = os.environ, devices: str = "/dev") -> int:
     """How many GPUs the processes of a run may take; none for a run on the CPU.
 
@@ -58,11 +108,18 @@ def gpus(device: str | None = None, environ: Mapping[str, str] = os.environ, dev
 
 
 def processes(run: Run) -> int:
-    """How many processes a run starts on this machine: what the user said, else what the strategy asks for."""
-    return run.launch.processes or run.parallel.world(gpus(run.run.device))
+    """How many processes a run starts, on all of its nodes: what the user said, else what the strategy asks for."""
+    return run.launch.processes or run.parallel.world(gpus(run.run.device) * run.launch.most_nodes())
 
 
 PARTS = (
+    Part(
+        name="elastic",
+        group="launch",
+        config=ElasticLaunch,
+        build="gangline.launch.several:ElasticLauncher",
+        summary="processes on several nodes, which come and go; each node's are watched by an agent of its own",
+    ),
     Part(
         name="local",
         group="launch",

@@ -1,113 +1,278 @@
-"""torch.distributed's elastic agent on one machine: its rendezvous, its watch, its restarts.
+"""torch.distributed's elastic agent: its rendezvous, its watch. How its workers stop and start is ours.
 
-Added to it: which rank failed first, a stop at the step boundary, and no files in the temp folder.
+Added to it: each start is a generation with a layout of its own, ranks that no layout can use wait, which rank failed
+first, a stop at the step boundary, and no files in the temp folder.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import os
 import signal
 import sys
 import time
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import DistError
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousHandler,
+    RendezvousTimeoutError,
+)
 
+from gangline import generation
+from gangline.ending import EXIT_REQUEUE, RunEnding, read_ending
+from gangline.generation import VARIABLE
 from gangline.launch import failures, forkserver, worker
 from gangline.launch.config import LocalLaunch
 from gangline.launch.failures import EXIT_FAILURE, RankFailure
+from gangline.launch.nodes import NAME
 from gangline.launch.signals import HANDED_ON, SAME_REQUEST_SECONDS, STOP
+from gangline.launch.starts import Start, Starts, end
+from gangline.launch.worker import SPARE
 
 _LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing")
 _UNUSED = "SIGQUIT"  # the agent insists on handlers of its own for some signal
+_NO_LIMIT = 1 << 30  # restarts that torch's agent counts; ours are counted by `Starts`
+_KILL_SECONDS = 10
+_LAST_SECONDS = 30.0  # how long a node that is done waits for the others
 
 
-def run_agent(run_dir: Path, world: int, config: LocalLaunch, target: str, args: tuple[Any, ...]) -> int:
-    """See `gangline.launch.local.start`."""
+class Stopped(Exception):
+    """No ranks are started any more."""
+
+    def __init__(self, generation: int, failure: RankFailure) -> None:
+        self.generation, self.failure = generation, failure
+        super().__init__(failure.what)
+
+
+@dataclass
+class Node:
+    """This agent's place in the job."""
+
+    name: str
+    ranks: int  # that it starts
+    handler: RendezvousHandler
+    count: Callable[[], int]  # of the job's starts, with this one: asked by the node that leads it
+    alone: bool = True  # whether there are no other nodes
+    log: str = "agent.log"
+    met: Callable[[], None] = lambda: None  # called when the nodes have met for the first time
+
+
+class Agent(LocalElasticAgent):
+    """The agent of one node."""
+
+    def __init__(self, spec: WorkerSpec, files: RankFiles, node: Node, starts: Starts, grace: float) -> None:
+        super().__init__(spec, files, start_method="forkserver", exit_barrier_timeout=_LAST_SECONDS)
+        self.files, self.node, self.starts, self.grace = files, node, starts, grace
+        self.leads = False
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self.node.met()
+        start = self._agree(worker_group)
+        if start.stop is not None:
+            raise Stopped(start.generation, start.stop)
+        self.files.start = start
+        return super()._start_workers(worker_group)
+
+    def _agree(self, group: WorkerGroup) -> Start:
+        """The first node's word, in the store of this start."""
+        store: Any = group.store
+        self.leads = group.group_rank == 0
+        store.set(f"gangline/node/{group.group_rank}", self.node.name)
+        if self.leads:
+            nodes = [store.get(f"gangline/node/{index}").decode() for index in range(group.group_world_size)]
+            first = self.node.count() == 1
+            start = self.starts.begin(nodes, self.node.ranks * len(nodes), first)
+            store.set("gangline/start", json.dumps(start.to_dict()))
+        return Start.of(json.loads(store.get("gangline/start")))
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result = super()._monitor_workers(worker_group)
+        if result.is_failed():
+            self.starts.ended()
+            self._name(result)
+        return result
+
+    def _name(self, result: RunResult) -> None:
+        """Of a rank that was killed nobody else can say so."""
+        for rank, seen in result.failures.items():
+            if seen.exitcode < 0 and self.files.start is not None:
+                lost = RankFailure(rank, "bug", EXIT_FAILURE, how_it_ended(seen.exitcode))
+                failures.claim(self.starts.logs, self.files.start.generation, lost)
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        """Ranks that lost one of theirs have no step boundary to wait for; those that are to make room for more do."""
+        if worker_group.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
+            self._shutdown(signal.SIGKILL)
+            self._refuse_hopeless()
+        else:
+            self.starts.ended()
+            self._shutdown(signal.SIGUSR2, round(self.grace))
+
+    def _refuse_hopeless(self) -> None:
+        """What no start mends needs no meeting first."""
+        assert self.files.start is not None
+        number = self.files.start.generation
+        failure = failures.first(self.starts.logs, number)
+        settled = failure is not None and not failure.mends_itself
+        if (self.node.alone or settled) and (stop := self.starts.stop(self.starts.next(), failure)):
+            raise Stopped(number, stop)
+
+    def _initialize_workers(self, worker_group: WorkerGroup) -> None:
+        """A member that is lost while all meet makes the others meet again."""
+        while True:
+            try:
+                return super()._initialize_workers(worker_group)
+            except DistError:
+                if self.node.alone:
+                    raise
+                logging.getLogger(_LOGGERS[0]).warning("a node was lost while all met; they meet again", exc_info=True)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = _KILL_SECONDS) -> None:
+        if death_sig in HANDED_ON.values() or death_sig == signal.SIGINT:
+            timeout = self.grace
+        if self._pcontext:
+            self._pcontext.close(death_sig, round(timeout))
+
+
+def run_agent(starts: Starts, node: Node, config: LocalLaunch, target: str, args: tuple[Any, ...]) -> int:
+    """The ranks of this node, to the end of the job; see `gangline.launch.local.start`."""
+    run_dir = starts.run_dir
     logs = run_dir / "logs"
     logs.mkdir(exist_ok=True)
-    failures.clear(logs)
     # With the agent's store shared, ranks that were started again meet the addresses of dead ones in it.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # all nodes have as many ranks: nobody has to ask
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = _UNUSED
     os.environ.setdefault("TORCH_MP_PARALLEL_START", "1")
-    files = RankFiles(logs, config.max_restarts)
-    launch = elastic_launch(_agent_config(world, config, files), worker.enter)
+    files = RankFiles(logs, node)
+    spec = WorkerSpec(
+        role="train",
+        local_world_size=node.ranks,
+        entrypoint=worker.enter,
+        args=(str(run_dir), target, args, os.getpid()),
+        rdzv_handler=node.handler,
+        max_restarts=_NO_LIMIT,
+        monitor_interval=config.monitor_interval,
+    )
+    agent = Agent(spec, files, node, starts, config.grace_seconds)
     others = set(multiprocessing.active_children())
-    with _agent_log(logs), _requests() as request:
+    with _agent_log(logs / node.log), _requests() as request:
+        goes = False  # alone: the others may go on, so the rendezvous stays open
         try:
-            launch(str(run_dir), target, args, os.getpid())
+            if agent.run() is None:
+                return _as_the_others(starts)
+            return _done(starts, files)
         except SignalException as stop:
-            return 128 + (request.signum or stop.sigval)
-        except ChildFailedError as error:
+            goes = True
+            return _signalled(starts, files, request.signum or stop.sigval)
+        except Stopped as stopped:
             if request.signum:
-                return 128 + request.signum
-            return _explain(error, logs, files.restarts)
+                return _signalled(starts, files, request.signum)
+            return _explain(stopped, starts)
+        except RendezvousTimeoutError:
+            goes = True
+            return _too_few(starts, config)
+        except RendezvousClosedError:
+            return _as_the_others(starts)
         except (EOFError, OSError):
             if not (code := forkserver.lost()):
                 raise
-            print(f"train: {_server_lost(code)}", file=sys.stderr, flush=True)
+            goes = True
+            lost = RankFailure(0, "lost", EXIT_FAILURE, _server_lost(code))
+            print(f"train: {lost.what}", file=sys.stderr, flush=True)
+            if node.alone:
+                Starts.end(starts.run_dir, files.generation, lost)
             return EXIT_FAILURE
         finally:
             request.heard = True
+            if node.alone or not goes:
+                with suppress(Exception):  # the others hear of it later
+                    node.handler.shutdown()
             _leave_nobody(others)
-    return 0
 
 
-def _agent_config(world: int, config: LocalLaunch, files: RankFiles) -> LaunchConfig:
-    made = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=world,
-        logs_specs=files,
-        run_id=uuid.uuid4().hex,
-        role="train",
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        local_addr="127.0.0.1",  # or the agent asks the name service for this machine's name
-        max_restarts=config.max_restarts,
-        monitor_interval=config.monitor_interval,
-        start_method="forkserver",
-        signals_to_handle=_UNUSED,
+def _done(starts: Starts, files: RankFiles) -> int:
+    """Every rank returned; the first of them said how, where it was a run."""
+    ending = read_ending(starts.run_dir)
+    if ending is None or ending.generation != files.generation:
+        ending = RunEnding(generation=files.generation, reason="done", exit_code=0)
+    if files.start is not None and files.start.nodes[:1] == (files.node.name,):
+        end(starts.run_dir, ending)
+    return ending.exit_code
+
+
+def _signalled(starts: Starts, files: RankFiles, signum: int) -> int:
+    """75 where the ranks saved when they were asked to stop, and may be started again; else 128 + n."""
+    ending = read_ending(starts.run_dir)
+    if ending is None or ending.generation != files.generation:
+        name = signal.Signals(signum).name
+        ending = RunEnding(
+            generation=files.generation, reason="signal", exit_code=128 + signum, evidence=f"{name}; nothing was saved"
+        )
+        if not files.node.alone:  # the others may go on
+            return ending.exit_code
+    end(starts.run_dir, ending)
+    return ending.exit_code
+
+
+def _too_few(starts: Starts, config: LocalLaunch) -> int:
+    nodes, seconds = getattr(config, "nodes", "1"), getattr(config, "join_seconds", 0)
+    what = f"launch.nodes={nodes}: there were not enough nodes for {seconds:g} s (launch.join_seconds)"
+    print(f"train: {what}\n  To go on:  train resume={starts.run_dir}", file=sys.stderr, flush=True)
+    now = generation.progress(starts.run_dir).generation
+    end(
+        starts.run_dir,
+        RunEnding(generation=now, reason="killed", exit_code=EXIT_REQUEUE, requeue=True, evidence=what),
     )
-    if hasattr(made, "shutdown_timeout"):  # before that the agent waits for 30 seconds
-        made.shutdown_timeout = round(config.grace_seconds)
-    return made
+    return EXIT_REQUEUE
+
+
+def _as_the_others(starts: Starts) -> int:
+    """The job is over for all; another node has said why."""
+    ending = read_ending(starts.run_dir)
+    return EXIT_FAILURE if ending is None else ending.exit_code
 
 
 class RankFiles(LogsSpecs):
     """Leaves the ranks' output to the ranks, and keeps the agent's own files out of the temp folder."""
 
-    def __init__(self, logs: Path, max_restarts: int) -> None:
+    def __init__(self, logs: Path, node: Node) -> None:
         super().__init__(str(logs))
-        self.logs = logs
-        self.max_restarts = max_restarts
-        self.restarts = 0
+        self.logs, self.node = logs, node
+        self.start: Start | None = None  # the newest
 
     @property
     def root_log_dir(self) -> str:
         return str(self.logs)
 
+    @property
+    def generation(self) -> int:
+        """Of the newest start; 0 before the first."""
+        return self.start.generation if self.start is not None else 0
+
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Called at each start of the ranks, with the environment that each of them is given."""
-        self.restarts = int(envs[0]["TORCHELASTIC_RESTART_COUNT"])
-        if self.restarts:
-            why = failures.first(self.logs, self.restarts - 1)
-            who = f"rank {why.rank} failed first: {why.what}" if why is not None and why.what else "a rank was lost"
-            if why is not None and why.kind == "restart":
-                who = f"{why.what}; it asks for new workers"
-            if why is None or why.mends_itself:  # of what no start mends the ranks say so at once, and it is told once
-                print(f"train: {who}; restart {self.restarts} of {self.max_restarts}", file=sys.stderr, flush=True)
-        if sys.platform == "linux":
-            for env in envs.values():  # gloo would ask the name service for this machine, and use what network it names
+        assert self.start is not None
+        for env in envs.values():
+            env[VARIABLE] = str(self.start.generation)
+            env[NAME] = self.node.name
+            env["WORLD_SIZE"] = str(self.start.processes)
+            if int(env["RANK"]) >= self.start.processes:
+                env[SPARE] = "1"
+            if sys.platform == "linux" and env["MASTER_ADDR"] == "127.0.0.1":
+                # gloo would ask the name service for this machine, and use what network it names
                 env["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         nowhere = dict.fromkeys(envs, "")
         return LogsDest(stdouts=nowhere, stderrs=dict(nowhere), error_files=dict.fromkeys(envs, os.devnull))
@@ -145,9 +310,9 @@ def _requests() -> Iterator[_Request]:
 
 
 @contextmanager
-def _agent_log(logs: Path) -> Iterator[None]:
-    """The agent's own messages go to logs/agent.log: what they say of a failure is mostly about its followers."""
-    handler = logging.FileHandler(logs / "agent.log", delay=True)
+def _agent_log(path: Path) -> Iterator[None]:
+    """The agent's own messages go to a file: what they say of a failure is mostly about its followers."""
+    handler = logging.FileHandler(path, delay=True)
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     for logger in loggers:
@@ -162,25 +327,28 @@ def _agent_log(logs: Path) -> Iterator[None]:
         handler.close()
 
 
-def _explain(error: ChildFailedError, logs: Path, restarts: int) -> int:
+def _explain(stopped: Stopped, starts: Starts) -> int:
     """Say what went wrong and give the exit code; raises the UserError where it was a user's mistake."""
-    failure = failures.first(logs, restarts)
-    if failure is None:  # it had no time to write, or only followers are known
-        rank, seen = next(iter(error.failures.items()))
-        code = forkserver.lost()
-        failure = RankFailure(rank, "bug", EXIT_FAILURE, _server_lost(code) if code else _how_it_ended(seen.exitcode))
+    failure = stopped.failure
+    told = read_ending(starts.run_dir)
+    first = told is None or told.generation != stopped.generation
+    if first:
+        Starts.end(starts.run_dir, stopped.generation, failure)
+    elif told is not None:
+        end(starts.run_dir, told)
     if failure.kind == "user":
         raise failure.error()
-    if failure.mends_itself:
-        print(failures.report(failure, logs), file=sys.stderr, end="", flush=True)
+    if first and (failure.mends_itself or failure.kind == "lost"):
+        print(failures.report(failure, starts.logs), file=sys.stderr, end="", flush=True)
     return failure.exit_code
 
 
 def _server_lost(code: int) -> str:
-    return f"the process that ranks are forked from is gone: {_how_it_ended(code)}"
+    return f"the process that ranks are forked from is gone: {how_it_ended(code)}"
 
 
-def _how_it_ended(exit_code: int) -> str:
+def how_it_ended(exit_code: int) -> str:
+    """In words, of a process."""
     if exit_code >= 0:
         return f"it lost its connection to the other ranks, or ended with exit code {exit_code}"
     name = signal.Signals(-exit_code).name

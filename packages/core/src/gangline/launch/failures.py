@@ -31,8 +31,8 @@ class RestartWanted(Exception):
 class RankFailure:
     """Why a rank ended.
 
-    kind: "user" (a mistake, no traceback), "bug", "restart" (a verdict asks for new workers), or "ended" (`work` gave
-    an exit code).
+    kind: "user" (a mistake, no traceback), "bug", "restart" (a verdict asks for new workers), "ended" (`work` gave an
+    exit code), or "lost" (of all that were lost nobody lived to say why).
     """
 
     rank: int
@@ -99,6 +99,8 @@ def report(failure: RankFailure, logs: Path) -> str:
     if failure.kind == "restart":
         again = f"train resume={logs.parent}"
         return f"train: {failure.what}\n  It asks for new workers, and no restart is left.\n  To go on:  {again}\n"
+    if failure.kind == "lost":
+        return f"train: {failure.what}\nThe logs: {logs}\n"
     end = "" if failure.trace else _tail(log_path(logs, failure.rank))
     log = f"Its log: {log_path(logs, failure.rank)}\n"
     return f"train: rank {failure.rank} failed first: {failure.what}\n{failure.trace}{end}{log}"

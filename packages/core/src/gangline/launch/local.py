@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from gangline.config.schema import Run
 from gangline.launch import forkserver, sidecars
 from gangline.launch.base import Launcher
 from gangline.launch.config import LocalLaunch, processes
+from gangline.launch.starts import Starts
 from gangline.launch.worker import WORK
 
 
@@ -45,6 +48,14 @@ def start(
     UserError is raised here. What the first rank to fail had to say is printed, and is in its log.
     """
     forkserver.warm()
-    from gangline.launch.elastic import run_agent  # imports torch; the server does the same at the same time
+    from gangline.launch.elastic import Node, run_agent  # imports torch; the server does the same at the same time
+    from gangline.launch.meeting import alone
 
-    return run_agent(Path(run_dir).resolve(), world, config or LocalLaunch(), target, args)
+    config, starts = config or LocalLaunch(), count(1)
+    decides = Starts(Path(run_dir).resolve(), config, lambda ranks: (ranks, []), say)
+    return run_agent(decides, Node("", world, alone(), lambda: next(starts)), config, target, args)
+
+
+def say(text: str) -> None:
+    """To the terminal."""
+    print(text, file=sys.stderr, flush=True)

@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from gangline import pulse
+from gangline.ending import read_ending
 from gangline.errors import UserError
+from gangline.generation import Fenced, generation
 from gangline.launch import failures, guard, output, signals
 from gangline.launch.failures import EXIT_FAILURE, RankFailure
 from gangline.plugins import load
 
 WORK = "gangline.train.rank:work"
+SPARE = "GANGLINE_SPARE"  # set for a rank that waits
+SPARE_SECONDS = 0.5  # between two looks of its at how the job goes
 
 
 def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: int | None = None) -> int:
@@ -33,17 +37,23 @@ def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: in
     logs = Path(run_dir, "logs")
     logs.mkdir(exist_ok=True)
     log = output.divert(logs, rank)
-    attempt = restarts()
-    before = failures.first(logs, attempt - 1)
-    if before is not None and not before.mends_itself:  # no restart mends a user's mistake or undoes a verdict
-        failures.claim(logs, attempt, before)
-        return before.exit_code
+    attempt = generation()
+    if agent is None:  # our own launcher has looked
+        before = failures.first(logs, attempt - 1)
+        if before is not None and not before.mends_itself:  # no restart mends a user's mistake or undoes a verdict
+            failures.claim(logs, attempt, before)
+            return before.exit_code
+    if SPARE in os.environ:
+        return _wait(run_dir, attempt)
     set_threads()
     seen_from_outside(run_dir, rank, agent or os.getppid(), log)
     try:
         code = load(target)(run_dir, *args) or 0
     except KeyboardInterrupt:
         return 130
+    except Fenced as fenced:
+        print(fenced, flush=True)
+        return EXIT_FAILURE
     except BaseException as error:
         return _failed(error, rank, logs, attempt, log)
     if code:
@@ -72,16 +82,21 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def restarts() -> int:
-    """How often an agent has already started this rank again."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+def _wait(run_dir: str, mine: int) -> int:
+    """A rank that no layout can use: until the job is over, or its agent ends it for another start."""
+    print(f"rank {os.environ['RANK']}: no layout has room for it; it waits as a spare", flush=True)
+    while True:
+        ending = read_ending(run_dir)
+        if ending is not None and ending.generation == mine:
+            return ending.exit_code
+        time.sleep(SPARE_SECONDS)
 
 
 def seen_from_outside(run_dir: str, rank: int, owner: int, log: TextIO) -> None:
     """This rank's pulse, and on `guard.STACKS` where its threads are, in its log, whatever it is busy with."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         pulse.sweep()
-    pulse.use(pulse.Pulse.open(run_dir, rank, int(os.environ.get("WORLD_SIZE", "1")), restarts(), owner))
+    pulse.use(pulse.Pulse.open(run_dir, rank, int(os.environ.get("WORLD_SIZE", "1")), generation(), owner))
     if guard.STACKS is not None:
         faulthandler.register(guard.STACKS, log, all_threads=True)
 

@@ -7,6 +7,7 @@ import time
 
 from gangline import attempts
 from gangline.checkpoint.id import CheckpointId
+from gangline.generation import hold
 from gangline.health import Action, Verdict
 from gangline.launch.signals import stop_requested
 from gangline.record import StepRecord
@@ -56,7 +57,11 @@ def loop(s: Session) -> Ending:
         record.saving, record.failed_save = s.saving.progress if s.saving else None, s.failed_save
         record.saved, s.fresh = s.fresh, None
         # Before the save: a kill in between must not leave a checkpoint of a step that no tracker has seen.
-        s.reporter.record(record)
+        if s.comms.rank == 0:
+            with hold(s.directory.path, s.step):
+                s.reporter.record(record)
+        else:
+            s.reporter.record(record)
         clock = ahead
         if saves:
             with clock("checkpoint"):

@@ -18,7 +18,9 @@ from gangline.comm.transport import connect
 from gangline.config.schema import Run
 from gangline.data.base import DataSource
 from gangline.determinism import use_deterministic_kernels
+from gangline.ending import EXIT_REQUEUE, RunEnding, write_ending
 from gangline.errors import UserError
+from gangline.generation import generation, hold
 from gangline.launch.failures import EXIT_STOPPED, RestartWanted
 from gangline.mesh import Mesh
 from gangline.pulse.write import current
@@ -99,7 +101,38 @@ def train(s: Session) -> int:
     s.reporter.end(summary(s, ending, time.time() - began, s.step - first))
     s.event("end", why=ending.why, evidence=ending.evidence)
     s.events.close()
+    if s.comms.rank == 0 and (said := said_of(s, ending)):
+        with hold(s.directory.path):
+            write_ending(s.directory.path, said)
     return exit_code(s, ending)
+
+
+def said_of(s: Session, ending: Ending) -> RunEnding | None:
+    """What ending.json says of an end that rank 0 knows of; None where the launcher says it."""
+    number, evidence = generation(), ending.evidence
+    if s.failed_save or ending.why == "restart":
+        return None
+    if ending.why == "done":
+        return RunEnding(generation=number, reason="done", exit_code=0, evidence=f"step {s.step} is done")
+    if ending.why == "stop":
+        exclude = s.history[-1].exclude if s.history else ()
+        return RunEnding(
+            generation=number, reason="verdict", exit_code=EXIT_STOPPED, exclude=exclude, evidence=evidence
+        )
+    saved = requeues(s, ending)
+    return RunEnding(
+        generation=number,
+        reason="preempted" if saved else "signal",
+        exit_code=EXIT_REQUEUE if saved else 128 + signal.Signals[ending.why].value,
+        requeue=saved,
+        evidence=f"{ending.why} at step {s.step}; " + (f"{s.saved} is saved" if s.saved else "nothing is saved"),
+    )
+
+
+def requeues(s: Session, ending: Ending) -> bool:
+    """Whether a signal ended the run that was no person's, and all steps are saved: it may be started again."""
+    saved = CheckpointId.parse(s.saved) if s.saved else None
+    return ending.why in ("SIGTERM", "SIGUSR1", "SIGUSR2") and saved is not None and saved.step == s.step
 
 
 def run_loop(s: Session, first: int) -> Ending:
@@ -161,7 +194,10 @@ def summary(s: Session, ending: Ending, seconds: float, steps: int) -> dict:
 
 
 def exit_code(s: Session, ending: Ending) -> int:
-    """0 done, 3 stopped by a verdict, 128 + n by signal n; raises where the last checkpoint could not be kept."""
+    """0 done, 3 stopped by a verdict, 75 saved and to be requeued, 128 + n by signal n without that.
+
+    Raises where the last checkpoint could not be kept.
+    """
     if ending.why == "restart":
         raise RestartWanted(ending.evidence)
     if s.failed_save:
@@ -174,6 +210,8 @@ def exit_code(s: Session, ending: Ending) -> int:
         if s.comms.rank == 0:
             print("\n  ".join(("train: the run stopped.", ending.evidence, *advice(s))), file=sys.stderr, flush=True)
         return EXIT_STOPPED
+    if requeues(s, ending):
+        return EXIT_REQUEUE
     return 0 if ending.why == "done" else 128 + signal.Signals[ending.why].value
 
 

@@ -17,6 +17,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.comm.objects import gather_json
 from gangline.config.serial import to_dict
 from gangline.errors import BadCheckpoint, UserError
+from gangline.generation import hold
 from gangline.rundir import part_versions
 from gangline.shard import Registry, Shard, in_model
 from gangline.state import Document
@@ -109,7 +110,8 @@ def begin(session: Session, line: Attempt) -> None:
     session.comms.world.all_reduce(clock, op="max")
     line = replace(line, time=line.time or attempts.stamp(float(clock)))
     if session.comms.rank == 0:
-        attempts.append(session.directory.path, line)
+        with hold(session.directory.path):
+            attempts.append(session.directory.path, line)
     session.history.append(line)
     session.comms.world.barrier()
 

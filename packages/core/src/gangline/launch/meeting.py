@@ -1,0 +1,125 @@
+"""Where the agents of a job meet: torch's dynamic rendezvous, with its state in a file of the run directory.
+
+The file system outlives every node, so no agent holds what the others need: torch's own c10d store lives in one of
+them, and is gone with it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import FileStore
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    RendezvousBackend,
+    RendezvousTimeout,
+    Token,
+)
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from gangline.launch.config import ElasticLaunch
+from gangline.launch.nodes import fewest_and_most
+from gangline.rundir import MEETING
+
+BEATS = 4  # heartbeats until a node without one is lost
+CLOSE_SECONDS = 5.0
+STORE_SECONDS = 20.0  # how long a member of a start waits for a word of another one
+REGATHER_SECONDS = 1.0  # after the first start: how long nodes beyond the fewest are waited for
+
+
+class FileBackend(RendezvousBackend):
+    """The state of a rendezvous in one file; its content is its own fencing token."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def name(self) -> str:
+        return "file"
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        with self._locked() as handle:
+            return self._read(handle)
+
+    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
+        with self._locked() as handle:
+            there = self._read(handle)
+            if (there[1] if there else None) != token:
+                return (*there, False) if there else None
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, state + _END, 0)
+            return state, state, True
+
+    def _read(self, handle: int) -> tuple[bytes, Token] | None:
+        content = os.pread(handle, os.fstat(handle).st_size, 0)
+        if not content.endswith(_END):  # nothing yet, or an agent was killed while it wrote: all join anew
+            return None
+        return content[: -len(_END)], content[: -len(_END)]
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield handle
+        finally:
+            os.close(handle)
+
+
+_END = b"\nend"
+
+
+class Patience(RendezvousTimeout):
+    """The first start of a job waits for all nodes, a later one goes on with the nodes that are there."""
+
+    later = False
+
+    def has_met(self) -> None:
+        """The first start has its nodes."""
+        self.later = True
+
+    @property
+    def last_call(self) -> timedelta:
+        return timedelta(seconds=REGATHER_SECONDS) if self.later else super().last_call
+
+
+def meet_in(
+    run_dir: Path, job: str, address: str, config: ElasticLaunch
+) -> tuple[DynamicRendezvousHandler, FileStore, Patience]:
+    """The rendezvous of the nodes of `job`, a store that outlives its starts, and its patience."""
+    folder = run_dir / MEETING
+    folder.mkdir(exist_ok=True)
+    store = FileStore(str(folder / f"store-{job}"))
+    store.set_timeout(timedelta(seconds=STORE_SECONDS))
+    fewest, most = fewest_and_most(config.nodes)
+    patience = Patience(
+        join=timedelta(seconds=config.join_seconds),
+        last_call=timedelta(seconds=config.gather_seconds),
+        close=timedelta(seconds=CLOSE_SECONDS),
+    )
+    handler = DynamicRendezvousHandler.from_backend(
+        job,
+        store,
+        FileBackend(folder / f"state-{job}"),
+        fewest,
+        most,
+        address,
+        patience,
+        keep_alive_interval=config.lost_seconds / BEATS,  # type: ignore[arg-type]  # a float serves as well
+        keep_alive_max_attempt=BEATS,
+    )
+    return handler, store, patience
+
+
+def alone() -> RendezvousHandler:
+    """The rendezvous of an agent that has the job to itself."""
+    return get_rendezvous_handler(
+        RendezvousParameters("c10d", "127.0.0.1:0", uuid.uuid4().hex, 1, 1, local_addr="127.0.0.1")
+    )

@@ -1,0 +1,161 @@
+"""`launch=elastic`: an agent on each of several nodes, in this process or as processes of their own. Torch-free."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gangline import pulse
+from gangline.ending import RunEnding, read_ending
+from gangline.errors import UserError
+from gangline.generation import progress
+from gangline.launch import forkserver, guard, sidecars
+from gangline.launch.base import Launcher
+from gangline.launch.failures import EXIT_FAILURE
+from gangline.launch.local import say
+from gangline.launch.nodes import fewest_and_most, name_of_this_node, usable
+from gangline.launch.signals import SAME_REQUEST_SECONDS
+from gangline.launch.starts import Starts
+from gangline.launch.worker import WORK
+from gangline.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+    from gangline.errors import Problem
+    from gangline.launch.config import ElasticLaunch
+
+LOOK_SECONDS = 0.1
+AGAIN_SECONDS = 1.0  # from an agent's death to its successor
+HOPELESS = 5  # agents that died one after the other without a start of ranks between them
+HERE = "127.0.0.1"
+NODE = "gangline.launch.node"
+
+
+class ElasticLauncher(Launcher):
+    """One agent in this process where `launch.agents=1`; else so many processes, each of which is one node's agent."""
+
+    def __init__(self, config: ElasticLaunch, run: Run) -> None:
+        self.config, self.run = config, run
+
+    def launch(self, run_dir: Path) -> int:
+        """Train the run that lies in `run_dir`, with whatever nodes meet there; the exit code of the job."""
+        here = self.config.agents or fewest_and_most(self.config.nodes)[1]
+        if here == 1:
+            name = name_of_this_node()
+            return run_node(run_dir, self.run, name, HERE if self.config.agents is None else name)
+        forkserver.drop()  # each agent has its own
+        return Agents(run_dir, here).watch()
+
+
+def run_node(run_dir: Path, run: Run, name: str, address: str) -> int:
+    """The agent of this node, to the end of the job."""
+    config: ElasticLaunch = run.launch  # type: ignore[assignment]
+    job = RunDirectory(run_dir).share()
+    forkserver.warm(forkserver.needs(run))
+    running = sidecars.start(sidecars.wanted(run), run_dir, owner=os.getpid())
+    try:
+        from gangline.launch.elastic import Node, run_agent
+        from gangline.launch.meeting import meet_in
+
+        handler, store, patience = meet_in(run_dir.resolve(), job, address, config)
+        most = run.launch.processes
+
+        def layout(ranks: int) -> tuple[int, list[Problem]]:
+            return usable(run, min(ranks, most or ranks))
+
+        starts = Starts(run_dir.resolve(), config, layout, say)
+        node = Node(
+            name,
+            config.ranks_of_node(run),
+            handler,
+            count=lambda: store.add("gangline/starts", 1),
+            alone=False,
+            met=patience.has_met,
+            log=f"agent-{name.replace('/', '-')}.log",
+        )
+        return run_agent(starts, node, config, WORK, ())
+    finally:
+        sidecars.stop(running)
+        pulse.remove(os.getpid())
+
+
+@dataclass
+class Agents:
+    """The agents that this command started: what a scheduler is to nodes, it is to them."""
+
+    run_dir: Path
+    count: int
+    running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    again: dict[int, float] = field(default_factory=dict)  # when an agent is started again
+    codes: dict[int, int] = field(default_factory=dict)  # of agents that have ended by themselves
+    asked: int = 0  # the signal that asked the job to stop
+    hopeless: int = 0
+
+    def watch(self) -> int:
+        """Start them, start those again that were killed, and wait for the end of the job."""
+        before = {signum: signal.signal(signum, self._hand_on) for signum in (signal.SIGINT, signal.SIGTERM)}
+        self.again = dict.fromkeys(range(self.count), 0.0)
+        begun = progress(self.run_dir).generation
+        try:
+            while self.running or self.again:
+                self._start()
+                time.sleep(LOOK_SECONDS)
+                for index, process in list(self.running.items()):
+                    if (code := process.poll()) is not None:
+                        del self.running[index]
+                        begun = self._ended(index, code, begun)
+        finally:
+            for process in self.running.values():
+                process.kill()
+                process.wait()
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+        return self._code()
+
+    def _start(self) -> None:
+        for index, at in list(self.again.items()):
+            if time.monotonic() >= at:
+                del self.again[index]
+                command = [sys.executable, "-m", NODE, str(self.run_dir), str(index), str(os.getpid())]
+                self.running[index] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+    def _ended(self, index: int, code: int, begun: int) -> int:
+        now = progress(self.run_dir).generation
+        self.hopeless = 0 if now > begun else self.hopeless + 1
+        over = self.asked or any(other == 0 for other in self.codes.values()) or self.hopeless > HOPELESS
+        if code < 0 and not over:
+            say(f"train: agent {index} of {self.count} was killed by {signal.Signals(-code).name}; it is started again")
+            self.again[index] = time.monotonic() + AGAIN_SECONDS
+        else:
+            self.codes[index] = code if code >= 0 else 128 - code
+            if code >= 0:
+                self.again.clear()  # the job is over, or leaves without this one
+        return now
+
+    def _hand_on(self, signum: int, frame: object) -> None:
+        self.asked = self.asked or signum
+        self.again.clear()
+        time.sleep(SAME_REQUEST_SECONDS / 10)  # Ctrl-C has reached the agents already
+        for process in self.running.values():
+            guard.send(process.pid, signum)
+
+    def _code(self) -> int:
+        ending = read_ending(self.run_dir)
+        if ending is None:
+            return next((code for code in self.codes.values() if code), EXIT_FAILURE)
+        if ending.reason == "mistake":
+            raise _mistake(ending)
+        return ending.exit_code
+
+
+def _mistake(ending: RunEnding) -> UserError:
+    what, *details = ending.evidence.splitlines()
+    error = UserError(what, *details)
+    error.exit_code = ending.exit_code
+    return error

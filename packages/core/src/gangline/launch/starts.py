@@ -1,0 +1,171 @@
+"""What each start of the ranks is: its generation, who trains, who waits, or that there is none any more. Torch-free.
+
+The first node of a start decides, from what lies in the run directory, and tells the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gangline import generation
+from gangline.ending import EXIT_REQUEUE, RunEnding, clear_ending, write_ending
+from gangline.errors import EXIT_USER_ERROR, Problem, UserError
+from gangline.events import Events, read_events
+from gangline.generation import Progress
+from gangline.launch import failures
+from gangline.launch.config import LocalLaunch
+from gangline.launch.failures import EXIT_FAILURE, RankFailure
+
+Usable = Callable[[int], tuple[int, list[Problem]]]  # of so many ranks, how many train, and why no more
+REASONS = {"user": "mistake", "bug": "bug", "restart": "restart", "lost": "killed"}
+
+
+@dataclass(frozen=True)
+class Start:
+    """The same on every node. `stop`: no ranks are started, and this is why."""
+
+    generation: int
+    nodes: tuple[str, ...]
+    processes: int
+    spares: int
+    stop: RankFailure | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> Start:
+        """From what `to_dict` gave, also through JSON."""
+        stop = content["stop"] and RankFailure(**content["stop"])
+        return cls(**{**content, "nodes": tuple(content["nodes"]), "stop": stop})
+
+
+class Starts:
+    """Decides for the nodes that met."""
+
+    def __init__(self, run_dir: Path, config: LocalLaunch, usable: Usable, say: Callable[[str], None]) -> None:
+        self.run_dir, self.config, self.usable, self.say = run_dir, config, usable, say
+        self.logs = run_dir / "logs"
+        self.found: tuple[str, float] | None = None  # when the start before was seen to have ended
+
+    def ended(self) -> None:
+        """The ranks of the start before are found to have ended, now."""
+        self.found = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
+
+    def begin(self, nodes: Sequence[str], ranks: int, first: bool) -> Start:
+        """The next start, on these nodes with so many ranks; `first`: of this job."""
+        before = self._before(first)
+        now_there = set(nodes)
+        failure = None if first else failures.first(self.logs, before.get("generation", 0))
+        why, evidence = self._why(before, now_there, failure)
+        counts = why in ("rank", "node", "order")
+        now = generation.advance(self.run_dir, counts, first)
+        if first:
+            failures.clear(self.logs)
+        clear_ending(self.run_dir)
+        usable, reasons = self.usable(ranks)
+        stop = self.stop(now, failure, evidence) if counts or failure is not None else None
+        if stop is None and not usable:
+            error = UserError.of(reasons)
+            stop = RankFailure(0, "user", EXIT_USER_ERROR, error.what, list(error.details))
+        start = Start(now.generation, tuple(nodes), usable, ranks - usable, stop)
+        if stop is None:
+            self._tell(start, why, evidence, now)
+        return start
+
+    def stop(self, now: Progress, failure: RankFailure | None, evidence: str = "") -> RankFailure | None:
+        """Why no ranks are started again after `failure` (None: nobody lived to say), where `now` would be the start.
+
+        That is a mistake, a verdict that stops, and a budget that is used up.
+        """
+        if failure is not None and failure.exit_code == EXIT_REQUEUE:
+            return None  # a node was asked to go, and what it had is saved
+        if failure is not None and not failure.mends_itself:
+            return failure
+        last = failure or RankFailure(0, "lost", EXIT_FAILURE, evidence or "a rank was lost, and nobody knows why")
+        most = self.config.max_restarts
+        if last.kind != "restart" and most is not None and now.restarts > most:
+            return last
+        if now.futile > self.config.futile_restarts and (most is None or most > 0 or last.kind == "restart"):
+            self.say(f"train: {now.futile - 1} restarts in a row did no step beyond {now.best}; it ends here")
+            return last
+        return None
+
+    def next(self) -> Progress:
+        """What `generation.advance` would come to after a failure."""
+        now = generation.progress(self.run_dir)
+        step = max(now.step, now.best)
+        futile = 0 if step > now.best else now.futile + 1
+        return Progress(now.generation + 1, step, step, futile, now.restarts + 1)
+
+    @staticmethod
+    def end(run_dir: Path, start: int, stop: RankFailure) -> None:
+        """Leave ending.json, and the last line of events.jsonl."""
+        reason = REASONS.get(stop.kind, "bug")
+        text = "\n".join((stop.what, *stop.details))
+        end(
+            run_dir,
+            RunEnding(
+                generation=start,
+                reason=reason,
+                exit_code=stop.exit_code,
+                requeue=reason in ("bug", "killed"),
+                evidence=text,
+            ),
+        )
+
+    def _before(self, first: bool) -> dict[str, Any]:
+        """The launch before, of this job."""
+        lines = [] if first else [line for line in read_events(self.run_dir) if line.get("event") == "launch"]
+        return lines[-1] if lines else {}
+
+    def _why(self, before: dict[str, Any], nodes: set[str], failure: RankFailure | None) -> tuple[str, str]:
+        if not before:
+            return "start", ""
+        gone, come = set(before["nodes"]) - nodes, nodes - set(before["nodes"])
+        if failure is not None and failure.kind == "restart":
+            return "order", failure.what
+        if gone:
+            return "node", f"gone: {', '.join(sorted(gone))}"
+        if failure is not None and failure.mends_itself:
+            return "rank", f"rank {failure.rank} failed first: {failure.what}"
+        if come or failure is not None:
+            return "joined", f"come: {', '.join(sorted(come))}"
+        return "rank", "a rank was lost"
+
+    def _tell(self, start: Start, why: str, evidence: str, now: Progress) -> None:
+        found, found_monotonic = self.found or (None, None)
+        events = Events(self.run_dir, start.generation, by="launcher")
+        events.write(
+            "launch",
+            nodes=list(start.nodes),
+            processes=start.processes,
+            spares=start.spares,
+            why=why,
+            evidence=evidence,
+            found=found,
+            found_monotonic=found_monotonic,
+            futile=now.futile,
+        )
+        events.close()
+        if why != "start":
+            spares = f", {start.spares} more wait" if start.spares else ""
+            on = f" on {len(start.nodes)} nodes" if len(start.nodes) > 1 else ""
+            of = f" of {self.config.max_restarts}" if self.config.max_restarts else ""
+            ask = "; it asks for new workers" if why == "order" else ""
+            number = f"restart {now.restarts}{of}" if why != "joined" else "started anew"
+            self.say(f"train: {evidence}{ask}; {number}" + (f": {start.processes} processes{on}{spares}" if on else ""))
+
+
+def end(run_dir: Path, ending: RunEnding) -> None:
+    """ending.json, and the last line of events.jsonl."""
+    write_ending(run_dir, ending)
+    events = Events(run_dir, ending.generation, by="launcher")
+    content = {"reason": ending.reason, "exit_code": ending.exit_code, "requeue": ending.requeue}
+    events.write("exit", **content, evidence=ending.evidence)
+    events.close()
