@@ -10,7 +10,7 @@ from gangline_dataloader.prepare.run import prepare
 from gangline_dataloader.prepare.settings import Settings
 
 
-def quiet(done: int, total: int) -> None:
+def quiet(stage: str, done: int, total: int) -> None:
     """No progress."""
 
 

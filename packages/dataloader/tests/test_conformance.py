@@ -7,9 +7,9 @@ from pathlib import Path
 from gangline.data import DataSource, Sample
 from gangline.testing import DataSourceSuite
 from gangline_dataloader.packing.pack_plan import make
-from gangline_dataloader.prepare.run import VALIDATION, prepare
+from gangline_dataloader.prepare.run import prepare
 from gangline_dataloader.prepare.settings import Settings
-from gangline_dataloader.store.manifest import FILE, read
+from gangline_dataloader.store.manifest import FILE, VALIDATION, read
 
 
 class TestTokens(DataSourceSuite):
@@ -21,7 +21,7 @@ class TestTokens(DataSourceSuite):
         if store.exists():
             return (f"data.path={store}",)
         text.write_text(self.text(first, words))
-        prepare([str(text)], store, Settings(clean=()), 1, lambda done, total: None)
+        prepare([str(text)], store, Settings(clean=()), 1, lambda *_: None)
         return (f"data.path={store}",)
 
 
@@ -84,7 +84,7 @@ class TestMix(DataSourceSuite):
             if not store.exists():
                 text = directory / f"{store.name}.txt"
                 text.write_text(self.text(begin, count))
-                prepare([str(text)], store, Settings(clean=()), 1, lambda done, total: None)
+                prepare([str(text)], store, Settings(clean=()), 1, lambda *_: None)
             settings.append(f"data.sources.{name}={store}")
         return tuple(settings)
 

@@ -18,9 +18,9 @@ import pytest
 
 from gangline.errors import UserError
 from gangline_dataloader import commands
-from gangline_dataloader.prepare.run import VALIDATION, WORK
+from gangline_dataloader.prepare.prepare_plan import WORK
 from gangline_dataloader.store.local import LocalTokens
-from gangline_dataloader.store.manifest import read
+from gangline_dataloader.store.manifest import VALIDATION, read
 
 # `gangline`, in which each call of one function takes longer.
 SLOW = """
@@ -29,7 +29,7 @@ from unittest.mock import patch
 from pkgutil import resolve_name
 was = resolve_name("{0}")
 def slow(*words, **named):
-    time.sleep(0.05)
+    time.sleep({1})
     return was(*words, **named)
 with patch("{0}", slow):
     from gangline.cli.main import main
@@ -85,12 +85,23 @@ def test_killed_and_called_again_it_gives_the_bytes_of_an_undisturbed_call(texts
     """Killed where tasks are half done and where shards are half written."""
     out = tmp_path / "killed"
     undisturbed = make_store(texts)
-    for where, wait in (
-        ("gangline_dataloader.prepare.encode.passed", WORK),
-        ("gangline_dataloader.store.write.ShardWriter.write", f"{WORK}/task-000000.json"),
+    for where, seconds, wait in (
+        ("gangline_dataloader.prepare.encode.passed", 0.05, WORK),
+        ("gangline_dataloader.store.write.ShardWriter.write_run", 0.5, f"{WORK}/choice.json"),
     ):
         process = subprocess.Popen(
-            [sys.executable, "-c", SLOW.format(where), "data", "prepare", texts, "--out", out, "--workers", "1"],
+            [
+                sys.executable,
+                "-c",
+                SLOW.format(where, seconds),
+                "data",
+                "prepare",
+                texts,
+                "--out",
+                out,
+                "--workers",
+                "1",
+            ],
             stdout=subprocess.DEVNULL,
         )
         deadline = time.monotonic() + 60

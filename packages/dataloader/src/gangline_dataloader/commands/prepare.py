@@ -7,25 +7,25 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 
 from gangline import UserError
-from gangline_dataloader.packing.pack_plan import make
+from gangline_dataloader.packing.pack_plan import PackPlan, make, planned
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.inputs import Input, listing
 from gangline_dataloader.prepare.private import KINDS
-from gangline_dataloader.prepare.run import VALIDATION, prepare
+from gangline_dataloader.prepare.run import alone, prepare
 from gangline_dataloader.prepare.settings import BYTES, ENGINES, TIKTOKEN, Settings
-from gangline_dataloader.store.manifest import FILE, Manifest, read
+from gangline_dataloader.store.manifest import FILE, VALIDATION, Manifest, read
 
 MB = 1e6
 SPEED = 30 * MB  # bytes of text a second and core with byte tokens, cleaning included; a tenth of it with a tokenizer
 
 
-def parser() -> argparse.ArgumentParser:
-    """The options."""
-    default = {item.name: item.default for item in fields(Settings)}
+def parser(known: Settings | None = None) -> argparse.ArgumentParser:
+    """The options; `known` those of a store that something is put behind."""
+    default = known or Settings()
     words = argparse.ArgumentParser(
         prog="gangline data prepare",
         description="Make a token store of files of text: cleaned, without doubles, in shards that `train data=tokens` "
@@ -35,31 +35,38 @@ def parser() -> argparse.ArgumentParser:
     what = "files, directories, globs or URLs: text, JSONL, Parquet (default: what `train` reads, Python's own source)"
     words.add_argument("inputs", nargs="*", metavar="INPUT", help=what)
     words.add_argument("--out", required=True, metavar="DIR", help="the store; a directory of its own")
-    words.add_argument("--tokenizer", default=BYTES, metavar="bytes|FILE", help="a tokenizer.json (default: bytes)")
-    words.add_argument("--end-of-text", metavar="TOKEN", help="behind each document (default: the tokenizer's own)")
-    words.add_argument("--begin-of-text", metavar="TOKEN", help="before each document (default: none)")
-    words.add_argument("--field", help="of JSONL and Parquet (default: text, with --chat messages)")
+    more = "put INPUT behind what DIR holds, in new shards; options that are not named are those of DIR"
+    words.add_argument("--append", action="store_true", help=more)
+    what = "a tokenizer.json (default: bytes)"
+    words.add_argument("--tokenizer", default=default.tokenizer, metavar="bytes|FILE", help=what)
+    what = "behind each document (default: the tokenizer's own)"
+    words.add_argument("--end-of-text", default=default.end_of_text, metavar="TOKEN", help=what)
+    what = "before each document (default: none)"
+    words.add_argument("--begin-of-text", default=default.begin_of_text, metavar="TOKEN", help=what)
+    field = known.field if known else None
+    words.add_argument("--field", default=field, help="of JSONL and Parquet (default: text, with --chat messages)")
     what = "each row's field is a list of {role, content}; what the assistant says is learnt, the rest is read only"
-    words.add_argument("--chat", action="store_true", help=what)
+    words.add_argument("--chat", action="store_true", default=default.chat, help=what)
     what = "how a conversation becomes text (default: chat_template.jinja or tokenizer_config.json by the tokenizer)"
-    words.add_argument("--chat-template", metavar="FILE", help=what)
+    words.add_argument("--chat-template", default=default.chat_template, metavar="FILE", help=what)
     rules = f"rules, in order: {', '.join(RULES)}; or none (default: {','.join(DEFAULT)})"
-    words.add_argument("--clean", default=",".join(DEFAULT), metavar="RULES", help=rules)
+    words.add_argument("--clean", default=",".join(default.clean) or "none", metavar="RULES", help=rules)
     codes = "keep documents in these languages alone: ISO 639 codes, as en,de (default: all)"
-    words.add_argument("--language", default="", metavar="CODES", help=codes)
+    words.add_argument("--language", default=",".join(default.languages), metavar="CODES", help=codes)
     sure = "how sure of the language, from 0 to 1 (default: %(default)s)"
-    words.add_argument("--confidence", type=float, default=default["confidence"], metavar="P", help=sure)
+    words.add_argument("--confidence", type=float, default=default.confidence, metavar="P", help=sure)
     kinds = f"put fixed words in the place of these: {', '.join(KINDS)} (default: none)"
-    words.add_argument("--replace", default="", metavar="KINDS", help=kinds)
-    words.add_argument("--keep-doubles", action="store_true", help="keep documents whose text was there before")
+    words.add_argument("--replace", default=",".join(default.private), metavar="KINDS", help=kinds)
+    what = "keep documents that were there before"
+    words.add_argument("--keep-doubles", action="store_true", default=not default.exact, help=what)
     near = (
         "drop documents of which this much is in one before them (resemblance of word 5-shingles, by MinHash), as 0.8"
     )
-    words.add_argument("--near", type=float, metavar="J", help=near)
+    words.add_argument("--near", type=float, default=default.near, metavar="J", help=near)
     words.add_argument(
         "--validation",
         type=float,
-        default=default["validation"],
+        default=default.validation,
         help="held out of the documents (default: %(default)s)",
     )
     words.add_argument(
@@ -80,6 +87,8 @@ def parser() -> argparse.ArgumentParser:
 def run(argv: Sequence[str]) -> int:
     """Prepare and print a report."""
     asked = parser().parse_args(list(argv))
+    if asked.append:
+        asked = parser(made_by(asked.out)).parse_args(list(argv))
     if asked.workers < 1:
         raise UserError(f"--workers {asked.workers}: expected 1 or more.")
     if wrong := [T for T in asked.pack if not 0 < T < 1 << 24]:
@@ -105,23 +114,36 @@ def run(argv: Sequence[str]) -> int:
     )
     files = listing(asked.inputs, asked.out)
     print(estimate(files, settings, asked.workers, asked.out), flush=True)
-    manifest = prepare(asked.inputs, asked.out, settings, asked.workers, _progress, asked.tokenise_with)
-    print("\n".join([report(manifest, asked.out), *plan_all(asked.out, asked.pack)]))
+    manifest = prepare(asked.inputs, asked.out, settings, asked.workers, _progress, asked.tokenise_with, asked.append)
+    lengths = sorted({*asked.pack, *(planned(Path(asked.out).expanduser()) if asked.append else ())})
+    print("\n".join([report(manifest, asked.out), *plan_all(asked.out, lengths)]))
     return 0
+
+
+def made_by(out: str) -> Settings:
+    """The options that a store was made by, its own copy of the tokenizer among them. Raises UserError for no store."""
+    manifest = read(out)
+    known = Settings.recorded(manifest.report.get("settings", {}))
+    file = manifest.tokenizer.file
+    return known if file is None else replace(known, tokenizer=str(Path(out).expanduser() / file))
 
 
 def plan_all(out: str, lengths: Sequence[int]) -> list[str]:
     """Plan packed sequences of each length, of a store and of what is held out beside it; a line for each."""
-    root, lines = Path(out).expanduser(), []
-    for folder in (root, root / VALIDATION):
-        for T in lengths if (folder / FILE).exists() else ():
-            plan = make(folder, read(folder), T)
-            share = plan.padding / (plan.rows * (T + 1))
-            lines.append(
-                f"{folder}: {plan.rows} sequences of {T} tokens packed, {share:.3%} padding, "
-                f"{plan.documents_cut} documents cut"
-            )
-    return lines
+    root = Path(out).expanduser()
+    if not lengths:
+        return []
+    with alone(root):
+        folders = [folder for folder in (root, root / VALIDATION) if (folder / FILE).exists()]
+        return [_planned(folder, make(folder, read(folder), T)) for folder in folders for T in lengths]
+
+
+def _planned(folder: Path, plan: PackPlan) -> str:
+    share = plan.padding / (plan.rows * (plan.sequence_length + 1))
+    return (
+        f"{folder}: {plan.rows} sequences of {plan.sequence_length} tokens packed, {share:.3%} padding, "
+        f"{plan.documents_cut} documents cut"
+    )
 
 
 def estimate(files: Sequence[Input], settings: Settings, workers: int, out: str) -> str:
@@ -145,9 +167,9 @@ def estimate(files: Sequence[Input], settings: Settings, workers: int, out: str)
     )
 
 
-def _progress(done: int, total: int) -> None:
+def _progress(stage: str, done: int, total: int) -> None:
     if sys.stderr.isatty():
-        print(f"\rtask {done}/{total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        print(f"\r{stage} {done}/{total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
 def report(manifest: Manifest, out: str) -> str:

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from gangline import UserError
-from gangline_dataloader.prepare.run import VALIDATION
 from gangline_dataloader.sources.of_run import held, source_of
 from gangline_dataloader.store.local import LocalTokens
-from gangline_dataloader.store.manifest import FILE, read
+from gangline_dataloader.store.manifest import FILE, VALIDATION, read
 
 WIDTH = 40  # letters of the longest bar
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from gangline import UserError
 from gangline_dataloader.packing.pack_plan import pieces_of, planned, read as read_plan, rows_of
-from gangline_dataloader.prepare.run import VALIDATION
-from gangline_dataloader.store.manifest import FILE, Manifest, ends_of, file_of, loss_of, read
+from gangline_dataloader.store.manifest import FILE, VALIDATION, Manifest, ends_of, file_of, loss_of, read
 from gangline_dataloader.store.npy import checksum, mapped
 
 

@@ -21,8 +21,9 @@ import numpy as np
 
 from gangline import UserError
 from gangline_dataloader.packing.best_fit import packed
+from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.fields import JsonFields
-from gangline_dataloader.store.manifest import Manifest, ends_of, replace_json
+from gangline_dataloader.store.manifest import Manifest, ends_of
 from gangline_dataloader.store.npy import NpyWriter, mapped, nbytes_of
 from gangline_dataloader.store.stored import StoreTokens
 
@@ -75,14 +76,19 @@ def rows_of(shard: int, sequence_length: int) -> str:
 
 
 def make(folder: Path, manifest: Manifest, sequence_length: int) -> PackPlan:
-    """Plan the rows of a store, unless that is done. The JSON comes last; constant memory, a shard at a time."""
+    """Plan the rows of a store, unless that is done; those of its first shards stay where it only grew.
+
+    The JSON comes last; constant memory, a shard at a time.
+    """
     identity = manifest.identity()
+    shards, padding, cut = PackedShards(), 0, 0
     if (folder / plan_of(sequence_length)).exists():
         found = read(folder, sequence_length)
         if found.store == identity:
             return found
-    shards, padding, cut = PackedShards(), 0, 0
-    for number, documents in enumerate(manifest.shards.documents):
+        if manifest.grew_from(found.store) == len(found.shards.rows):
+            shards, padding, cut = found.shards, found.padding, found.documents_cut
+    for number, documents in enumerate(manifest.shards.documents[len(shards.rows) :], len(shards.rows)):
         ends = mapped(folder / ends_of(number), "<u4", documents)
         pieces, rows = packed(ends, sequence_length + 1)
         padding += len(rows) * (sequence_length + 1) - int(pieces[:, 1].sum(dtype=np.int64))

@@ -1,81 +1,144 @@
-"""From finished tasks to shards: doubles are dropped, the rest is written in the order of the input."""
+"""From chosen documents to shards, in the order of the input, and from shards to a store."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from gangline_dataloader.prepare.settings import Settings
-from gangline_dataloader.prepare.task import Count, Finished, counted_of
-from gangline_dataloader.store.manifest import Shards
+from gangline_dataloader.prepare import choice
+from gangline_dataloader.prepare.prepare_plan import PreparePlan
+from gangline_dataloader.prepare.settings import BYTES, copy_tokenizer, dtype_for
+from gangline_dataloader.prepare.task import Count, counted_of, paths, tag
+from gangline_dataloader.store.durable import replace_json
+from gangline_dataloader.store.manifest import (
+    VALIDATION,
+    Manifest,
+    ShardEntry,
+    Shards,
+    Tokenizer,
+    ends_of,
+    file_of,
+    loss_of,
+)
+from gangline_dataloader.store.npy import HEADER
 from gangline_dataloader.store.write import ShardWriter
 
-
-def first_of_each(tasks: Sequence[Finished]) -> list[np.ndarray]:
-    """For each task a mask of its documents: true where no document before, in the order of the input, has its text.
-
-    Texts are compared by XXH3-128: among 10^12 different ones two agree with a probability of 10^-15.
-    """
-    rows = [np.load(task.rows) for task in tasks]
-    hashes = np.concatenate([np.stack([one["high"], one["low"]], 1) for one in rows])
-    order = np.lexsort((np.arange(len(hashes)), hashes[:, 1], hashes[:, 0]))
-    ordered = hashes[order]
-    new = np.ones(len(hashes), bool)
-    new[order[1:]] = (ordered[1:] != ordered[:-1]).any(1)
-    return np.split(new, np.cumsum([len(one) for one in rows])[:-1])
+SHARDS = "shards"  # below the folder of what is under way
+_NUMBER = re.compile(r"shard-(\d+)\.")
 
 
-def write_shards(
-    folder: Path, tasks: Sequence[Finished], masks: Sequence[np.ndarray], settings: Settings, dtype: str, held_out: bool
-) -> Shards:
-    """The shards of one split. A shard is closed with the document that fills it."""
-    shards, writer = Shards(), None
-    for documents in _kept(tasks, masks, held_out):
-        for document, counted in documents:
-            if writer is None:
-                writer = ShardWriter(folder, len(shards), dtype, settings.chat)
-            writer.write([document], [counted])
-            if writer.tokens >= settings.shard_tokens:
-                shards.append(writer.close())
-                writer = None
-    if writer is not None:
-        shards.append(writer.close())
-    return shards
+def write_shard(plan: PreparePlan, number: int) -> None:
+    """New shard `number` of both splits together, unless it is there."""
+    chosen = choice.read(plan)
+    assert chosen is not None, "documents are chosen before shards are written"
+    split, new = chosen.pieces[number]
+    folder, shard = plan.work / SHARDS / split, plan.base.shards[split] + new
+    if _note(folder, shard).exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    dtype = dtype_for(plan.settings.codec().vocab_size)
+    mine = tag()
+    writer = ShardWriter(folder, shard, dtype, plan.settings.chat, mine)
+    for run in _runs(plan, chosen, *chosen.shards[split][new], held_out=bool(split)):
+        writer.write_run(*run)
+    replace_json(_note(folder, shard), asdict(writer.close()), mine)
 
 
-def _kept(
-    tasks: Sequence[Finished], masks: Sequence[np.ndarray], held_out: bool
-) -> Iterator[list[tuple[np.ndarray, np.ndarray | None]]]:
-    for task, mask in zip(tasks, masks, strict=True):
-        rows = np.load(task.rows)
-        if not len(rows):
+def _runs(
+    plan: PreparePlan, chosen: choice.KeptDocuments, first: int, last: int, held_out: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray | None]]:
+    """Tokens, lengths and what is to be learnt of documents that lie behind each other in a task, of a split."""
+    kept = np.memmap(plan.work / choice.KEPT, np.uint8, "r", HEADER)
+    dtype = np.dtype(dtype_for(plan.settings.codec().vocab_size))
+    task = int(np.searchsorted(chosen.starts, first, side="right")) - 1
+    while task + 1 < len(chosen.starts) and chosen.starts[task] < last:
+        begin, end = chosen.starts[task], chosen.starts[task + 1]
+        start, stop = max(first, begin), min(last, end)
+        here = paths(plan.work, task)
+        task += 1
+        if start >= stop:
             continue
-        tokens = np.load(task.tokens, mmap_mode="r")
-        counted = np.load(counted_of(task.tokens), mmap_mode="r") if counted_of(task.tokens).exists() else None
-        starts = np.concatenate([[0], rows["end"][:-1]])
-        here = np.flatnonzero(mask & (rows["held_out"] == held_out))
-        cuts = [slice(starts[i], rows["end"][i]) for i in here]
-        yield [(tokens[cut], None if counted is None else counted[cut]) for cut in cuts]
+        rows = np.load(here[1])
+        ends = np.concatenate([[0], rows["end"]])
+        chosen_here = (kept[start:stop] == 1) & (rows["held_out"][start - begin : stop - begin] == held_out)
+        if not chosen_here.any():
+            continue
+        tokens = np.memmap(here[0], dtype, "r", HEADER)
+        counted = np.memmap(counted_of(here[0]), np.uint8, "r", HEADER) if plan.settings.chat else None
+        edges = np.flatnonzero(np.diff(chosen_here, prepend=False, append=False)) + start - begin
+        for one, other in edges.reshape(-1, 2).tolist():
+            cut = slice(int(ends[one]), int(ends[other]))
+            yield tokens[cut], np.diff(ends[one : other + 1]), None if counted is None else counted[cut]
 
 
-def counted(tasks: Sequence[Finished], fallen: Mapping[str, Sequence[np.ndarray]]) -> dict[str, Count]:
-    """What became of all documents, by source.
+def publish(plan: PreparePlan) -> None:
+    """Give the new shards their names in the store, what is held out first, and write the manifests, the store's last.
 
-    fallen  why documents are dropped after their task -> for each task the mask of those; no document falls twice
+    Called again after a kill it goes on. A store that was there is what it was until its manifest is replaced: then it
+    begins with all that it had.
     """
-    total: dict[str, Count] = {}
-    for number, task in enumerate(tasks):
-        rows = np.load(task.rows)
-        lengths = np.diff(rows["end"], prepend=0)
-        for index, (source, count) in enumerate(task.counts.items()):
-            whole = total.setdefault(source, Count())
-            whole.add(count)
-            for why, masks in fallen.items():
-                here = masks[number] & (rows["source"] == index)
-                if here.any():
-                    whole.drop(why, int(here.sum()))
-                    whole.kept -= int(here.sum())
-                    whole.tokens -= int(lengths[here].sum())
-    return total
+    chosen = choice.read(plan)
+    assert chosen is not None, "documents are chosen before a store is made of them"
+    settings, codec = plan.settings, plan.settings.codec()
+    sources, report = _sources(plan, chosen), _report(plan, chosen)
+    for split in (VALIDATION, ""):
+        folder, before, was = plan.store / split, plan.base.shards[split], plan.before(split)
+        if not (after := before + len(chosen.shards[split])):
+            continue
+        folder.mkdir(exist_ok=True)
+        shards = Shards() if was is None else was.shards
+        for number in range(before, after):
+            shards.append(ShardEntry(**json.loads(_note(plan.work / SHARDS / split, number).read_bytes())))
+            for name in (file_of(number), ends_of(number), loss_of(number)):
+                if (waiting := plan.work / SHARDS / split / name).exists():
+                    waiting.replace(folder / name)
+        _drop_from(folder, after)
+        kind = BYTES if settings.tokenizer == BYTES else "tokenizer.json"
+        tokenizer = Tokenizer(kind, codec.identity, copy_tokenizer(settings, folder), codec.separator)
+        Manifest(dtype_for(codec.vocab_size), codec.vocab_size, tokenizer, shards, sources, report).write(folder)
+    shutil.rmtree(plan.work)
+
+
+def _sources(plan: PreparePlan, chosen: choice.KeptDocuments) -> dict[str, Any]:
+    """Source -> how many files it had, in all."""
+    total = Counter({name: one["files"] for name, one in _known(plan, "sources").items()})
+    total.update(file.source for file in plan.files)
+    return {name: {"files": total[name]} for name in (*_known(plan, "sources"), *chosen.counts) if name in total}
+
+
+def _report(plan: PreparePlan, chosen: choice.KeptDocuments) -> dict[str, Any]:
+    """What was kept and dropped by source, in all; of which call, and which calls put something behind it."""
+    known, counts = plan.before(""), {name: Count(**one) for name, one in chosen.counts.items()}
+    here = {"identity": plan.identity, "settings": asdict(plan.settings)}
+    if known is None:
+        return {**here, "by_source": {name: vars(count) for name, count in counts.items()}}
+    whole = {name: Count(**one) for name, one in known.report.get("by_source", {}).items()}
+    for name, count in counts.items():
+        whole.setdefault(name, Count()).add(count)
+    appended = [*known.report.get("appended", []), {**here, "first_shard": plan.base.shards[""]}]
+    by_source = {name: vars(count) for name, count in whole.items()}
+    return {**known.report, "by_source": by_source, "appended": appended}
+
+
+def _known(plan: PreparePlan, what: str) -> dict[str, Any]:
+    known = plan.before("")
+    return {} if known is None else dict(getattr(known, what))
+
+
+def _note(folder: Path, shard: int) -> Path:
+    return folder / f"shard-{shard:05d}.json"
+
+
+def _drop_from(folder: Path, count: int) -> None:
+    """Remove shards that no manifest will know: what a killed call gave a name already."""
+    for path in folder.glob("shard-*"):
+        if (found := _NUMBER.match(path.name)) and int(found[1]) >= count:
+            path.unlink()

@@ -74,11 +74,14 @@ def banding(threshold: float) -> tuple[int, int]:
     return PERMUTATIONS, 1
 
 
-def first_of_near(signatures: Sequence[np.ndarray], alive: Sequence[np.ndarray], threshold: float) -> list[np.ndarray]:
+def first_of_near(
+    signatures: Sequence[np.ndarray], alive: Sequence[np.ndarray], threshold: float, standing: int = 0
+) -> list[np.ndarray]:
     """For each task a mask of its documents: false where one kept before it, in the order of the input, is near.
 
     signatures  (n, 128) uint32 of each task; they may be mapped
     alive       (n,) bool of each task: the others are not looked at, and drop no other
+    standing    so many documents, the first of all, are kept whatever they are like
     """
     starts = np.cumsum([0, *map(len, signatures)])
     keys = np.concatenate([_keys(one, threshold) for one in signatures])
@@ -96,7 +99,7 @@ def first_of_near(signatures: Sequence[np.ndarray], alive: Sequence[np.ndarray],
         number = int(here[index])
         mine = keys[number][shared[index]].tolist()
         others = sorted({other for key in mine for other in holding.get(key, ())})
-        if others and ((read(others) == read([number])).mean(1) >= threshold).any():
+        if number >= standing and others and ((read(others) == read([number])).mean(1) >= threshold).any():
             kept[number] = False
             continue
         for key in mine:

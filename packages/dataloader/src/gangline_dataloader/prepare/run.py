@@ -1,69 +1,170 @@
-"""The whole of `gangline data prepare`: a plan, its tasks on all cores, the store, the manifest last."""
+"""The whole of `gangline data prepare`: a plan, and its stages one after another, here on all cores.
+
+    tasks   files -> documents, clean, tokenised, hashed        many at once
+    choice  which of them are kept, and in which shard          one, which sees them all
+    shards  documents -> shards                                 many at once
+    store   shards get their names, the manifest is written     one
+
+What a stage makes lies below the store, so whoever carries out the next one may be another process on another machine
+(`prepare.cluster`); nothing is done twice, and who did it changes no byte.
+"""
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-import numpy as np
-
 from gangline import UserError
 from gangline.launch import die_with
-from gangline_dataloader.prepare.assemble import counted, first_of_each, write_shards
-from gangline_dataloader.prepare.inputs import Input, listing, tasks
-from gangline_dataloader.prepare.near import first_of_near
-from gangline_dataloader.prepare.settings import BYTES, TIKTOKEN, Settings, copy_tokenizer, dtype_for
-from gangline_dataloader.prepare.task import Finished, finished, work
-from gangline_dataloader.store import manifest as manifests
-from gangline_dataloader.store.manifest import FILE, Manifest, Shards, Tokenizer, read
+from gangline_dataloader.prepare import assemble, choice, known, prepare_plan as plans, task
+from gangline_dataloader.prepare.inputs import listing
+from gangline_dataloader.prepare.prepare_plan import WORK, PreparePlan
+from gangline_dataloader.prepare.settings import TIKTOKEN, Settings
+from gangline_dataloader.store.manifest import FILE, Manifest, read
 
-WORK = ".prepare"  # the folder of what is under way
-VALIDATION = "validation"  # the folder of what is held out, a store of its own
-
-Progress = Callable[[int, int], None]  # (tasks done, tasks in all)
+Progress = Callable[[str, int, int], None]  # (stage, done, in all)
 
 
 def prepare(
-    words: Sequence[str], out: str | Path, settings: Settings, workers: int, progress: Progress, engine: str = TIKTOKEN
+    words: Sequence[str],
+    out: str | Path,
+    settings: Settings,
+    workers: int,
+    progress: Progress,
+    engine: str = TIKTOKEN,
+    append: bool = False,
 ) -> Manifest:
     """Make a store of what `words` name; go on where an interrupted call left off. Gives the manifest.
 
     engine  what encodes, one of settings.ENGINES; the tokens are the same
+    append  put it behind what `out` holds
 
     Raises UserError where an input cannot be read, nothing is left to train on, or `out` holds something else.
     """
     settings.check()
     files, folder = listing(words, out), Path(out).expanduser()
     identity = settings.identity(files)
-    if whole := already(folder, identity):
-        return whole
-    begin(folder, identity)
-    dealt = tasks(files, settings.task_bytes)
-    done = run_tasks(folder / WORK, dealt, settings, workers, progress, engine)
-    manifest = assemble(folder, done, files, settings, identity)
-    shutil.rmtree(folder / WORK)
-    return manifest
+    if already(folder, identity, append):
+        if (folder / WORK).exists():
+            with alone(folder):
+                plans.forget(folder, identity)
+        return read(folder)
+    if append:
+        fits(read(folder), settings, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder):
+        carry_out(plans.begun(folder, identity, settings, engine, files, append), workers, progress)
+    return read(folder)
 
 
-def already(folder: Path, identity: str) -> Manifest | None:
+@dataclass(frozen=True)
+class PrepareStage:
+    """One stage: how many pieces of work a plan has when the stages before are done, and how one is done."""
+
+    name: str
+    count: Callable[[PreparePlan], int]
+    work: Callable[[PreparePlan, int], None]
+
+
+def _task(plan: PreparePlan, number: int) -> None:
+    there = len(plan.known)
+    if number < there:
+        known.work(plan, number)
+    else:
+        task.work(plan.work, number, plan.dealt[number - there], plan.settings, plan.engine)
+
+
+def _pieces(plan: PreparePlan) -> int:
+    chosen = choice.read(plan)
+    assert chosen is not None, "documents are chosen before shards are written"
+    return len(chosen.pieces)
+
+
+STAGES = (
+    PrepareStage("task", lambda plan: len(plan.known) + len(plan.dealt), _task),
+    PrepareStage("choice", lambda plan: 1, lambda plan, _: choice.choose(plan)),
+    PrepareStage("shard", _pieces, assemble.write_shard),
+    PrepareStage("store", lambda plan: 1, lambda plan, _: assemble.publish(plan)),
+)
+
+
+def do(store: Path, identity: str, stage: int, number: int) -> None:
+    """One piece of a stage, in any process: the plan is on the disk."""
+    STAGES[stage].work(plans.read(store, identity), number)
+
+
+def carry_out(plan: PreparePlan, workers: int, progress: Progress) -> None:
+    """Every stage, on `workers` processes. What a piece raises is raised, the others' work kept."""
+    with processes(workers) as pool:
+        for index, stage in enumerate(STAGES):
+            total = stage.count(plan)
+            progress(stage.name, 0, total)
+            if pool is None or total <= 1:
+                for number in range(total):
+                    stage.work(plan, number)
+                    progress(stage.name, number + 1, total)
+                continue
+            waiting = [pool.submit(do, plan.store, plan.identity, index, number) for number in range(total)]
+            for done, future in enumerate(as_completed(waiting), 1):
+                future.result()
+                progress(stage.name, done, total)
+
+
+@contextmanager
+def processes(workers: int) -> Iterator[ProcessPoolExecutor | None]:
+    """A pool of so many, which are started as there is work; None for one."""
+    if workers <= 1:
+        yield None
+        return
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=die_with, initargs=(os.getpid(),))
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """No other call works on the folder. Raises UserError where one does."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"another `gangline data prepare` is at work on {folder}.", "Wait until it is done."
+            ) from None
+        except OSError:  # a network file system without locks
+            pass
+        yield
+    finally:
+        os.close(handle)
+
+
+def already(folder: Path, identity: str, append: bool) -> Manifest | None:
     """The manifest where the same call has been carried out. Raises UserError where something else lies there."""
-    if not folder.exists():
+    if not folder.exists() and not append:
         return None
-    if (folder / FILE).exists():
+    if (folder / FILE).exists() or append:
         found = read(folder)
-        if found.report.get("identity") == identity:
+        later = found.report.get("appended", [])
+        if identity in (found.report.get("identity"), *(one.get("identity") for one in later)):
             return found
+        if append:
+            return None
         raise UserError(
             f"{folder} holds another token store.",
             f"It was made of {', '.join(found.sources) or 'something else'}.",
             "Other inputs or options make another store, and so do inputs that have changed.",
-            "Name another --out, or delete it.",
+            "Name another --out, or delete it; --append puts what is not there yet behind it.",
         )
     if not folder.is_dir() or (any(folder.iterdir()) and not (folder / WORK).is_dir()):
         raise UserError(
@@ -72,84 +173,19 @@ def already(folder: Path, identity: str) -> Manifest | None:
     return None
 
 
-def begin(folder: Path, identity: str) -> None:
-    """The folder of what is under way, emptied where it is of another call."""
-    work_folder, plan = folder / WORK, folder / WORK / "plan.json"
-    try:
-        same = json.loads(plan.read_text())["identity"] == identity
-    except (OSError, ValueError, KeyError, TypeError):
-        same = False
-    if work_folder.exists() and not same:
-        shutil.rmtree(work_folder)
-    work_folder.mkdir(parents=True, exist_ok=True)
-    plan.write_text(json.dumps({"identity": identity}))
-
-
-def run_tasks(
-    folder: Path, dealt: Sequence[Sequence[Input]], settings: Settings, workers: int, progress: Progress, engine: str
-) -> list[Finished]:
-    """Every task, on `workers` processes. What they raise is raised, the others' work kept."""
-    known = {number: done for number in range(len(dealt)) if (done := finished(folder, number))}
-    progress(len(known), len(dealt))
-    left = [number for number in range(len(dealt)) if number not in known]
-    if workers <= 1 or len(left) <= 1:
-        for number in left:
-            known[number] = work(folder, number, dealt[number], settings, engine)
-            progress(len(known), len(dealt))
-        return [known[number] for number in range(len(dealt))]
-    with ProcessPoolExecutor(
-        min(workers, len(left)), get_context("spawn"), initializer=die_with, initargs=(os.getpid(),)
-    ) as pool:
-        waiting = {pool.submit(work, folder, number, dealt[number], settings, engine): number for number in left}
-        try:
-            for future in as_completed(waiting):
-                known[waiting[future]] = future.result()
-                progress(len(known), len(dealt))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return [known[number] for number in range(len(dealt))]
-
-
-def assemble(
-    folder: Path, done: Sequence[Finished], files: Sequence[Input], settings: Settings, identity: str
-) -> Manifest:
-    """The shards of both splits, then their manifests, that of the whole last."""
-    codec = settings.codec()
-    dtype = dtype_for(codec.vocab_size)
-    rows = [np.load(one.rows) for one in done]
-    masks = first_of_each(done) if settings.exact else [np.ones(len(one), bool) for one in rows]
-    fallen = {"double": [~mask for mask in masks]}
-    if settings.near is not None:
-        signatures = [np.load(one.signatures, mmap_mode="r") for one in done]
-        near = first_of_near(signatures, masks, settings.near)
-        fallen["near double"] = [~mask for mask in near]
-        masks = [mask & new for mask, new in zip(masks, near, strict=True)]
-    counts = counted(done, fallen)
-    report = {
-        "identity": identity,
-        "settings": asdict(settings),
-        "by_source": {k: asdict(v) for k, v in counts.items()},
-    }
-    kind = BYTES if settings.tokenizer == BYTES else "tokenizer.json"
-    tokenizer = Tokenizer(kind, codec.identity, copy_tokenizer(settings, folder), codec.separator)
-    sources = {word: {"files": sum(file.source == word for file in files)} for word in counts}
-
-    def described(shards: Shards) -> Manifest:
-        return Manifest(dtype, codec.vocab_size, tokenizer, shards, sources, report)
-
-    held_out = folder / VALIDATION
-    shutil.rmtree(held_out, ignore_errors=True)
-    held_out.mkdir()
-    validation = write_shards(held_out, done, masks, settings, dtype, held_out=True)
-    train = write_shards(folder, done, masks, settings, dtype, held_out=False)
-    if not len(train):
-        raise UserError("nothing is left to train on.", *(f"{name}: {count.dropped}" for name, count in counts.items()))
-    if len(validation):
-        copy_tokenizer(settings, held_out)
-        described(validation).write(held_out)
-    else:
-        held_out.rmdir()
-    manifest = described(train)
-    manifest.write(folder)
-    return manifests.read(folder)
+def fits(manifest: Manifest, settings: Settings, folder: Path) -> None:
+    """Raises UserError where documents by these options have no place behind those of a store."""
+    codec, known = settings.codec(), manifest.tokenizer
+    begin = manifest.report.get("settings", {}).get("begin_of_text")
+    for name, theirs, mine in (
+        ("tokenizer", known.identity, codec.identity),
+        ("end of text", known.end_of_text, codec.separator),
+        ("--begin-of-text", begin, settings.begin_of_text),
+        ("--chat", bool(manifest.shards.loss_xxh3), settings.chat),
+    ):
+        if theirs != mine:
+            raise UserError(
+                f"{folder} has another {name}: {theirs}, and not {mine}.",
+                "What is put behind a store has to be made as the store was.",
+                "Leave the option out, and it is the store's.",
+            )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from gangline import UserError
 from gangline.data import ByteCodec, TextCodec, TokenizerCodec
@@ -17,6 +18,7 @@ from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.fast_bpe import fast
 from gangline_dataloader.prepare.inputs import Input
 from gangline_dataloader.prepare.private import KINDS
+from gangline_dataloader.store.durable import replace_bytes
 from gangline_dataloader.store.write import SHARD_TOKENS
 
 BYTES = "bytes"
@@ -42,6 +44,16 @@ class Settings:
     validation: float = 0.02  # of the documents are held out
     shard_tokens: int = SHARD_TOKENS
     task_bytes: int = 64 << 20
+
+    @classmethod
+    def recorded(cls, known: dict[str, Any]) -> Settings:
+        """Options out of JSON; those that are not known here are left out."""
+        values: dict[str, Any] = {}
+        for item in fields(cls):
+            if item.name in known:
+                value = known[item.name]
+                values[item.name] = tuple(value) if isinstance(value, list) else value
+        return cls(**values)
 
     def codec(self, engine: str = TOKENIZERS) -> TextCodec:
         """Text to tokens, by one of ENGINES: the tokens are the same. Raises UserError."""
@@ -116,5 +128,5 @@ def copy_tokenizer(settings: Settings, folder: Path) -> str | None:
     """Put the tokenizer beside the manifest, so that the store explains itself; gives the file's name."""
     if settings.tokenizer == BYTES:
         return None
-    (folder / "tokenizer.json").write_bytes(Path(settings.tokenizer).expanduser().read_bytes())
+    replace_bytes(folder / "tokenizer.json", Path(settings.tokenizer).expanduser().read_bytes())
     return "tokenizer.json"

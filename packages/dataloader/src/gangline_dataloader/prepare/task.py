@@ -1,15 +1,17 @@
-"""One task: some files become documents, clean, hashed and tokenised, in two arrays and a note, on disk.
+"""One task: some files become documents, clean, tokenised and hashed, in two arrays and a note, on disk.
 
-A task whose note is there is done, and is not done again.
+A task whose note is there is done, and is not done again. Documents are told apart by a hash of their tokens, so that
+those of a store can be looked at again when more is put behind them.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 
@@ -22,11 +24,13 @@ from gangline_dataloader.prepare.inputs import Input
 from gangline_dataloader.prepare.near import PERMUTATIONS, signature
 from gangline_dataloader.prepare.rule import Dropped
 from gangline_dataloader.prepare.settings import Settings, dtype_for
-from gangline_dataloader.store.npy import NpyWriter
+from gangline_dataloader.store.durable import replace_json
+from gangline_dataloader.store.npy import NpyWriter, durable
 
-# A row for each document that passed: where its tokens end, the hash of its text, whether it is held out, and which
+# A row for each document that passed: where its tokens end, the hash of them, whether it is held out, and which
 # of the task's sources it is of.
 ROW = np.dtype([("end", "<i8"), ("high", "<u8"), ("low", "<u8"), ("held_out", "?"), ("source", "<u4")])
+_LOW = (1 << 64) - 1
 
 
 @dataclass
@@ -47,6 +51,10 @@ class Count:
         for name in ("dropped", "replaced"):
             both = Counter(getattr(self, name)) + Counter(getattr(other, name))
             setattr(self, name, dict(sorted(both.items())))
+
+    def replace(self, found: Mapping[str, int]) -> None:
+        for what, number in found.items():
+            self.replaced[what] = self.replaced.get(what, 0) + number
 
     def drop(self, why: str, count: int = 1) -> None:
         self.dropped[why] = self.dropped.get(why, 0) + count
@@ -85,21 +93,27 @@ def finished(folder: Path, number: int) -> Finished | None:
     return Finished(tokens, rows, signatures, {source: Count(**count) for source, count in content.items()})
 
 
-def work(folder: Path, number: int, files: Sequence[Input], settings: Settings, engine: str) -> Finished:
+def tag() -> str:
+    """In the names of files under way: no two processes have one, on however many machines."""
+    return f".{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def work(folder: Path, number: int, files: Sequence[Input], settings: Settings, engine: str) -> None:
     """Do a task, unless it is done. Raises UserError for an input that cannot be read.
 
     engine  what encodes, one of settings.ENGINES; the tokens are the same
     """
-    if done := finished(folder, number):
-        return done
-    tokens, rows, signatures, note = paths(folder, number)
+    if finished(folder, number):
+        return
+    mine, (tokens, _, _, note) = tag(), paths(folder, number)
     encode = DocumentEncoder(settings, engine)
     counts: dict[str, Count] = {}
-    writer, found, alike = NpyWriter(tokens, dtype_for(encode.codec.vocab_size)), [], []
-    marks = NpyWriter(counted_of(tokens), "|u1") if settings.chat else None
+    writer = NpyWriter(tokens, dtype_for(encode.codec.vocab_size), mine)
+    marks = NpyWriter(counted_of(tokens), "|u1", mine) if settings.chat else None
+    found, alike = [], []
     for file in files:
         count = counts.setdefault(file.source, Count())
-        source = list(counts).index(file.source)
+        source, side = list(counts).index(file.source), side_of(file)
         count.files += 1
         try:
             for document in documents(file, settings.field, settings.chat):
@@ -108,40 +122,40 @@ def work(folder: Path, number: int, files: Sequence[Input], settings: Settings, 
                 if isinstance(made, Dropped):
                     count.drop(made.why)
                     continue
-                count.add(Count(replaced=made.replaced))
-                writer.write(made.tokens)
+                count.replace(made.replaced)
+                stored = np.ascontiguousarray(made.tokens, writer.dtype)
+                writer.write(stored)
                 if marks is not None and made.counted is not None:
                     marks.write(made.counted)
-                digest = xxhash.xxh3_128(made.content).intdigest()
-                held = share_of(file, digest) < settings.validation
-                found.append((writer.length, digest >> 64, digest & (1 << 64) - 1, held, source))
+                digest = xxhash.xxh3_128_intdigest(stored.data)
+                held = (xxhash.xxh3_64_intdigest(made.content) if side is None else side) < settings.validation * 2**64
+                found.append((writer.length, digest >> 64, digest & _LOW, held, source))
                 if settings.near is not None:
                     alike.append(signature(made.text))
-                count.kept, count.tokens, count.nbytes = (
-                    count.kept + 1,
-                    count.tokens + len(made.tokens),
-                    count.nbytes + len(made.content),
-                )
+                count.kept += 1
+                count.tokens += len(stored)
+                count.nbytes += len(made.content)
         except NotText:
             count.documents += 1
             count.drop("not text")
     writer.close()
     if marks is not None:
         marks.close()
-    with rows.open("wb") as file_of_rows:
-        np.save(file_of_rows, np.array(found, ROW))
-    if settings.near is not None:
-        with signatures.open("wb") as file_of_signatures:
-            np.save(file_of_signatures, np.array(alike, np.uint32).reshape(-1, PERMUTATIONS))
-    waiting = note.with_suffix(".part")
-    waiting.write_text(json.dumps({source: asdict(count) for source, count in counts.items()}))
-    os.replace(waiting, note)
-    return Finished(tokens, rows, signatures, counts)
+    save(folder, number, mine, found, alike if settings.near is not None else None)
+    replace_json(note, {source: vars(count) for source, count in counts.items()}, mine)
 
 
-def share_of(file: Input, digest: int) -> float:
-    """A number in [0, 1) that decides whether a document is held out: of its file's name, or where a file has many
-    documents of its text; so that it stays on its side when others come or go."""
+def save(folder: Path, number: int, mine: str, found: list[tuple], alike: list[np.ndarray] | None) -> None:
+    """A task's rows and, where near doubles are dropped, signatures, on the disk."""
+    _, rows, signatures, _ = paths(folder, number)
+    durable(rows, np.array(found, ROW), mine)
+    if alike is not None:
+        durable(signatures, np.array(alike, np.uint32).reshape(-1, PERMUTATIONS), mine)
+
+
+def side_of(file: Input) -> int | None:
+    """A number in [0, 2^64) that decides whether a document is held out: of its file's name; None: of its text, where
+    a file has many documents; so that it stays on its side when others come or go."""
     if file.kind == "text":
-        return int.from_bytes(blake2b(file.name.encode(), digest_size=8).digest(), "little") / 2**64
-    return (digest >> 64) / 2**64
+        return int.from_bytes(blake2b(file.name.encode(), digest_size=8).digest(), "little")
+    return None

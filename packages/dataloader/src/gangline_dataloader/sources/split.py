@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from gangline import UserError
 from gangline_dataloader.packing.pack_plan import PackedRows, plan_of
-from gangline_dataloader.prepare.run import VALIDATION
 from gangline_dataloader.store.foreign import is_foreign, opened
 from gangline_dataloader.store.local import LocalTokens
-from gangline_dataloader.store.manifest import FILE
+from gangline_dataloader.store.manifest import FILE, VALIDATION
 from gangline_dataloader.store.remote.cache import RemoteCache
 from gangline_dataloader.store.remote.fetch import Remote
 from gangline_dataloader.store.remote.tokens import RemoteTokens, is_remote

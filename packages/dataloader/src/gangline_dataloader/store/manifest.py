@@ -12,8 +12,7 @@ tokens has 15,000 shards and is opened before every run.
 from __future__ import annotations
 
 import json
-import os
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,11 @@ from typing import Any
 import numpy as np
 
 from gangline import UserError
+from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.fields import JsonFields
 
 FILE = "manifest.json"
+VALIDATION = "validation"  # the folder of what is held out, a store of its own
 FORMAT, VERSION = "gangline-tokens", 1
 DTYPES = ("|u1", "<u2", "<u4")  # as numpy writes them into the header of an .npy file
 LARGEST = 1 << 30  # bytes of a manifest: a billion tokens to a shard, a million shards
@@ -111,6 +112,11 @@ class Manifest:
         """The version of the data: 32 hex digits that change with any token, document or their order."""
         return self._digests()[-1].hexdigest()
 
+    def first(self, count: int) -> Manifest:
+        """The store as it was when it had so many shards, but for what is said of its sources."""
+        columns = {column.name: getattr(self.shards, column.name)[:count] for column in fields(self.shards)}
+        return replace(self, shards=Shards(**columns))
+
     def grew_from(self, identity: str) -> int | None:
         """How many of the first shards make the store with that identity; None: it is no beginning of this one."""
         known = [digest.hexdigest() for digest in self._digests()]
@@ -130,16 +136,6 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Make the store whole: the manifest appears at once, or not at all."""
         replace_json(folder / FILE, {"format": FORMAT, "version": VERSION, **asdict(self)})
-
-
-def replace_json(path: Path, content: dict[str, Any]) -> None:
-    """A document on disk, durable, at once or not at all."""
-    waiting = path.with_name(f".{path.name}.{os.getpid()}")
-    with waiting.open("w") as file:
-        json.dump(content, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    waiting.replace(path)
 
 
 def read(folder: str | Path) -> Manifest:

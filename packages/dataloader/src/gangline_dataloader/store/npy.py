@@ -79,11 +79,14 @@ def verify(path: Path) -> str:
 
 
 class NpyWriter:
-    """One .npy vector, written piece by piece under another name until it is whole."""
+    """One .npy vector, written piece by piece under another name until it is whole.
 
-    def __init__(self, path: Path, dtype: str) -> None:
+    tag  in that other name, where several processes may write the same file at once
+    """
+
+    def __init__(self, path: Path, dtype: str, tag: str = "") -> None:
         self.path, self.dtype, self.length = path, dtype, 0
-        self._waiting = path.with_name(f".{path.name}.part")
+        self._waiting = path.with_name(f".{path.name}{tag}.part")
         self._file: BinaryIO = self._waiting.open("wb")
         self._file.write(bytes(HEADER))
 
@@ -102,3 +105,13 @@ class NpyWriter:
         digest = checksum(self._waiting)
         self._waiting.replace(self.path)
         return digest
+
+
+def durable(path: Path, array: np.ndarray, tag: str = "") -> None:
+    """An array of any shape and dtype as an .npy file, at once or not at all."""
+    waiting = path.with_name(f".{path.name}{tag}.part")
+    with waiting.open("wb") as file:
+        np.save(file, array)
+        file.flush()
+        os.fsync(file.fileno())
+    waiting.replace(path)

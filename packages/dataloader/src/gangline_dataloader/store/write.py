@@ -17,27 +17,30 @@ class ShardWriter:
     """Documents into shard number `number` of `folder`. A document is never split over shards.
 
     masked  beside the tokens stands which of them are to be learnt
+    tag     as NpyWriter's
     """
 
-    def __init__(self, folder: Path, number: int, dtype: str, masked: bool = False) -> None:
-        self._tokens = NpyWriter(folder / file_of(number), dtype)
-        self._ends = NpyWriter(folder / ends_of(number), "<u4")
-        self._loss = NpyWriter(folder / loss_of(number), "|u1") if masked else None
+    def __init__(self, folder: Path, number: int, dtype: str, masked: bool = False, tag: str = "") -> None:
+        self._tokens = NpyWriter(folder / file_of(number), dtype, tag)
+        self._ends = NpyWriter(folder / ends_of(number), "<u4", tag)
+        self._loss = NpyWriter(folder / loss_of(number), "|u1", tag) if masked else None
 
     @property
     def tokens(self) -> int:
         return self._tokens.length
 
-    def write(self, documents: Iterable[np.ndarray], counted: Iterable[np.ndarray | None] = ()) -> None:
-        """More documents, each (n,) with n > 0, its end-of-text token included, and which tokens are to be learnt."""
+    def write(self, documents: Iterable[np.ndarray]) -> None:
+        """More documents, each (n,) with n > 0, its end-of-text token included."""
         found = list(documents)
-        lengths = np.array([len(one) for one in found], np.int64)
+        self.write_run(np.concatenate([np.empty(0, np.int64), *found]), np.array([len(one) for one in found], np.int64))
+
+    def write_run(self, tokens: np.ndarray, lengths: np.ndarray, counted: np.ndarray | None = None) -> None:
+        """More documents, one behind another, their lengths, and which tokens are to be learnt."""
         self._ends.write(self._tokens.length + np.cumsum(lengths))
         if self._loss is not None:
-            for one in counted:
-                assert one is not None, "where some tokens are to be learnt, every document says which"
-                self._loss.write(one)
-        self._tokens.write(np.concatenate(found) if found else np.empty(0))
+            assert counted is not None, "where some tokens are to be learnt, every document says which"
+            self._loss.write(counted)
+        self._tokens.write(tokens)
 
     def close(self) -> ShardEntry:
         """Make both files whole."""

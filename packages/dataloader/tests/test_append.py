@@ -1,0 +1,168 @@
+"""More put behind a store: what was there stays as it was, at every moment, and nothing comes twice."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gangline.errors import UserError
+from gangline.testing.runs import small_run
+from gangline_dataloader import commands
+from gangline_dataloader.packing import pack_plan as plans
+from gangline_dataloader.prepare.prepare_plan import WORK
+from gangline_dataloader.prepare.run import alone
+from gangline_dataloader.sources import build
+from gangline_dataloader.store.local import LocalTokens
+from gangline_dataloader.store.manifest import FILE, VALIDATION, read
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a store."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def letters(folder: Path, letter: str, files: int = 24) -> Path:
+    folder.mkdir()
+    for number in range(files):
+        words = " ".join(f"{letter}{number}{n}" for n in range(12))
+        (folder / f"{letter}{number}.txt").write_text(words)
+    return folder
+
+
+def documents(folder: Path) -> list[bytes]:
+    store = LocalTokens(folder)
+    tokens = np.empty((1, store.total), store.dtype)
+    store.windows(np.array([0]), store.total, tokens)
+    return [bytes(part) for part in np.split(tokens[0], store.ends(0, store.total)[:-1])]
+
+
+def prepared(*words: object) -> None:
+    assert commands.main(["prepare", *map(str, words), "--workers", "1"]) == 0
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """A store of one folder, the other folder, and where the store is."""
+    first, second = letters(tmp_path / "first", "a"), letters(tmp_path / "second", "b")
+    (second / "again.txt").write_text((first / "a3.txt").read_text())
+    prepared(first, "--out", tmp_path / "store", "--validation", "0.2")
+    return first, second, tmp_path / "store"
+
+
+def test_what_was_there_stays_and_what_is_new_comes_behind_it_once(two, capsys):
+    first, second, store = two
+    before, identity = contents(store), read(store).identity()
+    held_out = documents(store / VALIDATION)
+    old = documents(store)
+    prepared(second, "--out", store, "--append")
+    manifest = read(store)
+    assert {name: contents(store)[name] for name in before if name.endswith(".npy")} == {
+        name: content for name, content in before.items() if name.endswith(".npy")
+    }
+    assert manifest.identity() != identity
+    assert manifest.grew_from(identity) == 1
+    now, held_now = documents(store), documents(store / VALIDATION)
+    assert now[: len(old)] == old
+    assert held_now[: len(held_out)] == held_out
+    assert len(held_now) > len(held_out)  # the part that is held out is the store's own
+    assert len(now) + len(held_now) == len({*now, *held_now}) == 48
+    counts = manifest.report["by_source"]
+    assert counts[str(second)]["dropped"] == {"double": 1}
+    assert counts[str(first)] == json.loads(before[FILE])["report"]["by_source"][str(first)]
+    assert manifest.sources == {str(first): {"files": 24}, str(second): {"files": 25}}
+    assert commands.main(["verify", str(store)]) == 0
+    whole = contents(store)
+    for again in ([first, "--validation", "0.2"], [second, "--append"]):  # both are done
+        prepared(*again, "--out", store)
+        assert contents(store) == whole
+    third = letters(store.parent / "third", "c")
+    prepared(third, "--out", store, "--append")
+    assert len(read(store).shards) == 3
+    assert read(store).grew_from(identity) == 1
+
+
+def test_near_doubles_of_what_was_there_are_dropped(two, tmp_path):
+    first, second, store = two
+    (second / "near.txt").write_text((first / "a5.txt").read_text() + " and")
+    (second / "near-2.txt").write_text((second / "b5.txt").read_text() + " and")
+    prepared(second, "--out", store, "--append", "--near", "0.8")
+    count = read(store).report["by_source"][str(second)]
+    assert count["dropped"] == {"double": 1, "near double": 2}
+
+
+def test_a_tokenizer_need_not_be_named_again_and_no_other_is_taken(two, tmp_path):
+    first, second, _ = two
+    for size in (300, 310):
+        command = ["tokenizer", str(first), "--vocab-size", str(size), "--out", str(tmp_path / f"{size}.json")]
+        assert commands.main(command) == 0
+    store = tmp_path / "bpe"
+    prepared(first, "--out", store, "--tokenizer", tmp_path / "300.json")
+    prepared(second, "--out", store, "--append")
+    assert read(store).report["by_source"][str(second)]["kept"] == 24
+    for words in (
+        ["--tokenizer", tmp_path / "310.json"],
+        ["--tokenizer", "bytes"],
+        ["--end-of-text", "a"],
+        ["--begin-of-text", "a"],
+    ):
+        with pytest.raises(UserError, match="has another"):
+            prepared(second / "b1.txt", "--out", store, "--append", *words)
+
+
+def test_there_has_to_be_a_store(two, tmp_path):
+    with pytest.raises(UserError, match="holds no token store"):
+        commands.main(["prepare", str(two[1]), "--out", str(tmp_path / "none"), "--append"])
+
+
+def test_a_run_goes_on_with_the_store_and_its_plans_of_sequences_grow_too(two):
+    _, second, store = two
+    prepared("--out", store, "--pack", "32")
+
+    def source(*words: str):
+        words = ("model.vocab_size=256", "batch.sequence_length=32", "data=tokens", f"data.path={store}", *words)
+        run = small_run(*words)
+        return build.tokens(run.data, run, "train")
+
+    was, rows = source(), source("data.packing=best_fit").length()
+    cursor, state = 5, json.loads(json.dumps(was.state(5)))
+    samples = [was.sample(i)["tokens"].tobytes() for i in range(was.length())]
+    files = {name: content for name, content in contents(store).items() if "00000.pack-32" in name}
+    prepared(second, "--out", store, "--append")
+    assert {name: contents(store)[name] for name in files} == files
+    assert plans.read(store, 32).store == read(store).identity()
+    assert source("data.packing=best_fit").length() > rows
+    assert commands.main(["verify", str(store)]) == 0
+    now = source()
+    assert now.fingerprint() != was.fingerprint()
+    assert now.continues(was.fingerprint(), cursor, state)
+    assert [now.sample(i)["tokens"].tobytes() for i in range(was.length())] == samples
+
+
+def test_two_calls_at_once_are_refused(two):
+    _, second, store = two
+    with alone(store), pytest.raises(UserError, match="at work"):
+        commands.main(["prepare", str(second), "--out", str(store), "--append"])
+    assert not (store / WORK).exists()
+
+
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("append", [False, True])
+def test_killed_at_any_moment_it_gives_the_bytes_of_an_undisturbed_call(every, append, two, tmp_path):
+    """And where more is put behind a store, that store is whole whenever it is looked at."""
+    _, second, store = two
+    words = ["prepare", str(second), "--workers", "1", *(["--append"] if append else ["--validation", "0.2"])]
+    script = [sys.executable, str(Path(__file__).with_name("killed.py"))]
+    reference, out = tmp_path / "reference", tmp_path / "out"
+    if append:
+        shutil.copytree(store, reference)
+    assert commands.main([*words, "--out", str(reference)]) == 0
+    command = [*script, str(every), str(store) if append else "-", str(reference), str(out), *words]
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr + told.stdout
+    assert int(told.stdout.split()[-2]) >= 60 / every
