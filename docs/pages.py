@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from gangline.testing import warm
 from gangline.testing.real_runs import own_environment
 
 ROOT = Path(__file__).parent.parent
@@ -37,6 +39,8 @@ _BLOCK = re.compile(
     r"(?:<!-- (?P<said>[^>]*?) -->\n+)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 _FILE = re.compile(r"(?:#!.*\n)?(?:#|//) (?P<name>[\w./-]+\.\w+)(?::.*)?\n")
+_WARM = {"train": "gangline.cli.train", "gangline": "gangline"}  # commands, and the modules that they are
+_STARTS_PYTHON = re.compile(r"\btorchrun\b|\b(PYTHON|OMP_|MKL_|LD_|TORCH_|LC_)\w*=")  # itself, or in its own way
 _NUMBER = re.compile(r"\d+\\\.\d+(?:e[+-]?\d+|e\\[+-]\d+)?")
 
 
@@ -148,11 +152,23 @@ def _with_pip(directory: Path) -> tuple[Path, dict[str, str]]:
     return there / "bin", {"VIRTUAL_ENV": str(there)}
 
 
+def _warm(directory: Path, environment: dict[str, str]) -> Path:
+    """A directory of the project's commands, forked from a process that has torch (`gangline.testing.warm`)."""
+    made = directory / "warm"
+    made.mkdir()
+    for name, module in _WARM.items():
+        command = made / name
+        command.write_text(f'#!/bin/sh\nexec {shlex.join(warm.command(module, environment))} "$@"\n')
+        command.chmod(0o755)
+    return made
+
+
 class Reader:
     """Somebody at a shell, in an empty directory that has the project's recipes in it.
 
-    Their pip is a quick one that only links (`editable`); with `real_pip` it is pip itself, in a virtual environment
-    of their own.
+    Their pip is a quick one that only links (`editable`), and the project's commands start warm where a script does not
+    start Python in a way of its own; with `real_pip` it is pip itself, in a virtual environment of their own, and all
+    starts cold.
     """
 
     def __init__(self, directory: Path, *, real_pip: bool = False) -> None:
@@ -164,6 +180,7 @@ class Reader:
         search = [str(tools), str(Path(sys.executable).parent), kept.get("PATH", "")]
         alike = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # the pages show a machine without a GPU
         self.environment = {**kept, **alike, "PATH": os.pathsep.join(search), **site}
+        self._warm = None if real_pip else _warm(directory, self.environment)
 
     def read(self, page: Path) -> None:
         """Do what the page says, from top to bottom. Raises AssertionError where it is not so."""
@@ -191,10 +208,13 @@ class Reader:
                     )
 
     def _run(self, block: Block, script: str, code: int) -> str:
+        environment = self.environment
+        if self._warm is not None and not _STARTS_PYTHON.search(script):
+            environment = {**environment, "PATH": f"{self._warm}{os.pathsep}{environment['PATH']}"}
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],
             cwd=self.directory,
-            env=self.environment,
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.model.tree import parameter_shapes
 from gangline.shard import Division, Layout, Registry
+from gangline.testing import warm
 from gangline_ckpt_zarr.commands.where import one
 
 MODEL = (
@@ -169,9 +171,9 @@ def test_a_run_begins_with_it(trained, tmp_path, capsys):
         [*words[:-1], f"run.dir={tmp_path / 'mean'}"],
         [*words[:-1], f"run.dir={tmp_path / 'other'}", f"model.weights={tmp_path / 'hf'}"],
     ):
-        done = subprocess.run(
-            [Path(sys.executable).with_name("train"), *start, *rest], cwd=tmp_path, capture_output=True, text=True
-        )
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [*warm.command("gangline.cli.train", environment), *start, *rest]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         directory = next(word for word in start if word.startswith("run.dir=")).removeprefix("run.dir=")
         lines = Path(directory, "metrics.jsonl").read_text().splitlines()

@@ -20,7 +20,7 @@ settings.load_profile("gangline")
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[RealRuns]:
     """A directory for real runs."""
-    with RealRuns(tmp_path, warm=True) as found:
+    with RealRuns(tmp_path) as found:
         yield found
 
 

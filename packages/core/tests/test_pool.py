@@ -112,8 +112,8 @@ def test_an_exception_that_cannot_travel_is_named() -> None:
 
 def test_a_rank_that_hangs_breaks_the_pool() -> None:
     pids = pool(2).pids
-    with pytest.raises(PoolBroken, match=r"no answer in 1 s from ranks 1 of 2"):
-        pool(2).run(one_hangs, 1, timeout=1.0)
+    with pytest.raises(PoolBroken, match=r"no answer in 5 s from ranks 1 of 2"):
+        pool(2).run(one_hangs, 1, timeout=5.0)
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

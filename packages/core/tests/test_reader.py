@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -26,6 +27,14 @@ def ours():
         return [one for one in threading.enumerate() if one.name.startswith("read-ahead") and one not in before]
 
     return begun
+
+
+def soon(holds: Callable[[], bool]) -> bool:
+    """Whether something comes to hold, on a machine that has other things to do."""
+    deadline = time.monotonic() + 60
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    return holds()
 
 
 def test_results_come_in_order_from_several_threads():
@@ -57,9 +66,7 @@ def test_what_is_ahead_is_made_while_nobody_waits_and_no_more():
     begun = []
     ahead = ReadAhead(lambda n, slot: begun.append(n), slots=3)
     ahead.take()
-    deadline = time.monotonic() + 5
-    while len(begun) < 3 and time.monotonic() < deadline:
-        time.sleep(0.001)
+    assert soon(lambda: len(begun) >= 3)
     time.sleep(0.02)
     assert begun == [0, 1, 2]
     ahead.close()
@@ -85,7 +92,7 @@ def test_an_error_while_threads_prepare_arrives_too():
         raise OSError("no such device")
 
     ahead = ReadAhead(lambda n, slot: n, slots=3, threads=2, prepare=prepare)
-    never = threading.Timer(5, ahead.close)
+    never = threading.Timer(60, ahead.close)
     never.start()
     for _ in range(2):
         with pytest.raises(OSError, match="no such device"):
@@ -95,31 +102,28 @@ def test_an_error_while_threads_prepare_arrives_too():
 
 
 def test_close_is_patient_once_for_all_threads(monkeypatch):
-    monkeypatch.setattr(read_ahead, "PATIENCE", 0.2)
+    monkeypatch.setattr(read_ahead, "PATIENCE", 1.0)
     going = threading.Event()
-    ahead = ReadAhead(lambda n, slot: going.wait(10), slots=8, threads=8)
+    ahead = ReadAhead(lambda n, slot: going.wait(60), slots=8, threads=8)
     before = time.monotonic()
     ahead.close()
     waited = time.monotonic() - before
     going.set()
-    assert 0.15 < waited < 0.8, "8 threads that hang would take 1.6 s in turn"
+    assert 0.9 < waited < 7, "8 threads that hang would take 8 s in turn"
 
 
 def test_close_ends_threads_and_whoever_waits(ours):
     going = threading.Event()
 
     def make(n, slot):
-        going.wait(5)
+        going.wait(60)
         return n
 
     ahead = ReadAhead(make, slots=2, threads=2)
     threading.Timer(0.05, lambda: (going.set(), ahead.close())).start()
     with pytest.raises(RuntimeError, match="closed"):
         list(iter(ahead.take, "never"))
-    deadline = time.monotonic() + 5
-    while ours() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not ours()
+    assert soon(lambda: not ours())
 
 
 class Slow(DataSource):
@@ -144,17 +148,34 @@ class Slow(DataSource):
         return "slow"
 
 
+class Gated(Slow):
+    """Once the gate is shut, no sample is given any more."""
+
+    def __init__(self):
+        super().__init__(0.001)
+        self.given, self.shut = [], False
+
+    def sample(self, i):
+        if self.shut:
+            raise LookupError(f"sample {i} is asked for too late")
+        found = super().sample(i)
+        self.given.append(i)
+        return found
+
+
 def test_a_step_waits_for_nothing_that_could_have_been_ready():
-    batches = Batches(Slow(0.01), ReadPlace(0, 1, 4, 4, CPU))
-    batches.take(0, 0)
-    waited = 0.0
-    for step in range(1, 6):
-        time.sleep(0.08)  # the step; its batch takes 0.04 s to read
-        before = time.perf_counter()
-        batches.take(4 * step, step)
-        waited += time.perf_counter() - before
+    """While a step computes the next one's batch is read, so that it needs no more of the source."""
+    source = Gated()
+    batches = Batches(source, ReadPlace(0, 1, 4, 4, CPU))
+    for step in range(3):
+        (batch,) = batches.take(4 * step, step)
+        assert batch.sample.tolist() == list(range(4 * step, 4 * step + 4))
+        ahead = {*range(4 * step + 4, 4 * step + 8)}
+        assert soon(lambda: ahead <= {*source.given})  # noqa: B023  # called here, and not later
+    source.shut = True
+    (batch,) = batches.take(12, 3)
+    assert batch.sample.tolist() == [12, 13, 14, 15]
     batches.close()
-    assert waited < 0.1, "0.2 s are read in the steps' 0.4 s"
 
 
 def test_a_jump_is_read_from_its_new_place(ours):
@@ -168,7 +189,7 @@ def test_a_jump_is_read_from_its_new_place(ours):
     ]
     assert seen == [0, 1, 2, 3, 30, 31, 32, 33, 2, 3]
     batches.close()
-    assert not ours()
+    assert soon(lambda: not ours())
 
 
 class Hanging(Slow):
@@ -181,7 +202,7 @@ class Hanging(Slow):
     def sample(self, i):
         self.asked.append(i)
         if i < 100:
-            self.going.wait(10)
+            self.going.wait(60)
         return {"tokens": np.arange(i, i + 5, dtype=np.uint16), "pixels": np.full(2, i)}
 
 
@@ -196,7 +217,7 @@ def test_what_was_read_before_a_jump_is_not_written_into_what_is_read_after_it(m
     (batch,) = reader.take()
     source.going.set()
     for thread in late:
-        thread.join(5)
+        thread.join(60)
     assert batch.sample.tolist() == batch.tokens[:, 0].tolist() == batch.extra["pixels"][:, 0].tolist() == [100, 101]
     reader.close()
 

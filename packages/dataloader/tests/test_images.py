@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import torch
 from gangline.config.check import problems
 from gangline.data import ReadPlace
 from gangline.errors import UserError
-from gangline.testing.install import as_installed
+from gangline.testing import as_installed, warm
 from gangline.testing.runs import small_run
 from gangline_dataloader.images.augment import crops
 from gangline_dataloader.images.webdataset import listed
@@ -131,9 +131,9 @@ def test_from_jpegs_to_a_loss(shards, tmp_path):
         "batch.global_size=18", "batch.micro_size=9", "run.steps=40", "run.sample=0", f"run.dir={tmp_path / 'run'}",
     )  # fmt: skip
     with as_installed("gangline-patches", "patches", path=Path(__file__).parent):
-        done = subprocess.run(
-            [sys.executable, "-m", "gangline.cli.train", *words], capture_output=True, text=True, check=False
-        )
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [*warm.command("gangline.cli.train", environment), *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(losses) == 40

@@ -149,7 +149,7 @@ def test_what_was_read_before_a_jump_is_not_written_into_what_is_read_after_it(m
     def fill_when_told(numbers, out=None):
         if numbers[0] < 100:
             late.append(threading.current_thread())
-            going.wait(10)
+            going.wait(60)
         return fill(numbers, out)
 
     source.fill = fill_when_told
@@ -160,7 +160,7 @@ def test_what_was_read_before_a_jump_is_not_written_into_what_is_read_after_it(m
     reader.begin(100, 0)
     batches = reader.take()
     going.set()
-    late[0].join(5)
+    late[0].join(60)
     assert_same(batches, [samples(source, range(100, 104))])
     reader.close()
 
@@ -175,16 +175,16 @@ def test_what_a_thread_still_looks_up_of_the_order_before_is_not_kept():
 
         def __call__(self, numbers):
             asked.set()
-            going.wait(10)
+            going.wait(60)
             return before(numbers)
 
     source.order = Slow()
     reading = threading.Thread(target=source.sample, args=(0,))
     reading.start()
-    asked.wait(10)
+    asked.wait(60)
     after = SingleOrder(Ingredient("0", source.stores[0].rows(T)), 8, "train")
     source.change_order(after)
     going.set()
-    reading.join(10)
+    reading.join(60)
     wanted = after(np.arange(8)).row
     assert [source.row_of(i)[1] for i in range(8)] == wanted.tolist() != before(np.arange(8)).row.tolist()

@@ -64,12 +64,13 @@ class RealRuns:
     """A directory with a small text and runs in it. All that it started and that still lives ends with the block.
 
     settings: words that each new run begins with; those of a test come behind them and win. seconds: a command that
-    takes longer has failed. warm: `train` forks it from a process that has torch loaded, see `gangline.testing.warm`.
+    takes longer has failed. warm: `train` forks it from a process that has torch loaded (`gangline.testing.warm`);
+    `start` starts it cold.
     `environment` holds variables for every command, beside `own_environment()`; add to it.
     """
 
     def __init__(
-        self, directory: Path, settings: Sequence[str] = SMALL, *, seconds: float = 300.0, warm: bool = False
+        self, directory: Path, settings: Sequence[str] = SMALL, *, seconds: float = 300.0, warm: bool = True
     ) -> None:
         self.directory = directory
         self.settings = (f"data.path={small_text(directory / 'corpus')}", *settings)
