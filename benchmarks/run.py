@@ -11,7 +11,6 @@ SCRIPTS = (
     "commands",
     "overhead",
     "documents",
-    "windows",
     "peers",
     "startup",
     "data",

@@ -83,12 +83,12 @@ def test_what_is_learnt_is_what_the_assistant_said(chats, tokenizer, tmp_path, s
     store = LocalTokens(folder)
     assert store.masked
     codec = build.codec(store)
-    tokens, counted = np.empty((1, store.total), store.dtype), np.empty((1, store.total), np.uint8)
+    tokens, counted = np.empty((1, store.total), store.dtype), np.empty(store.total, np.uint8)
     store.windows(np.array([0]), store.total, tokens)
-    store.counted(np.array([0]), store.total, counted)
+    store.copy_learnt(np.array([0]), np.array([store.total]), counted, np.array([0]))
     ends = store.ends(0, store.total)
     numbers = set()
-    for document, marks in zip(np.split(tokens[0], ends[:-1]), np.split(counted[0], ends[:-1]), strict=True):
+    for document, marks in zip(np.split(tokens[0], ends[:-1]), np.split(counted, ends[:-1]), strict=True):
         ids = document[marks.astype(bool)].tolist()
         said = codec.tokenizer.decode(ids, skip_special_tokens=False) if subwords else codec.decode(ids)
         number = int(said.split()[2])
@@ -112,9 +112,9 @@ def test_a_run_counts_only_what_is_to_be_learnt(chats, tokenizer, packing, apart
         wanted = np.zeros(200, bool)
         at = 0
         for start, stop in source.pieces(index, row):
-            counted = np.empty((1, stop - start), np.uint8)
-            source.stores[index].counted(np.array([start]), stop - start, counted)
-            for place in np.flatnonzero(counted[0]) + at:
+            counted = np.empty(stop - start, np.uint8)
+            source.stores[index].copy_learnt(np.array([start]), np.array([stop]), counted, np.array([0]))
+            for place in np.flatnonzero(counted) + at:
                 if place > 0:
                     wanted[place - 1] = True
             at += stop - start

@@ -118,15 +118,15 @@ def test_what_fails_ahead_of_need_is_raised_by_the_step_that_needs_it(store):
     ours, _ = sources(store, "windows")
     fill = ours.fill
 
-    def broken(numbers, out=None):
-        if numbers[0] >= 36:
+    def broken(numbers, *more):
+        if numbers.max() >= 48:  # in the middle of what is gathered at once
             raise UserError("the disk is gone")
-        return fill(numbers, out)
+        return fill(numbers, *more)
 
     ours.fill = broken
     reader = ours.reader(place())
     reader.begin(0, 0)
-    for _ in range(3):
+    for _ in range(4):
         reader.take()
     for _ in range(2):
         with pytest.raises(UserError, match="the disk is gone"):

@@ -30,7 +30,7 @@ def parts(row: list[int]) -> tuple[list[int], list[int], list[int]]:
 def test_a_document_in_prefix_suffix_middle_is_the_document_but_for_its_end(lengths, number):
     row = np.concatenate([[*range(1, n), END] for n in lengths]).astype(np.uint16)
     done = row.copy()
-    Infill(1.0, 0.0, (PRE, MID, SUF), END, 7, "train").apply(done, number)
+    Infill(1.0, 0.0, (PRE, MID, SUF), END, 7, "train").apply(done[None], np.array([number]))
     at = 0
     for n in lengths:
         before, after = row[at : at + n - 1].tolist(), done[at : at + n - 1].tolist()
@@ -45,7 +45,7 @@ def test_a_document_in_prefix_suffix_middle_is_the_document_but_for_its_end(leng
 
 def test_the_order_suffix_prefix_middle_puts_the_middle_behind_its_prefix():
     row = np.arange(1, 40, dtype=np.uint16)
-    Infill(1.0, 1.0, (PRE, MID, SUF), None, 7, "train").apply(row, 3)
+    Infill(1.0, 1.0, (PRE, MID, SUF), None, 7, "train").apply(row[None], np.array([3]))
     assert row[:2].tolist() == [PRE, SUF]
     middle = row.tolist().index(MID)
     assert sorted([*row[2:middle], *row[middle + 1 :]]) == list(range(1, 37))
@@ -57,7 +57,7 @@ def test_the_share_that_is_rearranged_is_the_rate():
     infill, changed, spm = Infill(0.3, 0.5, (PRE, MID, SUF), END, 7, "train"), 0, 0
     for number in range(200):
         row = np.tile(np.array([*range(1, 20), END], np.uint16), 10)
-        infill.apply(row, number)
+        infill.apply(row[None], np.array([number]))
         begins = row.reshape(10, 20)[row.reshape(10, 20)[:, 0] == PRE]
         changed, spm = changed + len(begins), spm + int((begins[:, 1] == SUF).sum())
     assert changed / 2000 == pytest.approx(0.3, abs=0.04)

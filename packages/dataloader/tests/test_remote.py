@@ -50,7 +50,9 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def do_HEAD(self) -> None:
-        self.send_response(200)
+        path = self.server.root / self.path.lstrip("/")
+        self.send_response(200 if path.is_file() else 404)
+        self.send_header("Content-Length", str(path.stat().st_size if path.is_file() else 0))
         self.end_headers()
 
     def log_message(self, *words: object) -> None:
@@ -162,7 +164,7 @@ def test_in_a_cache_of_the_size_that_is_named_no_file_is_fetched_twice_in_a_span
             held_out.fill(np.array([i // 10]))
         for one in (source, held_out):
             for store in one.stores:
-                for opened in (store.shard, store.shard_ends, store.shard_loss, store._view):
+                for opened in (store.shard, store.shard_ends, store.shard_loss):
                     opened.cache_clear()  # as where more shards are read than are mapped
         assert cache.held() <= needed
     fetched = [path for path, wanted in server.asked if path.endswith(".npy")]
@@ -310,3 +312,59 @@ def test_a_url_without_a_store_is_refused(server, tmp_path):
     assert "holds no token store" in problem.what
     (problem,) = problems(small_run(*SIZES, "data.path=nothing://here", cache))
     assert "cannot be read" in problem.what
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+@pytest.mark.parametrize("distant", [False, True])
+def test_files_that_are_missing_or_torn_are_named_before_a_process_starts(server, store, tmp_path, packing, distant):
+    where = url(server, store) if distant else store
+    asked = (*SIZES, f"data.packing={packing}", f"data.cache={tmp_path / 'cache'}", f"data.path={where}")
+    assert problems(small_run(*asked)) == []
+    torn, gone = store / "shard-00001.npy", store / "validation" / "shard-00000.ends.npy"
+    torn.write_bytes(torn.read_bytes()[:-1])
+    gone.unlink()
+    first, second = problems(small_run(*asked))
+    assert f"shard-00001.npy ({torn.stat().st_size} bytes, not {torn.stat().st_size + 1})" in first.why
+    assert f"{where}/validation is not whole" in second.what
+    assert "shard-00000.ends.npy" in second.why
+    assert len(problems(small_run(*asked, "validate.every=null"))) == 1
+    if packing == "best_fit":
+        (store / "shard-00002.pack-48.rows.npy").unlink()
+        assert "shard-00002.pack-48.rows.npy" in problems(small_run(*asked))[0].why
+
+
+def test_a_store_behind_a_url_is_verified_and_shown_as_on_disk(server, talks, capsys):
+    where = url(server, talks)
+    assert commands.main(["verify", where]) == 0
+    assert f"{where}/validation: " in capsys.readouterr().out
+    shown = []
+    for place in (where, str(talks)):
+        assert commands.main(["show", place, "--json"]) == 0
+        shown.append({**json.loads(capsys.readouterr().out), "path": ""})
+    assert shown[0] == shown[1]
+    for name in ("shard-00001.loss.npy", "validation/shard-00000.npy"):
+        path = talks / name
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    (talks / "shard-00002.ends.npy").unlink()
+    assert commands.main(["verify", where]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0].partition(" ")[0] for line in lines] == [
+        f"{where}/{name}" for name in ("shard-00001.loss.npy", "shard-00002.ends.npy", "validation/shard-00000.npy")
+    ]
+
+
+def test_plans_behind_a_url_that_can_be_listed_are_verified(store, capsys):
+    """The file system of a directory, which lists names and sizes as an object store does."""
+    where = store.as_uri()
+    assert commands.main(["verify", where]) == 0
+    capsys.readouterr()
+    path = store / "shard-00001.pack-48.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert commands.main(["verify", where]) == 1
+    assert f"{where}/shard-00001.pack-48.npy: its bytes" in capsys.readouterr().out
+    sizes = Remote(where, 5.0).sizes(["shard-00001.npy", "none.npy"])
+    assert sizes == {"shard-00001.npy": (store / "shard-00001.npy").stat().st_size, "none.npy": None}

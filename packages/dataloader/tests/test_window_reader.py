@@ -146,11 +146,11 @@ def test_what_was_read_before_a_jump_is_not_written_into_what_is_read_after_it(m
     source, going, late = single([2000]), threading.Event(), []
     fill = source.fill
 
-    def fill_when_told(numbers, out=None):
+    def fill_when_told(numbers, *more):
         if numbers[0] < 100:
             late.append(threading.current_thread())
             going.wait(60)
-        return fill(numbers, out)
+        return fill(numbers, *more)
 
     source.fill = fill_when_told
     reader = source.reader(ReadPlace(0, 1, 4, 4, CPU))
@@ -188,3 +188,25 @@ def test_what_a_thread_still_looks_up_of_the_order_before_is_not_kept():
     reading.join(60)
     wanted = after(np.arange(8)).row
     assert [source.row_of(i)[1] for i in range(8)] == wanted.tolist() != before(np.arange(8)).row.tolist()
+
+
+def test_a_step_that_cannot_be_read_is_raised_when_it_is_taken_and_ever_after():
+    """It is gathered with others, which are given first; nothing behind it is."""
+    source = single([2000])
+    fill = source.fill
+
+    def fill_but_one(numbers, *more):
+        if 45 in numbers:
+            raise UserError("the disk is gone")
+        return fill(numbers, *more)
+
+    source.fill = fill_but_one
+    reader = source.reader(ReadPlace(0, 1, 4, 2, CPU))
+    reader.steps = 8
+    reader.begin(0, 0)
+    for step in range(11):
+        assert_same(reader.take(), [samples(source, range(at, at + 2)) for at in (4 * step, 4 * step + 2)])
+    for _ in range(3):
+        with pytest.raises(UserError, match="the disk is gone"):
+            reader.take()
+    reader.close()

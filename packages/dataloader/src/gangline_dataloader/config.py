@@ -83,7 +83,17 @@ class TokensConfig(SequenceConfig):
                     "Give it more text, or a smaller batch.sequence_length.",
                 )
             )
-        return problems
+        return problems or self._check_files(run)
+
+    def _check_files(self, run: Run) -> list[Problem]:
+        """Whether every file is there."""
+        from gangline_dataloader.sources.build import parts_of
+        from gangline_dataloader.sources.present import missing
+
+        try:
+            return missing(parts_of(self, run))
+        except UserError as error:
+            return [error.problem()]
 
     def _check_vocabulary(self, run: Run, needed: int) -> list[Problem]:
         from gangline.data import vocabulary_problems
@@ -94,22 +104,20 @@ class TokensConfig(SequenceConfig):
 
     def _check_remote(self, run: Run) -> list[Problem]:
         """Reads manifests, no shard."""
-        from gangline_dataloader.sources.build import tokens
+        from gangline_dataloader.sources.build import parts_of
+        from gangline_dataloader.sources.present import missing
         from gangline_dataloader.sources.room import within
 
         try:
-            found = [
-                tokens(self, run, split) for split in (("train", "validation") if run.validate.every else ("train",))
-            ]
-            parts = [one for source in found for one in source.parts]
+            parts = parts_of(self, run)
             span = None if self.order == "text" else self.shuffle_span  # the order of data=text has none
             within(parts, span, self.cache_bytes, run.batch.sequence_length)
         except UserError as error:
             return [error.problem()]
-        return self._check_vocabulary(run, found[0].stores[0].vocab_size)
+        return self._check_vocabulary(run, parts[0].store.vocab_size) or missing(parts)
 
     def _check_sequences(self, run: Run) -> list[Problem]:
-        from gangline_dataloader.sources.build import tokens
+        from gangline_dataloader.sources.build import parts_of
 
         if self.packing == "concatenate" and not self.fim_rate:
             return []
@@ -117,8 +125,7 @@ class TokensConfig(SequenceConfig):
             why = "It is the order of data=text, which cuts its text into sequences."
             return [Problem("data.order=text goes with data.packing=concatenate.", why, "data.order=shuffled")]
         try:
-            for split in ("train", "validation") if run.validate.every else ("train",):
-                tokens(self, run, split)
+            parts_of(self, run)
         except UserError as error:
             return [error.problem()]
         return []

@@ -1,4 +1,4 @@
-"""`gangline data show DIR [--json]`: what a token store holds; with `--sample I`, what sample I of a run says."""
+"""`gangline data show DIR|URL [--json]`: what a token store holds; with `--sample I`, what sample I of a run says."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import numpy as np
 
 from gangline import UserError
 from gangline_dataloader.sources.of_run import held, source_of
-from gangline_dataloader.store.local import LocalTokens
-from gangline_dataloader.store.manifest import FILE, VALIDATION, read
+from gangline_dataloader.store.files import StoreFiles, files_at
+from gangline_dataloader.store.manifest import FILE, Manifest, ends_of, read
+from gangline_dataloader.store.npy import mapped, nbytes_of
 
 WIDTH = 40  # letters of the longest bar
 
@@ -23,7 +24,7 @@ WIDTH = 40  # letters of the longest bar
 def run(argv: Sequence[str]) -> int:
     """Print it."""
     words = argparse.ArgumentParser(prog="gangline data show", description="Look at a token store, or at a sample.")
-    words.add_argument("folder", metavar="DIR", help="a token store; with --sample a run directory")
+    words.add_argument("folder", metavar="DIR|URL", help="a token store; with --sample a run directory")
     words.add_argument("--sample", type=int, metavar="I", help="sample I of the run, from 0, as text")
     words.add_argument("--json", action="store_true", help="one JSON document")
     asked = words.parse_args(list(argv))
@@ -36,19 +37,20 @@ def run(argv: Sequence[str]) -> int:
         raise UserError(
             f"{asked.folder} is a run directory.", "", f"gangline data show {asked.folder} --sample 0  shows a sample."
         )
-    about = corpus(root)
+    with files_at(asked.folder) as files:
+        about = corpus(files)
     print(json.dumps(about) if asked.json else shown_corpus(about))
     return 0
 
 
-def corpus(folder: Path) -> dict[str, Any]:
+def corpus(store: StoreFiles) -> dict[str, Any]:
     """A store in numbers; `lengths` counts documents by their tokens, from a power of two to below the next."""
-    manifest, held_out = read(folder), None
-    if (folder / VALIDATION / FILE).exists():
-        other = read(folder / VALIDATION)
+    manifest, apart, held_out = read(store.folder), store.held_out(), None
+    if apart is not None:
+        other = read(apart.folder)
         held_out = {"tokens": other.tokens, "documents": other.documents}
     return {
-        "path": str(folder),
+        "path": store.name,
         "identity": manifest.identity(),
         "tokens": manifest.tokens,
         "documents": manifest.documents,
@@ -58,15 +60,16 @@ def corpus(folder: Path) -> dict[str, Any]:
         "tokenizer": manifest.tokenizer.kind,
         "validation": held_out,
         "sources": manifest.report.get("by_source", {}),
-        "lengths": lengths(folder),
+        "lengths": lengths(store, manifest),
     }
 
 
-def lengths(folder: Path) -> list[dict[str, int]]:
+def lengths(store: StoreFiles, manifest: Manifest) -> list[dict[str, int]]:
     """How many documents there are by length, a shard in memory at a time."""
-    store, counts = LocalTokens(folder), np.zeros(33, np.int64)
-    for shard in range(len(store.manifest.shards)):
-        ends = np.asarray(store.shard_ends(shard), np.int64)
+    counts = np.zeros(33, np.int64)
+    for shard, documents in enumerate(manifest.shards.documents):
+        with store.file(ends_of(shard), nbytes_of("<u4", documents)) as path:
+            ends = np.asarray(mapped(path, "<u4", documents), np.int64)
         powers = np.frexp(np.diff(ends, prepend=0))[1] - 1  # floor(log2), exact
         counts += np.bincount(powers, minlength=33)
     some = np.flatnonzero(counts)

@@ -29,7 +29,7 @@ class DaliConfig(TokensConfig):
 
     layout_options: ClassVar[tuple[str, ...]] = ("prefetch", *CACHE)
 
-    prefetch: PositiveInt = 2  # steps that DALI holds ready
+    prefetch: PositiveInt = 2  # pieces that DALI holds ready, of one step, or of as many as have a million tokens
 
     def check(self, run: Run) -> list[Problem]:
         if not installed():

@@ -1,10 +1,10 @@
-"""One DALI pipeline: what a function gives for step 0, 1, 2, ... ahead of need, on the GPU where there is one.
+"""One DALI pipeline: what a function gives for chunk 0, 1, 2, ... ahead of need, on the GPU where there is one.
 
-A batch of DALI is one flat sample here, the whole share of a step: a sample for each sequence costs 1 us apiece
-(measured: 1.3 to 1.4 times the time). The function is called with the number of the step and has no state, so that
-nothing of the pipeline has to be saved; what has been handed over, not what has been read, is the run's cursor.
+A batch of DALI is one flat sample here, all steps of a chunk: a sample for each sequence costs 1 us apiece, and a run
+of the pipeline as much as the tokens of many steps. Nothing of the pipeline has to be saved: what has been handed over,
+not what has been read, is the run's cursor.
 
-N rows (sequences) of a step on this rank, T tokens
+N rows (sequences) of a chunk on this rank, T tokens
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ _NAMES = {"u1": "UINT8", "u2": "UINT16", "u4": "UINT32", "i1": "INT8", "i2": "IN
 
 
 @dataclass
-class StepTensors:
-    """`StoredRows` of a step: tokens and mask on the device, in memory of DALI's; ends in the host's."""
+class ChunkTensors:
+    """`StoredRows` of a chunk: tokens and mask on the device, in memory of DALI's; ends in the host's."""
 
     tokens: torch.Tensor
-    ends: torch.Tensor
+    ends: np.ndarray
     loss_mask: torch.Tensor | None
 
 
-class StepPipeline:
-    """`read(n)` for n = 0, 1, 2, ..., `depth` steps ahead of `take`.
+class ChunkPipeline:
+    """`read(n)` for n = 0, 1, 2, ..., `depth` chunks ahead of `take`.
 
     dtype   of the tokens
     masked  whether there is a loss mask
-    What `read` raises ahead of need is raised by the `take` of its step, and of every one after it.
+    What `read` raises ahead of need is raised by the `take` of its chunk, and of every one after it.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class StepPipeline:
 
         self._read, self._masked, self._device, self._taken = read, masked, device, 0
         self._failed: tuple[int, BaseException] | None = None
-        self._ends: dict[int, np.ndarray] = {}  # of steps that were read: few numbers, and only the host wants them
+        self._ends: dict[int, np.ndarray] = {}  # of chunks that were read: few numbers, and only the host wants them
         self._spare = StoredRows(np.zeros((1, 1), dtype), np.zeros(0, np.int32), np.zeros((1, 1), bool))
         number = None if device.type == "cpu" else device.index or 0
         stored = [np.dtype(dtype), *([np.dtype(np.uint8)] if masked else [])]
@@ -58,8 +58,8 @@ class StepPipeline:
             self._pipeline.set_outputs(*(one if number is None else one.gpu() for one in outputs))
         self._pipeline.build()
 
-    def take(self) -> StepTensors:
-        """The next step. Its memory is the caller's as long as he holds a tensor of it."""
+    def take(self) -> ChunkTensors:
+        """The next chunk. Its memory is the caller's as long as he holds a tensor of it."""
         self._raise_failed()
         if self._device.type == "cpu":
             given = self._pipeline.run()
@@ -67,23 +67,23 @@ class StepPipeline:
             given = self._pipeline.run(torch.cuda.current_stream(self._device).cuda_stream)
         self._raise_failed()
         tokens, *mask = (torch.from_dlpack(one[0]) for one in given)
-        ends = torch.from_numpy(self._ends.pop(self._taken))
+        ends = self._ends.pop(self._taken)
         self._taken += 1
-        return StepTensors(tokens, ends, mask[0].view(torch.bool) if mask else None)
+        return ChunkTensors(tokens, ends, mask[0].view(torch.bool) if mask else None)
 
     def _raise_failed(self) -> None:
         if self._failed is not None and self._taken >= self._failed[0]:
             raise self._failed[1]
 
-    def _fed(self, step: int) -> tuple[list[np.ndarray], ...]:
+    def _fed(self, chunk: int) -> tuple[list[np.ndarray], ...]:
         found = self._spare
         if self._failed is None:
             try:
-                found = self._read(step)
+                found = self._read(chunk)
             except BaseException as error:
-                self._failed = (step, error)
-        self._ends[step] = found.ends
+                self._failed = (chunk, error)
+        self._ends[chunk] = found.ends
         if not self._masked:
             return ([found.tokens],)
-        assert found.loss_mask is not None, "a source that is masked gives a mask with every step"
+        assert found.loss_mask is not None, "a source that is masked gives a mask with every chunk"
         return [found.tokens], [found.loss_mask.view(np.uint8)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ class ImageDecoder:
             cut = fn.decoders.image_slice(
                 encoded, corner, size, device="cpu", output_type=rgb, axis_names="WH", use_fast_idct=False
             )
-            resized = fn.resize(cut, size=[side, side])
+            resized: Any = fn.resize(cut, size=[side, side])
             pixels = fn.crop_mirror_normalize(
                 resized, dtype=to_float, output_layout="CHW", mean=[HALF] * 3, std=[HALF] * 3, mirror=mirrored
             )

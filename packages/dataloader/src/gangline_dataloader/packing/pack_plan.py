@@ -145,6 +145,28 @@ def read(folder: Path, sequence_length: int, name: str = "") -> PackPlan:
     return PackPlan(sequence_length, said.text("store"), said.number("padding"), said.number("documents_cut"), columns)
 
 
+@dataclass(frozen=True)
+class Pieces:
+    """Stretches of a store's tokens, one row's behind another's: row r has `count[r]` (N,) of `start`, `stop` (n,)."""
+
+    start: np.ndarray
+    stop: np.ndarray
+    count: np.ndarray
+
+    def places(self, first: np.ndarray) -> np.ndarray:
+        """(n,) where each piece begins, if row r begins at first[r] (N,) and its pieces follow one another."""
+        length = self.stop - self.start
+        before = np.cumsum(length) - length
+        rows = np.cumsum(self.count) - self.count
+        return before + np.repeat(first - before[rows], self.count)
+
+
+def ranges(first: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """first[i], first[i] + 1, ..., `count[i]` of them, for each i in turn: (count.sum(),) int64."""
+    before = np.cumsum(count) - count
+    return np.arange(int(count.sum())) + np.repeat(first - before, count)
+
+
 class PackedRows:
     """The rows of a store for one length of sequence, mapped.
 
@@ -168,19 +190,46 @@ class PackedRows:
     def count(self) -> int:
         return int(self._rows[-1])
 
-    def row(self, number: int) -> np.ndarray:
-        """(P, 2) int64: where each of its pieces begins and ends, in tokens of the store."""
-        shard = int(np.searchsorted(self._rows, number, side="right")) - 1
+    def pieces(self, rows: np.ndarray) -> Pieces:
+        """What rows (N,) are made of."""
+        shard_of = np.searchsorted(self._rows, rows, side="right") - 1
+        shards = np.unique(shard_of).tolist()
+        if len(shards) == 1:
+            return self._of_shard(shards[0], rows)
+        here = [np.flatnonzero(shard_of == shard) for shard in shards]
+        found = [self._of_shard(shard, rows[some]) for shard, some in zip(shards, here, strict=True)]
+        count = np.concatenate([one.count for one in found])
+        back = np.argsort(np.concatenate(here))
+        order = ranges((np.cumsum(count) - count)[back], count[back])
+        start, stop = (np.concatenate([getattr(one, name) for one in found])[order] for name in ("start", "stop"))
+        return Pieces(start, stop, count[back])
+
+    def _of_shard(self, shard: int, numbers: np.ndarray) -> Pieces:
         pieces, rows = self._shard(shard)
-        inside = number - int(self._rows[shard])
-        first, last = (0 if inside == 0 else int(rows[inside - 1])), int(rows[inside])
-        found = pieces[2 * first : 2 * last].reshape(-1, 2).astype(np.int64)
+        inside = numbers - self._rows[shard]
+        last = rows[inside].astype(np.int64)
+        first = np.where(inside > 0, rows[np.maximum(inside - 1, 0)], 0).astype(np.int64)
         capacity, end = self.sequence_length + 1, int(self._tokens[shard + 1] - self._tokens[shard])
-        if first >= last or int(found[:, 1].sum()) > capacity or (found.sum(1) > end).any() or not found[:, 1].all():
+        bad = (first >= last) | (last - first > capacity) | (2 * last > len(pieces))
+        if not bad.any():
+            found = pieces.reshape(-1, 2)[ranges(first, last - first)].astype(np.int64)
+            starts = np.cumsum(last - first) - (last - first)
+            long = np.add.reduceat(found[:, 1], starts) > capacity
+            bad = long | np.logical_or.reduceat((found.sum(1) > end) | (found[:, 1] == 0), starts)
+        if bad.any():
             path = f"{self.store.name}/{pieces_of(shard, self.sequence_length)}"
-            raise UserError(f"{path} is damaged: row {inside}.", "", f"gangline data verify {self.store.name}")
-        found[:, 1] += found[:, 0]
-        return found + int(self._tokens[shard])
+            row = int(inside[np.argmax(bad)])
+            raise UserError(f"{path} is damaged: row {row}.", "", f"gangline data verify {self.store.name}")
+        start = found[:, 0] + self._tokens[shard]
+        return Pieces(start, start + found[:, 1], last - first)
+
+    def files(self) -> dict[str, int]:
+        """Bytes of each file of the plan, as it says."""
+        T, columns, found = self.sequence_length, self.plan.shards, {}
+        for number, (pieces, rows) in enumerate(zip(columns.pieces, columns.rows, strict=True)):
+            found[pieces_of(number, T)] = nbytes_of("<u4", 2 * pieces)
+            found[rows_of(number, T)] = nbytes_of("<u4", rows)
+        return found
 
     def nbytes(self) -> np.ndarray:
         """(number of shards,) int64: bytes of the plan's files of each."""

@@ -53,6 +53,12 @@ def tokens(config: TokensConfig, run: Run, split: Split, reader: MakeReader | No
     )
 
 
+def parts_of(config: TokensConfig, run: Run) -> list[SplitRows]:
+    """Those of all splits that a run of `data=tokens` reads. Raises UserError as `tokens`."""
+    splits: tuple[Split, ...] = ("train", "validation") if run.validate.every else ("train",)
+    return [part for split in splits for part in tokens(config, run, split).parts]
+
+
 def mix(config: MixConfig, run: Run, split: Split) -> WindowSource:
     """A weighted mixture of stores. Raises UserError for stores and weights that make none."""
     parts, order = mixture(config, run, split)

@@ -8,14 +8,13 @@ three marks take the place of its last three tokens, so that nothing else moves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gangline import UserError
 from gangline.data import TokenizerCodec
+from gangline_dataloader.order.permutation import U64, mix, round_keys
 from gangline_dataloader.sources.codec import codec
 from gangline_dataloader.store.stored import StoreTokens
 from gangline_dataloader.store.tokens import Tokens
@@ -41,32 +40,57 @@ class Infill:
     def __init__(
         self, rate: float, spm_rate: float, marks: Sequence[int], end_of_text: int | None, *key: object
     ) -> None:
-        self.rate, self.spm_rate, self.end_of_text, self.key = rate, spm_rate, end_of_text, key
+        self.rate, self.spm_rate, self.end_of_text = rate, spm_rate, end_of_text
+        self._keys = round_keys(*key, "infill")
         self.prefix, self.middle, self.suffix = marks
 
-    def apply(self, tokens: np.ndarray, number: int, cuts: Sequence[int] = ()) -> None:
-        """Rearrange a row (n,) in place; `cuts` are places where documents end without their token for it."""
-        ends = np.empty(0, np.int64) if self.end_of_text is None else np.flatnonzero(tokens == self.end_of_text) + 1
-        places = np.unique(np.concatenate([[0], ends, np.asarray(cuts, np.int64), [len(tokens)]]))
-        digest = blake2b(repr((self.key, "infill", number)).encode(), digest_size=16).digest()
-        draws = np.random.Philox(key=np.frombuffer(digest, "<u8")).random_raw(4 * len(places)).reshape(-1, 4)
-        shares = draws / 2.0**64
-        for (start, stop), share, draw in zip(pairwise(places.tolist()), shares, draws, strict=False):
-            if tokens[stop - 1] == self.end_of_text:
-                stop -= 1
-            if stop - start >= LEAST and share[0] < self.rate:
-                kept = stop - start - MARKS
-                first, second = sorted(int(one) % (kept + 1) for one in draw[2:].tolist())
-                tokens[start:stop] = self._rearranged(tokens[start : stop - MARKS], first, second, share[1])
+    def apply(self, tokens: np.ndarray, numbers: np.ndarray, borders: np.ndarray | None = None) -> None:
+        """Rearrange rows (N, n), of samples (N,), in place.
 
-    def _rearranged(self, text: np.ndarray, first: int, second: int, share: float) -> np.ndarray:
-        prefix, middle, suffix = text[:first], text[first:second], text[second:]
-        parts: tuple[list[int] | np.ndarray, ...]
-        if share < self.spm_rate:
-            parts = ([self.prefix, self.suffix], suffix, [self.middle], prefix, middle)
+        borders  (b,) places in all rows, one behind another, where documents end without their token for it
+        """
+        flat, (N, n) = tokens.reshape(-1), tokens.shape
+        ends = np.empty(0, np.int64) if self.end_of_text is None else np.flatnonzero(flat == self.end_of_text) + 1
+        cuts = np.empty(0, np.int64) if borders is None else borders
+        places = np.unique(np.concatenate([np.arange(N + 1) * n, ends, cuts]))
+        start, stop = places[:-1], places[1:]
+        row = start // n
+        number = np.arange(len(start)) - np.searchsorted(start, row * n)  # of the document in its row
+        if self.end_of_text is not None:
+            stop = stop - (flat[stop - 1] == self.end_of_text)
+        rearranged = (stop - start >= LEAST) & (_share(self._draw(numbers[row], number, 0)) < self.rate)
+        start, stop, row, number = (each[rearranged] for each in (start, stop, row, number))
+        kept, whose = (stop - start - MARKS).astype(U64), numbers[row]
+        cut = np.sort([self._draw(whose, number, which) % (kept + U64(1)) for which in (1, 2)], axis=0).astype(np.int64)
+        spm = _share(self._draw(whose, number, 3)) < self.spm_rate
+        for first, end, one, other, suffix_first in zip(
+            start.tolist(), stop.tolist(), *cut.tolist(), spm.tolist(), strict=True
+        ):
+            self._rearrange(flat[first:end], one, other, suffix_first)
+
+    def _draw(self, numbers: np.ndarray, document: np.ndarray, which: int) -> np.ndarray:
+        """(d,) uint64, of documents (d,) of samples (d,)."""
+        hashed = mix(mix(numbers.astype(U64) + self._keys[0]) ^ (document.astype(U64) + self._keys[1]))
+        return mix(hashed + self._keys[2 + which])
+
+    def _rearrange(self, tokens: np.ndarray, first: int, second: int, suffix_first: bool) -> None:
+        """A document (n,) in place; its last tokens make room for the marks."""
+        text = tokens[:-MARKS].copy()
+        suffix = len(text) - second
+        if suffix_first:
+            tokens[0], tokens[1], tokens[2 + suffix] = self.prefix, self.suffix, self.middle
+            tokens[2 : 2 + suffix] = text[second:]
+            tokens[3 + suffix :] = text[:second]
         else:
-            parts = ([self.prefix], prefix, [self.suffix], suffix, [self.middle], middle)
-        return np.concatenate([np.asarray(part, text.dtype) for part in parts])
+            tokens[0], tokens[1 + first], tokens[2 + first + suffix] = self.prefix, self.suffix, self.middle
+            tokens[1 : 1 + first] = text[:first]
+            tokens[2 + first : 2 + first + suffix] = text[second:]
+            tokens[3 + first + suffix :] = text[first:second]
+
+
+def _share(draws: np.ndarray) -> np.ndarray:
+    """uint64 to [0, 1)."""
+    return (draws >> U64(11)) * 2.0**-53
 
 
 def marks_of(names: Sequence[str], store: str, ids: Sequence[int | None]) -> list[int]:

@@ -16,6 +16,7 @@ from gangline.config import near
 from gangline.data import vocabulary_problems
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, RowPlace, WeightStage, shares
 from gangline_dataloader.sources.infill import infill_of
+from gangline_dataloader.sources.present import missing
 from gangline_dataloader.sources.room import within
 from gangline_dataloader.sources.split import SplitRows, split_rows
 from gangline_dataloader.store.manifest import Manifest
@@ -206,4 +207,4 @@ def problems(config: MixConfig, run: Run) -> list[Problem]:
         within(read, config.shuffle_span, config.cache_bytes, run.batch.sequence_length)
     except UserError as error:
         found.append(error.problem())
-    return found
+    return found or missing(read)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from gangline_dataloader.order.mixture import RowPlace
-from gangline_dataloader.sources.windows import StoredRows, WindowSource
+from gangline_dataloader.packing.pack_plan import PackedRows, ranges
+from gangline_dataloader.sources.windows import StoredRows, WindowSource, mask_of
 
 
 class PackedSource(WindowSource):
@@ -22,38 +23,49 @@ class PackedSource(WindowSource):
         self.masked = True
 
     def pieces(self, source: int, row: int) -> list[tuple[int, int]]:
-        plan = self.parts[source].plan
-        assert plan is not None, "every part of a packed source has a plan"
-        return [(start, stop) for start, stop in plan.row(row).tolist()]
+        found = self._plan(source).pieces(np.array([row]))
+        return list(zip(found.start.tolist(), found.stop.tolist(), strict=True))
 
     def starts(self, place: RowPlace) -> np.ndarray:
-        pairs = zip(place.source.tolist(), place.row.tolist(), strict=True)
-        return np.array([self.pieces(*one)[0][0] for one in pairs], np.int64)
+        starts = np.empty(len(place.row), np.int64)
+        for k, here in self._by_source(place.source):
+            found = self._plan(k).pieces(place.row[here])
+            starts[here] = found.start[np.cumsum(found.count) - found.count]
+        return starts
 
-    def fill(self, numbers: np.ndarray, out: np.ndarray | None = None) -> StoredRows:
+    def fill(self, numbers: np.ndarray, out: np.ndarray | None = None, place: RowPlace | None = None) -> StoredRows:
         numbers, T = np.asarray(numbers, np.int64), self.sequence_length
-        tokens = np.empty((len(numbers), T + 1), self.dtype) if out is None else out
-        mask, ends = np.ones((len(numbers), T), bool), []
-        place = self.known_rows(numbers)
-        for n, (source, row) in enumerate(zip(place.source.tolist(), place.row.tolist(), strict=True)):
-            store, at, cuts = self.stores[source], 0, []
-            for start, stop in self.pieces(source, row):
-                if at:
-                    ends.append(n * T + at)
-                store.windows(np.array([start]), stop - start, tokens[n : n + 1, at : at + stop - start])
-                if store.masked:
-                    counted = np.empty((1, stop - start), np.uint8)
-                    store.counted(np.array([start]), stop - start, counted)
-                    mask[n, max(0, at - 1) : at + stop - start - 1] = counted[0, 0 if at else 1 :]
-                at += stop - start
-                cuts.append(at)
-            if self.infill is not None:
-                self.infill.apply(tokens[n, :at], int(numbers[n]), cuts)
-            if at <= T:
-                tokens[n, at:], mask[n, at - 1 :] = store.end_of_text or 0, False
-                ends.append(n * T + at)
-        found = np.array(ends if self.documents else (), np.int32)
-        if self.documents:
-            row, end = np.divmod(found - 1, T)
-            mask[row, end] = False
-        return StoredRows(tokens, found, mask)
+        N, place = len(numbers), self.known_rows(numbers) if place is None else place
+        tokens = np.empty((N, T + 1), self.dtype) if out is None else out
+        learnt = np.ones((N, T + 1), np.uint8)
+        flat, flat_learnt = tokens.reshape(-1), learnt.reshape(-1)
+        borders, paddings = [], []
+        for k, here in self._by_source(place.source):
+            store, found = self.stores[k], self._plan(k).pieces(place.row[here])
+            first = np.arange(N)[here] * (T + 1)
+            at = found.places(first)
+            store.copy(found.start, found.stop, flat, at)
+            if store.masked:
+                store.copy_learnt(found.start, found.stop, flat_learnt, at)
+            ends = at + found.stop - found.start
+            filled = ends[np.cumsum(found.count) - 1]
+            borders.append(ends)
+            paddings.append((ranges(filled, first + T + 1 - filled), store.end_of_text or 0))
+        border = np.sort(np.concatenate(borders))  # behind each piece, in all rows of T + 1 tokens
+        if self.infill is not None:
+            self.infill.apply(tokens, numbers, border)
+        for places, token in paddings:  # last, so that it is no text to be filled in
+            flat[places], flat_learnt[places] = token, 0
+        row, end = np.divmod(border, T + 1)
+        inside = (row * T + end)[end > 0].astype(np.int32) if self.documents else np.empty(0, np.int32)
+        return StoredRows(tokens, inside, mask_of(learnt, inside))
+
+    def _by_source(self, source: np.ndarray) -> list[tuple[int, np.ndarray | slice]]:
+        if len(self.stores) == 1:
+            return [(0, slice(None))]
+        return [(k, np.flatnonzero(source == k)) for k in np.unique(source).tolist()]
+
+    def _plan(self, source: int) -> PackedRows:
+        plan = self.parts[source].plan
+        assert plan is not None, "every part of a packed source has a plan"
+        return plan

@@ -1,10 +1,4 @@
-"""Whole steps of windows at once: one gather for each store, instead of one sample after another.
-
-The bytes and their order are those of `WindowSource.sample`. A *chunk* is as many steps as are gathered together: a
-thread that woke up for each step would cost as much as the tokens.
-
-B sequences of a microbatch, T tokens, N rows of a chunk
-"""
+"""Steps of windows, gathered many at once in a thread: the bytes and the order of `WindowSource.sample`."""
 
 from __future__ import annotations
 
@@ -17,11 +11,11 @@ import numpy as np
 import torch
 
 from gangline.data import BatchReader, KeptMemory, ReadAhead, ReadPlace, StoredBatch, use_device
+from gangline_dataloader.sources.chunks import StepChunks, in_steps, microbatches, steps_per_chunk
 
 if TYPE_CHECKING:
     from gangline_dataloader.sources.windows import WindowSource
 
-CHUNK = 1 << 20  # tokens that are gathered at once, if a step has no more
 SLOTS = 3  # chunks: one that is being used, two ahead of it
 
 
@@ -30,8 +24,7 @@ class WindowReader(BatchReader):
 
     def __init__(self, source: WindowSource, place: ReadPlace) -> None:
         self.source, self.place = source, place
-        most = max(1, CHUNK // (place.share * source.sequence_length))
-        self.steps = 1 << most.bit_length() - 1  # in a chunk, a power of two
+        self.steps = steps_per_chunk(source, place)
         self._memory = KeptMemory(place.device)  # of held-out batches
         self._ahead: ReadAhead[Iterator[list[StoredBatch]]] | None = None
         self._chunk: Iterator[list[StoredBatch]] = iter(())
@@ -43,8 +36,9 @@ class WindowReader(BatchReader):
         if self._ahead is not None:
             self._ahead.close()
         self._chunk = iter(())
+        chunks = StepChunks(self.source, self.place, cursor, self.steps)
         # A thread that was too slow to end with `close` goes on writing into its own.
-        make = partial(self._gather, cursor, KeptMemory(self.place.device))
+        make = partial(self._gather, chunks, KeptMemory(self.place.device))
         self._ahead = ReadAhead(make, SLOTS, prepare=partial(use_device, self.place.device))
 
     def take(self) -> list[StoredBatch]:
@@ -59,8 +53,12 @@ class WindowReader(BatchReader):
     def held_out(self, count: int) -> Iterator[StoredBatch]:
         if self._closed:
             raise RuntimeError("this reader is closed")
+        shape = (self.place.micro_size, self.source.sequence_length + 1)
         for numbers, counted in self.place.held_out(count, self.source.length()):
-            (stored,) = self._batches(np.array(numbers), self._memory, -1)
+            tokens, rows = self._memory("held out", shape, self.source.dtype)
+            found = self.source.fill(np.array(numbers), rows)
+            mask = None if found.loss_mask is None else torch.from_numpy(found.loss_mask)
+            (stored,) = microbatches(self.source, self.place, np.array(numbers), tokens, found.ends, mask)
             yield replace(stored, counted=counted if counted < len(numbers) else None)
 
     def close(self) -> None:
@@ -70,36 +68,10 @@ class WindowReader(BatchReader):
             self._ahead.close()
         self._ahead = None
 
-    def _gather(self, cursor: int, memory: KeptMemory, chunk: int, slot: int) -> Iterator[list[StoredBatch]]:
-        """The steps of a chunk. Where the data ends among them those before are given, and the next one raises."""
-        grown = self.steps.bit_length() - 1  # chunks of one step, two, four, ...: the first `take` waits for no more
-        first = (1 << chunk) - 1 if chunk <= grown else (1 << grown) - 1 + (chunk - grown) * self.steps
-        size, end = self.place.global_size, self.source.order.end
-        steps = np.arange(first, first + (1 << min(chunk, grown)))
-        if end is not None:
-            steps = steps[cursor + (steps + 1) * size <= end]
-            if not len(steps):
-                raise self.source.used_up(cursor + first * size)
-        numbers = self.place.first(cursor) + (steps[:, None] * size + np.arange(self.place.share)).reshape(-1)
-        batches, each = self._batches(numbers, memory, slot), self.place.microbatches
-        return iter([batches[at : at + each] for at in range(0, len(batches), each)])
-
-    def _batches(self, numbers: np.ndarray, memory: KeptMemory, slot: int) -> list[StoredBatch]:
-        """Samples (N,) in microbatches, in the memory of that slot."""
-        T, B, N = self.source.sequence_length, self.place.micro_size, len(numbers)
-        count = N // B
-        tokens, rows = memory(slot, (N, T + 1), self.source.dtype)
-        found = self.source.fill(numbers, rows)
-        samples = torch.from_numpy(numbers).view(count, B).unbind()
-        batches = [StoredBatch(*each) for each in zip(tokens.view(count, B, T + 1).unbind(), samples, strict=True)]
-        if found.loss_mask is not None:
-            masks = torch.from_numpy(found.loss_mask).view(count, B, T).unbind()
-            for stored, mask in zip(batches, masks, strict=True):
-                stored.loss_mask = mask
-        if self.source.documents:
-            borders = np.arange(count + 1, dtype=np.int32) * (B * T)
-            cuts = np.diff(np.searchsorted(found.ends, borders, side="right"))
-            ends = torch.from_numpy(found.ends - np.repeat(borders[:-1], cuts)).split(cuts.tolist())
-            for stored, each in zip(batches, ends, strict=True):
-                stored.ends = each
-        return batches
+    def _gather(self, chunks: StepChunks, memory: KeptMemory, chunk: int, slot: int) -> Iterator[list[StoredBatch]]:
+        T, dtype = self.source.sequence_length, self.source.dtype
+        found = chunks.fill(chunk, lambda rows: memory(slot, (rows, T + 1), dtype)[1])
+        tokens, _ = memory(slot, found.tokens.shape, dtype)
+        mask = None if found.loss_mask is None else torch.from_numpy(found.loss_mask)
+        numbers = chunks.numbers(chunk)[: len(found.tokens)]
+        return in_steps(microbatches(self.source, self.place, numbers, tokens, found.ends, mask), self.place)

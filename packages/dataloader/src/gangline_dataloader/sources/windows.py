@@ -19,13 +19,13 @@ import numpy as np
 from gangline import UserError
 from gangline.data import BatchReader, DataSource, ReadPlace, Sample
 from gangline_dataloader.order.mixture import RowPlace
-from gangline_dataloader.sources.places import Windows
 from gangline_dataloader.store.tokens import by_row
 
 if TYPE_CHECKING:
     from gangline.data import TextCodec
     from gangline_dataloader.sources.infill import Infill
     from gangline_dataloader.sources.split import SplitRows
+    from gangline_dataloader.store.tokens import Tokens
 
 AHEAD = 1024  # samples whose places are computed at once: a call for one costs as much as a call for hundreds
 MANY = 256  # samples from which on a call of their own costs less
@@ -98,14 +98,14 @@ class WindowSource(DataSource, ABC):
         self.sequence_length, self.documents, self.infill, self.reach = sequence_length, documents, infill, reach
         self.dtype = np.result_type(*{store.dtype for store in self.stores})
         self.masked = any(store.masked for store in self.stores)
-        self._distant = any(store.distant for store in self.stores)
+        self.distant = any(store.distant for store in self.stores)
         self._first = np.array([one.first for one in parts], np.int64)
         self._ahead = lru_cache(maxsize=4)(self._rows)
 
     def rows(self, numbers: np.ndarray) -> RowPlace:
         """Which row of which store samples (N,) are."""
         place = self._rows_of(numbers)
-        if self._distant and numbers.size:
+        if self.distant and numbers.size:
             later = np.asarray(numbers) + max(AHEAD, self.reach)
             end = self.order.end
             for one in (place, self._rows_of(later if end is None else later[later < end])):
@@ -122,11 +122,6 @@ class WindowSource(DataSource, ABC):
         """(N,) where rows begin in the tokens of their stores."""
         return place.row * self.sequence_length
 
-    def places(self, numbers: np.ndarray) -> Windows:
-        """Where samples (N,) begin."""
-        place = self.rows(numbers)
-        return Windows(place.source, place.row * self.sequence_length)
-
     def row_of(self, i: int) -> tuple[int, int]:
         """Number of the source and row of its store that sample `i` is."""
         block, offset = divmod(i, AHEAD)
@@ -138,25 +133,26 @@ class WindowSource(DataSource, ABC):
         start = row * self.sequence_length
         return [(start, start + self.sequence_length + 1)]
 
-    def fill(self, numbers: np.ndarray, out: np.ndarray | None = None) -> StoredRows:
-        """What samples (N,) hold, near each other; `out` (N, T+1) is memory for the tokens."""
+    def fill(self, numbers: np.ndarray, out: np.ndarray | None = None, place: RowPlace | None = None) -> StoredRows:
+        """What samples (N,) hold, near each other.
+
+        out    (N, T+1) memory for the tokens, in one piece
+        place  what `rows` gives of the samples, where it is known
+        """
         numbers, T = np.asarray(numbers, np.int64), self.sequence_length
-        place = self.known_rows(numbers)
+        place = self.known_rows(numbers) if place is None else place
+        starts, at = place.row * T, np.arange(len(numbers)) * (T + 1)
         tokens = np.empty((len(numbers), T + 1), self.dtype) if out is None else out
-        row, end = self.gather(Windows(place.source, place.row * T), tokens)
+        self.copy(place.source, starts, starts + T + 1, tokens.reshape(-1), at)
         if self.infill is not None:
-            for number, each in zip(numbers.tolist(), tokens, strict=True):
-                self.infill.apply(each, number)
+            self.infill.apply(tokens, numbers)
+        row, end = self.ends_in(place.source, starts) if self.documents else by_row([])
         ends = (row * T + end).astype(np.int32)
         if not self.masked:
             return StoredRows(tokens, ends)
-        counted = np.empty((len(numbers), T + 1), np.uint8)
-        for k in np.unique(place.source).tolist():
-            rows = np.flatnonzero(place.source == k)
-            self.stores[k].counted(place.row[rows] * T, T + 1, counted, rows)
-        mask = counted[:, 1:].astype(bool, order="C")
-        mask.reshape(-1)[ends - 1] = False
-        return StoredRows(tokens, ends, mask)
+        learnt = np.empty((len(numbers), T + 1), np.uint8)
+        self.copy(place.source, starts, starts + T + 1, learnt.reshape(-1), at, learnt=True)
+        return StoredRows(tokens, ends, mask_of(learnt, ends))
 
     def known_rows(self, numbers: np.ndarray) -> RowPlace:
         """As `rows`, of numbers near each other, computed once for many. Raises UserError past the end of the data."""
@@ -202,23 +198,32 @@ class WindowSource(DataSource, ABC):
             return self._make_reader(self, place)
         return WindowReader(self, place)
 
-    def gather(self, windows: Windows, out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Fill out (N, T + 1) with windows (N,); gives (row, end), both (n,), of the documents that end in them.
+    def copy(
+        self,
+        source: np.ndarray,
+        starts: np.ndarray,
+        stops: np.ndarray,
+        out: np.ndarray,
+        at: np.ndarray,
+        learnt: bool = False,
+    ) -> None:
+        """Tokens [start, stop) of each of (n,) in the stores (n,) to `out` (M,), or which of them are to be learnt."""
+        for store, here in self._by_store(source):
+            copy = store.copy_learnt if learnt else store.copy
+            copy(starts[here], stops[here], out, at[here])
 
-        0 < end <= T; ascending by row, then end; none where documents are not kept apart.
-        """
-        T, found = self.sequence_length, []
-        if len(self.stores) == 1:
-            self.stores[0].windows(windows.start, T + 1, out)
-            return self.stores[0].ends_in(windows.start, T) if self.documents else by_row([])
-        for source in np.unique(windows.source):
-            rows = np.flatnonzero(windows.source == source)
-            starts, store = windows.start[rows], self.stores[int(source)]
-            store.windows(starts, T + 1, out, rows)
-            if self.documents:
-                row, end = store.ends_in(starts, T)
-                found.append((rows[row], end))
+    def ends_in(self, source: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(row, end), both (n,), of the documents that end in windows (N,) of T tokens: 0 < end <= T; in order."""
+        found = []
+        for store, here in self._by_store(source):
+            row, end = store.ends_in(starts[here], self.sequence_length)
+            found.append((np.arange(len(source))[here][row], end))
         return by_row(found)
+
+    def _by_store(self, source: np.ndarray) -> list[tuple[Tokens, np.ndarray | slice]]:
+        if len(self.stores) == 1:
+            return [(self.stores[0], slice(None))]
+        return [(self.stores[k], np.flatnonzero(source == k)) for k in np.unique(source).tolist()]
 
     def _rows(self, block: int) -> RowPlace:
         stop, end = (block + 1) * AHEAD, self.order.end
@@ -258,3 +263,10 @@ class WindowSource(DataSource, ABC):
 
     def decode(self, tokens: list[int]) -> str | None:
         return None if self.codec is None else self.codec.decode(tokens)
+
+
+def mask_of(learnt: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    """(N, T) bool, of the targets: `learnt` (N, T+1) uint8 of the tokens; none lies behind an end of `ends` (n,)."""
+    mask = learnt[:, 1:].astype(bool, order="C")
+    mask.reshape(-1)[ends - 1] = False
+    return mask

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,13 @@ class LocalTokens(StoreTokens):
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__(Path(folder).expanduser(), str(folder))
+
+    def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
+        found: dict[str, int | None] = dict.fromkeys(names)
+        for name in names:
+            with suppress(FileNotFoundError):
+                found[name] = (self.folder / name).stat().st_size
+        return found
 
     def file(self, name: str, dtype: str, length: int, xxh3: str) -> np.ndarray:
         return mapped(self.folder / name, dtype, length)

@@ -110,7 +110,7 @@ class Manifest:
 
     def identity(self) -> str:
         """The version of the data: 32 hex digits that change with any token, document or their order."""
-        return self._digests()[-1].hexdigest()
+        return self._digest("".join(self._lines())).hexdigest()
 
     def first(self, count: int) -> Manifest:
         """The store as it was when it had so many shards, but for what is said of its sources."""
@@ -119,19 +119,24 @@ class Manifest:
 
     def grew_from(self, identity: str) -> int | None:
         """How many of the first shards make the store with that identity; None: it is no beginning of this one."""
-        known = [digest.hexdigest() for digest in self._digests()]
-        return known.index(identity) + 1 if identity in known else None
+        digest = self._digest("")
+        for number, line in enumerate(self._lines()):
+            digest.update(line.encode())
+            if digest.copy().hexdigest() == identity:
+                return number + 1
+        return None
 
-    def _digests(self) -> list[Any]:
-        """The hash of each beginning of the store: of its first shard, of its first two, ..."""
+    def _digest(self, lines: str) -> blake2b:
         deciding = [self.dtype, self.vocab_size, self.tokenizer.identity, self.tokenizer.end_of_text]
-        digest, found = blake2b(json.dumps(deciding).encode(), digest_size=16), []
+        digest = blake2b(json.dumps(deciding).encode(), digest_size=16)
+        digest.update(lines.encode())
+        return digest
+
+    def _lines(self) -> list[str]:
+        """What decides of each shard."""
         columns = (self.shards.tokens, self.shards.documents, self.shards.xxh3, self.shards.ends_xxh3)
-        for number, (tokens, documents, xxh3, ends) in enumerate(zip(*columns, strict=True)):
-            loss = f" {self.shards.loss_xxh3[number]}" if self.shards.loss_xxh3 else ""
-            digest.update(f"{tokens} {documents} {xxh3} {ends}{loss}\n".encode())
-            found.append(digest.copy())
-        return found
+        loss = [f" {one}" for one in self.shards.loss_xxh3] or [""] * len(self.shards)
+        return [f"{t} {d} {x} {e}{more}\n" for t, d, x, e, more in zip(*columns, loss, strict=True)]
 
     def write(self, folder: Path) -> None:
         """Make the store whole: the manifest appears at once, or not at all."""

@@ -70,7 +70,8 @@ def mapped_file(file: BinaryIO, dtype: str, length: int) -> np.ndarray:
         )
     if start != header(dtype, length):
         raise UserError(f"{path} is not the array of {length} {dtype} that the manifest says.", "", verify(path))
-    return np.memmap(file, np.dtype(dtype), "r", HEADER, (length,))
+    # As a plain array: each operation on a np.memmap goes through Python.
+    return np.asarray(np.memmap(file, np.dtype(dtype), "r", HEADER, (length,))).view(np.ndarray)
 
 
 def verify(path: Path) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from gangline_dataloader.store import manifest as manifests
 from gangline_dataloader.store.manifest import Manifest, ends_of, file_of, loss_of
+from gangline_dataloader.store.npy import nbytes_of
 from gangline_dataloader.store.tokens import Sharded
 
 
@@ -41,6 +43,20 @@ class StoreTokens(Sharded, ABC):
 
         Raises UserError where it is not as the manifest says.
         """
+
+    @abstractmethod
+    def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
+        """Bytes of files of the store as they are, None for one that is not there; without those nobody could say."""
+
+    def files(self) -> dict[str, int]:
+        """Bytes of each file of its shards, as the manifest says."""
+        found, shards = {}, self.manifest.shards
+        for number, (tokens, documents) in enumerate(zip(shards.tokens, shards.documents, strict=True)):
+            found[file_of(number)] = nbytes_of(self.dtype, tokens)
+            found[ends_of(number)] = nbytes_of("<u4", documents)
+            if self.masked:
+                found[loss_of(number)] = nbytes_of("|u1", tokens)
+        return found
 
     def open(self, shard: int) -> np.ndarray:
         entry = self.manifest.shards[shard]

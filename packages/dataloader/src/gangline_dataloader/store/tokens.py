@@ -11,6 +11,9 @@ from functools import lru_cache
 
 import numpy as np
 
+AT_ONCE = 1 << 17  # bytes of windows that are copied at once
+FEW = 8  # windows of a shard that are worth a call
+
 
 class Tokens(ABC):
     """All tokens of a corpus, numbered from 0, in stored width."""
@@ -25,11 +28,20 @@ class Tokens(ABC):
     masked: bool = False  # whether only some tokens are to be learnt
 
     @abstractmethod
-    def windows(self, starts: np.ndarray, length: int, out: np.ndarray, rows: np.ndarray | None = None) -> None:
-        """Fill out (N, length), or these rows of it, with the tokens from each of `starts` (N,) on.
+    def copy(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
+        """Tokens [start, stop) of each of (n,) to out[at:at + stop - start], `out` (M,) in one piece and of our dtype.
 
         All lie inside the corpus.
         """
+
+    def copy_learnt(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
+        """As `copy`, uint8: 1 for a token that is to be learnt."""
+        for first, length in zip(at.tolist(), (stops - starts).tolist(), strict=True):
+            out[first : first + length] = 1
+
+    def windows(self, starts: np.ndarray, length: int, out: np.ndarray) -> None:
+        """Fill out (N, length) with the tokens from each of `starts` (N,) on."""
+        self.copy(starts, starts + length, out.reshape(-1), np.arange(len(starts)) * length)
 
     @abstractmethod
     def ends(self, start: int, stop: int) -> np.ndarray:
@@ -38,10 +50,6 @@ class Tokens(ABC):
     @abstractmethod
     def ends_in(self, starts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
         """`ends` in (start, start + length] for each of `starts` (N,): (its number, end - start), both (n,)."""
-
-    def counted(self, starts: np.ndarray, length: int, out: np.ndarray, rows: np.ndarray | None = None) -> None:
-        """As `windows`, uint8: 1 for a token that is to be learnt."""
-        out[slice(None) if rows is None else rows] = 1
 
     def announce(self, starts: np.ndarray) -> None:
         """Tokens from which windows will be read soon. Nothing to do where they are mapped."""
@@ -81,7 +89,6 @@ class Sharded(Tokens):
         self.shard = lru_cache(keep)(self.open)
         self.shard_ends = lru_cache(keep)(self.open_ends)
         self.shard_loss = lru_cache(keep)(self.open_loss)
-        self._view = lru_cache(keep)(self._make_view)
 
     @abstractmethod
     def open(self, shard: int) -> np.ndarray:
@@ -95,46 +102,42 @@ class Sharded(Tokens):
         """Which of its tokens are to be learnt, uint8; asked where `masked`."""
         raise NotImplementedError
 
-    def windows(self, starts: np.ndarray, length: int, out: np.ndarray, rows: np.ndarray | None = None) -> None:
-        self._gather(self.shard, starts, length, out, rows)
+    def copy(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
+        self._copy(self.shard, starts, stops, out, at)
 
-    def counted(self, starts: np.ndarray, length: int, out: np.ndarray, rows: np.ndarray | None = None) -> None:
+    def copy_learnt(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
         if self.masked:
-            self._gather(self.shard_loss, starts, length, out, rows)
+            self._copy(self.shard_loss, starts, stops, out, at)
         else:
-            super().counted(starts, length, out, rows)
+            super().copy_learnt(starts, stops, out, at)
 
-    def _gather(
+    def _copy(
         self,
         opened: Callable[[int], np.ndarray],
         starts: np.ndarray,
-        length: int,
+        stops: np.ndarray,
         out: np.ndarray,
-        rows: np.ndarray | None,
+        at: np.ndarray,
     ) -> None:
-        shards, across = self._by_shard(starts, length)
+        shards, across = self._by_shard(starts, stops)
+        lengths = stops - starts
+        length = int(lengths[0])
+        # Rows of a few shards are gathered; where there are many, or pieces of any length, one is copied after another.
+        if out.size % length == 0 and len(starts) >= FEW * len(shards) and (lengths == length).all():
+            rows, beyond = np.divmod(at, length)
+            if not beyond.any():
+                for shard, here in shards:
+                    copy_rows(opened(shard), starts[here] - self._starts[shard], length, out, rows[here])
+                shards = []
         for shard, here in shards:
-            # Fancy indexing copies whole windows; np.take would first copy the view, which is `length` corpora large.
-            copied = self._view(opened, shard, length)[starts[here] - self._starts[shard]]
-            if len(here) == len(out):
-                out[:] = copied
-            else:
-                out[here if rows is None else rows[here]] = copied
-        for row in across:
-            self._across(opened, int(starts[row]), length, out[row if rows is None else rows[row]])
-
-    def _make_view(self, opened: Callable[[int], np.ndarray], shard: int, length: int) -> np.ndarray:
-        return np.lib.stride_tricks.sliding_window_view(opened(shard), length)
-
-    def _across(self, opened: Callable[[int], np.ndarray], start: int, length: int, out: np.ndarray) -> None:
-        """A window that lies in more than one shard."""
-        done = 0
-        while done < length:
-            shard = int(np.searchsorted(self._starts, start + done, side="right")) - 1
-            offset = start + done - int(self._starts[shard])
-            part = opened(shard)[offset : offset + length - done]
-            out[done : done + len(part)] = part
-            done += len(part)
+            copy_pieces(opened(shard), starts[here] - self._starts[shard], lengths[here], out, at[here])
+        for piece in across:
+            first, stop, shift = int(starts[piece]), int(stops[piece]), int(at[piece] - starts[piece])
+            while first < stop:
+                shard = int(np.searchsorted(self._starts, first, side="right")) - 1
+                base, end = int(self._starts[shard]), min(stop, int(self._starts[shard + 1]))
+                out[first + shift : end + shift] = opened(shard)[first - base : end - base]
+                first = end
 
     def ends(self, start: int, stop: int) -> np.ndarray:
         first, last = np.searchsorted(self._starts, [start, stop - 1], side="right") - 1
@@ -148,7 +151,7 @@ class Sharded(Tokens):
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def ends_in(self, starts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-        shards, rest = self._by_shard(starts, length)
+        shards, rest = self._by_shard(starts, starts + length)
         found = []
         for shard, here in shards:
             ends = self.shard_ends(shard)
@@ -157,23 +160,26 @@ class Sharded(Tokens):
             first = starts[here] - self._starts[shard]
             low, high = _behind(ends, first), _behind(ends, first + length)
             counts = high - low
-            number = np.repeat(np.arange(len(here)), counts)
-            at = np.arange(len(number)) + (low - np.cumsum(counts) + counts)[number]
-            found.append((here[number], ends[at].astype(np.int64) - first[number]))
+            shift = np.repeat(low - np.cumsum(counts) + counts, counts)
+            inside = ends[np.arange(len(shift)) + shift]
+            found.append((np.repeat(here, counts), inside.astype(np.int64) - np.repeat(first, counts)))
         for row in rest:
             start = int(starts[row])
             across = self.ends(start, start + length) - start
             found.append((np.full(len(across), row), across))
         return by_row(found)
 
-    def _by_shard(self, starts: np.ndarray, length: int) -> tuple[list[tuple[int, np.ndarray]], np.ndarray]:
-        """([(shard, which of the windows lie in it)], which lie in several)."""
+    def _by_shard(self, starts: np.ndarray, stops: np.ndarray) -> tuple[list[tuple[int, np.ndarray]], np.ndarray]:
+        """([(shard, which of the pieces lie in it)], which lie in several)."""
+        if len(self._starts) == 2:
+            return [(0, np.arange(len(starts)))], np.empty(0, np.int64)
         shard_of = np.searchsorted(self._starts, starts, side="right") - 1
-        inside = starts + length <= self._starts[shard_of + 1]
-        if inside.all() and len(shard_of) and (shard_of == shard_of[0]).all():
-            return [(int(shard_of[0]), np.arange(len(starts)))], np.empty(0, np.int64)
-        found = [(int(one), np.flatnonzero(inside & (shard_of == one))) for one in np.unique(shard_of[inside])]
-        return found, np.flatnonzero(~inside)
+        inside = stops <= self._starts[shard_of + 1]
+        order = np.argsort(shard_of, kind="stable")
+        order = order[inside[order]]
+        shards, first = np.unique(shard_of[order], return_index=True)
+        found = zip(shards.tolist(), np.split(order, first)[1:], strict=True)
+        return list(found), np.flatnonzero(~inside)
 
     def _shard_length(self, shard: int) -> int:
         return int(self._starts[shard + 1] - self._starts[shard])
@@ -193,3 +199,39 @@ def by_row(found: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, 
 def _behind(ends: np.ndarray, places: np.ndarray) -> np.ndarray:
     """How many of the ascending `ends` are at most each place; in their dtype, or numpy would copy all of them."""
     return np.searchsorted(ends, places.astype(ends.dtype), side="right")
+
+
+def copy_pieces(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
+    """data[start:start + length] to out[at:at + length], for each of (n,)."""
+    size = _size(data, out)
+    # Slices of numpy would give the interpreter to other threads, and wait for it, at each of them.
+    source, target = data.data.cast("B"), out.data.cast("B")
+    places = zip((starts * size).tolist(), (lengths * size).tolist(), (at * size).tolist(), strict=True)
+    for start, nbytes, first in places:
+        target[first : first + nbytes] = source[start : start + nbytes]
+
+
+def copy_rows(data: np.ndarray, starts: np.ndarray, length: int, out: np.ndarray, rows: np.ndarray) -> None:
+    """data[start:start + length] to row number `rows[i]` of `length` in `out`, for each of (n,).
+
+    A window is one number of many bytes here: fancy indexing copies those fastest. It has no `out`, so a few are copied
+    at once, which stay in the processor's own memory. (np.take has one, and would first copy all windows there are.)
+    """
+    size = _size(data, out)
+    window = np.dtype(f"V{length * size}")
+    windows = np.ndarray((len(data) - length + 1,), window, data, 0, (size,))
+    target, each = out.view(window), max(1, AT_ONCE // window.itemsize)
+    for first in range(0, len(starts), each):
+        here = rows[first : first + each]
+        given = windows[starts[first : first + each]]
+        if here[-1] - here[0] == len(here) - 1:  # one behind another, as they ascend
+            target[here[0] : here[-1] + 1] = given
+        else:
+            target[here] = given
+
+
+def _size(data: np.ndarray, out: np.ndarray) -> int:
+    """Bytes of a token."""
+    if data.dtype != out.dtype:
+        raise TypeError(f"tokens of {data.dtype} into memory of {out.dtype}")
+    return data.itemsize

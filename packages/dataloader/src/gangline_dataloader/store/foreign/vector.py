@@ -24,11 +24,17 @@ class ForeignTokens(Sharded, ABC):
 
     name: str  # of what holds them, for messages
 
-    def windows(self, starts: np.ndarray, length: int, out: np.ndarray, rows: np.ndarray | None = None) -> None:
-        super().windows(starts, length, out, rows)
-        out = out if rows is None or len(rows) == len(out) else out[rows]
-        if out.size and (out.max() >= self.vocab_size or out.min() < 0):
-            bad = int(out.max()) if out.max() >= self.vocab_size else int(out.min())
+    def copy(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
+        super().copy(starts, stops, out, at)
+        # all at once where they lie one behind another, as whole batches do
+        first, end = int(at.min()), int((at + stops - starts).max())
+        whole = end - first == int((stops - starts).sum())
+        for low, high in [(first, end)] if whole else zip(at.tolist(), (at + stops - starts).tolist(), strict=True):
+            self._check(out[low:high])
+
+    def _check(self, tokens: np.ndarray) -> None:
+        if tokens.max() >= self.vocab_size or tokens.min() < 0:
+            bad = int(tokens.max()) if tokens.max() >= self.vocab_size else int(tokens.min())
             raise UserError(
                 f"{self.name} has token {bad}, and the model's vocabulary has {self.vocab_size}.",
                 "The file is of another tokenizer, or not of the format that it seems to be.",

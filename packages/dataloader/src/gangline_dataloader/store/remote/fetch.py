@@ -10,7 +10,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +20,7 @@ from gangline import UserError
 
 RANGE = 8 << 20  # bytes of a request
 AT_ONCE = 16  # requests
+LOOKERS, LOOK = 32, 10.0  # requests at once that look whether files are there, and seconds for all of them
 PAUSES = (0.1, 0.3, 1.0, 3.0, 10.0)  # seconds before a request is made again, the last one again and again
 
 log = logging.getLogger(__name__)
@@ -61,6 +63,40 @@ class Remote:
                 raise self._gave_up(name, error) from error
             log.warning("%s/%s: %s: taken as not there", self.url, name, error)
             return None
+
+    def names(self) -> list[str]:
+        """Of the files there; none where the file system cannot list them."""
+        return list(self._listed())
+
+    def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
+        """Bytes of files, None for one that is not there. Without those that nobody could say in `LOOK` seconds."""
+        listed = self._listed()
+        if any(listed.values()):  # one that lists names without sizes (http) lists whatever a page links to
+            return {name: listed.get(name) for name in names}
+        found: dict[str, int | None] = {}
+        until = time.monotonic() + LOOK
+
+        def look(name: str) -> None:
+            if time.monotonic() < until:
+                try:
+                    if (size := self.files.info(f"{self.root}/{name}").get("size")) is not None:
+                        found[name] = int(size)
+                except FileNotFoundError:
+                    found[name] = None
+                except Exception as error:  # the read of it will say so
+                    log.info("%s/%s: %s", self.url, name, error)
+
+        with ThreadPoolExecutor(LOOKERS) as pool:
+            list(pool.map(look, names))
+        return found
+
+    def _listed(self) -> dict[str, int | None]:
+        try:
+            entries = self.files.ls(self.root, detail=True)
+        except Exception as error:  # each file system has its own way to say that it cannot
+            log.info("%s cannot be listed: %s", self.url, error)
+            return {}
+        return {str(one["name"]).rstrip("/").rpartition("/")[2]: one.get("size") for one in entries}
 
     def fetch(self, name: str, size: int, path: Path) -> None:
         """`size` bytes of a file into `path`. Raises UserError past the deadline, or where the file is shorter."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -68,6 +68,9 @@ class RemoteTokens(StoreTokens):
     def file(self, name: str, dtype: str, length: int, xxh3: str) -> np.ndarray:
         with self._cached(name, nbytes_of(dtype, length), xxh3) as file:
             return mapped_file(file, dtype, length)
+
+    def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
+        return self.remote.sizes(names)
 
     def nbytes(self) -> np.ndarray:
         """(number of shards,) int64: bytes of the files of each that are fetched, without those of a plan."""

@@ -1,0 +1,124 @@
+"""Whole steps read together: which samples a chunk of them holds, and how it becomes microbatches.
+
+A thread that woke up for each step, or a DALI pipeline that ran for each, would cost as much as the tokens.
+
+B sequences of a microbatch, T tokens, N rows of a chunk
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from gangline.data import ReadPlace, StoredBatch
+from gangline_dataloader.order.mixture import RowPlace
+
+if TYPE_CHECKING:
+    from gangline_dataloader.sources.windows import StoredRows, WindowSource
+
+CHUNK = 1 << 20  # tokens that are gathered at once, if a step has no more
+GROUP = 16  # chunks whose places are computed together: a call for one costs as much as for many
+PATIENCE = 5.0  # seconds: what failed after longer kept a run waiting until a deadline, and is not asked again
+
+
+class StepChunks:
+    """Chunks 0, 1, 2, ... of the steps from sample `cursor` on; they are read in order.
+
+    They hold one step, two, four, ..., at most `steps`, a power of two: the first `take` waits for its own.
+    """
+
+    def __init__(self, source: WindowSource, place: ReadPlace, cursor: int, steps: int) -> None:
+        self.source, self.place, self.cursor = source, place, cursor
+        self._grown = steps.bit_length() - 1
+        self._failed: Exception | None = None
+        self._places: dict[int, RowPlace] = {}
+
+    def numbers(self, chunk: int) -> np.ndarray:
+        """(N,) the samples of a chunk; fewer where the data ends. Raises UserError where it has ended."""
+        grown, size, end = self._grown, self.place.global_size, self.source.order.end
+        first = (1 << chunk) - 1 if chunk <= grown else (1 << grown) - 1 + (chunk - grown << grown)
+        steps = np.arange(first, first + (1 << min(chunk, grown)))
+        if end is not None:
+            steps = steps[self.cursor + (steps + 1) * size <= end]
+            if not len(steps):
+                raise self.source.used_up(self.cursor + first * size)
+        return self.place.first(self.cursor) + (steps[:, None] * size + np.arange(self.place.share)).reshape(-1)
+
+    def fill(self, chunk: int, memory: Callable[[int], np.ndarray]) -> StoredRows:
+        """What the next chunk holds, in `memory` of so many rows.
+
+        Where a step of it cannot be read, those before it are given, and the next chunk raises what went wrong.
+        """
+        if self._failed is not None:
+            raise self._failed
+        numbers, begun = self.numbers(chunk), time.monotonic()
+        try:
+            return self.source.fill(numbers, memory(len(numbers)), self._place(chunk, numbers))
+        except Exception:
+            if len(numbers) == self.place.share or time.monotonic() - begun > PATIENCE:
+                raise
+        good, failed = 0, None
+        for step in numbers.reshape(-1, self.place.share):
+            try:
+                self.source.fill(step)
+            except Exception as error:
+                failed = error
+                break
+            good += len(step)
+        if failed is not None and not good:
+            raise failed
+        self._failed = failed
+        return self.source.fill(numbers[:good], memory(good))
+
+    def _place(self, chunk: int, numbers: np.ndarray) -> RowPlace | None:
+        """Where the samples (N,) of a chunk come from; None: a call for them alone is as good."""
+        if self.source.distant or chunk < self._grown or self.source.order.end is not None:
+            return None
+        if chunk not in self._places:
+            count = len(numbers)
+            found = self.source.rows(np.concatenate([self.numbers(chunk + n) for n in range(GROUP)]))
+            for n in range(GROUP):
+                here = slice(n * count, (n + 1) * count)
+                self._places[chunk + n] = RowPlace(found.source[here], found.epoch[here], found.row[here])
+        return self._places.pop(chunk)
+
+
+def steps_per_chunk(source: WindowSource, place: ReadPlace) -> int:
+    """How many, a power of two."""
+    most = max(1, CHUNK // (place.share * source.sequence_length))
+    return 1 << most.bit_length() - 1
+
+
+def microbatches(
+    source: WindowSource,
+    place: ReadPlace,
+    numbers: np.ndarray,
+    tokens: torch.Tensor,
+    ends: np.ndarray,
+    loss_mask: torch.Tensor | None,
+) -> list[StoredBatch]:
+    """Samples (N,) in microbatches; the rest as StoredRows has it."""
+    T, B, N = source.sequence_length, place.micro_size, len(numbers)
+    count = N // B
+    samples = torch.from_numpy(numbers).view(count, B).unbind()
+    batches = [StoredBatch(*each) for each in zip(tokens.view(count, B, T + 1).unbind(), samples, strict=True)]
+    if loss_mask is not None:
+        for stored, mask in zip(batches, loss_mask.view(count, B, T).unbind(), strict=True):
+            stored.loss_mask = mask
+    if source.documents:
+        borders = np.arange(count + 1, dtype=np.int32) * (B * T)
+        cuts = np.diff(np.searchsorted(ends, borders, side="right"))
+        of_batch = torch.from_numpy(ends - np.repeat(borders[:-1], cuts)).split(cuts.tolist())
+        for stored, each in zip(batches, of_batch, strict=True):
+            stored.ends = each
+    return batches
+
+
+def in_steps(batches: list[StoredBatch], place: ReadPlace) -> Iterator[list[StoredBatch]]:
+    """One step's after the other's."""
+    each = place.microbatches
+    return iter([batches[at : at + each] for at in range(0, len(batches), each)])

@@ -1,0 +1,39 @@
+"""Whether the files of stores are there, before a process starts; their bytes are looked at when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gangline import Problem
+from gangline_dataloader.sources.split import SplitRows
+from gangline_dataloader.store.stored import StoreTokens
+
+NAMED = 3  # files in a message
+
+
+def missing(parts: Sequence[SplitRows]) -> list[Problem]:
+    """One for each store that lacks files, or has some of another size than its manifest says."""
+    wanted: dict[tuple[str, str], tuple[StoreTokens, dict[str, int]]] = {}
+    for one in parts:
+        if isinstance(one.store, StoreTokens):
+            _, files = wanted.setdefault((one.store.name, one.store.identity), (one.store, {}))
+            files.update(one.store.files() | ({} if one.plan is None else one.plan.files()))
+    return [problem for store, files in wanted.values() for problem in _of_store(store, files)]
+
+
+def _of_store(store: StoreTokens, wanted: dict[str, int]) -> list[Problem]:
+    sizes = store.sizes(list(wanted))
+    gone = [name for name, size in sizes.items() if size is None]
+    other = [
+        f"{name} ({size} bytes, not {wanted[name]})" for name, size in sizes.items() if size not in (None, wanted[name])
+    ]
+    if not gone and not other:
+        return []
+    said = [f"Not there: {_some(gone)}."] * bool(gone) + [f"Torn or replaced: {_some(other)}."] * bool(other)
+    what = f"{store.name} is not whole: {len(gone) + len(other)} of its {len(wanted)} files."
+    mend = f"gangline data verify {store.name}  looks at every byte; copy those files again, or prepare it anew."
+    return [Problem(what, " ".join(said), mend)]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")

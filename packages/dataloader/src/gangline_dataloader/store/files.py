@@ -1,0 +1,98 @@
+"""The files of a store, one after another as whole local files, wherever it lies: for what looks at every byte."""
+
+from __future__ import annotations
+
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gangline import UserError
+from gangline_dataloader.store.manifest import FILE, VALIDATION
+from gangline_dataloader.store.remote.fetch import Remote
+from gangline_dataloader.store.remote.tokens import is_remote
+
+DEADLINE = 600.0  # seconds that a file of a distant store is waited for
+
+
+class StoreFiles(ABC):
+    """A store.
+
+    name    as people know it
+    folder  with its manifest and its plans
+    """
+
+    name: str
+    folder: Path
+
+    @abstractmethod
+    @contextmanager
+    def file(self, name: str, nbytes: int) -> Iterator[Path]:
+        """A file of `nbytes` bytes, local as long as the context lasts. Raises UserError where it cannot be had."""
+
+    @abstractmethod
+    def held_out(self) -> StoreFiles | None:
+        """What was held out of it for validation, if anything."""
+
+
+class LocalFiles(StoreFiles):
+    """In a directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name, self.folder = str(folder), folder
+
+    @contextmanager
+    def file(self, name: str, nbytes: int) -> Iterator[Path]:
+        yield self.folder / name
+
+    def held_out(self) -> LocalFiles | None:
+        inside = LocalFiles(self.folder / VALIDATION)
+        return inside if (inside.folder / FILE).exists() else None
+
+
+class RemoteFiles(StoreFiles):
+    """Behind a URL; `folder` is a local one, empty at first."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.name, self.folder, self.remote = url.rstrip("/"), folder, Remote(url, DEADLINE)
+        folder.mkdir(exist_ok=True)
+        if not self._copied(FILE):
+            raise UserError(
+                f"{url} holds no token store: it has no {FILE}.",
+                "A manifest is written last, so what an interrupted `prepare` left has none either.",
+            )
+        for name in self.remote.names():
+            if name.startswith("pack-") and name.endswith(".json"):
+                self._copied(name)
+
+    def _copied(self, name: str) -> bool:
+        content = self.remote.small(name, optional=name == FILE)
+        if content is not None:
+            (self.folder / name).write_bytes(content)
+        return content is not None
+
+    @contextmanager
+    def file(self, name: str, nbytes: int) -> Iterator[Path]:
+        path = self.folder / name
+        try:
+            self.remote.fetch(name, nbytes, path)
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    def held_out(self) -> RemoteFiles | None:
+        url = f"{self.name}/{VALIDATION}"
+        if Remote(url, DEADLINE).small(FILE, optional=True) is None:
+            return None
+        return RemoteFiles(url, self.folder / VALIDATION)
+
+
+@contextmanager
+def files_at(place: str) -> Iterator[StoreFiles]:
+    """Those of a directory, or behind a URL, one of which is on the local disk at a time. Raises UserError."""
+    if not is_remote(place):
+        yield LocalFiles(Path(place).expanduser())
+        return
+    with tempfile.TemporaryDirectory(prefix="gangline-") as folder:
+        yield RemoteFiles(place, Path(folder, "store"))
