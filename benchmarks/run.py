@@ -17,6 +17,7 @@ SCRIPTS = (
     "data_tokens",
     "data_remote",
     "tokenise",
+    "near_doubles",
     "data_parallel",
     "muon",
     "tensor",

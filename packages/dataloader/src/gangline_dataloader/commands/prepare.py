@@ -12,10 +12,12 @@ from pathlib import Path
 
 from gangline import UserError
 from gangline_dataloader.packing.pack_plan import PackPlan, make, planned
+from gangline_dataloader.prepare import cluster
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.inputs import Input, listing
+from gangline_dataloader.prepare.prepare_plan import PreparePlan
 from gangline_dataloader.prepare.private import KINDS
-from gangline_dataloader.prepare.run import alone, prepare
+from gangline_dataloader.prepare.run import alone, prepare, undertake
 from gangline_dataloader.prepare.settings import BYTES, ENGINES, TIKTOKEN, Settings
 from gangline_dataloader.store.manifest import FILE, VALIDATION, Manifest, read
 
@@ -81,6 +83,17 @@ def parser(known: Settings | None = None) -> argparse.ArgumentParser:
     with_what = "tiktoken where it is installed and the tokenizer is a byte-level BPE, else tokenizers: the same tokens"
     words.add_argument("--tokenise-with", choices=ENGINES, default=TIKTOKEN, help=with_what)
     words.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
+    engine = "carry the stages out by datatrove: here, or as jobs of Slurm that wait for each other"
+    words.add_argument("--cluster", choices=("local", "slurm"), help=engine)
+    count = "into how many tasks datatrove cuts a stage (default: 100 under Slurm, else as many as workers)"
+    words.add_argument("--tasks", type=int, metavar="N", help=count)
+    words.add_argument(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="partition, time, cpus_per_task, mem_per_cpu_gb, ...: of datatrove's SlurmPipelineExecutor, or of sbatch",
+    )
     return words
 
 
@@ -91,6 +104,10 @@ def run(argv: Sequence[str]) -> int:
         asked = parser(made_by(asked.out)).parse_args(list(argv))
     if asked.workers < 1:
         raise UserError(f"--workers {asked.workers}: expected 1 or more.")
+    if asked.cluster is None and (asked.tasks is not None or asked.slurm):
+        raise UserError("--tasks and --slurm have no meaning without --cluster.")
+    if asked.tasks is not None and asked.tasks < 1:
+        raise UserError(f"--tasks {asked.tasks}: expected 1 or more.")
     if wrong := [T for T in asked.pack if not 0 < T < 1 << 24]:
         raise UserError(f"--pack {wrong[0]}: expected the tokens of a sequence.")
     if asked.pack and not asked.inputs:
@@ -114,10 +131,35 @@ def run(argv: Sequence[str]) -> int:
     )
     files = listing(asked.inputs, asked.out)
     print(estimate(files, settings, asked.workers, asked.out), flush=True)
-    manifest = prepare(asked.inputs, asked.out, settings, asked.workers, _progress, asked.tokenise_with, asked.append)
+    if asked.cluster is None:
+        prepare(asked.inputs, asked.out, settings, asked.workers, _progress, asked.tokenise_with, asked.append)
+    elif jobs := on_cluster(asked, settings):
+        print(
+            f"jobs {', '.join(jobs)}: when the last has ended, {asked.out} is whole; the same call says what is in it"
+        )
+        return 0
+    manifest = read(asked.out)
     lengths = sorted({*asked.pack, *(planned(Path(asked.out).expanduser()) if asked.append else ())})
     print("\n".join([report(manifest, asked.out), *plan_all(asked.out, lengths)]))
     return 0
+
+
+def on_cluster(asked: argparse.Namespace, settings: Settings) -> list[str]:
+    """Carry it out by datatrove; the jobs of Slurm that will, none where all is done."""
+    options = dict(one.partition("=")[::2] for one in asked.slurm)
+    if wrong := [one for one in asked.slurm if "=" not in one]:
+        raise UserError(f"--slurm {wrong[0]}: expected KEY=VALUE.")
+    tasks = asked.tasks or (100 if asked.cluster == "slurm" else asked.workers)
+    jobs: list[str] = []
+
+    def carry(plan: PreparePlan) -> None:
+        if asked.cluster == "slurm":
+            jobs.extend(cluster.submit(plan, tasks, options))
+        else:
+            cluster.run_here(plan, tasks, asked.workers)
+
+    undertake(asked.inputs, asked.out, settings, asked.tokenise_with, asked.append, carry)
+    return jobs
 
 
 def made_by(out: str) -> Settings:

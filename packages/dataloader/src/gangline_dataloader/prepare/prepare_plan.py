@@ -29,6 +29,7 @@ from gangline_dataloader.store.manifest import FILE, VALIDATION, Manifest
 WORK = ".prepare"  # the folder of what is under way
 SPLITS = ("", VALIDATION)  # folders below the store, each a store of its own
 PLAN = "plan.json"
+SUBMITTED = "submitted.json"  # jobs of a cluster that are to carry it out
 
 
 @dataclass(frozen=True)
@@ -115,9 +116,13 @@ def forget(store: Path, identity: str) -> None:
         shutil.rmtree(store / WORK, ignore_errors=True)
 
 
-@lru_cache(maxsize=1)
 def read(store: Path, identity: str) -> PreparePlan:
     """The plan that was written, in another process."""
+    return _read(store, identity, (store / WORK / PLAN).stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _read(store: Path, identity: str, modified: int) -> PreparePlan:
     content = json.loads((store / WORK / PLAN).read_bytes())
     assert content["identity"] == identity, "another call has begun in its place"
     files = [Input(*file) for file in content["files"]]

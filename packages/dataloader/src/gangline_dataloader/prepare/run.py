@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from gangline import UserError
 from gangline.launch import die_with
 from gangline_dataloader.prepare import assemble, choice, known, prepare_plan as plans, task
 from gangline_dataloader.prepare.inputs import listing
-from gangline_dataloader.prepare.prepare_plan import WORK, PreparePlan
+from gangline_dataloader.prepare.prepare_plan import SUBMITTED, WORK, PreparePlan
 from gangline_dataloader.prepare.settings import TIKTOKEN, Settings
 from gangline_dataloader.store.manifest import FILE, Manifest, read
 
@@ -47,6 +48,19 @@ def prepare(
 
     Raises UserError where an input cannot be read, nothing is left to train on, or `out` holds something else.
     """
+    undertake(words, out, settings, engine, append, lambda plan: carry_out(plan, workers, progress))
+    return read(Path(out).expanduser())
+
+
+def undertake(
+    words: Sequence[str],
+    out: str | Path,
+    settings: Settings,
+    engine: str,
+    append: bool,
+    carry: Callable[[PreparePlan], None],
+) -> None:
+    """Plan, and have the plan carried out, unless all is done. Raises UserError as `prepare`."""
     settings.check()
     files, folder = listing(words, out), Path(out).expanduser()
     identity = settings.identity(files)
@@ -54,20 +68,23 @@ def prepare(
         if (folder / WORK).exists():
             with alone(folder):
                 plans.forget(folder, identity)
-        return read(folder)
+        return
     if append:
         fits(read(folder), settings, folder)
     folder.mkdir(parents=True, exist_ok=True)
     with alone(folder):
-        carry_out(plans.begun(folder, identity, settings, engine, files, append), workers, progress)
-    return read(folder)
+        carry(plans.begun(folder, identity, settings, engine, files, append))
 
 
 @dataclass(frozen=True)
 class PrepareStage:
-    """One stage: how many pieces of work a plan has when the stages before are done, and how one is done."""
+    """One stage: how many pieces of work a plan has when the stages before are done, and how one is done.
+
+    many  whether there may be more than one
+    """
 
     name: str
+    many: bool
     count: Callable[[PreparePlan], int]
     work: Callable[[PreparePlan, int], None]
 
@@ -87,10 +104,10 @@ def _pieces(plan: PreparePlan) -> int:
 
 
 STAGES = (
-    PrepareStage("task", lambda plan: len(plan.known) + len(plan.dealt), _task),
-    PrepareStage("choice", lambda plan: 1, lambda plan, _: choice.choose(plan)),
-    PrepareStage("shard", _pieces, assemble.write_shard),
-    PrepareStage("store", lambda plan: 1, lambda plan, _: assemble.publish(plan)),
+    PrepareStage("task", True, lambda plan: len(plan.known) + len(plan.dealt), _task),
+    PrepareStage("choice", False, lambda plan: 1, lambda plan, _: choice.choose(plan)),
+    PrepareStage("shard", True, _pieces, assemble.write_shard),
+    PrepareStage("store", False, lambda plan: 1, lambda plan, _: assemble.publish(plan)),
 )
 
 
@@ -144,6 +161,8 @@ def alone(folder: Path) -> Iterator[None]:
             ) from None
         except OSError:  # a network file system without locks
             pass
+        if (folder / WORK / SUBMITTED).exists():
+            import_module("gangline_dataloader.prepare.cluster").refuse_if_submitted(folder / WORK)
         yield
     finally:
         os.close(handle)
@@ -155,8 +174,7 @@ def already(folder: Path, identity: str, append: bool) -> Manifest | None:
         return None
     if (folder / FILE).exists() or append:
         found = read(folder)
-        later = found.report.get("appended", [])
-        if identity in (found.report.get("identity"), *(one.get("identity") for one in later)):
+        if made_by(folder, identity):
             return found
         if append:
             return None
@@ -171,6 +189,14 @@ def already(folder: Path, identity: str, append: bool) -> Manifest | None:
             f"{folder} holds something else.", "A store is made in a directory of its own.", "Name another --out."
         )
     return None
+
+
+def made_by(folder: Path, identity: str) -> bool:
+    """Whether a call made the store that is there, or put something behind it."""
+    if not (folder / FILE).exists():
+        return False
+    report = read(folder).report
+    return identity in (report.get("identity"), *(one.get("identity") for one in report.get("appended", [])))
 
 
 def fits(manifest: Manifest, settings: Settings, folder: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from gangline import UserError
 from gangline.data import ByteCodec, TextCodec, TokenizerCodec
-from gangline_dataloader.prepare import language
+from gangline_dataloader.prepare import language, near
 from gangline_dataloader.prepare.chat import ChatTemplate, find
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.fast_bpe import fast
@@ -101,12 +101,16 @@ class Settings:
             raise UserError(f"--near {self.near} is no resemblance.", "Choose more than 0 and at most 1; 0.8 is usual.")
         if self.near is not None and not self.exact:
             raise UserError("--near drops what is nearly the same, and so --keep-doubles has no meaning beside it.")
+        if self.near is not None:
+            near.check()
         if not 0 <= self.validation < 1:
             raise UserError(f"--validation {self.validation} is not a fraction.", "Choose at least 0 and less than 1.")
 
     def identity(self, files: Sequence[Input]) -> str:
         """A hash of all that decides the result: of another one nothing may be taken over."""
         decided = {**asdict(self), "tokenizer": self.codec().identity, "end": self.codec().separator}
+        if self.near is not None:
+            decided["near_by"] = near.check()
         template = self.template()
         decided["chat_template"] = template and [template.source, sorted(template.special.items())]
         listed = [(file.path, file.size, file.modified) for file in files]

@@ -1,0 +1,133 @@
+"""The stages of `prepare` as datatrove's tasks (extra `[cluster]`): here, or as job arrays under Slurm.
+
+A stage begins when all tasks of the one before have ended: under Slurm by its dependencies between jobs. Task r of n
+does the pieces r, r + n, ... of its stage; what is done already is passed over, so that a job that is requeued, or
+submitted once more, goes on. All machines see the store's directory, at the same path.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gangline import UserError
+from gangline_dataloader.prepare import prepare_plan
+from gangline_dataloader.prepare.prepare_plan import SUBMITTED, PreparePlan
+from gangline_dataloader.prepare.run import STAGES, do, made_by
+from gangline_dataloader.store.durable import replace_json
+
+LOGS = ".datatrove"  # below the store: what datatrove writes of its tasks
+
+
+@dataclass
+class StageShare:
+    """A step of a datatrove pipeline: what one of its tasks does of a stage."""
+
+    store: str
+    identity: str
+    stage: int
+
+    def __call__(self, data: object, rank: int, world_size: int) -> None:
+        store = Path(self.store)
+        if made_by(store, self.identity):  # a task that is done again, after the last one
+            return
+        count = STAGES[self.stage].count(prepare_plan.read(store, self.identity))
+        for number in range(rank, count, world_size):
+            do(store, self.identity, self.stage, number)
+
+
+def run_here(plan: PreparePlan, tasks: int, workers: int) -> None:
+    """Every stage by datatrove's local executor, `workers` tasks at a time. Raises what a task raises."""
+    executors = _executors()
+    for index, (stage, share) in enumerate(_shares(plan)):
+        count = tasks if STAGES[index].many else 1
+        executors.LocalPipelineExecutor(
+            [share],
+            tasks=count,
+            workers=min(workers, count),
+            logging_dir=str(plan.store.absolute() / LOGS / stage),
+            skip_completed=False,  # what is done is seen by its files
+            start_method="spawn",
+        ).run()
+
+
+def submit(plan: PreparePlan, tasks: int, options: Mapping[str, str]) -> list[str]:
+    """Every stage as an array of Slurm jobs, each behind the one before; gives their numbers.
+
+    options  arguments of datatrove's SlurmPipelineExecutor; others are sbatch's
+    Raises UserError where one is missing or Slurm refuses.
+    """
+    executor = _executors().SlurmPipelineExecutor
+    known = inspect.signature(executor.__init__).parameters
+    missing = [f"--slurm {name}=..." for name in ("partition", "time") if name not in options]
+    if missing:
+        raise UserError("--cluster slurm: the jobs need a partition and a time.", "", " ".join(missing))
+    mine = {name: _typed(name, value, str(known[name].annotation)) for name, value in options.items() if name in known}
+    others = {name: value for name, value in options.items() if name not in known}
+    before, made = None, []
+    for index, (stage, share) in enumerate(_shares(plan)):
+        before = executor(
+            **{
+                "job_name": f"prepare-{stage}",
+                "env_command": f'export PATH="{Path(sys.executable).parent}:$PATH"',
+                **mine,
+                "pipeline": [share],
+                "tasks": tasks if STAGES[index].many else 1,
+                "logging_dir": str(plan.store.absolute() / LOGS / stage),
+                "skip_completed": False,
+                "depends": before,
+                "sbatch_args": {"kill-on-invalid-dep": "yes", **others},
+            }
+        )
+        made.append(before)
+    try:
+        made[-1].run()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise UserError("Slurm took no job.", str(error)) from error
+    jobs = [str(one.job_id) for one in made]
+    if plan.work.exists():  # else they have ended
+        replace_json(plan.work / SUBMITTED, {"jobs": jobs})
+    return jobs
+
+
+def refuse_if_submitted(work: Path) -> None:
+    """Raises UserError where jobs that were submitted wait or run."""
+    try:
+        jobs = json.loads((work / SUBMITTED).read_bytes())["jobs"]
+        said = subprocess.run(["squeue", "-h", "-j", ",".join(jobs), "-o", "%i"], capture_output=True, text=True)
+    except (FileNotFoundError, ValueError, KeyError):
+        return
+    if left := sorted({line.partition("_")[0] for line in said.stdout.split()} & set(jobs)):
+        logs = work.parent / LOGS
+        raise UserError(
+            f"jobs {', '.join(left)} of an earlier call are at work on {work.parent}.",
+            f"What they say: {logs}",
+            f"squeue -j {','.join(left)}",
+            f"scancel {' '.join(left)} ends them; the same call then goes on with what they did.",
+        )
+
+
+def _shares(plan: PreparePlan) -> list[tuple[str, StageShare]]:
+    store = str(plan.store.absolute())
+    return [(stage.name, StageShare(store, plan.identity, index)) for index, stage in enumerate(STAGES)]
+
+
+def _executors() -> Any:
+    try:
+        import datatrove.executor
+    except ImportError as error:
+        raise UserError("--cluster needs datatrove.", "", "pip install 'gangline-dataloader[cluster]'") from error
+    return datatrove.executor
+
+
+def _typed(name: str, value: str, annotation: str) -> str | int | bool:
+    try:
+        return int(value) if annotation == "int" else value == "true" if annotation == "bool" else value
+    except ValueError as error:
+        raise UserError(f"--slurm {name}={value}: expected a whole number.") from error

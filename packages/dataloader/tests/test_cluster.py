@@ -1,0 +1,122 @@
+"""Stages of prepare carried out by datatrove: the bytes of a store do not depend on how many tasks there were."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gangline.errors import UserError
+from gangline_dataloader import commands
+from gangline_dataloader.prepare.cluster import LOGS, refuse_if_submitted
+from gangline_dataloader.prepare.prepare_plan import SUBMITTED, WORK
+from gangline_dataloader.prepare.run import prepare
+from gangline_dataloader.prepare.settings import Settings
+
+# Slurm that runs a job at once, to its end, when it is submitted: so every job waits for those before it.
+SBATCH = """#!/bin/bash
+for script; do :; done
+grep -q merge_stats "$script" && { echo "Submitted batch job 99"; exit; }
+count=$(ls "$JOBS" | wc -l); cp "$script" "$JOBS/$count"; echo "$@" >> "$JOBS/../arguments"
+last=$(sed -n 's/^#SBATCH --array=0-\\([0-9]*\\).*/\\1/p' "$script")
+export SLURM_NODELIST=here SLURM_JOB_ID=$((count + 1)) RUN_OFFSET=0
+for SLURM_ARRAY_TASK_ID in $(seq 0 "$last"); do
+    export SLURM_ARRAY_TASK_ID; bash "$script" >> "$JOBS/../log" 2>&1 || exit 1
+done
+echo "Submitted batch job $SLURM_JOB_ID"
+"""
+SRUN = """#!/bin/bash
+while [[ $1 == -* ]]; do [[ $1 == -n ]] && shift; shift; done
+exec "$@"
+"""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a store, but datatrove's own."""
+    files = [path for path in folder.rglob("*") if path.is_file() and LOGS not in path.parts]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.fixture
+def small_tasks(monkeypatch):
+    """Several tasks and several shards, of few texts."""
+    monkeypatch.setattr(Settings, "__init__", _small(Settings.__init__))
+
+
+def _small(init):
+    def made(self, **named):
+        init(self, **{"task_bytes": 4000, "shard_tokens": 5000, **named})
+
+    return made
+
+
+def test_two_tasks_of_datatrove_give_the_bytes_of_one_process(texts, tmp_path, small_tasks, capfd):
+    words = ["prepare", str(texts), "--near", "0.8"]
+    alone, one, two = (tmp_path / name for name in ("alone", "one", "two"))
+    assert commands.main([*words, "--workers", "1", "--out", str(alone)]) == 0
+    assert len(list(alone.glob("shard-*.ends.npy"))) > 2
+    for out, tasks in ((one, "1"), (two, "2")):
+        capfd.readouterr()
+        command = [*words, "--out", str(out), "--cluster", "local", "--tasks", tasks, "--workers", tasks]
+        assert commands.main(command) == 0
+        assert "documents" in capfd.readouterr().out
+        assert contents(out) == contents(alone)
+        assert len(list((out / LOGS / "task" / "logs").iterdir())) == int(tasks)
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """A place in PATH with sbatch, srun, scontrol and squeue; where jobs are noted."""
+    programs, jobs = tmp_path / "bin", tmp_path / "jobs"
+    programs.mkdir(), jobs.mkdir()
+    for name, content in (
+        ("sbatch", SBATCH),
+        ("srun", SRUN),
+        ("scontrol", "#!/bin/bash\necho here\n"),
+        ("squeue", f"#!/bin/bash\ncat {tmp_path}/queue\n"),
+    ):
+        (programs / name).write_text(content)
+        (programs / name).chmod(stat.S_IRWXU)
+    (tmp_path / "queue").write_text("")
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("JOBS", str(jobs))
+    return jobs
+
+
+def test_jobs_of_slurm_make_the_store(texts, tmp_path, make_store, slurm, capsys):
+    out = tmp_path / "out"
+    command = ["prepare", str(texts), "--out", str(out), "--cluster", "slurm", "--tasks", "2"]
+    with pytest.raises(UserError, match="partition and a time"):
+        commands.main(command)
+    options = [f"--slurm={one}" for one in ("partition=cpu", "time=1:00:00", "account=me", "mem_per_cpu_gb=3")]
+    assert commands.main([*command, *options]) == 0
+    assert "jobs 1, 2, 3, 4: when the last has ended" in capsys.readouterr().out
+    assert contents(out) == contents(make_store(texts))
+    scripts = [(slurm / str(number)).read_text() for number in range(4)]
+    for script, last in zip(scripts, (1, 0, 1, 0), strict=True):
+        for line in (f"--array=0-{last}", "--partition=cpu", "--account=me", "--mem-per-cpu=3G"):
+            assert f"#SBATCH {line}" in script
+    arguments = (tmp_path / "arguments").read_text().splitlines()
+    waits = [f"--dependency=afterok:{number}" in line for number, line in enumerate(arguments)]
+    assert waits == [False, True, True, True]
+    assert commands.main([*command, *options]) == 0  # all is done: nothing is submitted, and the report is shown
+    assert "documents" in capsys.readouterr().out
+    assert len(list(slurm.iterdir())) == 4
+
+
+def test_nothing_is_done_while_jobs_are_at_work(tmp_path, slurm):
+    work = tmp_path / "out" / WORK
+    work.mkdir(parents=True)
+    (work / SUBMITTED).write_text('{"jobs": ["41", "42"]}')
+    refuse_if_submitted(work)  # they have ended
+    (tmp_path / "queue").write_text("42_[0-7]\n")
+    with pytest.raises(UserError, match="jobs 42 of an earlier call"):
+        prepare([], tmp_path / "out", Settings(), 1, lambda *_: None)
+
+
+def test_options_of_a_cluster_have_no_meaning_without_one(texts, tmp_path):
+    for words in (["--tasks", "2"], ["--slurm", "time=1"], ["--cluster", "local", "--tasks", "0"]):
+        with pytest.raises(UserError, match="--tasks"):
+            commands.main(["prepare", str(texts), "--out", str(tmp_path / "out"), *words])
