@@ -189,6 +189,18 @@ def test_without_a_checkpoint_a_way_back_is_a_stop(tmp_path):
     assert "no checkpoint to go back to" in end["evidence"]
 
 
+def test_where_nothing_is_old_enough_the_oldest_before_the_trouble_is_taken(tmp_path):
+    """A return to a hundred steps before is no reason to stop a run that is younger than that."""
+    out = tmp_path / "out"
+    back = Order(Action.ROLL_BACK, ("spike",), before_step=1, else_before=5, why="the first of three tries")
+    assert run(out, Once({7: Action.STOP}, back)) == 0
+    (line,) = orders(out)
+    assert (line.start, line.skipped_from) == ("step-00000002", 2 * G), "not step 4, which is nearer to the trouble"
+    assert line.why.endswith("; the first of three tries")
+    never = Order(Action.ROLL_BACK, ("spike",), before_step=1, else_before=2)
+    assert run(tmp_path / "none", Scripted({7: Action.STOP}, never)) == 3
+
+
 def of_two_minds(run_dir) -> list:
     s = session(run_dir, "run.steps=2", "parallel=ddp")
     s.health["scripted"] = Scripted({1: Action.STOP}, Order(Action.WARN, ("spike",)) if s.comms.rank == 0 else None)

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 from gangline.config import Recompute, default_run
 from gangline.config.sections import SECTIONS
-from gangline.config.serial import from_dict, to_dict
+from gangline.config.serial import fill, from_dict, to_dict
 from gangline.config.values import Misfit, describe, plain, typed
 from gangline.errors import UserError
 from gangline.optimizer.config import Adamw
@@ -244,3 +244,22 @@ def test_types_are_described_in_words():
     assert describe(tuple[int, int]) == "a list of 2 whole numbers"
     assert describe(tuple[int, ...]) == "a list of whole numbers"
     assert describe(list[int | None]) == "a list of a whole number or null"
+
+
+@dataclass
+class _Inner:
+    words: list[str] = field(default_factory=lambda: ["a"])
+    count: int = 1
+
+
+@dataclass
+class _Outer:
+    inner: _Inner = field(default_factory=lambda: _Inner(["b", "c"], 2))
+
+
+def test_what_is_said_of_a_section_leaves_the_rest_of_it_at_its_own_default():
+    """A field may have another default than its class."""
+    problems: list = []
+    assert fill(_Outer, {"inner": {"count": 5}}, "outer", problems) == _Outer(_Inner(["b", "c"], 5))
+    assert fill(_Outer, {}, "outer", problems) == _Outer(_Inner(["b", "c"], 2))
+    assert problems == []

@@ -24,7 +24,7 @@ By rank 0:
     start      processes, mesh
     phase      phase (build, restore, validate, save, recovery), at ("begin" or "end"; then also seconds)
     verdict    kind, where, confidence, evidence, suggestion
-    order      action, kinds, before_step, skip, rate, rate_steps, exclude
+    order      action, kinds, before_step, else_before, skip, rate, rate_steps, exclude, why
     end        the loop has ended: why ("done", a signal's name, "stop", "restart", "error"), evidence
 
 A start that was killed has no `end`, and a job that was killed no `exit`. Steps are in metrics.jsonl, each with the

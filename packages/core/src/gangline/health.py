@@ -72,11 +72,13 @@ class Order:
     action       the strongest of several orders is taken
     kinds        of the verdicts that it answers: their own suggestions no longer count
     before_step  ROLL_BACK and RESTART: to the newest checkpoint in which this step is not done; None: to the newest
+    else_before  where there is none: to the oldest in which this later step is not done
     skip         samples that are passed over, from that checkpoint's cursor on; None: under ROLL_BACK all that were
                  read since, under RESTART none. They stay passed over, whatever happens later
     rate         the learning rate is multiplied by this in the next `rate_steps` steps, counted from where the run goes
                  on; also after a restart
     exclude      hosts that are to have no part in the next start
+    why          what there is to say beside the evidence of the verdicts, such as a budget that is spent
 
     Raises ValueError for a negative number of samples or a rate that is none.
     """
@@ -84,10 +86,12 @@ class Order:
     action: Action
     kinds: tuple[str, ...]
     before_step: int | None = None
+    else_before: int | None = None
     skip: int | None = None
     rate: float = 1.0
     rate_steps: int = 0
     exclude: tuple[str, ...] = ()
+    why: str = ""
 
     def __post_init__(self) -> None:
         if self.skip is not None and self.skip < 0:

@@ -141,7 +141,10 @@ def fill(
         if values.get(key, defaults(cls)[key]) == REQUIRED:
             problems.append(Problem(f"{where} must be given.", f"It is {describe(hint)}; there is no default."))
         elif inner is not None and (key in values or key in opened):
-            arguments[key] = fill(inner, values.get(key), where, problems)
+            said, stands = values.get(key), defaults(cls)[key]
+            if key not in opened and isinstance(said, Mapping) and isinstance(stands, Mapping):
+                said = {**stands, **said}  # the field's own default, which need not be that of its class
+            arguments[key] = fill(inner, said, where, problems)
         elif key in values:
             try:
                 arguments[key] = typed(hint, values[key])

@@ -25,7 +25,8 @@ def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
         s.event("order", **{**asdict(order), "action": order.action.name.lower()})
     if not order.changes_course:
         return None
-    evidence = "; ".join(str(verdict) for verdict in agreed.verdicts if verdict.kind in order.kinds)
+    found = [str(verdict) for verdict in agreed.verdicts if verdict.kind in order.kinds]
+    evidence = "; ".join([*found, *filter(None, [order.why])])
     line = Attempt(
         attempt=s.attempt,
         start=s.saved,

@@ -35,9 +35,7 @@ def return_points(session: Session, order: Order, line: Attempt) -> Iterator[tup
     """(checkpoint, `line` as the one that begins an attempt there), newest first, of all that the order allows."""
     poll(session, wait=True)
     read = session.cursor
-    for wanted in attempts.branch(session.directory.path, listed(session)):
-        if order.before_step is not None and wanted.step >= order.before_step:
-            continue
+    for wanted in allowed(order, attempts.branch(session.directory.path, listed(session))):
         kept, bad = _cursor_of(session, wanted)
         if why := seen(session, wanted, bad):
             session.notes.append(f"{wanted}: {why}; going back to the checkpoint before it")
@@ -46,6 +44,15 @@ def return_points(session: Session, order: Order, line: Attempt) -> Iterator[tup
         skipped = read - kept if passes_all else order.skip or 0
         at = replace(line, attempt=session.attempt + 1, start=str(wanted), rate_from=wanted.step)
         yield wanted, replace(at, skipped=skipped, skipped_from=kept)
+
+
+def allowed(order: Order, known: list[CheckpointId]) -> list[CheckpointId]:
+    """Of these, newest first, those that an order leads to, the best first."""
+    if order.before_step is None:
+        return known
+    found = [id for id in known if id.step < order.before_step]
+    later = [id for id in known if order.before_step <= id.step < (order.else_before or 0)]
+    return found + later[::-1]
 
 
 def _cursor_of(session: Session, id: CheckpointId) -> tuple[int, str]:
