@@ -21,7 +21,15 @@ LAZY = (
     "callback", "checkpoint", "cluster", "comm", "config", "data", "explain", "launch", "model", "optimizer",
     "precision", "strategy", "tools", "track",
 )  # fmt: skip
-MODULES = ("api", "figure", "forward_context", "health", "plugins", "testing")  # which are for plugins as they stand
+MODULES = (
+    "api",
+    "figure",
+    "forward_context",
+    "health",
+    "plugins",
+    "reliability",
+    "testing",
+)  # which are for plugins as they stand
 FACADES = {"gangline", *(f"gangline.{name}" for name in (*LAZY, *MODULES))}
 
 

@@ -1,0 +1,68 @@
+"""`gangline health report RUN_DIR`: the ledger of a run as a table, as JSON, as a picture."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from gangline import UserError
+from gangline_health.ledger.picture import picture, words
+from gangline_health.ledger.report import Ledger, ledger
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print it. Raises UserError for what is no run, and where the picture cannot be written."""
+    parser = argparse.ArgumentParser(
+        prog="gangline health report", description="Where every second of a run went; the largest loss first."
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser.add_argument("--json", action="store_true", help="as JSON, for scripts")
+    parser.add_argument("--svg", metavar="FILE", help="a timeline of the run with its faults, too")
+    asked = parser.parse_args(list(argv))
+    of = ledger(Path(asked.run_dir).expanduser())
+    if asked.svg:
+        try:
+            Path(asked.svg).write_text(picture(of).svg())
+        except OSError as error:
+            raise UserError(f"{asked.svg} cannot be written.", error.strerror or str(error)) from error
+    if asked.json:
+        print(json.dumps(of.to_dict(), indent=1))
+        return 0
+    show(of, Console())
+    if asked.svg:
+        print(f"\n{asked.svg} written")
+    return 0
+
+
+def show(of: Ledger, console: Console) -> None:
+    """Tables for people."""
+    wall, found = of.wall_seconds or 1.0, of.to_dict()
+    account = Table(title=f"{of.run_dir}: {of.wall_seconds:.1f} s", title_justify="left")
+    for column, side in (("where the time went", "left"), ("seconds", "right"), ("share", "right")):
+        account.add_column(column, justify=side)  # type: ignore[arg-type]
+    for kind, sum_ in sorted(of.seconds.items(), key=lambda item: (item[0] != "compute", -item[1])):
+        account.add_row(words(kind), f"{sum_:.2f}", f"{sum_ / wall:.1%}")
+    console.print(account)
+    if of.faults:
+        table = Table(title="faults", title_justify="left")
+        for column, side in (("at", "right"), ("found after", "right"), ("recovery", "right"), ("what", "left")):
+            table.add_column(column, justify=side)  # type: ignore[arg-type]
+        for fault in of.faults:
+            recovery = "never" if fault.recovery_seconds is None else f"{fault.recovery_seconds:.2f} s"
+            table.add_row(f"{fault.at:.1f} s", f"{fault.found:.2f} s", recovery, f"{fault.kind}: {fault.named}")
+        console.print(table)
+        recovered = found["recovery_seconds"]
+        recovery = f"; recovery {recovered['mean']:.2f} s, at worst {recovered['worst']:.2f} s" if recovered else ""
+        console.print(f"{len(of.faults)} faults, one each {of.mtbf_seconds:.1f} s{recovery}")
+    best = found["young_daly"]
+    beside = (
+        f"; {best['ettr']:.1%} expected with a save each {best['checkpoint_seconds']:.1f} s (Young/Daly)"
+        if best
+        else ""
+    )
+    console.print(f"ETTR {of.ettr:.1%}{beside}")

@@ -1,0 +1,85 @@
+"""`gangline health simulate`: what a job loses to failures, simulated, beside the closed forms."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from gangline import UserError
+from gangline.reliability import SimulatedJob
+from gangline_health.ledger.picture import words
+from gangline_health.simulate import EventSimulator
+
+OPTIONS = {
+    "faults_per_node_day": (float, "faults of a node a day"),
+    "save_seconds": (float, "that a save holds training up"),
+    "checkpoint_seconds": (float, "training between two saves; unless given, Young's and Daly's"),
+    "detection_seconds": (float, "from a fault until it is seen"),
+    "restart_seconds": (float, "from there until steps are done again"),
+    "spares": (int, "nodes that wait"),
+    "repair_seconds": (float, "until a node that failed is a spare"),
+    "seed": (int, "of the first course"),
+}
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print it. Raises UserError for a job that cannot be."""
+    parser = argparse.ArgumentParser(
+        prog="gangline health simulate", description="A job of N nodes over D days, with failures and repairs."
+    )
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--days", type=float, required=True)
+    for name, (kind, text) in OPTIONS.items():
+        default = SimulatedJob.__dataclass_fields__[name].default
+        stands = "" if default is None else f" ({default:g})"
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default, help=text + stands)
+    parser.add_argument(
+        "--courses", type=int, default=10, help="how often it is simulated, each with a seed of its own"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON, for scripts")
+    asked = vars(parser.parse_args(list(argv)))
+    as_json, courses = asked.pop("json"), asked.pop("courses")
+    for name, value in {**asked, "courses": courses}.items():
+        least = 0 if name in ("spares", "seed", "detection_seconds", "restart_seconds", "repair_seconds") else None
+        if value is not None and (value < 0 if least == 0 else value <= 0):
+            raise UserError(f"--{name.replace('_', '-')} {value:g} is no job.", "It must be more than 0.")
+    found = simulated(SimulatedJob(**asked), courses)
+    print(json.dumps(found, indent=1) if as_json else text_of(found))
+    return 0
+
+
+def simulated(job: SimulatedJob, courses: int) -> dict[str, Any]:
+    """Means over some courses, beside the closed forms."""
+    every = [EventSimulator().simulate(replace(job, seed=job.seed + n)) for n in range(courses)]
+    kinds = {kind: sum(one.seconds[kind] for one in every) / courses for kind in every[0].seconds}
+    return {
+        "version": 1,
+        "job": {**asdict(job), "checkpoint_seconds": job.every},
+        "wall_seconds": every[0].wall_seconds,
+        "seconds": kinds,
+        "faults": sum(one.faults for one in every) / courses,
+        "fewest_spares": min(one.fewest_spares for one in every),
+        "ettr": sum(one.ettr for one in every) / courses,
+        "closed_form": {
+            "ettr": job.reliability.ettr(job.every),
+            "mtbf_seconds": job.reliability.mtbf_seconds,
+            "young_daly_seconds": job.reliability.young_daly(),
+        },
+    }
+
+
+def text_of(found: dict[str, Any]) -> str:
+    """Lines for people, the largest share first."""
+    job, closed, wall = found["job"], found["closed_form"], found["wall_seconds"]
+    lines = [
+        f"{job['nodes']} nodes, {job['days']:g} days, a save each {job['checkpoint_seconds']:.4g} s",
+        f"{found['faults']:.1f} faults, one each {closed['mtbf_seconds'] / 3600:.3g} h; "
+        f"ETTR {found['ettr']:.2%} (closed form {closed['ettr']:.2%})",
+    ]
+    for kind, sum_ in sorted(found["seconds"].items(), key=lambda item: -item[1]):
+        if sum_:
+            lines.append(f"  {words(kind):24} {sum_ / 3600:10.2f} h  {sum_ / wall:7.2%}")
+    return "\n".join([*lines, f"  fewest spares left: {found['fewest_spares']}"])

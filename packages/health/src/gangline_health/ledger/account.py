@@ -1,0 +1,129 @@
+"""From the starts of a run to spans of time: what each second was spent on. Torch-free.
+
+A step lies before its record's `time`: data, forward and backward, update. Its waits for other ranks are the mean of
+what the ranks say (`rank_phases`), of which a pipeline's bubble is at most what 1F1B needs, (p - 1) / (m + p - 1) of
+the passes (arXiv 2104.04473, section 2.2). What the first step of a start takes beyond those after it is compilation.
+From the last sign of life of a start that was killed, as much as a step takes is lost work, and the rest up to when
+it was seen is detection.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+from gangline_health.ledger.spans import Span
+from gangline_health.ledger.starts import Line, RanksStart, moment, undone
+
+BASE, STEP, PHASE = 0, 1, 2  # levels: what a start was about, a step in it, a phase that rank 0 wrote down
+PHASES = {"save": "checkpoint_stall", "recovery": "recovery", "validate": "compute"}
+FAULTS = ("rank", "node", "joined", "order")  # launches that follow a start of the same job
+Bubble = Callable[[Line], float]  # the share of a step's passes that its schedule cannot fill
+
+
+def spans(starts: Sequence[RanksStart], bubble: Bubble = lambda start: 0.0) -> Iterator[Span]:
+    """Every span that the files tell of; they overlap (`partition`)."""
+    lost = undone(starts)
+    for before, each in pairwise((None, *starts)):
+        assert each is not None
+        goes_on = before is not None and follows(each)
+        yield from _between(before, each)
+        yield Span(each.begin, first_step(each), "recovery" if goes_on else "start", BASE)
+        yield from _phases(each, "recovery" if goes_on else "start")
+        yield from _steps(each, lost, bubble(next((e for e in each.events if e["event"] == "start"), {})))
+
+
+def follows(each: RanksStart) -> bool:
+    """Whether a start replaces one of the same job."""
+    return each.launch is not None and each.launch.get("why") in FAULTS
+
+
+def found(each: RanksStart) -> float:
+    """When it was seen that the start before had ended."""
+    seen = (each.launch or {}).get("found")
+    return moment({"time": seen}) if seen else each.begin
+
+
+def typical(each: RanksStart) -> float:
+    """Seconds that a step of a start takes, 0 where it did none."""
+    return statistics.median([record["step_seconds"] for record in each.steps[-16:]] or [0.0])
+
+
+def first_step(each: RanksStart) -> float:
+    """When the first step of a start began to be taken; where there is none, its last sign of life."""
+    return each.steps[0]["time"] - _taken(each.steps[0]) if each.steps else each.last
+
+
+def _between(before: RanksStart | None, each: RanksStart) -> Iterator[Span]:
+    """From the last sign of life of a start to the launch of the next."""
+    if before is None:
+        return
+    if not before.ended:
+        yield Span(before.last, before.last + typical(before), "lost_work", BASE + 1)
+    if follows(each):
+        yield Span(before.last, found(each), "detection", BASE)
+        yield Span(found(each), each.begin, "recovery", BASE)
+
+
+def _phases(each: RanksStart, kind: str) -> Iterator[Span]:
+    """build and restore are what the start was about; of an unfinished phase the rest of the start."""
+    begun: dict[str, float] = {}
+    for line in each.events:
+        if line["event"] != "phase":
+            continue
+        name, at = line["phase"], moment(line)
+        if line["at"] == "begin":
+            begun[name] = at
+        elif name in begun:
+            yield Span(begun.pop(name), at, PHASES.get(name, kind), PHASE)
+    for name, at in begun.items():
+        yield Span(at, each.last, PHASES.get(name, kind), PHASE)
+
+
+def _steps(each: RanksStart, lost: set[int], bubble: float) -> Iterator[Span]:
+    usual = statistics.median([_passes(record) for record in each.steps[1:17]] or [0.0])
+    before = 0.0
+    for number, record in enumerate(each.steps):
+        end, took, seconds = float(record["time"]), _taken(record), record["seconds"]
+        at = max(end - took, before)
+        agree = min(float(seconds.get("agree", 0.0)), at - before) if before else 0.0
+        compiling = max(0.0, _passes(record) - usual) if number == 0 and usual else 0.0
+        waits = min(_waits(record), _passes(record) - compiling)
+        empty = min(waits, bubble * _passes(record))
+        pieces = (
+            ("exposed_communication", before, before + agree),
+            *_side_by_side(
+                at,
+                ("data_wait", float(seconds.get("data", 0.0))),
+                ("compile", compiling),
+                ("exposed_communication", waits - empty),
+                ("bubble", empty),
+            ),
+        )
+        undone_step = id(record) in lost
+        yield Span(at, end, "lost_work" if undone_step else "compute", STEP)
+        for kind, left, right in pieces if not undone_step else ():
+            yield Span(left, min(right, end), kind, STEP)
+        if undone_step and before:
+            yield Span(before, before + agree, "lost_work", STEP)
+        before = end
+
+
+def _side_by_side(at: float, *pieces: tuple[str, float]) -> Iterator[tuple[str, float, float]]:
+    for kind, seconds in pieces:
+        yield kind, at, at + seconds
+        at += seconds
+
+
+def _passes(record: Line) -> float:
+    return float(record["seconds"].get("forward_backward", 0.0))
+
+
+def _taken(record: Line) -> float:
+    return sum(float(record["seconds"].get(phase, 0.0)) for phase in ("data", "forward_backward", "optimizer"))
+
+
+def _waits(record: Line) -> float:
+    rows = (record.get("rank_phases") or {}).get("collective")
+    return statistics.fmean(rows) if rows else 0.0

@@ -1,0 +1,145 @@
+"""What `gangline health report` says: seconds by kind, faults, recovery, and the best that could be had. Torch-free."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from gangline import UserError
+from gangline.reliability import Reliability
+from gangline.tools import RunDirectory, read_events
+from gangline_health.ledger.account import FAULTS, Bubble, follows, found, spans
+from gangline_health.ledger.spans import Span, partition, seconds
+from gangline_health.ledger.starts import RanksStart, moment, read
+
+STEPS = ("compute", "data_wait", "exposed_communication", "bubble")  # what steps that stand were spent on
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One interruption of the run.
+
+    at                seconds since the run began: the last sign of life before it
+    found             seconds from there until it was seen
+    named             what it was said to be
+    recovery_seconds  from then on until a step was done; None: none was
+    """
+
+    kind: str  # "rank", "node", "killed", or the verdict's kind where an order led back
+    at: float
+    found: float
+    named: str
+    recovery_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The account of a run: `parts` tile [0, wall_seconds], in seconds since it began."""
+
+    run_dir: str
+    wall_seconds: float
+    parts: list[Span]
+    faults: list[Fault]
+    saves: list[float]  # seconds that each save held training up
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        return seconds(self.parts)
+
+    @property
+    def ettr(self) -> float:
+        """Effective training time ratio (arXiv 2410.21680, section 5): steps that stand over the time not idle."""
+        spent = self.wall_seconds - self.seconds["idle"]
+        return sum(self.seconds[kind] for kind in STEPS) / spent if spent else 0.0
+
+    @property
+    def mtbf_seconds(self) -> float | None:
+        """Mean time between faults; None without one."""
+        return (self.wall_seconds - self.seconds["idle"]) / len(self.faults) if self.faults else None
+
+    def best(self) -> dict[str, float] | None:
+        """Young's and Daly's interval for these faults and saves, and the ratio that it gives; None without either."""
+        recovered = [fault.recovery_seconds for fault in self.faults if fault.recovery_seconds is not None]
+        if self.mtbf_seconds is None or not self.saves or not recovered:
+            return None
+        model = Reliability(self.mtbf_seconds, statistics.fmean(self.saves), statistics.fmean(recovered))
+        return {"checkpoint_seconds": model.young_daly(), "ettr": model.ettr(model.young_daly())}
+
+    def to_dict(self) -> dict[str, Any]:
+        recovered = [fault.recovery_seconds for fault in self.faults if fault.recovery_seconds is not None]
+        recovery = {"mean": statistics.fmean(recovered), "worst": max(recovered)} if recovered else None
+        return {
+            "version": 1,
+            "run_dir": self.run_dir,
+            "wall_seconds": self.wall_seconds,
+            "seconds": self.seconds,
+            "faults": [asdict(fault) for fault in self.faults],
+            "ettr": self.ettr,
+            "mtbf_seconds": self.mtbf_seconds,
+            "recovery_seconds": recovery,
+            "young_daly": self.best(),
+        }
+
+
+def ledger(run_dir: Path) -> Ledger:
+    """The account of a run, also of one that lives. Raises UserError where nothing was written."""
+    events = read_events(run_dir)
+    starts = read(run_dir, events)
+    if not starts:
+        raise UserError(
+            f"{run_dir} holds no events.jsonl and no metrics.jsonl with times.",
+            "A report is made of what a run writes while it lives (track=[jsonl], a default, writes its steps).",
+        )
+    begin = min(each.begin for each in starts)
+    marks = [each.last for each in starts] + [moment(each.exit) for each in starts if each.exit]
+    end = max(marks)
+    cut = partition(spans(starts, _bubble(run_dir)), begin, end)
+    parts = [Span(part.begin - begin, part.end - begin, part.kind) for part in cut]
+    saves = [float(line["seconds"]) for line in events if line.get("phase") == "save" and line.get("at") == "end"]
+    return Ledger(str(run_dir), end - begin, parts, sorted(faults(starts, begin), key=lambda f: f.at), saves)
+
+
+def faults(starts: Sequence[RanksStart], begin: float) -> list[Fault]:
+    """Starts that ended before their time, and orders that led back."""
+    every: list[Fault] = []
+    for before, each in pairwise(starts):
+        launch = each.launch or {}
+        kind = str(launch.get("why", "killed"))
+        if kind == "start":
+            kind = "killed"
+        if kind not in (*FAULTS, "killed") or kind == "joined" or (kind == "killed" and before.ended):
+            continue
+        seen = found(each) if follows(each) else each.begin
+        named = str(launch.get("evidence") or "nobody was left to say")
+        every.append(Fault(kind, before.last - begin, seen - before.last, named, _recovered(seen, each)))
+    for each in starts:
+        for line in each.events:
+            if line["event"] == "order" and line.get("action") == "roll_back":
+                at = moment(line)
+                named = ", ".join(line.get("kinds", ()))
+                every.append(Fault("order", at - begin, 0.0, named, _recovered(at, each)))
+    return every
+
+
+def _recovered(at: float, each: RanksStart) -> float | None:
+    return next((record["time"] - at for record in each.steps if record["time"] > at), None)
+
+
+def _bubble(run_dir: Path) -> Bubble:
+    """The share of the passes that 1F1B leaves empty, from the run's batch and each start's mesh."""
+    try:
+        batch = RunDirectory.open(str(run_dir)).run().batch
+    except (UserError, OSError, ValueError):  # a run of parts that are not installed here
+        return lambda start: 0.0
+
+    def share(start: dict[str, Any]) -> float:
+        mesh = {str(axis): int(size) for axis, size in (start.get("mesh") or {}).items()}
+        stages, width = mesh.get("pp", 1), mesh.get("dp_replicate", 1) * mesh.get("dp_shard", 1)
+        microbatches = max(1, batch.global_size // (width * (batch.micro_size or 1)))
+        return (stages - 1) / (microbatches + stages - 1)
+
+    return share

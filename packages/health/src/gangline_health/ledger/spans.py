@@ -1,0 +1,57 @@
+"""Spans of time, laid over each other, and which of them a second counts to. Torch-free."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+KINDS = (
+    "start", "compile", "data_wait", "compute", "exposed_communication", "bubble", "checkpoint_stall", "lost_work",
+    "detection", "recovery", "idle",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Span:
+    """From `begin` to `end`, in seconds since the epoch; where several cover a moment, the highest `level` has it."""
+
+    begin: float
+    end: float
+    kind: str
+    level: int = 0
+
+
+def partition(spans: Iterable[Span], begin: float, end: float) -> list[Span]:
+    """[begin, end] cut into spans side by side, without a gap: what no span covers is idle.
+
+    Of two of one level the one that began later has the moment.
+    """
+    cut = [Span(max(s.begin, begin), min(s.end, end), s.kind, s.level) for s in spans]
+    order = sorted((s for s in cut if s.end > s.begin), key=lambda s: s.begin)
+    edges = sorted({begin, end, *(s.begin for s in order), *(s.end for s in order)})
+    found: list[Span] = []
+    live: list[tuple[int, float, int, Span]] = []  # the highest level first, then what came last
+    coming = 0
+    for left, right in pairwise(edges):
+        while coming < len(order) and order[coming].begin <= left:
+            span = order[coming]
+            heapq.heappush(live, (-span.level, -span.begin, -coming, span))
+            coming += 1
+        while live and live[0][3].end <= left:
+            heapq.heappop(live)
+        kind = live[0][3].kind if live else "idle"
+        if found and found[-1].kind == kind:
+            found[-1] = Span(found[-1].begin, right, kind)
+        else:
+            found.append(Span(left, right, kind))
+    return found
+
+
+def seconds(parts: Iterable[Span]) -> dict[str, float]:
+    """By kind, every kind named."""
+    found = dict.fromkeys(KINDS, 0.0)
+    for part in parts:
+        found[part.kind] += part.end - part.begin
+    return found

@@ -1,0 +1,178 @@
+"""The ledger: every second in one account, whatever was killed when."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from gangline import UserError
+from gangline.testing import readable
+from gangline.testing.sessions import session
+from gangline.train.rank import train
+from gangline_health.commands.report import run as report
+from gangline_health.ledger.picture import picture
+from gangline_health.ledger.report import Ledger, ledger
+from gangline_health.ledger.spans import KINDS, Span, partition, seconds
+
+BEGAN = 1.7e9
+
+
+class Files:
+    """Writes what a run would, on a clock of its own."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir, self.now, self.generation = run_dir, BEGAN, 0
+        run_dir.mkdir(parents=True, exist_ok=True)
+
+    def _line(self, file: str, **content: object) -> None:
+        with (self.run_dir / file).open("a") as out:
+            out.write(json.dumps(content) + "\n")
+
+    def event(self, event: str, **content: object) -> None:
+        time = datetime.fromtimestamp(self.now, UTC).isoformat(timespec="milliseconds")
+        self._line("events.jsonl", event=event, time=time, monotonic=self.now, generation=self.generation, **content)
+
+    def launch(self, why: str, found: float | None = None, evidence: str = "") -> None:
+        self.generation += 1
+        seen = None if found is None else datetime.fromtimestamp(found, UTC).isoformat(timespec="milliseconds")
+        self.event("launch", why=why, evidence=evidence, found=seen)
+        self.now += 2.0
+        self.event("start", mesh={"dp_replicate": 2}, processes=2)
+        self.phase("build", 0.5)
+        self.phase("restore", 0.25)
+
+    def phase(self, name: str, seconds: float) -> None:
+        self.event("phase", phase=name, at="begin")
+        self.now += seconds
+        self.event("phase", phase=name, at="end", seconds=seconds)
+
+    def step(self, step: int, passes: float = 1.0, waits: float = 0.25, skipped: str = "") -> None:
+        """0.125 s of data, the passes, 0.125 s of update; then a wait of 0.0625 s that counts to the next."""
+        self.now += passes + 0.25
+        took = {"data": 0.125, "forward_backward": passes, "optimizer": 0.125, "agree": 0.0625}
+        content = {"step": step, "seconds": took, "step_seconds": passes + 0.3125, "skipped": skipped}
+        rows = {"collective": [waits, waits]}
+        self._line("metrics.jsonl", **content, time=self.now, generation=self.generation, rank_phases=rows)
+        self.now += 0.0625
+
+
+def whole(of: Ledger) -> None:
+    assert sum(of.seconds.values()) == pytest.approx(of.wall_seconds, abs=1e-6)
+    assert min(of.seconds.values()) >= 0
+    assert [part.begin for part in of.parts[1:]] == [part.end for part in of.parts[:-1]]
+
+
+def test_a_run_with_a_kill_step_by_step(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    files.launch("start")
+    files.step(1, passes=3.0)  # two seconds of compilation
+    for step in (2, 3):
+        files.step(step)
+    files.phase("save", 0.5)
+    for step in (4, 5):
+        files.step(step)
+    killed = files.now
+    files.now += 4.0
+    files.launch("rank", found=killed + 3.0, evidence="rank 1 failed first: killed by SIGKILL")
+    for step in (4, 5, 6):
+        files.step(step)
+    files.event("end", why="done")
+    of = ledger(tmp_path)
+    whole(of)
+    spent = of.seconds
+    assert spent["start"] == pytest.approx(2.75, abs=0.01)
+    assert spent["compile"] == pytest.approx(2.0, abs=0.01)
+    assert spent["checkpoint_stall"] == pytest.approx(0.5, abs=0.01)
+    assert spent["data_wait"] == pytest.approx(6 * 0.125, abs=0.01)
+    assert spent["detection"] + spent["recovery"] == pytest.approx(6.75 + 0.0625 - typical(), abs=0.02)
+    assert spent["recovery"] == pytest.approx(1.0 + 2.75, abs=0.01)
+    assert spent["lost_work"] == pytest.approx(2 * 1.3125 + typical(), abs=0.15), "steps 4 and 5, and the one under way"
+    assert spent["exposed_communication"] >= 6 * 0.25
+    (fault,) = of.faults
+    assert (fault.kind, fault.named) == ("rank", "rank 1 failed first: killed by SIGKILL")
+    assert fault.found == pytest.approx(3.0625, abs=0.01)
+    assert fault.recovery_seconds == pytest.approx(1.0 + 2.75 + 1.25, abs=0.01)
+    content = of.to_dict()
+    assert set(content["seconds"]) == set(KINDS)
+    assert content["young_daly"]["checkpoint_seconds"] > 0
+    assert readable(picture(of).svg())[0].startswith("Where the time went")
+
+
+def typical() -> float:
+    return 1.3125
+
+
+@given(st.lists(st.tuples(st.sampled_from("stepkillsaveskip"), st.floats(0.01, 5)), max_size=60), st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_the_sum_is_the_wall_clock_whatever_happens(
+    tmp_path_factory: pytest.TempPathFactory, course: list[tuple[str, float]], back: int
+) -> None:
+    files = Files(tmp_path_factory.mktemp("run"))
+    files.launch("start")
+    step = 0
+    for word, length in course:
+        if word in "step":
+            step += 1
+            files.step(step, passes=length, waits=length / 3, skipped="spike" if word == "e" else "")
+        elif word in "av":
+            files.phase("save", length)
+        elif word == "k":
+            gone = files.now
+            files.now += length
+            files.launch("node", found=gone + length / 2)
+            step = max(0, step - back)
+        else:
+            files.event("phase", phase="save", at="begin")  # and killed in it, or read while it lasts
+            files.now += length
+    of = ledger(files.run_dir)
+    whole(of)
+    assert of.seconds["compute"] >= 0
+
+
+@given(
+    st.lists(st.tuples(st.floats(-5, 15), st.floats(-5, 15), st.sampled_from(KINDS), st.integers(0, 2)), max_size=30)
+)
+@settings(max_examples=100, deadline=None)
+def test_spans_are_cut_without_gap_or_overlap(drawn: list[tuple[float, float, str, int]]) -> None:
+    every = [Span(*each) for each in drawn]
+    parts = partition(every, 0.0, 10.0)
+    assert (parts[0].begin, parts[-1].end) == (0.0, 10.0)
+    assert sum(seconds(parts).values()) == pytest.approx(10.0)
+    for part in parts:
+        middle = (part.begin + part.end) / 2
+        over = [span for span in every if span.begin <= middle < span.end]
+        best = max((span.level for span in over), default=None)
+        assert part.kind in {span.kind for span in over if span.level == best} if over else part.kind == "idle"
+
+
+def test_a_real_run_that_died_and_went_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    s = session(out, "run.steps=8", "parallel=single")
+    taken = s.runtime.applied
+
+    def dies() -> None:
+        taken()
+        if s.step == 4:
+            raise KeyboardInterrupt
+
+    s.runtime.applied = dies  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        train(s)
+    assert train(session(out, "run.steps=8", "parallel=single")) == 0
+    whole(ledger(out))
+    assert report([str(out), "--json", "--svg", str(tmp_path / "run.svg")]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert sum(content["seconds"].values()) == pytest.approx(content["wall_seconds"])
+    assert content["seconds"]["compute"] > 0
+    readable((tmp_path / "run.svg").read_text())
+    assert report([str(out)]) == 0
+    assert "where the time went" in capsys.readouterr().out
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="holds no events"):
+        ledger(tmp_path)

@@ -1,0 +1,68 @@
+"""The simulation of failures against the closed forms."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from gangline import UserError
+from gangline.reliability import Reliability, SimulatedJob
+from gangline_health.commands.simulate import run, simulated
+
+JOBS = {
+    "a thousand GPUs": SimulatedJob(nodes=128, days=300, save_seconds=60, restart_seconds=600, spares=99),
+    "Llama 3": SimulatedJob(nodes=2048, days=54, faults_per_node_day=3.79e-3, spares=99, repair_seconds=3600),
+    "memory tier": SimulatedJob(nodes=2048, days=54, save_seconds=0.2, restart_seconds=30, spares=99),
+    "many faults": SimulatedJob(nodes=12_500, days=30, save_seconds=5, restart_seconds=180, spares=500),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_it_comes_to_the_closed_form(name: str) -> None:
+    found = simulated(JOBS[name], 20)
+    assert found["ettr"] == pytest.approx(found["closed_form"]["ettr"], rel=0.03)
+    assert sum(found["seconds"].values()) == pytest.approx(found["wall_seconds"], rel=1e-9)
+    expected = found["wall_seconds"] / found["closed_form"]["mtbf_seconds"]
+    assert found["faults"] == pytest.approx(expected, rel=0.1)
+
+
+def test_no_other_interval_does_better_than_young_and_daly() -> None:
+    model = Reliability(3600.0, 30.0, 120.0)
+    best = max((model.ettr(every), every) for every in range(30, 3600, 5))
+    assert model.young_daly() == pytest.approx(best[1], rel=0.1)
+    assert model.ettr(model.young_daly()) == pytest.approx(best[0], rel=1e-3)
+
+
+def test_table_of_optimal_intervals() -> None:
+    """Young's sqrt(2 w M), to within the save itself: M = 7.9 h, w = 60 s."""
+    assert Reliability(7.9 * 3600, 60.0, 0.0).young_daly() == pytest.approx(1847 - 60, abs=2)
+
+
+def test_without_spares_a_job_waits_for_repairs() -> None:
+    job = SimulatedJob(nodes=1000, days=10, spares=0, repair_seconds=7200)
+    found = simulated(job, 3)
+    assert found["seconds"]["idle"] > 10 * 3600
+    assert found["ettr"] < simulated(SimulatedJob(nodes=1000, days=10, spares=50, repair_seconds=7200), 3)["ettr"]
+
+
+def test_a_course_is_a_function_of_its_seed() -> None:
+    job = SimulatedJob(nodes=100, days=100)
+    assert simulated(job, 2) == simulated(job, 2)
+    assert simulated(job, 2) != simulated(SimulatedJob(nodes=100, days=100, seed=7), 2)
+
+
+def test_a_hundred_thousand_gpus_for_a_month(capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.monotonic()
+    assert run(["--nodes", "12500", "--days", "30", "--spares", "200", "--json"]) == 0
+    assert time.monotonic() - began < 30
+    found = json.loads(capsys.readouterr().out)
+    assert found["faults"] > 1000
+    assert run(["--nodes", "12500", "--days", "30"]) == 0
+    assert "closed form" in capsys.readouterr().out
+
+
+def test_what_is_no_job_is_refused() -> None:
+    with pytest.raises(UserError, match="--nodes 0"):
+        run(["--nodes", "0", "--days", "30"])
