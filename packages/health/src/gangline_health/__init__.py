@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gangline import Part, hookimpl
+from gangline import Command, Part, hookimpl
 from gangline_health import config
 
 
 @hookimpl
 def gangline_health_checks() -> Iterable[Part]:
     return config.PARTS
+
+
+@hookimpl
+def gangline_commands() -> Iterable[Command]:
+    summary = "Where the time of a run went, and what failures would cost"
+    return [Command(name="health", run="gangline_health.commands:main", summary=summary)]

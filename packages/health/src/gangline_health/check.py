@@ -73,7 +73,7 @@ class WatchCheck(HealthCheck):
     def respond(self, agreed: Agreed, record: StepRecord | None) -> Order | None:
         steps = [int(verdict.details["step"]) for verdict in agreed.verdicts if "step" in verdict.details]
         now = max(steps, default=0) if record is None else record.step
-        return playbooks.respond(self.config.playbooks, agreed, now)
+        return playbooks.respond(self.config.playbooks, self.config.budget, agreed, now)
 
     def _each(self, ask: Callable[[Monitor], Iterable[Verdict]]) -> list[Verdict]:
         """What all monitors say; one that raises says nothing, and has no part from there on."""

@@ -11,7 +11,7 @@ from gangline.config import AtLeast, AtMost, HealthConfig, MoreThan, NonNegative
 
 ACTIONS = ("note", "warn", "skip", "lower_rate", "roll_back", "restart", "exclude", "stop")
 
-Action = Annotated[str, OneOf(ACTIONS)]
+ActionWord = Annotated[str, OneOf(ACTIONS)]
 
 
 @dataclass
@@ -31,17 +31,19 @@ class NumbersOptions:
 class Playbook:
     """What is done about one kind of finding: one action after the other, while the run makes no progress."""
 
-    actions: list[Action] = field(default_factory=lambda: ["warn"])  # in this order; the last stays
-    patience: PositiveInt = 1  # steps in a row that found it before the first action; until then the step is left out
-    back: NonNegativeInt = 0  # roll_back, restart: to a checkpoint so many steps or more before the first of them
-    rate: Annotated[float, MoreThan(0), AtMost(1)] = 1.0  # and multiply the learning rate, for `rate_steps` steps
-    rate_steps: NonNegativeInt = 0  # lower_rate, roll_back, restart: steps with the lower rate
-    progress: PositiveInt = 200  # steps of progress after which the first action is the next again
+    actions: list[ActionWord] = field(default_factory=lambda: ["warn"])  # in this order; the last stays
+    patience: PositiveInt = 1  # findings in a row before the first action; until then a step is left out
+    back: NonNegativeInt = (
+        0  # roll_back: to a checkpoint so many steps or more before the first of them, if there is one
+    )
+    skip: bool = True  # roll_back: pass over the samples that were read since
+    rate: Annotated[float, MoreThan(0), AtMost(1)] = 1.0  # lower_rate, roll_back, restart: the learning rate times this
+    rate_steps: NonNegativeInt = 0  # for so many steps
 
 
 @dataclass
 class Playbooks:
-    """By kind of finding, with `_` for `-`."""
+    """By kind of finding."""
 
     not_finite: Playbook = field(default_factory=lambda: Playbook(["roll_back", "roll_back", "stop"], patience=3))
     loss_spike: Playbook = field(
@@ -50,10 +52,8 @@ class Playbooks:
     gradient_spike: Playbook = field(
         default_factory=lambda: Playbook(["lower_rate", "roll_back", "stop"], patience=3, rate=0.5, rate_steps=100)
     )
-    divergence: Playbook = field(
-        default_factory=lambda: Playbook(["roll_back", "stop"], back=100, rate=0.5, rate_steps=1000)
-    )
-    zero_gradients: Playbook = field(default_factory=lambda: Playbook(["warn"], progress=1000))
+    divergence: Playbook = field(default_factory=lambda: Playbook(["roll_back", "stop"], rate=0.5, rate_steps=1000))
+    zero_gradients: Playbook = field(default_factory=lambda: Playbook(["warn"]))
 
     def of(self, kind: str) -> Playbook | None:
         """The playbook for a kind of verdict ("loss-spike"); None: there is none."""
@@ -66,11 +66,20 @@ class Playbooks:
 
 
 @dataclass
+class Budget:
+    """What keeps a run from going round in circles: only steps that were never done before renew it."""
+
+    orders: PositiveInt = 6  # returns and restarts of any kind without progress; then the run stops
+    progress: PositiveInt = 200  # steps beyond the furthest point at which something was ordered
+
+
+@dataclass
 class WatchedHealth(HealthConfig):
     """Looks at the numbers of each step before it is applied; playbooks answer what is found, within budgets."""
 
     numbers: NumbersOptions = field(default_factory=NumbersOptions)
     playbooks: Playbooks = field(default_factory=Playbooks)
+    budget: Budget = field(default_factory=Budget)
 
     def check(self, run: Run) -> list[Problem]:
         """Playbooks without an action, and a window that cannot be filled."""
@@ -92,7 +101,7 @@ class WatchedHealth(HealthConfig):
 
     def notices(self, run: Run) -> list[str]:
         """Playbooks that go back, in a run that keeps no checkpoint to go back to."""
-        returns = [kind for kind, playbook in self.playbooks.items() if {"roll_back"} & set(playbook.actions)]
+        returns = [kind for kind, playbook in self.playbooks.items() if "roll_back" in playbook.actions]
         if run.checkpoint.every is None and returns:
             return [
                 f"health=on: the playbooks for {', '.join(returns)} go back to a checkpoint, and this run saves none "

@@ -1,0 +1,84 @@
+"""Findings in loss and gradient norm, on series whose faults are known."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from gangline.testing.health import healthy
+from gangline.track import StepRecord
+from gangline_health.config import NumbersOptions
+from gangline_health.monitors.numbers import ROUTINE, NumbersMonitor
+
+
+def series(losses, norms=None) -> list[StepRecord]:
+    found = []
+    for step, loss in enumerate(losses, 1):
+        record = healthy(1)[0]
+        record.step, record.loss, record.grad_norm = (
+            step,
+            float(loss),
+            float(norms[step - 1] if norms is not None else 1),
+        )
+        record.finite = math.isfinite(loss)
+        found.append(record)
+    return found
+
+
+def found(records: list[StepRecord], monitor: NumbersMonitor | None = None) -> list[tuple[int, str, int]]:
+    """(step, kind, how many in a row), asked as in a run."""
+    monitor, said = monitor or NumbersMonitor(NumbersOptions()), []
+    for record in records:
+        verdicts = list(monitor.before_update(record.step, record.loss, record.grad_norm)) if record.finite else []
+        verdicts += monitor.observe(record)
+        said += [(record.step, verdict.kind, verdict.details["row"]) for verdict in verdicts]
+    return said
+
+
+def noise(steps: int, tail: float = 5.0, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_t(tail, steps)
+
+
+def test_no_false_alarm_in_ten_thousand_steps_of_heavy_tailed_noise() -> None:
+    """Student's t with 5 degrees of freedom on the loss, log-normal gradient norms that wander."""
+    steps = 10_000
+    falling = 2 + 4 * np.exp(-np.arange(steps) / 300) + 0.03 * noise(steps, 8.0)
+    wander = np.cumsum(noise(steps, seed=2)) * 0.005
+    assert found(series(falling, np.exp(wander + 0.15 * noise(steps, 30.0, seed=1)))) == []
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_a_spike_is_a_matter_of_the_noise_and_of_no_unit(scale: float) -> None:
+    losses = scale * (3 + 0.05 * noise(200, 30.0))
+    losses[150] += scale * 0.3  # 6 deviations
+    losses[170] += scale * 0.8  # 16
+    assert found(series(losses)) == [(171, "loss-spike", 1)]
+
+
+def test_spikes_in_a_row_are_counted_and_do_not_widen_the_limit() -> None:
+    losses = 3 + 0.05 * noise(200, 30.0)
+    losses[150:160] += 5
+    assert found(series(losses)) == [(151 + n, "loss-spike", 1 + n) for n in range(10)]
+
+
+def test_a_loss_that_creeps_upwards_diverges_though_no_step_of_it_is_a_spike() -> None:
+    losses = 3 + 0.05 * noise(400, 30.0)
+    losses[150:] += 0.005 * np.arange(250)
+    said = found(series(losses))
+    assert {kind for _, kind, _ in said} == {"divergence"}
+    assert 150 < said[0][0] < 280
+
+
+def test_gradients_that_stay_at_zero_are_said_once() -> None:
+    norms = np.ones(60)
+    norms[20:50] = 0
+    assert found(series(3 + 0.05 * noise(60, 30.0), norms)) == [(30, "zero-gradients", 10)]
+
+
+def test_under_a_loss_scale_a_search_for_it_is_routine() -> None:
+    losses = [math.nan] * (ROUTINE + 2)
+    scaled = found(series(losses), NumbersMonitor(NumbersOptions(), scaled=True))
+    assert scaled == [(ROUTINE + 1, "not-finite", ROUTINE + 1), (ROUTINE + 2, "not-finite", ROUTINE + 2)]
+    assert len(found(series(losses))) == ROUTINE + 2

@@ -1,0 +1,99 @@
+"""health=on in whole runs: bad data that the loss shows, budgets, what is refused, and a monitor that fails."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gangline import UserError
+from gangline.config.check import check
+from gangline.testing.runs import small_run
+from gangline.testing.sessions import session
+from gangline.tools import attempts, read_records
+from gangline.train.rank import train
+from gangline_health.monitors.numbers import NumbersMonitor
+
+G, STEPS = 8, 70
+BAD = range(60 * G, 63 * G)  # samples
+HEALTH = (
+    "health=[on]",
+    "health.on.playbooks.loss_spike.back=4",
+    f"run.steps={STEPS}",
+    "checkpoint.every=2",
+    "checkpoint.keep_last=null",
+)
+
+
+def run(run_dir: Path, bad: range, *settings: str) -> tuple[int, list[dict], list[attempts.Attempt]]:
+    """A run whose loss is five times as high over some samples: (exit code, records, orders)."""
+    s = session(run_dir, *HEALTH, *settings)
+    step = s.runtime.step
+
+    def spoilt(microbatches):
+        result = step(microbatches)
+        return replace(result, loss_sum=5 * result.loss_sum) if s.cursor in bad else result
+
+    s.runtime.step = spoilt  # type: ignore[method-assign]
+    code = train(s)
+    orders = [line for line in attempts.read(run_dir) if line.order]
+    return code, read_records(run_dir / "metrics.jsonl"), orders
+
+
+def test_a_spike_that_lasts_is_gone_back_from_and_its_batches_are_passed_over(tmp_path: Path) -> None:
+    code, records, (order,) = run(tmp_path / "out", BAD)
+    assert code == 0
+    assert (order.order, order.kinds, order.start) == ("roll_back", ("loss-spike",), "step-00000056")
+    assert order.skipped_from == 56 * G
+    assert order.skipped_from + order.skipped == BAD.stop
+    assert [record["step"] for record in records] == list(range(1, STEPS + 1))
+    assert not any(record["skipped"] for record in records), "what stands was all applied"
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    left_out = [line["step"] for line in lines if line["skipped"]]
+    assert left_out == [61, 62, 63]
+
+
+def test_one_bad_batch_is_left_out_and_nothing_else_happens(tmp_path: Path) -> None:
+    code, records, orders = run(tmp_path / "out", range(BAD.start, BAD.start + 1))
+    assert (code, orders) == (0, [])
+    assert [record["step"] for record in records if record["skipped"]] == [61]
+
+
+def test_where_it_does_not_help_the_run_stops_and_says_why(tmp_path: Path) -> None:
+    code, _, orders = run(tmp_path / "out", range(BAD.start, 10**9))
+    assert code == 3
+    assert [order.order for order in orders] == ["roll_back", "roll_back", "stop"]
+    assert orders[-1].why.endswith("answer 3 to loss-spike without 200 steps of progress")
+
+
+def test_a_monitor_that_raises_is_named_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def observe(self, record):
+        if record.step == 3:
+            raise ZeroDivisionError("of its own")
+        return ()
+
+    monkeypatch.setattr(NumbersMonitor, "observe", observe)
+    s = session(tmp_path / "out", "health=[on]", "run.steps=6")
+    told: list[str] = []
+    s.reporter.note = told.append  # type: ignore[assignment]
+    assert train(s) == 0
+    (failed,) = [line for line in told if "failed" in line]
+    assert "health.on.numbers failed and is left out from step 3 on: ZeroDivisionError: of its own" in failed
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("health.on.playbooks.loss_spike.actions=[explode]", "must each be one of note, warn, skip, lower_rate"),
+        ("health.on.playbooks.loss_spike.actions=[]", "health.on.playbooks.loss_spike.actions is empty"),
+        ("health.on.playbooks.loss_spike.actions=[lower_rate]", "lowers the rate: set"),
+        ("health.on.numbers.warmup=500", "health.on.numbers.warmup=500 steps do not fit into"),
+        ("health.on.playbooks.los_spike.back=1", "loss_spike"),
+    ],
+)
+def test_what_cannot_be_is_refused(word: str, said: str) -> None:
+    with pytest.raises(UserError, match="health") as caught:
+        check(small_run("health=[on]", word))
+    assert said in str(caught.value)
