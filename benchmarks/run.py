@@ -13,6 +13,7 @@ SCRIPTS = (
     "documents",
     "peers",
     "startup",
+    "recovery",
     "data",
     "data_tokens",
     "data_remote",

@@ -58,7 +58,7 @@ def progress(run_dir: str | Path) -> Progress:
 
 def advance(run_dir: str | Path, counts: bool = False, first: bool = False) -> Progress:
     """Begin a generation. `counts`: it follows a failure or an order; `first`: it is the first of a job."""
-    with _locked(run_dir, HELD_SECONDS) as handle:
+    with _locked(run_dir, fcntl.LOCK_EX, HELD_SECONDS) as handle:
         now = _parse(os.pread(handle, 4096, 0))
         step = max(now.step, now.best)
         futile = 0 if first or step > now.best else now.futile + counts
@@ -77,7 +77,7 @@ def hold(run_dir: str | Path, step: int = 0) -> Iterator[None]:
     if VARIABLE not in os.environ or not (Path(run_dir) / FILE).exists():
         yield
         return
-    with _locked(run_dir, None) as handle:
+    with _locked(run_dir, fcntl.LOCK_SH) as handle:
         now = _parse(os.pread(handle, 4096, 0))
         if now.generation > generation():
             raise Fenced(f"generation {now.generation} of the run has begun, and this rank is of {generation()}")
@@ -87,14 +87,14 @@ def hold(run_dir: str | Path, step: int = 0) -> Iterator[None]:
 
 
 @contextmanager
-def _locked(run_dir: str | Path, seconds: float | None) -> Iterator[int]:
+def _locked(run_dir: str | Path, how: int, seconds: float = 0.0) -> Iterator[int]:
     handle = os.open(Path(run_dir) / FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         with suppress(OSError):  # a file system without locks: who uses the run directory has been told
-            deadline = time.monotonic() + (seconds or 0)
+            deadline = time.monotonic() + seconds
             while True:
                 try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if seconds else 0))
+                    fcntl.flock(handle, how | (fcntl.LOCK_NB if seconds else 0))
                     break
                 except BlockingIOError:
                     if time.monotonic() > deadline:

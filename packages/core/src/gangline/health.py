@@ -77,7 +77,8 @@ class Order:
                  read since, under RESTART none. They stay passed over, whatever happens later
     rate         the learning rate is multiplied by this in the next `rate_steps` steps, counted from where the run goes
                  on; also after a restart
-    exclude      hosts that are to have no part in the next start
+    exclude      nodes that are to have no part in the next start, where others can take their place: by name, or by one
+                 of their ranks ("rank 3")
     why          what there is to say beside the evidence of the verdicts, such as a budget that is spent
 
     Raises ValueError for a negative number of samples or a rate that is none.

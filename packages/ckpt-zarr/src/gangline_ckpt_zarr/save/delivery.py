@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from gangline.checkpoint import CheckpointId
+from gangline.checkpoint import CheckpointId, hold
 from gangline_ckpt_zarr.agreement import Agreement, Failed
 from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.nodes import NAME
@@ -116,7 +116,8 @@ class Delivery(ABC):
         whole, who = f"{tier.name} whole {tier.scope}", f"the first rank of machine {tier.scope}"
         if tier.commits(self.agreement.rank):
             self.agreement.check()  # a rank whose wait timed out has reported this save as failed
-            tier.store.commit(f"{self.id}/{NAME}", self.metadata(write_id))
+            with hold(self.task.run_dir):  # a rank that was cut off from the job commits nothing
+                tier.store.commit(f"{self.id}/{NAME}", self.metadata(write_id))
             self.agreement.publish(whole, True)
             self._prune(tier)
         self.agreement.wait_for(whole, who if tier.scope else "rank 0")

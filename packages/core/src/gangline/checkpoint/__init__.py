@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gangline.checkpoint.id import CheckpointId as CheckpointId
     from gangline.checkpoint.retention import Lacks as Lacks, superfluous as superfluous
     from gangline.checkpoint.torch_dcp import DcpCheckpointer as DcpCheckpointer
+    from gangline.generation import hold as hold
     from gangline.mesh import Mesh as Mesh
     from gangline.shard import (
         Box as Box,
@@ -44,6 +45,7 @@ __getattr__, __all__ = lazily(
         "gangline.checkpoint.config": "TorchCheckpoint",
         "gangline.checkpoint.retention": "Lacks superfluous",
         "gangline.checkpoint.torch_dcp": "DcpCheckpointer",
+        "gangline.generation": "hold",
         "gangline.mesh": "Mesh",
         "gangline.shard": (
             "Box Division Layout Places Registry Shard in_model model_array parameter_of primary_replica"

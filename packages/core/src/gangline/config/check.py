@@ -69,7 +69,7 @@ def _too_few_nodes(run: Run) -> list[Problem]:
     usable_ranks, found = usable(run, ranks)
     if usable_ranks:
         return []
-    what = f"launch.nodes={run.launch.nodes}: on {fewest} nodes there are {ranks} processes, and no layout uses them."
+    what = f"launch.nodes={run.launch.nodes}: {fewest} of them have {ranks} processes, and no layout uses these."
     return [Problem(what, "", "More nodes at the least, or axes that are left open."), *found]
 
 

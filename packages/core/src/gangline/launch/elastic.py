@@ -56,6 +56,10 @@ class Stopped(Exception):
         super().__init__(failure.what)
 
 
+class Excluded(Exception):
+    """By an order; other nodes take the place of this one."""
+
+
 @dataclass
 class Node:
     """This agent's place in the job."""
@@ -67,6 +71,7 @@ class Node:
     alone: bool = True  # whether there are no other nodes
     log: str = "agent.log"
     met: Callable[[], None] = lambda: None  # called when the nodes have met for the first time
+    excluded: Callable[[], bool] = lambda: False  # whether the job goes on without this node
 
 
 class Agent(LocalElasticAgent):
@@ -132,6 +137,8 @@ class Agent(LocalElasticAgent):
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         """A member that is lost while all meet makes the others meet again."""
         while True:
+            if self.node.excluded():
+                raise Excluded
             try:
                 return super()._initialize_workers(worker_group)
             except DistError:
@@ -181,6 +188,10 @@ def run_agent(starts: Starts, node: Node, config: LocalLaunch, target: str, args
             if request.signum:
                 return _signalled(starts, files, request.signum)
             return _explain(stopped, starts)
+        except Excluded:
+            goes = True
+            print(f"train: {node.name} is excluded by an order; others take its place", file=sys.stderr, flush=True)
+            return failures.EXIT_STOPPED
         except RendezvousTimeoutError:
             goes = True
             return _too_few(starts, config)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pickle
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from torch.distributed import FileStore
@@ -116,6 +117,15 @@ def meet_in(
         keep_alive_max_attempt=BEATS,
     )
     return handler, store, patience
+
+
+def others(run_dir: Path, job: str, seconds: float, address: str) -> int:
+    """How many nodes of the job are heard of, beside this process."""
+    state = FileBackend(run_dir / MEETING / f"state-{job}").get_state()
+    beats = pickle.loads(state[0]).last_heartbeats if state is not None else {}
+    since = datetime.now(UTC) - timedelta(seconds=seconds)
+    me = (address, os.getpid())
+    return sum(beat >= since and (node.addr, node.pid) != me for node, beat in beats.items())
 
 
 def alone() -> RendezvousHandler:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gangline import pulse
+from gangline import attempts, pulse
 from gangline.ending import RunEnding, read_ending
 from gangline.errors import UserError
 from gangline.generation import progress
@@ -61,13 +61,19 @@ def run_node(run_dir: Path, run: Run, name: str, address: str) -> int:
     running = sidecars.start(sidecars.wanted(run), run_dir, owner=os.getpid())
     try:
         from gangline.launch.elastic import Node, run_agent
-        from gangline.launch.meeting import meet_in
+        from gangline.launch.meeting import meet_in, others
 
         handler, store, patience = meet_in(run_dir.resolve(), job, address, config)
         most = run.launch.processes
 
         def layout(ranks: int) -> tuple[int, list[Problem]]:
             return usable(run, min(ranks, most or ranks))
+
+        def excluded() -> bool:
+            """An order says so, and there are enough other nodes."""
+            named = any(name in line.exclude for line in attempts.read(run_dir))
+            fewest, _ = fewest_and_most(config.nodes)
+            return named and others(run_dir.resolve(), job, config.lost_seconds, address) >= fewest
 
         starts = Starts(run_dir.resolve(), config, layout, say)
         node = Node(
@@ -77,6 +83,7 @@ def run_node(run_dir: Path, run: Run, name: str, address: str) -> int:
             count=lambda: store.add("gangline/starts", 1),
             alone=False,
             met=patience.has_met,
+            excluded=excluded,
             log=f"agent-{name.replace('/', '-')}.log",
         )
         return run_agent(starts, node, config, WORK, ())
@@ -128,14 +135,15 @@ class Agents:
     def _ended(self, index: int, code: int, begun: int) -> int:
         now = progress(self.run_dir).generation
         self.hopeless = 0 if now > begun else self.hopeless + 1
-        over = self.asked or any(other == 0 for other in self.codes.values()) or self.hopeless > HOPELESS
+        ending = read_ending(self.run_dir)  # one that is to be requeued may be of a start that makes room for a node
+        over = self.asked or (ending is not None and not ending.requeue) or self.hopeless > HOPELESS
         if code < 0 and not over:
             say(f"train: agent {index} of {self.count} was killed by {signal.Signals(-code).name}; it is started again")
             self.again[index] = time.monotonic() + AGAIN_SECONDS
         else:
             self.codes[index] = code if code >= 0 else 128 - code
-            if code >= 0:
-                self.again.clear()  # the job is over, or leaves without this one
+            if over:
+                self.again.clear()
         return now
 
     def _hand_on(self, signum: int, frame: object) -> None:

@@ -10,6 +10,7 @@ import torch
 from gangline import plugins
 from gangline.checkpoint.base import Checkpointer
 from gangline.comm.base import Comm, Comms
+from gangline.comm.objects import gather_json
 from gangline.config.schema import Run
 from gangline.config.validation import validation_sets
 from gangline.data.base import DataSource
@@ -17,6 +18,7 @@ from gangline.data.reader import ReadPlace
 from gangline.errors import UserError
 from gangline.events import Events
 from gangline.generation import generation
+from gangline.launch.nodes import name_of_this_node
 from gangline.mesh import AXES, DATA_AXES, Mesh
 from gangline.model.build import model_of
 from gangline.model.compose import compose_model
@@ -94,11 +96,12 @@ def held_out_sources(run: Run) -> dict[str, DataSource]:
 def build(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device: torch.device) -> Session:
     """Build every part and restore the newest checkpoint, if there is one. Called by all ranks."""
     events = Events(directory.path if comms.rank == 0 else None, generation())
-    events.write("start", processes=comms.world.size, mesh=dict(mesh.sizes))
+    nodes = gather_json(comms.world, device, name_of_this_node())
+    events.write("start", processes=comms.world.size, mesh=dict(mesh.sizes), nodes=nodes)
     with events.ends_with_error():
         with events.phase("build"):
             session = assemble(run, directory, mesh, comms, device)
-            session.events = events
+            session.events, session.nodes = events, nodes
             same_data(comms.world, device, sources_of(session))
             attach(session)
         with events.phase("restore"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from gangline.attempts import Attempt, stamp
@@ -38,7 +39,7 @@ def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
         rate=order.rate if order.cuts else 1.0,
         rate_from=s.step,
         rate_steps=order.rate_steps if order.cuts else 0,
-        exclude=order.exclude,
+        exclude=excluded(s, order.exclude),
     )
     if order.action < Action.ROLL_BACK:
         if not any(_same(line, earlier) for earlier in s.history):  # the run was started again from before it
@@ -55,6 +56,12 @@ def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
         line = way[1]
     begin(s, line)
     return Ending(line.order, evidence)
+
+
+def excluded(s: Session, names: Iterable[str]) -> tuple[str, ...]:
+    """Names of nodes; of ranks ("rank 3") their nodes."""
+    ranks = {f"rank {rank}": node for rank, node in enumerate(s.nodes)}
+    return tuple(dict.fromkeys(ranks.get(name, name) for name in names))
 
 
 def _same(line: Attempt, earlier: Attempt) -> bool:

@@ -61,6 +61,7 @@ class Session:
     first_states: dict[str, dict[str, Any]] = field(default_factory=dict)  # of callbacks and checks, as built
     untold: dict[str, bool] = field(default_factory=dict)  # what checks raised on this rank -> whether rank 0 knows
     notes: list[str] = field(default_factory=list)
+    nodes: list[str] = field(default_factory=list)  # the name of each rank's
     history: list[Attempt] = field(default_factory=list)  # the lines of attempts.jsonl
     events: Events = field(default_factory=lambda: Events(None))
 

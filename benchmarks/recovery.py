@@ -1,0 +1,142 @@
+"""From kill -9 to the next completed step: a rank, and a node with its agent; beside torchrun with its defaults.
+
+    python benchmarks/recovery.py [--rounds 10]
+
+Every round runs each of them once, on the CPU, so that a busy machine slows all alike; medians and the worst. All train
+the same small model and keep a checkpoint of every fifth step; torchrun starts `train` as its ranks. Goals: a rank of
+four in at most 1.5 x `import torch` (four at once) + 2 s; a node of two in at most 10 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gangline import pulse
+from gangline.testing.ports import free_port
+from gangline.testing.real_runs import SMALL, own_environment, small_text
+
+SECONDS = 240.0
+TRAIN = ["-m", "gangline.cli.train"]
+TORCHRUN = ["-m", "torch.distributed.run"]
+LAYOUT = ["parallel=ddp", "checkpoint.every=5", "run.steps=1000000", "batch.sequence_length=128"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10)
+    options = parser.parse_args()
+    ways: dict[str, Callable[[], float]] = {
+        "import torch, four at once": time_import,
+        "rank of four, elastic": lambda: recover(elastic("1", 4), rank_of(1)),
+        "rank of four, torchrun": lambda: recover([torchrun(4)], rank_of(1)),
+        "node of two, elastic": lambda: recover(elastic("1:2", 2), node),
+        "node of two, torchrun": lambda: recover(torchruns(), node),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(options.rounds):
+        for name, measure in ways.items():
+            seconds[name].append(measure())
+            print(f"{name:<28} {seconds[name][-1]:7.2f}", flush=True)
+    print(f"\n{'seconds':<28} {'median':>7} {'worst':>7}")
+    for name, found in seconds.items():
+        print(f"{name:<28} {statistics.median(found):7.2f} {max(found):7.2f}")
+    goal = 1.5 * statistics.median(seconds["import torch, four at once"]) + 2
+    print(f"goals: a rank {goal:.2f}, a node 10.00")
+
+
+def time_import() -> float:
+    began = time.time()
+    for process in [subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(4)]:
+        process.wait()
+    return time.time() - began
+
+
+def elastic(nodes: str, ranks: int) -> list[list[str]]:
+    words = ["launch=elastic", f"launch.nodes={nodes}", f"launch.processes={ranks}", "launch.agents=1"]
+    return [[*TRAIN, *words]] * int(nodes[-1])  # in each, the agent of one node
+
+
+def torchrun(ranks: int, *more: str) -> list[str]:
+    return [*TORCHRUN, f"--nproc-per-node={ranks}", "--max-restarts=3", *more, *TRAIN]
+
+
+def torchruns() -> list[list[str]]:
+    meet = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    return [torchrun(1, "--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-id=bench", meet)] * 2
+
+
+def recover(commands: list[list[str]], victims: Callable[[list[int], Path], list[int]]) -> float:
+    """Seconds from the kill to the end of the next step of another start."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "out")
+        words = [f"data.path={small_text(Path(folder, 'corpus'))}", *SMALL, *LAYOUT, f"run.dir={out}"]
+        environment = {**own_environment(), "OMP_NUM_THREADS": "1", "GANGLINE_NODE": "127.0.0.1"}
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+        agents = [
+            subprocess.Popen([sys.executable, *command, *words], cwd=folder, env=environment, **quiet)
+            for command in commands
+        ]
+        try:
+            wait_for(lambda: any(record["step"] >= 20 for record in newest(out)))
+            before = newest(out)[-1]["generation"]
+            began = time.time()
+            for pid in victims([agent.pid for agent in agents], out):
+                os.kill(pid, signal.SIGKILL)
+            found = wait_for(lambda: [record for record in newest(out) if record["generation"] > before])
+            return found[0]["time"] - began
+        finally:
+            for agent in agents:
+                os.killpg(agent.pid, signal.SIGKILL)
+                agent.wait()
+
+
+def rank_of(rank: int) -> Callable[[list[int], Path], list[int]]:
+    def victims(agents: list[int], out: Path) -> list[int]:
+        return [seen.pid for seen in seen_ranks(out) if seen.rank == rank]
+
+    return victims
+
+
+def node(agents: list[int], out: Path) -> list[int]:
+    """The agent of rank 1, and rank 1 with it, as a machine goes. (torchrun's other agent may hold its store.)"""
+    (rank,) = [seen.pid for seen in seen_ranks(out) if seen.rank == 1]
+    above = rank
+    while above not in agents:
+        above = int(Path(f"/proc/{above}/stat").read_text().rpartition(")")[2].split()[1])
+    return [above, rank]
+
+
+def seen_ranks(out: Path) -> list[pulse.Seen]:
+    return [seen for seen in (pulse.PulseReader(path).read() for path in pulse.find(out)) if seen.alive]
+
+
+def newest(out: Path) -> list[dict]:
+    """The last records."""
+    try:
+        content = (out / "metrics.jsonl").read_bytes()[-20000:]
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in content.split(b"\n")[1:-1]]
+
+
+def wait_for(what: Callable[[], object]) -> list:
+    deadline = time.monotonic() + SECONDS
+    while not (found := what()):
+        if time.monotonic() > deadline:
+            sys.exit("no step for too long")
+        time.sleep(0.02)
+    return found  # type: ignore[return-value]
+
+
+if __name__ == "__main__":
+    main()

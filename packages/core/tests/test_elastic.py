@@ -1,0 +1,161 @@
+"""launch=elastic with real processes: what is killed, stopped, comes back; the curve of an undisturbed run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from gangline import pulse
+from gangline.ending import read_ending
+from gangline.events import read_events
+from gangline.launch import guard
+from gangline.launch.meeting import FileBackend
+from gangline.testing.processes import kill
+from gangline.testing.real_runs import SMALL, RealRuns
+
+SLOW = ("batch.global_size=8", "batch.sequence_length=128", "model.dim=64", "model.hidden=256")
+WORDS = (*SMALL, *SLOW, "parallel=ddp", "precision=fp64", "run.deterministic=on", "schedule=constant")
+ELASTIC = ("launch=elastic", "launch.processes=2", "checkpoint.every=5")
+SECONDS = 240.0
+
+
+@pytest.fixture
+def runs(tmp_path):
+    with RealRuns(tmp_path, WORDS) as found:
+        yield found
+
+
+def wait_for(what, seconds=SECONDS):
+    """What `what` gives, as soon as it is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+    return found
+
+
+def agents(run_dir: Path) -> dict[str, int]:
+    """The process of each node that a command plays, by the node's number."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            words = (
+                (entry / "cmdline").read_bytes().decode(errors="replace").split("\0") if entry.name.isdigit() else []
+            )
+            if "gangline.launch.node" in words and os.readlink(entry / "cwd") == str(run_dir.parent):
+                found[words[words.index("gangline.launch.node") + 2]] = int(entry.name)
+    return found
+
+
+def ranks(run_dir: Path) -> dict[int, int]:
+    """The process of each rank that lives."""
+    seen = [pulse.PulseReader(path).read() for path in pulse.find(run_dir)]
+    return {one.rank: one.pid for one in seen if one.alive}
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def launches(run_dir: Path) -> list[dict]:
+    return [line for line in read_events(run_dir) if line["event"] == "launch"]
+
+
+def same(curve, other) -> None:
+    assert [step for step, *_ in curve] == [step for step, *_ in other]
+    for (_, loss, norm), (_, loss2, norm2) in zip(curve, other, strict=True):
+        assert loss == pytest.approx(loss2, rel=1e-12)
+        assert norm == pytest.approx(norm2, rel=1e-10)
+
+
+def test_a_lost_rank_and_a_lost_node_that_comes_back(runs):
+    """World 2 -> 2 -> 1 -> 2: the curve of one process."""
+    out = runs.directory / "out"
+    process = runs.start("run.dir=out", "run.steps=200", *ELASTIC, "launch.nodes=1:2")
+    runs.wait_for_step(process, "out", 7)
+    before = len(launches(out))
+    os.kill(ranks(out)[1], signal.SIGKILL)
+    wait_for(lambda: len(launches(out)) > before)
+    runs.wait_for_step(process, "out", 12)
+    before = len(launches(out))
+    os.kill(agents(out)["0"], signal.SIGKILL)
+    printed = runs.finish(process)
+    assert [line["why"] for line in launches(out)][-1] == "joined", printed
+    assert [line["processes"] for line in launches(out)][before:] == [1, 2]
+    assert "was killed by SIGKILL" in printed
+    assert read_ending(out).reason == "done"
+    assert read_events(out)[-1]["event"] == "exit"
+    assert (agents(out), ranks(out)) == ({}, {})
+    runs.train("run.dir=straight", "run.steps=200", "checkpoint=off", "launch.processes=1")
+    same(runs.curve("out"), runs.curve("straight"))
+
+
+@pytest.mark.nightly
+def test_a_node_that_was_cut_off_writes_nothing_more(runs):
+    """Its agent is stopped, and its rank trains on: the node that waited takes the run over."""
+    out = runs.directory / "out"
+    words = ("run.dir=out", "run.steps=100000", *ELASTIC, "launch.processes=1", "launch.nodes=1", "launch.agents=1")
+    nodes = [runs.start(*words, GANGLINE_NODE="127.0.0.1") for _ in range(2)]
+    runs.wait_for_step(nodes[0], "out", 5)
+    rank = ranks(out)[0]
+    agent = parent(parent(rank))  # its parent is the fork server
+    (other,) = {process.pid for process in nodes} - {agent}
+    wait_for(lambda: len(list((out / ".meeting").glob("state-*"))) == 1 and joined(out, other))
+    os.kill(agent, signal.SIGSTOP)
+    wait_for(lambda: len(launches(out)) == 2)
+    wait_for(lambda: not guard.alive(rank) or Path(f"/proc/{rank}/stat").read_text().split()[2] == "Z")
+    wait_for(lambda: 2 in generations_of(out))
+    generations = generations_of(out)
+    assert generations == sorted(generations), "the old generation wrote after the new one"
+    assert "generation 2 of the run has begun, and this rank is of 1" in (out / "logs" / "rank-00000.log").read_text()
+    os.kill(agent, signal.SIGCONT)
+    for process in nodes:
+        kill(process)
+
+
+def generations_of(run_dir: Path) -> list[int]:
+    """Of each line of metrics.jsonl."""
+    return [json.loads(line)["generation"] for line in (run_dir / "metrics.jsonl").read_text().split("\n")[:-1]]
+
+
+def joined(run_dir: Path, pid: int) -> bool:
+    """Whether an agent is heard of at the meeting."""
+    (path,) = (run_dir / ".meeting").glob("state-*")
+    state = FileBackend(path).get_state()
+    return state is not None and pid in {node.pid for node in pickle.loads(state[0]).last_heartbeats}
+
+
+@pytest.mark.nightly
+def test_everything_is_killed_and_the_same_command_goes_on(runs):
+    words = ("run.dir=out", "run.steps=60", *ELASTIC, "launch.nodes=2")
+    process = runs.start(*words)
+    runs.wait_for_step(process, "out", 12)
+    kill(process)
+    runs.train(*words)
+    out = runs.directory / "out"
+    assert [line["generation"] for line in launches(out)] == [1, 2]
+    assert [record["step"] for record in runs.records("out")] == list(range(1, 61))
+    ended = runs.train(*words)
+    assert "the run has ended: step 60 is done" in ended
+    said = runs.refused(*words, "optimizer.learning_rate=0.5")
+    assert "already holds another run: optimizer.learning_rate is 0.003 there, and 0.5 here" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["launch.nodes=3:2"], "the fewest nodes, 3, are more than the most, 2"),
+        (["launch.nodes=two"], "launch.nodes=two is no number of nodes"),
+        (["launch.nodes=2", "launch.agents=1"], "the other nodes would not find this one"),
+        (["launch.nodes=2", "launch.agents=3"], "the job has at most 2"),
+    ],
+)
+def test_what_is_refused(runs, words, said):
+    assert said in runs.refused(*ELASTIC, *words)

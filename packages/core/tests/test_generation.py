@@ -1,0 +1,190 @@
+"""Generations of a run: counted, agreed, and nobody of an older one writes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+
+import pytest
+
+from gangline import attempts, generation
+from gangline.attempts import Attempt
+from gangline.ending import RunEnding, clear_ending, read_ending, write_ending
+from gangline.errors import Problem, UserError
+from gangline.events import Events, read_events
+from gangline.generation import FILE, Fenced, advance, hold, progress
+from gangline.launch import failures
+from gangline.launch.config import LocalLaunch
+from gangline.launch.failures import RankFailure
+from gangline.launch.meeting import FileBackend
+from gangline.launch.nodes import fewest_and_most
+from gangline.launch.starts import Start, Starts
+
+
+@pytest.fixture
+def first(tmp_path, monkeypatch):
+    """A directory in which this process is a rank of the first generation."""
+    (tmp_path / "logs").mkdir()
+    monkeypatch.setenv(generation.VARIABLE, str(advance(tmp_path, first=True).generation))
+    return tmp_path
+
+
+def test_generations_are_counted_over_the_life_of_a_directory(tmp_path):
+    assert progress(tmp_path).generation == 0
+    assert [advance(tmp_path, first=number == 2).generation for number in range(4)] == [1, 2, 3, 4]
+
+
+def test_who_is_of_an_older_generation_writes_nothing(first):
+    events = Events(first, 1)
+    with hold(first):
+        attempts.append(first, Attempt(1, None))
+    events.write("start")
+    advance(first)
+    events.write("end")
+    assert [line["event"] for line in read_events(first)] == ["start"]
+    with pytest.raises(Fenced, match="generation 2 of the run has begun, and this rank is of 1"), hold(first):
+        pytest.fail("it was let in")
+
+
+def test_a_start_waits_for_who_writes_but_not_for_ever(first, monkeypatch):
+    monkeypatch.setattr(generation, "HELD_SECONDS", 0.3)
+    began = time.monotonic()
+    with hold(first):
+        assert advance(first).generation == 2
+    assert time.monotonic() - began >= 0.3
+    handle = os.open(first / FILE, os.O_RDWR)
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody has kept the lock
+    os.close(handle)
+
+
+def test_starts_without_a_new_step_are_counted(first):
+    with hold(first, step=5):
+        pass
+    assert [advance(first, counts=True).futile for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(Fenced), hold(first, step=6):
+        pass
+    assert progress(first).step == 5
+
+
+def starts(run_dir, usable=8, **options) -> tuple[Starts, list[str]]:
+    said: list[str] = []
+
+    def layout(ranks: int) -> tuple[int, list[Problem]]:
+        return (min(ranks, usable), []) if usable else (0, [Problem("nothing fits.", "why", "how")])
+
+    return Starts(run_dir, LocalLaunch(**options), layout, said.append), said
+
+
+def test_ranks_beyond_the_layout_wait(tmp_path):
+    (tmp_path / "logs").mkdir()
+    decides, _ = starts(tmp_path, usable=4)
+    start = decides.begin(["a", "b", "c"], 6, first=True)
+    assert start == Start(1, ("a", "b", "c"), 4, 2)
+    assert Start.of(start.to_dict()) == start
+    (launch,) = read_events(tmp_path)
+    assert (launch["event"], launch["by"], launch["why"], launch["spares"]) == ("launch", "launcher", "start", 2)
+
+
+def test_where_no_layout_fits_the_job_ends_and_says_why(tmp_path):
+    (tmp_path / "logs").mkdir()
+    stop = starts(tmp_path, usable=0)[0].begin(["a"], 6, first=True).stop
+    assert (stop.kind, stop.exit_code, stop.what, stop.details) == ("user", 2, "nothing fits.", ["why", "how"])
+
+
+@pytest.mark.parametrize(
+    ("failure", "nodes", "why"),
+    [
+        (RankFailure(1, "bug", 1, "it was killed by SIGKILL"), ["a", "b"], "rank"),
+        (RankFailure(1, "restart", 3, "bad-link at rank 0"), ["a", "b"], "order"),
+        (None, ["a"], "node"),
+        (None, ["a", "b", "c"], "joined"),
+        (RankFailure(0, "ended", 75), ["a", "b", "c"], "joined"),
+        (None, ["a", "b"], "rank"),
+    ],
+)
+def test_why_there_is_another_start(tmp_path, failure, nodes, why):
+    (tmp_path / "logs").mkdir()
+    decides, said = starts(tmp_path, max_restarts=None)
+    decides.begin(["a", "b"], 8, first=True)
+    if failure is not None:
+        failures.claim(tmp_path / "logs", 1, failure)
+    decides.ended()
+    assert decides.begin(nodes, 8, first=False).stop is None
+    launch = read_events(tmp_path)[-1]
+    assert (launch["why"], launch["generation"]) == (why, 2)
+    assert launch["found"] is not None
+    assert said
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "allowed"),
+    [
+        ("bug", {"max_restarts": 2}, 2),
+        ("bug", {"max_restarts": None, "futile_restarts": 3}, 3),
+        ("restart", {"max_restarts": 0, "futile_restarts": 2}, 2),  # an order is no crash
+        ("user", {"max_restarts": None}, 0),
+        ("ended", {"max_restarts": None}, 0),
+    ],
+)
+def test_how_often_ranks_are_started_again(tmp_path, kind, options, allowed):
+    (tmp_path / "logs").mkdir()
+    decides, _ = starts(tmp_path, **options)
+    decides.begin(["a"], 2, first=True)
+    for number in range(1, 10):
+        failures.claim(tmp_path / "logs", number, RankFailure(0, kind, 3 if kind == "ended" else 1, "why"))
+        if decides.begin(["a"], 2, first=False).stop is not None:
+            break
+    assert number - 1 == allowed
+
+
+def test_progress_gives_the_budget_back(tmp_path, monkeypatch):
+    (tmp_path / "logs").mkdir()
+    decides, _ = starts(tmp_path, max_restarts=None, futile_restarts=1)
+    decides.begin(["a"], 2, first=True)
+    for number in range(1, 6):
+        monkeypatch.setenv(generation.VARIABLE, str(number))
+        with hold(tmp_path, step=number):
+            pass
+        failures.claim(tmp_path / "logs", number, RankFailure(0, "bug", 1, "why"))
+        assert decides.begin(["a"], 2, first=False).stop is None
+
+
+def test_an_ending_is_whole_or_not_there(tmp_path):
+    ending = RunEnding(generation=3, reason="verdict", exit_code=3, exclude=("a",), evidence="bad-link")
+    assert read_ending(tmp_path) is None
+    write_ending(tmp_path, ending)
+    assert read_ending(tmp_path) == ending
+    (tmp_path / "ending.json").write_text('{"generation": 3')
+    assert read_ending(tmp_path) is None
+    clear_ending(tmp_path)
+    clear_ending(tmp_path)
+    assert read_ending(tmp_path) is None
+
+
+@pytest.mark.parametrize(("nodes", "found"), [("2", (2, 2)), ("2:3", (2, 3)), ("1:1", (1, 1))])
+def test_numbers_of_nodes(nodes, found):
+    assert fewest_and_most(nodes) == found
+
+
+@pytest.mark.parametrize("nodes", ["", "0", "two", "0:3", "3:2", "1:2:3", "-1:2"])
+def test_numbers_of_nodes_without_sense(nodes):
+    with pytest.raises(UserError, match=f"launch.nodes={nodes}"):
+        fewest_and_most(nodes)
+
+
+def test_the_state_of_a_meeting_is_replaced_by_who_has_read_it_alone(tmp_path):
+    """As torch's own backends: a token of an older state sets nothing, and gets the newer state."""
+    backend = FileBackend(tmp_path / "state")
+    assert backend.get_state() is None
+    state, token, mine = backend.set_state(b"one")
+    assert (state, mine) == (b"one", True)
+    assert backend.set_state(b"other", None)[::2] == (b"one", False)
+    state, newer, mine = backend.set_state(b"two and more", token)
+    assert mine
+    assert backend.set_state(b"late", token) == (b"two and more", newer, False)
+    assert FileBackend(tmp_path / "state").get_state() == (b"two and more", newer)
+    with (tmp_path / "state").open("r+b") as file:  # killed while it wrote
+        file.truncate(3)
+    assert backend.get_state() is None
+    assert backend.set_state(b"three")[2]

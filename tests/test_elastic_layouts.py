@@ -1,0 +1,49 @@
+"""Which ranks of a job whose nodes come and go are used: the layouts of every strategy, and the batch, decide."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.config.check import check
+from gangline.config.defaults import default_run
+from gangline.errors import UserError
+from gangline.launch.nodes import usable
+
+
+def run_of(strategy: str = "3d", launch: dict | None = None, batch: dict | None = None, **axes):
+    run = default_run(
+        run={"dir": "somewhere"}, parallel=strategy, launch="elastic", batch={"global_size": 8} | (batch or {})
+    )
+    for name, value in ({"processes": 8, "nodes": "2:3"} | (launch or {})).items():
+        setattr(run.launch, name, value)
+    for name, value in axes.items():
+        setattr(run.parallel, name, value)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("strategy", "batch", "there", "used"),
+    [
+        ("3d", {}, 8, 8),
+        ("ddp", {}, 6, 4),  # 8 samples do not divide over 6 or 5
+        ("ddp", {"micro_size": 4}, 4, 2),
+        ("ddp", {"global_size": 6}, 6, 6),
+    ],
+)
+def test_as_many_as_a_layout_and_the_batch_allow(strategy, batch, there, used):
+    found, reasons = usable(run_of(strategy, batch=batch), there)
+    assert found == used
+    assert bool(reasons) == (used < there), "who waits is told why"
+
+
+def test_open_axes_follow_the_world_and_axes_that_are_said_do_not():
+    open_axes, said = run_of(tp=2, pp=2), run_of(dp_shard=2, tp=2, pp=2)
+    assert usable(open_axes, 6)[0] == 4
+    assert usable(said, 8)[0] == 8
+    assert usable(said, 6)[0] == 0
+
+
+def test_nodes_that_no_layout_can_use_are_refused_before_anything_starts():
+    check(run_of(tp=2, pp=2))
+    with pytest.raises(UserError, match="2 of them have 6 processes, and no layout uses these"):
+        check(run_of(dp_shard=2, tp=2, pp=2))
