@@ -92,8 +92,7 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Static types of every package."""
     install(session, "mypy", "pytest", *editable(*PACKAGES))
-    for name in PACKAGES:
-        session.run("mypy", *(str(path) for path in sorted(ROOT.glob(f"packages/{name}/src/*"))))
+    session.run("mypy", *(str(path) for path in sorted(ROOT.glob("packages/*/src/*"))))
 
 
 @nox.session

@@ -71,7 +71,12 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(runs):
     assert runs.curve("a") != runs.curve("c")
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+NIGHTLY = pytest.mark.nightly
+
+
+@pytest.mark.parametrize(  # fp16 has most to restore: its loss scale too
+    "precision", ["fp16", pytest.param("fp32", marks=NIGHTLY), pytest.param("bf16", marks=NIGHTLY)]
+)
 def test_a_killed_run_goes_on_as_if_never_killed(runs, precision):
     settings = ("run.steps=12", "checkpoint.every=4", f"precision={precision}", "optimizer=adamw")
     runs.train("run.dir=whole", *settings)

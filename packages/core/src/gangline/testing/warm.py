@@ -1,4 +1,4 @@
-"""Commands that start warm: forked from a process that has torch and Hydra loaded, instead of loading both anew.
+"""Commands that start warm: forked from a process that has torch (where it is installed) and Hydra loaded.
 
 A test that runs `train` then waits for what it does and not for its imports, which take seconds of a core in each of
 its processes. What runs is the same module with the same words, variables, directory and files. What differs: the hash
@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 
 CLIENT = Path(__file__).with_name("warm_client.py")
@@ -70,10 +69,8 @@ class Server:
 
 
 def command(module: str, environment: Mapping[str, str]) -> list[str]:
-    """`Server.command` of this process's server, which is started when it is first asked for; cold without torch."""
+    """`Server.command` of this process's server, which is started when it is first asked for."""
     global _server
-    if find_spec("torch") is None:
-        return [sys.executable, "-m", module]
     if _server is None:
         _server = Server()
         atexit.register(_server.close)

@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import traceback
+from importlib.util import find_spec
 from itertools import pairwise
 from multiprocessing import forkserver as _forkserver, resource_tracker, util
 from pathlib import Path
@@ -46,8 +47,7 @@ MANY = 4096  # no file has a number as high
 def main() -> None:
     """Serve requests that come in on the socket of the first argument until the pipe of the second has no writer."""
     forkserver.set_environment()
-    for name in LOADED:
-        importlib.import_module(name)
+    _load()
     gc.collect()
     gc.freeze()  # no fork copies all that to look for garbage in it
     listener, alive = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
@@ -55,6 +55,16 @@ def main() -> None:
     if request is not None:
         _become(request)
         _end(_code(request["module"]))
+
+
+def _load() -> None:
+    """Import what commands need; where torch is not installed, what needs none."""
+    for name in LOADED:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError:
+            if find_spec("torch") is not None:
+                raise
 
 
 def _code(module: str) -> int:
