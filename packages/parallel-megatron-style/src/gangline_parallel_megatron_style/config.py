@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from gangline import Problem
 from gangline.cluster import Topology
-from gangline.config import NonNegativeInt, OneOf, ParallelConfig, PositiveInt, divisors
+from gangline.config import LayoutBounds, NonNegativeInt, OneOf, ParallelConfig, PositiveInt, divisors
 from gangline.strategy import AXES, Mesh
 from gangline_parallel_megatron_style.layout.factor import factor, nearest
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
@@ -105,6 +105,28 @@ class Composed(ParallelConfig):
         if topology is not None:
             case = replace(case, config=replace(case.config, topology=topology))
         return of_case(case, run.run.device != "cpu", run.precision.products())
+
+    def layouts(self, run: Run, world: int) -> Iterator[Composed]:
+        """Sizes of the axes that are left open, tp within a node, ranks that share the batch a divisor of it; and where
+        zero, schedule and chunks are the part's own, those that go with them."""
+        from gangline_parallel_megatron_style.layout.candidates import candidates
+
+        return candidates(self, run, world)
+
+    def bounds(self, run: Run, mesh: Mesh, parameters: int) -> LayoutBounds:
+        width, shards = run.precision.sizes(), mesh.size("dp_shard", "cp")
+        own = parameters / mesh.size("tp", "pp")
+        whole = own / shards if self.zero == 3 else own
+        kept = own / shards if self.zero >= 2 and not run.deterministic else own
+        state = own / (shards if self.zero else 1) * (run.optimizer.states(matrix=True)) * width.master
+        share = run.batch.global_size // mesh.size("dp_replicate", "dp_shard")
+        microbatches = max(1, share // (run.batch.micro_size or max(1, share // self.accumulation(share, mesh))))
+        chosen = SCHEDULES[self.schedule]
+        idle = 0.0
+        if mesh.size("pp") > 1 and chosen.exact(mesh.size("pp"), microbatches):
+            idle = chosen.bubble(mesh.size("pp"), microbatches, self.model_chunks)
+        nbytes = whole * width.compute + (0 if self.offload else state) + kept * width.gradient
+        return LayoutBounds(idle=idle, bytes=int(0.9 * nbytes))  # 0.9: parameters are not all cut alike
 
     def overlaps(self, plan: Plan, mesh: Mesh) -> bool:
         """Whether forwards take turns with backwards, each hiding the other's transfers over folds."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         HealthConfig as HealthConfig,
         ItemSizes as ItemSizes,
         LaunchConfig as LaunchConfig,
+        LayoutBounds as LayoutBounds,
         ModelConfig as ModelConfig,
         OptimizerConfig as OptimizerConfig,
         ParallelConfig as ParallelConfig,
@@ -67,8 +68,8 @@ __getattr__, __all__ = lazily(
     __name__,
     {
         "gangline.config.schema": (
-            "CallbackConfig CheckpointConfig DataConfig EditConfig HealthConfig ItemSizes LaunchConfig ModelConfig "
-            "OptimizerConfig ParallelConfig PartConfig PrecisionConfig Run ScheduleConfig TrackConfig"
+            "LayoutBounds CallbackConfig CheckpointConfig DataConfig EditConfig HealthConfig ItemSizes LaunchConfig "
+            "ModelConfig OptimizerConfig ParallelConfig PartConfig PrecisionConfig Run ScheduleConfig TrackConfig"
         ),
         "gangline.config.sections": "BatchSection Recompute RunSection ValidateSection",
         "gangline.ranges": (

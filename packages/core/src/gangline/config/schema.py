@@ -154,6 +154,14 @@ class EditConfig(PartConfig):
         return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayoutBounds:
+    """idle: share of a step in which ranks wait for each other; bytes: of the rank that has least. Both at least."""
+
+    idle: float = 0.0
+    bytes: int = 0
+
+
 @dataclass
 class ParallelConfig(PartConfig):
     """`build(config, run, model, plan, mesh, comm, precision, finish) -> gangline.runtime.Runtime`."""
@@ -179,6 +187,10 @@ class ParallelConfig(PartConfig):
         topology: the network; None: as the part's own options say, else 8 GPUs a node.
         """
         return None
+
+    def bounds(self, run: Run, mesh: Mesh, parameters: int) -> LayoutBounds:
+        """What no layout like this does better than, for a model of so many parameters, without looking at it."""
+        return LayoutBounds()
 
     def layouts(self, run: Run, world: int) -> Iterator[ParallelConfig]:
         """Options with which the run could be carried by `world` ranks, these among them; some may not pass `check`."""

@@ -69,15 +69,15 @@ class Case:
             callback_copies=sum(config.copies(run) for config in run.callback.values()),
         )
 
-    @property
+    @cached_property
     def tp(self) -> int:
         return self.mesh.size("tp")
 
-    @property
+    @cached_property
     def cp(self) -> int:
         return self.mesh.size("cp")
 
-    @property
+    @cached_property
     def pp(self) -> int:
         return self.mesh.size("pp")
 
@@ -119,8 +119,10 @@ class Case:
 
     @cached_property
     def blocks(self) -> list[Node]:
-        """The nodes of the blocks, in order."""
-        return [self.by_path[f"{self.plan.blocks}.{index}"] for index in range(self.plan.layers)]
+        """The nodes of the blocks, in order; those that are equal are one object."""
+        same: dict[Node, Node] = {}
+        found = [self.by_path[f"{self.plan.blocks}.{index}"] for index in range(self.plan.layers)]
+        return [same.setdefault(node, node) for node in found]
 
     @cached_property
     def width(self) -> int:
@@ -158,8 +160,17 @@ class Case:
 
     def stages_of(self, rank: int) -> list[int]:
         """The model stages of pipeline rank `rank`, in the order of its chunks."""
-        placement = SCHEDULES[self.config.schedule].placement
-        return [stage_of(self.pp, placement, rank, chunk) for chunk in range(len(self.stages) // self.pp)]
+        return self._stages_of[rank]
+
+    @cached_property
+    def _stages_of(self) -> list[list[int]]:
+        placement, chunks = SCHEDULES[self.config.schedule].placement, len(self.stages) // self.pp
+        return [[stage_of(self.pp, placement, rank, chunk) for chunk in range(chunks)] for rank in range(self.pp)]
+
+    @cached_property
+    def rank_of(self) -> dict[int, int]:
+        """Model stage -> the pipeline rank that has it."""
+        return {stage: rank for rank, stages in enumerate(self._stages_of) for stage in stages}
 
     def held(self, rank: int) -> list[Array]:
         """The parameters of pipeline rank `rank`, each once."""

@@ -17,10 +17,15 @@ from gangline_parallel_megatron_style.pipeline.actions import Schedule
 Place = int | str  # the number of a block, or "embed" or "head"
 
 
-def of_rank(case: Case, rank: int, schedule: Schedule | None, gpu: bool = True) -> Counter[str]:
-    """Kind -> bytes for a rank of pipeline rank `rank`, at the moment when most is needed."""
+def of_rank(
+    case: Case, rank: int, schedule: Schedule | None, gpu: bool = True, state: Counter[str] | None = None
+) -> Counter[str]:
+    """Kind -> bytes for a rank of pipeline rank `rank`, at the moment when most is needed.
+
+    state: `memory.state`, where it is at hand.
+    """
     fullest = max(moments(case, rank, schedule, activations.sizes_of(case, gpu)), key=lambda moment: moment.total())
-    return memory.state(case, rank) + fullest
+    return (memory.state(case, rank) if state is None else state) + fullest
 
 
 def moments(case: Case, rank: int, schedule: Schedule | None, sizes: ActivationSizes) -> Iterator[Counter[str]]:

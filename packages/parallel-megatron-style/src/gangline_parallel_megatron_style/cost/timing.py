@@ -81,9 +81,12 @@ def _cut(case: Case, path: str, node: Node) -> bool:
     )
 
 
-def flops(case: Case, rank: int) -> int:
-    """Operations of a rank of pipeline rank `rank` in a step, recomputation included (counted as core counts them)."""
-    each = stage_flops(case)
+def flops(case: Case, rank: int, each: list[Flops] | None = None) -> int:
+    """Operations of a rank of pipeline rank `rank` in a step, recomputation included (counted as core counts them).
+
+    each: `stage_flops`, where they are at hand.
+    """
+    each = stage_flops(case) if each is None else each
     per_token = sum(each[stage].all for stage in case.stages_of(rank))
     return per_token * case.tokens * case.microbatches // case.tp
 

@@ -147,7 +147,7 @@ def tensor(case: Case, rank: int) -> list[Sent]:
 
 def home(case: Case, array: Array) -> int:
     """The pipeline rank that owns a parameter: of a tied one the first that has it."""
-    return next(rank for rank in range(case.pp) if array.stages[0] in case.stages_of(rank))
+    return case.rank_of[array.stages[0]]
 
 
 def _ends(case: Case, stage: int, hidden: int) -> list[Sent]:

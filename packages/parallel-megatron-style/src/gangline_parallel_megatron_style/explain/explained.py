@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gangline import UserError
-from gangline.explain import Explained, RankExplained, StepAction
+from gangline.explain import Explained, RankExplained, StepAction, Transfer
 from gangline.model import flops_per_token, parameter_count
 from gangline.strategy import DATA_AXES, Mesh
 from gangline_parallel_megatron_style.config import Composed
@@ -49,7 +52,7 @@ def of_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explained:
     return Explained(
         mesh=case.mesh,
         topology=case.config.topology,
-        ranks=tuple(_rank(case, rank, schedule, gpu) for rank in range(case.pp)),
+        ranks=tuple(_ranks(case, schedule, gpu)),
         work=tuple(timing.stage_work(case, gpu)),
         microbatches=case.microbatches,
         tokens=case.tokens * case.cp * case.microbatches * case.mesh.size(*DATA_AXES),
@@ -61,18 +64,51 @@ def of_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explained:
     )
 
 
-def _rank(case: Case, rank: int, schedule: Schedule | None, gpu: bool) -> RankExplained:
-    held = case.held(rank)
-    return RankExplained(
-        bytes=peak_memory.of_rank(case, rank, schedule, gpu),
-        transfers=tuple(transfer(case, sent) for sent in traffic.timed(case, rank)),
-        stages=tuple(case.stages_of(rank)),
-        blocks=len(case.blocks_of(rank)),
-        parameters=sum(array.size for array in held),
-        updated=sum(memory.part_of(case, array) for array in held if array.trained),
-        flops=timing.flops(case, rank),
-        turns=_turns(case, rank, schedule),
-    )
+@dataclass(frozen=True)
+class Alike:
+    """What pipeline ranks with the same modules have in common."""
+
+    transfers: tuple[Transfer, ...]
+    blocks: int
+    parameters: int
+    updated: int
+    flops: int
+    state: Counter[str]
+
+    @classmethod
+    def of(cls, case: Case, rank: int, flops: int) -> Alike:
+        held = case.held(rank)
+        return cls(
+            transfers=tuple(transfer(case, sent) for sent in traffic.timed(case, rank)),
+            blocks=len(case.blocks_of(rank)),
+            parameters=sum(array.size for array in held),
+            updated=sum(memory.part_of(case, array) for array in held if array.trained),
+            flops=flops,
+            state=memory.state(case, rank),
+        )
+
+
+def _ranks(case: Case, schedule: Schedule | None, gpu: bool) -> Iterator[RankExplained]:
+    found: dict[object, Alike] = {}
+    each = timing.stage_flops(case)
+    for rank in range(case.pp):
+        stages = case.stages_of(rank)
+        key: object = rank
+        if not case.plan.frozen and 0 not in stages and case.last_stage not in stages and not case.maps_matrices:
+            key = tuple((id(case.blocks[index]), case.recomputed(index)) for index in case.blocks_of(rank))
+        if key not in found:
+            found[key] = Alike.of(case, rank, timing.flops(case, rank, each))
+        alike = found[key]
+        yield RankExplained(
+            bytes=peak_memory.of_rank(case, rank, schedule, gpu, alike.state),
+            transfers=alike.transfers,
+            stages=tuple(stages),
+            blocks=alike.blocks,
+            parameters=alike.parameters,
+            updated=alike.updated,
+            flops=alike.flops,
+            turns=_turns(case, rank, schedule),
+        )
 
 
 def _turns(case: Case, rank: int, schedule: Schedule | None) -> tuple[tuple[StepAction, ...], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -32,9 +33,15 @@ def partition(config: Composed, mesh: Mesh, tree: Node, plan: Plan, sequence_len
         first, last = (forward_flops(found[part], sequence_length) for part in (plan.embed, plan.head))
         if not any(blocks):  # a model that does not say what its blocks compute
             blocks, first, last = [1] * plan.layers, 0, 0
-        sizes = balanced(blocks, mesh.size("pp") * config.model_chunks, first, last)
+        sizes = _balanced(tuple(blocks), mesh.size("pp") * config.model_chunks, first, last)
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+
+
+@lru_cache(maxsize=256)
+def _balanced(blocks: tuple[float, ...], stages: int, first: float, last: float) -> list[int]:
+    """`balanced`, once for each question: layouts that are compared share most of them."""
+    return balanced(blocks, stages, first, last)
 
 
 def balanced(blocks: Sequence[float], stages: int, first: float = 0, last: float = 0) -> list[int]:

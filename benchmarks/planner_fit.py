@@ -1,0 +1,157 @@
+"""Fits the numbers of the shipped cluster files that no datasheet has on published step times, and writes them.
+
+    python benchmarks/planner_fit.py published.json [--seconds 200]
+
+Few numbers, each with a meaning (`gangline.cluster.file.NUMBERS`), none of them of a table: those of software and
+network are one for all machines, those of products one for each generation of accelerators. Rows are those of the
+tables in judge/calibrated.json; every table weighs as the root of its rows, so that no large one drowns the others.
+Coordinate descent on the mean absolute logarithm of predicted over published, where an error above e^0.5 counts as
+that: a row that is not what it seems must not pull.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp, log, sqrt
+
+from gangline.cluster import Cluster, Quantity, load_cluster, shipped
+from gangline.cluster.file import SHIPPED
+from gangline.explain import Explained
+from gangline_planner.judge.calibrated import calibrated_tables
+from gangline_planner.judge.report import rows_of
+from gangline_planner.judge.rows import Unjudged, judgeable
+from gangline_planner.judge.summary import Spread
+from gangline_planner.price.step import Pieces, estimate, step_time
+
+GENERATIONS = {"ampere": r"a100", "hopper": r"h[12]00|mi300x|v5p", "blackwell": r"g?b[23]00"}
+SOURCE = "fitted on published step times by benchmarks/planner_fit.py"
+SHARED = {  # number -> (first guess, least, most)
+    "ramp.seconds": (2e-5, 1e-7, 4e-5),  # matmul.half over the 16-bit peak
+    "elementwise.passes": (2.0, 1.0, 6.0),
+    "module.seconds": (2e-5, 1e-7, 4e-5),
+    "link.efficiency": (0.85, 0.3, 0.92),
+    "overlap.share": (0.6, 0.1, 0.98),
+    "link.node.latency": (5e-6, 1e-6, 4e-5),
+    "link.cluster.latency": (1e-5, 2e-6, 1e-4),
+    "host.seconds": (0.003, 1e-4, 0.02),
+}
+EACH = {  # of each generation
+    "matmul.efficiency": (0.7, 0.4, 0.88),
+    "matmul.efficiency_fp8": (0.6, 0.3, 0.85),
+    "matmul.efficiency_fp4": (0.5, 0.2, 0.8),
+    "attention.efficiency": (0.3, 0.08, 0.75),
+}
+BACKWARD = 0.85  # of attention's forward rate (Dao, arXiv 2307.08691, figures 4 to 6)
+LIMITED = {"h100_500w_ib": (500 / 700) ** (1 / 3)}  # clocks go with the cube root of power
+
+Fit = dict[tuple[str, str], float]  # (generation or "all", number) -> value
+
+
+@dataclass(frozen=True)
+class Point:
+    """A row. stretch: the makespan of its schedule over the time in which the busiest rank computes, simulated once."""
+
+    table: str
+    cluster: str
+    explained: Explained
+    published: float
+    stretch: float
+
+
+def generation(cluster: str) -> str:
+    return next(name for name, pattern in GENERATIONS.items() if re.match(pattern, cluster))
+
+
+def numbers(fit: Mapping[tuple[str, str], float], cluster: Cluster) -> dict[str, float]:
+    """What the file of a cluster says under a fit."""
+    own, limited = generation(cluster.name), LIMITED.get(cluster.name, 1.0)
+    found = {name: fit["all", name] for name in SHARED}
+    found |= {name: fit[own, name] * limited for name in EACH}
+    found["matmul.half"] = found.pop("ramp.seconds") * cluster["peak.bf16"]
+    found["attention.efficiency_backward"] = BACKWARD * found["attention.efficiency"]
+    for eight in ("fp8", "fp4"):
+        if cluster.get(f"peak.{eight}") is None:
+            del found[f"matmul.efficiency_{eight}"]
+    return found
+
+
+def fitted(fit: Fit, name: str) -> Cluster:
+    cluster = load_cluster(name)
+    return cluster.with_numbers({key: Quantity(value, SOURCE) for key, value in numbers(fit, cluster).items()})
+
+
+def errors(fit: Fit, points: list[Point]) -> list[float]:
+    clusters = {name: fitted(fit, name) for name in {point.cluster for point in points}}
+    return [log(estimate(p.explained, clusters[p.cluster], p.stretch) / p.published) for p in points]
+
+
+def loss(fit: Fit, points: list[Point], weights: list[float]) -> float:
+    found = errors(fit, points)
+    return sum(w * min(abs(error), 0.5) for w, error in zip(weights, found, strict=True)) / sum(weights)
+
+
+def descend(points: list[Point], seconds: float) -> Fit:
+    fit = {("all", name): guess for name, (guess, _, _) in SHARED.items()}
+    fit |= {(own, name): guess for own in GENERATIONS for name, (guess, _, _) in EACH.items()}
+    sizes = Counter(point.table for point in points)
+    weights = [1 / sqrt(sizes[point.table]) for point in points]
+    best, steps, end = loss(fit, points, weights), dict.fromkeys(fit, 0.3), time.monotonic() + seconds
+    while max(steps.values()) > 0.02 and time.monotonic() < end:
+        for key in fit:
+            _, least, most = {**SHARED, **EACH}[key[1]]
+            for sign in (1, -1):
+                other = {**fit, key: min(max(fit[key] * exp(sign * steps[key]), least), most)}
+                found = loss(other, points, weights)
+                if found < best - 1e-6:
+                    best, fit = found, other
+                    steps[key] *= 1.2
+                    break
+            else:
+                steps[key] *= 0.5
+    return fit
+
+
+def write(fit: Fit) -> None:
+    """Into the files, in place; of machines that no row is of, those of the generation that they are taken for."""
+    for name in shipped():
+        path = SHIPPED / f"{name}.yaml"
+        text = path.read_text()
+        source = "as fitted for H100, not measured on this machine" if name in ("mi300x_roce", "v5p") else SOURCE
+        for key, value in numbers(fit, load_cluster(name)).items():
+            line = f'  {key}: {{value: {value:.4g}, source: "{source}"}}'.replace("e+", "e+")
+            text = re.sub(rf"^  {re.escape(key)}: .*$", line, text, flags=re.MULTILINE)
+        path.write_text(text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rows")
+    parser.add_argument("--seconds", type=float, default=300.0)
+    asked = parser.parse_args()
+    points = []
+    for row in rows_of(asked.rows):
+        if row.get("table") in calibrated_tables():
+            try:
+                case = judgeable(row)
+            except Unjudged:
+                continue
+            found = case.explained
+            makespan = step_time(found, case.cluster).timeline.makespan
+            stretch = makespan / Pieces.of(found, case.cluster).busiest(found)
+            points.append(Point(str(row["table"]), case.cluster.name, found, case.seconds, stretch))
+    fit = descend(points, asked.seconds)
+    write(fit)
+    for (own, name), value in fit.items():
+        print(f"{own:10} {name:24} {value:.4g}")
+    print(Spread.of([exp(error) - 1 for error in errors(fit, points)]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

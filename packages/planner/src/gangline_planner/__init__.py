@@ -1,0 +1,12 @@
+"""What a run will cost: hooks only, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gangline import Command, hookimpl
+
+
+@hookimpl
+def gangline_commands() -> Iterable[Command]:
+    return [Command(name="plan", run="gangline_planner.commands:main", summary="What a run will cost, fit and lose")]

@@ -1,0 +1,64 @@
+"""From words to a run that can be planned: what the words leave open and a plan needs is assumed, and said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gangline import UserError
+from gangline.cluster import Cluster
+from gangline.config import Run, compose_one, layout_problems, meaningless, world_of
+from gangline.explain import Explained
+from gangline.model import Node, Plan, compose_model
+from gangline.strategy import Mesh
+
+# What a run of unknown batch is taken to be: Llama 3 405B's, 16.8 M tokens a step (arXiv 2407.21783, table 4).
+USUAL = {"batch.sequence_length": "8192", "batch.global_size": "2048", "batch.micro_size": "1", "precision": "bf16"}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run with its model at hand. assumed: words that were added to the user's."""
+
+    run: Run
+    words: tuple[str, ...]
+    assumed: tuple[str, ...]
+    model: tuple[Node, Plan]
+
+    @property
+    def world(self) -> int:
+        return world_of(self.run)
+
+
+def planned(words: Sequence[str]) -> Planned:
+    """Raises UserError for words that make no run; whether its layout fits is `problems`' to say."""
+    given = {word.lstrip("+").partition("=")[0] for word in words}
+    takes = not given & {"recipe", "from", "resume"} and not any(name.startswith("batch.") for name in given)
+    assumed = tuple(f"{name}={value}" for name, value in USUAL.items() if takes and name not in given)
+    run = compose_one([*words, *assumed])
+    if problems := meaningless(run):
+        raise UserError.of(problems)
+    return Planned(run, tuple(words), assumed, compose_model(run))
+
+
+def refused(run: Run) -> UserError | None:
+    """Why this run cannot be: what its parts and its layout say against it."""
+    try:
+        problems = [problem for part in (run.model, *run.edits.values()) for problem in part.check(run)]
+        problems += run.parallel.check(run) or layout_problems(run)
+    except UserError as error:
+        return error
+    return UserError.of(problems) if problems else None
+
+
+def explain(case: Planned, run: Run, cluster: Cluster) -> Explained:
+    """Raises UserError for a strategy that does not explain itself."""
+    mesh = Mesh.of(run.parallel.axes(case.world))
+    found = run.parallel.explain(run, mesh, case.model, cluster.topology)
+    if found is None:
+        raise UserError(
+            "this parallel strategy does not say what it does.",
+            "A plan is made of what `explain` of its configuration gives.",
+            "parallel=single, parallel=ddp and those of gangline-parallel-megatron-style do.",
+        )
+    return found

@@ -1,0 +1,105 @@
+"""`gangline plan`: which verb is meant, and its flags."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from gangline import UserError
+from gangline.cluster import Cluster, load_cluster
+from gangline.config import near
+
+USAGE = """\
+usage: gangline plan [--tokens N] [--json] [WORDS OF train ...] [cluster=NAME|FILE]
+       gangline plan judge FILE [--json]
+
+  WORDS   what this run takes, holds and costs on a cluster; nothing is started, and no GPU is needed.
+          An axis of the layout that the words leave open is chosen, the batch too, and said
+  judge   published measurements, rows in JSON, beside what is predicted for them; and how far off it is
+
+  gangline plan parallel=3d model=llama3-405b launch.processes=16384 cluster=h100_ib --tokens 15e12"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """The verb `gangline plan`. Raises UserError for words that it does not know."""
+    if not argv or {"-h", "--help", "help"} & set(argv):
+        print(USAGE)
+        return 0
+    if argv[0] == "judge":
+        return _judge(argv[1:])
+    return _plan(argv)
+
+
+def _plan(argv: Sequence[str]) -> int:
+    from gangline_planner.assumed import planned
+    from gangline_planner.choose import chosen
+    from gangline_planner.page import text
+
+    flags, words = flags_of(argv, ("tokens",), ("json",))
+    cluster, words = cluster_of(words)
+    tokens = positive("tokens", flags["tokens"]) if "tokens" in flags else None
+    case = planned(words)
+    plan, assumed = chosen(case, cluster, tokens)
+    if "json" in flags:
+        print(json.dumps({**plan.data(), "assumed": list(assumed)}, indent=1))
+    else:
+        print(text(plan, words, assumed))
+    return 0
+
+
+def _judge(argv: Sequence[str]) -> int:
+    from gangline_planner.judge.report import as_data, as_text, judge_file
+
+    flags, words = flags_of(argv, (), ("json",))
+    if len(words) != 1:
+        raise UserError("gangline plan judge takes one file.", "It holds rows of published measurements, as JSON.")
+    judged = judge_file(words[0])
+    print(json.dumps(as_data(judged), indent=1) if "json" in flags else as_text(judged))
+    return 0
+
+
+def cluster_of(words: Sequence[str]) -> tuple[Cluster, list[str]]:
+    """(the cluster that `cluster=` names, the other words). Raises UserError where none does."""
+    names = [word.removeprefix("cluster=") for word in words if word.startswith("cluster=")]
+    if len(names) != 1:
+        from gangline.cluster import shipped
+
+        raise UserError(
+            "a plan is for a cluster, and the words name none." if not names else "the words name two clusters.",
+            "How long a step takes depends on the machine.",
+            f"cluster=NAME, one of {', '.join(shipped())}; or cluster=FILE.yaml",
+        )
+    return load_cluster(names[0]), [word for word in words if not word.startswith("cluster=")]
+
+
+def flags_of(argv: Sequence[str], valued: Sequence[str], plain: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Flags, with a value or without, and the other words. Raises UserError."""
+    flags, words, rest = {}, [], list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            words.append(word)
+            continue
+        name, sign, value = word.removeprefix("--").partition("=")
+        if name in plain and not sign:
+            flags[name] = ""
+        elif name not in valued:
+            known = [*valued, *plain]
+            listed = ", ".join(f"--{flag}" for flag in known)
+            raise UserError(f"there is no flag {word}.", near(name, known), f"Flags: {listed}.")
+        elif not sign and not rest:
+            raise UserError(f"{word} needs a value.")
+        else:
+            flags[name] = value if sign else rest.pop(0)
+    return flags, words
+
+
+def positive(name: str, value: str) -> float:
+    """A number above 0. Raises UserError."""
+    try:
+        found = float(value)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise UserError(f"--{name} {value}: expected a number above 0.")
+    return found

@@ -1,0 +1,80 @@
+"""Modules of other systems, as far as their cost goes. Torch-free; nothing is built of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gangline.explain import AttentionProduct, MatrixProduct, Product
+from gangline.model import LINEAR, LocalSizes, Node, Shape, fitted
+
+NOWHERE = "gangline_planner.judge.nodes:nothing_is_built"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeluNode(Node):
+    """Two products with a GELU between them: GPT's feed-forward. Keeps its input, what goes into GELU and comes out."""
+
+    module: ClassVar[str] = NOWHERE
+    dim: int
+    hidden: int
+    w_up: Node = LINEAR
+    w_down: Node = LINEAR
+
+    def __post_init__(self) -> None:
+        fitted(self, {"w_up": (self.dim, self.hidden), "w_down": (self.hidden, self.dim)})
+
+    def activation_bytes(self, sizes: LocalSizes) -> int:
+        inner = 2 * sizes.inner_tokens * (self.hidden // sizes.size("tp"))
+        return (sizes.tokens * self.dim + inner) * sizes.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttentionNode(Node):
+    """Attention over latent keys and values (DeepSeek-V2, arXiv 2405.04434, section 2.1), as it is trained."""
+
+    module: ClassVar[str] = NOWHERE
+    dim: int
+    heads: int
+    query_rank: int
+    kv_rank: int
+    nope: int  # width of a head without rotation
+    rope: int  # and with it, shared by the keys of all heads
+    value: int
+
+    def shapes(self) -> dict[str, Shape]:
+        return {
+            "wq_a": (self.query_rank, self.dim),
+            "wq_b": (self.heads * (self.nope + self.rope), self.query_rank),
+            "wkv_a": (self.kv_rank + self.rope, self.dim),
+            "wkv_b": (self.heads * (self.nope + self.value), self.kv_rank),
+            "wo": (self.dim, self.heads * self.value),
+        }
+
+    def flops(self, sequence_length: int) -> int:
+        """Products of a token, and scores and their sums over all keys."""
+        attention = 2 * self.heads * sequence_length * (self.nope + self.rope + self.value)
+        return super().flops(sequence_length) + attention
+
+    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...]:
+        matrices = tuple(
+            MatrixProduct(rows=sizes.tokens, inner=shape[1], columns=shape[0], weight=name)
+            for name, shape in self.shapes().items()
+        )
+        width = (self.nope + self.rope + self.value) // 2
+        return (
+            *matrices,
+            AttentionProduct(
+                sequences=max(1, sizes.tokens // sequence_length),
+                queries=min(sizes.tokens, sequence_length),
+                keys=sequence_length,
+                heads=self.heads,
+                kv_heads=self.heads,
+                head_dim=width,
+            ),
+        )
+
+    def activation_bytes(self, sizes: LocalSizes) -> int:
+        heads = self.heads // sizes.size("tp")
+        inner = heads * (2 * (self.nope + self.rope) + 2 * self.value) + self.query_rank + self.kv_rank
+        return (sizes.tokens * self.dim + sizes.inner_tokens * inner) * sizes.itemsize

@@ -1,0 +1,286 @@
+"""From a published row to a layout that explains itself, or the reason why it cannot be judged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from gangline import UserError
+from gangline.cluster import Cluster, load_cluster
+from gangline.config import Recompute, Run, default_run
+from gangline.explain import Explained, Transfer
+from gangline.model import AttentionNode, DecoderConfig, FeedForwardNode, Node, Plan, by_path, compose_model, replaced
+from gangline.strategy import Mesh
+from gangline_planner.judge.nodes import GeluNode, LatentAttentionNode
+from gangline_planner.judge.shapes import shapes_of
+
+Row = Mapping[str, Any]
+
+
+class Unjudged(Exception):
+    """Why a row is not judged."""
+
+
+@dataclass(frozen=True)
+class Judgeable:
+    """A row's layout, the machine that it ran on, and what it published."""
+
+    row: Row
+    explained: Explained
+    cluster: Cluster
+    assumed: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        """The published step time; of what a row counts as tokens or operations of a step, by its own convention."""
+        found = self.explained
+        if time := number(self.row, "step_time_s"):
+            return time
+        if rate := number(self.row, "tokens_per_s_per_gpu"):
+            return found.tokens / rate / found.mesh.world
+        rate = number(self.row, "tflops_per_gpu")
+        assert rate is not None
+        return found.token_flops * found.tokens / (rate * 1e12 * found.mesh.world)
+
+    @property
+    def memory(self) -> float | None:
+        """Published bytes of the fullest rank."""
+        if gib := number(self.row, "memory_gib"):
+            return gib * 2**30
+        gb = number(self.row, "peak_memory_gb")
+        return None if gb is None else gb * 1e9
+
+
+CLUSTERS = [  # what a row's `gpu` says, in small letters -> the cluster file
+    (r"500w", "h100_500w_ib"),
+    (r"h100|h800", "h100_ib"),
+    (r"a100.*800 gb", "a100_800g"),
+    (r"a100", "a100_ib"),
+    (r"gb300", "gb300_nvl72"),
+    (r"gb200", "gb200_nvl72"),
+    (r"b300", "b300_ib"),
+    (r"b200", "b200_ib"),
+    (r"h200", "h200_ib"),
+    (r"mi300x", "mi300x_roce"),
+    (r"v5p", "v5p"),
+]
+
+
+def judgeable(row: Row, clusters: Mapping[str, Cluster] | None = None) -> Judgeable:
+    """Raises Unjudged. clusters: files to take instead of the shipped ones, by name."""
+    if not any(number(row, name) for name in ("step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu")):
+        raise Unjudged("no step time, tokens a second or TFLOP/s are published")
+    gpu = str(row.get("gpu") or "").lower()
+    name = next((name for pattern, name in CLUSTERS if re.search(pattern, gpu)), None)
+    if name is None:
+        raise Unjudged(f"no cluster file for {row.get('gpu') or 'an accelerator that is not named'}")
+    try:
+        cluster = (clusters or {}).get(name) or load_cluster(name)
+        return _judgeable(row, cluster)
+    except UserError as error:
+        raise Unjudged(error.what) from error
+    except ValueError as error:
+        raise Unjudged(str(error)) from error
+
+
+def _judgeable(row: Row, cluster: Cluster) -> Judgeable:
+    assumed: list[str] = []
+    world = whole(row, "n_gpus")
+    tp, pp, cp = (whole(row, axis, 1) for axis in ("tp", "pp", "cp"))
+    if world % (tp * pp * cp):
+        raise Unjudged(f"tp {tp} x pp {pp} x cp {cp} does not divide {world}")
+    data = world // (tp * pp * cp)
+    if "tp" not in row and "fsdp" not in row:
+        raise Unjudged("its layout is not published")
+    local = number(row, "local_batch")  # sequences of a data rank, which a pipeline takes one by one
+    micro = whole(row, "micro_batch", int(local or 1) if pp == 1 else 1)
+    if local is None and "micro_batch" not in row:
+        assumed.append("micro_batch 1")
+    batch = number(row, "global_batch") or data * (local or micro * (number(row, "grad_acc") or 1))
+    if batch % (data * micro):
+        raise Unjudged(f"a batch of {batch:g} does not divide over {data} data ranks in microbatches of {micro}")
+    sequence = number(row, "seq")
+    if sequence is None and "torchtitan" in str(row.get("source")):
+        sequence = 8192.0  # the default of its configurations of Llama 3
+        assumed.append("seq 8192")
+    if sequence is None:
+        raise Unjudged("its sequence length is not published")
+    model, moe, latent, gelu = _model(row)
+    chunks = _chunks(row, pp, model.layers, assumed)
+    if 0 < chunks * pp - model.layers <= 2:  # Megatron lets embedding and head count as a block each
+        assumed.append(f"{chunks * pp} blocks for {model.layers}")
+        model = replace(model, layers=chunks * pp)
+    run = default_run(
+        model=model,
+        parallel=_parallel(row, tp, pp, cp, data, chunks, cluster),
+        precision={"fp16": "fp16", "fp32": "fp32"}.get(str(row.get("precision", "bf16")).lower(), "bf16"),
+        batch={"global_size": int(batch), "micro_size": micro, "sequence_length": int(sequence)},
+        run={"recompute": _recompute(row)},
+        **({"moe": _experts(moe, row)} if moe else {}),
+    )
+    tree, plan = _modules(run, latent, gelu)
+    if re.search("lora", str(row.get("table", "")) + str(row.get("technique", "")), re.IGNORECASE):
+        plan = replace(plan, frozen=("embed", plan.blocks, "head"))
+    mesh = Mesh.of({"pp": pp, "dp_shard": data, "cp": cp, "tp": tp})
+    found = run.parallel.explain(run, mesh, (tree, plan), cluster.topology)
+    if found is None:
+        raise Unjudged("its strategy does not explain itself")
+    if overlaps_tensor(row):
+        found = replace(found, ranks=tuple(replace(rank, transfers=_beside(rank.transfers)) for rank in found.ranks))
+    return Judgeable(row, replace(found, products=_products(row)), cluster, tuple(assumed))
+
+
+def overlaps_tensor(row: Row) -> bool:
+    """Whether the software of a row sends what tp gathers and sums beside its products: Megatron-LM since 2023 where it
+    says so, and as NVIDIA configures it for NeMo and MLPerf (userbuffers); torchtitan's asynchronous tp.
+    """
+    if whole(row, "tp", 1) == 1:
+        return False
+    said = f"{row.get('source')} {row.get('notes')} {row.get('technique')}".lower()
+    return bool(re.search(r"tp-comm-overlap|nemo|mlcommons|async ?tp", said))
+
+
+def _beside(transfers: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
+    return tuple(replace(sent, waits=False) if sent.axes == ("tp",) else sent for sent in transfers)
+
+
+def _parallel(row: Row, tp: int, pp: int, cp: int, data: int, chunks: int, cluster: Cluster) -> Any:
+    """Options of the strategy `3d`. Raises Unjudged where it is not installed."""
+    from gangline.plugins import installed
+
+    offers = installed().offers("parallel")
+    if "3d" not in offers:
+        raise Unjudged("it takes gangline-parallel-megatron-style")
+    zero = (3 if pp == 1 else 1) if row.get("fsdp") else _zero(row)  # in a pipeline weights and gradients stay
+    return offers["3d"].part.config(
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        dp_replicate=1,
+        dp_shard=data,
+        zero=zero,
+        schedule="interleaved_1f1b" if pp > 1 and chunks > 1 else "1f1b",
+        chunks=chunks if pp > 1 and chunks > 1 else None,
+        sequence_parallel=bool(row.get("seq_parallel", tp > 1)),
+        topology=cluster.topology,
+        force=True,
+    )
+
+
+def _chunks(row: Row, pp: int, layers: int, assumed: list[str]) -> int:
+    """Model chunks of a pipeline rank. Where a row says that stages interleave and not how many, one block each."""
+    if pp == 1:
+        return 1
+    if "vp" not in row and "interleav" in str(row.get("notes", "")).lower():
+        chunks = -(-layers // pp)
+        assumed.append(f"{chunks} chunks")
+        return chunks
+    if "vp" not in row and "interleav" in str(row.get("schedule", "")).lower():
+        assumed.append("2 chunks")
+        return 2
+    return whole(row, "vp", 1)
+
+
+def _zero(row: Row) -> int:
+    said = row.get("zero")
+    return min(said, 1 if whole(row, "pp", 1) > 1 else 2) if isinstance(said, int) else 1
+
+
+def _recompute(row: Row) -> Recompute:
+    said = str(row.get("recompute") or "none").lower()
+    if "full" in said:
+        return Recompute.full
+    return Recompute.selective if "selective" in said else Recompute.none
+
+
+def _products(row: Row) -> str:
+    said = str(row.get("precision") or "bf16").lower()
+    for pattern, name in (("fp4", "fp4"), ("fp8", "fp8"), ("fp16", "fp16"), ("fp32", "fp32")):
+        if pattern in said:
+            return name
+    return "bf16"
+
+
+def _model(row: Row) -> tuple[DecoderConfig, dict[str, Any], bool, bool]:
+    """(the decoder, options of its experts, whether its attention is latent, whether its feed-forward is GPT's)."""
+    known = shapes_of(str(row.get("model") or ""))
+    if known is not None:
+        sizes = dict(known.model)
+        if row.get("layers"):
+            sizes["layers"] = whole(row, "layers")
+        return DecoderConfig(**sizes), dict(known.moe), known.latent, False
+    missing = [name for name in ("hidden", "layers", "heads") if not row.get(name)]
+    if missing:
+        raise Unjudged(f"shapes of {row.get('model') or 'a model without a name'} are not known")
+    if row.get("experts"):
+        raise Unjudged("its experts are not described as a whole")
+    dim = whole(row, "hidden")
+    gelu = not row.get("ffn")
+    config = DecoderConfig(
+        dim=dim,
+        layers=whole(row, "layers"),
+        heads=whole(row, "heads"),
+        kv_heads=whole(row, "kv_heads", whole(row, "heads")),
+        hidden=4 * dim if gelu else whole(row, "ffn"),
+        vocab_size=whole(row, "vocab", 51_200),
+        tied=bool(row.get("tied", gelu)),
+    )
+    return config, {}, False, gelu
+
+
+def _experts(options: Mapping[str, Any], row: Row) -> Any:
+    from gangline.plugins import installed
+
+    offers = installed().offers("moe")
+    if "on" not in offers:
+        raise Unjudged("it takes gangline-moe")
+    config = offers["on"].part.config
+    names = {item.name for item in fields(config)}
+    ep = whole(row, "ep", 1)
+    out_of = ["dp_shard", "cp"] if ep <= whole(row, "n_gpus") // whole(row, "tp", 1) else ["dp_shard", "cp", "tp"]
+    given = {**options, "ep": ep, "ep_out_of": out_of}
+    return config(**{name: value for name, value in given.items() if name in names})
+
+
+def _modules(run: Run, latent: bool, gelu: bool) -> tuple[Node, Plan]:
+    tree, plan = compose_model(run)
+    nodes = by_path(tree)
+    made: dict[Node, Node] = {}
+    for index in range(plan.layers):
+        path = f"{plan.blocks}.{index}"
+        block = nodes[path]
+        if block not in made:
+            made[block] = _block(block, latent, gelu)
+        if made[block] is not block:
+            tree = replaced(tree, path, made[block])
+    return tree, plan
+
+
+def _block(block: Node, latent: bool, gelu: bool) -> Node:
+    attention, feed_forward = (getattr(block, name, None) for name in ("attention", "feed_forward"))
+    if latent and isinstance(attention, AttentionNode):
+        node = LatentAttentionNode(
+            dim=attention.dim, heads=attention.heads, query_rank=1536, kv_rank=512, nope=128, rope=64, value=128
+        )
+        block = replaced(block, "attention", node)
+    if gelu and isinstance(feed_forward, FeedForwardNode):
+        block = replaced(block, "feed_forward", GeluNode(dim=feed_forward.dim, hidden=feed_forward.hidden))
+    return block
+
+
+def number(row: Row, name: str) -> float | None:
+    """A positive number, or None for what is none."""
+    value = row.get(name)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
+
+
+def whole(row: Row, name: str, default: int | None = None) -> int:
+    """A positive whole number. Raises Unjudged where the row has none, and no default is known."""
+    value = number(row, name)
+    if value is None:
+        if default is None:
+            raise Unjudged(f"{name} is not published as a number")
+        return default
+    return int(value)

@@ -1,0 +1,189 @@
+"""The time of a step, by kind: the layout's own actions in their order, with what each of them takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log, sqrt
+
+from gangline.cluster import Cluster
+from gangline.explain import (
+    ActionTimes,
+    Explained,
+    MatrixProduct,
+    RankExplained,
+    StageWork,
+    StepTimeline,
+    step_timeline,
+)
+from gangline_planner.price.products import Rates, forward_seconds, input_seconds, matmul_seconds
+from gangline_planner.price.transfers import transfer_seconds
+
+KINDS = ("compute", "recompute", "tp", "cp", "fold", "dp", "pp and bubble", "optimizer", "host", "jitter")
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step on the rank that ends last.
+
+    kinds     by kind; they add up to `seconds`
+    unknown   seconds, at the peak rate, of nodes that do not say what they multiply: the step takes at least these more
+    timeline  when each action runs, without what comes after the last backward pass
+    """
+
+    seconds: float
+    kinds: dict[str, float]
+    unknown: float
+    timeline: StepTimeline
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Seconds of one microbatch on one stage, transfers left out."""
+
+    forward: float
+    inputs: float
+    weights: float
+    again: float
+
+    @classmethod
+    def of(cls, work: StageWork, cluster: Cluster, rates: Rates) -> StageTime:
+        passes, module = cluster["elementwise.passes"] / rates.memory, cluster["module.seconds"]
+        made, made_again = work.kept * passes, work.kept_again * passes
+        return cls(
+            forward=forward_seconds(work.forward, rates) + made + work.modules * module,
+            inputs=input_seconds(work.forward, rates) + 2 * (made + work.modules * module),
+            weights=sum(n * matmul_seconds(p, rates) for p, n in work.weights.items() if isinstance(p, MatrixProduct)),
+            again=forward_seconds(work.again, rates) + made_again + work.modules_again * module,
+        )
+
+    @property
+    def all(self) -> float:
+        return self.forward + self.inputs + self.weights + self.again
+
+
+@dataclass(frozen=True)
+class Exposed:
+    """What a rank waits for, in seconds: a microbatch forward and backward, and after all of them."""
+
+    forward: dict[str, float]
+    backward: dict[str, float]
+    end: float
+    update: float
+    hop: float  # of a result to the next stage
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What a step is made of: by stage, by rank, and each action with its share of what its rank waits for."""
+
+    rates: Rates
+    stages: list[StageTime]
+    waits: list[Exposed]
+    times: list[ActionTimes]
+    updates: list[float]  # seconds in which the optimizer's state crosses memory
+
+    @classmethod
+    def of(cls, explained: Explained, cluster: Cluster) -> Pieces:
+        rates = Rates.of(cluster, explained.products)
+        stages = [StageTime.of(work, cluster, rates) for work in explained.work]
+        waits = [exposed(rank, explained, stages, cluster) for rank in explained.ranks]
+        times: list[ActionTimes] = [ActionTimes(1.0, 1.0, 1.0)] * len(stages)
+        for rank, wait in zip(explained.ranks, waits, strict=True):
+            own = sum(stages[stage].all for stage in rank.stages)
+            for stage in rank.stages:
+                part, time = stages[stage].all / own if own else 1 / len(rank.stages), stages[stage]
+                forward, backward = (part * sum(seconds.values()) for seconds in (wait.forward, wait.backward))
+                times[stage] = ActionTimes(
+                    F=time.forward + forward, I=time.inputs + time.again + backward, W=max(time.weights, 1e-12)
+                )
+        updates = [rank.updated * explained.state_bytes / rates.memory for rank in explained.ranks]
+        return cls(rates, stages, waits, times, updates)
+
+    def busiest(self, explained: Explained) -> float:
+        """Seconds in which the busiest rank computes and waits inside its actions."""
+        each = (
+            sum(self.times[stage].F + self.times[stage].of("B") for stage in rank.stages) for rank in explained.ranks
+        )
+        return explained.microbatches * max(each)
+
+
+def jitter_of(seconds: float, explained: Explained, cluster: Cluster) -> float:
+    """What the slowest of all ranks adds: the greatest of n normal draws lies about sqrt(2 ln n) deviations out."""
+    return seconds * cluster["jitter.sigma"] * sqrt(2 * log(max(explained.mesh.world, 1)))
+
+
+def estimate(explained: Explained, cluster: Cluster, stretch: float) -> float:
+    """Seconds of a step without its timeline; stretch: the makespan over `Pieces.busiest`, of an earlier timeline."""
+    pieces = Pieces.of(explained, cluster)
+    late = max(wait.end + wait.update + update for wait, update in zip(pieces.waits, pieces.updates, strict=True))
+    plain = pieces.busiest(explained) * stretch + late + cluster["host.seconds"]
+    return plain + jitter_of(plain, explained, cluster)
+
+
+def step_time(explained: Explained, cluster: Cluster) -> StepTime:
+    """Raises UserError for a number that the cluster file does not have."""
+    pieces = Pieces.of(explained, cluster)
+    rates, stages, waits, times, updates = pieces.rates, pieces.stages, pieces.waits, pieces.times, pieces.updates
+    hop = max(wait.hop for wait in waits)
+    found = step_timeline(explained, times, latency=hop)
+    ends = [
+        found.spans[index][-1][2] + waits[index].end + updates[index] + waits[index].update
+        for index in range(len(waits))
+    ]
+    last = max(range(len(ends)), key=ends.__getitem__)
+    plain = ends[last] + cluster["host.seconds"]
+    jitter = jitter_of(plain, explained, cluster)
+    rank, wait, m = explained.ranks[last], waits[last], explained.microbatches
+    kinds = {
+        "compute": m * sum(stages[s].forward + stages[s].inputs + stages[s].weights for s in rank.stages),
+        "recompute": m * sum(stages[s].again for s in rank.stages),
+        **{kind: m * (wait.forward.get(kind, 0.0) + wait.backward.get(kind, 0.0)) for kind in ("tp", "cp", "fold")},
+        "dp": m * (wait.forward.get("dp", 0.0) + wait.backward.get("dp", 0.0)) + wait.end + wait.update,
+        "optimizer": updates[last],
+        "host": cluster["host.seconds"],
+        "jitter": jitter,
+    }
+    kinds["pp and bubble"] = plain + jitter - sum(kinds.values())
+    unknown = sum(work.unknown_flops for work in explained.work) * 3 * m / rates.wide / len(explained.ranks)
+    return StepTime(plain + jitter, {kind: kinds[kind] for kind in KINDS}, unknown, found)
+
+
+def exposed(rank: RankExplained, explained: Explained, stages: list[StageTime], cluster: Cluster) -> Exposed:
+    """What of a rank's transfers it waits for: all of those that the computation behind them needs, and of the others
+    what computation does not cover. At the end nothing covers the last of them.
+    """
+    m, share = explained.microbatches, cluster["overlap.share"]
+    forward = sum(stages[stage].forward for stage in rank.stages)
+    backward = sum(stages[stage].inputs + stages[stage].weights + stages[stage].again for stage in rank.stages)
+    room = {"F": share * forward, "B": share * backward, "end": share * backward, "update": share * forward}
+    waits: dict[str, dict[str, float]] = {"F": {}, "B": {}}
+    late, hop = {"end": 0.0, "update": 0.0}, 0.0
+    for sent in sorted(rank.transfers, key=lambda sent: not sent.waits):
+        seconds = transfer_seconds(sent, cluster)
+        if sent.axes == ("pp",) and sent.when in ("F", "B"):
+            hop = max(hop, seconds / max(1, sent.calls))
+            continue
+        if sent.when in waits:
+            seconds /= m
+        if not sent.waits:
+            least = seconds / max(1, sent.calls) if sent.when in late else 0.0
+            covered = min(room[sent.when], seconds - least)
+            room[sent.when] -= covered
+            seconds -= covered
+        if sent.when in waits:
+            kind = kind_of(sent.axes)
+            waits[sent.when][kind] = waits[sent.when].get(kind, 0.0) + seconds
+        else:
+            late[sent.when] += seconds
+    return Exposed(waits["F"], waits["B"], late["end"], late["update"], hop)
+
+
+def kind_of(axes: tuple[str, ...]) -> str:
+    """tp, cp or dp where all axes are; what a strategy calls otherwise lies on a fold."""
+    if set(axes) <= {"tp"}:
+        return "tp"
+    if set(axes) <= {"cp"}:
+        return "cp"
+    return (
+        "dp" if set(axes) <= {"dp_replicate", "dp_shard", "cp", "pp", "tp"} or axes[0].startswith("beside") else "fold"
+    )

@@ -1,0 +1,178 @@
+"""`gangline plan judge`: rows in, predictions beside them, reasons for those that cannot be judged."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from gangline.cli.main import main
+from gangline_planner.judge.calibrated import calibrated_tables
+from gangline_planner.judge.report import judge
+from gangline_planner.judge.rows import Unjudged, judgeable
+from gangline_planner.judge.summary import Judged, Spread, by_table, slope, slope_interval
+
+# arXiv 2104.04473, table 1, with layouts of NVIDIA/Megatron-LM examples/academic_paper_scripts/sc21/run_table_1.sh
+GPT_18B = {
+    "id": "gpt-18b",
+    "table": "sc21",
+    "model": "GPT-18B",
+    "hidden": 6144,
+    "heads": 48,
+    "layers": 40,
+    "seq": 2048,
+    "vocab": 51200,
+    "gpu": "A100-80GB (Selene)",
+    "n_gpus": 256,
+    "tp": 8,
+    "pp": 1,
+    "micro_batch": 8,
+    "global_batch": 1024,
+    "recompute": "full",
+    "seq_parallel": False,
+    "zero": 0,
+    "precision": "fp16",
+    "step_time_s": 9.399,
+}
+GPT_530B = GPT_18B | {
+    "id": "gpt-530b",
+    "model": "GPT-530B",
+    "hidden": 20480,
+    "heads": 128,
+    "layers": 105,
+    "n_gpus": 2520,
+    "pp": 35,
+    "vp": 3,
+    "micro_batch": 1,
+    "global_batch": 2520,
+    "step_time_s": 54.085,
+}
+# MooreThreads/SimuMax docs/b200/b200_release_v1.2_summary.md
+LLAMA_B200 = {
+    "id": "llama-b200",
+    "table": "simumax",
+    "model": "llama3_405b",
+    "layers": 4,
+    "gpu": "B200-SXM (8 GPUs)",
+    "n_gpus": 8,
+    "tp": 4,
+    "pp": 1,
+    "micro_batch": 1,
+    "grad_acc": 8,
+    "seq": 4096,
+    "precision": "bf16",
+    "step_time_s": 0.8996,
+    "memory_gib": 52.89,
+}
+
+
+@pytest.mark.parametrize("row", [GPT_18B, GPT_530B, LLAMA_B200], ids=lambda row: row["id"])
+def test_published_steps_are_predicted(row):
+    (judged,) = judge([row]).judged
+    assert abs(judged.error) < 0.15
+
+
+def test_published_memory_is_predicted():
+    (judged,) = judge([LLAMA_B200]).judged
+    assert judged.published_bytes == 52.89 * 2**30
+    assert abs(judged.memory_error) < 0.05
+
+
+def test_gpts_have_the_parameters_of_their_names():
+    """arXiv 2104.04473, table 1: 18.4 and 529.6 thousand million."""
+    assert judgeable(GPT_18B).explained.parameters == pytest.approx(18.4e9, rel=0.02)
+    assert judgeable(GPT_530B).explained.parameters == pytest.approx(529.6e9, rel=0.01)
+    assert judgeable(GPT_530B).explained.unknown == ()
+
+
+def test_latent_attention_and_experts_come_to_the_published_parameters():
+    """arXiv 2412.19437, section 4.2: 671 thousand million."""
+    row = {"model": "DeepSeekV3", "gpu": "DGX-B200", "n_gpus": 256, "tp": 1, "pp": 16, "ep": 8, "micro_batch": 1,
+           "global_batch": 2048, "seq": 4096, "precision": "MXFP8", "tokens_per_s_per_gpu": 3000.0}  # fmt: skip
+    case = judgeable(row)
+    assert case.explained.parameters == pytest.approx(671e9, rel=0.01)
+    assert case.explained.products == "fp8"
+    assert case.seconds == pytest.approx(2048 * 4096 / 3000 / 256)
+
+
+def test_tflops_are_taken_by_the_models_own_operations():
+    row = {key: value for key, value in LLAMA_B200.items() if key != "step_time_s"} | {"tflops_per_gpu": 1000}
+    case = judgeable(row)
+    assert case.seconds == pytest.approx(case.explained.token_flops * 16 * 4096 / 1e15 / 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"step_time_s": None}, "no step time"),
+        ({"gpu": "Gaudi 2"}, "no cluster file for Gaudi 2"),
+        ({"gpu": None}, "an accelerator that is not named"),
+        ({"hidden": None}, "shapes of GPT-18B are not known"),
+        ({"seq": None}, "its sequence length is not published"),
+        ({"n_gpus": "96..4608"}, "n_gpus is not published as a number"),
+        ({"pp": 7}, "does not divide 256"),
+        ({"global_batch": 1000}, "does not divide over 32 data ranks"),
+        ({"pp": 16, "tp": 1, "vp": 9, "global_batch": 2048}, "cannot make"),
+    ],
+)
+def test_what_cannot_be_judged_is_named(change, reason):
+    with pytest.raises(Unjudged, match=reason):
+        judgeable(GPT_18B | change)
+    report = judge([GPT_18B | change, GPT_530B])
+    assert [name for name, _ in report.left_out] == ["gpt-18b"]
+    assert len(report.judged) == 1
+
+
+def test_the_command(tmp_path, capsys):
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps([GPT_18B, LLAMA_B200, {"id": "failures", "count": 3}]))
+    assert main(["plan", "judge", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "not judged: 1 of 3" in text
+    assert "gpt-18b" in text
+    assert main(["plan", "judge", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["judged"], found["total"]) == (2, 3)
+    assert found["rows"][0]["predicted"] > 0
+    assert found["left_out"] == [{"id": "failures", "reason": "no step time, tokens a second or TFLOP/s are published"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("{", "is no JSON"), ('{"a": 1}', "holds no rows"), (None, "cannot read")]
+)
+def test_files_that_are_none(tmp_path, capsys, content, message):
+    path = tmp_path / "rows.json"
+    if content is not None:
+        path.write_text(content)
+    assert main(["plan", "judge", str(path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def row(world: int, error: float, table: str = "a", calibrated: bool = False) -> Judged:
+    return Judged("x", table, world, 1.0, 1.0 + error, None, None, calibrated)
+
+
+def test_the_drift_is_found_where_there_is_one():
+    drifting = [row(2**power, 0.01 * power, str(power % 3)) for power in range(3, 14)]
+    assert slope(drifting) == pytest.approx(0.01 / 0.6931, rel=1e-3)
+    low, high = slope_interval(drifting)
+    assert low > 0
+    assert high >= slope(drifting) >= low
+    flat = [row(2**power, 0.05 * (-1) ** power, str(power)) for power in range(2, 14)]
+    low, high = slope_interval(flat)
+    assert low < 0 < high
+
+
+def test_a_spread_by_hand():
+    found = Spread.of([0.1, -0.2, 0.3, -0.4, 0.5, -0.6, 0.7, -0.8, 0.9, -1.0])
+    assert (found.rows, found.median, found.ninetieth) == (10, pytest.approx(0.55), pytest.approx(1.0))
+    assert found.bias == pytest.approx(-0.05)
+    assert list(by_table([row(8, 0.1, "a"), row(8, 0.3, "b"), row(8, -0.1, "a")])) == ["a", "b"]
+
+
+def test_errors_on_rows_that_were_fitted_on_are_apart():
+    fitted = next(iter(calibrated_tables()))
+    report = judge([GPT_18B, GPT_530B | {"table": fitted}])
+    assert [one.calibrated for one in report.judged] == [False, True]
+    assert report.fresh == [replace(report.judged[0])]

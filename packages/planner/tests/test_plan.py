@@ -1,0 +1,129 @@
+"""`gangline plan`: what it prints, that its parts add up, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from gangline.cli.main import main
+from gangline.cluster import load_cluster
+from gangline.cluster.file import SHIPPED
+from gangline_planner.assumed import explain, planned
+from gangline_planner.choose import chosen
+from gangline_planner.forecast import forecast
+
+LLAMA = "parallel=3d model=llama3-405b launch.processes=16384 cluster=h100_ib"
+SMALL = "parallel=3d launch.processes=8 batch.global_size=16 precision=bf16 cluster=h100_ib"
+
+
+@pytest.fixture
+def say(tmp_path, monkeypatch, capsys):
+    """The exit code and all that `gangline plan` says."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(words: str) -> tuple[int, str]:
+        code = main(["plan", *words.split()])
+        said = capsys.readouterr()
+        assert not (said.out and said.err)
+        return code, said.out + said.err
+
+    return run
+
+
+def plan_of(words: str, **numbers: float):
+    from gangline.cluster import Quantity
+
+    case = planned(words.split())
+    cluster = load_cluster("h100_ib").with_numbers(
+        {name.replace("__", "."): Quantity(value, "a test") for name, value in numbers.items()}
+    )
+    return forecast(explain(case, case.run, cluster), cluster, tokens=1e12)
+
+
+def test_the_kinds_add_up_to_the_step(say):
+    code, text = say(f"{SMALL} --json")
+    assert code == 0
+    found = json.loads(text)
+    assert sum(found["seconds"].values()) == pytest.approx(found["step_seconds"])
+    assert all(seconds >= -1e-9 for seconds in found["seconds"].values())
+    assert sum(found["memory"].values()) == found["memory_bytes"]
+    assert found["tokens_per_second"] == pytest.approx(16 * 128 / found["step_seconds"])
+
+
+def test_llama_3_405b_where_the_words_leave_the_layout_open(say):
+    code, text = say(f"{LLAMA} --tokens 15e12")
+    assert code == 0
+    assert "assumed: batch.sequence_length=8192" in text
+    assert "GB to spare" in text
+    assert "no sum of money: h100_ib names no price" in text
+    words = next(line for line in text.splitlines() if line.startswith("assumed: ")).split()[1:]
+    again = say(f"{LLAMA} {' '.join(words)} --tokens 15e12")[1]
+    assert not again.splitlines()[2].startswith("assumed")
+    assert again.splitlines()[6:] == text.splitlines()[7:]  # the words that it says make the plan that it prints
+
+
+def test_a_machine_without_links_to_wait_for_computes_alone():
+    plain = plan_of("parallel=single batch.micro_size=4")
+    assert plain.step.kinds["tp"] == plain.step.kinds["dp"] == plain.step.kinds["pp and bubble"] == pytest.approx(0)
+    assert plain.step.kinds["jitter"] == 0  # of one rank
+    fast = plan_of("parallel=single batch.micro_size=4", module__seconds=0, host__seconds=0)
+    assert fast.step.seconds < plain.step.seconds - 0.0099
+
+
+@pytest.mark.parametrize("kind", ["tp", "dp", "pp and bubble"])
+def test_slower_links_make_their_own_kind_longer(kind):
+    words = "parallel=3d launch.processes=16 batch.global_size=32 model=llama3-8b batch.sequence_length=2048"
+    slow = plan_of(words, link__node__bandwidth=45e9, link__cluster__bandwidth=5e9)
+    assert slow.step.kinds[kind] > plan_of(words).step.kinds[kind]
+
+
+def test_money_is_days_times_price(tmp_path, say):
+    given = yaml.safe_load((SHIPPED / "h100_ib.yaml").read_text())
+    given["numbers"]["price.hour"] = {"value": 2.0, "source": "a contract"}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(given))
+    code, text = say(f"{SMALL.replace('h100_ib', 'mine.yaml')} --tokens 1e9 --json")
+    assert code == 0
+    found = json.loads(text)
+    assert found["dollars"] == pytest.approx(found["days"] * 24 * 8 * 2.0)
+    assert found["days"] == pytest.approx(1e9 / found["tokens_per_second"] / found["goodput"] / 86400)
+
+
+def test_a_layout_that_fits_is_the_one_that_would_train():
+    case = planned(SMALL.rsplit(" ", 1)[0].split())
+    plan, assumed = chosen(case, load_cluster("h100_ib"), None)
+    assert assumed == ()
+    assert dict(plan.explained.mesh.sizes) == {"pp": 2, "dp_replicate": 1, "dp_shard": 2, "cp": 1, "tp": 2}
+
+
+@pytest.mark.parametrize(
+    ("words", "messages"),
+    [
+        (SMALL.replace("h100_ib", "h100_bi"), ["cluster=h100_bi does not exist.", "h100_ib"]),
+        (SMALL.replace(" cluster=h100_ib", ""), ["the words name none.", "cluster=NAME"]),
+        (f"{SMALL} parallel.tp=3", ["tp 3 does not fit 8 processes.", "parallel.tp=2"]),
+        (f"{SMALL} --tokens lots", ["--tokens lots: expected a number above 0."]),
+        (f"{SMALL} --token 3", ["there is no flag --token.", "Did you mean tokens?"]),
+        (f"{SMALL} --tokens", ["--tokens needs a value."]),
+        ("judge", ["takes one file."]),
+    ],
+)
+def test_mistakes(say, words, messages):
+    code, text = say(words)
+    assert code == 2
+    assert text.startswith("gangline plan: ")
+    for message in messages:
+        assert message in text
+    assert "Traceback" not in text
+
+
+def test_it_needs_no_torch():
+    script = (
+        "import sys; from gangline.cli.main import main; "
+        f"assert main(['plan', *'{SMALL}'.split()]) == 0; sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
