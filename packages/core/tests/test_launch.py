@@ -22,7 +22,7 @@ from rich.live import Live
 from gangline.config.defaults import default_run
 from gangline.config.sections import Recompute
 from gangline.ending import read_ending
-from gangline.errors import UserError
+from gangline.errors import PeerFailed, UserError
 from gangline.launch import Sidecar, forkserver, guard, sidecars
 from gangline.launch.config import LocalLaunch, gpus, processes
 from gangline.launch.failures import lost_peer
@@ -253,6 +253,7 @@ def test_ranks_do_not_outlive_the_server_that_forked_them(run_dir):
         (RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:80"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("Connection reset by peer"), False),
+        (PeerFailed("the rank that reads for this one failed"), True),
     ],
 )
 def test_what_counts_as_a_lost_peer(error, lost):

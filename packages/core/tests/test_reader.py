@@ -292,3 +292,34 @@ def test_peers_get_what_the_first_of_them_reads():
 def test_what_the_reading_rank_raises_reaches_its_peers():
     for told in pool(3).run(read_by_one, True):
         assert "there is no sample 64" in told[0]
+
+
+class NothingHeldOut(Shared):
+    """Whose reader raises as soon as held-out batches are asked for."""
+
+    def reader(self, place):
+        reader = super().reader(place)
+
+        def held_out(count):
+            raise OSError("the disk is gone")
+
+        reader.held_out = held_out
+        return reader
+
+
+def held_out_by_one() -> str:
+    world = rank.comms(Mesh.of({"tp": rank.world})).world
+    batches = Batches(NothingHeldOut(0.0), ReadPlace(0, 1, 4, 2, CPU), world)
+    try:
+        batches.held_out(3)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        batches.close()
+    return "nothing"
+
+
+def test_peers_of_a_rank_that_cannot_read_what_is_held_out_fail_with_it_and_say_whose_error_it_is():
+    first, *others = pool(3).run(held_out_by_one)
+    assert first == "OSError: the disk is gone"
+    assert others == ["PeerFailed: the rank that reads for this one failed: OSError: the disk is gone"] * 2

@@ -73,3 +73,7 @@ class BadCheckpoint(Exception):
     def __reduce__(self) -> tuple:
         """Ranks tell each other what is damaged, so this has to survive a pickle."""
         return BadCheckpoint, (self.array, self.box, self.file, self.why)
+
+
+class PeerFailed(RuntimeError):
+    """Another rank failed and said why: its own error is the one to be shown."""

@@ -11,7 +11,7 @@ import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gangline.errors import UserError
+from gangline.errors import PeerFailed, UserError
 from gangline.launch.output import log_path
 
 PEER_WAIT_SECONDS = 1.0
@@ -64,9 +64,11 @@ class RankFailure:
 
 
 def lost_peer(error: BaseException) -> bool:
-    """Whether an error, or what it was raised from, only says that another rank is gone."""
+    """Whether an error, or what it was raised from, only says that another rank is gone or has failed."""
     seen: BaseException | None = error
     while seen is not None:
+        if isinstance(seen, PeerFailed):
+            return True
         names = [base.__name__ for base in type(seen).__mro__]
         if any(name in _LOST_PEER_TYPES for name in names):
             return True

@@ -6,7 +6,7 @@ contiguous share of them, in microbatches of `micro_size`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -45,10 +45,16 @@ class Batches:
 
         The same samples under every layout, and the same number of microbatches on every rank.
         """
-        found = []
-        held_out = None if self._reader is None else self._reader.held_out(count)
+        found: list[Batch] = []
+        begun: list[Iterator[StoredBatch]] = []
+
+        def read(reader: BatchReader) -> list[StoredBatch]:
+            if not begun:
+                begun.append(reader.held_out(count))
+            return [next(begun[0])]
+
         for _ in self.place.held_out(count, self.source.length()):
-            given = self._given(lambda _: [next(held_out)] if held_out else [])
+            given = self._given(read)
             found += [expand(stored, 0, self.place.device) for stored in given]
             if self.place.device.type == "cuda":
                 torch.cuda.current_stream(self.place.device).synchronize()

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gangline.comm.base import Comm
 from gangline.data.reader import StoredBatch
-from gangline.errors import UserError
+from gangline.errors import PeerFailed
 
 _FIELDS = ("tokens", "sample", "ends", "loss_mask", "document", "position")
 _ALIGNED = 8  # bytes, so that every piece can be looked at in its own dtype
@@ -26,7 +26,7 @@ _ALIGNED = 8  # bytes, so that every piece can be looked at in its own dtype
 def hand_over(batches: Sequence[StoredBatch] | Exception | None, peers: Comm) -> list[StoredBatch]:
     """What the first of the peers read, on all of them, by two broadcasts between hosts.
 
-    batches: of the first peer, or what its reader raised, which then all raise; the others pass None.
+    batches: of the first peer, or what its reader raised: it raises that, its peers PeerFailed. The others pass None.
     """
     content = b"" if batches is None else _packed(batches)
     size = torch.tensor([len(content)], dtype=torch.int64)
@@ -43,8 +43,7 @@ def hand_over(batches: Sequence[StoredBatch] | Exception | None, peers: Comm) ->
 def _packed(batches: Sequence[StoredBatch] | Exception) -> bytearray:
     """A line of JSON, its length before it, and behind it every tensor's bytes."""
     if isinstance(batches, Exception):
-        why = {"error": f"{type(batches).__name__}: {batches}", "user": isinstance(batches, UserError)}
-        return _with_head(why, ())
+        return _with_head({"error": f"{type(batches).__name__}: {batches}"}, ())
     tensors = [tensor for batch in batches for tensor in _tensors(batch).values()]
     head = [
         {
@@ -71,8 +70,7 @@ def _unpacked(held: Tensor) -> list[StoredBatch]:
     length = int(held[:_ALIGNED].view(torch.int64))
     head = json.loads(bytes(held[_ALIGNED : _ALIGNED + length].numpy()))
     if isinstance(head, dict):
-        kind = UserError if head["user"] else RuntimeError
-        raise kind(f"the rank that reads for this one failed: {head['error']}")
+        raise PeerFailed(f"the rank that reads for this one failed: {head['error']}")
     at, found = _ALIGNED + length, []
     for said in head:
         tensors = {}

@@ -1,0 +1,61 @@
+"""One curve whoever reads the data, on whatever layout, and also of a run that was killed: by the real command."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from curves import LONGEST, SETTINGS, TIMEOUT, same
+
+from gangline.testing import RealRuns
+from gangline_dataloader import commands
+
+STEPS = 8
+WEIGHTS = "data.weights={prose: 0.999, code: 0.001}"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Iterator[RealRuns]:
+    """Two token stores, `prose` and `code`, packed for sequences of 16, and a directory for runs."""
+    folder: Path = tmp_path_factory.mktemp("data")
+    for name, line in (("prose", "It was the best of times, page {}. "), ("code", "def f{0}(x): return x + {0}\n")):
+        (folder / f"{name}-text").mkdir()
+        for number in range(60):
+            text = "".join(line.format(number * n) for n in range(3 + number % 20))
+            (folder / f"{name}-text" / f"{number}.txt").write_text(text)
+        words = ["prepare", str(folder / f"{name}-text"), "--out", str(folder / name), "--workers", "1"]
+        assert commands.main([*words, "--pack", "16"]) == 0
+    with RealRuns(folder, seconds=TIMEOUT) as found:
+        found.settings = (*SETTINGS, f"run.steps={STEPS}", "data.documents=true")
+        found.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+        yield found
+
+
+def test_a_packed_mixture_on_eight_processes_draws_the_curve_of_one(runs):
+    asked = ("data=mix", "data.sources={prose: prose, code: code}", WEIGHTS, "data.packing=best_fit")
+    runs.train("run.dir=alone", "parallel=single", *asked)
+    runs.train("run.dir=three-d", "parallel=3d", *asked)
+    same(runs.records("three-d"), runs.records("alone"))
+
+
+@pytest.mark.parametrize("data", ["tokens", "dali"])
+def test_a_run_that_was_killed_goes_on_at_another_width_along_the_curve_of_tokens(runs, data):
+    """kill -9 of all its processes, with batches read ahead; then two processes, one, and four, three resumes."""
+    if data == "dali" and importlib.util.find_spec("nvidia") is None:
+        pytest.fail("the extra [dali] is not installed: the suites of data=dali always run")
+    if not (runs.directory / "whole").exists():
+        runs.train("run.dir=whole", "data=tokens", "data.path=prose", f"run.steps={LONGEST}")
+    process = runs.start(f"run.dir={data}", f"data={data}", "data.path=prose", "checkpoint.every=2", "run.steps=1000")
+    runs.wait_for_step(process, data, 3)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    reached = runs.records(data)[-1]["step"]
+    for more, width in enumerate((2, 1, 4), 1):
+        runs.train(f"resume={data}", f"run.steps={reached + more}", "parallel=ddp", f"launch.processes={width}")
+    found = runs.records(data)
+    assert len(found) == reached + 3
+    same(found, runs.records("whole")[: len(found)])
