@@ -10,6 +10,7 @@ from gangline.health import Action, Agreed, HealthCheck, Order, Verdict
 from gangline_health import playbooks
 from gangline_health.config import WatchedHealth
 from gangline_health.monitors.base import Monitor
+from gangline_health.monitors.corruption import CorruptionMonitor
 from gangline_health.monitors.numbers import NumbersMonitor
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class WatchCheck(HealthCheck):
         self.monitors: dict[str, Monitor] = {}
         if config.numbers.on:
             self._add(NumbersMonitor(config.numbers, scaled=plugins.build(run.precision, run).scales))
+        if config.corruption.on:
+            self._add(CorruptionMonitor(config.corruption))
         self.failed: dict[str, str] = {}  # monitor -> what it raised, until it is told
         self.rank, self.step = 0, 0
 

@@ -28,6 +28,14 @@ class NumbersOptions:
 
 
 @dataclass
+class CorruptionOptions:
+    """What is compared between replicas."""
+
+    on: bool = True  # whether the weights of replicas are compared
+    every: PositiveInt = 100  # steps from one comparison to the next
+
+
+@dataclass
 class Playbook:
     """What is done about one kind of finding: one action after the other, while the run makes no progress."""
 
@@ -54,6 +62,7 @@ class Playbooks:
     )
     divergence: Playbook = field(default_factory=lambda: Playbook(["roll_back", "stop"], rate=0.5, rate_steps=1000))
     zero_gradients: Playbook = field(default_factory=lambda: Playbook(["warn"]))
+    corruption: Playbook = field(default_factory=lambda: Playbook(["roll_back", "exclude", "stop"], skip=False))
 
     def of(self, kind: str) -> Playbook | None:
         """The playbook for a kind of verdict ("loss-spike"); None: there is none."""
@@ -78,6 +87,7 @@ class WatchedHealth(HealthConfig):
     """Looks at the numbers of each step before it is applied; playbooks answer what is found, within budgets."""
 
     numbers: NumbersOptions = field(default_factory=NumbersOptions)
+    corruption: CorruptionOptions = field(default_factory=CorruptionOptions)
     playbooks: Playbooks = field(default_factory=Playbooks)
     budget: Budget = field(default_factory=Budget)
 

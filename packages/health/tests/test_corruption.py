@@ -1,0 +1,79 @@
+"""A flipped bit in one replica: found, named, and undone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from gangline.testing.pool import pool
+from gangline.testing.sessions import session
+from gangline.tools import attempts, read_records
+from gangline.train.rank import train
+from gangline_health.monitors.corruption import fingerprint, odd_ones, words
+
+WORDS = ("health=[on]", "health.on.corruption.every=2", "parallel=ddp", "run.steps=8", "checkpoint.every=2")
+
+
+def run(run_dir: Path, bad: int | None) -> tuple[int, list[attempts.Attempt]]:
+    """A run of which one rank's weight has another bit after its fifth step."""
+    s = session(run_dir, *WORDS)
+    applied = s.runtime.applied
+
+    def flips() -> None:
+        applied()
+        if s.comms.rank == bad and s.step == 4 and s.attempt == 1:
+            words(next(iter(s.runtime.shards())).local)[3] ^= 1 << 20
+
+    s.runtime.applied = flips  # type: ignore[method-assign]
+    return train(s), [line for line in s.history if line.order]
+
+
+def losses(run_dir: Path) -> list[float]:
+    return [record["loss"] for record in read_records(run_dir / "metrics.jsonl")]
+
+
+def test_the_odd_one_of_four_is_named_and_the_run_ends_as_if_nothing_had_been(tmp_path: Path) -> None:
+    for code, (order,) in pool(4).run(run, tmp_path / "bad", 2):
+        assert code == 0
+        assert (order.order, order.kinds, order.start, order.skipped) == (
+            "roll_back",
+            ("corruption",),
+            "step-00000004",
+            0,
+        )
+        assert "the weights of rank 2 on" in order.why
+        assert "those of 1 of 4 replicas" in order.why
+    assert pool(4).run(run, tmp_path / "good", None) == [(0, [])] * 4
+    assert losses(tmp_path / "bad") == losses(tmp_path / "good")
+
+
+def test_of_two_it_is_known_that_they_differ() -> None:
+    assert odd_ones([(7, 1, 1), (7, 2, 1)]) == {0: (2, 1), 1: (2, 1)}
+    assert odd_ones([(7, 1, 1), (8, 2, 1)]) == {}
+    assert odd_ones([(7, 1, 1), (7, 1, 1), (7, 1, 2)]) == {2: (3, 1)}
+    assert odd_ones([(7, 1, 1), (7, 1, 1), (7, 5, 2), (7, 5, 2)]) == {0: (4, 2), 1: (4, 2), 2: (4, 2), 3: (4, 2)}
+
+
+def test_any_bit_of_any_element_and_any_swap_is_seen(tmp_path: Path) -> None:
+    s = session(tmp_path / "out", "parallel=single")
+    before = fingerprint(s.runtime)
+    generator = torch.Generator().manual_seed(0)
+    shards = list(s.runtime.shards())
+    for _ in range(64):
+        shard = shards[int(torch.randint(len(shards), (), generator=generator))]
+        bits = words(shard.local)
+        at = int(torch.randint(bits.numel(), (), generator=generator))
+        bit = int(torch.randint(8 * shard.local.element_size() - 1, (), generator=generator))
+        bits[at] ^= 1 << bit
+        assert fingerprint(s.runtime) != before
+        bits[at] ^= 1 << bit
+    for sign in (words(shard.local) for shard in shards[:4]):
+        sign[0] ^= -(1 << 63)
+        assert fingerprint(s.runtime) != before
+        sign[0] ^= -(1 << 63)
+    bits = next(words(shard.local) for shard in shards if float(shard.local.std()) > 0)
+    bits[[0, 1]] = bits[[1, 0]]
+    assert fingerprint(s.runtime) != before
+    bits[[0, 1]] = bits[[1, 0]]
+    assert fingerprint(s.runtime) == before
