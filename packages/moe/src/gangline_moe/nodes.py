@@ -153,7 +153,7 @@ class StackNode(LinearNode):
                 rows=sizes.tokens * self.top_k,
                 inner=self.in_features,
                 columns=self.out_features,
-                experts=self.experts,
+                matrices=self.experts,
             ),
         )
 

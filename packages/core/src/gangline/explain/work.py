@@ -116,12 +116,12 @@ def work_of(
 
 
 def _cut(product: MatrixProduct, name: str, node: Node, plan: Plan, sizes: LocalSizes, tokens: int) -> MatrixProduct:
-    """A product on one rank: its columns or its inner dim cut by tp, its experts by what they lie on."""
+    """A product on one rank: its columns or its inner dim cut by tp, its matrices by what they lie on."""
     shape = node.shapes()[product.weight]
     cuts = plan.cuts_of(name, len(shape))
     parallel = sizes.size("tp") > 1 and "tp" in cuts
     rows = product.rows * (sizes.inner_tokens if parallel else sizes.tokens) // tokens
-    inner, columns, experts = product.inner, product.columns, product.experts
+    inner, columns, matrices = product.inner, product.columns, product.matrices
     for axis, cut in cuts.items():
         ranks = sizes.size(axis)
         if ranks == 1:
@@ -131,13 +131,13 @@ def _cut(product: MatrixProduct, name: str, node: Node, plan: Plan, sizes: Local
         elif cut.dim == len(shape) - 2:
             columns = -(-columns // ranks)
         else:
-            experts = max(1, experts // ranks)
+            matrices = max(1, matrices // ranks)
     return replace(
         product,
         rows=rows,
         inner=inner,
         columns=columns,
-        experts=experts,
+        matrices=matrices,
         weight="weight",
         block=name.startswith(f"{plan.blocks}."),
     )

@@ -96,7 +96,7 @@ class Agent(LocalElasticAgent):
         self.leads = group.group_rank == 0
         store.set(f"gangline/node/{group.group_rank}", self.node.name)
         if self.leads:
-            nodes = [store.get(f"gangline/node/{index}").decode() for index in range(group.group_world_size)]
+            nodes = [store.get(f"gangline/node/{index}").decode() for index in range(group.group_world_size or 1)]
             first = self.node.count() == 1
             start = self.starts.begin(nodes, self.node.ranks * len(nodes), first)
             store.set("gangline/start", json.dumps(start.to_dict()))

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 class MatrixProduct:
     """(rows x inner) times (inner x columns), forward, of one microbatch on one rank.
 
-    weight   the name of the parameter of the node that it is multiplied with
-    block    whether it is in a block: what a precision computes in fewer bits
-    experts  the rows are apart in so many runs of equal length, each with a matrix of its own; 1: one matrix for all
+    weight    the name of the parameter of the node that it is multiplied with
+    block     whether it is in a block: what a precision computes in fewer bits
+    matrices  the rows are apart in so many runs of equal length, each with a matrix of its own; 1: one matrix for all
     """
 
     rows: int
     inner: int
     columns: int
     weight: str = "weight"
-    experts: int = 1
+    matrices: int = 1
     block: bool = True
 
     @property
