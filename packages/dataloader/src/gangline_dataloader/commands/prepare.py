@@ -129,7 +129,7 @@ def run(argv: Sequence[str]) -> int:
         near=asked.near,
         validation=asked.validation,
     )
-    files = listing(asked.inputs, asked.out)
+    files = listing(asked.inputs, asked.out, print)
     print(estimate(files, settings, asked.workers, asked.out), flush=True)
     if asked.cluster is None:
         prepare(asked.inputs, asked.out, settings, asked.workers, _progress, asked.tokenise_with, asked.append)

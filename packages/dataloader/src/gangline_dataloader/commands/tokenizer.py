@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> int:
         )
     if not out.parent.is_dir():
         raise UserError(f"{asked.out}: there is no directory {out.parent}.")
-    size = train(listing(asked.inputs), asked.field, asked.vocab_size, out)
+    size = train(listing(asked.inputs, say=print), asked.field, asked.vocab_size, out)
     note = "" if size == asked.vocab_size else f"; the texts have no more pairs, so not {asked.vocab_size}"
     print(f"{asked.out}: a vocabulary of {size}{note}")
     print(f"gangline data prepare INPUT --tokenizer {asked.out} --out DIR")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gangline import UserError
 from gangline.data import COMPRESSED, corpus
+from gangline_dataloader.store.foreign.splits import OTHERS, split_of
 
 KINDS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet"}
 BUILT_IN = "Python's standard library"
+TEXTS = "texts about it"
 NEVER = {"__pycache__", ".git", "node_modules"}
 
 
@@ -27,12 +29,18 @@ class Input:
     modified: float  # seconds since the epoch; 0 where the store does not say
     kind: str  # "text": the file is a document; "jsonl", "parquet": each row is one
     compression: str  # the ending of its name that says so; "" for none
+    split: str = ""  # "train", "validation" where its folder says what is held out; "" where a share is drawn
 
 
-def listing(words: Sequence[str], out: str | Path | None = None) -> list[Input]:
+def quiet(line: str) -> None:
+    """Say nothing."""
+
+
+def listing(words: Sequence[str], out: str | Path | None = None, say: Callable[[str], None] = quiet) -> list[Input]:
     """Every file, word by word, in order of name within a word; without words what `train` reads by default.
 
     out  where the store is made: what lies below it is no input, for a store may be made inside a folder of texts
+    say  is told what of a folder is left out
 
     Raises UserError for what is missing, empty or named twice.
     """
@@ -46,13 +54,46 @@ def listing(words: Sequence[str], out: str | Path | None = None) -> list[Input]:
             raise UserError(
                 f"{word} names no files.", "Hidden files, and what lies in __pycache__ or .git, do not count."
             )
-        found += sorted(files, key=lambda file: file.name)
+        found += by_split(word, sorted(files, key=lambda file: file.name), say)
     seen: dict[str, Input] = {}
     for file in found:
         if file.path in seen:
             raise UserError(f"{file.path} is named twice: by {seen[file.path].source} and by {file.source}.")
         seen[file.path] = file
     return found
+
+
+def by_split(word: str, files: Sequence[Input], say: Callable[[str], None]) -> list[Input]:
+    """What of a data set in splits, as on the Hugging Face Hub, is prepared: its training, and held out its validation.
+
+    Such a folder has rows of training beside those of another split, in files or folders that are called so. Its tests,
+    and texts about it, are left out. Any other folder is taken as it is.
+    """
+    kinds: dict[str, list[Input]] = {}
+    for file in files:
+        kinds.setdefault(_split_of(file), []).append(file)
+    if "train" not in kinds or not {"validation", "test"} & kinds.keys():
+        return list(files)
+    left = [f"{split} ({len(kinds[split])} files)" for split in ("test", "cache", TEXTS) if split in kinds]
+    held = "validation is held out, " if "validation" in kinds else ""
+    say(
+        f"{word} is a data set in splits: {held}{', '.join(left) or 'nothing'} left out. What is named by itself is read."
+    )
+    train = "train" if "validation" in kinds else ""
+    return [
+        replace(file, split="validation" if split == "validation" else train)
+        for split in ("train", OTHERS, "validation")
+        for file in kinds.get(split, ())
+    ]
+
+
+def _split_of(file: Input) -> str:
+    """The split that the names of a file with rows, and of the folders around it, say."""
+    if file.kind == "text":
+        return TEXTS
+    *folders, name = file.name.split("/")
+    said = (split_of(part) for part in (name.partition(".")[0], *reversed(folders)))
+    return next((split for split in said if split != OTHERS), OTHERS)
 
 
 def _built_in() -> list[Input]:

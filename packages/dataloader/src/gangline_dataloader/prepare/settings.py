@@ -113,7 +113,7 @@ class Settings:
             decided["near_by"] = near.check()
         template = self.template()
         decided["chat_template"] = template and [template.source, sorted(template.special.items())]
-        listed = [(file.path, file.size, file.modified) for file in files]
+        listed = [(file.path, file.size, file.modified, file.split) for file in files]
         return blake2b(json.dumps([decided, listed]).encode(), digest_size=16).hexdigest()
 
 

@@ -128,7 +128,10 @@ def work(folder: Path, number: int, files: Sequence[Input], settings: Settings, 
                 if marks is not None and made.counted is not None:
                     marks.write(made.counted)
                 digest = xxhash.xxh3_128_intdigest(stored.data)
-                held = (xxhash.xxh3_64_intdigest(made.content) if side is None else side) < settings.validation * 2**64
+                held = file.split == "validation"
+                if not file.split:
+                    share = xxhash.xxh3_64_intdigest(made.content) if side is None else side
+                    held = share < settings.validation * 2**64
                 found.append((writer.length, digest >> 64, digest & _LOW, held, source))
                 if settings.near is not None:
                     alike.append(signature(made.text))

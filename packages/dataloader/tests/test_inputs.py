@@ -1,0 +1,64 @@
+"""What of a folder is read: a data set in splits is not learnt with its tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gangline_dataloader import commands
+from gangline_dataloader.prepare.inputs import listing
+from gangline_dataloader.store.manifest import VALIDATION, read
+
+
+def rows(path: Path, name: str, count: int = 10) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"text": f"{name} row {n} of the data set"}) + "\n" for n in range(count)))
+
+
+LAYOUTS = {
+    "files": ("data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl", "data/{}-00000-of-00001.jsonl"),
+    "folders": ("train/0000.jsonl", "train/0001.jsonl", "{}/0000.jsonl"),
+    "names": ("train.jsonl", "train_more.jsonl", "my_{}.jsonl"),
+    "parts of a data set": ("de/train-0.jsonl", "en/train-0.jsonl", "en/{}-0.jsonl"),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tests_are_left_out_and_validation_is_held_out(layout, tmp_path, capsys):
+    folder, out = tmp_path / "set", tmp_path / "out"
+    first, second, other = LAYOUTS[layout]
+    rows(folder / first, "first")
+    rows(folder / second, "second")
+    rows(folder / other.format("validation"), "held")
+    rows(folder / other.format("test"), "secret")
+    (folder / "README.md").write_text("It is about rows.")
+    assert commands.main(["prepare", str(folder), "--out", str(out), "--workers", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "validation is held out, test (1 files), texts about it (1 files) left out" in said
+    stored, held = ((out / place / "shard-00000.npy").read_bytes() for place in ("", VALIDATION))
+    assert (read(out).documents, read(out / VALIDATION).documents) == (20, 10)
+    assert stored.count(b"first") == stored.count(b"second") == held.count(b"held") == 10
+    assert b"secret" not in stored + held
+    assert b"about" not in stored + held
+
+
+def test_without_validation_of_its_own_a_share_is_drawn(tmp_path, make_store):
+    rows(tmp_path / "set" / "train.jsonl", "train", 200)
+    rows(tmp_path / "set" / "test.jsonl", "test")
+    store = make_store(tmp_path / "set", validation=0.2)
+    assert 20 <= read(store / VALIDATION).documents <= 60
+    assert read(store).documents + read(store / VALIDATION).documents == 200
+
+
+def test_what_is_named_itself_or_has_no_training_beside_it_is_read(tmp_path):
+    for name in ("a/test.jsonl", "b/more.jsonl", "b/tests.jsonl", "c/train.py", "c/test.py", "c/validation/x.jsonl"):
+        rows(tmp_path / name, name)
+    for name in "abc":
+        assert len(listing([str(tmp_path / name)])) == len(
+            [one for one in (tmp_path / name).rglob("*") if one.is_file()]
+        )
+    rows(tmp_path / "a/train.jsonl", "train")
+    assert [file.name for file in listing([str(tmp_path / "a")])] == ["train.jsonl"]
+    assert len(listing([str(tmp_path / "a/train.jsonl"), str(tmp_path / "a/test.jsonl")])) == 2
