@@ -56,9 +56,8 @@ def test_what_is_named_itself_or_has_no_training_beside_it_is_read(tmp_path):
     for name in ("a/test.jsonl", "b/more.jsonl", "b/tests.jsonl", "c/train.py", "c/test.py", "c/validation/x.jsonl"):
         rows(tmp_path / name, name)
     for name in "abc":
-        assert len(listing([str(tmp_path / name)])) == len(
-            [one for one in (tmp_path / name).rglob("*") if one.is_file()]
-        )
+        there = [one for one in (tmp_path / name).rglob("*") if one.is_file()]
+        assert len(listing([str(tmp_path / name)])) == len(there)
     rows(tmp_path / "a/train.jsonl", "train")
     assert [file.name for file in listing([str(tmp_path / "a")])] == ["train.jsonl"]
     assert len(listing([str(tmp_path / "a/train.jsonl"), str(tmp_path / "a/test.jsonl")])) == 2

@@ -199,3 +199,64 @@ def test_mistakes_are_told_before_anything_is_written(words, why, texts, tmp_pat
     with pytest.raises(UserError, match=why):
         commands.main(["prepare", *(word.format(texts=texts) for word in words), "--out", str(out)])
     assert not out.exists()
+
+
+def test_what_a_document_names_is_on_the_disk_before_it(texts, tmp_path, monkeypatch):
+    """A loss of power may lose what was not flushed, also a name that its directory was not flushed for."""
+    written: dict[int, str] = {}  # inodes whose content may be lost
+    unnamed: set[str] = set()  # files whose name may be lost
+    folder, documents = str(tmp_path / "out"), []
+    rename, flush = os.replace, os.fsync
+
+    def replace(source, target):
+        name, parent = os.path.basename(target), os.path.dirname(os.path.abspath(target))
+        if os.path.isfile(source):
+            assert os.stat(source).st_ino in written, f"{target} is not on the disk"
+        if name.endswith(".json") and name != "tokenizer.json":
+            lost = [one for one in unnamed if os.path.dirname(one) == parent]
+            assert not lost, f"{target} is there before {lost}"
+            documents.append(name)
+        rename(source, target)
+        unnamed.add(os.path.abspath(target))
+
+    def fsync(handle):
+        written[os.fstat(handle).st_ino] = ""
+        there = os.readlink(f"/proc/self/fd/{handle}")
+        unnamed.difference_update([one for one in unnamed if os.path.dirname(one) == there])
+        flush(handle)
+
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr(os, "fsync", fsync)
+    command = ["prepare", str(texts), "--out", folder, "--workers", "1", "--validation", "0.2", "--pack", "64"]
+    assert commands.main(command) == 0
+    assert documents.count("manifest.json") == documents.count("pack-64.json") == 2
+    assert {"plan.json", "choice.json", "task-000000.json", "shard-00000.json"} < set(documents)
+
+
+ODD = {
+    "latin": "caf\xe9 \xfcber".encode("latin-1"),
+    "utf-16": "sixteen bits".encode("utf-16"),
+    "bom": b"\xef\xbb\xbfafter a mark",
+    "nothing": b"",
+    "blank": b" \r\n\t",
+    "control": b"a\x01b\x7fc\r\rd",
+    "half": b"cut in the mid\xc3",
+    "long": b"no line ends here " * 200_000,
+}
+
+
+def test_odd_bytes_become_text_or_are_counted(tmp_path, make_store):
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    for name, content in ODD.items():
+        (folder / f"{name}.txt").write_bytes(content)
+    (folder / "empty.jsonl").write_bytes(b"")
+    (folder / "long.jsonl").write_bytes(json.dumps({"text": "one row " * 300_000}).encode())
+    (folder / "empty.txt.gz").write_bytes(gzip.compress(b""))
+    store = make_store(folder, validation=0)
+    found = texts_of(store)
+    assert {"caf\ufffd \ufffdber", "after a mark", "abc\n\nd", "cut in the mid\ufffd"} < set(found)
+    assert sorted(map(len, found))[-2:] == [len("one row ") * 300_000, len(ODD["long"])]
+    count = read(store).report["by_source"][str(folder)]
+    assert count["dropped"] == {"empty": 3, "not text": 1}
+    assert count["documents"] == count["kept"] + 4 == len(found) + 4

@@ -76,9 +76,8 @@ def by_split(word: str, files: Sequence[Input], say: Callable[[str], None]) -> l
         return list(files)
     left = [f"{split} ({len(kinds[split])} files)" for split in ("test", "cache", TEXTS) if split in kinds]
     held = "validation is held out, " if "validation" in kinds else ""
-    say(
-        f"{word} is a data set in splits: {held}{', '.join(left) or 'nothing'} left out. What is named by itself is read."
-    )
+    out = f"{', '.join(left) or 'nothing'} left out"
+    say(f"{word} is a data set in splits: {held}{out}. What is named by itself is read.")
     train = "train" if "validation" in kinds else ""
     return [
         replace(file, split="validation" if split == "validation" else train)
