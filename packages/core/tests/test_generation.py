@@ -19,7 +19,7 @@ from gangline.launch.config import LocalLaunch
 from gangline.launch.failures import RankFailure
 from gangline.launch.meeting import FileBackend
 from gangline.launch.nodes import fewest_and_most
-from gangline.launch.starts import Start, Starts
+from gangline.launch.starts import JobStart, Starts
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def test_ranks_beyond_the_layout_wait(tmp_path):
     (tmp_path / "logs").mkdir()
     decides, _ = starts(tmp_path, usable=4)
     start = decides.begin(["a", "b", "c"], 6, first=True)
-    assert start == Start(1, ("a", "b", "c"), 4, 2)
-    assert Start.of(start.to_dict()) == start
+    assert start == JobStart(1, ("a", "b", "c"), 4, 2)
+    assert JobStart.of(start.to_dict()) == start
     (launch,) = read_events(tmp_path)
     assert (launch["event"], launch["by"], launch["why"], launch["spares"]) == ("launch", "launcher", "start", 2)
 

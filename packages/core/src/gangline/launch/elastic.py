@@ -38,7 +38,7 @@ from gangline.launch.config import LocalLaunch
 from gangline.launch.failures import EXIT_FAILURE, RankFailure
 from gangline.launch.nodes import NAME
 from gangline.launch.signals import HANDED_ON, SAME_REQUEST_SECONDS, STOP
-from gangline.launch.starts import Start, Starts, end
+from gangline.launch.starts import JobStart, Starts, end
 from gangline.launch.worker import SPARE
 
 _LOGGERS = ("torch.distributed.elastic", "torch.distributed.launcher", "torch.multiprocessing")
@@ -61,7 +61,7 @@ class Excluded(Exception):
 
 
 @dataclass
-class Node:
+class AgentNode:
     """This agent's place in the job."""
 
     name: str
@@ -77,7 +77,7 @@ class Node:
 class Agent(LocalElasticAgent):
     """The agent of one node."""
 
-    def __init__(self, spec: WorkerSpec, files: RankFiles, node: Node, starts: Starts, grace: float) -> None:
+    def __init__(self, spec: WorkerSpec, files: RankFiles, node: AgentNode, starts: Starts, grace: float) -> None:
         super().__init__(spec, files, start_method="forkserver", exit_barrier_timeout=_LAST_SECONDS)
         self.files, self.node, self.starts, self.grace = files, node, starts, grace
         self.leads = False
@@ -90,7 +90,7 @@ class Agent(LocalElasticAgent):
         self.files.start = start
         return super()._start_workers(worker_group)
 
-    def _agree(self, group: WorkerGroup) -> Start:
+    def _agree(self, group: WorkerGroup) -> JobStart:
         """The first node's word, in the store of this start."""
         store: Any = group.store
         self.leads = group.group_rank == 0
@@ -100,7 +100,7 @@ class Agent(LocalElasticAgent):
             first = self.node.count() == 1
             start = self.starts.begin(nodes, self.node.ranks * len(nodes), first)
             store.set("gangline/start", json.dumps(start.to_dict()))
-        return Start.of(json.loads(store.get("gangline/start")))
+        return JobStart.of(json.loads(store.get("gangline/start")))
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         result = super()._monitor_workers(worker_group)
@@ -153,7 +153,7 @@ class Agent(LocalElasticAgent):
             self._pcontext.close(death_sig, round(timeout))
 
 
-def run_agent(starts: Starts, node: Node, config: LocalLaunch, target: str, args: tuple[Any, ...]) -> int:
+def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str, args: tuple[Any, ...]) -> int:
     """The ranks of this node, to the end of the job; see `gangline.launch.local.start`."""
     run_dir = starts.run_dir
     logs = run_dir / "logs"
@@ -259,10 +259,10 @@ def _as_the_others(starts: Starts) -> int:
 class RankFiles(LogsSpecs):
     """Leaves the ranks' output to the ranks, and keeps the agent's own files out of the temp folder."""
 
-    def __init__(self, logs: Path, node: Node) -> None:
+    def __init__(self, logs: Path, node: AgentNode) -> None:
         super().__init__(str(logs))
         self.logs, self.node = logs, node
-        self.start: Start | None = None  # the newest
+        self.start: JobStart | None = None  # the newest
 
     @property
     def root_log_dir(self) -> str:

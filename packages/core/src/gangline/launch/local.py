@@ -48,12 +48,12 @@ def start(
     UserError is raised here. What the first rank to fail had to say is printed, and is in its log.
     """
     forkserver.warm()
-    from gangline.launch.elastic import Node, run_agent  # imports torch; the server does the same at the same time
+    from gangline.launch.elastic import AgentNode, run_agent  # imports torch; the server does the same at the same time
     from gangline.launch.meeting import alone
 
     config, starts = config or LocalLaunch(), count(1)
     decides = Starts(Path(run_dir).resolve(), config, lambda ranks: (ranks, []), say)
-    return run_agent(decides, Node("", world, alone(), lambda: next(starts)), config, target, args)
+    return run_agent(decides, AgentNode("", world, alone(), lambda: next(starts)), config, target, args)
 
 
 def say(text: str) -> None:

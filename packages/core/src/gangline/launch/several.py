@@ -60,7 +60,7 @@ def run_node(run_dir: Path, run: Run, name: str, address: str) -> int:
     forkserver.warm(forkserver.needs(run))
     running = sidecars.start(sidecars.wanted(run), run_dir, owner=os.getpid())
     try:
-        from gangline.launch.elastic import Node, run_agent
+        from gangline.launch.elastic import AgentNode, run_agent
         from gangline.launch.meeting import meet_in, others
 
         handler, store, patience = meet_in(run_dir.resolve(), job, address, config)
@@ -76,7 +76,7 @@ def run_node(run_dir: Path, run: Run, name: str, address: str) -> int:
             return named and others(run_dir.resolve(), job, config.lost_seconds, address) >= fewest
 
         starts = Starts(run_dir.resolve(), config, layout, say)
-        node = Node(
+        node = AgentNode(
             name,
             config.ranks_of_node(run),
             handler,

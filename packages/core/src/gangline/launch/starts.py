@@ -26,7 +26,7 @@ REASONS = {"user": "mistake", "bug": "bug", "restart": "restart", "lost": "kille
 
 
 @dataclass(frozen=True)
-class Start:
+class JobStart:
     """The same on every node. `stop`: no ranks are started, and this is why."""
 
     generation: int
@@ -39,7 +39,7 @@ class Start:
         return asdict(self)
 
     @classmethod
-    def of(cls, content: dict[str, Any]) -> Start:
+    def of(cls, content: dict[str, Any]) -> JobStart:
         """From what `to_dict` gave, also through JSON."""
         stop = content["stop"] and RankFailure(**content["stop"])
         return cls(**{**content, "nodes": tuple(content["nodes"]), "stop": stop})
@@ -57,7 +57,7 @@ class Starts:
         """The ranks of the start before are found to have ended, now."""
         self.found = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
 
-    def begin(self, nodes: Sequence[str], ranks: int, first: bool) -> Start:
+    def begin(self, nodes: Sequence[str], ranks: int, first: bool) -> JobStart:
         """The next start, on these nodes with so many ranks; `first`: of this job."""
         before = self._before(first)
         now_there = set(nodes)
@@ -73,7 +73,7 @@ class Starts:
         if stop is None and not usable:
             error = UserError.of(reasons)
             stop = RankFailure(0, "user", EXIT_USER_ERROR, error.what, list(error.details))
-        start = Start(now.generation, tuple(nodes), usable, ranks - usable, stop)
+        start = JobStart(now.generation, tuple(nodes), usable, ranks - usable, stop)
         if stop is None:
             self._tell(start, why, evidence, now)
         return start
@@ -138,7 +138,7 @@ class Starts:
             return "joined", f"come: {', '.join(sorted(come))}"
         return "rank", "a rank was lost"
 
-    def _tell(self, start: Start, why: str, evidence: str, now: Progress) -> None:
+    def _tell(self, start: JobStart, why: str, evidence: str, now: Progress) -> None:
         found, found_monotonic = self.found or (None, None)
         events = Events(self.run_dir, start.generation, by="launcher")
         events.write(
