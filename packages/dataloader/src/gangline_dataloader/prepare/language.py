@@ -37,8 +37,11 @@ def check(languages: Sequence[str]) -> None:
 
 
 def in_one_of(text: str, languages: Sequence[str], confidence: float) -> Dropped | None:
-    """None where the text is in one of the languages with at least so much confidence in [0, 1], else why not."""
+    """None where the text is in one of the languages with at least so much confidence in [0, 1], else why not.
+
+    Of a few words the classifier's guess means nothing, and its confidence is low: that is said, and no language.
+    """
     code, sure = _identifier().classify(text[:READ])
-    if code in languages:
-        return None if sure >= confidence else Dropped(f"language: {code}, unsure")
-    return Dropped(f"language: {code}")
+    if sure < confidence:
+        return Dropped("language: unsure")
+    return None if code in languages else Dropped(f"language: {code}")
