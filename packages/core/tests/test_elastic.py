@@ -148,6 +148,55 @@ def test_everything_is_killed_and_the_same_command_goes_on(runs):
     assert "already holds another run: optimizer.learning_rate is 0.003 there, and 0.5 here" in said
 
 
+EXCLUDES = """
+from dataclasses import dataclass
+
+from gangline import Part, hookimpl
+from gangline.health import Action, HealthCheck, Order, Verdict
+from gangline.parts import HealthConfig
+
+
+@dataclass
+class Excludes(HealthConfig):
+    pass
+
+
+class ExcludesCheck(HealthCheck):
+    def __init__(self, config, run):
+        pass
+
+    def observe(self, record):
+        if record.step == 8:
+            yield Verdict("bad-link", "rank 1", 1.0, "1 of 8", Action.STOP)
+
+    def respond(self, agreed, record):
+        if agreed.of("bad-link"):
+            again = agreed.ordered("bad-link", Action.RESTART)
+            return Order(Action.WARN if again else Action.RESTART, ("bad-link",), exclude=() if again else ("rank 1",))
+
+
+@hookimpl
+def gangline_health_checks():
+    yield Part(name="excludes", config=Excludes, build="excludes:ExcludesCheck", summary="Excludes rank 1's node")
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("nodes", "ranks"), [("1:2", 1), ("2", 2)])
+def test_a_node_is_excluded_where_the_others_are_enough(runs, strangers, nodes, ranks):
+    strangers.add("gangline-excludes", EXCLUDES, module="excludes")
+    runs.environment |= strangers.environment
+    printed = runs.train("run.dir=out", "run.steps=20", *ELASTIC, f"launch.nodes={nodes}", "health=[excludes]")
+    out = runs.directory / "out"
+    first, second = launches(out)
+    assert (second["why"], second["processes"]) == ("order", ranks), printed
+    assert "bad-link at rank 1: 1 of 8; it asks for new workers" in printed
+    (line,) = [line for line in runs.attempts("out") if line.get("order") == "restart"]
+    assert line["exclude"] == first["nodes"][1:]
+    assert (f"{first['nodes'][1]} is excluded by an order" in printed) == (ranks == 1)
+    assert [record["step"] for record in runs.records("out")] == list(range(1, 21))
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gangline import generation
+from gangline import attempts, generation
 from gangline.ending import EXIT_REQUEUE, RunEnding, clear_ending, write_ending
 from gangline.errors import EXIT_USER_ERROR, Problem, UserError
 from gangline.events import Events, read_events
@@ -108,6 +108,7 @@ class Starts:
         """Leave ending.json, and the last line of events.jsonl."""
         reason = REASONS.get(stop.kind, "bug")
         text = "\n".join((stop.what, *stop.details))
+        lines = attempts.read(run_dir)
         end(
             run_dir,
             RunEnding(
@@ -115,6 +116,7 @@ class Starts:
                 reason=reason,
                 exit_code=stop.exit_code,
                 requeue=reason in ("bug", "killed"),
+                exclude=lines[-1].exclude if lines and stop.kind == "restart" else (),
                 evidence=text,
             ),
         )
