@@ -12,12 +12,13 @@ from typing import BinaryIO
 import numpy as np
 
 from gangline import UserError
-from gangline_dataloader.store.manifest import FILE, ends_of, file_of
+from gangline_dataloader.store.manifest import FILE, ends_of, file_of, loss_of
 from gangline_dataloader.store.npy import mapped_file, nbytes_of
 from gangline_dataloader.store.remote.cache import FileCache
 from gangline_dataloader.store.remote.fetch import Remote
 from gangline_dataloader.store.stored import StoreTokens
 
+FETCHERS = 2  # shards that are fetched ahead at once: one arrives while another is held against its checksum
 OPEN = 32  # shards that are mapped at once; a map of a file that has made room holds its bytes on disk
 
 
@@ -54,7 +55,9 @@ class RemoteTokens(StoreTokens):
         for name in (*([] if own is None else [own]), *files):
             self._copied(folder, name)
         self._wanted: SimpleQueue[int] = SimpleQueue()
-        self._worker: threading.Thread | None = None
+        self._recent: list[int] = []  # shards that were fetched ahead, or are being
+        self._workers: list[threading.Thread] = []
+        self._changing = threading.Lock()  # of both
 
     def _copied(self, folder: Path, name: str) -> bool:
         """Whether there is such a file, now in `folder`, too."""
@@ -82,30 +85,34 @@ class RemoteTokens(StoreTokens):
         return self.cache.open(name, nbytes, xxh3, lambda path: self.remote.fetch(name, nbytes, path))
 
     def announce(self, starts: np.ndarray) -> None:
-        """Their shards are fetched ahead of need, by a thread."""
+        """Their shards are fetched ahead of need, by threads."""
         for shard in np.unique(np.searchsorted(self._starts, starts, side="right") - 1).tolist():
             self._wanted.put(shard)
-        if self._worker is None:
-            self._worker = threading.Thread(target=self._fetch_ahead, name="fetch-ahead", daemon=True)
-            self._worker.start()
+        with self._changing:
+            while len(self._workers) < FETCHERS:
+                self._workers.append(threading.Thread(target=self._fetch_ahead, name="fetch-ahead", daemon=True))
+                self._workers[-1].start()
 
     def _fetch_ahead(self) -> None:
         """What fails here is asked for again, and told, by the read that needs it."""
-        recent: list[int] = []
         while True:
             try:
                 shard = self._wanted.get(timeout=60.0)
             except Empty:
                 continue
-            if shard in recent:
-                continue
-            recent = [*recent[-OPEN:], shard]
+            with self._changing:
+                if shard in self._recent:
+                    continue
+                self._recent = [*self._recent[-OPEN:], shard]
             entry = self.manifest.shards[shard]
             try:
                 self._cached(file_of(shard), nbytes_of(self.dtype, entry.tokens), entry.xxh3).close()
                 self._cached(ends_of(shard), nbytes_of("<u4", entry.documents), entry.ends_xxh3).close()
+                if entry.loss_xxh3 is not None:
+                    self._cached(loss_of(shard), nbytes_of("|u1", entry.tokens), entry.loss_xxh3).close()
             except (UserError, OSError):
-                recent.remove(shard)
+                with self._changing:
+                    self._recent = [one for one in self._recent if one != shard]
 
 
 def _replace(path: Path, content: bytes) -> None:
