@@ -146,7 +146,7 @@ def read(folder: Path, sequence_length: int, name: str = "") -> PackPlan:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class RowPieces:
     """Stretches of a store's tokens, one row's behind another's: row r has `count[r]` (N,) of `start`, `stop` (n,)."""
 
     start: np.ndarray
@@ -190,7 +190,7 @@ class PackedRows:
     def count(self) -> int:
         return int(self._rows[-1])
 
-    def pieces(self, rows: np.ndarray) -> Pieces:
+    def pieces(self, rows: np.ndarray) -> RowPieces:
         """What rows (N,) are made of."""
         shard_of = np.searchsorted(self._rows, rows, side="right") - 1
         shards = np.unique(shard_of).tolist()
@@ -202,9 +202,9 @@ class PackedRows:
         back = np.argsort(np.concatenate(here))
         order = ranges((np.cumsum(count) - count)[back], count[back])
         start, stop = (np.concatenate([getattr(one, name) for one in found])[order] for name in ("start", "stop"))
-        return Pieces(start, stop, count[back])
+        return RowPieces(start, stop, count[back])
 
-    def _of_shard(self, shard: int, numbers: np.ndarray) -> Pieces:
+    def _of_shard(self, shard: int, numbers: np.ndarray) -> RowPieces:
         pieces, rows = self._shard(shard)
         inside = numbers - self._rows[shard]
         last = rows[inside].astype(np.int64)
@@ -221,7 +221,7 @@ class PackedRows:
             row = int(inside[np.argmax(bad)])
             raise UserError(f"{path} is damaged: row {row}.", "", f"gangline data verify {self.store.name}")
         start = found[:, 0] + self._tokens[shard]
-        return Pieces(start, start + found[:, 1], last - first)
+        return RowPieces(start, start + found[:, 1], last - first)
 
     def files(self) -> dict[str, int]:
         """Bytes of each file of the plan, as it says."""

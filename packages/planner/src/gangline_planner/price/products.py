@@ -50,8 +50,8 @@ class Rates:
 def matmul_seconds(product: MatrixProduct, rates: Rates) -> float:
     """One product, forward; that of an input's gradient or a weight's takes as long."""
     rate = rates.narrow if product.block else rates.wide
-    numbers = product.rows * (product.inner + product.columns) + product.experts * product.inner * product.columns
-    return max((product.flops + rates.half * product.experts) / rate, numbers * rates.itemsize / rates.memory)
+    numbers = product.rows * (product.inner + product.columns) + product.matrices * product.inner * product.columns
+    return max((product.flops + rates.half * product.matrices) / rate, numbers * rates.itemsize / rates.memory)
 
 
 def attention_seconds(product: AttentionProduct, rates: Rates, backward: bool = False) -> float:
