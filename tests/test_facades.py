@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 CORE = ROOT / "packages/core/src/gangline"
 LAZY = (
     "callback", "checkpoint", "cluster", "comm", "config", "data", "explain", "launch", "model", "optimizer",
-    "precision", "strategy", "tools", "track",
+    "precision", "pulse", "strategy", "tools", "track",
 )  # fmt: skip
 MODULES = (
     "api",

@@ -44,6 +44,12 @@ ENTRIES = (
     KnownPart("data", "tokens", _DATA, "A corpus prepared as tokens, mapped from disk or a store"),
     KnownPart("data", "mix", _DATA, "A weighted mixture of sources"),
     KnownPart("data", "dali", _DATA, "Data read and prepared by NVIDIA DALI"),
+    KnownPart(
+        "health",
+        "chaos",
+        _HEALTH,
+        "faults on purpose: killed, stopped, slow and hanging ranks, bad numbers, a full disk, a lost store",
+    ),
     KnownPart("health", "on", _HEALTH, "Spikes, divergence, not finite: found before a step is applied, and answered"),
 )
 

@@ -25,6 +25,7 @@ from gangline.weight_grads import accumulate_grad, defer, is_deferring
 
 MetricReduce = Literal["sum", "mean", "max"]
 _FORWARD, _BACKWARD = NUMBER["forward"], NUMBER["backward"]
+_STEP = (NUMBER["forward_backward"], _FORWARD, _BACKWARD)
 
 
 @dataclass
@@ -66,16 +67,22 @@ _give_way: Callable[[], None] | None = None
 
 @contextmanager
 def frame(surroundings: Frame) -> Iterator[Frame]:
-    """Within, what modules emit, draw and sum over the sequence is of this microbatch; for who watches, a forward."""
+    """Within, what modules emit, draw and sum over the sequence is of this microbatch.
+
+    For who watches, a step is in its forward pass here; what is validated stays what it is.
+    """
     global _frame
     before, _frame = _frame, surroundings
     pulse = current_pulse()
-    phase = pulse.enter(_FORWARD)
+    phase = pulse.number
+    if phase in _STEP:
+        pulse.enter(_FORWARD)
     try:
         yield surroundings
     finally:
         _frame = before
-        pulse.enter(phase)
+        if phase in _STEP:
+            pulse.enter(phase)
 
 
 @contextmanager

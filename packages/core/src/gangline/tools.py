@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gangline.attempts import Attempt as Attempt
     from gangline.cli.verbs import usage_of as usage_of, verb_of as verb_of
     from gangline.ending import RunEnding as RunEnding, read_ending as read_ending
-    from gangline.events import read_events as read_events
+    from gangline.events import Events as Events, read_events as read_events
     from gangline.interop import load_pretrained as load_pretrained
     from gangline.interop.commands import add_output as add_output, words_for as words_for, write_model as write_model
     from gangline.record import read_records as read_records
@@ -29,7 +29,7 @@ __getattr__, __all__ = lazily(
         "gangline.cli.verbs": "usage_of verb_of",
         "gangline.record": "read_records",
         "gangline.ending": "RunEnding read_ending",
-        "gangline.events": "read_events",
+        "gangline.events": "Events read_events",
         "gangline.sample": "sample",
         "gangline.interop": "load_pretrained",
         "gangline.interop.commands": "add_output words_for write_model",

@@ -12,6 +12,7 @@ from gangline_health.config import WatchedHealth
 from gangline_health.monitors.base import Monitor
 from gangline_health.monitors.corruption import CorruptionMonitor
 from gangline_health.monitors.numbers import NumbersMonitor
+from gangline_health.monitors.stragglers import StragglersMonitor
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,8 @@ class WatchCheck(HealthCheck):
             self._add(NumbersMonitor(config.numbers, scaled=plugins.build(run.precision, run).scales))
         if config.corruption.on:
             self._add(CorruptionMonitor(config.corruption))
+        if config.stragglers.on:
+            self._add(StragglersMonitor(config.stragglers))
         self.failed: dict[str, str] = {}  # monitor -> what it raised, until it is told
         self.rank, self.step = 0, 0
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated
 
 from gangline import Part, Problem
 from gangline.config import AtLeast, AtMost, HealthConfig, MoreThan, NonNegativeInt, OneOf, PositiveInt, Run
+from gangline.launch import Sidecar
+from gangline_health.chaos.config import PART as CHAOS
+from gangline_health.hangs.config import HangsOptions
+from gangline_health.monitors.straggler_options import StragglersOptions
 
 ACTIONS = ("note", "warn", "skip", "lower_rate", "roll_back", "restart", "exclude", "stop")
 
@@ -63,6 +67,7 @@ class Playbooks:
     divergence: Playbook = field(default_factory=lambda: Playbook(["roll_back", "stop"], rate=0.5, rate_steps=1000))
     zero_gradients: Playbook = field(default_factory=lambda: Playbook(["warn"]))
     corruption: Playbook = field(default_factory=lambda: Playbook(["roll_back", "exclude", "stop"], skip=False))
+    straggler: Playbook = field(default_factory=Playbook)
 
     def of(self, kind: str) -> Playbook | None:
         """The playbook for a kind of verdict ("loss-spike"); None: there is none."""
@@ -88,6 +93,8 @@ class WatchedHealth(HealthConfig):
 
     numbers: NumbersOptions = field(default_factory=NumbersOptions)
     corruption: CorruptionOptions = field(default_factory=CorruptionOptions)
+    hangs: HangsOptions = field(default_factory=HangsOptions)
+    stragglers: StragglersOptions = field(default_factory=StragglersOptions)
     playbooks: Playbooks = field(default_factory=Playbooks)
     budget: Budget = field(default_factory=Budget)
 
@@ -107,7 +114,12 @@ class WatchedHealth(HealthConfig):
                     f"health.on.numbers.window={self.numbers.window}"
                 )
             )
-        return found
+        return [*found, *(self.hangs.problems(run) if self.hangs.on else ())]
+
+    def sidecars(self, run: Run) -> list[Sidecar]:
+        if not self.hangs.on:
+            return []
+        return [Sidecar(name="watch", target="gangline_health.hangs.watch:main", args=(asdict(self.hangs),))]
 
     def notices(self, run: Run) -> list[str]:
         """Playbooks that go back, in a run that keeps no checkpoint to go back to."""
@@ -127,4 +139,5 @@ PARTS = (
         build="gangline_health.check:WatchCheck",
         summary="spikes, divergence, not finite: found before a step is applied, and answered",
     ),
+    CHAOS,
 )

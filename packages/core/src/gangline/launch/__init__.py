@@ -10,8 +10,10 @@ if TYPE_CHECKING:
     from gangline.config.schema import Sidecar as Sidecar
     from gangline.launch.base import Launcher as Launcher
     from gangline.launch.config import LocalLaunch as LocalLaunch
-    from gangline.launch.guard import die_with as die_with
+    from gangline.launch.failures import RankFailure as RankFailure, claim as claim
+    from gangline.launch.guard import STACKS as STACKS, born as born, die_with as die_with
     from gangline.launch.local import LocalLauncher as LocalLauncher
+    from gangline.launch.output import log_path as log_path
 
 __getattr__, __all__ = lazily(
     __name__,
@@ -19,7 +21,9 @@ __getattr__, __all__ = lazily(
         "gangline.config.schema": "Sidecar",
         "gangline.launch.base": "Launcher",
         "gangline.launch.config": "LocalLaunch",
-        "gangline.launch.guard": "die_with",
+        "gangline.launch.failures": "RankFailure claim",
+        "gangline.launch.guard": "STACKS born die_with",
         "gangline.launch.local": "LocalLauncher",
+        "gangline.launch.output": "log_path",
     },
 )

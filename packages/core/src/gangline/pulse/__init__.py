@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gangline.lazy import lazily
 
 if TYPE_CHECKING:
-    from gangline.pulse.layout import OPERATIONS as OPERATIONS, PHASES as PHASES, ROWS as ROWS
+    from gangline.pulse.layout import OPERATIONS as OPERATIONS, PHASES as PHASES, ROWS as ROWS, upper as upper
     from gangline.pulse.memory import remove as remove, sweep as sweep
     from gangline.pulse.read import Collective as Collective, PulseReader as PulseReader, Seen as Seen, find as find
     from gangline.pulse.write import Pulse as Pulse, current as current, use as use
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __getattr__, __all__ = lazily(
     __name__,
     {
-        "gangline.pulse.layout": "OPERATIONS PHASES ROWS",
+        "gangline.pulse.layout": "OPERATIONS PHASES ROWS upper",
         "gangline.pulse.memory": "remove sweep",
         "gangline.pulse.read": "Collective PulseReader Seen find",
         "gangline.pulse.write": "Pulse current use",

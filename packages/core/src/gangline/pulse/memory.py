@@ -46,6 +46,14 @@ def remove(owner: int) -> None:
             file.unlink(missing_ok=True)
 
 
+def owner(file: Path) -> int:
+    """The launcher of the rank whose pulse this is. Raises ValueError for another file."""
+    match = _OURS.fullmatch(file.name)
+    if match is None:
+        raise ValueError(f"{file} is no pulse")
+    return int(match["pid"])
+
+
 def _all() -> list[tuple[re.Match[str], Path]]:
     found = []
     with contextlib.suppress(OSError):

@@ -66,6 +66,11 @@ class PulseReader:
         if self._words[layout.VERSION] != layout.MAGIC:
             raise ValueError(f"{path} is no pulse of this version")
 
+    @property
+    def owner(self) -> int:
+        """The process that started the rank, and watches over it."""
+        return memory.owner(self.path)
+
     def current(self) -> bool:
         """Whether the file is still this one: a rank that is started again makes another."""
         try:

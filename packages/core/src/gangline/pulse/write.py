@@ -50,6 +50,11 @@ class Pulse:
         words[layout.RANK], words[layout.WORLD], words[layout.GENERATION] = rank, world, generation
         return pulse
 
+    @property
+    def number(self) -> int:
+        """The number of the phase that the rank is in."""
+        return self._phase
+
     def enter(self, phase: int) -> int:
         """From now on the rank is in that phase (its number); gives the number of the one before."""
         now, before, words = monotonic_ns(), self._phase, self._words

@@ -21,8 +21,11 @@ def carried(config: PartConfig, run: Run) -> None:
         inner = rank.comms(Mesh.of(sizes), True)
         wrapped = config.wrap(run, inner)
         assert isinstance(wrapped, Comms), f"`wrap` gave {type(wrapped).__name__}, not Comms"
-        for name in ("store", "rank", "device"):
-            assert getattr(wrapped, name) is getattr(inner, name), f"`wrap` changed {name}"
+        for name in ("rank", "device"):
+            assert getattr(wrapped, name) == getattr(inner, name), f"`wrap` changed {name}"
+        key = f"wrapped/{rank.index}/{next(iter(sizes))}"
+        wrapped.store.set(key, b"carried")
+        assert inner.store.get(key) == b"carried", "`wrap` changed the store"
         fold = Fold("lanes", 2, tuple(sizes))
         pairs = [(wrapped.axis(*axes), inner.axis(*axes)) for axes in combinations(("dp_shard", "tp"), 1)]
         pairs += [(wrapped.world, inner.world), (wrapped.fold(fold), inner.fold(fold))]

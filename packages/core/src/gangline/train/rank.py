@@ -23,6 +23,7 @@ from gangline.errors import UserError
 from gangline.generation import generation, hold
 from gangline.launch.failures import EXIT_STOPPED, RestartWanted
 from gangline.mesh import Mesh
+from gangline.pulse.layout import NUMBER
 from gangline.pulse.write import current
 from gangline.rundir import RunDirectory
 from gangline.sample import sample
@@ -138,6 +139,7 @@ def requeues(s: Session, ending: Ending) -> bool:
 def run_loop(s: Session, first: int) -> Ending:
     """The loop, the last checkpoint, and a word to every callback."""
     ending = loop(s)
+    current().enter(NUMBER["end"])  # what comes takes as long as the last save does
     keeps = s.run.checkpoint.at_end and s.checkpointer.keeps
     if ending.why == "done" and keeps and (s.step > first or fleeting(s)):
         save_at_end(s)

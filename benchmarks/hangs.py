@@ -1,0 +1,78 @@
+"""A rank of four is stopped (SIGSTOP) at a random moment, again and again: how soon it is found, and whether by name.
+
+    python benchmarks/hangs.py --times 20
+
+Prints a line for each, then how many were found with the right rank, median and worst time, and false alarms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from gangline.pulse import PulseReader, Seen, find
+from gangline.testing.real_runs import RealRuns
+from gangline.tools import read_events
+
+RANKS = 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    draw = random.Random(options.seed)
+    seconds, right = [], 0
+    with tempfile.TemporaryDirectory() as directory, RealRuns(Path(directory)) as runs:
+        words = ("parallel=ddp", f"launch.processes={RANKS}", "launch.max_restarts=1000", "health=on")
+        runs.start("run.dir=out", *words, "run.steps=1000000", "checkpoint.every=20", "run.save_on_signal=false")
+        out = runs.directory / "out"
+        for number in range(options.times):
+            told = len(found(out))
+            ranks = steady(out)
+            time.sleep(draw.uniform(0.0, 2.0))
+            rank = draw.randrange(RANKS)
+            began = time.monotonic()
+            os.kill(ranks[rank].pid, signal.SIGSTOP)
+            while len(found(out)) == told:
+                assert time.monotonic() - began < 300, "not found"
+                time.sleep(0.01)
+            verdict = found(out)[told]
+            seconds.append(verdict["monotonic"] - began)
+            hit = verdict["details"]["ranks"] == [rank]
+            right += hit
+            print(
+                f"{number + 1:3} rank {rank} {seconds[-1]:6.2f} s {'' if hit else 'WRONG '}{verdict['evidence']}",
+                flush=True,
+            )
+        more = len(found(out)) - options.times
+    print(f"right rank           {right} of {options.times}")
+    print(f"seconds              median {statistics.median(seconds):.2f}, worst {max(seconds):.2f}")
+    print(f"further verdicts     {more}")
+
+
+def found(out: Path) -> list[dict]:
+    """The verdicts of hangs."""
+    return [line for line in read_events(out) if line["event"] == "verdict" and line["kind"] == "hang"]
+
+
+def steady(out: Path) -> list[Seen]:
+    """Every rank's pulse, once all live and have done twenty steps since they were started."""
+    first: dict[int, int] = {}
+    while True:
+        ranks = [PulseReader(path).read() for path in find(out)] if out.exists() else []
+        alive = len(ranks) == RANKS and all(seen.alive and seen.step for seen in ranks)
+        if alive and all(seen.step >= first.setdefault(seen.pid, seen.step) + 20 for seen in ranks):
+            return ranks
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    main()

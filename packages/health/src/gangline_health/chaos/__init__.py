@@ -1,0 +1,1 @@
+"""health=chaos: faults put into a run, to see that they are found and survived."""

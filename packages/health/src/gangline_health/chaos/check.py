@@ -1,0 +1,153 @@
+"""health=chaos: does what the plan says, on the rank that it says, and writes each fault down before it happens."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gangline.health import HealthCheck, Verdict
+from gangline.pulse import PulseReader, find
+from gangline.tools import Events
+from gangline_health.chaos import state
+from gangline_health.chaos.config import ChaosHealth
+from gangline_health.chaos.plan import APART, Fault, FaultsDone, plan
+
+if TYPE_CHECKING:
+    from gangline.comm import Comms, Store
+    from gangline.config import Run
+    from gangline.strategy import Runtime
+    from gangline.track import StepRecord
+
+FULL_SECONDS = 2.0  # a disk is full
+FULL_BYTES = 1 << 12  # that a file may have then
+STORE_SECONDS = 2.0  # a store is lost
+
+
+class ChaosCheck(HealthCheck):
+    """Finds nothing: other checks have to."""
+
+    def __init__(self, config: ChaosHealth, run: Run) -> None:
+        self.config, self.run_dir = config, run.run.dir
+        self.faults = plan(config.faults, config.seconds, config.seed, list(config.kinds), list(config.at))
+        self.done: FaultsDone | None = None
+        self.first = self.full_until = 0.0
+        self.begun: int | None = None
+
+    def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
+        self.runtime, self.rank, self.world = runtime, comms.rank, comms.world.size
+        state.now = state.Broken()
+
+    def observe(self, record: StepRecord) -> Iterable[Verdict]:
+        return ()
+
+    def before_step(self, step: int) -> None:
+        state.now.step = step
+        self._room_again()
+        if self.begun is None:
+            self.begun = step
+        if self.run_dir is None or not self.faults:
+            return
+        if self.done is None:
+            self.done = FaultsDone(self.run_dir)
+        seconds = time.time() - self.done.began
+        for fault in self.faults:
+            drawn = fault.step is None
+            if fault in self.done or not fault.due(step, seconds) or (drawn and step < self.begun + APART):
+                continue
+            if fault.rank % self.world == self.rank and self.done.claim(fault):
+                if drawn:
+                    self.begun = step
+                self._do(fault, step)
+            return  # one at a time; on the other ranks it is seen to be done in the next step
+
+    def _do(self, fault: Fault, step: int) -> None:
+        assert self.run_dir is not None
+        events = Events(self.run_dir, by="chaos")
+        events.write("fault", step=step, kind=fault.kind, rank=self.rank, number=fault.number)
+        events.close()
+        getattr(self, "_" + fault.kind.replace("-", "_"))(step)
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    def _kill(self, step: int) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _kill_agent(self, step: int) -> None:
+        os.kill(self._owner(os.getpid()), signal.SIGKILL)
+
+    def _kill_all(self, step: int) -> None:
+        others = [reader.read().pid for reader in map(PulseReader, find(self.run_dir or ""))]
+        owners = {self._owner(pid) for pid in others}
+        for pid in [*owners, *(pid for pid in others if pid != os.getpid()), os.getpid()]:
+            os.kill(pid, signal.SIGKILL)
+
+    def _owner(self, pid: int) -> int:
+        for reader in map(PulseReader, find(self.run_dir or "")):
+            if reader.read().pid == pid:
+                return reader.owner
+        return os.getppid()
+
+    def _stop(self, step: int) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    # --- traffic ------------------------------------------------------------------------------------------------------
+
+    def _slow(self, step: int) -> None:
+        state.now.slow_until = step + self.config.slow_steps
+
+    def _hang(self, step: int) -> None:
+        state.now.hang = True
+
+    def _exception(self, step: int) -> None:
+        state.now.exception = True
+
+    def _nan(self, step: int) -> None:
+        state.now.nan = True
+
+    def _lost_store(self, step: int) -> None:
+        state.now.store_until = time.monotonic() + STORE_SECONDS
+
+    # --- numbers ------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _bit_flip(self, step: int) -> None:
+        """The highest bit of an exponent but one, of one weight on this rank."""
+        shards = (shard for shard in self.runtime.shards() if shard.local.is_floating_point())
+        shard = next(shard for shard in shards if shard.local.numel())
+        words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[shard.local.element_size()]
+        bit = {2: 12, 4: 28, 8: 60}[shard.local.element_size()]
+        flat = shard.local.detach().view(-1)
+        flat[0] = flat[:1].view(words).bitwise_xor(1 << bit).view(flat.dtype)[0]
+
+    def _bad_batch(self, step: int) -> None:
+        """The tokens of this rank's next batch are others."""
+        own = self.runtime.step
+
+        def changed(batch: Any) -> Any:
+            return replace(batch, tokens=batch.tokens.flip(-1), targets=batch.targets.roll(7, -1))
+
+        def once(microbatches: Sequence[Any]) -> Any:
+            del self.runtime.step  # type: ignore[misc]  # the class's own again
+            return own([changed(batch) for batch in microbatches])
+
+        self.runtime.step = once  # type: ignore[method-assign]
+
+    # --- the machine --------------------------------------------------------------------------------------------------
+
+    def _disk_full(self, step: int) -> None:
+        """Files of this rank may not grow."""
+        self.full_until = time.monotonic() + FULL_SECONDS
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    def _room_again(self) -> None:
+        if self.full_until and time.monotonic() > self.full_until:
+            self.full_until = 0.0
+            hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))

@@ -1,0 +1,66 @@
+"""Options of health=chaos. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+from gangline import Part, Problem
+from gangline.config import HealthConfig, NonNegativeInt, OneOf, PositiveFloat
+from gangline_health.chaos.plan import ANYWHERE, KINDS, parse
+
+if TYPE_CHECKING:
+    from gangline.comm import Comms
+    from gangline.config import Run
+
+Kind = Annotated[str, OneOf(KINDS)]
+
+
+@dataclass
+class ChaosHealth(HealthConfig):
+    """Breaks the run on purpose, as a seed or a list says; every fault is a line in events.jsonl."""
+
+    faults: NonNegativeInt = 0  # how many, at random moments
+    seconds: PositiveFloat = 900.0  # from the run's begin, within which they come
+    seed: NonNegativeInt = 0  # of kinds, moments and ranks
+    kinds: list[Kind] = field(default_factory=lambda: list(ANYWHERE))  # that are drawn from
+    at: list[str] = field(default_factory=list)  # faults by step, each as kind@step or kind@step:rank
+    slow_seconds: PositiveFloat = 0.5  # of a slow rank: by which each of its steps is longer
+    slow_steps: NonNegativeInt = 50  # how many steps it is slow
+
+    def check(self, run: Run) -> list[Problem]:
+        """Chosen without a word of what to break, or a fault that nobody can read."""
+        found = []
+        if not self.faults and not self.at:
+            found.append(
+                Problem(
+                    "health=chaos breaks runs, and was not told what to break.",
+                    "It does nothing unless it is asked by name, with a number of faults or a list of them.",
+                    "health.chaos.faults=8 health.chaos.seconds=120, or 'health.chaos.at=[kill@100:1]', "
+                    "or leave chaos out of health=[...]",
+                )
+            )
+        for words in self.at:
+            try:
+                parse(words)
+            except ValueError as error:
+                found.append(Problem(f"health.chaos.at: {error}.", f"Kinds: {', '.join(KINDS)}", "kill@100:1"))
+        return found
+
+    def notices(self, run: Run) -> list[str]:
+        many = f"{self.faults} at random within {self.seconds:g} s" if self.faults else ""
+        listed = ", ".join(self.at)
+        return [f"health=chaos breaks this run on purpose: {'; '.join(filter(None, (many, listed)))}"]
+
+    def wrap(self, run: Run, comms: Comms) -> Comms:
+        from gangline_health.chaos.traffic import broken
+
+        return broken(self, run, comms)
+
+
+PART = Part(
+    name="chaos",
+    config=ChaosHealth,
+    build="gangline_health.chaos.check:ChaosCheck",
+    summary="faults on purpose: killed, stopped, slow and hanging ranks, bad numbers, a full disk, a lost store",
+)

@@ -1,0 +1,102 @@
+"""A Comm and a store that break where the plan says so; otherwise they pass on what they are given."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gangline.comm import Comm, Comms, Pending, Reduction, Store, Wrapped, WrappedComms
+from gangline.pulse import PHASES, current
+from gangline_health.chaos import state
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gangline.config import Run
+    from gangline_health.chaos.config import ChaosHealth
+
+_STEP = ("forward_backward", "forward", "backward")
+LEAST = 64  # numbers of a tensor that may be a gradient
+
+
+def broken(config: ChaosHealth, run: Run, comms: Comms) -> Comms:
+    """Comms that this rank's faults come through."""
+    found = WrappedComms(comms, lambda comm: BrokenComm(comm, config.slow_seconds))
+    found.store = BrokenStore(comms.store)
+    return found
+
+
+class BrokenComm(Wrapped):
+    """Before each collective of a step: is it broken?"""
+
+    def __init__(self, inner: Comm, slow_seconds: float) -> None:
+        super().__init__(inner)
+        self.slow_seconds = slow_seconds
+
+    def _break(self, x: Tensor | None = None) -> None:
+        phase = PHASES[current().number]
+        if phase not in _STEP:
+            return
+        now = state.now
+        if now.slow_from < now.step <= now.slow_until:
+            now.slow_from = now.step
+            time.sleep(self.slow_seconds)
+        if now.exception:
+            now.exception = False
+            raise RuntimeError("health=chaos: an exception on purpose")
+        if now.hang:
+            now.hang = False
+            while True:
+                time.sleep(3600.0)
+        if now.nan and x is not None and x.dtype.is_floating_point and x.numel() >= LEAST:
+            now.nan = False
+            x.detach().view(-1)[0] = math.nan
+
+    def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
+        self._break(x)
+        return super()._all_reduce(x, op, background)
+
+    def _all_gather(self, x: Tensor, into: Tensor | None, background: bool) -> Pending[Tensor]:
+        self._break()
+        return super()._all_gather(x, into, background)
+
+    def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
+        self._break(x)
+        return super()._reduce_scatter(x, background)
+
+    def _all_to_all(self, x: Tensor, in_splits: Any, out_splits: Any, background: bool) -> Pending[Tensor]:
+        self._break()
+        return super()._all_to_all(x, in_splits, out_splits, background)
+
+    def _exchange(self, sends: Any, recvs: Any, background: bool) -> Pending[Sequence[Tensor]]:
+        self._break()
+        return super()._exchange(sends, recvs, background)
+
+
+class BrokenStore:
+    """The job's store, which cannot be reached for a while."""
+
+    def __init__(self, inner: Store) -> None:
+        self._inner = inner
+
+    def _reached(self) -> Store:
+        if time.monotonic() < state.now.store_until:
+            raise ConnectionError("health=chaos: the store is lost for a while")
+        return self._inner
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._reached().set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return self._reached().get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        return self._reached().add(key, amount)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._reached().check(keys)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reached(), name)

@@ -1,0 +1,1 @@
+"""Ranks that do not come on: found from outside, by their pulses."""

@@ -1,0 +1,43 @@
+"""How long a phase may take: learned from how long it took, by the ranks themselves. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gangline.pulse import PHASES, Seen, upper
+from gangline_health.hangs.config import HangsOptions
+
+ENOUGH = 8  # of one phase, on all ranks of the machine together, before it is known
+NEVER = ("end",)  # phases in which a rank is not waited for
+# Phases that take as long as a disk, a callback or the length of a validation set, and now and then far longer.
+QUIET = ("start", "build", "restore", "between", "callback", "validate", "save", "checkpoint", "recovery")
+
+
+def percentile(histogram: list[int], share: float) -> float:
+    """Seconds that this share of the phases did not reach; at most a quarter above the true value."""
+    total, seen = sum(histogram), 0
+    for number, count in enumerate(histogram):
+        seen += count
+        if seen >= share * total:
+            return upper(number) * 1e-9
+    return 0.0
+
+
+def learned(ranks: Iterable[Seen], options: HangsOptions) -> dict[str, float]:
+    """Of each phase that was seen often enough the seconds from which on it is too long.
+
+    The ranks leave out their first steps, and count afresh at each start.
+    """
+    found = {}
+    every = list(ranks)
+    for phase in PHASES:
+        together = [sum(counts) for counts in zip(*(seen.lasted[phase] for seen in every), strict=True)]
+        if sum(together) >= ENOUGH:
+            floor = options.quiet_seconds if phase in QUIET else options.floor_seconds
+            found[phase] = max(floor, options.factor * percentile(together, 0.99))
+    return found
+
+
+def limit(phase: str, known: dict[str, float], options: HangsOptions) -> float:
+    """Seconds that a rank may stay in a phase."""
+    return float("inf") if phase in NEVER else known.get(phase, options.unlearned_seconds)

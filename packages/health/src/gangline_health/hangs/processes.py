@@ -1,0 +1,89 @@
+"""What /proc says of a rank, and the stacks of its threads. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from gangline.launch import STACKS, born, log_path
+from gangline.pulse import Seen
+
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+def state(pid: int) -> tuple[str, float]:
+    """(the state of the main thread, CPU seconds of the whole process); ("", 0.0) where it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", 0.0
+    return fields[0], (int(fields[11]) + int(fields[12])) / TICK
+
+
+def stacks(run_dir: Path, ranks: Sequence[Seen], seconds: float = 3.0) -> dict[int, str]:
+    """Of each rank of this machine the stacks of its threads; of one that cannot answer what /proc says of them."""
+    asked = {seen.rank: _ask(run_dir, seen) for seen in ranks}
+    found, deadline = {}, time.monotonic() + seconds
+    for seen in ranks:
+        log, size = asked[seen.rank]
+        text = ""
+        while log is not None and not text.endswith("\n\n") and time.monotonic() < deadline:
+            time.sleep(0.05)
+            grown = _since(log, size)
+            if grown and grown == text:
+                break
+            text = grown
+        found[seen.rank] = text or _kernel(seen.pid)
+    return found
+
+
+def kill(seen: Seen, signum: int) -> bool:
+    """Signal the process that wrote a pulse, and no other that has its number now."""
+    if not seen.alive:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(seen.pid, signum)
+        return True
+    return False
+
+
+def _ask(run_dir: Path, seen: Seen) -> tuple[Path | None, int]:
+    log = log_path(run_dir / "logs", seen.rank)
+    if STACKS is None or born(seen.pid) is None or state(seen.pid)[0] in ("T", "") or not _handles(seen.pid, STACKS):
+        return None, 0
+    size = log.stat().st_size if log.exists() else 0
+    return (log, size) if kill(seen, STACKS) else (None, 0)
+
+
+def _handles(pid: int, signum: int) -> bool:
+    """Whether the signal has a handler there: without one it would end the process."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        caught = next(line for line in lines if line.startswith("SigCgt:"))
+        return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
+    return False
+
+
+def _since(log: Path, size: int) -> str:
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(size)
+        return file.read(100_000).decode(errors="replace")
+    return ""
+
+
+def _kernel(pid: int) -> str:
+    """Each thread's name, state, and what it waits for in the kernel."""
+    lines = []
+    with contextlib.suppress(OSError):
+        for task in sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda path: int(path.name)):
+            words = [task.name]
+            for name in ("comm", "wchan", "syscall"):
+                with contextlib.suppress(OSError):
+                    words.append(f"{name} {(task / name).read_text().strip()}")
+            with contextlib.suppress(OSError):
+                words.append("state " + (task / "stat").read_text().rpartition(")")[2].split()[0])
+            lines.append("thread " + ", ".join(words))
+    return "\n".join(lines)

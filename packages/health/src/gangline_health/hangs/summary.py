@@ -1,0 +1,70 @@
+"""What machines tell each other of their ranks: one file each in the run directory, written where somebody asks.
+
+A machine asks by writing its own, when one of its ranks is overdue; the others answer by writing theirs. Torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gangline.pulse import Collective, Seen
+from gangline_health.hangs.diagnose import Watched
+
+FRESH_SECONDS = 10.0  # an older one says nothing of now
+
+
+def path(run_dir: Path, host: str) -> Path:
+    return run_dir / "logs" / f"pulse-{host}.json"
+
+
+def tell(run_dir: Path, host: str, ranks: list[Watched]) -> None:
+    """Write this machine's file, replaced as a whole."""
+    file = path(run_dir, host)
+    draft = file.with_name(f"{file.name}.{os.getpid()}")
+    draft.write_text(json.dumps({"time": time.time(), "ranks": [_plain(one) for one in ranks]}))
+    draft.replace(file)
+
+
+def told(run_dir: Path, host: str) -> list[Watched]:
+    """What the other machines have told lately."""
+    found: list[Watched] = []
+    for file in sorted((run_dir / "logs").glob("pulse-*.json")):
+        if file == path(run_dir, host):
+            continue
+        try:
+            content = json.loads(file.read_text())
+        except (OSError, ValueError):
+            continue
+        if time.time() - content["time"] < FRESH_SECONDS:
+            found += [_watched(each) for each in content["ranks"]]
+    return found
+
+
+def _plain(one: Watched) -> dict[str, Any]:
+    content = asdict(one)
+    seen = content["seen"]
+    seen["begun"] = [[axis, ranks, count] for (axis, ranks), count in one.seen.begun.items()]
+    seen["lasted"], seen["spent"] = {}, {}
+    content["limit"] = min(one.limit, 1e9)
+    return content
+
+
+def _watched(content: dict[str, Any]) -> Watched:
+    seen = content["seen"]
+    seen["begun"] = {(axis, _tuple(ranks)): count for axis, ranks, count in seen["begun"]}
+    seen["recent"] = tuple(_collective(each) for each in seen["recent"])
+    seen["waits"] = _collective(seen["waits"]) if seen["waits"] else None
+    return Watched(**{**content, "seen": Seen(**seen)})
+
+
+def _collective(content: dict[str, Any]) -> Collective:
+    return Collective(**{**content, "ranks": _tuple(content["ranks"]), "peers": tuple(content["peers"])})
+
+
+def _tuple(ranks: list[int] | None) -> tuple[int, ...] | None:
+    return None if ranks is None else tuple(ranks)

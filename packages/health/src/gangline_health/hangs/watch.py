@@ -1,0 +1,219 @@
+"""The process beside the ranks of a machine: reads their pulses, and says which rank the others wait for. Torch-free.
+
+It takes no part in what the ranks do together, so it sees them also when that stands still.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gangline.health import Action, Verdict
+from gangline.launch import RankFailure, claim
+from gangline.pulse import PulseReader, Seen, find
+from gangline.tools import Events
+from gangline_health.hangs import processes, summary
+from gangline_health.hangs.config import HangsOptions
+from gangline_health.hangs.diagnose import Diagnosis, Watched, diagnose
+from gangline_health.hangs.limits import learned, limit
+
+INTERVAL = 0.2  # seconds between two looks
+LEARN = 2.0  # seconds between two looks at how long phases take
+ALERT_SECONDS = 10.0  # a command that takes longer is left alone
+STARVED = 0.2  # of a core: a rank that wants to run and gets less is not to blame for it
+
+
+@dataclass
+class Standing:
+    """One rank's pulse, and how long it has not moved. A rank that is started again has another pulse."""
+
+    reader: PulseReader
+    seen: Seen
+    beat: int = -1
+    still: float = 0.0
+    state: str = ""
+    cpu: float = 0.0
+
+    def look(self, passed: float) -> None:
+        """`passed` seconds later; time in which this process or the rank got no core does not count."""
+        beat = self.reader.beat()
+        state, cpu = processes.state(self.seen.pid)
+        counted = min(passed, 2 * INTERVAL)
+        if state == "R":
+            counted = min(counted, max(cpu - self.cpu, 0.0) / STARVED)
+        self.still = self.still + counted if beat == self.beat else 0.0
+        self.beat, self.state, self.cpu = beat, state, cpu
+
+
+@dataclass
+class Watcher:
+    """The ranks of this machine, and what was found of them."""
+
+    run_dir: Path
+    options: HangsOptions
+    host: str = field(default_factory=lambda: os.uname().nodename)
+    standing: dict[Path, Standing] = field(default_factory=dict)
+    known: dict[str, float] = field(default_factory=dict)
+    learn_at: float = 0.0
+    found: set[tuple[int, tuple[int, ...]]] = field(default_factory=set)  # (generation, ranks), each told once
+
+    def look(self, passed: float) -> Diagnosis | None:
+        """One look at every rank."""
+        self._meet()
+        for one in self.standing.values():
+            one.look(passed)
+        now = time.monotonic()
+        if now >= self.learn_at:
+            self.learn_at = now + LEARN
+            self.known = learned([one.reader.read() for one in self.standing.values()], self.options)
+        if not any(one.still >= self.options.floor_seconds - 2 * INTERVAL for one in self.standing.values()):
+            if self._asked():
+                summary.tell(self.run_dir, self.host, self.watched())
+            return None
+        return self.judge()
+
+    def judge(self) -> Diagnosis | None:
+        """Of all ranks that are known, those of other machines too."""
+        own = self.watched()
+        if not any(one.overdue for one in own):
+            return None
+        world = max(one.seen.world for one in own)
+        if len(own) < world:
+            summary.tell(self.run_dir, self.host, own)
+            generation = max(one.seen.generation for one in own)
+            others = [one for one in summary.told(self.run_dir, self.host) if one.seen.generation == generation]
+            own = sorted({one.rank: one for one in (*others, *own)}.values(), key=lambda one: one.rank)
+        return diagnose(own)
+
+    def watched(self) -> list[Watched]:
+        """Every rank of this machine, with its limit where it is now."""
+        found = []
+        for one in self.standing.values():
+            seen = one.reader.read()
+            may = limit(seen.phase, self.known, self.options)
+            if one.state == "T":
+                may = min(may, self.options.floor_seconds)
+            # so much earlier as a look may come late
+            found.append(Watched(seen, one.still, max(may - 2 * INTERVAL, INTERVAL), one.state, self.host))
+        return sorted(found, key=lambda one: one.rank)
+
+    def _asked(self) -> bool:
+        """Whether another machine wants to know how the ranks of this one are."""
+        own = summary.path(self.run_dir, self.host)
+        with contextlib.suppress(OSError):
+            theirs = [file.stat().st_mtime for file in own.parent.glob("pulse-*.json") if file != own]
+            mine = own.stat().st_mtime if own.exists() else 0.0
+            return any(time.time() - each < summary.FRESH_SECONDS and each > mine for each in theirs)
+        return False
+
+    def _meet(self) -> None:
+        """Ranks that have come, and those that were started again."""
+        for file, one in list(self.standing.items()):
+            if not one.reader.current():
+                one.reader.close()
+                del self.standing[file]
+                self.known, self.learn_at = {}, 0.0
+        for file in find(self.run_dir):
+            if file not in self.standing:
+                with contextlib.suppress(OSError, ValueError):
+                    reader = PulseReader(file)
+                    self.standing[file] = Standing(reader, reader.read())
+
+    # --- acting -------------------------------------------------------------------------------------------------------
+
+    def act(self, diagnosis: Diagnosis) -> None:
+        """Write down what was found, tell people, and kill the rank, so that the launcher starts the ranks again."""
+        own = self.watched()
+        culprits = [one for one in own if one.rank in diagnosis.ranks]
+        generation = max(one.seen.generation for one in own)
+        if (generation, diagnosis.ranks) in self.found:
+            return
+        self.found.add((generation, diagnosis.ranks))
+        if not culprits:
+            return  # the watcher of their machine says so
+        place = self.run_dir / "logs" / f"hang-{generation}-rank-{diagnosis.ranks[0]:05d}.json"
+        where = ", ".join(f"rank {rank}" for rank in diagnosis.ranks)
+        evidence = f"{diagnosis.evidence}; stacks: {place}"
+        restart = self.options.act == "restart"
+        details = {"ranks": diagnosis.ranks, "why": diagnosis.why, "operation": diagnosis.operation, "host": self.host}
+        verdict = Verdict("hang", where, 1.0, evidence, Action.RESTART if restart else Action.WARN, details=details)
+        events = Events(self.run_dir, by="watcher")
+        events.write("verdict", step=culprits[0].seen.step, **verdict.to_dict())
+        events.close()
+        stacks = processes.stacks(self.run_dir, [one.seen for one in own])
+        place.write_text(json.dumps(report(diagnosis, own, stacks), indent=1))
+        print(f"health: {verdict}", flush=True)
+        self._alert(verdict)
+        if restart:
+            said = f"hang: {diagnosis.evidence}; it was killed"
+            claim(self.run_dir / "logs", generation, RankFailure(diagnosis.ranks[0], "bug", 1, said))
+            for one in culprits if diagnosis.why != "transfer" else culprits[:1]:
+                processes.kill(one.seen, signal.SIGKILL)
+
+    def _alert(self, verdict: Verdict) -> None:
+        if not self.options.alert:
+            return
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            content = json.dumps(verdict.to_dict()).encode()
+            subprocess.run(self.options.alert, shell=True, input=content, timeout=ALERT_SECONDS, check=False)
+
+
+def report(diagnosis: Diagnosis, ranks: list[Watched], stacks: dict[int, str]) -> dict:
+    """All that is known, for people."""
+    return {
+        "ranks": diagnosis.ranks,
+        "why": diagnosis.why,
+        "operation": diagnosis.operation,
+        "evidence": diagnosis.evidence,
+        "of_each_rank": {
+            one.rank: {
+                "pid": one.seen.pid,
+                "host": one.host,
+                "state": one.state,
+                "step": one.seen.step,
+                "phase": one.seen.phase,
+                "under": one.seen.under,
+                "still_seconds": one.still,
+                "limit_seconds": min(one.limit, 1e9),
+                "collectives": [
+                    f"{each.axis}: {each.operation} {each.sequence}, {each.bytes} bytes, "
+                    + ("done" if each.done else "not waited for")
+                    for each in one.seen.recent[-8:]
+                ],
+                "stacks": stacks.get(one.rank, "").splitlines(),
+            }
+            for one in ranks
+        },
+    }
+
+
+@contextlib.contextmanager
+def alone(run_dir: Path, host: str) -> Iterator[None]:
+    """One watcher for a machine and a run; another waits here until it is gone."""
+    with (run_dir / "logs" / f"watch-{host}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main(run_dir: str, options: dict) -> None:
+    """The sidecar's target."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    watcher = Watcher(Path(run_dir), HangsOptions(**options))
+    with alone(watcher.run_dir, watcher.host):
+        last = time.monotonic()
+        while True:
+            time.sleep(INTERVAL)
+            now = time.monotonic()
+            diagnosis = watcher.look(now - last)
+            last = now
+            if diagnosis is not None:
+                watcher.act(diagnosis)

@@ -1,0 +1,20 @@
+"""Options of health.on.stragglers. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from gangline.config import AtLeast, MoreThan, PositiveInt
+
+
+@dataclass
+class StragglersOptions:
+    """Ranks that keep the others waiting, from their own times in each phase."""
+
+    on: bool = True  # whether these are watched
+    window: Annotated[int, AtLeast(4)] = 16  # steps of which the median counts
+    slower: Annotated[float, MoreThan(1)] = 1.3  # so many times the median of the ranks, at least
+    score: Annotated[float, MoreThan(3)] = 6.0  # and so many robust deviations of the ranks above it
+    least_seconds: Annotated[float, AtLeast(0)] = 0.01  # a difference below this is nobody's concern
+    again: PositiveInt = 500  # steps until the same rank is told again

@@ -1,0 +1,111 @@
+"""Ranks that are slower than the others: who, in what, since when, and what it costs. Torch-free.
+
+From `rank_phases` of the step record: what each rank did itself, without its waits for others. In a step that all
+take together the slowest one sets the pace; it is also the one that waits the least. So a rank is judged by the median
+of its own seconds over a window, against the median of all ranks, in robust deviations of the ranks from each other.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from gangline.health import Action, Verdict
+from gangline_health.monitors.base import Monitor
+from gangline_health.monitors.straggler_options import StragglersOptions
+from gangline_health.robust import NORMAL
+
+if TYPE_CHECKING:
+    from gangline.track import StepRecord
+
+OWN = ("data", "forward", "backward", "optimizer", "other")  # a rank's own work; saves are the disk's
+
+
+class StragglersMonitor(Monitor):
+    """Keeps each rank's seconds of the last steps, by phase."""
+
+    name = "stragglers"
+
+    def __init__(self, options: StragglersOptions) -> None:
+        self.options = options
+        self.rows: list[dict[str, list[float]]] = []  # of each step
+        self.previous: StepRecord | None = None
+        self.since: dict[str, int] = {}  # rank -> the step from which on it was slow
+        self.told: dict[str, int] = {}  # rank -> the step in which it was said
+
+    def watches(self) -> str:
+        return f"ranks {self.options.slower:g} times slower than the median of all over {self.options.window} steps"
+
+    def observe(self, record: StepRecord) -> Iterable[Verdict]:
+        # what the ranks tell each other of a step is in its record only once all checks have looked at it
+        previous, self.previous = self.previous, record
+        if previous is not None:
+            yield from self._judge(previous)
+
+    def _judge(self, record: StepRecord) -> Iterable[Verdict]:
+        phases = record.rank_phases
+        if phases is None or len(next(iter(phases.values()))) < 2:
+            return
+        if self.rows and len(self.rows[0]["data"]) != len(phases["data"]):
+            self.rows, self.since, self.told = [], {}, {}
+        self.rows = [*self.rows, {phase: phases[phase] for phase in OWN}][-self.options.window :]
+        if len(self.rows) < self.options.window:
+            return
+        own = self._medians(OWN)
+        slow = set()
+        for rank, score in self._slow(own):
+            slow.add(str(rank))
+            since = self.since.setdefault(str(rank), record.step - self.options.window + 1)
+            last = self.told.get(str(rank))
+            if last is None or record.step - last >= self.options.again:
+                self.told[str(rank)] = record.step
+                yield self._verdict(rank, score, since, own, record)
+        self.since = {rank: step for rank, step in self.since.items() if rank in slow}
+        self.told = {rank: step for rank, step in self.told.items() if rank in slow}
+
+    def _medians(self, phases: Iterable[str]) -> list[float]:
+        """Of each rank the median over the window of its seconds in these phases together."""
+        names = tuple(phases)
+        ranks = range(len(self.rows[0]["data"]))
+        return [statistics.median(sum(row[name][rank] for name in names) for row in self.rows) for rank in ranks]
+
+    def _slow(self, own: list[float]) -> list[tuple[int, float]]:
+        """(rank, its score) of those over every limit."""
+        middle = statistics.median(own)
+        spread = NORMAL * statistics.median(abs(seconds - middle) for seconds in own)
+        noise = max(spread, 0.02 * middle, 1e-6)
+        found = []
+        for rank, seconds in enumerate(own):
+            more, score = seconds - middle, (seconds - middle) / noise
+            known = str(rank) in self.since  # until it is clearly as fast as the others again
+            slower = 1 + (self.options.slower - 1) / (2 if known else 1)
+            far = seconds >= slower * middle and score >= self.options.score
+            if far and more >= self.options.least_seconds:
+                found.append((rank, score))
+        return found
+
+    def _verdict(self, rank: int, score: float, since: int, own: list[float], record: StepRecord) -> Verdict:
+        middle = statistics.median(own)
+        excess = {}
+        for phase in OWN:
+            each = self._medians((phase,))
+            excess[phase] = each[rank] - statistics.median(each)
+        phase = max(excess, key=lambda name: excess[name])
+        next_slowest = max(seconds for other, seconds in enumerate(own) if other != rank)
+        cost = max(0.0, own[rank] - next_slowest)  # what a step would be shorter without it
+        share = cost / record.step_seconds if record.step_seconds else 0.0
+        evidence = (
+            f"rank {rank} works {own[rank]:.3f} s a step, the median of {len(own)} ranks {middle:.3f} s "
+            f"({score:.1f} robust deviations), since step {since}, most of it in {phase} "
+            f"({excess[phase]:+.3f} s); it costs every step {cost:.3f} s, {share:.0%}"
+        )
+        details = {
+            "rank": rank, "phase": phase, "since": since, "cost_seconds": cost, "score": score, "step": record.step,
+        }  # fmt: skip
+        return Verdict("straggler", f"rank {rank}", 0.9, evidence, Action.WARN, details=details)
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Nothing is kept: another start has other processes, perhaps on other machines."""
+        self.previous = None
+        self.rows, self.since, self.told = [], {}, {}

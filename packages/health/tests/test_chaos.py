@@ -1,0 +1,84 @@
+"""Faults on purpose: they come when and where they were drawn, each once, and a run that survives them is the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gangline.testing import HealthCheckSuite
+from gangline.testing.real_runs import RealRuns
+from gangline.tools import read_events
+from gangline_health.chaos.plan import ANYWHERE, KINDS, FaultsDone, parse, plan
+
+
+@pytest.fixture
+def runs(tmp_path: Path):
+    with RealRuns(tmp_path) as found:
+        yield found
+
+
+class TestChaos(HealthCheckSuite):
+    choice = "health=chaos"
+    settings = ("health.chaos.at=[slow@1000000]",)
+
+
+def test_a_plan_is_a_function_of_its_seed():
+    drawn = plan(60, 900.0, 7, list(ANYWHERE), [])
+    assert drawn == plan(60, 900.0, 7, list(ANYWHERE), [])
+    assert drawn != plan(60, 900.0, 8, list(ANYWHERE), [])
+    assert [fault.second for fault in drawn] == sorted(fault.second or 0.0 for fault in drawn)
+    assert {fault.kind for fault in drawn} == set(ANYWHERE)
+    assert len({fault.rank % 8 for fault in drawn}) == 8
+
+
+@pytest.mark.parametrize("words", ["kill", "kill@", "burn@3", "kill@3:x", "kill@-1"])
+def test_what_is_no_fault_is_refused(words):
+    with pytest.raises(ValueError, match="is no fault"):
+        parse(words)
+
+
+def test_each_fault_is_done_once_whoever_comes_first(tmp_path):
+    first, second = plan(2, 10.0, 0, list(KINDS), [])
+    one, other = FaultsDone(tmp_path), FaultsDone(tmp_path)
+    assert one.claim(first)
+    assert not other.claim(first)
+    assert first in other
+    assert second not in other
+    assert one.began == other.began
+
+
+def test_it_refuses_to_run_unless_told_what_to_break(runs):
+    assert "was not told what to break" in runs.refused("run.dir=out", "health=chaos")
+    assert "'burn@3' is no fault" in runs.refused("run.dir=out", "health=chaos", "health.chaos.at=[burn@3]")
+
+
+def test_a_killed_a_hanging_and_a_failing_rank_change_nothing(runs):
+    """Found, named, started again, each once: the curve is that of a run that nobody disturbed, to the bit."""
+    words = ("parallel=ddp", "launch.processes=4", "run.steps=60", "checkpoint.every=10", "run.seed=3")
+    runs.train("run.dir=calm", *words)
+    faults = "health.chaos.at=[kill@15:1,hang@30:2,exception@45:0]"
+    printed = runs.train("run.dir=wild", *words, "launch.max_restarts=3", "health=[on,chaos]", faults)
+    assert runs.curve("wild") == runs.curve("calm")
+    events = read_events(runs.directory / "wild")
+    done = [(line["kind"], line["rank"], line["step"]) for line in events if line["event"] == "fault"]
+    assert done == [("kill", 1, 15), ("hang", 2, 30), ("exception", 0, 45)]
+    (hang,) = [line for line in events if line["event"] == "verdict" and line["kind"] == "hang"]
+    assert hang["details"]["ranks"] == [2]
+    assert "all_reduce" in hang["details"]["operation"]
+    assert "rank 2 failed first: hang" in printed
+    assert "rank 0 failed first: RuntimeError: health=chaos: an exception on purpose" in printed
+
+
+def test_a_slow_rank_is_named_with_what_it_costs(runs):
+    words = ("parallel=ddp", "launch.processes=4", "run.steps=60", "health=[on,chaos]", "health.chaos.slow_steps=45")
+    runs.train("run.dir=out", *words, "health.chaos.at=[slow@12:3]")
+    found = [
+        verdict
+        for record in runs.records("out")
+        for verdict in record["verdicts"]
+        if verdict["kind"] == "straggler" and verdict["where"] == "rank 3"
+    ]
+    assert found
+    assert found[0]["details"]["phase"] in ("forward", "backward", "other")
+    assert found[0]["details"]["cost_seconds"] > 0.2

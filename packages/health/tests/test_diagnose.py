@@ -1,0 +1,119 @@
+"""From pulses to the rank that the others wait for: one case for each way to stand still."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gangline.pulse import Collective, Seen
+from gangline_health.hangs import summary
+from gangline_health.hangs.config import HangsOptions
+from gangline_health.hangs.diagnose import Watched, diagnose
+from gangline_health.hangs.limits import learned, limit, percentile
+
+WORLD = (0, 1, 2, 3)
+
+
+def collective(sequence: int, operation: str = "all_reduce", axis: str = "world", ranks=WORLD, peers=()) -> Collective:
+    return Collective(axis, ranks, operation, sequence, 8, float(sequence), 0.0, peers)
+
+
+def rank(number: int, waits: Collective | None = None, begun: int = 0, still: float = 9.0, **more) -> Watched:
+    recent = more.pop("recent", (waits,) if waits else ())
+    groups = more.pop("groups", {("world", WORLD): waits.sequence if waits and waits.axis == "world" else begun})
+    phase = "collective" if waits else more.pop("phase", "forward")
+    state, alive = more.pop("state", "S"), more.pop("alive", True)
+    seen = Seen(number, 4, 0, 100 + number, alive, 2, 7, phase, "backward", 1.0, waits, groups, recent)
+    return Watched(seen, still, 2.0, state)
+
+
+def test_nothing_is_wrong_while_nobody_is_overdue():
+    assert diagnose([rank(n, collective(5), still=0.1) for n in WORLD]) is None
+
+
+def test_the_one_that_has_not_begun_what_the_others_wait_for():
+    found = diagnose([rank(0, collective(5)), rank(1, collective(5)), rank(2, begun=4), rank(3, collective(5))])
+    assert found is not None
+    assert (found.ranks, found.why, found.operation) == ((2,), "behind", "all_reduce 5 along world")
+    assert "ranks 0, 1, 3 wait" in found.evidence
+
+
+def test_a_rank_that_comes_on_is_slow_and_no_hang():
+    ranks = [rank(0, collective(5)), rank(1, collective(5)), rank(2, begun=4, still=0.3), rank(3, collective(5))]
+    assert diagnose(ranks) is None
+
+
+def test_one_that_is_stopped_is_named_though_it_is_where_the_others_are():
+    found = diagnose([rank(n, collective(5), state="T" if n == 1 else "S") for n in WORLD])
+    assert found is not None
+    assert (found.ranks, found.why) == ((1,), "stopped")
+
+
+def test_ranks_in_different_operations_are_told_apart():
+    ranks = [rank(n, collective(5, "all_gather" if n == 3 else "all_reduce")) for n in WORLD]
+    found = diagnose(ranks)
+    assert found is not None
+    assert (found.ranks, found.why, found.operation) == ((3,), "mismatch", "all_gather 5 along world")
+
+
+def test_a_chain_of_waits_ends_at_the_rank_that_waits_for_nobody():
+    """0 and 1 wait along tp; 1's column waits for 3, which stands still in its data."""
+    left, right = collective(8, axis="tp", ranks=(0, 1)), collective(3, axis="dp", ranks=(1, 3))
+    ranks = [
+        rank(0, left, groups={("tp", (0, 1)): 8}),
+        rank(1, right, groups={("tp", (0, 1)): 7, ("dp", (1, 3)): 3}),
+        rank(3, groups={("dp", (1, 3)): 2}, phase="data"),
+    ]
+    found = diagnose(ranks)
+    assert found is not None
+    assert (found.ranks, found.operation) == ((3,), "all_reduce 3 along dp")
+
+
+def test_two_that_wait_for_each_other_along_different_axes():
+    left, right = collective(8, axis="tp", ranks=(0, 1)), collective(3, axis="dp", ranks=(0, 1))
+    both = {("tp", (0, 1)): 7, ("dp", (0, 1)): 2}
+    ranks = [rank(0, left, groups={**both, ("tp", (0, 1)): 8}), rank(1, right, groups={**both, ("dp", (0, 1)): 3})]
+    found = diagnose(ranks)
+    assert found is not None
+    assert found.why == "mismatch"
+
+
+def test_a_transfer_that_does_not_end_though_all_are_in_it():
+    found = diagnose([rank(n, collective(5)) for n in WORLD])
+    assert found is not None
+    assert (found.ranks, found.why) == (WORLD, "transfer")
+
+
+def test_what_the_launcher_knows_is_left_to_it():
+    assert diagnose([rank(0, collective(5)), rank(1, begun=4, alive=False)]) is None
+
+
+def test_of_a_machine_that_says_nothing_nothing_is_said():
+    assert diagnose([rank(0, collective(5)), rank(1, collective(5))]) is None
+
+
+def test_between_machines_it_is_the_same(tmp_path: Path):
+    (tmp_path / "logs").mkdir()
+    here, there = [rank(0, collective(5)), rank(1, collective(5))], [rank(2, begun=4), rank(3, collective(5))]
+    summary.tell(tmp_path, "b", there)
+    assert summary.told(tmp_path, "b") == []
+    told = summary.told(tmp_path, "a")
+    assert [one.seen.waits for one in told] == [one.seen.waits for one in there]
+    assert diagnose([*here, *told]) == diagnose([*here, *there])
+
+
+def test_limits_are_learned_and_at_most_five_times_the_99th_percentile():
+    from gangline.pulse import PHASES, layout
+
+    histogram = [0] * 256
+    for n in range(1000):
+        histogram[layout.column(int((0.8 if n < 985 else 1.0) * 1e9))] += 1
+    assert 1.0 <= percentile(histogram, 0.99) <= 1.25
+    seen = rank(0).seen
+    lasted = {phase: [0] * 256 for phase in PHASES} | {"forward": histogram, "data": [8, *[0] * 255]}
+    one = Seen(**{**vars(seen), "lasted": lasted})
+    options = HangsOptions()
+    known = learned([one, one], options)
+    assert 2.0 < known["forward"] <= 5.0
+    assert known["data"] == 2.0
+    assert limit("backward", known, options) == options.unlearned_seconds
+    assert limit("end", known, options) == float("inf")

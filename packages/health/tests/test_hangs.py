@@ -1,0 +1,79 @@
+"""Real ranks that are stopped or hang: found by the process beside them, named, and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from gangline.pulse import PulseReader, find
+from gangline.testing.real_runs import RealRuns
+from gangline.tools import read_events
+
+FOUR = ("parallel=ddp", "launch.processes=4", "launch.max_restarts=3", "health=on", "run.steps=100000")
+
+
+@pytest.fixture
+def runs(tmp_path: Path):
+    with RealRuns(tmp_path) as found:
+        yield found
+
+
+def rank_of(run_dir: Path, rank: int) -> PulseReader:
+    return next(reader for reader in map(PulseReader, find(run_dir)) if reader.read().rank == rank)
+
+
+def verdicts(run_dir: Path, kind: str = "hang") -> list[dict]:
+    return [line for line in read_events(run_dir) if line["event"] == "verdict" and line["kind"] == kind]
+
+
+def wait_for(condition, seconds: float = 120.0):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(0.1)
+    return found
+
+
+def test_a_stopped_rank_is_found_named_killed_and_the_run_goes_on(runs):
+    run = runs.start("run.dir=out", *FOUR, "checkpoint.every=20")
+    out = runs.directory / "out"
+    runs.wait_for_step(run, "out", 60)
+    stopped = rank_of(out, 2).read()
+    os.kill(stopped.pid, signal.SIGSTOP)
+    (verdict,) = wait_for(lambda: verdicts(out))
+    assert verdict["details"]["ranks"] == [2]
+    assert verdict["details"]["why"] == "stopped"
+    assert verdict["where"] == "rank 2"
+    place = wait_for(lambda: list((out / "logs").glob("hang-*.json")))[0]
+    wait_for(lambda: place.read_text().endswith("}"))
+    report = json.loads(place.read_text())
+    assert report["of_each_rank"]["2"]["state"] == "T"
+    stacks = "\n".join(report["of_each_rank"]["0"]["stacks"])
+    assert "in loop" in stacks, "where the others wait is in their stacks"
+    begun = len(runs.records("out"))
+    wait_for(lambda: rank_of(out, 2).read().pid != stopped.pid if len(find(out)) == 4 else False)
+    wait_for(lambda: len(runs.records("out")) > begun + 20)
+    os.kill(run.pid, signal.SIGINT)
+    printed, _ = run.communicate(timeout=120)
+    assert "rank 2 failed first: hang: rank 2" in printed
+    assert len(verdicts(out)) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong", "mended"),
+    [
+        (("launch.timeout_seconds=60",), "launch.timeout_seconds=60 ends the run before", "launch.timeout_seconds="),
+        (("health.on.hangs.floor_seconds=90",), "floor_seconds=90 is above health.on.hangs.quiet_seconds", "=180"),
+        (("health.on.hangs.quiet_seconds=1000",), "quiet_seconds=1000 is above", "unlearned_seconds=2000"),
+    ],
+)
+def test_limits_in_the_wrong_order_are_refused(runs, words, wrong, mended):
+    printed = runs.refused("run.dir=out", "health=on", *words)
+    assert wrong in printed
+    assert mended in printed
+    assert not (runs.directory / "out").exists()
