@@ -20,7 +20,7 @@ STEPS = ("compute", "data_wait", "exposed_communication", "bubble")  # what step
 
 
 @dataclass(frozen=True)
-class Fault:
+class Interruption:
     """One interruption of the run.
 
     at                seconds since the run began: the last sign of life before it
@@ -43,7 +43,7 @@ class Ledger:
     run_dir: str
     wall_seconds: float
     parts: list[Span]
-    faults: list[Fault]
+    faults: list[Interruption]
     saves: list[float]  # seconds that each save held training up
 
     @property
@@ -103,9 +103,9 @@ def ledger(run_dir: Path) -> Ledger:
     return Ledger(str(run_dir), end - begin, parts, sorted(faults(starts, begin), key=lambda f: f.at), saves)
 
 
-def faults(starts: Sequence[RanksStart], begin: float) -> list[Fault]:
+def faults(starts: Sequence[RanksStart], begin: float) -> list[Interruption]:
     """Starts that ended before their time, and orders that led back."""
-    every: list[Fault] = []
+    every: list[Interruption] = []
     for before, each in pairwise(starts):
         launch = each.launch or {}
         kind = str(launch.get("why", "killed"))
@@ -115,13 +115,13 @@ def faults(starts: Sequence[RanksStart], begin: float) -> list[Fault]:
             continue
         seen = found(each) if follows(each) else each.begin
         named = str(launch.get("evidence") or "nobody was left to say")
-        every.append(Fault(kind, before.last - begin, seen - before.last, named, _recovered(seen, each)))
+        every.append(Interruption(kind, before.last - begin, seen - before.last, named, _recovered(seen, each)))
     for each in starts:
         for line in each.events:
             if line["event"] == "order" and line.get("action") == "roll_back":
                 at = moment(line)
                 named = ", ".join(line.get("kinds", ()))
-                every.append(Fault("order", at - begin, 0.0, named, _recovered(at, each)))
+                every.append(Interruption("order", at - begin, 0.0, named, _recovered(at, each)))
     return every
 
 
