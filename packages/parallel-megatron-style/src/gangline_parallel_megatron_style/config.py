@@ -107,8 +107,7 @@ class Composed(ParallelConfig):
         return of_case(case, run.run.device != "cpu", run.precision.products())
 
     def layouts(self, run: Run, world: int) -> Iterator[Composed]:
-        """Sizes of the axes that are left open, tp within a node, ranks that share the batch a divisor of it; and where
-        zero, schedule and chunks are the part's own, those that go with them."""
+        """Every size of the axes that are left open, and interleaved stages beside 1F1B."""
         from gangline_parallel_megatron_style.layout.candidates import candidates
 
         return candidates(self, run, world)
@@ -123,7 +122,8 @@ class Composed(ParallelConfig):
         microbatches = max(1, share // (run.batch.micro_size or max(1, share // self.accumulation(share, mesh))))
         chosen = SCHEDULES[self.schedule]
         idle = 0.0
-        if mesh.size("pp") > 1 and chosen.exact(mesh.size("pp"), microbatches):
+        # no order of whole backward passes waits less than the first microbatch takes to the last rank and back
+        if mesh.size("pp") > 1 and (not chosen.splits_backward or chosen.exact(mesh.size("pp"), microbatches)):
             idle = chosen.bubble(mesh.size("pp"), microbatches, self.model_chunks)
         nbytes = whole * width.compute + (0 if self.offload else state) + kept * width.gradient
         return LayoutBounds(idle=idle, bytes=int(0.9 * nbytes))  # 0.9: parameters are not all cut alike

@@ -63,7 +63,10 @@ def alternatives(case: Planned) -> Iterator[tuple[Run, tuple[str, ...]]]:
     run = case.run
     open_recompute = not any(word.startswith("run.recompute=") for word in case.words)
     choices = (Recompute.none, Recompute.full) if open_recompute else (run.run.recompute,)
+    typed = {word.lstrip("+").partition("=")[0] for word in case.words}
     for parallel in run.parallel.layouts(run, case.world):
+        if any(word.partition("=")[0] in typed for word in changes(run.parallel, parallel)):
+            continue  # what was typed stays
         for recompute in choices:
             other = replace(run, parallel=parallel, run=replace(run.run, recompute=recompute))
             words = changes(run.parallel, parallel)

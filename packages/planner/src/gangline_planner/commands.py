@@ -11,10 +11,13 @@ from gangline.config import near
 
 USAGE = """\
 usage: gangline plan [--tokens N] [--json] [WORDS OF train ...] [cluster=NAME|FILE]
+       gangline plan search [--json] [WORDS OF train ...] [cluster=NAME|FILE]
        gangline plan judge FILE [--json]
 
   WORDS   what this run takes, holds and costs on a cluster; nothing is started, and no GPU is needed.
           An axis of the layout that the words leave open is chosen, the batch too, and said
+  search  layouts that the words leave open, the fastest first, each as a line for `train`; those that do not fit with
+          the memory that they lack
   judge   published measurements, rows in JSON, beside what is predicted for them; and how far off it is
 
   gangline plan parallel=3d model=llama3-405b launch.processes=16384 cluster=h100_ib --tokens 15e12"""
@@ -27,7 +30,25 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if argv[0] == "judge":
         return _judge(argv[1:])
+    if argv[0] == "search":
+        return _search(argv[1:])
     return _plan(argv)
+
+
+def _search(argv: Sequence[str]) -> int:
+    from gangline_planner.assumed import planned
+    from gangline_planner.search import search, text
+
+    flags, words = flags_of(argv, (), ("json",))
+    cluster, words = cluster_of(words)
+    case = planned(words)
+    fit, large = search(case, cluster)
+    if "json" in flags:
+        rows = [{**one.plan.data(), "words": list(one.words), "lacks_bytes": one.lacks} for one in (*fit, *large)]
+        print(json.dumps({"assumed": list(case.assumed), "layouts": rows}, indent=1))
+    else:
+        print(text(fit, large, words, case.assumed))
+    return 0
 
 
 def _plan(argv: Sequence[str]) -> int:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from gangline_parallel_megatron_style.config import Composed
 
 
+# What layouts that are compared share: the arrays of a model on a mesh, by the model's identity, which they keep alive.
+_ARRAYS: dict[tuple, tuple[Node, Plan, list[Array]]] = {}
+
+
 @dataclass(frozen=True)
 class Case:
     """Sizes are those of one rank where their name does not say otherwise; every rank of a stage has the same."""
@@ -137,7 +141,14 @@ class Case:
     @cached_property
     def arrays(self) -> list[Array]:
         """Every parameter of the model."""
-        return arrays_of(parameter_shapes(self.tree), self.plan, self.mesh, self.stages, self.sequence_parallel)
+        key = (id(self.tree), id(self.plan), self.mesh, tuple(self.stages), self.sequence_parallel)
+        if key not in _ARRAYS:
+            shapes = parameter_shapes(self.tree)
+            made = arrays_of(shapes, self.plan, self.mesh, self.stages, self.sequence_parallel)
+            if len(_ARRAYS) >= 32:
+                del _ARRAYS[next(iter(_ARRAYS))]
+            _ARRAYS[key] = (self.tree, self.plan, made)
+        return _ARRAYS[key][2]
 
     @cached_property
     def registry(self) -> Registry:

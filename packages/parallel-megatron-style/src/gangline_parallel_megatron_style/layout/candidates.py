@@ -18,7 +18,7 @@ def candidates(config: Composed, run: Run, world: int) -> Iterator[Composed]:
     """Every layout of `world` ranks that keeps the axes that `config` names, few-stage pipelines first.
 
     tp within a node, a power of 2; pp with a block for each rank at least; data ranks that divide the global batch. cp
-    and dp_replicate stay at 1 where they are open.
+    and dp_replicate stay at 1 where they are open. Beside 1F1B, interleaved 1F1B of a few chunks.
     """
     named = config.named()
     layers = getattr(run.model, "layers", None) or world
@@ -32,7 +32,7 @@ def candidates(config: Composed, run: Run, world: int) -> Iterator[Composed]:
                 continue
             if "dp_shard" in named and named["dp_shard"] != shard:
                 continue
-            yield replace(
+            sized = replace(
                 config,
                 pp=pp,
                 tp=tp,
@@ -40,3 +40,8 @@ def candidates(config: Composed, run: Run, world: int) -> Iterator[Composed]:
                 dp_replicate=named.get("dp_replicate", 1),
                 dp_shard=shard,
             )
+            yield sized
+            if pp > 1 and config.schedule == "1f1b" and config.stages is None:
+                most = min(layers // pp, 8)
+                for chunks in sorted({2, most} - {0, 1} if most > 1 else ()):
+                    yield replace(sized, schedule="interleaved_1f1b", chunks=chunks)

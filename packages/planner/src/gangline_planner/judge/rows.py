@@ -82,7 +82,7 @@ def judgeable(row: Row, clusters: Mapping[str, Cluster] | None = None) -> Judgea
     except UserError as error:
         raise Unjudged(error.what) from error
     except ValueError as error:
-        raise Unjudged(str(error)) from error
+        raise Unjudged(f"its layout does not divide: {error}") from error
 
 
 def _judgeable(row: Row, cluster: Cluster) -> Judgeable:
