@@ -11,6 +11,7 @@ from gangline_health import playbooks
 from gangline_health.config import WatchedHealth
 from gangline_health.monitors.base import Monitor
 from gangline_health.monitors.corruption import CorruptionMonitor
+from gangline_health.monitors.machine import MachineMonitor
 from gangline_health.monitors.numbers import NumbersMonitor
 from gangline_health.monitors.stragglers import StragglersMonitor
 
@@ -35,6 +36,8 @@ class WatchCheck(HealthCheck):
             self._add(CorruptionMonitor(config.corruption))
         if config.stragglers.on:
             self._add(StragglersMonitor(config.stragglers))
+        if config.machine.on:
+            self._add(MachineMonitor(config.machine, run.run.dir or "."))
         self.failed: dict[str, str] = {}  # monitor -> what it raised, until it is told
         self.rank, self.step = 0, 0
 

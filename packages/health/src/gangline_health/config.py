@@ -7,7 +7,18 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated
 
 from gangline import Part, Problem
-from gangline.config import AtLeast, AtMost, HealthConfig, MoreThan, NonNegativeInt, OneOf, PositiveInt, Run
+from gangline.config import (
+    AtLeast,
+    AtMost,
+    HealthConfig,
+    MoreThan,
+    NonNegativeInt,
+    OneOf,
+    PositiveFloat,
+    PositiveInt,
+    Run,
+    Share,
+)
 from gangline.launch import Sidecar
 from gangline_health.chaos.config import PART as CHAOS
 from gangline_health.hangs.config import HangsOptions
@@ -40,6 +51,18 @@ class CorruptionOptions:
 
 
 @dataclass
+class MachineOptions:
+    """What is asked of the machine, in threads of its own."""
+
+    on: bool = True  # whether the machine is asked
+    seconds: PositiveFloat = 60.0  # from one question to the next
+    deadline: PositiveFloat = 10.0  # seconds after which a probe that has not answered is unknown
+    memory: Share = 0.02  # warn where less of the memory is left
+    disk: Share = 0.02  # or less of the disk that the run is written to
+    descriptors: Share = 0.9  # or more of this process's file descriptors are open
+
+
+@dataclass
 class Playbook:
     """What is done about one kind of finding: one action after the other, while the run makes no progress."""
 
@@ -66,6 +89,7 @@ class Playbooks:
     )
     divergence: Playbook = field(default_factory=lambda: Playbook(["roll_back", "stop"], rate=0.5, rate_steps=1000))
     zero_gradients: Playbook = field(default_factory=lambda: Playbook(["warn"]))
+    machine: Playbook = field(default_factory=lambda: Playbook(["warn"]))
     corruption: Playbook = field(default_factory=lambda: Playbook(["roll_back", "exclude", "stop"], skip=False))
     straggler: Playbook = field(default_factory=Playbook)
 
@@ -95,6 +119,7 @@ class WatchedHealth(HealthConfig):
     corruption: CorruptionOptions = field(default_factory=CorruptionOptions)
     hangs: HangsOptions = field(default_factory=HangsOptions)
     stragglers: StragglersOptions = field(default_factory=StragglersOptions)
+    machine: MachineOptions = field(default_factory=MachineOptions)
     playbooks: Playbooks = field(default_factory=Playbooks)
     budget: Budget = field(default_factory=Budget)
 

@@ -1,0 +1,64 @@
+"""The machine that a rank runs on. Torch-free."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gangline.health import Action, Verdict
+from gangline_health.config import MachineOptions
+from gangline_health.monitors.base import Monitor
+from gangline_health.probes import UNASKED, Findings, Probe, descriptors, disk, gpus, memory
+
+if TYPE_CHECKING:
+    from gangline.track import StepRecord
+
+
+PATIENCE = 2.0  # seconds that a start waits for first answers
+
+
+class MachineMonitor(Monitor):
+    """Says each finding once, and again when it has gone and come back. The first rank of a machine asks for all."""
+
+    name = "machine"
+
+    def __init__(self, options: MachineOptions, run_dir: str) -> None:
+        asked: dict[str, Callable[[], Findings]] = {"descriptors": partial(descriptors, options.descriptors)}
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            asked |= {"memory": partial(memory, options.memory), "disk": partial(disk, run_dir, options.disk)}
+            asked["gpus"] = gpus
+        self.probes = [Probe(name, ask, options.seconds, options.deadline) for name, ask in asked.items()]
+        self.said: set[str] = set()
+
+    def watches(self) -> str:
+        """Also which probes are unknown: the first answers are waited for, a little."""
+        until = time.monotonic() + PATIENCE
+        while any(probe.why == UNASKED for probe in self.probes) and time.monotonic() < until:
+            for probe in self.probes:
+                probe.poll()
+            time.sleep(0.01)
+        unknown = "".join(f"; unknown: {probe.name} ({probe.why})" for probe in self.probes if probe.findings is None)
+        return ", ".join(probe.name for probe in self.probes) + unknown
+
+    def observe(self, record: StepRecord) -> Iterable[Verdict]:
+        now: set[str] = set()
+        host = os.uname().nodename
+        for probe in self.probes:
+            known = probe.findings is not None
+            probe.poll()
+            details = {"step": record.step, "first": record.step, "row": 1, "host": host, "probe": probe.name}
+            if known and probe.findings is None:
+                evidence = f"{probe.name} is unknown from step {record.step} on: {probe.why}"
+                yield Verdict("probe-unknown", host, 1.0, evidence, Action.NOTE, details=details)
+            for finding in probe.findings or ():
+                kind = f"{probe.name} {finding.translate(_DIGITS)}"
+                now.add(kind)
+                if kind not in self.said:
+                    yield Verdict("machine", host, 1.0, f"{probe.name}: {finding}", Action.WARN, details=details)
+        self.said = now
+
+
+_DIGITS = str.maketrans("", "", "0123456789.")  # a number that changes makes no new finding

@@ -1,0 +1,109 @@
+"""Readings of a machine: memory, disk, file descriptors, GPUs by NVML. Each may be slow, hang or be impossible.
+
+A probe is a function that gives what it finds wrong. It is asked in a thread of its own, so that
+nothing that trains ever waits for a driver; what has not answered within its deadline, or raises, is unknown.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+Findings = list[str]
+UNASKED = "not asked yet"
+
+
+class Probe:
+    """One probe and what is known of it; `findings` is None while it is unknown, and `why` says why."""
+
+    def __init__(self, name: str, ask: Callable[[], Findings], every: float, deadline: float) -> None:
+        self.name, self.ask, self.every, self.deadline = name, ask, every, deadline
+        self.findings: Findings | None = None
+        self.why = UNASKED
+        self._thread: threading.Thread | None = None
+        self._begun = -1e9
+        self._answer: tuple[Findings | None, str] | None = None
+
+    def poll(self) -> None:
+        """Take up an answer, and ask again where it is time; returns at once."""
+        now = time.monotonic()
+        if self._answer is not None:
+            (self.findings, self.why), self._answer, self._thread = self._answer, None, None
+        elif self._thread is not None and now - self._begun > self.deadline:
+            self.findings, self.why = None, f"no answer within {self.deadline:g} s"
+        if self._thread is None and now - self._begun >= self.every:  # one that hangs is not asked again
+            self._begun, self._thread = now, threading.Thread(target=self._work, daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self._answer = self.ask(), ""
+        except Exception as error:  # no driver, no module, no permission
+            self._answer = None, f"{type(error).__name__}: {error}"
+
+
+def memory(least: float) -> Findings:
+    """Memory of the machine that can still be had, as a share of all."""
+    with open("/proc/meminfo") as file:
+        kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in file if line.split()[1].isdigit()}
+    free = kilobytes["MemAvailable"] / kilobytes["MemTotal"]
+    return [f"{free:.1%} of the memory is left"] if free < least else []
+
+
+def disk(path: str, least: float) -> Findings:
+    """Room where the run writes."""
+    usage = shutil.disk_usage(path)
+    free = usage.free / usage.total
+    return [f"{free:.1%} of the disk under {path} is left, {usage.free / 2**30:.1f} GiB"] if free < least else []
+
+
+def descriptors(most: float) -> Findings:
+    """Open files of this process, as a share of its limit."""
+    limit, opened = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(os.listdir("/proc/self/fd"))
+    return [f"{opened} of {limit} file descriptors are open"] if opened > most * limit else []
+
+
+def gpus(nvml: Any = None) -> Findings:
+    """What NVML says of every GPU that operators take as a defect.
+
+    Uncorrected ECC errors since the driver was loaded, rows to be remapped or that could not be (Meta's GCM drains for
+    either), a clock held down by heat or power brake. Raises what NVML raises; without nvidia-ml-py ImportError.
+    """
+    nvml = nvml or import_module("pynvml")
+    nvml.nvmlInit()
+    found = []
+    for number in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(number)
+        errors = _maybe(
+            nvml,
+            nvml.nvmlDeviceGetTotalEccErrors,
+            handle,
+            nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            nvml.NVML_VOLATILE_ECC,
+        )
+        if errors:
+            found.append(f"GPU {number} has {errors} uncorrected ECC errors")
+        remapped = _maybe(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
+        if remapped and (remapped[2] or remapped[3]):
+            what = "could not be remapped" if remapped[3] else "wait for a reset to be remapped"
+            found.append(f"GPU {number} has rows that {what} ({remapped[1]} remapped for uncorrected errors)")
+        reasons = _maybe(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+        slow = nvml.nvmlClocksThrottleReasonHwThermalSlowdown | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
+        if reasons & slow:
+            degrees = _maybe(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+            found.append(f"GPU {number} is held down by its hardware (reasons {reasons:#x}, {degrees} degrees)")
+    return found
+
+
+def _maybe(nvml: Any, call: Callable[..., Any], *arguments: object) -> Any:
+    """None where this GPU does not support the question."""
+    try:
+        return call(*arguments)
+    except nvml.NVMLError_NotSupported:
+        return None
