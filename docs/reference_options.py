@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import tomllib
 from collections.abc import Iterable, Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 
 from mdtext import anchor, cell, sentence
@@ -46,7 +47,7 @@ def ours() -> dict[str, list[Offer]]:
     """The parts of this repository's packages, by group. All of the packages have to be installed."""
     found = installed()
     offers = [offer for group in found.groups() for offer in found.offers(group).values() if offer.distribution in OURS]
-    missing = OURS - {offer.distribution for offer in offers}
+    missing = OURS - {distribution.name for distribution in distributions()}  # one may offer commands alone
     if missing:
         raise SystemExit(f"not installed: {', '.join(sorted(missing))}; the page is of all packages together")
     offers.sort(key=lambda offer: len(offer.part.config.__mro__))  # what others build on first
