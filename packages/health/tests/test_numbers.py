@@ -57,6 +57,12 @@ def test_a_spike_is_a_matter_of_the_noise_and_of_no_unit(scale: float) -> None:
     assert found(series(losses)) == [(171, "loss-spike", 1)]
 
 
+def test_twice_the_usual_gradient_norm_is_no_spike_however_even_the_norms_were() -> None:
+    norms = np.exp(0.02 * noise(200, 30.0, seed=1))
+    norms[100], norms[150] = 2.0, 10.0
+    assert found(series(3 + 0.05 * noise(200, 30.0), norms)) == [(151, "gradient-spike", 1)]
+
+
 def test_spikes_in_a_row_are_counted_and_do_not_widen_the_limit() -> None:
     losses = 3 + 0.05 * noise(200, 30.0)
     losses[150:160] += 5

@@ -221,7 +221,10 @@ class RunDirectory:
 
     @classmethod
     def meet(cls, run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDirectory:
-        """As `create`, held with `share`; the same run that another node or an earlier start has begun is joined."""
+        """As `create`, held with `share`; the same run that another node or an earlier start has begun is joined.
+
+        Raises UserError where the directory cannot be written or holds another run.
+        """
         directory = cls(run.run.dir or fresh(run.run.name))
         provenance.refuse_secrets(to_dict(run))
         directory._made = [path for path in (directory.path, *directory.path.parents) if not path.exists()]

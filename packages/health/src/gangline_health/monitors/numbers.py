@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gangline.track import StepRecord
 
 LEAST_LOSS = 0.01  # a deviation of the loss below this share of its median is taken as this
-LEAST_LOG_NORM = 0.05  # and of the logarithm of the gradient norm below this: 5 %
+LEAST_LOG_NORM = 0.15  # and of the logarithm of the gradient norm below this: twice the usual norm is no spike
 ROUTINE = 24  # steps in a row in which a loss scale may be halved before that is no search for one any more
 
 
