@@ -67,6 +67,41 @@ def test_starts_without_a_new_step_are_counted(first):
     assert progress(first).step == 5
 
 
+def test_a_rank_that_was_stopped_as_it_wrote_does_not_wind_the_generation_back(first, monkeypatch):
+    """A new start does not wait for ever: the rank finds the lock gone when it goes on."""
+    monkeypatch.setattr(generation, "HELD_SECONDS", 0.01)
+    kept = generation._kept
+    begun = []
+
+    def stalls(*args):
+        now = kept(*args)
+        if not begun:
+            begun.append(True)
+            begun.append(advance(first))  # while the rank was stopped
+        return now
+
+    monkeypatch.setattr(generation, "_kept", stalls)
+    with hold(first, step=7):
+        pass
+    assert progress(first).generation == 2
+    assert progress(first).step == 7
+    with pytest.raises(Fenced), hold(first):
+        pass
+    assert advance(first).generation == 3
+
+
+@pytest.mark.parametrize("torn", ["", '{"generation": 2', "[]", "\0" * 256])
+def test_what_a_crash_tears_gives_no_generation_twice(first, torn):
+    for number in (1, 2, 3):
+        events = Events(first, number, by="launcher")
+        events.write("launch")
+        events.close()
+    (first / FILE).write_text(torn)
+    with pytest.raises(Fenced), hold(first):
+        pass
+    assert advance(first, first=True).generation == 4
+
+
 def starts(run_dir, usable=8, **options) -> tuple[Starts, list[str]]:
     said: list[str] = []
 

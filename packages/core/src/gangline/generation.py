@@ -2,7 +2,8 @@
 
 Whoever starts the ranks counts (`advance`), and every member of the start is told the same number at the rendezvous; an
 agent's own count of restarts is no such number, for members come and go. What writes into the run directory does so
-within `hold`: a rank of an older generation, of a node that was cut off, writes nothing any more. Torch-free.
+within `hold`: a rank of an older generation, of a node that was cut off, writes nothing any more. Ranks never write the
+file of the generation, so one that was stopped within `hold` cannot wind it back. Torch-free.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pathlib import Path
 
 VARIABLE = "GANGLINE_GENERATION"
 FILE = ".generation"
+STEP = ".step"  # the most steps that were done: written by ranks
+_EVENTS = "events.jsonl"
 HELD_SECONDS = 5.0  # so long a new start waits for who writes; a rank that was stopped meanwhile loses its turn
 
 
@@ -50,21 +53,19 @@ def generation(environ: Mapping[str, str] = os.environ) -> int:
 
 def progress(run_dir: str | Path) -> Progress:
     """What is kept; of a run that never began, zeros."""
-    try:
-        return _parse((Path(run_dir) / FILE).read_bytes())
-    except FileNotFoundError:
-        return Progress()
+    path = Path(run_dir) / FILE
+    return _with_steps(run_dir, path.read_bytes()) if path.exists() else Progress()
 
 
 def advance(run_dir: str | Path, counts: bool = False, first: bool = False) -> Progress:
     """Begin a generation. `counts`: it follows a failure or an order; `first`: it is the first of a job."""
     with _locked(run_dir, fcntl.LOCK_EX, HELD_SECONDS) as handle:
-        now = _parse(os.pread(handle, 4096, 0))
+        now = _with_steps(run_dir, os.pread(handle, 4096, 0))
         step = max(now.step, now.best)
         futile = 0 if first or step > now.best else now.futile + counts
         restarts = 0 if first else now.restarts + counts
         now = Progress(now.generation + 1, step, step, futile, restarts)
-        _write(handle, now)
+        os.pwrite(handle, json.dumps(asdict(now)).ljust(256).encode(), 0)  # always as long as before, or longer
         return now
 
 
@@ -78,11 +79,11 @@ def hold(run_dir: str | Path, step: int = 0) -> Iterator[None]:
         yield
         return
     with _locked(run_dir, fcntl.LOCK_SH) as handle:
-        now = _parse(os.pread(handle, 4096, 0))
+        now = _kept(run_dir, os.pread(handle, 4096, 0))
         if now.generation > generation():
             raise Fenced(f"generation {now.generation} of the run has begun, and this rank is of {generation()}")
-        if step > now.step:
-            _write(handle, replace(now, step=step))
+        if step > max(now.step, _steps(run_dir)):
+            _put_steps(run_dir, step)
         yield
 
 
@@ -105,13 +106,37 @@ def _locked(run_dir: str | Path, how: int, seconds: float = 0.0) -> Iterator[int
         os.close(handle)
 
 
-def _write(handle: int, content: Progress) -> None:
-    """In one call, and always as long as before or longer: what a kill tears cannot be read, and counts as nothing."""
-    os.pwrite(handle, json.dumps(asdict(content)).ljust(256).encode(), 0)
+def _with_steps(run_dir: str | Path, content: bytes) -> Progress:
+    now = _kept(run_dir, content)
+    return replace(now, step=max(now.step, _steps(run_dir)))
 
 
-def _parse(content: bytes) -> Progress:
+def _kept(run_dir: str | Path, content: bytes) -> Progress:
+    """Of what a kill or a crash of the machine tore, the generation that events.jsonl has: none is given twice."""
     try:
         return Progress(**json.loads(content))
     except (ValueError, TypeError):
-        return Progress()
+        return Progress(generation=_told(Path(run_dir) / _EVENTS))
+
+
+def _told(events: Path) -> int:
+    newest = 0
+    for line in events.read_bytes().splitlines() if events.exists() else ():
+        with suppress(ValueError, TypeError, KeyError):
+            newest = max(newest, int(json.loads(line)["generation"]))
+    return newest
+
+
+def _steps(run_dir: str | Path) -> int:
+    try:
+        return int((Path(run_dir) / STEP).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def _put_steps(run_dir: str | Path, step: int) -> None:
+    handle = os.open(Path(run_dir) / STEP, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.pwrite(handle, f"{step:20}".encode(), 0)
+    finally:
+        os.close(handle)
