@@ -11,6 +11,7 @@ from gangline.errors import UserError
 
 def main(run_dir: str, index: str, owner: str) -> int:
     """The agent of one of several nodes that `train` plays on this machine."""
+    from gangline.ending import read_ending
     from gangline.launch import guard
     from gangline.launch.nodes import NAME, name_of_this_node
     from gangline.launch.several import HERE, run_node
@@ -22,7 +23,10 @@ def main(run_dir: str, index: str, owner: str) -> int:
     try:
         return run_node(Path(run_dir), RunDirectory.open(run_dir).run(), name, HERE)
     except UserError as error:
-        return error.exit_code  # the command that started the agents tells it
+        ending = read_ending(run_dir)
+        if ending is None or ending.evidence != "\n".join((error.what, *error.details)):
+            print(f"train: agent {index}: {error}", file=sys.stderr, flush=True)
+        return error.exit_code  # what the ending says is told by the command that started the agents
 
 
 if __name__ == "__main__":

@@ -103,12 +103,14 @@ class Agents:
     codes: dict[int, int] = field(default_factory=dict)  # of agents that have ended by themselves
     asked: int = 0  # the signal that asked the job to stop
     hopeless: int = 0
+    before: RunEnding | None = None  # how an earlier job of the run ended
 
     def watch(self) -> int:
         """Start them, start those again that were killed, and wait for the end of the job."""
         before = {signum: signal.signal(signum, self._hand_on) for signum in (signal.SIGINT, signal.SIGTERM)}
         self.again = dict.fromkeys(range(self.count), 0.0)
         begun = progress(self.run_dir).generation
+        self.before = read_ending(self.run_dir)
         try:
             while self.running or self.again:
                 self._start()
@@ -135,7 +137,7 @@ class Agents:
     def _ended(self, index: int, code: int, begun: int) -> int:
         now = progress(self.run_dir).generation
         self.hopeless = 0 if now > begun else self.hopeless + 1
-        ending = read_ending(self.run_dir)  # one that is to be requeued may be of a start that makes room for a node
+        ending = self._ending()  # one that is to be requeued may be of a start that makes room for a node
         over = self.asked or (ending is not None and not ending.requeue) or self.hopeless > HOPELESS
         if code < 0 and not over:
             say(f"train: agent {index} of {self.count} was killed by {signal.Signals(-code).name}; it is started again")
@@ -153,8 +155,13 @@ class Agents:
         for process in self.running.values():
             guard.send(process.pid, signum)
 
-    def _code(self) -> int:
+    def _ending(self) -> RunEnding | None:
+        """Of this job: what an earlier one left lies there until the agents have met."""
         ending = read_ending(self.run_dir)
+        return None if ending == self.before else ending
+
+    def _code(self) -> int:
+        ending = self._ending()
         if ending is None:
             return next((code for code in self.codes.values() if code), EXIT_FAILURE)
         if ending.reason == "mistake":

@@ -19,10 +19,11 @@ from gangline.events import Events, read_events
 from gangline.generation import Progress
 from gangline.launch import failures
 from gangline.launch.config import LocalLaunch
-from gangline.launch.failures import EXIT_FAILURE, RankFailure
+from gangline.launch.failures import EXIT_FAILURE, EXIT_STOPPED, RankFailure
 
 Usable = Callable[[int], tuple[int, list[Problem]]]  # of so many ranks, how many train, and why no more
 REASONS = {"user": "mistake", "bug": "bug", "restart": "restart", "lost": "killed"}
+ENDED = {EXIT_STOPPED: "verdict", EXIT_REQUEUE: "preempted"}  # by exit code, where rank 0 had no time to say it
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Starts:
     @staticmethod
     def end(run_dir: Path, start: int, stop: RankFailure) -> None:
         """Leave ending.json, and the last line of events.jsonl."""
-        reason = REASONS.get(stop.kind, "bug")
+        reason = ENDED.get(stop.exit_code, "bug") if stop.kind == "ended" else REASONS.get(stop.kind, "bug")
         text = "\n".join((stop.what, *stop.details))
         lines = attempts.read(run_dir)
         end(
@@ -115,8 +116,8 @@ class Starts:
                 generation=start,
                 reason=reason,
                 exit_code=stop.exit_code,
-                requeue=reason in ("bug", "killed"),
-                exclude=lines[-1].exclude if lines and stop.kind == "restart" else (),
+                requeue=reason in ("bug", "killed", "preempted"),
+                exclude=lines[-1].exclude if lines and reason in ("restart", "verdict") else (),
                 evidence=text,
             ),
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from gangline import pulse
-from gangline.ending import read_ending
+from gangline.ending import EXIT_REQUEUE, read_ending
 from gangline.errors import UserError
 from gangline.generation import Fenced, generation
 from gangline.launch import failures, guard, output, signals
@@ -40,7 +40,8 @@ def main(run_dir: str, target: str = WORK, args: tuple[Any, ...] = (), agent: in
     attempt = generation()
     if agent is None:  # our own launcher has looked
         before = failures.first(logs, attempt - 1)
-        if before is not None and not before.mends_itself:  # no restart mends a user's mistake or undoes a verdict
+        final = before is not None and not before.mends_itself and before.exit_code != EXIT_REQUEUE
+        if before is not None and final:  # no restart mends a user's mistake or undoes a verdict
             failures.claim(logs, attempt, before)
             return before.exit_code
     if SPARE in os.environ:

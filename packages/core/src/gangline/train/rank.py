@@ -99,12 +99,12 @@ def train(s: Session) -> int:
     poll(s, wait=True)
     s.checkpointer.close()
     tell(s)
+    if s.comms.rank == 0 and (said := said_of(s, ending)):
+        with hold(s.directory.path):  # first of all: ranks that have ended let the launcher end this one soon
+            write_ending(s.directory.path, said)
     s.reporter.end(summary(s, ending, time.time() - began, s.step - first))
     s.event("end", why=ending.why, evidence=ending.evidence)
     s.events.close()
-    if s.comms.rank == 0 and (said := said_of(s, ending)):
-        with hold(s.directory.path):
-            write_ending(s.directory.path, said)
     return exit_code(s, ending)
 
 
