@@ -116,6 +116,40 @@ def test_nothing_is_done_while_jobs_are_at_work(tmp_path, slurm):
         prepare([], tmp_path / "out", Settings(), 1, lambda *_: None)
 
 
+@pytest.mark.parametrize(("said", "refused"), [("Unable to contact slurm controller", True), ("Invalid job id", False)])
+def test_where_slurm_does_not_answer_nobody_knows_what_is_at_work(tmp_path, slurm, said, refused):
+    work = tmp_path / "out" / WORK
+    work.mkdir(parents=True)
+    (work / SUBMITTED).write_text('{"jobs": ["41", "42"]}')
+    (tmp_path / "bin" / "squeue").write_text(f"#!/bin/bash\necho 'error: {said}' >&2; exit 1\n")
+    if not refused:
+        return refuse_if_submitted(work)
+    with pytest.raises(UserError, match=f"Nobody knows whether jobs 41, 42 .*\n.*{said}"):
+        refuse_if_submitted(work)
+    (tmp_path / "bin" / "squeue").unlink()
+    with pytest.raises(UserError, match="Nobody knows"):
+        refuse_if_submitted(work)
+
+
+def test_jobs_that_were_taken_before_one_was_refused_are_known(texts, tmp_path, slurm):
+    out = tmp_path / "out"
+    sbatch = tmp_path / "bin" / "sbatch"
+    idle = """#!/bin/bash
+for script; do :; done
+grep -q merge_stats "$script" && { echo "Submitted batch job 99"; exit; }
+count=$(ls "$JOBS" | wc -l); [[ $count == 2 ]] && exit 1
+touch "$JOBS/$count"; echo "Submitted batch job $((count + 1))"
+"""
+    sbatch.write_text(idle)
+    options = [f"--slurm={one}" for one in ("partition=cpu", "time=1:00:00")]
+    command = ["prepare", str(texts), "--out", str(out), "--cluster", "slurm", "--tasks", "2", *options]
+    with pytest.raises(UserError, match="Slurm took jobs 1, 2 and not the next one"):
+        commands.main(command)
+    (tmp_path / "queue").write_text("1_[0-1]\n2_0\n")
+    with pytest.raises(UserError, match="jobs 1, 2 of an earlier call are at work"):
+        commands.main(command)
+
+
 def test_options_of_a_cluster_have_no_meaning_without_one(texts, tmp_path):
     for words in (["--tasks", "2"], ["--slurm", "time=1"], ["--cluster", "local", "--tasks", "0"]):
         with pytest.raises(UserError, match="--tasks"):

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import torch
 
+from gangline.comm import Comm
+from gangline.launch.failures import RestartWanted
+from gangline.launch.nodes import name_of_this_node
+from gangline.testing.health_ranks import lived
 from gangline.testing.pool import pool
 from gangline.testing.sessions import session
 from gangline.tools import attempts, read_records
 from gangline.train.rank import train
-from gangline_health.monitors.corruption import fingerprint, odd_ones, words
+from gangline_health.config import CorruptionOptions
+from gangline_health.monitors.corruption import CorruptionMonitor, fingerprint, odd_ones, words
 
 WORDS = ("health=[on]", "health.on.corruption.every=2", "parallel=ddp", "run.steps=8", "checkpoint.every=2")
 
 
-def run(run_dir: Path, bad: int | None) -> tuple[int, list[attempts.Attempt]]:
+def run(run_dir: Path, bad: int | None, *settings: str) -> tuple[int | str, list[attempts.Attempt]]:
     """A run of which one rank's weight has another bit after its fifth step."""
-    s = session(run_dir, *WORDS)
+    s = session(run_dir, *WORDS, *settings)
     applied = s.runtime.applied
 
     def flips() -> None:
@@ -26,7 +33,11 @@ def run(run_dir: Path, bad: int | None) -> tuple[int, list[attempts.Attempt]]:
             words(next(iter(s.runtime.shards())).local)[3] ^= 1 << 20
 
     s.runtime.applied = flips  # type: ignore[method-assign]
-    return train(s), [line for line in s.history if line.order]
+    try:
+        code: int | str = train(s)
+    except RestartWanted:
+        code = "restart"
+    return code, [line for line in s.history if line.order]
 
 
 def losses(run_dir: Path) -> list[float]:
@@ -42,10 +53,44 @@ def test_the_odd_one_of_four_is_named_and_the_run_ends_as_if_nothing_had_been(tm
             "step-00000004",
             0,
         )
-        assert "the weights of rank 2 on" in order.why
-        assert "those of 1 of 4 replicas" in order.why
+        assert "the weights of rank 2 are those of 1 of 4 replicas" in order.why
     assert pool(4).run(run, tmp_path / "good", None) == [(0, [])] * 4
     assert losses(tmp_path / "bad") == losses(tmp_path / "good")
+
+
+def test_an_exclusion_names_the_machine_as_the_launcher_does_and_starts_from_before_the_flip(tmp_path: Path) -> None:
+    """Also where a newer checkpoint holds the flipped bit: those who read it would all agree."""
+    words = ("health.on.playbooks.corruption.actions=[exclude]", "health.on.corruption.every=4", "checkpoint.every=1")
+    for code, (order,) in pool(4).run(run, tmp_path / "out", 2, *words):
+        assert code == "restart"
+        assert (order.order, order.start, order.skipped) == ("restart", "step-00000004", 0)
+        assert order.exclude == (name_of_this_node(),)
+
+
+def test_of_two_replicas_none_is_excluded_and_the_run_does_not_go_on(tmp_path: Path) -> None:
+    words = ("health.on.playbooks.corruption.actions=[exclude]", "checkpoint.every=3")
+    for code, orders in pool(2).run(run, tmp_path / "out", 1, *words):
+        assert code == 0
+        assert [(order.order, order.start) for order in orders] == [("roll_back", "step-00000003")]
+
+
+def test_turned_on_in_the_middle_of_a_run_it_trusts_where_it_began() -> None:
+    monitor = CorruptionMonitor(CorruptionOptions())
+    monitor.load_state({})
+    monitor.collective(cast(Comm, SimpleNamespace(size=1)), 501)
+    assert monitor.state() == {"agreed": 500}
+    monitor.load_state({"agreed": 400})
+    monitor.collective(cast(Comm, SimpleNamespace(size=1)), 451)
+    assert monitor.state() == {"agreed": 400}
+
+
+def test_ranks_that_are_compared_with_no_other_are_told(tmp_path: Path) -> None:
+    for parallel, ranks in (("fsdp", "0 of 2"), ("ddp", "")):
+        settings = ("health=[on]", f"parallel={parallel}", "run.steps=2")
+        (notes, _), _ = pool(2).run(lived, tmp_path / parallel, *settings)
+        told = [note for note in notes if "not-compared" in note]
+        assert len(told) == bool(ranks)
+        assert all(f"compares the weights of {ranks} ranks" in note for note in told)
 
 
 def test_of_two_it_is_known_that_they_differ() -> None:

@@ -88,3 +88,11 @@ def test_under_a_loss_scale_a_search_for_it_is_routine() -> None:
     scaled = found(series(losses), NumbersMonitor(NumbersOptions(), scaled=True))
     assert scaled == [(ROUTINE + 1, "not-finite", ROUTINE + 1), (ROUTINE + 2, "not-finite", ROUTINE + 2)]
     assert len(found(series(losses))) == ROUTINE + 2
+
+
+def test_a_loss_of_exactly_zero_is_no_measure_of_what_comes() -> None:
+    """As of batches in which no token counts."""
+    assert found(series([0.0] * 100)) == []
+    later = 3 + 0.05 * noise(100, 30.0)
+    assert found(series([0.0] * 100 + list(later)))[0][0] > 100
+    assert "divergence" not in {kind for _, kind, _ in found(series([0.0] * 100 + list(later)))}

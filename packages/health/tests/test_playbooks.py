@@ -64,11 +64,41 @@ def test_lower_rate_leaves_the_step_out_that_a_verdict_would() -> None:
     assert (order.action, order.rate, order.rate_steps, order.changes_course) == (Action.SKIP, 0.5, 100, True)
 
 
-def test_exclude_names_hosts_or_warns() -> None:
-    playbooks = Playbooks(loss_spike=Playbook(["exclude"]))
-    assert asked(verdict(), playbooks=playbooks) == Order(Action.WARN, ("loss-spike",))
-    order = asked(verdict(host="node-7"), playbooks=playbooks)
-    assert order == Order(Action.RESTART, ("loss-spike",), exclude=("node-7",))
+def test_every_start_from_a_checkpoint_is_from_before_the_first_finding() -> None:
+    """The newest one may hold what was found: all replicas would agree on it."""
+    for action, does in (("roll_back", Action.ROLL_BACK), ("restart", Action.RESTART), ("exclude", Action.RESTART)):
+        playbooks = Playbooks(corruption=Playbook([action], skip=False, back=10))
+        order = asked(verdict("corruption", first=401, exclude="rank 2"), playbooks=playbooks)
+        assert order is not None
+        assert (order.action, order.before_step, order.else_before, order.skip) == (does, 391, 401, 0)
+        assert order.exclude == (("rank 2",) if action == "exclude" else ())
+    slow = asked(verdict("straggler", exclude="rank 2"), playbooks=Playbooks(straggler=Playbook(["exclude"])))
+    assert slow is not None
+    assert (slow.action, slow.before_step, slow.exclude) == (Action.RESTART, None, ("rank 2",))
+
+
+def test_an_exclusion_of_nobody_is_the_next_answer_and_never_none() -> None:
+    once = (line("roll_back", 500, "corruption"),)
+    order = asked(verdict("corruption", first=401), history=once)
+    assert order is not None
+    assert order.action is Action.STOP
+    for kind, details, does in (("loss-spike", {"first": 498}, Action.ROLL_BACK), ("straggler", {}, Action.STOP)):
+        only = Playbooks(**{kind.replace("-", "_"): Playbook(["exclude"])})
+        order = asked(verdict(kind, **details), playbooks=only)
+        assert order is not None
+        assert order.action is does
+
+
+def test_two_answers_at_once_are_both_carried_out() -> None:
+    playbooks = Playbooks(corruption=Playbook(["exclude"], skip=False))
+    found = (verdict("corruption", first=401, exclude="rank 2"), verdict("gradient-spike"), verdict(first=450))
+    order = asked(*found, playbooks=playbooks)
+    assert order is not None
+    assert (order.action, order.exclude, order.rate, order.rate_steps) == (Action.RESTART, ("rank 2",), 0.5, 100)
+    assert (order.before_step, order.else_before) == (350, 401)
+    back = asked(verdict("corruption", first=401), verdict(first=450))
+    assert back is not None
+    assert (back.action, back.before_step, back.skip) == (Action.ROLL_BACK, 350, None)
 
 
 @given(

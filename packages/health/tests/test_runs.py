@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from gangline import UserError
+from gangline.comm import Comm
 from gangline.config.check import check
+from gangline.health import Agreed, Verdict
+from gangline.testing.health import healthy
 from gangline.testing.runs import small_run
 from gangline.testing.sessions import session
 from gangline.tools import attempts, read_records
+from gangline.track import StepRecord
 from gangline.train.rank import train
+from gangline_health.check import WatchCheck
+from gangline_health.config import WatchedHealth
+from gangline_health.monitors.base import Monitor
 from gangline_health.monitors.numbers import NumbersMonitor
 
 G, STEPS = 8, 70
@@ -81,6 +90,48 @@ def test_a_monitor_that_raises_is_named_and_the_run_goes_on(tmp_path: Path, monk
     assert train(s) == 0
     (failed,) = [line for line in told if "failed" in line]
     assert "health.on.numbers failed and is left out from step 3 on: ZeroDivisionError: of its own" in failed
+
+
+class Counts(Monitor):
+    """Counts its collectives; raises in one step, where it is told to."""
+
+    name = "counts"
+
+    def __init__(self, raises: int = 0) -> None:
+        self.raises, self.collectives = raises, 0
+
+    def watches(self) -> str:
+        return "nothing"
+
+    def collective(self, comm: Comm, step: int) -> None:
+        self.collectives += 1
+
+    def observe(self, record: StepRecord) -> Iterable[Verdict]:
+        if record.step == self.raises:
+            raise ZeroDivisionError
+        return ()
+
+    def state(self) -> dict[str, int]:
+        return {"collectives": self.collectives}
+
+
+def test_a_monitor_that_raises_on_one_rank_is_left_out_by_all_at_once() -> None:
+    """Else the other ranks would wait for it in its collective, and states would differ."""
+    run = small_run("health=[on]")
+    checks = [WatchCheck(cast(WatchedHealth, run.health["on"]), run) for _ in range(2)]
+    mine = [Counts(), Counts(raises=3)]
+    for each, monitor in zip(checks, mine, strict=True):
+        each.monitors = {monitor.name: monitor}
+    for record in healthy(6):
+        for each in checks:
+            each.before_step(record.step)
+            each.collective(cast(Comm, None))
+        found = tuple(verdict for each in checks for verdict in each.observe(record))
+        assert [verdict.kind for verdict in found] == (["check-failed"] if record.step == 3 else [])
+        for each in checks if found else ():
+            each.respond(Agreed(found), record)
+        assert checks[0].state() == checks[1].state()
+    assert [monitor.collectives for monitor in mine] == [3, 3]
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,20 @@ def test_a_hundred_thousand_gpus_for_a_month(capsys: pytest.CaptureFixture[str])
     assert "closed form" in capsys.readouterr().out
 
 
-def test_what_is_no_job_is_refused() -> None:
-    with pytest.raises(UserError, match="--nodes 0"):
-        run(["--nodes", "0", "--days", "30"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--nodes 0 --days 30", "--nodes 0"),
+        ("--nodes 100000000 --days 30", "too many to simulate"),
+        ("--nodes 1000000000 --days 0.0001", "comes to nothing"),
+        ("--nodes 8 --days inf", "--days inf"),
+        ("--nodes 8 --days nan", "--days nan"),
+        ("--nodes 8 --days 1 --save-seconds nan", "--save-seconds nan"),
+        ("--nodes 8 --days 1 --restart-seconds -1", "0 or more"),
+        (f"--nodes {10**400} --days 1", "--nodes 1000"),
+    ],
+)
+def test_what_is_no_job_is_refused(words: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        run(words.split())
+    assert said in str(caught.value)

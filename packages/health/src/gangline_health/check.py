@@ -1,4 +1,4 @@
-"""health=on: asks its monitors, answers by its playbooks. A monitor that raises is named, and left out from then."""
+"""health=on: asks its monitors, answers by its playbooks. A monitor that raises is named, and left out on all ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class WatchCheck(HealthCheck):
             self._add(StragglersMonitor(config.stragglers))
         if config.machine.on:
             self._add(MachineMonitor(config.machine, run.run.dir or "."))
-        self.failed: dict[str, str] = {}  # monitor -> what it raised, until it is told
+        self.failed: dict[str, str] = {}  # monitor -> what it raised here, until it is told
+        self.silent: set[str] = set()  # those that raised here, until all ranks leave them out together
         self.rank, self.step = 0, 0
 
     def _add(self, monitor: Monitor) -> None:
@@ -76,22 +77,27 @@ class WatchCheck(HealthCheck):
         yield from self._each(lambda monitor: monitor.observe(record))
         for name, why in self.failed.items():
             evidence = f"health.on.{name} failed and is left out from step {record.step} on: {why}"
-            yield Verdict("check-failed", f"rank {self.rank}", 1.0, evidence, Action.WARN)
+            details = {"monitor": name, "step": record.step}
+            yield Verdict("check-failed", f"rank {self.rank}", 1.0, evidence, Action.WARN, details=details)
         self.failed = {}
 
     def respond(self, agreed: Agreed, record: StepRecord | None) -> Order | None:
+        for failed in agreed.of("check-failed"):  # every rank is asked the same: collectives and state stay equal
+            self.monitors.pop(str(failed.details.get("monitor")), None)
         steps = [int(verdict.details["step"]) for verdict in agreed.verdicts if "step" in verdict.details]
         now = max(steps, default=0) if record is None else record.step
         return playbooks.respond(self.config.playbooks, self.config.budget, agreed, now)
 
     def _each(self, ask: Callable[[Monitor], Iterable[Verdict]]) -> list[Verdict]:
-        """What all monitors say; one that raises says nothing, and has no part from there on."""
+        """What all monitors say; one that raises says nothing, and is not asked again."""
         found: list[Verdict] = []
-        for name, monitor in list(self.monitors.items()):
+        for name, monitor in self.monitors.items():
+            if name in self.silent:
+                continue
             try:
                 found += list(ask(monitor))
             except Exception as error:
-                del self.monitors[name]
+                self.silent.add(name)
                 self.failed[name] = f"{type(error).__name__}: {error}"
         return found
 

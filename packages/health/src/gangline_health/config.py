@@ -69,7 +69,7 @@ class Playbook:
     actions: list[ActionWord] = field(default_factory=lambda: ["warn"])  # in this order; the last stays
     patience: PositiveInt = 1  # findings in a row before the first action; until then a step is left out
     back: NonNegativeInt = (
-        0  # roll_back: to a checkpoint so many steps or more before the first of them, if there is one
+        0  # roll_back, restart, exclude: from a checkpoint so many steps or more before the first, if there is one
     )
     skip: bool = True  # roll_back: pass over the samples that were read since
     rate: Annotated[float, MoreThan(0), AtMost(1)] = 1.0  # lower_rate, roll_back, restart: the learning rate times this

@@ -39,14 +39,37 @@ def respond(playbooks: Playbooks, budget: Budget, agreed: Agreed, now: int) -> O
     ]
     if not orders:
         return None
-    strongest = max(orders, key=lambda order: order.action)
-    kinds = tuple(dict.fromkeys(kind for order in (strongest, *orders) for kind in order.kinds))
+    strongest = joined(orders)
+    kinds = strongest.kinds
     turns = [line for line in agreed.history if line.order in ("roll_back", "restart")]
     spent = used(turns, budget.progress, now)
     if strongest.action in (Action.ROLL_BACK, Action.RESTART) and spent >= budget.orders:
         why = f"the budget is spent: {spent} returns and restarts without {budget.progress} steps of progress"
         return Order(Action.STOP, kinds, why=why)
-    return replace(strongest, kinds=kinds)
+    return strongest
+
+
+def joined(orders: Sequence[Order]) -> Order:
+    """The strongest, that does for all what each asked for.
+
+    The earliest return, the lowest rate and every exclusion. Where one passes over all that was read since, so do all:
+    one that would read it again makes no batch good.
+    """
+    strongest = max(orders, key=lambda order: order.action)
+    kinds = tuple(dict.fromkeys(kind for order in (strongest, *orders) for kind in order.kinds))
+    strongest = replace(strongest, kinds=kinds, exclude=tuple(dict.fromkeys(n for o in orders for n in o.exclude)))
+    if cuts := [order for order in orders if order.cuts]:
+        lowest = min(cuts, key=lambda order: order.rate)
+        strongest = replace(strongest, rate=lowest.rate, rate_steps=lowest.rate_steps)
+    if strongest.action not in (Action.ROLL_BACK, Action.RESTART):
+        return strongest
+    returns = [order for order in orders if order.before_step is not None]
+    if not returns:
+        return strongest
+    before = min(order.before_step for order in returns if order.before_step is not None)
+    later = [order.else_before for order in returns if order.else_before is not None]
+    skip = None if any(order.skip is None for order in returns) else strongest.skip
+    return replace(strongest, before_step=before, else_before=min(later, default=None), skip=skip)
 
 
 def answer(kind: str, playbook: Playbook, budget: Budget, agreed: Agreed, now: int) -> Order | None:
@@ -55,31 +78,45 @@ def answer(kind: str, playbook: Playbook, budget: Budget, agreed: Agreed, now: i
     if max(int(verdict.details.get("row", 1)) for verdict in found) < playbook.patience:
         return None
     before = used([line for line in agreed.history if line.order and kind in line.kinds], budget.progress, now)
-    action = playbook.actions[min(before, len(playbook.actions) - 1)]
+    action = possible(playbook.actions[min(before, len(playbook.actions) - 1) :], found)
     why = f"answer {before + 1} to {kind} without {budget.progress} steps of progress" if before else ""
     return replace(order(kind, action, playbook, found, now), why=why)
 
 
+def possible(actions: Sequence[str], found: Sequence[Verdict]) -> str:
+    """The first of these that can be done: none is excluded where no finding names it for sure.
+
+    What is worth an exclusion is not answered by nothing: else a return, or a stop where nobody says how far.
+    """
+    for action in actions:
+        if action != "exclude" or named(found):
+            return action
+    return "roll_back" if any("first" in verdict.details for verdict in found) else "stop"
+
+
+def named(found: Sequence[Verdict]) -> tuple[str, ...]:
+    """Whom findings name as the cause: nodes, also by one of their ranks ("rank 3")."""
+    return tuple(dict.fromkeys(str(v.details["exclude"]) for v in found if v.details.get("exclude")))
+
+
 def order(kind: str, action: str, playbook: Playbook, found: Sequence[Verdict], now: int) -> Order:
-    """An action's word as an order."""
+    """An action's word as an order. Every start from a checkpoint is from one made before the first finding."""
     kinds, rate, rate_steps = (kind,), playbook.rate, playbook.rate_steps
     if action == "lower_rate":  # a step that a verdict would leave out is left out
         suggested = max(Action.WARN, *(verdict.suggestion for verdict in found))
         return Order(suggested, kinds, rate=rate, rate_steps=rate_steps)
-    if action == "roll_back":
-        first = max(1, min(int(verdict.details.get("first", now)) for verdict in found))
-        return Order(
-            Action.ROLL_BACK,
-            kinds,
-            before_step=max(1, first - playbook.back),
-            else_before=first,
-            skip=None if playbook.skip else 0,
-            rate=rate,
-            rate_steps=rate_steps,
-        )
-    if action == "restart":
-        return Order(Action.RESTART, kinds, rate=rate, rate_steps=rate_steps)
-    if action == "exclude":
-        hosts = tuple(dict.fromkeys(str(v.details["host"]) for v in found if v.details.get("host")))
-        return Order(Action.RESTART if hosts else Action.WARN, kinds, exclude=hosts)
-    return Order(Action[action.upper()], kinds)
+    if action not in ("roll_back", "restart", "exclude"):
+        return Order(Action[action.upper()], kinds)
+    does = Order(
+        Action.ROLL_BACK if action == "roll_back" else Action.RESTART,
+        kinds,
+        skip=None if playbook.skip else 0,
+        rate=1.0 if action == "exclude" else rate,
+        rate_steps=0 if action == "exclude" else rate_steps,
+        exclude=named(found) if action == "exclude" else (),
+    )
+    steps = [int(verdict.details["first"]) for verdict in found if "first" in verdict.details]
+    if not steps and action != "roll_back":  # a machine that is slow has spoilt nothing
+        return does
+    first = max(1, min(steps, default=now))
+    return replace(does, before_step=max(1, first - playbook.back), else_before=first)

@@ -86,23 +86,52 @@ def submit(plan: PreparePlan, tasks: int, options: Mapping[str, str]) -> list[st
             }
         )
         made.append(before)
-    try:
-        made[-1].run()
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise UserError("Slurm took no job.", str(error)) from error
-    jobs = [str(one.job_id) for one in made]
-    if plan.work.exists():  # else they have ended
-        replace_json(plan.work / SUBMITTED, {"jobs": jobs})
+    jobs: list[str] = []
+    for one in made:
+        try:
+            one.launch_job()
+        except (OSError, subprocess.CalledProcessError) as error:
+            taken = [*jobs, *([str(one.job_id)] if one.job_id else [])]
+            raise _refused(str(error), taken) from error
+        finally:  # also what was taken before another was refused
+            if one.job_id:
+                jobs.append(str(one.job_id))
+            if jobs and plan.work.exists():  # else they have ended
+                replace_json(plan.work / SUBMITTED, {"jobs": jobs})
     return jobs
 
 
+def _refused(why: str, taken: list[str]) -> UserError:
+    if not taken:
+        return UserError("Slurm took no job.", why)
+    return UserError(
+        f"Slurm took jobs {', '.join(taken)} and not the next one.",
+        why,
+        f"scancel {' '.join(taken)}",
+        "the same call, once they have ended, goes on with what they did",
+    )
+
+
 def refuse_if_submitted(work: Path) -> None:
-    """Raises UserError where jobs that were submitted wait or run."""
+    """Raises UserError where jobs that were submitted wait or run, and where Slurm does not say whether they do."""
     try:
-        jobs = json.loads((work / SUBMITTED).read_bytes())["jobs"]
-        said = subprocess.run(["squeue", "-h", "-j", ",".join(jobs), "-o", "%i"], capture_output=True, text=True)
-    except (FileNotFoundError, ValueError, KeyError):
+        jobs = [str(job) for job in json.loads((work / SUBMITTED).read_bytes())["jobs"]]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return
+    asked = ["squeue", "-h", "-j", ",".join(jobs), "-o", "%i"]
+    try:
+        said = subprocess.run(asked, capture_output=True, text=True)
+        why = said.stderr.strip() or f"exit code {said.returncode}"
+        known = said.returncode == 0 or "Invalid job id" in said.stderr  # forgotten: ended long ago
+    except OSError as error:
+        known, why = False, str(error)
+    if not known:
+        raise UserError(
+            f"Nobody knows whether jobs {', '.join(jobs)} of an earlier call are at work on {work.parent}.",
+            f"squeue: {why}",
+            " ".join(asked),
+            f"rm {work / SUBMITTED}, where they have ended for sure",
+        )
     if left := sorted({line.partition("_")[0] for line in said.stdout.split()} & set(jobs)):
         logs = work.parent / LOGS
         raise UserError(

@@ -24,6 +24,9 @@ OPTIONS = {
     "seed": (int, "of the first course"),
 }
 
+LARGEST = 1e12  # of any option
+MOST_FAULTS = 1e7  # a minute or two
+
 
 def run(argv: Sequence[str]) -> int:
     """Print it. Raises UserError for a job that cannot be."""
@@ -43,10 +46,31 @@ def run(argv: Sequence[str]) -> int:
     asked = vars(parser.parse_args(list(argv)))
     as_json, courses = asked.pop("json"), asked.pop("courses")
     for name, value in {**asked, "courses": courses}.items():
-        least = 0 if name in ("spares", "seed", "detection_seconds", "restart_seconds", "repair_seconds") else None
-        if value is not None and (value < 0 if least == 0 else value <= 0):
-            raise UserError(f"--{name.replace('_', '-')} {value:g} is no job.", "It must be more than 0.")
-    found = simulated(SimulatedJob(**asked), courses)
+        if value is None or name == "seed":
+            continue
+        may_be_0 = name in ("spares", "detection_seconds", "restart_seconds", "repair_seconds")
+        if not (0 <= value <= LARGEST) or (value == 0 and not may_be_0):
+            least = "0 or more" if may_be_0 else "more than 0"
+            raise UserError(f"--{name.replace('_', '-')} {value} is no job.", f"It must be {least}, to {LARGEST:g}.")
+    job = SimulatedJob(**asked)
+    faults = job.nodes * job.faults_per_node_day * job.days * courses
+    if faults > MOST_FAULTS:
+        raise UserError(
+            f"{faults:.3g} faults are too many to simulate, one by one.",
+            f"It is done for up to {MOST_FAULTS:g}, over all courses.",
+            "",
+            "fewer of --nodes, --days, --courses or --faults-per-node-day",
+        )
+    try:
+        found = simulated(job, courses)
+    except (OverflowError, ZeroDivisionError) as error:
+        between, recovery = job.reliability.mtbf_seconds, job.detection_seconds + job.restart_seconds
+        raise UserError(
+            f"This job comes to nothing: a fault each {between:.3g} s, and {recovery:g} s to recover from one.",
+            f"A save takes {job.save_seconds:g} s.",
+            "",
+            "fewer --nodes or --faults-per-node-day, shorter --restart-seconds, --detection-seconds or --save-seconds",
+        ) from error
     print(json.dumps(found, indent=1) if as_json else text_of(found))
     return 0
 

@@ -14,6 +14,10 @@ from gangline_health.monitors.base import Monitor
 from gangline_health.probes import UNASKED, Findings, Probe, descriptors, disk, gpus, memory
 
 if TYPE_CHECKING:
+    import torch
+
+    from gangline.comm import Comms, Store
+    from gangline.strategy import Runtime
     from gangline.track import StepRecord
 
 
@@ -32,6 +36,10 @@ class MachineMonitor(Monitor):
             asked["gpus"] = gpus
         self.probes = [Probe(name, ask, options.seconds, options.deadline) for name, ask in asked.items()]
         self.said: set[str] = set()
+        self.rank = 0
+
+    def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
+        self.rank = comms.rank
 
     def watches(self) -> str:
         """Also which probes are unknown: the first answers are waited for, a little."""
@@ -50,6 +58,7 @@ class MachineMonitor(Monitor):
             known = probe.findings is not None
             probe.poll()
             details = {"step": record.step, "first": record.step, "row": 1, "host": host, "probe": probe.name}
+            details["exclude"] = f"rank {self.rank}"  # the launcher may have another name for the machine
             if known and probe.findings is None:
                 evidence = f"{probe.name} is unknown from step {record.step} on: {probe.why}"
                 yield Verdict("probe-unknown", host, 1.0, evidence, Action.NOTE, details=details)

@@ -58,6 +58,8 @@ class NumbersMonitor(Monitor):
     ) -> Iterable[Verdict]:
         logarithmic = window is self.norms
         middle, noise = centre(window), max(deviation(window), least)
+        if not noise:  # a loss of exactly 0 in every step, as where no token counts: nothing to judge by
+            return
         far = ((math.log(value) if logarithmic else value) - middle) / noise
         if far <= limit:
             return
@@ -107,8 +109,11 @@ class NumbersMonitor(Monitor):
         if len(self.losses) < max(self.options.warmup, RECENT):
             return
         recent = centre(self.losses)
-        if self.best is None or recent < self.best[0]:
-            self.best = (recent, max(deviation(self.losses), LEAST_LOSS * abs(recent)), record.step)
+        noise = max(deviation(self.losses), LEAST_LOSS * abs(recent))
+        if noise and (self.best is None or recent < self.best[0]):
+            self.best = (recent, noise, record.step)
+        if self.best is None:
+            return
         best, then, at = self.best
         far = (recent - best) / then
         if far > self.options.divergence:

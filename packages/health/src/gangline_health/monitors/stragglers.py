@@ -102,6 +102,7 @@ class StragglersMonitor(Monitor):
         )
         details = {
             "rank": rank, "phase": phase, "since": since, "cost_seconds": cost, "score": score, "step": record.step,
+            "exclude": f"rank {rank}",
         }  # fmt: skip
         return Verdict("straggler", f"rank {rank}", 0.9, evidence, Action.WARN, details=details)
 
