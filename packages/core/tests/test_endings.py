@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from gangline import rundir
+from gangline.config import default_run
 from gangline.ending import RunEnding, read_ending, write_ending
+from gangline.errors import UserError
+from gangline.events import Events, read_events
 from gangline.launch import failures
 from gangline.launch.failures import RankFailure
 from gangline.launch.several import Agents
 from gangline.launch.starts import Starts
+from gangline.rundir import RunDirectory
 
 DONE = RunEnding(generation=1, reason="done", exit_code=0, evidence="step 5 is done")
 
@@ -44,3 +50,57 @@ def test_under_a_foreign_agent_ranks_that_saved_start_again(tmp_path, code, goes
     environment = {**os.environ, "TORCHELASTIC_RESTART_COUNT": "1", "RANK": "0", "OMP_NUM_THREADS": "1"}
     ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, timeout=120)
     assert ended.returncode == (len(str(tmp_path)) % 256 if goes_on else code)
+
+
+def test_a_job_that_is_over_is_not_joined(tmp_path, monkeypatch):
+    monkeypatch.setattr(rundir, "OVER_SECONDS", 0.2)
+    first, second = RunDirectory(tmp_path), RunDirectory(tmp_path)
+    job = first.share()
+    first.job_is_over()
+    agent = RunDirectory(tmp_path)
+    assert agent.share(waits=False) == job  # of a command that is in it
+    agent.unlock()
+    with pytest.raises(UserError, match="the last node of a job that is over"):
+        second.share()
+    monkeypatch.setattr(rundir, "OVER_SECONDS", 20)
+    leaves = threading.Timer(0.3, first.unlock)
+    leaves.start()
+    assert second.share() != job
+    leaves.join()
+
+
+def test_a_live_job_keeps_its_configuration(tmp_path):
+    def run(steps):
+        return default_run(run={"dir": str(tmp_path / "out"), "steps": steps})
+
+    RunDirectory.create(run(10)).unlock()
+    first, second = RunDirectory(tmp_path / "out"), RunDirectory(tmp_path / "out")
+    first.go_on(run(20))
+    with pytest.raises(UserError, match=r"another configuration: run\.steps is 20 there, and 30 here"):
+        second.go_on(run(30))
+    second.go_on(run(20))
+    assert first.run().run.steps == 20
+    assert len(first.read_provenance()["starts"]) == 2
+    second.put_back()
+    first.put_back()
+    assert first.run().run.steps == 20, "the other node goes on with it"
+
+
+def test_who_is_refused_takes_no_directory_away_from_another_node(tmp_path):
+    words = default_run(run={"dir": str(tmp_path / "out")})
+    first, second = RunDirectory.meet(words), RunDirectory.meet(words)
+    assert not first.discard()
+    first.unlock()
+    second.unlock()
+    again = RunDirectory.meet(default_run(run={"dir": str(tmp_path / "other")}))
+    assert again.discard()
+    Starts.end(again.path, 1, RankFailure(0, "user", 2, "a mistake"))  # another node that had begun to say why
+    assert not again.path.exists()
+
+
+def test_a_line_of_events_that_is_no_object_is_left_out(tmp_path):
+    (tmp_path / "events.jsonl").write_text("3\n[1]\n")
+    events = Events(tmp_path)
+    events.write("start")
+    events.close()
+    assert [line["event"] for line in read_events(tmp_path)] == ["start"]

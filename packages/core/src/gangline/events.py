@@ -39,7 +39,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
@@ -61,8 +61,9 @@ class Events:
         self.trouble = ""  # why a line could not be written, until somebody has told it
         if run_dir is not None:
             self._run_dir = Path(run_dir)
-            self._file = (Path(run_dir) / FILE).open("ab+", buffering=0)
-            end_line(self._file)
+            with suppress(FileNotFoundError):  # another node was refused, and took the directory away
+                self._file = (Path(run_dir) / FILE).open("ab+", buffering=0)
+                end_line(self._file)
 
     def write(self, event: str, **content: Any) -> None:
         """One line, at once."""
@@ -110,10 +111,10 @@ def read_events(run_dir: str | Path) -> list[dict[str, Any]]:
     path = Path(run_dir) / FILE
     found = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
+        with suppress(ValueError):
+            content = json.loads(line)
+            if isinstance(content, dict):
+                found.append(content)
     return found
 
 

@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from gangline.parts import LISTS
 from gangline.plugins import installed
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has it
+OVER_SECONDS = 60.0  # how long a node that comes to a job that is over waits for its last nodes to go
+_OVER = " over"
 MEETING = ".meeting"  # a folder in which nodes of one job meet
 END = "..."  # YAML's end-of-document marker: the last line of a whole config.yaml
 
@@ -42,6 +44,7 @@ class RunDirectory:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._lock: int | None = None
+        self._job = ""  # of those that `share` it
         self._made: list[Path] = []  # by `create`: the directory and those above it that were not there
         self._replaced: dict[Path, str] = {}  # by `rewrite`: what stood in the files before
         self._begun = 0
@@ -90,7 +93,7 @@ class RunDirectory:
 
         Gives whether it did.
         """
-        if self.path not in self._made or "data" in self.read_provenance():
+        if self.path not in self._made or "data" in self.read_provenance() or self._held_by_others():
             return False
         self.unlock()
         shutil.rmtree(self.path, ignore_errors=True)
@@ -136,7 +139,7 @@ class RunDirectory:
 
     def put_back(self) -> None:
         """Undo `rewrite` where nothing has begun since: what the ranks refused is not what the run goes on with."""
-        if self._starts() == self._begun:
+        if self._replaced and self._starts() == self._begun and not self._held_by_others():
             for path, text in self._replaced.items():
                 write_whole(path, text)
 
@@ -166,29 +169,68 @@ class RunDirectory:
         os.pwrite(handle, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
         self._lock = handle
 
-    def share(self) -> str:
+    def share(self, waits: bool = True, entered: Callable[[bool], None] = lambda first: None) -> str:
         """Hold the directory together with the other nodes of one job; gives the job's name.
 
-        Who comes first, when nobody else holds it, names the job. Raises UserError where a `train` holds it that shares
-        nothing, and where the file system has no locks.
+        Who comes first, when nobody else holds it, names the job; `entered` is told whether that is this node, while no
+        other one enters. A job that is over is not joined: with `waits` its last nodes have `OVER_SECONDS` to go.
+        Raises UserError where a `train` holds it that shares nothing, and where the file system has no locks.
         """
-        with self._entry():
-            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                job = self._joined(handle)
-            else:
-                job = uuid.uuid4().hex[:12]
-                os.ftruncate(handle, 0)
-                os.pwrite(handle, f"job {job}\n".encode(), 0)
-                fcntl.flock(handle, fcntl.LOCK_SH)
-                for old in (self.path / MEETING).glob("st*-*"):
-                    old.unlink(missing_ok=True)
-            if self._lock is not None:
-                os.close(self._lock)
-            self._lock = handle
-            return job
+        deadline = time.monotonic() + OVER_SECONDS
+        while not self._job:
+            with self._entry():
+                handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    job, first = self._joined(handle), False
+                else:
+                    job, first = uuid.uuid4().hex[:12], True
+                    os.ftruncate(handle, 0)
+                    os.pwrite(handle, f"job {job}\n".encode(), 0)
+                    fcntl.flock(handle, fcntl.LOCK_SH)
+                    for old in (self.path / MEETING).glob("st*-*"):
+                        old.unlink(missing_ok=True)
+                if not (over := job.endswith(_OVER)) or not waits:
+                    self.unlock()
+                    self._lock, self._job = handle, job.removesuffix(_OVER)
+                    entered(first)
+                    break
+                os.close(handle)
+            if over and time.monotonic() > deadline:
+                raise _in_use(self.path, "the last node of a job that is over")
+            time.sleep(0.1)
+        return self._job
+
+    def job_is_over(self) -> None:
+        """Nodes that come now wait for another job of the run: the nodes of this one meet no more."""
+        if self._lock is not None and self._job:
+            os.pwrite(self._lock, f"job {self._job}{_OVER}\n".encode(), 0)
+
+    def go_on(self, run: Run, argv: Sequence[str] = (), changed: dict[str, Any] | None = None) -> None:
+        """`share`, with `rewrite` by the job's first node. Raises UserError where a later one wants another run."""
+
+        def entered(first: bool) -> None:
+            if first:
+                self.rewrite(run, argv, changed)
+            elif difference := _difference(self._content(), rooted(run)):
+                self.unlock()
+                raise UserError(
+                    f"a job is at {self.path}, with another configuration: {difference}.",
+                    f"To join it:  train resume={self.path}, with the words of its first node.",
+                    "To change the run, end the job first.",
+                )
+
+        self.share(entered=entered)
+
+    def _held_by_others(self) -> bool:
+        """Whether other nodes of the job hold the directory. Asked at the end: the lock may be lost by it."""
+        try:
+            if self._lock is not None and self._job:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
 
     def _joined(self, handle: int) -> str:
         holder = os.pread(handle, 100, 0).decode(errors="replace").strip()
@@ -210,6 +252,8 @@ class RunDirectory:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
             yield
+        except FileNotFoundError as error:
+            raise UserError(f"{self.path} was taken away: its run was refused.", "Give the command again.") from error
         except OSError as error:
             raise UserError(
                 f"{self.path} lies on a file system without locks: {error.strerror or error}.",
@@ -250,7 +294,7 @@ class RunDirectory:
         """Let go of the directory."""
         if self._lock is not None:
             os.close(self._lock)
-            self._lock = None
+            self._lock, self._job = None, ""
 
     # --- what is written down ----------------------------------------------------------------------------------------
 
@@ -347,7 +391,7 @@ def holds_checkpoint(run: Run) -> bool:
 
 def write_whole(path: Path, text: str) -> None:
     """Replace a file by one atomic act after its bytes are durable: a reader sees the old text or the new, whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")  # in containers pids are equal, and names
     try:
         with temporary.open("w") as file:
             file.write(text)

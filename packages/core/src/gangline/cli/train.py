@@ -181,13 +181,11 @@ def _prepare(line: CommandLine, argv: Sequence[str], job: str | None = None) -> 
     directory, run, changed = _resumed(line)
     run.run.dir = str(directory.path)
     check(run)
-    if run.launch.shares:
-        directory.share()
-    else:
+    if not run.launch.shares:
         directory.lock()
     for note in directory.changed_parts():
         print(f"train: note: {note}", file=sys.stderr)
-    directory.rewrite(run, command, changed)
+    (directory.go_on if run.launch.shares else directory.rewrite)(run, command, changed)
     return directory
 
 

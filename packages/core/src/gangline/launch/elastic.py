@@ -71,6 +71,7 @@ class AgentNode:
     alone: bool = True  # whether there are no other nodes
     log: str = "agent.log"
     met: Callable[[], None] = lambda: None  # called when the nodes have met for the first time
+    over: Callable[[], None] = lambda: None  # called when this node ends the job for all
     excluded: Callable[[], bool] = lambda: False  # whether the job goes on without this node
 
 
@@ -209,6 +210,7 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
         finally:
             request.heard = True
             if node.alone or not goes:
+                node.over()
                 with suppress(Exception):  # the others hear of it later
                     node.handler.shutdown()
             _leave_nobody(others)

@@ -56,7 +56,8 @@ class ElasticLauncher(Launcher):
 def run_node(run_dir: Path, run: Run, name: str, address: str) -> int:
     """The agent of this node, to the end of the job."""
     config: ElasticLaunch = run.launch  # type: ignore[assignment]
-    job = RunDirectory(run_dir).share()
+    directory = RunDirectory(run_dir)
+    job = directory.share(waits=False)  # the command that waits for this one has the same job
     forkserver.warm(forkserver.needs(run))
     running = sidecars.start(sidecars.wanted(run), run_dir, owner=os.getpid())
     try:
@@ -84,10 +85,12 @@ def run_node(run_dir: Path, run: Run, name: str, address: str) -> int:
             alone=False,
             met=patience.has_met,
             excluded=excluded,
+            over=directory.job_is_over,
             log=f"agent-{name.replace('/', '-')}.log",
         )
         return run_agent(starts, node, config, WORK, ())
     finally:
+        directory.unlock()
         sidecars.stop(running)
         pulse.remove(os.getpid())
 
