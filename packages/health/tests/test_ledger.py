@@ -66,6 +66,23 @@ def whole(of: Ledger) -> None:
     assert [part.begin for part in of.parts[1:]] == [part.end for part in of.parts[:-1]]
 
 
+def test_lines_that_are_no_records_are_left_out(tmp_path: Path) -> None:
+    files = Files(tmp_path / "whole")
+    files.launch("start")
+    for step in (1, 2):
+        files.step(step)
+    odd = Files(tmp_path / "odd")
+    odd.launch("start")
+    for file in ("events.jsonl", "metrics.jsonl"):
+        with (odd.run_dir / file).open("a") as out:
+            out.write('[1]\n5\n"x"\nnull\n{}\n{"time": 3.0}\n{"time": "x", "step": 1, "seconds": {}}\n{"tim')
+            out.write("\n")
+    for step in (1, 2):
+        odd.step(step)
+    found = [ledger(each.run_dir).to_dict() for each in (files, odd)]
+    assert found[0] | {"run_dir": ""} == found[1] | {"run_dir": ""}
+
+
 def test_a_run_with_a_kill_step_by_step(tmp_path: Path) -> None:
     files = Files(tmp_path)
     files.launch("start")

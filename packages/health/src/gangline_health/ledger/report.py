@@ -87,7 +87,8 @@ class Ledger:
 
 def ledger(run_dir: Path) -> Ledger:
     """The account of a run, also of one that lives. Raises UserError where nothing was written."""
-    events = read_events(run_dir)
+    written = [line for line in read_events(run_dir) if isinstance(line, dict)]
+    events = [line for line in written if "event" in line and "time" in line]
     starts = read(run_dir, events)
     if not starts:
         raise UserError(

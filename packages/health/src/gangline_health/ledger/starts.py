@@ -45,7 +45,7 @@ def moment(line: Line) -> float:
 
 
 def read(run_dir: Path, events: Iterable[Line]) -> list[RanksStart]:
-    """Every start of which something is written, oldest first. Lines that a kill tore are left out."""
+    """Every start of which something is written, oldest first. Lines that are no record of a step are left out."""
     found: dict[int, RanksStart] = {}
 
     def of(line: Line) -> RanksStart:
@@ -63,12 +63,20 @@ def read(run_dir: Path, events: Iterable[Line]) -> list[RanksStart]:
     for text in path.read_bytes().splitlines() if path.exists() else ():
         try:
             line = json.loads(text)
-            if line["time"] > 0:
-                of(line).steps.append(line)
-        except (ValueError, KeyError, TypeError):
+        except ValueError:  # a kill tore it
             continue
+        if _is_step(line):
+            of(line).steps.append(line)
     heard = [each for each in found.values() if each.launch or each.events or each.steps]
     return sorted(heard, key=lambda each: each.generation)
+
+
+def _is_step(line: object) -> bool:
+    if not isinstance(line, dict) or not isinstance(line.get("seconds"), dict):
+        return False
+    return (
+        all(isinstance(line.get(name), int | float) for name in ("time", "step", "step_seconds")) and line["time"] > 0
+    )
 
 
 def undone(starts: Sequence[RanksStart]) -> set[int]:
