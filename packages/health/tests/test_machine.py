@@ -6,9 +6,11 @@ import sys
 import threading
 import time
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from gangline.health import Verdict
 from gangline.testing.health import healthy
 from gangline_health.config import MachineOptions
 from gangline_health.monitors.machine import MachineMonitor
@@ -88,14 +90,16 @@ def test_what_raises_or_hangs_is_unknown_and_nobody_waits() -> None:
 def test_a_finding_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gangline_health.monitors.machine.gpus", lambda: gpus(nvml(errors=(0, 3))))
     monitor = MachineMonitor(MachineOptions(seconds=0.001, memory=0, disk=0, descriptors=1), "/")
+    monitor.attach(cast(Any, None), cast(Any, SimpleNamespace(rank=5)), None, cast(Any, None))
     assert monitor.watches() == "descriptors, memory, disk, gpus"
-    said = []
+    said: list[Verdict] = []
     for record in healthy(40):
         said += monitor.observe(record)
         time.sleep(0.01)
     (verdict,) = said
     assert (verdict.kind, verdict.details["probe"]) == ("machine", "gpus")
     assert "3 uncorrected ECC errors" in verdict.evidence
+    assert verdict.details["exclude"] == "rank 5", "the launcher may have another name for the machine"
 
 
 def test_without_a_driver_gpus_are_unknown_and_that_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 class Monitor(ABC):
     """Asked on every rank as a health check is (`gangline.health.HealthCheck`); each method but one may stay as it is.
 
-    What a monitor raises names it and leaves it out from there on; the others go on. Only `collective` may use
-    collectives, and what it raises ends the run.
+    What a monitor raises names it and leaves it out from there on, at the same step on all ranks; the others go on.
+    Only `collective` may use collectives, and what it raises ends the run.
+
+    A verdict's details that playbooks read: `first`, the step from which on something may be spoilt; `exclude`, whom it
+    names for sure as the cause: a node, or one of its ranks ("rank 3"); `row`, findings in a row.
     """
 
     name: str  # as in health.on.<name>
