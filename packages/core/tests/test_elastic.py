@@ -78,23 +78,31 @@ def same(curve, other) -> None:
 def test_a_lost_rank_and_a_lost_node_that_comes_back(runs):
     """World 2 -> 2 -> 1 -> 2: the curve of one process."""
     out = runs.directory / "out"
-    process = runs.start("run.dir=out", "run.steps=200", *ELASTIC, "launch.nodes=1:2")
+    process = runs.start("run.dir=out", "run.steps=100000", *ELASTIC, "launch.nodes=1:2")
     runs.wait_for_step(process, "out", 7)
     before = len(launches(out))
     os.kill(ranks(out)[1], signal.SIGKILL)
     wait_for(lambda: len(launches(out)) > before)
     runs.wait_for_step(process, "out", 12)
     before = len(launches(out))
+    os.kill(process.pid, signal.SIGSTOP)  # it would start the agent again before the other one goes on
     os.kill(agents(out)["0"], signal.SIGKILL)
-    printed = runs.finish(process)
-    assert [line["why"] for line in launches(out)][-1] == "joined", printed
-    assert [line["processes"] for line in launches(out)][before:] == [1, 2]
+    wait_for(lambda: len(launches(out)) > before)
+    os.kill(process.pid, signal.SIGCONT)
+    wait_for(lambda: launches(out)[-1]["why"] == "joined")
+    runs.wait_for_step(process, "out", runs.records("out")[-1]["step"] + 3)
+    os.kill(process.pid, signal.SIGTERM)
+    printed = runs.finish(process, code=75)
+    assert [line["processes"] for line in launches(out)][before:] == [1, 2], printed
     assert "was killed by SIGKILL" in printed
-    assert read_ending(out).reason == "done"
+    assert read_ending(out).reason == "preempted"
     assert read_events(out)[-1]["event"] == "exit"
     assert (agents(out), ranks(out)) == ({}, {})
-    runs.train("run.dir=straight", "run.steps=200", "checkpoint=off", "launch.processes=1")
-    same(runs.curve("out"), runs.curve("straight"))
+    steps = runs.records("out")[-1]["step"]
+    straight = runs.start("run.dir=straight", "run.steps=100000", "checkpoint=off", "launch.processes=1")
+    runs.wait_for_step(straight, "straight", steps)
+    kill(straight)
+    same(runs.curve("out"), runs.curve("straight")[:steps])
 
 
 @pytest.mark.nightly

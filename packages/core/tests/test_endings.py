@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from gangline import rundir
 from gangline.config import default_run
+from gangline.config.check import _variables
 from gangline.ending import RunEnding, read_ending, write_ending
 from gangline.errors import UserError
 from gangline.events import Events, read_events
-from gangline.launch import failures
+from gangline.launch import failures, several
 from gangline.launch.failures import RankFailure
 from gangline.launch.several import Agents
 from gangline.launch.starts import Starts
@@ -104,3 +107,31 @@ def test_a_line_of_events_that_is_no_object_is_left_out(tmp_path):
     events.write("start")
     events.close()
     assert [line["event"] for line in read_events(tmp_path)] == ["start"]
+
+
+def test_an_agent_that_starts_as_the_job_is_asked_to_stop_hears_of_it(tmp_path, monkeypatch):
+    found, popen = Agents(tmp_path, 2), subprocess.Popen
+    found.again = {0: 0.0, 1: 0.0}
+
+    def asked_meanwhile(command, **options):
+        process = popen(["sleep", "600"])
+        found._hand_on(signal.SIGTERM, None)
+        return process
+
+    monkeypatch.setattr(several.subprocess, "Popen", asked_meanwhile)
+    found._start()
+    (process,) = found.running.values()  # the other one is not started any more
+    try:
+        assert process.wait(20) == -signal.SIGTERM
+    finally:
+        process.kill()
+
+
+def test_the_user_settles_what_two_parts_want_of_one_variable(monkeypatch):
+    parts = [(name, SimpleNamespace(environment=lambda run, name=name: {"WANTED": name})) for name in ("one", "two")]
+    run = SimpleNamespace(parts=lambda: parts)
+    monkeypatch.delenv("WANTED", raising=False)
+    (problem,) = _variables(run)
+    assert "WANTED=two train ..." in str(problem)
+    monkeypatch.setenv("WANTED", "two")
+    assert not list(_variables(run))

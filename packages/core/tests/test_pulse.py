@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 import torch
 
 from gangline import pulse
@@ -118,28 +117,35 @@ def test_without_shared_memory_a_rank_goes_on_unseen(tmp_path, monkeypatch):
     assert list((tmp_path / "full").iterdir()) == []
 
 
+CLOCK = 1e-3  # of what is measured by two clocks, in seconds
+
+
 def test_rows_are_where_the_time_went_and_add_up():
     mine = Pulse()
     began = time.perf_counter()
     mine.rows()
     mine.step(1)
     with mine.phase("forward_backward"):
+        forward = time.perf_counter()
         with mine.phase("forward"):
             time.sleep(0.02)
             row = mine.begin(mine.group("tp", (0, 1)), 2, 8)
             before = mine.wait(row)
             time.sleep(0.05)
             mine.done(row, before)
+        forward = time.perf_counter() - forward
         with mine.phase("backward"):
             time.sleep(0.03)
     with mine.phase("no such phase"):
         time.sleep(0.01)
+    asked = time.perf_counter()
     found = dict(zip(ROWS, mine.rows(), strict=True))
-    assert sum(found.values()) == pytest.approx(time.perf_counter() - began, abs=0.02)
-    assert 0.02 <= found["forward"] < 0.05 <= found["collective"], "the wait is not the forward's"
+    assert 0.11 <= sum(found.values()) <= time.perf_counter() - began + CLOCK
+    assert found["collective"] >= 0.05
+    assert 0.02 <= found["forward"] <= forward - found["collective"] + CLOCK, "the wait is not the forward's"
     assert found["backward"] >= 0.03
     assert found["other"] >= 0.01
-    assert sum(mine.rows()) < 0.02, "each second is in one row alone"
+    assert sum(mine.rows()) <= time.perf_counter() - asked + CLOCK, "each second is in one row alone"
 
 
 def test_how_long_phases_last_is_kept_without_the_first_steps(tmp_path):

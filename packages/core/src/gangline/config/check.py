@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
@@ -47,12 +48,12 @@ def problems(run: Run) -> list[Problem]:
 
 
 def _variables(run: Run) -> Iterator[Problem]:
-    """Two parts that want one variable of the ranks' environment to be different."""
+    """Two parts that want one variable of the ranks' environment to be different, and the user has not said which."""
     wanted: dict[str, tuple[str, str]] = {}
     for place, config in run.parts():
         for name, value in config.environment(run).items():
             other, theirs = wanted.setdefault(name, (place, value))
-            if theirs != value:
+            if theirs != value and name not in os.environ:
                 yield Problem(
                     f"{other} needs {name}={theirs} in the environment of the ranks, and {place} needs {name}={value}.",
                     "A rank has one environment.",

@@ -36,7 +36,10 @@ REGATHER_SECONDS = 1.0  # after the first start: how long nodes beyond the fewes
 
 
 class FileBackend(RendezvousBackend):
-    """The state of a rendezvous in one file; its content is its own fencing token."""
+    """The state of a rendezvous in one file, replaced whole; its content is its own fencing token.
+
+    A torn one would make all join anew in round 0, and take an old round's words from the store.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,35 +49,31 @@ class FileBackend(RendezvousBackend):
         return "file"
 
     def get_state(self) -> tuple[bytes, Token] | None:
-        with self._locked() as handle:
-            return self._read(handle)
+        with self._locked():
+            return self._read()
 
     def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
-        with self._locked() as handle:
-            there = self._read(handle)
+        with self._locked():
+            there = self._read()
             if (there[1] if there else None) != token:
                 return (*there, False) if there else None
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, state + _END, 0)
+            new = self.path.with_name(f"stnew-{self.path.name}")  # under the lock: one at a time
+            new.write_bytes(state)
+            os.replace(new, self.path)
             return state, state, True
 
-    def _read(self, handle: int) -> tuple[bytes, Token] | None:
-        content = os.pread(handle, os.fstat(handle).st_size, 0)
-        if not content.endswith(_END):  # nothing yet, or an agent was killed while it wrote: all join anew
-            return None
-        return content[: -len(_END)], content[: -len(_END)]
+    def _read(self) -> tuple[bytes, Token] | None:
+        content = self.path.read_bytes() if self.path.exists() else b""
+        return (content, content) if content else None
 
     @contextmanager
-    def _locked(self) -> Iterator[int]:
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def _locked(self) -> Iterator[None]:
+        handle = os.open(self.path.with_name(f"stlock-{self.path.name}"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX)
-            yield handle
+            yield
         finally:
             os.close(handle)
-
-
-_END = b"\nend"
 
 
 class Patience(RendezvousTimeout):

@@ -132,10 +132,12 @@ class Agents:
 
     def _start(self) -> None:
         for index, at in list(self.again.items()):
-            if time.monotonic() >= at:
-                del self.again[index]
+            if time.monotonic() >= at and not self.asked:
+                self.again.pop(index, None)
                 command = [sys.executable, "-m", NODE, str(self.run_dir), str(index), str(os.getpid())]
                 self.running[index] = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+                if self.asked:  # meanwhile, and this one was not among those that were told
+                    guard.send(self.running[index].pid, self.asked)
 
     def _ended(self, index: int, code: int, begun: int) -> int:
         now = progress(self.run_dir).generation
