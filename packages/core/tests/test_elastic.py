@@ -23,6 +23,7 @@ from gangline.testing.real_runs import SMALL, RealRuns
 SLOW = ("batch.global_size=8", "batch.sequence_length=128", "model.dim=64", "model.hidden=256")
 WORDS = (*SMALL, *SLOW, "parallel=ddp", "precision=fp64", "run.deterministic=on", "schedule=constant")
 ELASTIC = ("launch=elastic", "launch.processes=2", "checkpoint.every=5")
+FEW_WARM = ("run.steps=100000", "schedule.warmup_steps=5")  # the curve shows what is wrong from the first steps
 SECONDS = 240.0
 
 
@@ -78,7 +79,7 @@ def same(curve, other) -> None:
 def test_a_lost_rank_and_a_lost_node_that_comes_back(runs):
     """World 2 -> 2 -> 1 -> 2: the curve of one process."""
     out = runs.directory / "out"
-    process = runs.start("run.dir=out", "run.steps=100000", *ELASTIC, "launch.nodes=1:2")
+    process = runs.start("run.dir=out", *FEW_WARM, *ELASTIC, "launch.nodes=1:2")
     runs.wait_for_step(process, "out", 7)
     before = len(launches(out))
     os.kill(ranks(out)[1], signal.SIGKILL)
@@ -99,7 +100,7 @@ def test_a_lost_rank_and_a_lost_node_that_comes_back(runs):
     assert read_events(out)[-1]["event"] == "exit"
     assert (agents(out), ranks(out)) == ({}, {})
     steps = runs.records("out")[-1]["step"]
-    straight = runs.start("run.dir=straight", "run.steps=100000", "checkpoint=off", "launch.processes=1")
+    straight = runs.start("run.dir=straight", *FEW_WARM, "checkpoint=off", "launch.processes=1")
     runs.wait_for_step(straight, "straight", steps)
     kill(straight)
     same(runs.curve("out"), runs.curve("straight")[:steps])
