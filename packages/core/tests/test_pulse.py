@@ -107,6 +107,26 @@ def test_a_rank_that_is_started_again_has_a_pulse_of_its_own(tmp_path):
         pulse.remove(os.getpid())
 
 
+def test_it_can_be_read_as_soon_as_it_says_whose_it_is_and_not_before(tmp_path, monkeypatch):
+    """A watcher looks at any moment; who it took for process 0 would never be seen to be stopped."""
+    real, early = guard.born, []
+
+    def looked_at(pid: int) -> int | None:
+        for file in pulse.find(tmp_path):
+            with pytest.raises(ValueError, match="no pulse"):
+                PulseReader(file)
+            early.append(file)
+        return real(pid)
+
+    monkeypatch.setattr("gangline.pulse.write.born", looked_at)
+    Pulse.open(tmp_path, 3, 8, 2, owner=os.getpid())
+    (file,) = pulse.find(tmp_path)
+    assert early == [file]
+    seen = PulseReader(file).read()
+    assert (seen.pid, seen.rank, seen.world, seen.generation, seen.alive) == (os.getpid(), 3, 8, 2, True)
+    pulse.remove(os.getpid())
+
+
 def test_without_shared_memory_a_rank_goes_on_unseen(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "ROOT", tmp_path / "none")
     Pulse.open(tmp_path, 0, 1, 0, os.getpid()).step(3)

@@ -25,7 +25,9 @@ class Pulse:
     Without a file it is memory of this process alone, which nobody sees: a rank that is not watched does the same.
     """
 
-    def __init__(self, buffer: mmap.mmap | bytearray | None = None) -> None:
+    def __init__(
+        self, buffer: mmap.mmap | bytearray | None = None, rank: int = 0, world: int = 1, generation: int = 0
+    ) -> None:
         self._words = memoryview(bytearray(8 * layout.WORDS) if buffer is None else buffer).cast("B").cast("q")
         self._beat, self._phase, self._since = 0, NUMBER["start"], monotonic_ns()
         self._groups: dict[tuple[str, tuple[int, ...]], int] = {}
@@ -33,8 +35,11 @@ class Pulse:
         self._told = [0] * len(PHASES)
         self._first: int | None = None
         self._warm = False
-        self._words[PHASE], self._words[SINCE] = self._phase, self._since
-        self._words[layout.VERSION] = layout.MAGIC  # last: what has it may be read
+        words = self._words
+        words[PHASE], words[SINCE] = self._phase, self._since
+        words[layout.PID], words[layout.BORN] = os.getpid(), born(os.getpid()) or 0
+        words[layout.RANK], words[layout.WORLD], words[layout.GENERATION] = rank, world, generation
+        words[layout.VERSION] = layout.MAGIC  # last: what has it may be read, and says whose it is
 
     @classmethod
     def open(cls, run_dir: str | Path, rank: int, world: int, generation: int, owner: int) -> Pulse:
@@ -44,11 +49,7 @@ class Pulse:
         """
         file = memory.path(run_dir, rank, owner)
         buffer = None if file is None else _mapped(file)
-        pulse = cls(buffer)
-        words = pulse._words
-        words[layout.PID], words[layout.BORN] = os.getpid(), born(os.getpid()) or 0
-        words[layout.RANK], words[layout.WORLD], words[layout.GENERATION] = rank, world, generation
-        return pulse
+        return cls(buffer, rank, world, generation)
 
     @property
     def number(self) -> int:
