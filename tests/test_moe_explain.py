@@ -30,7 +30,7 @@ from gangline_moe.edit import layer_node
 from gangline_moe.nodes import MoeNode
 from gangline_moe.routers.config import Grouped, Sigmoid, Softmax
 from gangline_parallel_megatron_style.commands import main
-from gangline_parallel_megatron_style.cost import activations, memory, traffic
+from gangline_parallel_megatron_style.cost import activations, memory, timing, traffic
 from gangline_parallel_megatron_style.cost.activations import ActivationSizes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import links
@@ -239,3 +239,25 @@ def test_it_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_layout_with_experts_sends_what_the_closed_forms_say_and_knows_every_product():
+    run = compose_one(["parallel=3d", "moe=on", "moe.ep=2", "optimizer=muon"])
+    mesh = Mesh.of(run.parallel.axes(8))
+    case, found = Case.of(run, mesh), run.parallel.explain(run, mesh)
+    assert found is not None
+    assert found.unknown == ()
+    for rank, explained_rank in enumerate(found.ranks):
+        ours, closed = Counter[tuple](), Counter[tuple]()
+        for sums, every in ((ours, explained_rank.transfers), (closed, traffic.of_rank(case, rank))):
+            for sent in every:
+                sums[sent.axes, sent.purpose, "calls"] += sent.calls
+                sums[sent.axes, sent.purpose, "bytes"] += sent.bytes
+        assert ours == closed
+        assert any(axes == ("ep",) for axes, _, _ in ours)
+        work = [found.work[stage] for stage in explained_rank.stages]
+        total = sum(
+            2 * w.flops + sum(p.flops * n for p, n in w.forward.items() if not hasattr(p, "weight") or p in w.weights)
+            for w in work
+        )
+        assert total * found.microbatches == pytest.approx(timing.flops(case, rank), rel=0.02)
