@@ -1,0 +1,53 @@
+"""What is planned with nothing but core beside the planner; layouts of other packages are planned where all meet."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gangline.cli.main import main
+
+EIGHT = (
+    "parallel=ddp",
+    "model=llama3-1b",
+    "launch.processes=8",
+    "batch.global_size=64",
+    "batch.micro_size=1",
+    "cluster=h100_ib",
+)
+
+
+def planned(capsys, *words: str) -> dict:
+    assert main(["plan", *words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_replicas_of_core_are_planned_and_one_of_them_sends_nothing(capsys):
+    eight, one = planned(capsys, *EIGHT), planned(capsys, "parallel=single", *EIGHT[1:2], *EIGHT[3:])
+    assert eight["step_seconds"] == pytest.approx(sum(eight["seconds"].values()))
+    assert eight["seconds"]["dp"] > 0
+    assert one["seconds"]["dp"] == 0
+    assert one["seconds"]["compute"] == pytest.approx(8 * eight["seconds"]["compute"], rel=0.01)
+
+
+def test_search_ranks_what_is_installed(capsys):
+    assert main(["plan", "search", *EIGHT]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "train parallel=" in line]
+    seconds = [float(line.split()[0]) for line in lines]
+    assert len(lines) > 1
+    assert seconds == sorted(seconds)
+    assert all("parallel=ddp" in line for line in lines)
+
+
+def test_rows_whose_layout_nobody_here_supplies_are_named(tmp_path, capsys):
+    row = {
+        "id": "gpt-1b", "table": "t", "model": "GPT-1.7B", "hidden": 2304, "heads": 24, "layers": 24, "seq": 2048,
+        "vocab": 51200, "gpu": "A100-80GB", "n_gpus": 32, "tp": 2, "pp": 1, "micro_batch": 8, "global_batch": 512,
+        "step_time_s": 1.0,
+    }  # fmt: skip
+    (tmp_path / "rows.json").write_text(json.dumps({"rows": [row]}))
+    assert main(["plan", "judge", str(tmp_path / "rows.json")]) == 0
+    printed = capsys.readouterr().out
+    assert "not judged: 1 of 1" in printed
+    assert "it takes gangline-parallel-megatron-style (gpt-1b)" in printed
