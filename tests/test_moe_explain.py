@@ -34,7 +34,7 @@ from gangline_parallel_megatron_style.cost import activations, memory, timing, t
 from gangline_parallel_megatron_style.cost.activations import ActivationSizes
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import links
-from gangline_parallel_megatron_style.explain.explained import explained
+from gangline_parallel_megatron_style.explain.explained import case_of, explained
 from gangline_parallel_megatron_style.explain.trace import Allocations, Traced, trace
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 
@@ -128,7 +128,7 @@ def moved(real: Traced, case: Case) -> Counter[str]:
 @pytest.mark.parametrize("words", LAYOUTS)
 def test_what_a_step_sends(words):
     """To the byte over the fold; beside it and over the data axes but for what fills up a buffer."""
-    case = explained(run := compose_one([*SMALL.split(), *words.split()])).case
+    case = case_of(run := compose_one([*SMALL.split(), *words.split()]))
     for rank in range(case.pp):
         real, told, calls = trace(run, case, rank), Counter[str](), 0
         for sent in traffic.of_rank(case, rank):
@@ -188,9 +188,8 @@ PIPELINE = "parallel=3d parallel.tp=8 parallel.pp=2 parallel.dp_shard=4 launch.p
 def test_the_peak_is_what_the_closed_form_says(words):
     run = compose_one([*SHAPE.split(), "moe=on", *words.split()])
     found = explained(run)
-    assert trace(run, found.case, found.fullest).peak == pytest.approx(
-        found.stages[found.fullest].memory.total(), rel=0.03
-    )
+    peak = trace(run, case_of(run), found.fullest).peak
+    assert peak == pytest.approx(found.ranks[found.fullest].memory, rel=0.03)
 
 
 def test_rows_go_inside_a_node_first():

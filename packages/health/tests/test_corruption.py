@@ -84,13 +84,9 @@ def test_turned_on_in_the_middle_of_a_run_it_trusts_where_it_began() -> None:
     assert monitor.state() == {"agreed": 400}
 
 
-def test_ranks_that_are_compared_with_no_other_are_told(tmp_path: Path) -> None:
-    for parallel, ranks in (("fsdp", "0 of 2"), ("ddp", "")):
-        settings = ("health=[on]", f"parallel={parallel}", "run.steps=2")
-        (notes, _), _ = pool(2).run(lived, tmp_path / parallel, *settings)
-        told = [note for note in notes if "not-compared" in note]
-        assert len(told) == bool(ranks)
-        assert all(f"compares the weights of {ranks} ranks" in note for note in told)
+def test_replicas_that_are_all_compared_are_no_news(tmp_path: Path) -> None:
+    (notes, _), _ = pool(2).run(lived, tmp_path / "out", "health=[on]", "parallel=ddp", "run.steps=2")
+    assert not any("not-compared" in note for note in notes)
 
 
 def test_of_two_it_is_known_that_they_differ() -> None:

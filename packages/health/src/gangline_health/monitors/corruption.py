@@ -21,8 +21,8 @@ from gangline_health.config import CorruptionOptions
 from gangline_health.monitors.base import Monitor
 
 if TYPE_CHECKING:
+    from gangline.checkpoint import Shard
     from gangline.comm import Comm, Comms, Store
-    from gangline.shard import Shard
     from gangline.strategy import Runtime
     from gangline.track import StepRecord
 
