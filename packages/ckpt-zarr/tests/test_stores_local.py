@@ -262,6 +262,27 @@ def test_looking_around(tmp_path: Path) -> None:
         store.size("nowhere")
 
 
+def test_a_file_that_is_written_while_its_tree_goes_is_removed_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a rank that was stopped goes on writing into a save that has failed meanwhile."""
+    store, late = LocalStore(tmp_path / "store"), tmp_path / "store" / "step" / "c" / "late"
+    late.parent.mkdir(parents=True)
+    rmdir, left = Path.rmdir, 3
+
+    def slow(place: Path) -> None:
+        nonlocal left
+        if place == late.parent and left:
+            left -= 1
+            late.write_bytes(b"late")
+        rmdir(place)
+
+    monkeypatch.setattr(Path, "rmdir", slow)
+    store.delete("step")
+    assert not left
+    assert not (tmp_path / "store" / "step").exists()
+
+
 def test_metadata_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalStore(tmp_path)
     for step in ("step-1", "step-2"):

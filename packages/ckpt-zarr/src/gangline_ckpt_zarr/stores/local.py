@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from gangline_ckpt_zarr.stores.direct import DirectWriter, sync_directory
 
 _UNFINISHED = ".unfinished-"  # how the temporary files of a commit begin
 _IOV_MAX = min(os.sysconf("SC_IOV_MAX"), 1024)
+_LATE_FILES = 100  # times that a tree is emptied again, 10 ms apart, before a writer in it counts as alive
 
 
 class LocalStore(ObjectStore):
@@ -168,18 +171,29 @@ def _fill(file: int, offset: int, buffers: Sequence[memoryview], path: str) -> N
 
 
 def _remove_tree(place: Path) -> None:
-    """Another process may be removing the same tree."""
-    for directory, directories, names in os.walk(place, topdown=False):
-        for name in names:
-            Path(directory, name).unlink(missing_ok=True)
-        for name in directories:
-            _remove_directory(Path(directory, name))
-    _remove_directory(place)
+    """Another process may be removing the same tree, or finish writing a file into it: that file goes as well."""
+    for _ in range(_LATE_FILES):
+        for directory, directories, names in os.walk(place, topdown=False):
+            for name in names:
+                Path(directory, name).unlink(missing_ok=True)
+            for name in directories:
+                _remove_directory(Path(directory, name))
+        if _remove_directory(place):
+            return
+        time.sleep(0.01)
+    place.rmdir()  # says what is wrong
 
 
-def _remove_directory(place: Path) -> None:
+def _remove_directory(place: Path) -> bool:
+    """Whether it is gone; False where somebody has just written into it."""
     with contextlib.suppress(FileNotFoundError):
         if place.is_symlink():
             place.unlink()
         else:
-            place.rmdir()
+            try:
+                place.rmdir()
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                    return False
+                raise
+    return True
