@@ -33,6 +33,9 @@ def test_what_a_checkpointer_asked_for_reaches_its_save() -> None:
         (LocalLaunch(grace_seconds=20), True, 20),
         (LocalLaunch(grace_seconds=20), False, None),  # torchrun, Slurm: they have a patience of their own
         (LaunchConfig(), True, None),
+        (LocalLaunch(signal_seconds=30), False, 30),  # unless the user says which
+        (LocalLaunch(grace_seconds=20, signal_seconds=30), True, 20),
+        (LocalLaunch(grace_seconds=60, signal_seconds=30), True, 30),
     ],
 )
 def test_the_save_of_a_run_that_a_signal_ends_is_the_last_and_has_a_deadline(

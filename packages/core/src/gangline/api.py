@@ -48,6 +48,21 @@ def prepare(run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDi
     return (RunDirectory.meet if run.launch.shares else RunDirectory.create)(run, argv, job)
 
 
+def launch_all(directories: Sequence[RunDirectory]) -> list[int]:
+    """The runs of a sweep at once, by a launcher that takes them together; the exit code of each.
+
+    Raises UserError where their options of the launcher differ.
+    """
+    runs = [directory.run() for directory in directories]
+    if any(run.launch != runs[0].launch for run in runs):
+        raise UserError(
+            "the runs of this sweep differ in how they are launched.",
+            "They are submitted together, and have the same number of nodes and the same time.",
+            "Leave options of launch out of what varies.",
+        )
+    return plugins.build(runs[0].launch, runs[0]).launch_all(directories)
+
+
 def launch(directory: RunDirectory) -> int:
     """Start the processes of the run in a directory and wait for them; gives the exit code.
 
@@ -55,8 +70,12 @@ def launch(directory: RunDirectory) -> int:
     keeps the configuration that it had.
     """
     run = directory.run()
+    if not run.launch.here:
+        from gangline.launch import forkserver
+
+        forkserver.drop()
     try:
-        return plugins.build(run.launch, run).launch(directory.path)
+        return plugins.build(run.launch, run).launch(directory)
     except UserError:
         directory.discard()
         directory.put_back()

@@ -26,6 +26,7 @@ _PARALLEL = "gangline-parallel-megatron-style"
 _MOE = "gangline-moe"
 _DATA = "gangline-dataloader"
 _HEALTH = "gangline-health"
+_LAUNCH = "gangline-launch"
 
 ENTRIES = (
     KnownPart("parallel", "3d", _PARALLEL, "Tensor, pipeline, context and sharded data parallelism together"),
@@ -50,12 +51,26 @@ ENTRIES = (
         _HEALTH,
         "faults on purpose: killed, stopped, slow and hanging ranks, bad numbers, a full disk, a lost store",
     ),
+    KnownPart("launch", "slurm", _LAUNCH, "A job of Slurm, with an elastic agent on each of its nodes"),
+    KnownPart("launch", "kubernetes", _LAUNCH, "A JobSet in a queue of Kueue, with an elastic agent in each pod"),
     KnownPart("health", "on", _HEALTH, "Spikes, divergence, not finite: found before a step is applied, and answered"),
 )
 
 
+# Verbs of `gangline` that come with a distribution.
+VERBS = {
+    "ckpt": "gangline-ckpt-zarr",
+    "data": _DATA,
+    "health": _HEALTH,
+    "launch": _LAUNCH,
+    "moe": _MOE,
+    "parallel": _PARALLEL,
+    "plan": "gangline-planner",
+}
+
+
 # Foreseen, and not to be had yet: no hint sends anybody for them.
-COMING: frozenset[str] = frozenset()
+COMING: frozenset[str] = frozenset({_LAUNCH})
 
 
 def get(distribution: str) -> str:

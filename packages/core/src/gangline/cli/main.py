@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
+from gangline import catalogue
 from gangline.cli import guarded
 from gangline.config.suggest import near
 from gangline.errors import UserError
@@ -34,6 +35,8 @@ def _verb(words: Sequence[str]) -> int:
         training = verb == "train" or "=" in verb
         own = " ".join(shlex.quote(word) for word in words[verb == "train" :]) or "--help"
         hint = f"Training is a command of its own:  train {own}" if training else near(verb, commands)
+        if (known := catalogue.VERBS.get(verb)) and catalogue.get(known):
+            hint = f"It is supplied by {known}:  {catalogue.get(known)}"
         raise UserError(f"there is no verb {verb!r}.", hint, f"Verbs: {', '.join(sorted(commands))}.")
     return int(load(commands[verb].run)(rest) or 0)
 

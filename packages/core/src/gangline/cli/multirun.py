@@ -35,6 +35,8 @@ def multirun(words: Sequence[str]) -> int:
     for run in runs:
         check(run)
     _give_directories(runs)
+    if all(run.launch.at_once for run in runs):
+        return _at_once(runs, combinations, words)
     done: list[FinishedRun] = []
     for number, (run, combination) in enumerate(zip(runs, combinations, strict=True)):
         varied = [word for word in combination if word not in words]
@@ -45,6 +47,23 @@ def multirun(words: Sequence[str]) -> int:
             break
     _table(done)
     return next((one.code for one in done if one.code), 0)
+
+
+def _at_once(runs: list[Run], combinations: list[list[str]], words: Sequence[str]) -> int:
+    """All are written before their launcher takes them; a sweep that it refuses leaves no directory."""
+    written: list[RunDirectory] = []
+    try:
+        for run, combination in zip(runs, combinations, strict=True):
+            written.append(api.prepare(run, ["train", *combination]))
+        codes = api.launch_all(written)
+    except UserError:
+        for directory in written:
+            directory.discard()
+        raise
+    varied = [[word for word in combination if word not in words] for combination in combinations]
+    ended = enumerate(zip(varied, written, codes, strict=True))
+    _table([FinishedRun(number, own, str(directory.path), code) for number, (own, directory, code) in ended])
+    return next((code for code in codes if code), 0)
 
 
 def _one(run: Run, command: list[str]) -> int:

@@ -140,7 +140,8 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
         return agents.run_under_agent(lambda: _prepare(line, argv, job.key))
     from gangline.launch import forkserver, requeue
 
-    forkserver.warm()  # loads torch meanwhile
+    if _ranks_run_here(line):
+        forkserver.warm()  # loads torch meanwhile
     try:
         if line.multirun:
             _refuse_resume(line)
@@ -160,6 +161,16 @@ def _run(line: CommandLine, argv: Sequence[str]) -> int:
     from gangline import api
 
     return api.launch(directory)
+
+
+def _ranks_run_here(line: CommandLine) -> bool:
+    """Whether it looks so, before the run is composed: a recipe or the run that goes on may say otherwise."""
+    from gangline.parts import LaunchConfig
+    from gangline.plugins import installed
+
+    named = [word.removeprefix("launch=") for word in line.words if word.startswith("launch=")]
+    offer = installed().offers("launch").get(named[-1]) if named else None
+    return offer is None or not issubclass(offer.part.config, LaunchConfig) or offer.part.config.here
 
 
 def _refuse_resume(line: CommandLine) -> None:

@@ -102,11 +102,13 @@ def _meaningless(config: Any, path: str) -> Iterator[Problem]:
 
 
 def _device(run: Run) -> Iterator[Problem]:
-    """A device by torch's name for it, on this machine."""
+    """A device by torch's name for it, on this machine where ranks run here."""
     device = run.run.device
     if device is None:
         return
     name, _, number = device.partition(":")
+    if not run.launch.here and re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        return
     take = "run.device=cuda, or null to take what there is." if gpus() else "run.device=cpu, or null: there is no GPU."
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         meant = "A GPU is called cuda." if name in ("gpu", "nvidia") else near(device, ["cpu", "cuda"])

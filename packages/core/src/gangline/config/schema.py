@@ -294,9 +294,20 @@ class LaunchConfig(PartConfig):
     """`build(config, run) -> gangline.launch.Launcher`: a run directory in, processes out."""
 
     shares: ClassVar[bool] = False  # whether commands on several nodes are one job, and hold its run directory together
+    here: ClassVar[bool] = (
+        True  # whether ranks run on the machine of the command; else a scheduler starts them elsewhere
+    )
+    at_once: ClassVar[bool] = False  # whether the launcher takes the runs of a sweep together, by `launch_all`
 
     processes: PositiveInt | None = None  # null: all GPUs; without a GPU what the strategy asks for
     timeout_seconds: PositiveFloat = 1800.0  # a transfer between ranks that takes longer ends the run
+    signal_seconds: PositiveFloat | None = None  # from a scheduler's signal to its SIGKILL, which bounds the last save
+
+    def world(self, run: Run) -> int:
+        """How many ranks the run has, on all of its nodes: what the user said, else what the strategy asks for."""
+        from gangline.launch.config import gpus
+
+        return self.processes or run.parallel.world(gpus(run.run.device) * self.most_nodes())
 
     def most_nodes(self) -> int:
         """On how many nodes its processes are at the most."""

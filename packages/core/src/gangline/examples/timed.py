@@ -16,9 +16,9 @@ def build(config, run):
     from gangline.launch import LocalLauncher
 
     class TimedLauncher(LocalLauncher):
-        def launch(self, run_dir):
+        def launch(self, directory):
             began = time.monotonic()
-            code = super().launch(run_dir)
+            code = super().launch(directory)
             print(f"took {time.monotonic() - began:.{config.digits}f} s, exit code {code}")
             return code
 

@@ -6,12 +6,27 @@ What has to be there before the ranks, any part's configuration says (`PartConfi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from pathlib import Path
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gangline.rundir import RunDirectory
 
 
 class Launcher(ABC):
     """Starts the workers of a run, keeps watch and owns their end."""
 
     @abstractmethod
-    def launch(self, run_dir: Path) -> int:
-        """Run to the end; the exit code of the run. Leaves no process behind, whatever happens."""
+    def launch(self, directory: RunDirectory) -> int:
+        """Run to the end; the exit code of the run. Leaves no process behind, whatever happens.
+
+        The directory is held by this process, and its lock is the launcher's from now on: one whose ranks run elsewhere
+        (`LaunchConfig.here`) lets go of it (`unlock`) before they come.
+        """
+
+    def launch_all(self, directories: Sequence[RunDirectory]) -> list[int]:
+        """The runs of a sweep together; the exit code of each. Asked for where `LaunchConfig.at_once` says so.
+
+        All have the same options of the launcher. Raises NotImplementedError where runs go one after the other.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes one run after the other")

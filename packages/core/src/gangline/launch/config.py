@@ -108,8 +108,8 @@ def gpus(device: str | None = None, environ: Mapping[str, str] = os.environ, dev
 
 
 def processes(run: Run) -> int:
-    """How many processes a run starts, on all of its nodes: what the user said, else what the strategy asks for."""
-    return run.launch.processes or run.parallel.world(gpus(run.run.device) * run.launch.most_nodes())
+    """How many processes a run starts, on all of its nodes."""
+    return run.launch.world(run)
 
 
 PARTS = (

@@ -6,7 +6,7 @@ import os
 import sys
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gangline import pulse
 from gangline.config.schema import Run
@@ -16,6 +16,9 @@ from gangline.launch.config import LocalLaunch, processes
 from gangline.launch.starts import Starts
 from gangline.launch.worker import WORK
 
+if TYPE_CHECKING:
+    from gangline.rundir import RunDirectory
+
 
 class LocalLauncher(Launcher):
     """Processes on this machine under torch.distributed's elastic agent, which runs in this one."""
@@ -24,8 +27,9 @@ class LocalLauncher(Launcher):
         self.config = config
         self.run = run
 
-    def launch(self, run_dir: Path) -> int:
-        """Train the run that lies in `run_dir`; see `start` for the exit code."""
+    def launch(self, directory: RunDirectory) -> int:
+        """Train the run that lies in `directory`; see `start` for the exit code."""
+        run_dir = directory.path
         forkserver.warm(forkserver.needs(self.run))
         running = sidecars.start(sidecars.wanted(self.run), run_dir, owner=os.getpid())
         try:

@@ -43,8 +43,9 @@ class ElasticLauncher(Launcher):
     def __init__(self, config: ElasticLaunch, run: Run) -> None:
         self.config, self.run = config, run
 
-    def launch(self, run_dir: Path) -> int:
-        """Train the run that lies in `run_dir`, with whatever nodes meet there; the exit code of the job."""
+    def launch(self, directory: RunDirectory) -> int:
+        """Train the run that lies in `directory`, with whatever nodes meet there; the exit code of the job."""
+        run_dir = directory.path
         here = self.config.agents or fewest_and_most(self.config.nodes)[1]
         if here == 1:
             name = name_of_this_node()

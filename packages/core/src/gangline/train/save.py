@@ -12,10 +12,11 @@ from gangline.train.session import Session
 def asked(s: Session, mine: SaveRequest | None, stops: bool) -> SaveRequest:
     """What this rank asks of a save that all ranks begin now; `mine`: what its checkpointer asked for.
 
-    `stops`: a signal ends the run; a rank of the local launcher is killed when that has waited long enough.
+    `stops`: a signal ends the run; a rank is killed when its launcher or the scheduler has waited long enough.
     """
     if stops:
-        deadline = s.run.launch.seconds_to_stop() if watched() else None
+        bounds = [s.run.launch.seconds_to_stop() if watched() else None, s.run.launch.signal_seconds]
+        deadline = min((bound for bound in bounds if bound is not None), default=None)
         return SaveRequest(s.step, last=True, deadline_seconds=deadline)
     return mine or SaveRequest(s.step)
 

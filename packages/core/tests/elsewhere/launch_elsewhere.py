@@ -1,0 +1,56 @@
+"""A launcher whose ranks run elsewhere: it writes down what it was given, and no rank trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gangline import Part, hookimpl
+from gangline.config import Run
+from gangline.errors import UserError
+from gangline.launch import Launcher
+from gangline.parts import LaunchConfig
+from gangline.rundir import RunDirectory
+
+
+@dataclass
+class Elsewhere(LaunchConfig):
+    here: ClassVar[bool] = False
+    at_once: ClassVar[bool] = True
+
+    gpus: int = 8  # that there are
+    refuse: bool = False
+
+    def world(self, run: Run) -> int:
+        return self.processes or run.parallel.world(self.gpus)
+
+
+class ElsewhereLauncher(Launcher):
+    def __init__(self, config: Elsewhere, run: Run) -> None:
+        self.config, self.run = config, run
+
+    def launch(self, directory: RunDirectory) -> int:
+        if self.config.refuse:
+            raise UserError("the queue is closed.")
+        directory.unlock()
+        RunDirectory(directory.path).lock()  # who comes there can hold it
+        print(f"given {directory.path.name}")
+        return 7
+
+    def launch_all(self, directories: Sequence[RunDirectory]) -> list[int]:
+        if self.config.refuse:
+            raise UserError("the queue is closed.")
+        print("given", *(directory.path.name for directory in directories))
+        return list(range(len(directories)))
+
+
+@hookimpl
+def gangline_parts() -> Iterable[Part]:
+    yield Part(
+        group="launch",
+        name="elsewhere",
+        config=Elsewhere,
+        build="launch_elsewhere:ElsewhereLauncher",
+        summary="Ranks on another machine",
+    )

@@ -1,0 +1,80 @@
+"""What a launcher is given, and what may be asked of one whose ranks run on other machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gangline import catalogue
+from gangline.cli import main as gangline
+from gangline.cli.train import main as train
+from gangline.config import default_run
+from gangline.config.check import check, world_of
+from gangline.launch import forkserver
+from gangline.launch.config import LocalLaunch
+from gangline.plugins import installed
+from gangline.testing import as_installed
+from gangline.testing.real_runs import SMALL, small_text
+
+
+@pytest.fixture
+def words(tmp_path, monkeypatch):
+    """The words of a small run with the launcher, in a directory of its own."""
+    monkeypatch.chdir(tmp_path)
+    with as_installed("gangline-elsewhere", "launch_elsewhere", path=Path(__file__).parent / "elsewhere"):
+        yield ["launch=elsewhere", f"data.path={small_text(tmp_path / 'corpus')}", *SMALL]
+
+
+def elsewhere(**options):
+    return installed().find("launch", "elsewhere").part.config(**options)
+
+
+def test_it_is_given_the_directory_with_its_lock(words, tmp_path, capsys):
+    assert train([*words, "run.dir=out"]) == 7
+    assert capsys.readouterr().out == "given out\n"
+    assert (tmp_path / "out" / "config.yaml").exists()
+
+
+def test_a_run_that_it_refuses_leaves_no_directory(words, tmp_path, capsys):
+    assert train([*words, "run.dir=out", "launch.refuse=true"]) == 2
+    assert "the queue is closed." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_runs_of_a_sweep_are_given_at_once(words, tmp_path, capsys):
+    assert train(["-m", *words, "run.dir=sweep", "run.seed=1,2,3"]) == 1  # the first that is not 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("given 00 01 02\n")
+    assert "run.seed=3" in printed
+    assert [path.name for path in sorted((tmp_path / "sweep").iterdir())] == ["00", "01", "02"]
+
+
+def test_a_sweep_that_it_refuses_leaves_no_directory(words, tmp_path, capsys):
+    assert train(["-m", *words, "run.dir=sweep", "run.seed=1,2", "launch.refuse=true"]) == 2
+    assert train(["-m", *words, "run.dir=sweep", "launch.gpus=1,2"]) == 2
+    assert "differ in how they are launched" in capsys.readouterr().err
+    assert not list((tmp_path / "sweep").glob("*"))
+
+
+def test_nothing_is_warmed_where_no_rank_runs(words, monkeypatch):
+    monkeypatch.setattr(forkserver, "warm", lambda more=(): pytest.fail("a server was started"))
+    assert train([*words, "run.dir=out"]) == 7
+
+
+def test_a_machine_without_a_gpu_may_submit_to_those_that_have_some(words, monkeypatch):
+    monkeypatch.setattr("gangline.config.check.gpus", lambda device=None: 0)
+    check(default_run(parallel="ddp", launch=elsewhere(), run={"device": "cuda"}))
+    with pytest.raises(Exception, match="there is no GPU here"):
+        check(default_run(parallel="ddp", launch=LocalLaunch(), run={"device": "cuda"}))
+
+
+def test_its_world_is_what_it_says(words):
+    assert world_of(default_run(parallel="ddp", launch=elsewhere())) == 8
+    assert world_of(default_run(parallel="ddp", launch=elsewhere(processes=4))) == 4
+
+
+def test_a_verb_that_is_not_installed_is_explained_by_the_catalogue(monkeypatch, capsys):
+    monkeypatch.setattr(catalogue, "VERBS", {"frob": "gangline-moe"})
+    assert gangline.main(["frob"]) == 2
+    assert f"It is supplied by gangline-moe:  {catalogue.get('gangline-moe')}" in capsys.readouterr().err
