@@ -120,28 +120,50 @@ def test_there_has_to_be_a_store(two, tmp_path):
         commands.main(["prepare", str(two[1]), "--out", str(tmp_path / "none"), "--append"])
 
 
-def test_a_run_goes_on_with_the_store_and_its_plans_of_sequences_grow_too(two):
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+@pytest.mark.parametrize("data", ["tokens", "mix"])
+def test_a_run_goes_on_with_the_store_and_its_plans_of_sequences_grow_too(two, data, packing):
     _, second, store = two
     prepared("--out", store, "--pack", "32")
+    other = store.parent / "other"
+    prepared(letters(store.parent / "third", "c"), "--out", other, "--validation", "0.2", "--pack", "32")
+    stores = [f"data.path={store}"]
+    if data == "mix":
+        stores = [f"data.sources.one={store}", f"data.sources.two={other}", "data.weights={one: 0.8, two: 0.2}"]
 
     def source(*words: str):
-        words = ("model.vocab_size=256", "batch.sequence_length=32", "data=tokens", f"data.path={store}", *words)
-        run = small_run(*words)
-        return build.tokens(run.data, run, "train")
+        words = ("model.vocab_size=256", "batch.sequence_length=32", f"data={data}", *stores, *words)
+        run = small_run(*words, f"data.packing={packing}")
+        return getattr(build, data)(run.data, run, "train")
 
-    was, rows = source(), source("data.packing=best_fit").length()
-    cursor, state = 5, json.loads(json.dumps(was.state(5)))
-    samples = [was.sample(i)["tokens"].tobytes() for i in range(was.length())]
+    def samples(source, count: int) -> list[bytes]:
+        return [source.sample(i)["tokens"].tobytes() for i in range(count)]
+
+    was = source()
+    rows = was.parts[0].count
+    epoch = int(rows / (0.8 if data == "mix" else 1)) - 3  # in which no second epoch of the store begins
+    cursor, state, past = 5, json.loads(json.dumps(was.state(5))), samples(was, epoch)
     files = {name: content for name, content in contents(store).items() if "00000.pack-32" in name}
     prepared(second, "--out", store, "--append")
     assert {name: contents(store)[name] for name in files} == files
     assert plans.read(store, 32).store == read(store).identity()
-    assert source("data.packing=best_fit").length() > rows
     assert commands.main(["verify", str(store)]) == 0
     now = source()
+    assert now.parts[0].count > rows
     assert now.fingerprint() != was.fingerprint()
     assert now.continues(was.fingerprint(), cursor, state)
-    assert [now.sample(i)["tokens"].tobytes() for i in range(was.length())] == samples
+    assert samples(now, epoch) == past
+    place = now.order(np.arange(4 * epoch))
+    mine = place.source == 0
+    counts = [len(np.unique(place.row[mine & (place.epoch == number)])) for number in (0, 1)]
+    assert counts == [rows, now.parts[0].count], "the epoch under way has its rows, the next one all"
+    later = source()  # the next start finds the store as it is, and the run's past in the checkpoint
+    assert later.continues(now.fingerprint(), cursor + 3, json.loads(json.dumps(now.state(cursor + 3))))
+    assert later.fingerprint() == now.fingerprint()
+    assert samples(later, 3 * epoch) == samples(now, 3 * epoch)
+    assert not source("data.documents=true").continues(was.fingerprint(), cursor, state)
+    shutil.copytree(other, store, dirs_exist_ok=True)
+    assert not source().continues(was.fingerprint(), cursor, state), "another store in its place"
 
 
 def test_two_calls_at_once_are_refused(two):

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 from gangline.data import ReadPlace
 from gangline.errors import UserError
 from gangline.testing.runs import small_run
-from gangline_dataloader.order.mixture import Ingredient
+from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, WeightStage
 from gangline_dataloader.order.single import SingleOrder
 from gangline_dataloader.sources import build
 from gangline_dataloader.store.manifest import FILE
@@ -32,7 +32,7 @@ def test_every_epoch_of_a_source_that_grew_shows_each_row_once(data):
         order = SingleOrder(Ingredient("a", rows), 7).after(order.deciding, cursor)
         again = order(np.arange(cursor))
         assert all((getattr(before, name) == getattr(again, name)).all() for name in ("epoch", "row"))
-    place = order(np.arange(order.sizes[-1][0] + 2 * sizes[-1]))
+    place = order(np.arange(order.epochs.sizes[-1][0] + 2 * sizes[-1]))
     assert (np.diff(place.epoch) >= 0).all()
     for epoch in np.unique(place.epoch):
         rows = np.sort(place.row[place.epoch == epoch])
@@ -41,6 +41,43 @@ def test_every_epoch_of_a_source_that_grew_shows_each_row_once(data):
         assert len(rows) >= seen
         seen = len(rows)
     assert seen == sizes[-1]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_every_epoch_of_each_source_of_a_mixture_that_grew_shows_each_row_once(data):
+    """With caps and stages, too; samples before the cursor are what they were."""
+    names = "abc"[: data.draw(st.integers(1, 3))]
+    caps = [data.draw(st.none() | st.integers(1, 4)) for _ in names]
+    weights = st.lists(st.integers(0, 9), min_size=len(names), max_size=len(names)).filter(any)
+    stages = [WeightStage(start, tuple(data.draw(weights))) for start in (0, data.draw(st.integers(1, 90)))]
+    rows = [data.draw(st.integers(1, 30)) for _ in names]
+
+    def order(rows: list[int]) -> MixtureOrder:
+        return MixtureOrder(
+            [Ingredient(*one, None, cap) for *one, cap in zip(names, rows, caps, strict=True)], stages, 7
+        )
+
+    now, cursor = order(rows), 0
+    for _ in range(2):
+        cursor = min(cursor + data.draw(st.integers(0, 70)), now.end or 10**9)
+        before, sizes = now(np.arange(cursor)), {n: e.sizes for n, e in zip(names, now.epochs, strict=True)}
+        rows = [each + data.draw(st.integers(0, 20)) for each in rows]
+        now = order(rows).after(sizes, cursor)
+        again = now(np.arange(cursor))
+        assert all((getattr(before, name) == getattr(again, name)).all() for name in ("source", "epoch", "row"))
+    place = now(np.arange(min(cursor + 300, now.end or 10**9)))
+    for k, each in enumerate(rows):
+        epoch = place.epoch[place.source == k]
+        assert (np.diff(epoch) >= 0).all()
+        assert caps[k] is None or epoch.max(initial=0) < caps[k]
+        for number in np.unique(epoch)[:-1]:
+            seen = np.sort(place.row[(place.source == k) & (place.epoch == number)])
+            assert seen.tolist() == list(range(len(seen))), f"epoch {number}"
+            assert len(seen) <= each
+    for k in range(len(names)) if now.end is not None and now.end <= cursor + 300 else ():
+        last = place.row[(place.source == k) & (place.epoch == place.epoch[place.source == k].max(initial=0))]
+        assert len(np.unique(last)) == len(last)
 
 
 def grown(store: Path, by: Path) -> None:

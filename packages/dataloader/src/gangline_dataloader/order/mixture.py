@@ -14,15 +14,16 @@ weight: both begin a new phase, with its own blocks, at a sample that is itself 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
 
-from gangline_dataloader.order.permutation import U64, SpanPermutation, mix, round_keys
+from gangline_dataloader.order.epochs import Sizes, SourceEpochs, grown
+from gangline_dataloader.order.permutation import U64, mix, round_keys
 
 BLOCK = 1 << 16
 LEAST = Fraction(1, BLOCK)  # the smallest share that every block can honour
@@ -36,12 +37,14 @@ class Ingredient:
     rows    how many rows an epoch has
     span    how many rows its permutation reaches; None: all
     epochs  after so many the source is used up; None: never
+    sizes   of one that grew while a run read it: how many rows its epochs had, and from which of its samples on
     """
 
     name: str
     rows: int
     span: int | None = None
     epochs: int | None = None
+    sizes: Sizes | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,11 @@ class MixtureOrder:
             raise ValueError(f"stages begin at samples {starts}; the first begins at 0, each later than the one before")
         if any(len(stage.weights) != len(self.ingredients) for stage in stages):
             raise ValueError(f"a stage does not have {len(self.ingredients)} weights, one for each source")
-        self._orders = [SpanPermutation(one.rows, one.span, *key, one.name) for one in self.ingredients]
+        self.epochs = [SourceEpochs(one.rows, one.span, *key, one.name, sizes=one.sizes) for one in self.ingredients]
+        self._most = [
+            None if one.epochs is None else each.end(one.epochs)
+            for one, each in zip(self.ingredients, self.epochs, strict=True)
+        ]
         self._table = lru_cache(maxsize=4)(self._make_table)
         self.phases, self.end = self._lay_out(stages)
         self._starts = np.array([phase.start for phase in self.phases], np.int64)
@@ -138,17 +145,30 @@ class MixtureOrder:
             here = np.flatnonzero((phase_of == phase) & (block_of == block))
             sources, ordinals = self._table(int(phase), int(block))
             source[here], ordinal[here] = sources[slot[here]], ordinals[slot[here]]
-        epoch, index = np.divmod(ordinal, self.rows[source])
-        row = np.empty_like(index)
+        epoch, row = np.empty_like(ordinal), np.empty_like(ordinal)
         for k in np.unique(source):
             here = source == k
-            row[here] = self._orders[k](index[here], epoch[here])
+            epoch[here], row[here] = self.epochs[k](ordinal[here])
         return RowPlace(source, epoch, row)
 
     def used(self, number: int) -> np.ndarray:
         """(K,) int64: how many samples each source has given before sample `number`."""
         phase = int(np.searchsorted(self._starts, number, side="right")) - 1
         return self._used(self.phases, phase, number)
+
+    def after(self, sizes: Mapping[str, Sequence[Sequence[int]]], cursor: int) -> MixtureOrder:
+        """The order of a run whose sources had these sizes up to sample `cursor`: each has its own rows from its next
+        epoch on. The stages before it are what they were.
+        """
+        named = [
+            replace(one, sizes=tuple((s, n) for s, n in sizes.get(one.name, ())) or None) for one in self.ingredients
+        ]
+        given = MixtureOrder(named, self.stages, *self.key).used(cursor).tolist()
+        now = [
+            replace(one, sizes=grown(one.sizes, one.rows, n)) if one.sizes else one
+            for one, n in zip(named, given, strict=True)
+        ]
+        return MixtureOrder(now, self.stages, *self.key)
 
     def _make_table(self, phase: int, block: int) -> tuple[np.ndarray, np.ndarray]:
         return self._deal(self.phases[phase], block)
@@ -188,10 +208,7 @@ class MixtureOrder:
             while left and left[0].start <= start:
                 weights = left.pop(0).weights
             parts = shares(weights)
-            spent = [
-                one.epochs is not None and n >= one.epochs * one.rows
-                for one, n in zip(self.ingredients, used, strict=True)
-            ]
+            spent = [most is not None and n >= most for most, n in zip(self._most, used, strict=True)]
             rest = sum(part for part, gone in zip(parts, spent, strict=True) if not gone)
             if not rest:
                 return phases, start  # also where other weights would have begun later
@@ -207,10 +224,10 @@ class MixtureOrder:
     def _first_spent(self, phase: _Phase) -> int | None:
         """The first sample of a phase by which some source has given all of its epochs."""
         found: list[int] = []
-        for k, one in enumerate(self.ingredients):
-            if one.epochs is None or not phase.shares[k]:
+        for k, most in enumerate(self._most):
+            if most is None or not phase.shares[k]:
                 continue
-            wanted = one.epochs * one.rows - phase.used[k]  # so many more, then it is used up
+            wanted = most - phase.used[k]  # so many more, then it is used up
             low, high = 0, int(wanted / (BLOCK * phase.shares[k])) + 2
             while low < high:  # the last block that begins with fewer than `wanted`
                 middle = (low + high + 1) // 2

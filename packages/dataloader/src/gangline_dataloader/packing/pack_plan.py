@@ -54,9 +54,9 @@ class PackPlan:
     def rows(self) -> int:
         return sum(self.shards.rows)
 
-    def identity(self) -> str:
-        """Changes with any row."""
-        columns = (self.shards.xxh3, self.shards.rows_xxh3)
+    def identity(self, shards: int | None = None) -> str:
+        """Changes with any row; with `shards` that of the plan of so many of the first shards alone."""
+        columns = (self.shards.xxh3[:shards], self.shards.rows_xxh3[:shards])
         return blake2b(repr((self.sequence_length, columns)).encode(), digest_size=16).hexdigest()
 
 

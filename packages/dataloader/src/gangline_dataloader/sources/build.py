@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gangline_dataloader.order.mixture import Ingredient
 from gangline_dataloader.order.single import SingleOrder, TextOrder
-from gangline_dataloader.sources.changing import GrowingSource, MixedSource
+from gangline_dataloader.sources.changing import GrowingPackedSource, GrowingSource, MixedPackedSource, MixedSource
 from gangline_dataloader.sources.codec import codec
 from gangline_dataloader.sources.infill import infill_of
 from gangline_dataloader.sources.mixture import mixture
-from gangline_dataloader.sources.packed import PackedSource
 from gangline_dataloader.sources.split import SplitRows, split_rows
 from gangline_dataloader.sources.windows import MakeReader, SampleOrder, WindowSource
 
@@ -39,13 +37,13 @@ def tokens(config: TokensConfig, run: Run, split: Split, reader: MakeReader | No
         order = TextOrder(rows.count, run.seed, split)
     else:
         order = SingleOrder(Ingredient(rows.name, rows.count, span), run.seed, split)
-    return (PackedSource if best_fit else GrowingSource)(
+    return (GrowingPackedSource if best_fit else GrowingSource)(
         [rows],
         order,
         codec(rows.store),
         sequence_length=T,
         documents=config.documents,
-        identity=(config.order, run.seed, split, span, *deciding(config, [rows])),
+        identity=(config.order, run.seed, split, span, *deciding(config)),
         samples=rows.count,
         reach=span or 0,
         make_reader=reader,
@@ -62,21 +60,19 @@ def parts_of(config: TokensConfig, run: Run) -> list[SplitRows]:
 def mix(config: MixConfig, run: Run, split: Split) -> WindowSource:
     """A weighted mixture of stores. Raises UserError for stores and weights that make none."""
     parts, order = mixture(config, run, split)
-    return (PackedSource if config.packing == "best_fit" else MixedSource)(
+    return (MixedPackedSource if config.packing == "best_fit" else MixedSource)(
         parts,
         order,
         codec(parts[0].store),
         sequence_length=run.batch.sequence_length,
         documents=config.documents,
-        identity=("mix", run.seed, split, config.shuffle_span, *deciding(config, parts)),
+        identity=("mix", run.seed, split, config.shuffle_span, *deciding(config)),
         samples=order.samples,
         reach=len(parts) * ((config.shuffle_span or 0) // run.batch.sequence_length),
         infill=infill_of(config, [one.store for one in parts], run.seed, split),
     )
 
 
-def deciding(config: SequenceConfig, parts: Sequence[SplitRows]) -> list[object]:
-    """What decides the samples where sequences are not cut one after another and left as they are."""
-    plans: list[object] = [one.plan.plan.identity() for one in parts if one.plan is not None]
-    asked = ("infill", config.fim_rate, config.fim_spm_rate, tuple(config.fim_tokens))
-    return [*plans, asked] if config.fim_rate else plans
+def deciding(config: SequenceConfig) -> list[object]:
+    """What decides the samples where documents are not left as they are."""
+    return [("infill", config.fim_rate, config.fim_spm_rate, tuple(config.fim_tokens))] if config.fim_rate else []

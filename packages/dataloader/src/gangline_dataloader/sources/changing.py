@@ -6,8 +6,9 @@ from typing import Any
 
 from gangline import UserError
 from gangline_dataloader.order.single import SingleOrder
+from gangline_dataloader.sources.mixture import TrainOrder
+from gangline_dataloader.sources.packed import PackedSource
 from gangline_dataloader.sources.windows import WindowSource
-from gangline_dataloader.store.stored import StoreTokens
 
 
 class GrowingSource(WindowSource):
@@ -16,44 +17,55 @@ class GrowingSource(WindowSource):
     def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
         if fingerprint == self.fingerprint():
             return True
-        store, order = self.stores[0], self.order
-        if not isinstance(store, StoreTokens) or not isinstance(order, SingleOrder):
+        (part,) = self.parts
+        if not isinstance(self.order, SingleOrder) or fingerprint != self.fingerprint_of(state):
             return False
-        if fingerprint != self.fingerprint_of(state):
+        if not part.holds(state["parts"][0]):
             return False
-        ((name, first, identity),) = state["parts"]
-        mine = self.state(cursor)["parts"][0]
-        if [name, first] != mine[:2] or store.manifest.grew_from(identity) is None:
-            return False
-        self.change_order(order.after(state["order"], cursor))
+        self.change_order(self.order.after(state["order"], cursor))
         return True
 
 
+class GrowingPackedSource(PackedSource, GrowingSource):
+    """The same of packed rows: those of the first shards stay where they are when a plan grows with its store."""
+
+
 class MixedSource(WindowSource):
-    """Stores by weights, which may change from the next sample on; sources may come that had no weight before it."""
+    """Stores by weights, which may change from the next sample on; sources may come that had no weight before it, and
+    each of them may grow, as the store of GrowingSource.
+    """
 
     def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
         """Raises UserError where the stores are the same, and their weights say something else about the past."""
         if fingerprint == self.fingerprint():
             return True
-        if fingerprint != self.fingerprint_of(state):
+        if not isinstance(self.order, TrainOrder) or fingerprint != self.fingerprint_of(state):
             return False
-        now = self.state(cursor)
-        parts, sources = {part[0]: part for part in now["parts"]}, now["order"]["sources"]
-        if any(parts.get(part[0]) != list(part) for part in state["parts"]):
+        parts = {part.name: part for part in self.parts}
+        if any(part[0] not in parts or not parts[part[0]].holds(part) for part in state["parts"]):
             return False
-        before = [stage for stage in state["order"]["stages"] if stage[0] < cursor]
-        after = [stage for stage in now["order"]["stages"] if stage[0] < cursor]
-        caps = {name: each for name, each in state["order"]["sources"].items() if sources[name] != each}
+        now, was = self.order.deciding, state["order"]
+        before = [stage for stage in was["stages"] if stage[0] < cursor]
+        after = [stage for stage in now["stages"] if stage[0] < cursor]
+        caps = [name for name, (_, epochs) in was["sources"].items() if now["sources"][name][1] != epochs]
         if before != after or caps:
             raise _of_the_past(cursor, before, after, caps)
+        sizes = {name: [[0, had]] if isinstance(had, int) else had for name, (had, _) in was["sources"].items()}
+        order = self.order.after(sizes, cursor)
+        self.change_order(order)
+        self.samples = order.samples
         return True
 
 
-def _of_the_past(cursor: int, before: list[Any], after: list[Any], caps: dict[str, Any]) -> UserError:
+class MixedPackedSource(PackedSource, MixedSource):
+    """The same of packed rows."""
+
+
+def _of_the_past(cursor: int, before: list[Any], after: list[Any], caps: list[str]) -> UserError:
     what = f"data.epochs of {', '.join(sorted(caps))}" if before == after else "data.weights and data.stages"
     why = f"It stands at sample {cursor}."
     if before != after:
         why = f"{why} Up to there its shares were {before}, and now they are {after}."
+        why = f"{why} (Without data.weights they are the sequences that each source has: name them where one grew.)"
     mend = f"Leave those, and add what is to come: 'data.stages=[..., {{from: {cursor}, weights: ...}}]'"
     return UserError(f"{what} would change samples that the run has read.", why, mend)

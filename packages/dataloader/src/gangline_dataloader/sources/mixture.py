@@ -6,7 +6,7 @@ proportion, each sequence once: where one store has no more, the others share it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,6 +43,10 @@ class TrainOrder:
     def __call__(self, numbers: np.ndarray) -> RowPlace:
         return self.mixture(numbers)
 
+    def after(self, sizes: Mapping[str, Sequence[Sequence[int]]], cursor: int) -> TrainOrder:
+        """That of a run whose sources had these sizes up to sample `cursor`."""
+        return TrainOrder(self.mixture.after(sizes, cursor))
+
 
 class HeldOutOrder:
     """A mixture that shows each of its rows once, and then again in the same order."""
@@ -67,7 +71,7 @@ def deciding(mixture: MixtureOrder) -> dict[str, Any]:
     for stage in mixture.stages:
         parts = zip(mixture.ingredients, shares(stage.weights), strict=True)
         stages.append([stage.start, {one.name: str(share) for one, share in parts if share}])
-    sources = {one.name: [one.rows, one.epochs] for one in mixture.ingredients}
+    sources = {one.name: [one.sizes or one.rows, one.epochs] for one in mixture.ingredients}
     return {"sources": sources, "stages": stages}
 
 

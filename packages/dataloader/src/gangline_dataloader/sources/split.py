@@ -31,6 +31,23 @@ class SplitRows:
     count: int
     plan: PackedRows | None = None  # what makes the rows, where they are not cut one after another
 
+    def identity(self) -> list[str | int]:
+        """What decides its rows: JSON."""
+        plan = [] if self.plan is None else [self.plan.plan.identity()]
+        return [self.name, self.first, self.store.identity, *plan]
+
+    def holds(self, identity: list[str | int]) -> bool:
+        """Whether it is the part with that identity, or that with more shards behind it."""
+        if identity == self.identity():
+            return True
+        if not isinstance(self.store, StoreTokens) or len(identity) != len(self.identity()):
+            return False
+        name, first, store, *plan = identity
+        shards = self.store.manifest.grew_from(str(store))
+        if [name, first] != [self.name, self.first] or shards is None:
+            return False
+        return self.plan is None or plan == [self.plan.plan.identity(shards)]
+
 
 def split_rows(
     name: str,

@@ -234,8 +234,7 @@ class WindowSource(DataSource, ABC):
 
     def state(self, i: int) -> dict[str, Any]:
         """Everything that may change while a run goes on."""
-        parts = [[one.name, one.first, one.store.identity] for one in self.parts]
-        return {"parts": parts, "order": self.order.deciding}
+        return {"parts": [one.identity() for one in self.parts], "order": self.order.deciding}
 
     def fingerprint(self) -> str:
         return self.fingerprint_of(self.state(0))
