@@ -167,12 +167,12 @@ from gangline.parts import HealthConfig
 
 @dataclass
 class Excludes(HealthConfig):
-    pass
+    ranks: str = "rank 1"
 
 
 class ExcludesCheck(HealthCheck):
     def __init__(self, config, run):
-        pass
+        self.ranks = tuple(config.ranks.split("+"))
 
     def observe(self, record):
         if record.step == 8:
@@ -181,7 +181,7 @@ class ExcludesCheck(HealthCheck):
     def respond(self, agreed, record):
         if agreed.of("bad-link"):
             again = agreed.ordered("bad-link", Action.RESTART)
-            return Order(Action.WARN if again else Action.RESTART, ("bad-link",), exclude=() if again else ("rank 1",))
+            return Order(Action.WARN if again else Action.RESTART, ("bad-link",), exclude=() if again else self.ranks)
 
 
 @hookimpl
@@ -190,20 +190,30 @@ def gangline_health_checks():
 """
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(("nodes", "ranks"), [("1:2", 1), ("2", 2)])
-def test_a_node_is_excluded_where_the_others_are_enough(runs, strangers, nodes, ranks):
+@pytest.mark.parametrize(
+    ("nodes", "found", "ranks"),
+    [
+        pytest.param("1:2", "rank 1", 1, marks=pytest.mark.nightly),
+        pytest.param("2", "rank 1", 2, marks=pytest.mark.nightly),
+        ("1:2", "rank 0+rank 1", 1),  # both have counted the other one
+    ],
+)
+def test_a_node_is_excluded_where_the_others_are_enough(runs, strangers, nodes, found, ranks):
     strangers.add("gangline-excludes", EXCLUDES, module="excludes")
     runs.environment |= strangers.environment
-    printed = runs.train("run.dir=out", "run.steps=20", *ELASTIC, f"launch.nodes={nodes}", "health=[excludes]")
+    words = (*ELASTIC, f"launch.nodes={nodes}", "health=[excludes]", f"health.excludes.ranks={found}")
+    printed = runs.train("run.dir=out", "run.steps=20", *words)
     out = runs.directory / "out"
     first, second = launches(out)
     assert (second["why"], second["processes"]) == ("order", ranks), printed
     assert "bad-link at rank 1: 1 of 8; it asks for new workers" in printed
     (line,) = [line for line in runs.attempts("out") if line.get("order") == "restart"]
-    assert line["exclude"] == first["nodes"][1:]
-    assert (f"{first['nodes'][1]} is excluded by an order" in printed) == (ranks == 1)
+    assert line["exclude"] == first["nodes"][-len(found.split("+")) :]
+    waits = f"{first['nodes'][1]} is excluded by an order; others take its place, and it waits"
+    assert (waits in printed) == (ranks == 1)
+    assert printed.count("it stays, for too few other nodes are there") == len(found.split("+")) - (ranks == 1)
     assert [record["step"] for record in runs.records("out")] == list(range(1, 21))
+    assert agents(out) == {}
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,7 @@ class ElasticLaunch(LocalLaunch):
     gather_seconds: PositiveFloat = 30.0  # at the first start: how long nodes beyond the fewest are waited for
     join_seconds: PositiveFloat = 600.0  # how long the fewest nodes are waited for before the job ends
     lost_seconds: PositiveFloat = 4.0  # a node that has not been heard of for so long is lost
+    excluded_hours: PositiveFloat | None = 24.0  # how long an order keeps a node away; null: for the run's life
 
     def most_nodes(self) -> int:
         return fewest_and_most(self.nodes)[1]

@@ -56,8 +56,8 @@ class Stopped(Exception):
         super().__init__(failure.what)
 
 
-class Excluded(Exception):
-    """By an order; other nodes take the place of this one."""
+class NoAgreement(Exception):
+    """The nodes met again and again, and each time one of them was lost."""
 
 
 @dataclass
@@ -72,7 +72,8 @@ class AgentNode:
     log: str = "agent.log"
     met: Callable[[], None] = lambda: None  # called when the nodes have met for the first time
     over: Callable[[], None] = lambda: None  # called when this node ends the job for all
-    excluded: Callable[[], bool] = lambda: False  # whether the job goes on without this node
+    comes: Callable[[], None] = lambda: None  # returns once this node may take part in the next start
+    meets_seconds: float = 0.0  # how long nodes that lose each other while they meet do so again
 
 
 class Agent(LocalElasticAgent):
@@ -137,14 +138,17 @@ class Agent(LocalElasticAgent):
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         """A member that is lost while all meet makes the others meet again."""
+        end = 0.0
         while True:
-            if self.node.excluded():
-                raise Excluded
+            self.node.comes()
             try:
                 return super()._initialize_workers(worker_group)
-            except DistError:
+            except DistError as error:
                 if self.node.alone:
                     raise
+                end = end or time.monotonic() + self.node.meets_seconds
+                if time.monotonic() > end:
+                    raise NoAgreement(str(error)) from error
                 logging.getLogger(_LOGGERS[0]).warning("a node was lost while all met; they meet again", exc_info=True)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = _KILL_SECONDS) -> None:
@@ -189,13 +193,15 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
             if request.signum:
                 return _signalled(starts, files, request.signum)
             return _explain(stopped, starts)
-        except Excluded:
-            goes = True
-            print(f"train: {node.name} is excluded by an order; others take its place", file=sys.stderr, flush=True)
-            return failures.EXIT_STOPPED
         except RendezvousTimeoutError:
             goes = True
-            return _too_few(starts, config)
+            few = f"launch.nodes={getattr(config, 'nodes', '1')}: there were not enough nodes"
+            return _unmet(starts, f"{few} for {node.meets_seconds:g} s (launch.join_seconds)")
+        except NoAgreement as error:
+            goes = True
+            return _unmet(
+                starts, f"nodes met for {node.meets_seconds:g} s (launch.join_seconds) and got no word: {error}"
+            )
         except RendezvousClosedError:
             return _as_the_others(starts)
         except (EOFError, OSError):
@@ -240,9 +246,7 @@ def _signalled(starts: Starts, files: RankFiles, signum: int) -> int:
     return ending.exit_code
 
 
-def _too_few(starts: Starts, config: LocalLaunch) -> int:
-    nodes, seconds = getattr(config, "nodes", "1"), getattr(config, "join_seconds", 0)
-    what = f"launch.nodes={nodes}: there were not enough nodes for {seconds:g} s (launch.join_seconds)"
+def _unmet(starts: Starts, what: str) -> int:
     print(f"train: {what}\n  To go on:  train resume={starts.run_dir}", file=sys.stderr, flush=True)
     now = generation.progress(starts.run_dir).generation
     end(

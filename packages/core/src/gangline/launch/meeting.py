@@ -9,19 +9,23 @@ from __future__ import annotations
 import fcntl
 import os
 import pickle
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from torch.distributed import FileStore
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousBackend,
     RendezvousTimeout,
     Token,
+    _RendezvousExitOp,
 )
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -32,6 +36,7 @@ from gangline.rundir import MEETING
 BEATS = 4  # heartbeats until a node without one is lost
 CLOSE_SECONDS = 5.0
 STORE_SECONDS = 20.0  # how long a member of a start waits for a word of another one
+_NAMES = "gangline/names"  # of the nodes, in the job's store
 REGATHER_SECONDS = 1.0  # after the first start: how long nodes beyond the fewest are waited for
 
 
@@ -90,10 +95,51 @@ class Patience(RendezvousTimeout):
         return timedelta(seconds=REGATHER_SECONDS) if self.later else super().last_call
 
 
-def meet_in(
-    run_dir: Path, job: str, address: str, config: ElasticLaunch
-) -> tuple[DynamicRendezvousHandler, FileStore, Patience]:
-    """The rendezvous of the nodes of `job`, a store that outlives its starts, and its patience."""
+@dataclass
+class JobMeeting:
+    """The meeting of the nodes of one job: what makes up a start, and a store that outlives its starts."""
+
+    handler: DynamicRendezvousHandler
+    store: FileStore
+    patience: Patience
+    backend: FileBackend
+    lost_seconds: float
+
+    def name(self, name: str) -> None:
+        """Say who this node is; before it joins."""
+        self.store.set(f"{_NAMES}/{self._me}", name)
+
+    def others(self) -> set[str]:
+        """The names of the nodes that are heard of, without this one."""
+        state = self._state()
+        since = datetime.now(UTC) - timedelta(seconds=self.lost_seconds)
+        there = [f"{_NAMES}/{node}" for node, beat in state.last_heartbeats.items() if beat >= since] if state else []
+        mine = f"{_NAMES}/{self._me}"
+        return {self.store.get(key).decode() for key in there if key != mine and self.store.check([key])}
+
+    def leave(self) -> None:
+        """The others need not find out that this node has left the start that ends."""
+        handler: Any = self.handler
+        handler._stop_heartbeats()
+        handler._op_executor.run(_RendezvousExitOp(), time.monotonic() + CLOSE_SECONDS)
+
+    def check_open(self) -> None:
+        """Raises RendezvousClosedError where the job is over."""
+        state = self._state()
+        if state is not None and state.closed:
+            raise RendezvousClosedError("the job is over")
+
+    @property
+    def _me(self) -> Any:
+        return self.handler._this_node
+
+    def _state(self) -> Any:
+        state = self.backend.get_state()
+        return None if state is None else pickle.loads(state[0])
+
+
+def meet_in(run_dir: Path, job: str, address: str, config: ElasticLaunch) -> JobMeeting:
+    """The meeting of the nodes of `job`."""
     folder = run_dir / MEETING
     folder.mkdir(exist_ok=True)
     store = FileStore(str(folder / f"store-{job}"))
@@ -104,10 +150,11 @@ def meet_in(
         last_call=timedelta(seconds=config.gather_seconds),
         close=timedelta(seconds=CLOSE_SECONDS),
     )
+    backend = FileBackend(folder / f"state-{job}")
     handler = DynamicRendezvousHandler.from_backend(
         job,
         store,
-        FileBackend(folder / f"state-{job}"),
+        backend,
         fewest,
         most,
         address,
@@ -115,16 +162,7 @@ def meet_in(
         keep_alive_interval=config.lost_seconds / BEATS,  # type: ignore[arg-type]  # a float serves as well
         keep_alive_max_attempt=BEATS,
     )
-    return handler, store, patience
-
-
-def others(run_dir: Path, job: str, seconds: float, address: str) -> int:
-    """How many nodes of the job are heard of, beside this process."""
-    state = FileBackend(run_dir / MEETING / f"state-{job}").get_state()
-    beats = pickle.loads(state[0]).last_heartbeats if state is not None else {}
-    since = datetime.now(UTC) - timedelta(seconds=seconds)
-    me = (address, os.getpid())
-    return sum(beat >= since and (node.addr, node.pid) != me for node, beat in beats.items())
+    return JobMeeting(handler, store, patience, backend, config.lost_seconds)
 
 
 def alone() -> RendezvousHandler:

@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gangline import attempts, pulse
+from gangline import pulse
 from gangline.ending import RunEnding, read_ending
 from gangline.errors import UserError
 from gangline.generation import progress
 from gangline.launch import forkserver, guard, sidecars
 from gangline.launch.base import Launcher
+from gangline.launch.exclusion import Exclusion
 from gangline.launch.failures import EXIT_FAILURE
 from gangline.launch.local import say
-from gangline.launch.nodes import fewest_and_most, name_of_this_node, usable
+from gangline.launch.nodes import UsableRanks, fewest_and_most, name_of_this_node
 from gangline.launch.signals import SAME_REQUEST_SECONDS
 from gangline.launch.starts import Starts
 from gangline.launch.worker import WORK
@@ -27,7 +28,6 @@ from gangline.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
-    from gangline.errors import Problem
     from gangline.launch.config import ElasticLaunch
 
 LOOK_SECONDS = 0.1
@@ -63,29 +63,22 @@ def run_node(run_dir: Path, run: Run, name: str, address: str) -> int:
     running = sidecars.start(sidecars.wanted(run), run_dir, owner=os.getpid())
     try:
         from gangline.launch.elastic import AgentNode, run_agent
-        from gangline.launch.meeting import meet_in, others
+        from gangline.launch.meeting import meet_in
 
-        handler, store, patience = meet_in(run_dir.resolve(), job, address, config)
-        most = run.launch.processes
-
-        def layout(ranks: int) -> tuple[int, list[Problem]]:
-            return usable(run, min(ranks, most or ranks))
-
-        def excluded() -> bool:
-            """An order says so, and there are enough other nodes."""
-            named = any(name in line.exclude for line in attempts.read(run_dir))
-            fewest, _ = fewest_and_most(config.nodes)
-            return named and others(run_dir.resolve(), job, config.lost_seconds, address) >= fewest
-
-        starts = Starts(run_dir.resolve(), config, layout, say)
+        meeting = meet_in(run_dir.resolve(), job, address, config)
+        meeting.name(name)
+        fewest, _ = fewest_and_most(config.nodes)
+        wait = Exclusion(name, run_dir, meeting, fewest, config.excluded_hours, config.gather_seconds, say).wait
+        starts = Starts(run_dir.resolve(), config, UsableRanks(run, run.launch.processes), say)
         node = AgentNode(
             name,
             config.ranks_of_node(run),
-            handler,
-            count=lambda: store.add("gangline/starts", 1),
+            meeting.handler,
+            count=lambda: meeting.store.add("gangline/starts", 1),
             alone=False,
-            met=patience.has_met,
-            excluded=excluded,
+            met=meeting.patience.has_met,
+            comes=wait,
+            meets_seconds=config.join_seconds,
             over=directory.job_is_over,
             log=f"agent-{name.replace('/', '-')}.log",
         )

@@ -1,0 +1,85 @@
+"""Nodes that an order keeps away: which of them, until when, and never so many that too few are left. Torch-free.
+
+Every node judges for itself, at each start and while it is away, from what all see alike: the orders in attempts.jsonl
+and the names of the nodes that are heard of at the meeting. Those that were excluded first stay first where they are
+needed, so that two nodes never leave for one another's sake.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Protocol
+
+from gangline import attempts
+
+LOOK_SECONDS = 0.5
+
+
+class Meeting(Protocol):
+    """Where the nodes of a job meet, as a node that may be excluded sees it."""
+
+    def others(self) -> Collection[str]:
+        """The names of the nodes that are heard of, without this one."""
+
+    def leave(self) -> None:
+        """This node is no member of the start that ends."""
+
+    def check_open(self) -> None:
+        """Raises torch's RendezvousClosedError where the job is over."""
+
+
+def excluded(run_dir: str | Path, hours: float | None, now: datetime | None = None) -> list[str]:
+    """The nodes that an order keeps away now, longest first; it is over `hours` after the newest (None: never)."""
+    since = None if hours is None else (now or datetime.now(UTC)) - timedelta(hours=hours)
+    found: dict[str, bool] = {}
+    for line in attempts.read(run_dir):
+        for name in line.exclude:
+            found[name] = since is None or not line.time or datetime.fromisoformat(line.time) >= since
+    return [name for name, holds in found.items() if holds]
+
+
+def stays_away(name: str, others: Collection[str], out: Sequence[str], fewest: int) -> bool:
+    """Whether the node `name` keeps away, where `others` are heard of, `out` are excluded and `fewest` are needed."""
+    if name not in out:
+        return False
+    lacking = fewest - len(set(others) - set(out))
+    return name not in [one for one in out if one == name or one in others][: max(0, lacking)]
+
+
+@dataclass
+class Exclusion:
+    """Of one node. `patience`: seconds in which a node that comes to a job's first start lets the others come first."""
+
+    name: str
+    run_dir: Path
+    meeting: Meeting
+    fewest: int
+    hours: float | None
+    patience: float
+    say: Callable[[str], None]
+
+    def wait(self) -> None:
+        """Return as soon as this node may take part in a start; raises RendezvousClosedError where the job is over."""
+        out = excluded(self.run_dir, self.hours)
+        first, self.patience = time.monotonic() + self.patience, 0.0
+        if self.name not in out:
+            return
+        while time.monotonic() < first and not self._away(out):
+            time.sleep(LOOK_SECONDS)
+        if not self._away(out):
+            self.say(f"train: {self.name} is excluded by an order; it stays, for too few other nodes are there")
+            return
+        self.meeting.leave()
+        self.say(f"train: {self.name} is excluded by an order; others take its place, and it waits")
+        while self._away(excluded(self.run_dir, self.hours)):
+            self.meeting.check_open()
+            time.sleep(LOOK_SECONDS)
+        why = "it is needed" if self.name in excluded(self.run_dir, self.hours) else "its exclusion is over"
+        self.say(f"train: {self.name} was excluded by an order, and comes back: {why}")
+
+    def _away(self, out: Sequence[str]) -> bool:
+        return stays_away(self.name, self.meeting.others(), out, self.fewest)

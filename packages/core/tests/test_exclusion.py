@@ -1,0 +1,109 @@
+"""Nodes that an order keeps away: never so many that too few are left, and not for ever."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+from gangline import attempts
+from gangline.attempts import Attempt, stamp
+from gangline.launch.config import ElasticLaunch
+from gangline.launch.exclusion import Exclusion, excluded, stays_away
+from gangline.launch.meeting import JobMeeting, meet_in
+
+NOW = datetime(2030, 1, 10, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("there", "out", "fewest", "away"),
+    [
+        ("abc", "a", 2, "a"),
+        ("ab", "a", 2, ""),  # too few without it
+        ("ab", "ab", 1, "b"),  # the first one stays: both have counted the other one
+        ("ab", "ba", 1, "a"),
+        ("abc", "abc", 2, "c"),
+        ("abcd", "ab", 3, "b"),
+        ("abc", "dab", 2, "b"),  # d is not there
+        ("ab", "", 1, ""),
+    ],
+)
+def test_who_keeps_away(there, out, fewest, away):
+    assert [name for name in there if stays_away(name, set(there) - {name}, [*out], fewest)] == [*away]
+
+
+def exclude(run_dir, *names: str, days: int = 0) -> None:
+    when = stamp((NOW - timedelta(days=days)).timestamp())
+    attempts.append(run_dir, Attempt(1, None, order="restart", exclude=names, time=when))
+
+
+def test_an_exclusion_ends(tmp_path):
+    exclude(tmp_path, "a", "b", days=3)
+    exclude(tmp_path, "c", days=1)
+    exclude(tmp_path, "a", days=0)  # found again since it came back
+    assert excluded(tmp_path, None, NOW) == ["a", "b", "c"]
+    assert excluded(tmp_path, 48, NOW) == ["a", "c"]
+    assert excluded(tmp_path, 1, NOW) == ["a"]
+    assert excluded(tmp_path, 1, NOW + timedelta(hours=2)) == []
+
+
+@pytest.fixture
+def meet(tmp_path):
+    """Nodes that have met for a start of their job; each is an agent of its own, with a thread for its heartbeats."""
+    meetings: dict[str, JobMeeting] = {}
+
+    def meeting_of(name: str) -> JobMeeting:
+        config = ElasticLaunch(nodes="2:3", gather_seconds=1.0, lost_seconds=2.0)
+        meetings[name] = found = meet_in(tmp_path, "job", f"127.0.0.{len(meetings) + 1}", config)
+        found.name(name)
+        return found
+
+    def join(names: str) -> dict[str, JobMeeting]:
+        for name in names:
+            meeting_of(name)
+        threads = [threading.Thread(target=meetings[name].handler.next_rendezvous) for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        return meetings
+
+    (tmp_path / "logs").mkdir()
+    yield join
+    for meeting in meetings.values():
+        meeting.handler._stop_heartbeats()
+
+
+def test_nodes_know_each_other_by_name(meet):
+    meetings = meet("abc")
+    assert meetings["a"].others() == {"b", "c"}
+    meetings["b"].leave()
+    assert meetings["a"].others() == {"c"}
+    meetings["c"].check_open()
+    meetings["a"].handler.shutdown()
+    with pytest.raises(RendezvousClosedError):
+        meetings["c"].check_open()
+
+
+def test_of_two_that_are_excluded_one_stays_until_the_other_is_needed(meet, tmp_path):
+    meetings = meet("abc")
+    exclude(tmp_path, "a", "b")
+    said: list[str] = []
+    nodes = {name: Exclusion(name, tmp_path, meetings[name], 2, None, 0.0, said.append) for name in "abc"}
+    for name in "ac":
+        nodes[name].wait()
+    assert said == ["train: a is excluded by an order; it stays, for too few other nodes are there"]
+    waits = threading.Thread(target=nodes["b"].wait)
+    waits.start()
+    waits.join(2)
+    assert waits.is_alive()
+    assert meetings["c"].others() == {"a"}
+    meetings["c"].leave()
+    waits.join(60)
+    assert not waits.is_alive()
+    assert said[1:] == [
+        "train: b is excluded by an order; others take its place, and it waits",
+        "train: b was excluded by an order, and comes back: it is needed",
+    ]
