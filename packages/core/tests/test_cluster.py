@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import yaml
+from hypothesis import given, strategies as st
 
 from gangline import UserError
-from gangline.cluster import load_cluster, shipped
+from gangline.cluster import Topology, load_cluster, shipped
 from gangline.cluster.file import SHIPPED
+from gangline.mesh import Mesh
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -20,10 +22,10 @@ def test_shipped_files_are_whole_and_name_their_sources(name):
 
 
 def test_a_file_of_ones_own(tmp_path):
-    given = yaml.safe_load((SHIPPED / "h100_ib.yaml").read_text())
-    given["numbers"]["price.hour"] = {"value": 2.5, "source": "a contract"}
+    content = yaml.safe_load((SHIPPED / "h100_ib.yaml").read_text())
+    content["numbers"]["price.hour"] = {"value": 2.5, "source": "a contract"}
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(given))
+    path.write_text(yaml.safe_dump(content))
     found = load_cluster(str(path))
     assert found.name == "mine"
     assert found["price.hour"] == 2.5
@@ -32,21 +34,21 @@ def test_a_file_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda given: given.update(version=7), "is a cluster file of version 7"),
-        (lambda given: given.pop("version"), "of version None"),
-        (lambda given: given["numbers"].pop("peak.bf16"), "does not say peak.bf16"),
-        (lambda given: given["numbers"].update({"peak.bf61": {"value": 1, "source": "x"}}), "peak.bf61"),
-        (lambda given: given["numbers"].update({"watts": {"value": 1}}), "watts needs a number and its source"),
-        (lambda given: given["numbers"].update({"watts": {"value": -1, "source": "x"}}), "watts=-1"),
-        (lambda given: given.pop("numbers"), "has no `numbers`"),
-        (lambda given: given.pop("network"), "does not say what its network is"),
+        (lambda content: content.update(version=7), "is a cluster file of version 7"),
+        (lambda content: content.pop("version"), "of version None"),
+        (lambda content: content["numbers"].pop("peak.bf16"), "does not say peak.bf16"),
+        (lambda content: content["numbers"].update({"peak.bf61": {"value": 1, "source": "x"}}), "peak.bf61"),
+        (lambda content: content["numbers"].update({"watts": {"value": 1}}), "watts needs a number and its source"),
+        (lambda content: content["numbers"].update({"watts": {"value": -1, "source": "x"}}), "watts=-1"),
+        (lambda content: content.pop("numbers"), "has no `numbers`"),
+        (lambda content: content.pop("network"), "does not say what its network is"),
     ],
 )
 def test_what_is_wrong_is_said(tmp_path, change, message):
-    given = yaml.safe_load((SHIPPED / "h100_ib.yaml").read_text())
-    change(given)
+    content = yaml.safe_load((SHIPPED / "h100_ib.yaml").read_text())
+    change(content)
     path = tmp_path / "c.yaml"
-    path.write_text(yaml.safe_dump(given))
+    path.write_text(yaml.safe_dump(content))
     with pytest.raises(UserError) as refused:
         load_cluster(str(path))
     assert message in str(refused.value)
@@ -62,3 +64,13 @@ def test_no_price_is_invented():
     with pytest.raises(UserError) as refused:
         load_cluster("h100_ib")["price.hour"]
     assert "Nothing is invented" in str(refused.value)
+
+
+@given(st.data())
+def test_tiers_without_looking_at_every_group_are_those_of_all_groups(data):
+    sizes = {axis: data.draw(st.sampled_from([1, 2, 3, 4, 6])) for axis in ("pp", "dp_shard", "cp", "tp")}
+    axes = data.draw(st.lists(st.sampled_from(sorted(sizes)), min_size=1, max_size=3, unique=True))
+    mesh, network = Mesh.of(sizes), Topology(gpus_per_node=data.draw(st.sampled_from([2, 3, 8])), nodes_per_rack=2)
+    others = [axis for axis in mesh.axes if axis not in axes]
+    groups = [[mesh.rank({**start, **point}) for point in mesh.along({}, axes)] for start in mesh.along({}, others)]
+    assert network.tier(mesh, *axes) == network.slowest(groups)

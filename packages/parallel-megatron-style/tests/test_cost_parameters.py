@@ -19,8 +19,9 @@ from gangline_parallel_megatron_style.config import ThreeD
 from gangline_parallel_megatron_style.cost import activations
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.memory import state
-from gangline_parallel_megatron_style.cost.parameters import arrays_of
+from gangline_parallel_megatron_style.cost.parameters import ModelArrays
 from gangline_parallel_megatron_style.cost.peak_memory import moments
+from gangline_parallel_megatron_style.layout.alike import AlikeBlocks
 from gangline_parallel_megatron_style.pipeline.actions import place_of
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_out
 
@@ -86,7 +87,13 @@ def test_sizes_are_those_of_the_registry(axes, sequence_parallel, fold):
     sums = {
         name: count for buffers in arrays.groups.values() for buffer in buffers for name, count in buffer.sums.items()
     }
-    for array in arrays_of(shapes, plan, mesh, stages, sequence_parallel and mesh.size("tp") > 1):
+    made, last = ModelArrays(AlikeBlocks(tree, plan), mesh, sequence_parallel and mesh.size("tp") > 1), pp - 1
+    found = [*made.at("embed", (0,), last), *made.at("head", (last,), last)]
+    found += [
+        array for stage, blocks in enumerate(stages) for block in blocks for array in made.at(block, (stage,), last)
+    ]
+    assert {array.name: array.shape for array in found} == shapes
+    for array in found:
         boxes = [arrays.registry.of_rank(f"model/{array.name}", rank) for rank in range(mesh.world)]
         sizes = [sum(box.size for box, _ in held) for held in boxes]
         assert max(sizes) == array.size, array.name
@@ -102,7 +109,7 @@ def test_what_zero_cuts(zero):
     numbers = sum(prod(array.shape) for array in case.arrays)
     parts = sum(array.part for array in case.arrays)
     block = sum(array.size for array in case.arrays if array.block == 0)
-    found, more = state(case, 0), list(moments(case, 0, None, activations.sizes_of(case)))
+    found, more = state(case, 0), list(moments(case, 0, activations.sizes_of(case)))
     found["gradients"] += max(moment["gradients"] for moment in more)
     found["weights"] += max(moment["weights"] for moment in more)
     assert found["optimizer state"] == 8 * (parts if zero else numbers)

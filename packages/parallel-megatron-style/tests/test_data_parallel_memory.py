@@ -102,7 +102,7 @@ def test_bytes_by_kind_are_those_of_the_closed_form(world, zero, precision):
     case = Case.of(run, Mesh.of(run.parallel.axes(world)))
     told = state(case, 0)
     for kind in ("weights", "gradients"):
-        told[kind] += max(moment[kind] for moment in moments(case, 0, None, activations.sizes_of(case)))
+        told[kind] += max(moment[kind] for moment in moments(case, 0, activations.sizes_of(case)))
     for found, numbers in ranks:
         block = (numbers - 2 * 64 * 64 - 64) // MODEL.layers
         two = 2 * block  # in use and gathered ahead; being filled and under way

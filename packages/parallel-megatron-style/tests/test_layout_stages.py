@@ -14,7 +14,8 @@ from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.model.tree import Node
 from gangline_parallel_megatron_style.config import Pp
-from gangline_parallel_megatron_style.layout.stages import balanced, forward_flops, partition
+from gangline_parallel_megatron_style.layout.alike import forward_flops
+from gangline_parallel_megatron_style.layout.stages import balanced, partition
 
 
 def slowest(sizes, blocks, first, last) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import gcd
 from typing import Literal
 
 from gangline.mesh import Mesh
@@ -58,7 +59,18 @@ class Topology:
 
 @lru_cache(maxsize=4096)
 def _tier(gpus_per_node: int, nodes_per_rack: int, mesh: Mesh, axes: tuple[str, ...]) -> Tier:
-    starts = mesh.along({}, [axis for axis in mesh.axes if axis not in axes])
-    last = {axis: mesh.size(axis) - 1 for axis in axes}
-    network = Topology(gpus_per_node=gpus_per_node, nodes_per_rack=nodes_per_rack)
-    return network.slowest((mesh.rank(point), mesh.rank({**point, **last})) for point in starts)
+    """A group begins at the sum of steps along the other axes and ends `reach` ranks behind: where it begins within a
+    node and within a rack is all that matters, and these are few places even where the groups are thousands.
+    """
+    rack = gpus_per_node * nodes_per_rack
+    step, reach, starts = 1, 0, {0}
+    for axis, size in reversed(mesh.sizes):
+        if axis in axes:
+            reach += (size - 1) * step
+        else:
+            turns = min(size, rack // gcd(step, rack))
+            starts = {(start + turn * step) % rack for start in starts for turn in range(turns)}
+        step *= size
+    if all(start % gpus_per_node + reach < gpus_per_node for start in starts):
+        return "node"
+    return "rack" if all(start + reach < rack for start in starts) else "cluster"

@@ -124,6 +124,14 @@ class WrapNode(Node):
 
 def children(node: Node) -> Iterator[tuple[str, Node]]:
     """The nodes directly below, by their path from `node`: "attention", "blocks.0"; "" for what a node wraps."""
+    found = node.__dict__.get("_children")
+    if found is None:  # nodes do not change, and closed forms ask for these thousands of times
+        found = tuple(_children(node))
+        object.__setattr__(node, "_children", found)
+    return iter(found)
+
+
+def _children(node: Node) -> Iterator[tuple[str, Node]]:
     for item in fields(node):
         value = getattr(node, item.name)
         if isinstance(node, WrapNode) and item.name == "inner":
@@ -225,6 +233,7 @@ def fitted(node: Node, sizes: Mapping[str, tuple[int, int]]) -> None:
         child = getattr(node, name)
         if type(child) is LinearNode:
             object.__setattr__(node, name, replace(child, in_features=in_features, out_features=out_features))
+            node.__dict__.pop("_children", None)
 
 
 @dataclass(frozen=True)

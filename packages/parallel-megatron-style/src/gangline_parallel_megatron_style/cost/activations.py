@@ -17,8 +17,22 @@ def sizes_of(case: Case, gpu: bool = True) -> ActivationSizes:
 
 def of_block(case: Case, index: int, sizes: ActivationSizes) -> int:
     """Kept by a block until its backward pass, as the run recomputes it."""
-    node = case.blocks[index]
-    whole = of_node(node, sizes, f"{case.plan.blocks}.{index}")
+    key = ("of_block", sizes.gpu, *case.kind(index))
+    if key not in case.known:
+        case.known[key] = _of_block(case, index, sizes)
+    return int(case.known[key])
+
+
+def whole_block(case: Case, index: int, sizes: ActivationSizes) -> int:
+    """Kept by a block where nothing of it is recomputed."""
+    key = ("whole_block", sizes.gpu, case.kind(index)[0])
+    if key not in case.known:
+        case.known[key] = of_node(case.blocks[index], sizes, f"{case.plan.blocks}.{index}")
+    return int(case.known[key])
+
+
+def _of_block(case: Case, index: int, sizes: ActivationSizes) -> int:
+    node, whole = case.blocks[index], whole_block(case, index, sizes)
     if not case.recomputed(index):
         return whole
     if case.recompute is Recompute.full:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gangline.config import ItemSizes, Recompute
-from gangline.model import LocalSizes, Node, by_path, compose_model, parameter_shapes
+from gangline.model import LocalSizes, Node, compose_model
 from gangline.strategy import DATA_AXES, Mesh, Plan, Registry
-from gangline_parallel_megatron_style.cost.parameters import Array, arrays_of
+from gangline_parallel_megatron_style.cost.parameters import Array, ModelArrays
+from gangline_parallel_megatron_style.layout.alike import AlikeBlocks, alike_blocks
 from gangline_parallel_megatron_style.layout.stages import partition
 from gangline_parallel_megatron_style.pipeline.actions import place_of, stage_of
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from gangline_parallel_megatron_style.config import Composed
 
 
-# What layouts that are compared share: the arrays of a model on a mesh, by the model's identity, which they keep alive.
-_ARRAYS: dict[tuple, tuple[Node, Plan, list[Array]]] = {}
+# What layouts that are compared share: the arrays of a model on a mesh, its pipeline aside.
+_ARRAYS: dict[tuple, ModelArrays] = {}
 
 
 @dataclass(frozen=True)
@@ -118,15 +119,27 @@ class Case:
         )
 
     @cached_property
-    def by_path(self) -> dict[str, Node]:
-        return by_path(self.tree)
+    def model(self) -> AlikeBlocks:
+        """What all layouts of this model share."""
+        return alike_blocks(self.tree, self.plan)
 
-    @cached_property
+    @property
+    def by_path(self) -> dict[str, Node]:
+        return self.model.by_path
+
+    @property
     def blocks(self) -> list[Node]:
         """The nodes of the blocks, in order; those that are equal are one object."""
-        same: dict[Node, Node] = {}
-        found = [self.by_path[f"{self.plan.blocks}.{index}"] for index in range(self.plan.layers)]
-        return [same.setdefault(node, node) for node in found]
+        return self.model.blocks
+
+    def kind(self, block: int) -> tuple[int, bool]:
+        """What a block's costs depend on: the first block that is like it, and whether it is computed again."""
+        return self.model.kinds[block], self.recomputed(block)
+
+    @cached_property
+    def known(self) -> dict[object, Any]:
+        """What was worked out for one block, to be read for all of its kind."""
+        return {}
 
     @cached_property
     def width(self) -> int:
@@ -141,14 +154,35 @@ class Case:
     @cached_property
     def arrays(self) -> list[Array]:
         """Every parameter of the model."""
-        key = (id(self.tree), id(self.plan), self.mesh, tuple(self.stages), self.sequence_parallel)
+        found = {array.name: array for place in ("embed", *range(self.plan.layers), "head") for array in self.at(place)}
+        return [found[name] for name in self.model.shapes]
+
+    def at(self, place: int | str) -> list[Array]:
+        """The parameters of a block, of the embedding (what is tied to it included) or of the head."""
+        if place not in self._at:
+            ends = {"embed": 0, "head": self.last_stage}
+            stage = ends[place] if isinstance(place, str) else self.stage_of[place]
+            self._at[place] = self._arrays.at(place, (stage,), self.last_stage)
+        return self._at[place]
+
+    @cached_property
+    def _at(self) -> dict[int | str, list[Array]]:
+        return {}
+
+    @cached_property
+    def _arrays(self) -> ModelArrays:
+        mesh = Mesh(tuple((axis, 1 if axis == "pp" else size) for axis, size in self.mesh.sizes))
+        key = (id(self.model), mesh, self.sequence_parallel)
         if key not in _ARRAYS:
-            shapes = parameter_shapes(self.tree)
-            made = arrays_of(shapes, self.plan, self.mesh, self.stages, self.sequence_parallel)
-            if len(_ARRAYS) >= 32:
+            if len(_ARRAYS) >= 64:
                 del _ARRAYS[next(iter(_ARRAYS))]
-            _ARRAYS[key] = (self.tree, self.plan, made)
-        return _ARRAYS[key][2]
+            _ARRAYS[key] = ModelArrays(self.model, mesh, self.sequence_parallel)
+        return _ARRAYS[key]
+
+    @cached_property
+    def stage_of(self) -> list[int]:
+        """The model stage of each block."""
+        return [stage for stage, blocks in enumerate(self.stages) for _ in blocks]
 
     @cached_property
     def registry(self) -> Registry:
@@ -156,7 +190,7 @@ class Case:
         placement = SCHEDULES[self.config.schedule].placement
         homes = [place_of(self.pp, placement, stage)[0] for stage in range(len(self.stages))]
         blocks = [homes[stage] for stage, found in enumerate(self.stages) for _ in found]
-        shapes = {array.name: array.shape for array in self.arrays}
+        shapes = self.model.shapes
         aliases = {name: tuple(alias for alias, owner in self.plan.tied if owner == name) for name in shapes}
         frozen = {array.name for array in self.arrays if not array.trained}
         return lay_out(
@@ -184,13 +218,25 @@ class Case:
         return {stage: rank for rank, stages in enumerate(self._stages_of) for stage in stages}
 
     def held(self, rank: int) -> list[Array]:
-        """The parameters of pipeline rank `rank`, each once."""
-        return self._held[rank]
+        """The parameters of pipeline rank `rank`, each once, in the order of the model."""
+        key = ("held", rank)
+        if key not in self.known:
+            self.known[key] = self._held(rank)
+        found: list[Array] = self.known[key]
+        return found
+
+    def _held(self, rank: int) -> list[Array]:
+        mine = set(self.stages_of(rank))
+        ends = [array for place in ("embed", "head") for array in self.at(place) if not mine.isdisjoint(array.stages)]
+        blocks = [array for block in sorted(self.blocks_of(rank)) for array in self.at(block)]
+        if not ends:
+            return blocks
+        order = self._order
+        return sorted([*ends, *blocks], key=lambda array: order[array.name])
 
     @cached_property
-    def _held(self) -> list[list[Array]]:
-        mine = [set(self.stages_of(rank)) for rank in range(self.pp)]
-        return [[array for array in self.arrays if not stages.isdisjoint(array.stages)] for stages in mine]
+    def _order(self) -> dict[str, int]:
+        return {name: index for index, name in enumerate(self.model.shapes)}
 
     def blocks_of(self, rank: int) -> list[int]:
         """The blocks of pipeline rank `rank`."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from gangline.cluster import Tier
 from gangline.explain import Operation, Transfer, When
-from gangline.strategy import Fold
+from gangline.strategy import Fold, Mesh
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 
@@ -40,21 +41,29 @@ def transfer(case: Case, sent: Sent) -> Transfer:
     mesh, node = case.mesh, case.config.topology.gpus_per_node
     fold = active_fold(case.plan, mesh, sent.axes[0].removeprefix(BESIDE))
     if fold is None:
-        group: Sequence[int] = mesh.group(0, list(sent.axes))
+        ranks, each_node = _together(mesh, sent.axes, node)
     else:
         group = next(_groups(case, fold, sent.axes[0].startswith(BESIDE)))[: sent.among]
+        ranks, each_node = len(group), sum(rank // node == group[0] // node for rank in group)
     return Transfer(
         axes=sent.axes,
         purpose=sent.purpose,
         operation=sent.operation,
-        ranks=len(group),
-        each_node=sum(rank // node == group[0] // node for rank in group),
+        ranks=ranks,
+        each_node=each_node,
         tier=links(case, sent),
         calls=sent.calls,
         bytes=sent.bytes,
         when=sent.when,
         waits=sent.waits,
     )
+
+
+@lru_cache(maxsize=1024)
+def _together(mesh: Mesh, axes: tuple[str, ...], node: int) -> tuple[int, int]:
+    """(ranks along these axes, how many of them share a node of so many ranks)."""
+    group = mesh.group(0, list(axes))
+    return len(group), sum(rank // node == group[0] // node for rank in group)
 
 
 def links(case: Case, sent: Sent) -> Tier:

@@ -5,6 +5,7 @@ arXiv 1910.02054, section 3). What comes and goes is in `peak_memory`.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array, ParamGroup
@@ -19,9 +20,25 @@ def state(case: Case, rank: int) -> Counter[str]:
     masters, optimizer state and what callbacks keep are in the host's memory. Where the forward pass computes in the
     masters' own dtype, whole weights are the masters.
     """
+    found: Counter[str] = Counter()
+    mine = set(case.stages_of(rank))
+    ends = [array for place in ("embed", "head") for array in case.at(place) if not mine.isdisjoint(array.stages)]
+    found.update(_kept(case, ends))
+    for block in case.blocks_of(rank):
+        key = ("state", case.kind(block)[0])
+        if key not in case.known:
+            case.known[key] = _kept(case, case.at(block))
+        found.update(case.known[key])
+    if case.config.compress == "onebit":
+        numbers = (errors(case, group, size) for group, size in groups(case, rank).items() if group.kind.trained)
+        found["errors of compression"] = sum(numbers) * case.bytes.wire
+    return found
+
+
+def _kept(case: Case, arrays: Iterable[Array]) -> Counter[str]:
     width, host = case.bytes, case.config.offload
     found: Counter[str] = Counter()
-    for array in case.held(rank):
+    for array in arrays:
         part, weights = part_of(case, array), weight_bytes(case, array.group)
         if not releases(case, array.group):
             found["weights"] += array.size * weights
@@ -33,9 +50,6 @@ def state(case: Case, rank: int) -> Counter[str]:
         states = case.matrix_states if array.matrix else case.other_states
         found["optimizer state"] += 0 if host else part * states * width.master
         found["callbacks"] += 0 if host else part * case.callback_copies * max(width.master, 4)
-    if case.config.compress == "onebit":
-        numbers = (errors(case, group, size) for group, size in groups(case, rank).items() if group.kind.trained)
-        found["errors of compression"] = sum(numbers) * width.wire
     return found
 
 

@@ -5,12 +5,13 @@ Read from `sharding.arrays.lay_out`, which the runtime lays its memory out by.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from math import prod
 
-from gangline.strategy import Layout, Mesh, Plan, model_array
+from gangline.strategy import Layout, Mesh, model_array
+from gangline_parallel_megatron_style.layout.alike import AlikeBlocks
 from gangline_parallel_megatron_style.sharding.arrays import EMBED, HEAD, TIED, ModelShapes, ParamKind, lay_out
 from gangline_parallel_megatron_style.sharding.ranks import StateRanks
 
@@ -46,12 +47,12 @@ class Array:
         """The number of its block."""
         return self.group.place if isinstance(self.group.place, int) else None
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Numbers of it on a rank that holds it, before its rows are cut."""
         return prod(self.own)
 
-    @property
+    @cached_property
     def part(self) -> int:
         """Numbers of it whose state one rank keeps when it is sharded: whole rows, equal shares of them."""
         rows, shards = prod(self.own[:-1]), self.group.shards
@@ -63,31 +64,76 @@ class Array:
         return self.block is not None and len(self.shape) > 1
 
 
-def arrays_of(
-    shapes: Mapping[str, tuple[int, ...]], plan: Plan, mesh: Mesh, stages: Sequence[range], sequence_parallel: bool
-) -> list[Array]:
-    """Every parameter, in the order of `shapes`; `stages` says which blocks each model stage has.
+@dataclass(frozen=True)
+class Template:
+    """A parameter wherever its block or end is: what does not depend on the pipeline."""
+
+    name: str
+    shape: tuple[int, ...]
+    group: ParamGroup
+    tied: bool  # on the first stage and on the last
+    own: tuple[int, ...]
+    sums: int
+
+
+class ModelArrays:
+    """Every parameter of a model on a mesh, whatever its pipeline; worked out once for all blocks of a kind.
 
     Raises ValueError as `lay_out` does.
     """
-    aliases = {name: (name, *(alias for alias, owner in plan.tied if owner == name)) for name in shapes}
-    given = ModelShapes(shapes, {}, aliases, {name for name in shapes if plan.is_frozen(name)})
-    one_rank = (0,) * (plan.layers + 2)  # where pipeline ranks are does not change what a part of an array is
-    laid_out = lay_out(plan, mesh, given, one_rank, zero=0, sequence_parallel=sequence_parallel, dtype="float32")
-    last = len(stages) - 1
-    place: dict[str, int | str] = {EMBED: EMBED, TIED: EMBED, HEAD: HEAD}
-    on: dict[str, tuple[int, ...]] = {EMBED: (0,), HEAD: (last,), TIED: tuple(sorted({0, last}))}
-    for stage, blocks in enumerate(stages):
-        for block in blocks:
-            place[f"{plan.blocks}.{block}"], on[f"{plan.blocks}.{block}"] = block, (stage,)
-    found = {}
-    for buffer in (buffer for buffers in laid_out.groups.values() for buffer in buffers):
-        ranks = StateRanks.of(plan, mesh, buffer.kind.fold)
-        group = ParamGroup(place[buffer.group], buffer.kind, ranks.shards, ranks.replicas)
-        for name, sums in buffer.sums.items():
-            own = largest_part(laid_out.registry[model_array(name)])
-            found[name] = Array(name, shapes[name], group, on[buffer.group], own, max(sums, 1))
-    return [found[name] for name in shapes]
+
+    def __init__(self, model: AlikeBlocks, mesh: Mesh, sequence_parallel: bool) -> None:
+        self.model = model
+        plan, prefix = model.plan, f"{model.plan.blocks}."
+        self._prefix = prefix
+        kinds = set(model.kinds)
+        shapes = {
+            name: shape
+            for name, shape in model.shapes.items()
+            if not name.startswith(prefix) or int(name[len(prefix) :].split(".")[0]) in kinds
+        }
+        aliases = {name: (name, *(alias for alias, owner in plan.tied if owner == name)) for name in shapes}
+        given = ModelShapes(shapes, {}, aliases, {name for name in shapes if plan.is_frozen(name)})
+        one_rank = (0,) * (plan.layers + 2)  # where pipeline ranks are does not change what a part of an array is
+        laid_out = lay_out(plan, mesh, given, one_rank, zero=0, sequence_parallel=sequence_parallel, dtype="float32")
+        place: dict[str, int | str] = {EMBED: EMBED, TIED: EMBED, HEAD: HEAD}
+        place |= {f"{prefix}{kind}": kind for kind in kinds}
+        found = {}
+        for buffer in (buffer for buffers in laid_out.groups.values() for buffer in buffers):
+            ranks = StateRanks.of(plan, mesh, buffer.kind.fold)
+            group = ParamGroup(place[buffer.group], buffer.kind, ranks.shards, ranks.replicas)
+            for name, sums in buffer.sums.items():
+                own = largest_part(laid_out.registry[model_array(name)])
+                found[name] = Template(name, shapes[name], group, buffer.group == TIED, own, max(sums, 1))
+        self._templates: dict[int | str, list[Template]] = {EMBED: [], HEAD: [], **{kind: [] for kind in kinds}}
+        for name in shapes:
+            self._templates[found[name].group.place].append(found[name])
+
+    def at(self, place: int | str, stages: tuple[int, ...], last: int) -> list[Array]:
+        """The parameters of a block (by its number), of the embedding or of the head, which these stages have.
+
+        last: the number of the last stage, which has the tied ones of the embedding too.
+        """
+        if isinstance(place, str):
+            tied = tuple(sorted({*stages, last}))
+            return [
+                Array(t.name, t.shape, t.group, tied if t.tied else stages, t.own, t.sums)
+                for t in self._templates[place]
+            ]
+        kind = self.model.kinds[place]
+        before, behind = f"{self._prefix}{place}.", len(f"{self._prefix}{kind}.")
+        groups: dict[ParamGroup, ParamGroup] = {}
+        return [
+            Array(
+                before + t.name[behind:],
+                t.shape,
+                groups.setdefault(t.group, replace(t.group, place=place)),
+                stages,
+                t.own,
+                t.sums,
+            )
+            for t in self._templates[kind]
+        ]
 
 
 def largest_part(layout: Layout) -> tuple[int, ...]:

@@ -6,9 +6,9 @@ none of a block, and the other way round. So nothing is added up that is not the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from gangline.explain import ActivationSizes, of_node
+from gangline.explain import ActivationSizes
 from gangline_parallel_megatron_style.cost import activations, memory
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.parameters import Array
@@ -17,39 +17,47 @@ from gangline_parallel_megatron_style.pipeline.actions import Schedule
 Place = int | str  # the number of a block, or "embed" or "head"
 
 
-def of_rank(
-    case: Case, rank: int, schedule: Schedule | None, gpu: bool = True, state: Counter[str] | None = None
-) -> Counter[str]:
-    """Kind -> bytes for a rank of pipeline rank `rank`, at the moment when most is needed.
+def of_rank(case: Case, rank: int, schedule: Schedule | None, gpu: bool = True) -> Counter[str]:
+    """Kind -> bytes for a rank of pipeline rank `rank`, at the moment when most is needed."""
+    sizes = activations.sizes_of(case, gpu)
+    return together(memory.state(case, rank), fullest(case, rank, sizes), under_way(case, rank, schedule, sizes))
 
-    state: `memory.state`, where it is at hand.
+
+def together(state: Counter[str], moment: Counter[str], activation_bytes: int) -> Counter[str]:
+    """All that is there at a moment: `memory.state`, what `moments` gives, and the activations of `under_way`."""
+    found = Counter(moment)
+    found["activations"] += activation_bytes
+    return state + found
+
+
+def fullest(case: Case, rank: int, sizes: ActivationSizes) -> Counter[str]:
+    """The moment when most is needed. Which one that is does not depend on how many microbatches are under way."""
+    return max(moments(case, rank, sizes), key=lambda moment: moment.total())
+
+
+def moments(case: Case, rank: int, sizes: ActivationSizes) -> Iterator[Counter[str]]:
+    """What is there beside `memory.state` while the backward pass goes through each module of a rank, and beside the
+    activations of all microbatches under way (`under_way`), of which the last one's become fewer: below 0.
+
+    Of gradients that are cut, two modules' are whole at a time: those of the module before are still being added.
+    Weights that are cut are whole for the module at hand and those gathered ahead of it.
     """
-    fullest = max(moments(case, rank, schedule, activations.sizes_of(case, gpu)), key=lambda moment: moment.total())
-    return (memory.state(case, rank) if state is None else state) + fullest
-
-
-def moments(case: Case, rank: int, schedule: Schedule | None, sizes: ActivationSizes) -> Iterator[Counter[str]]:
-    """What is there beside `memory.state` while the backward pass goes through each module of a rank.
-
-    With as many microbatches under way as the schedule has at most. Of gradients that are cut, two modules' are whole
-    at a time: those of the module before are still being added. Weights that are cut are whole for the module at hand
-    and those gathered ahead of it.
-    """
-    most = under_way(case, rank, schedule, sizes)
     for stage in case.stages_of(rank):
         held = _by_place(case, rank, stage)
         places = list(held)
         kept = {place: _kept(case, place, sizes) for place in places}
-        whole = {place: _whole(case, arrays) for place, arrays in held.items()}
+        whole = {place: _of(case, "whole", place, arrays, _whole) for place, arrays in held.items()}
+        gathered = {place: _of(case, "gathered", place, arrays, _gathered) for place, arrays in held.items()}
         before, freed = (
             whole[places[0]] if case.microbatches > 1 else 0,
             0,
         )  # of the microbatch before the last one arrives
         for index in reversed(range(len(places))):
             place = places[index]
-            weights = sum(_gathered(case, held[other]) for other in _in_use(case, places, index))
-            for found in _within(case, place, held[place], sizes):
-                found.update(weights=weights, gradients=before, activations=most - freed)
+            weights = sum(gathered[other] for other in _in_use(case, places, index))
+            for made in _of_kind(case, place, held[place], sizes):
+                found = Counter(made)
+                found.update(weights=weights, gradients=before, activations=-freed)
                 yield found
             freed, before = freed + kept[place], whole[place]
 
@@ -66,27 +74,45 @@ def under_way(case: Case, rank: int, schedule: Schedule | None, sizes: Activatio
     if schedule is None:
         return kept[0]
     live = most = 0
-    for action in schedule.actions[rank]:
-        live += {"F": 1, "I": 0, "B": -1, "W": -1}[action.kind] * kept[action.chunk]
-        most = max(most, live)
+    for kind, chunk, _ in schedule.actions[rank]:
+        if kind == "F":
+            live += kept[chunk]
+            most = max(most, live)
+        elif kind != "I":
+            live -= kept[chunk]
     return most
 
 
 def _by_place(case: Case, rank: int, stage: int) -> dict[Place, list[Array]]:
     """The parameters of each module of a stage, in order; a tied one where its backward pass ends."""
     first, last = stage == 0, stage == case.last_stage
-    found: dict[Place, list[Array]] = {"embed": []} if first else {}
-    found |= {block: [] for block in case.stages[stage]}
+    found: dict[Place, list[Array]] = {"embed": case.at("embed")} if first else {}
+    found |= {block: case.at(block) for block in case.stages[stage]}
     if last:
-        found["head"] = []
-    both = 0 in case.stages_of(rank)
-    for array in case.held(rank):
-        place = array.group.place
-        if place == "embed" and not both:
-            place = "head"  # a copy of a tied one
-        if place in found:
-            found[place].append(array)
+        both = 0 in case.stages_of(rank)
+        copies = [] if both else [array for array in case.at("embed") if stage in array.stages]
+        found["head"] = [*copies, *case.at("head")]
     return found
+
+
+def _of(case: Case, name: str, place: Place, arrays: list[Array], count: Callable[[Case, list[Array]], int]) -> int:
+    """`count`, once for all blocks of a kind."""
+    if not isinstance(place, int):
+        return count(case, arrays)
+    key = (name, case.kind(place)[0])
+    if key not in case.known:
+        case.known[key] = count(case, arrays)
+    return int(case.known[key])
+
+
+def _of_kind(case: Case, place: Place, arrays: list[Array], sizes: ActivationSizes) -> list[Counter[str]]:
+    """`_within`, once for all blocks of a kind."""
+    if not isinstance(place, int):
+        return list(_within(case, place, arrays, sizes))
+    key = ("within", sizes.gpu, *case.kind(place))
+    if key not in case.known:
+        case.known[key] = list(_within(case, place, arrays, sizes))
+    return list(case.known[key])
 
 
 def _kept(case: Case, place: Place, sizes: ActivationSizes) -> int:
@@ -128,7 +154,6 @@ def _within(case: Case, place: Place, arrays: list[Array], sizes: ActivationSize
     if place == "head":
         yield Counter({"logits": activations.head(case, sizes)["logits"], "buffers": travels})
     elif isinstance(place, int) and case.recomputed(place):
-        whole = of_node(case.blocks[place], sizes, f"{case.plan.blocks}.{place}")
-        again = whole - activations.of_block(case, place, sizes)
+        again = activations.whole_block(case, place, sizes) - activations.of_block(case, place, sizes)
     gradients = max(made.values(), default=0)
     yield Counter({"gradients": _whole(case, arrays), "activations": again, "buffers": gradients + travels})

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from gangline.config import Recompute
 from gangline.explain import StageWork, of_node, work_of
 from gangline.model import Node, computes_frozen, nodes
 from gangline_parallel_megatron_style.cost import activations
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.pipeline.action_costs import ActionCosts
+from gangline_parallel_megatron_style.pipeline.action_costs import UNIFORM, ActionCosts
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
-from gangline_parallel_megatron_style.pipeline.schedules import make_schedule
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_schedule
 from gangline_parallel_megatron_style.pipeline.simulate import simulate
 
 
@@ -38,25 +40,25 @@ class Flops:
 
 def stage_flops(case: Case) -> list[Flops]:
     """Of each model stage."""
-    found = []
-    known: dict[object, Flops] = {}  # of blocks that are alike
+    if "stage_flops" not in case.known:
+        case.known["stage_flops"] = list(_stage_flops(case))
+    found: list[Flops] = case.known["stage_flops"]
+    return found
 
-    def of_block(index: int) -> Flops:
-        path = f"{case.plan.blocks}.{index}"
-        key: object = path if case.plan.frozen else case.by_path[path]
-        if key not in known:
-            known[key] = part_flops(case, path)
-        return known[key]
 
+def _stage_flops(case: Case) -> Iterator[Flops]:
+    known: dict[int, Flops] = {}  # of blocks that are alike
     for stage, blocks in enumerate(case.stages):
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
         total = sum((part_flops(case, part) for part in ends), Flops())
         for index in blocks:
-            block = of_block(index)
+            kind, _ = case.kind(index)
+            if kind not in known:
+                known[kind] = part_flops(case, f"{case.plan.blocks}.{index}")
+            block = known[kind]
             recomputed = case.recomputed(index) and case.recompute is Recompute.full
             total += replace(block, again=block.forward if recomputed else 0)
-        found.append(total)
-    return found
+        yield total
 
 
 def part_flops(case: Case, part: str) -> Flops:
@@ -81,13 +83,9 @@ def _cut(case: Case, path: str, node: Node) -> bool:
     )
 
 
-def flops(case: Case, rank: int, each: list[Flops] | None = None) -> int:
-    """Operations of a rank of pipeline rank `rank` in a step, recomputation included (counted as core counts them).
-
-    each: `stage_flops`, where they are at hand.
-    """
-    each = stage_flops(case) if each is None else each
-    per_token = sum(each[stage].all for stage in case.stages_of(rank))
+def flops(case: Case, rank: int) -> int:
+    """Operations of a rank of pipeline rank `rank` in a step, recomputation included (counted as core counts them)."""
+    per_token = sum(stage_flops(case)[stage].all for stage in case.stages_of(rank))
     return per_token * case.tokens * case.microbatches // case.tp
 
 
@@ -95,11 +93,11 @@ def stage_work(case: Case, gpu: bool = True) -> list[StageWork]:
     """What each model stage computes of a microbatch on one rank, as shapes; blocks that are alike are counted once."""
     sizes, found = activations.sizes_of(case, gpu), []
     known: dict[object, StageWork] = {}
+    totals: dict[object, StageWork] = {}
 
-    def part(path: str, recomputed: bool) -> StageWork:
-        node = case.by_path[path]
-        key = (node, recomputed) if not case.plan.frozen else path
+    def part(path: str, recomputed: bool, key: object) -> StageWork:
         if key not in known:
+            node = case.by_path[path]
             ulysses = case.config.context == "ulysses"
             work = work_of(node, path, case.plan, case.sizes, sequence_length=case.sequence_length, ulysses=ulysses)
             work = replace(work, kept=of_node(node, sizes, path))
@@ -108,9 +106,11 @@ def stage_work(case: Case, gpu: bool = True) -> list[StageWork]:
 
     for stage, blocks in enumerate(case.stages):
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
-        parts = [part(f"{case.plan.blocks}.{index}", case.recomputed(index)) for index in blocks]
-        parts += [part(path, False) for path in ends]
-        found.append(StageWork.total(parts))
+        alike = (tuple(map(case.kind, blocks)), *ends)
+        if alike not in totals:
+            parts = [part(f"{case.plan.blocks}.{index}", case.recomputed(index), case.kind(index)) for index in blocks]
+            totals[alike] = StageWork.total([*parts, *(part(path, False, path) for path in ends)])
+        found.append(totals[alike])
     return found
 
 
@@ -121,9 +121,16 @@ def schedule_of(case: Case) -> Schedule | None:
     chunks = len(case.stages) // case.pp
     name = case.config.schedule
     overlap = case.config.overlaps(case.plan, case.mesh)
-    return make_schedule(
-        name, ranks=case.pp, microbatches=case.microbatches, chunks=chunks, costs=costs(case), overlap=overlap
-    )
+    own = tuple(costs(case)) if SCHEDULES[name].needs_costs else UNIFORM
+    return _schedule(name, case.pp, case.microbatches, chunks, own, overlap)
+
+
+@lru_cache(maxsize=64)
+def _schedule(
+    name: str, ranks: int, microbatches: int, chunks: int, own: ActionCosts | tuple[ActionCosts, ...], overlap: bool
+) -> Schedule:
+    """`make_schedule`, once for all layouts that have it."""
+    return make_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks, costs=own, overlap=overlap)
 
 
 def costs(case: Case) -> list[ActionCosts]:

@@ -84,8 +84,24 @@ def regions(case: Case, index: int) -> dict[str, RegionTraffic]:
     """The regions of a block by the path of their module, in order. A linear is in the region of the module around it,
     and what wraps a linear has one of its own.
     """
+    key = ("regions", case.kind(index)[0], index > 0)
+    if key not in case.known:
+        case.known[key] = _regions(case, index)
+    found: dict[str, RegionTraffic] = case.known[key]
+    return found
+
+
+def of_kinds(case: Case, blocks: Iterable[int]) -> list[tuple[int, int]]:
+    """(a block, how many of these send what it does), in order; the first block of the model stands alone."""
+    count: dict[object, list[int]] = {}
+    for index in blocks:
+        count.setdefault((*case.kind(index), index > 0), []).append(index)
+    return [(same[0], len(same)) for same in count.values()]
+
+
+def _regions(case: Case, index: int) -> dict[str, RegionTraffic]:
     found: dict[str, RegionTraffic] = {}
-    needs_grad = index > 0 or any(array.trained for array in case.arrays if array.group.place == EMBED)
+    needs_grad = index > 0 or any(array.trained for array in case.at(EMBED))
     block = f"{case.plan.blocks}.{index}"
     for path, node in nodes(case.blocks[index], block):
         for name, shape in node.shapes().items():
@@ -117,23 +133,23 @@ def tensor(case: Case, rank: int) -> list[Sent]:
     of_one = case.tokens * case.bytes.compute  # bytes of all tokens, for a width of 1
     send, found = _gather if cut else _reduce, list[Sent]()
     for stage in case.stages_of(rank):
-        for index in case.stages[stage]:
-            own = regions(case, index)
+        for index, alike in of_kinds(case, case.stages[stage]):
+            own, m = regions(case, index), microbatches * alike
             passes = 2 if case.recomputed(index) and case.recompute is Recompute.full else 1
             for path, region in own.items():
                 last = path == next(reversed(own)) and not isinstance(case.by_path[path], WrapNode)
                 there, back = "hidden in blocks", "gradients of blocks"
                 if region.leaves:
                     again = passes - 1 - (1 if last and passes > 1 else 0)
-                    found.append(send(axes, there, n, microbatches, of_one * region.leaves))
-                    found.append(send(axes, there, n, microbatches * again, of_one * region.leaves, "B"))
+                    found.append(send(axes, there, n, m, of_one * region.leaves))
+                    found.append(send(axes, there, n, m * again, of_one * region.leaves, "B"))
                     if cut:
-                        found.append(send(axes, back, n, microbatches, of_one * region.leaves, "B"))
+                        found.append(send(axes, back, n, m, of_one * region.leaves, "B"))
                 if region.enters and cut:
-                    found.append(send(axes, there, n, microbatches, of_one * region.enters))
-                    found.append(send(axes, there, n, microbatches * (passes - 1), of_one * region.enters, "B"))
+                    found.append(send(axes, there, n, m, of_one * region.enters))
+                    found.append(send(axes, there, n, m * (passes - 1), of_one * region.enters, "B"))
                 if region.enters and region.needs_grad:  # beside the products: `tensor.crossing.Enter`
-                    calls = microbatches * (1 + (cut and region.needs_input))
+                    calls = m * (1 + (cut and region.needs_input))
                     found.append(send(axes, back, n, calls, of_one * region.enters, "B", not region.needs_input))
         found += _ends(case, stage, of_one * case.width)
     shared: dict[int, int] = defaultdict(int)
@@ -182,12 +198,12 @@ def context(case: Case, rank: int) -> list[Sent]:
     if case.cp == 1:
         return []
     found = []
-    for index in case.blocks_of(rank):
+    for index, alike in of_kinds(case, case.blocks_of(rank)):
         again = 1 if case.recomputed(index) else 0
         for _, node in nodes(case.blocks[index]):
             if isinstance(node, AttentionNode):
                 sent = _ulysses if case.config.context == "ulysses" else _ring
-                ring, m = sent is _ring, case.microbatches
+                ring, m = sent is _ring, case.microbatches * alike
                 operation: Operation = "send" if ring else "all_to_all"
                 (calls, nbytes), (first, firsts) = sent(case, node, again), _forward(case, node)
                 ways: tuple[tuple[int, int, When], ...] = ((first, firsts, "F"), (calls - first, nbytes - firsts, "B"))
@@ -244,15 +260,19 @@ def folds(case: Case, rank: int) -> list[Sent]:
     found = []
     for stage in case.stages_of(rank):
         ends = [case.plan.embed] * (stage == 0) + [case.plan.head] * (stage == case.last_stage)
-        parts = [(case.by_path[part], 1) for part in ends]
-        for index in case.stages[stage]:
+        parts = [(case.by_path[part], 1, 1) for part in ends]
+        for index, alike in of_kinds(case, case.stages[stage]):
             again = case.recomputed(index) and case.recompute is Recompute.full
-            parts.append((case.blocks[index], 2 if again else 1))
-        for part, passes in parts:
+            parts.append((case.blocks[index], 2 if again else 1, alike))
+        for part, passes, alike in parts:
             for _, node in nodes(part):
                 for volume in node.communication_volume(case.sizes):
                     (calls, nbytes), (back_calls, back) = volume.forward, volume.backward
-                    m, fold, waits = case.microbatches, (volume.fold,), not case.config.overlaps(case.plan, case.mesh)
+                    m, fold, waits = (
+                        case.microbatches * alike,
+                        (volume.fold,),
+                        not case.config.overlaps(case.plan, case.mesh),
+                    )
                     found.append(Sent(fold, volume.what, m * calls, m * nbytes, volume.among, "all_to_all", "F", waits))
                     calls, nbytes = (passes - 1) * calls + back_calls, (passes - 1) * nbytes + back
                     found.append(Sent(fold, volume.what, m * calls, m * nbytes, volume.among, "all_to_all", "B", waits))

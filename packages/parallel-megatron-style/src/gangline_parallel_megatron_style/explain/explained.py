@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from gangline import UserError
 from gangline.explain import Explained, RankExplained, StepAction, Transfer
-from gangline.model import flops_per_token, parameter_count
 from gangline.strategy import DATA_AXES, Mesh
 from gangline_parallel_megatron_style.config import Composed
-from gangline_parallel_megatron_style.cost import memory, peak_memory, timing, traffic
+from gangline_parallel_megatron_style.cost import activations, memory, peak_memory, timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
 from gangline_parallel_megatron_style.cost.links import transfer
 from gangline_parallel_megatron_style.layout import check
@@ -20,6 +19,8 @@ from gangline_parallel_megatron_style.layout import check
 if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_parallel_megatron_style.pipeline.actions import Schedule
+
+Turns = tuple[tuple[StepAction, ...], ...]
 
 
 def explained(run: Run) -> Explained:
@@ -57,8 +58,8 @@ def of_case(case: Case, gpu: bool = True, products: str = "bf16") -> Explained:
         microbatches=case.microbatches,
         tokens=case.tokens * case.cp * case.microbatches * case.mesh.size(*DATA_AXES),
         state_bytes=case.bytes.gradient + 2 * (1 + case.matrix_states) * case.bytes.master + case.bytes.compute,
-        token_flops=flops_per_token(case.tree, case.sequence_length, case.plan),
-        parameters=parameter_count(case.tree),
+        token_flops=case.model.token_flops(case.sequence_length),
+        parameters=case.model.parameters,
         products=products,
         schedule=case.config.schedule if case.pp > 1 else "none",
     )
@@ -74,51 +75,64 @@ class Alike:
     updated: int
     flops: int
     state: Counter[str]
+    fullest: Counter[str]
 
     @classmethod
-    def of(cls, case: Case, rank: int, flops: int) -> Alike:
+    def of(cls, case: Case, rank: int, gpu: bool) -> Alike:
         held = case.held(rank)
         return cls(
             transfers=tuple(transfer(case, sent) for sent in traffic.timed(case, rank)),
             blocks=len(case.blocks_of(rank)),
             parameters=sum(array.size for array in held),
             updated=sum(memory.part_of(case, array) for array in held if array.trained),
-            flops=flops,
+            flops=timing.flops(case, rank),
             state=memory.state(case, rank),
+            fullest=peak_memory.fullest(case, rank, activations.sizes_of(case, gpu)),
         )
 
 
 def _ranks(case: Case, schedule: Schedule | None, gpu: bool) -> Iterator[RankExplained]:
     found: dict[object, Alike] = {}
-    each = timing.stage_flops(case)
+    sizes, turns = activations.sizes_of(case, gpu), _turns(case, schedule)
     for rank in range(case.pp):
         stages = case.stages_of(rank)
         key: object = rank
-        if not case.plan.frozen and 0 not in stages and case.last_stage not in stages and not case.maps_matrices:
-            key = tuple((id(case.blocks[index]), case.recomputed(index)) for index in case.blocks_of(rank))
+        if 0 not in stages and case.last_stage not in stages and not case.maps_matrices:
+            key = tuple(tuple(map(case.kind, case.stages[stage])) for stage in stages)
         if key not in found:
-            found[key] = Alike.of(case, rank, timing.flops(case, rank, each))
-        alike = found[key]
+            found[key] = Alike.of(case, rank, gpu)
+        alike, under_way = found[key], peak_memory.under_way(case, rank, schedule, sizes)
         yield RankExplained(
-            bytes=peak_memory.of_rank(case, rank, schedule, gpu, alike.state),
+            bytes=peak_memory.together(alike.state, alike.fullest, under_way),
             transfers=alike.transfers,
             stages=tuple(stages),
             blocks=alike.blocks,
             parameters=alike.parameters,
             updated=alike.updated,
             flops=alike.flops,
-            turns=_turns(case, rank, schedule),
+            turns=turns[rank],
         )
 
 
-def _turns(case: Case, rank: int, schedule: Schedule | None) -> tuple[tuple[StepAction, ...], ...]:
+_TURNS: dict[int, tuple[Schedule, list[Turns]]] = {}  # by the schedule's identity, which it keeps alive
+
+
+def _turns(case: Case, schedule: Schedule | None) -> list[Turns]:
+    """The actions of every pipeline rank, once for all layouts that share a schedule."""
     if schedule is None:
-        return tuple((StepAction(kind, 0, number),) for number in range(case.microbatches) for kind in ("F", "B"))
-    stages = case.stages_of(rank)
-    return tuple(
-        tuple(StepAction(action.kind, stages[action.chunk], action.microbatch) for action in turn)
-        for turn in schedule.turns(rank)
-    )
+        return [tuple((StepAction(kind, 0, number),) for number in range(case.microbatches) for kind in ("F", "B"))]
+    if id(schedule) not in _TURNS:
+        found = [
+            tuple(
+                tuple(StepAction(kind, stages[chunk], microbatch) for kind, chunk, microbatch in turn)
+                for turn in schedule.turns(rank)
+            )
+            for rank, stages in enumerate(map(case.stages_of, range(case.pp)))
+        ]
+        if len(_TURNS) >= 64:
+            del _TURNS[next(iter(_TURNS))]
+        _TURNS[id(schedule)] = (schedule, found)
+    return _TURNS[id(schedule)][1]
 
 
 def _ours(config: type) -> bool:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from gangline.model import Node, by_path, nodes
+from gangline.model import Node
 from gangline.strategy import Mesh, Plan
+from gangline_parallel_megatron_style.layout.alike import alike_blocks
 
 if TYPE_CHECKING:
     from gangline_parallel_megatron_style.config import Composed
-
-
-def forward_flops(node: Node, sequence_length: int) -> int:
-    """Operations of one token going forward through a node and all in it (counted as `gangline.model.flops` does)."""
-    return sum(inner.flops(sequence_length) for _, inner in nodes(node))
 
 
 def partition(config: Composed, mesh: Mesh, tree: Node, plan: Plan, sequence_length: int) -> list[range]:
@@ -28,9 +25,7 @@ def partition(config: Composed, mesh: Mesh, tree: Node, plan: Plan, sequence_len
         return [range(plan.layers)]
     sizes = config.stages
     if sizes is None:
-        found = by_path(tree)
-        blocks = [forward_flops(found[f"{plan.blocks}.{index}"], sequence_length) for index in range(plan.layers)]
-        first, last = (forward_flops(found[part], sequence_length) for part in (plan.embed, plan.head))
+        blocks, first, last = alike_blocks(tree, plan).forward_flops(sequence_length)
         if not any(blocks):  # a model that does not say what its blocks compute
             blocks, first, last = [1] * plan.layers, 0, 0
         sizes = _balanced(tuple(blocks), mesh.size("pp") * config.model_chunks, first, last)
@@ -63,24 +58,46 @@ def balanced(blocks: Sequence[float], stages: int, first: float = 0, last: float
     def cost(stage: int, start: int, stop: int) -> float:
         return until[stop] - until[start] + (first if stage == 0 else 0) + (last if stage == stages - 1 else 0)
 
-    most = _best(count, stages, lambda so_far, stage, start, stop: max(so_far, cost(stage, start, stop)))[0]
+    even = [count * stage // stages for stage in range(stages + 1)]
+    bound = max(cost(stage, start, stop) for stage, (start, stop) in enumerate(pairwise(even)))  # of some division
+
+    def earliest(most: float) -> Callable[[int, int], int]:
+        """The first block with which a stage that ends before `stop` may begin and cost no more than `most`."""
+
+        def start_of(stage: int, stop: int) -> int:
+            own = (first if stage == 0 else 0) + (last if stage == stages - 1 else 0)
+            start = max(stage, bisect_left(until, until[stop] + own - most) - 1)
+            while start < stop and cost(stage, start, stop) > most:
+                start += 1
+            return start
+
+        return start_of
+
+    most = _best(
+        count, stages, earliest(bound), lambda so_far, stage, start, stop: max(so_far, cost(stage, start, stop))
+    )[0]
 
     def squares(so_far: float, stage: int, start: int, stop: int) -> float:
         own = cost(stage, start, stop)
-        return so_far + own * own if own <= most else float("inf")
+        return so_far + own * own
 
-    return _best(count, stages, squares)[1]
+    return _best(count, stages, earliest(most), squares)[1]
 
 
-def _best(count: int, stages: int, extend) -> tuple[float, list[int]]:
-    """The least value over all divisions of `count` blocks, and the division; `extend` adds a stage to a value."""
+def _best(
+    count: int, stages: int, earliest: Callable[[int, int], int], extend: Callable[[float, int, int, int], float]
+) -> tuple[float, list[int]]:
+    """The least value over all divisions of `count` blocks, and the division; `extend` adds a stage to a value.
+
+    earliest: (stage, stop) -> the first block with which it may begin.
+    """
     values: list[float] = [0] + [float("inf")] * count
     cuts: list[list[int]] = []
     for stage in range(stages):
         left = stages - stage - 1  # stages to come, each of which needs a block
         reached, chosen = [float("inf")] * (count + 1), [0] * (count + 1)
         for stop in range(stage + 1, count - left + 1):
-            for start in range(stage, stop):
+            for start in range(earliest(stage, stop), stop):
                 if values[start] < reached[stop]:
                     value = extend(values[start], stage, start, stop)
                     if value < reached[stop]:

@@ -22,6 +22,7 @@ class ScheduleType:
     free_chunks: bool = False  # whether the user may
     placement: Placement = "loop"
     splits_backward: bool = False  # into I and W
+    needs_costs: bool = False  # its order depends on what its actions take
     pairs: bool = False  # has forwards that may take turns with backwards; that leaves another `idle`: see `dualpipe_v`
     generate: Callable[[int, int, int, ActionCosts | Sequence[ActionCosts]], Schedule]  # p, m, v, k
     idle: Callable[[int, ActionCosts], float]  # p, k: the time that each rank waits, where `exact` and F = I = W
@@ -74,6 +75,7 @@ SCHEDULES: dict[str, ScheduleType] = {
         chunks=2,
         placement="v",
         splits_backward=True,
+        needs_costs=True,
         generate=lambda p, m, v, k: zb_v(p, m, k),
         idle=lambda p, k: (p - 1) * k.F,
         exact=lambda p, m: m >= 2 * p,

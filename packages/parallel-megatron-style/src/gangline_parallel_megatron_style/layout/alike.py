@@ -1,0 +1,88 @@
+"""Blocks that are alike: what layouts of one model share, and what is worked out once for all blocks of a kind."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from gangline.model import Node, by_path, flops_per_token, nodes, parameter_count, parameter_shapes
+from gangline.strategy import Plan
+
+REMEMBERED = 8  # models; a search over folds has one for each size of them
+
+
+class AlikeBlocks:
+    """A model's nodes and shapes, and the kind of each block."""
+
+    def __init__(self, tree: Node, plan: Plan) -> None:
+        self.tree, self.plan = tree, plan
+        self._flops: dict[int, tuple[list[int], int, int]] = {}
+        self._token_flops: dict[int, int] = {}
+
+    @cached_property
+    def by_path(self) -> dict[str, Node]:
+        return by_path(self.tree)
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return parameter_shapes(self.tree)
+
+    @cached_property
+    def parameters(self) -> int:
+        return parameter_count(self.tree)
+
+    @cached_property
+    def blocks(self) -> list[Node]:
+        """The nodes of the blocks, in order; those that are equal are one object."""
+        same: dict[Node, Node] = {}
+        found = [self.by_path[f"{self.plan.blocks}.{index}"] for index in range(self.plan.layers)]
+        return [same.setdefault(node, node) for node in found]
+
+    @cached_property
+    def kinds(self) -> list[int]:
+        """Of each block the first one that is like it: an equal node, to which the plan says the same."""
+        if names_single_blocks(self.plan):
+            return list(range(self.plan.layers))
+        first: dict[int, int] = {}
+        return [first.setdefault(id(node), index) for index, node in enumerate(self.blocks)]
+
+    def forward_flops(self, sequence_length: int) -> tuple[list[int], int, int]:
+        """Operations of one token going forward through each block, through the embedding, and through the head."""
+        if sequence_length not in self._flops:
+            count = {kind: forward_flops(self.blocks[kind], sequence_length) for kind in set(self.kinds)}
+            first, last = (
+                forward_flops(self.by_path[part], sequence_length) for part in (self.plan.embed, self.plan.head)
+            )
+            self._flops[sequence_length] = ([count[kind] for kind in self.kinds], first, last)
+        return self._flops[sequence_length]
+
+    def token_flops(self, sequence_length: int) -> int:
+        """`flops_per_token` of the model."""
+        if sequence_length not in self._token_flops:
+            self._token_flops[sequence_length] = flops_per_token(self.tree, sequence_length, self.plan)
+        return self._token_flops[sequence_length]
+
+
+def forward_flops(node: Node, sequence_length: int) -> int:
+    """Operations of one token going forward through a node and all in it (counted as `gangline.model.flops` does)."""
+    return sum(inner.flops(sequence_length) for _, inner in nodes(node))
+
+
+def names_single_blocks(plan: Plan) -> bool:
+    """Whether any rule of a plan is about one block and not about all of them."""
+    rules = [*(cut.pattern for cut in plan.cuts), *plan.master_dtype, *plan.partial_grad, *plan.frozen, *plan.trained]
+    rules += [name for names in plan.tied for name in names]
+    inside = (rule.removeprefix(f"{plan.blocks}.") for rule in rules if rule.startswith(f"{plan.blocks}."))
+    return any(rule.split(".")[0] != "*" for rule in inside)
+
+
+_KNOWN: dict[tuple[int, int], AlikeBlocks] = {}
+
+
+def alike_blocks(tree: Node, plan: Plan) -> AlikeBlocks:
+    """Those of a model, by its identity, which is kept alive."""
+    key = (id(tree), id(plan))
+    found = _KNOWN.pop(key, None) or AlikeBlocks(tree, plan)
+    if len(_KNOWN) >= REMEMBERED:
+        del _KNOWN[next(iter(_KNOWN))]
+    _KNOWN[key] = found
+    return found

@@ -1,0 +1,49 @@
+"""What is worked out once for all blocks of a kind is what each of them alone comes to."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.config import compose_one
+from gangline.strategy import Mesh
+from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.explain.explained import of_case
+from gangline_parallel_megatron_style.layout import alike
+from gangline_parallel_megatron_style.layout.alike import names_single_blocks
+
+SMALL = "batch.micro_size=1 model.layers=9 model.heads=8 model.kv_heads=8 model.vocab_size=264"
+
+
+def explained(words: str, world: int):
+    run = compose_one(f"{words} {SMALL} launch.processes={world} batch.global_size={2 * world}".split())
+    return of_case(Case.of(run, Mesh.of(run.parallel.axes(world))))
+
+
+@pytest.mark.parametrize(
+    ("words", "world"),
+    [
+        ("parallel=3d", 8),
+        ("parallel=3d parallel.zero=3 parallel.cp=2 precision=bf16 run.recompute=full run.recompute_every=2", 16),
+        ("parallel=3d parallel.zero=2 parallel.dp_replicate=2 run.recompute=selective", 16),
+        ("parallel=3d parallel.schedule=interleaved_1f1b parallel.chunks=2 model.tied=true parallel.pp=4", 8),
+        ("parallel=3d parallel.schedule=zb_v optimizer=muon", 8),
+        ("parallel=3d parallel.context=ulysses parallel.cp=4 parallel.compress=onebit parallel.pp=1", 8),
+        ("parallel=fsdp model.tied=true", 4),
+    ],
+)
+def test_blocks_that_are_alike_are_as_if_each_stood_alone(words, world, monkeypatch):
+    together = explained(words, world)
+    monkeypatch.setattr(alike, "names_single_blocks", lambda plan: True)
+    assert explained(words, world) == together
+
+
+def test_a_rule_about_one_block_sets_it_apart():
+    from gangline.model import compose_model
+
+    run = compose_one(["parallel=3d", "launch.processes=8", *SMALL.split()])
+    tree, plan = compose_model(run)
+    assert not names_single_blocks(plan)
+    assert set(alike.alike_blocks(tree, plan).kinds) == {0}
+    single = plan.extended(frozen=(f"{plan.blocks}.3.attention",))
+    assert names_single_blocks(single)
+    assert alike.alike_blocks(tree, single).kinds == list(range(9))
