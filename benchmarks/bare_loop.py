@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import torch
 
@@ -13,13 +14,14 @@ from gangline.data.sample_reader import KeptMemory, stacked
 from gangline.model.build import construct, materialise
 from gangline.model.compose import compose_model
 from gangline.model.init import initialise
+from gangline.optimizer.config import Adamw
 from gangline.shard import Shard
 
 
 class BareLoop:
     """Forty lines of PyTorch: model, AdamW, clip, step."""
 
-    def __init__(self, run: Run, source: DataSource, schedule) -> None:
+    def __init__(self, run: Run, source: DataSource, schedule: Callable[[int], float]) -> None:
         tree, plan = compose_model(run)
         self.run, self.source, self.schedule, self.step = run, source, schedule, 0
         self.memory = KeptMemory(torch.device("cpu"))
@@ -30,8 +32,12 @@ class BareLoop:
         decayed = [p for _, p in named if p.dim() > 1]
         other = [p for _, p in named if p.dim() <= 1]
         o = run.optimizer
+        assert isinstance(o, Adamw)
+        assert o.clip_norm is not None
+        self.clip_norm = o.clip_norm
+        betas = o.betas[0], o.betas[1]
         groups = [{"params": decayed, "weight_decay": o.weight_decay}, {"params": other, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=o.learning_rate, betas=tuple(o.betas), eps=o.eps, fused=True)
+        self.optimizer = torch.optim.AdamW(groups, lr=o.learning_rate, betas=betas, eps=o.eps, fused=True)
         if torch.distributed.is_initialized():
             self.model = torch.nn.parallel.DistributedDataParallel(self.model)
 
@@ -44,7 +50,7 @@ class BareLoop:
             batch = expand(stacked(samples, numbers, self.memory), self.step, torch.device("cpu"))
             loss = self.model(batch) / int(batch.loss_mask.sum())
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.run.optimizer.clip_norm)
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
             for group in self.optimizer.param_groups:
                 group["lr"] = self.run.optimizer.learning_rate * self.schedule(self.step)
             self.optimizer.step()

@@ -7,7 +7,10 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from gangline.checkpoint.id import CheckpointId
 from gangline.config import default_run
@@ -27,17 +30,18 @@ from gangline_ckpt_zarr.format.overlap import meeting
 from gangline_ckpt_zarr.format.packed import PackedFiles
 from gangline_parallel_megatron_style.sharding.arrays import ModelShapes, lay_out
 
+T = TypeVar("T")
 WIDE = {"pp": 16, "dp_shard": 128, "tp": 8}  # 16,384 ranks, as arXiv 2407.21783 (section 3.3.2) lists them
 NARROW = {"pp": 8, "dp_shard": 64, "tp": 16}  # 8,192 ranks, cut otherwise along every axis
 MODERATE = {"pp": 4, "dp_shard": 32, "tp": 8}  # 1,024 ranks
 
 
-def registry_of(config: type, axes: dict[str, int]) -> Registry:
+def registry_of(config: Callable[[], DecoderConfig], axes: dict[str, int]) -> Registry:
     """Weights and both moments of AdamW, cut as the strategy `3d` with zero=1 cuts them."""
-    mesh, run = Mesh.of(axes), default_run(model=config())
-    tree, plan = compose_model(run)
+    mesh, model = Mesh.of(axes), config()
+    tree, plan = compose_model(default_run(model=model))
     shapes = {name: tuple(parameter.shape) for name, parameter in construct(tree).named_parameters()}
-    blocks, stages = run.model.layers, mesh.size("pp")
+    blocks, stages = model.layers, mesh.size("pp")
     homes = [block * stages // blocks for block in range(blocks)]
     given = ModelShapes(shapes, {}, {name: (name,) for name in shapes})
     found = lay_out(
@@ -64,7 +68,7 @@ def llama() -> None:
     print(f"  zarr.json, read                     {seconds:8.3f} s")
     for axes, wanted in ((WIDE, registry), (NARROW, other)):
         reader = wanted.mesh.world // 2 + 77
-        seconds, (chunks, writers) = _timed(lambda wanted=wanted, reader=reader: read_by(meta, wanted, reader))
+        seconds, (chunks, writers) = _timed(partial(read_by, meta, wanted, reader))
         shape = " ".join(f"{axis}={size}" for axis, size in axes.items())
         print(f"  a load into {shape:<23} {seconds:8.3f} s  (one rank: {chunks:,} chunks of {writers:,} files)")
 
@@ -86,7 +90,7 @@ def dry_run() -> None:
     registry = registry_of(PRESETS["llama3-8b"], MODERATE)
     files, seconds, sizes, boxes = PackedFiles(registry), [], [], 0
     for rank in range(registry.mesh.world):
-        took, file = _timed(lambda rank=rank: files.of_rank(rank))
+        took, file = _timed(partial(files.of_rank, rank))
         seconds.append(took)
         sizes.append(file.size)
         boxes += len(file.runs)
@@ -137,7 +141,7 @@ def _cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _timed(act):
+def _timed(act: Callable[[], T]) -> tuple[float, T]:
     began = time.perf_counter()
     result = act()
     return time.perf_counter() - began, result

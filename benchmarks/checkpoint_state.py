@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod, sqrt
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard as OnDim
 
 from gangline.dtensor import to_dtensor
@@ -54,11 +54,10 @@ def registry_of(gib: float, world: int, dim: int) -> Registry:
 def values(name: str, shape: tuple[int, ...], box: Box) -> torch.Tensor:
     """A part of an array whose every row and column differs."""
     start = zlib.crc32(name.encode()) % 8191
-    places = [
-        (torch.arange(at, at + n) * prod(shape[dim + 1 :])) % 8191
-        for dim, (at, n) in enumerate(zip(box.offset, box.shape, strict=True))
-    ]
-    found = sum(place.view(-1, *[1] * (len(shape) - 1 - dim)) for dim, place in enumerate(places))
+    found = torch.zeros((), dtype=torch.int64)
+    for dim, (at, n) in enumerate(zip(box.offset, box.shape, strict=True)):
+        place = (torch.arange(at, at + n) * prod(shape[dim + 1 :])) % 8191
+        found = found + place.view(-1, *[1] * (len(shape) - 1 - dim))
     return ((found + start) % 8191).float()
 
 
@@ -91,7 +90,8 @@ class State:
         """The same memory, as torch's checkpoints know it."""
         if self.registry.mesh.world == 1:
             return {shard.name: shard.local for shard in self.shards}
-        mesh, found = DeviceMesh.from_group(torch.distributed.group.WORLD, "cpu"), {}
+        mesh = init_device_mesh("cpu", (self.registry.mesh.world,))
+        found: dict[str, torch.Tensor] = {}
         for shard in self.shards:
             cuts = self.registry[shard.name].divisions
             found[shard.name] = to_dtensor(shard, mesh, [OnDim(cuts[0].dim) if cuts else Replicate()])

@@ -6,19 +6,22 @@ import mmap
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from shutil import rmtree
 from time import perf_counter
+from typing import Any
 
 import torch
 from checkpoint_state import State
 from safetensors.torch import save_file
 from torch.distributed import checkpoint as dcp
 
-from gangline.checkpoint.base import SaveRequest
+from gangline.checkpoint.base import Handle, SaveRequest
 from gangline.checkpoint.id import CheckpointId
 from gangline.config import default_run
 from gangline.mesh import Mesh
+from gangline.shard import Shard
 from gangline.testing import rank
 from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build as build_checkpointer
 from gangline_ckpt_zarr.config import ZarrCheckpoint
@@ -116,7 +119,7 @@ class Ours:
         handle = self.save()
         handle.wait()
 
-    def save(self):
+    def save(self) -> Handle:
         self.step += 1
         document = {"step": self.step, "attempt": 1}
         handle = self.checkpointer.save(SaveRequest(self.step), self.state.shards, self.state.registry, document)
@@ -196,7 +199,7 @@ class Ocdbt:
         transaction.commit_async().result()
 
     @staticmethod
-    def _spec(shard, folder: str) -> dict:
+    def _spec(shard: Shard, folder: str) -> dict[str, Any]:
         shape = list(shard.local.shape)
         grid = {"name": "regular", "configuration": {"chunk_shape": shape}}
         codecs = [{"name": "bytes", "configuration": {"endian": "little"}}]
@@ -236,7 +239,8 @@ class DcpAsync:
     """torch's asynchronous save as it comes; `blocked` is what its call takes."""
 
     def __init__(self, state: State) -> None:
-        self.tensors, self.blocked, self.future = state.dtensors(), 0.0, None
+        self.tensors, self.blocked = state.dtensors(), 0.0
+        self.future: Future[Any] = Future()
 
     def start(self, folder: str) -> None:
         if rank.index == 0:
@@ -244,8 +248,9 @@ class DcpAsync:
         barrier()
         began = perf_counter()
         with quiet():
-            self.future = dcp.async_save(self.tensors, storage_writer=dcp.FileSystemWriter(f"{folder}/dcp-async"))
-        self.blocked = perf_counter() - began
+            future = dcp.async_save(self.tensors, storage_writer=dcp.FileSystemWriter(f"{folder}/dcp-async"))
+        assert isinstance(future, Future)
+        self.future, self.blocked = future, perf_counter() - began
 
     def wait(self) -> None:
         self.future.result()

@@ -18,6 +18,7 @@ import os
 import statistics
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
@@ -43,6 +44,7 @@ from gangline.mesh import Mesh
 from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.model.config import DecoderConfig
+from gangline.model.decoder import Decoder
 from gangline.model.init import initialise, whole_model
 from gangline.model.linear import Linear
 from gangline.plugins import build
@@ -105,15 +107,18 @@ class TorchStage(nn.Module):
                 linear = nn.Linear(module.weight.shape[1], module.weight.shape[0], bias=False)
                 linear.weight = module.weight
                 model.set_submodule(path, linear)
+        assert isinstance(model, Decoder)
         half = LAYERS // 2
         self.blocks = model.blocks[:half] if stage == 0 else model.blocks[half:]
-        self.embed = self.norm = self.output = None
+        self.embed: nn.Module | None = None
+        self.head: nn.Module | None = None
         if stage == 0:
-            self.embed = nn.Embedding(*model.embed.weight.shape, _weight=model.embed.weight.detach())
+            self.embed = nn.Embedding.from_pretrained(model.get_parameter("embed.weight").detach(), freeze=False)
         else:
-            self.norm = model.head.norm
-            self.output = nn.Linear(model.head.weight.shape[1], VOCABULARY, bias=False)
-            self.output.weight = nn.Parameter(model.head.weight.detach())
+            weight = model.get_parameter("head.weight").detach()
+            output = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+            output.weight = nn.Parameter(weight)
+            self.head = nn.Sequential(OrderedDict(norm=model.get_submodule("head.norm"), output=output))
         self.length = run.batch.sequence_length
 
     def forward(self, x: Tensor) -> Tensor:
@@ -122,7 +127,7 @@ class TorchStage(nn.Module):
         hidden = x if self.embed is None else self.embed(x)
         for block in self.blocks:
             hidden = block(hidden, batch)
-        return hidden if self.output is None else self.output(self.norm(hidden))
+        return hidden if self.head is None else self.head(hidden)
 
     def cut(self, mesh: DeviceMesh) -> None:
         """As torch's tutorial on tensor parallelism cuts its own."""
@@ -143,8 +148,8 @@ class TorchStage(nn.Module):
         if self.embed is not None:
             layers["embed"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
         else:
-            layers["norm"] = SequenceParallel()
-            layers["output"] = ColwiseParallel(input_layouts=between, output_layouts=Replicate())
+            layers["head.norm"] = SequenceParallel()
+            layers["head.output"] = ColwiseParallel(input_layouts=between, output_layouts=Replicate())
         parallelize_module(self, mesh, layers)
 
 
@@ -178,7 +183,7 @@ def theirs(run: Run) -> Callable[[int], float]:
             losses: list[Tensor] = []
             schedule.step(target=torch.cat([batch.targets for batch in micros]), losses=losses)
             value = torch.stack(losses).mean().detach()
-        total = nn.utils.get_total_norm([p.grad for p in module.parameters()])
+        total = nn.utils.get_total_norm([p.grad for p in module.parameters() if p.grad is not None])
         total = total.full_tensor() if hasattr(total, "full_tensor") else total
         nn.utils.clip_grads_with_norm_(module.parameters(), 1.0, total)
         optimizer.step()
@@ -188,7 +193,7 @@ def theirs(run: Run) -> Callable[[int], float]:
     return step
 
 
-def compared(width: int, rows: int, length: int, steps: int):
+def compared(width: int, rows: int, length: int, steps: int) -> dict[str, list[tuple[float, float]]]:
     """(wall, CPU) seconds of each step of each, on this rank, the order changing with every step."""
     run = run_of(width, rows, length, "3d")
     built = {"ours": ours(run), "torch": theirs(run)}

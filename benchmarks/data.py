@@ -11,7 +11,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +21,8 @@ from bare_loop import BareLoop
 
 from gangline.config import default_run
 from gangline.config.schema import Run
-from gangline.data import DataSource, ReadPlace
+from gangline.data import ReadPlace
+from gangline.data.text import TextSource
 from gangline.plugins import build
 from gangline.train.batches import Batches
 
@@ -54,16 +57,20 @@ def bare_batch(tokens: np.ndarray, rows: int, length: int) -> tuple[torch.Tensor
     return x, y
 
 
-def measure(name: str, run: Run, source: DataSource, turns: int) -> None:
+def measure(name: str, run: Run, source: TextSource, turns: int) -> None:
     """Print one row: milliseconds of a step's batches beside the bare way, and their share of a step."""
     rows, length = run.batch.global_size, run.batch.sequence_length
     batches = Batches(source, ReadPlace(0, 1, rows, rows, torch.device("cpu")))
     loop = BareLoop(run, source, build(run.schedule, run))
     loop.train(1)
+
+    def taken(numbers: range) -> None:
+        for n in numbers:
+            batches.take(rows * n, n)
+
     ours, bare, steps = [], [], []
     for turn in range(turns):
-        first = turn * 20
-        ours.append(cpu_seconds(lambda first=first: [batches.take(rows * n, n) for n in range(first, first + 20)]) / 20)
+        ours.append(cpu_seconds(partial(taken, range(turn * 20, (turn + 1) * 20))) / 20)
         bare.append(cpu_seconds(lambda: [bare_batch(source.tokens, rows, length) for _ in range(20)]) / 20)
         steps.append(cpu_seconds(lambda: loop.train(1)))
     mine, theirs, step = map(statistics.median, (ours, bare, steps))
@@ -85,12 +92,13 @@ def main() -> None:
     print(f"read and index             {statistics.median(reading):.3f} s of {source.describe()}")
     print(f"first sample of an epoch   {1e3 * cpu_seconds(lambda: source.sample(0)):.1f} ms (draws the order)")
     tokenizer = vocabulary()
-    for name, rows, length, settings in [
+    kinds: list[tuple[str, int, int, dict[str, Any]]] = [
         ("bytes", 16, 128, {}),
         ("bytes, longer", 8, 1024, {}),
         ("bytes, documents apart", 16, 128, {"documents": True}),
         ("tokenizer.json", 16, 128, {"tokenizer": tokenizer}),
-    ]:
+    ]
+    for name, rows, length, settings in kinds:
         run = default_run(batch={"global_size": rows, "sequence_length": length})
         run.model.vocab_size = 1024 if "tokenizer" in settings else 256
         for field, value in settings.items():

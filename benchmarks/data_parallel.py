@@ -14,6 +14,8 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import nn
@@ -28,7 +30,6 @@ from gangline.model.build import model_of
 from gangline.model.compose import compose_model
 from gangline.model.config import DecoderConfig
 from gangline.model.init import initialise, whole_model
-from gangline.optimizer.adamw import build as build_adamw
 from gangline.parallel.config import Ddp
 from gangline.parts import ParallelConfig
 from gangline.plugins import build
@@ -43,8 +44,10 @@ SIZES = {
     "2M": DecoderConfig(vocab_size=VOCABULARY, dim=192, layers=4, heads=6, hidden=512),
     "6M": DecoderConfig(vocab_size=VOCABULARY, dim=256, layers=8, heads=8, hidden=688),
 }
+STAGES: dict[str, Literal[0, 1, 2, 3]] = {"zero=0": 0, "zero=1": 1, "zero=2": 2, "zero=3": 3}
 BESIDE = {"ddp": "DDP", "zero=0": "DDP", "zero=1": "DDP", "zero=2": "FSDP2 kept", "zero=3": "FSDP2"}
 Step = Callable[[Batch], float]
+Seconds = dict[str, list[tuple[float, float]]]
 
 
 def batch_of(step: int, rows: int, length: int) -> Batch:
@@ -59,9 +62,10 @@ def batch_of(step: int, rows: int, length: int) -> Batch:
 def options(name: str, bucket_mb: float) -> ParallelConfig:
     if name == "ddp":
         return Ddp(bucket_mb=bucket_mb)
-    zero = int(name.removeprefix("zero="))
-    axis = "dp_shard" if zero else "dp_replicate"
-    return ThreeD(tp=1, pp=1, cp=1, zero=zero, **{"dp_shard": 1, "dp_replicate": 1, axis: rank.world})
+    zero = STAGES[name]
+    return ThreeD(
+        tp=1, pp=1, cp=1, zero=zero, dp_shard=rank.world if zero else 1, dp_replicate=1 if zero else rank.world
+    )
 
 
 def ours(config: DecoderConfig, name: str, bucket_mb: float) -> Step:
@@ -73,7 +77,7 @@ def ours(config: DecoderConfig, name: str, bucket_mb: float) -> Step:
     precision, comms = Plain(torch.float32, torch.float32), rank.comms(mesh, False)
     runtime = build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
     initialise(runtime.shards(), plan, 0)
-    optimizer = build_adamw(run.optimizer, run, runtime)
+    optimizer = build(run.optimizer, run, runtime)
 
     def step(batch: Batch) -> float:
         result = runtime.step([batch])
@@ -111,9 +115,10 @@ def ddp(model: nn.Module, bucket_mb: float) -> nn.Module:
 
 
 def fsdp2(model: nn.Module, reshard: bool) -> nn.Module:
-    for block in model.blocks.children():
+    for block in model.get_submodule("blocks").children():
         fully_shard(block, reshard_after_forward=reshard)
-    return fully_shard(model, reshard_after_forward=reshard)
+    fully_shard(model, reshard_after_forward=reshard)  # in place
+    return model
 
 
 def runners(config: DecoderConfig, bucket_mb: float, only: list[str]) -> dict[str, Step]:
@@ -122,13 +127,13 @@ def runners(config: DecoderConfig, bucket_mb: float, only: list[str]) -> dict[st
         "DDP": lambda: theirs(config, lambda model: ddp(model, bucket_mb)),
         "FSDP2 kept": lambda: theirs(config, lambda model: fsdp2(model, False)),
         "FSDP2": lambda: theirs(config, lambda model: fsdp2(model, True)),
-        **{name: lambda name=name: ours(config, name, bucket_mb) for name in BESIDE},
+        **{name: partial(ours, config, name, bucket_mb) for name in BESIDE},
     }
     wanted = {*only, *(BESIDE[name] for name in only)}
     return {name: make() for name, make in made.items() if name in wanted}
 
 
-def measure(size: str, steps: int, rows: int, length: int, bucket_mb: float, only: list[str]):
+def measure(size: str, steps: int, rows: int, length: int, bucket_mb: float, only: list[str]) -> Seconds:
     """(wall, CPU) seconds of each step of each, on this rank; in another order each step."""
     found: dict[str, list[tuple[float, float]]] = {}
     built = list(runners(SIZES[size], bucket_mb, only).items())

@@ -44,6 +44,7 @@ def main() -> None:
         model = whole_model(*compose_model(run), seed=run.seed)
         apart = packed(rows, length, run.model.vocab_size, shorter)
         plain = replace(apart, document=None, ends=None)
+        assert apart.ends is not None
         times: dict[str, list[float]] = {"apart": [], "plain": []}
         for turn in range(options.turns + 1):
             for name, batch in (("apart", apart), ("plain", plain)):

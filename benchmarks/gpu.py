@@ -26,6 +26,7 @@ import traceback
 import zipfile
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,8 +62,8 @@ def as_in_the_tree() -> None:
         lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in found.items()) for group, found in groups.items()]
         (info / "entry_points.txt").write_text("\n".join(lines))
     sources = [str(path) for path in sorted(ROOT.glob("packages/*/src"))]
-    path = os.pathsep.join([*sources, str(site), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    environment = {**os.environ, "PYTHONPATH": path, FROM_TREE: "1"}
+    folders = os.pathsep.join([*sources, str(site), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment = {**os.environ, "PYTHONPATH": folders, FROM_TREE: "1"}
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # flags of the interpreter, too
 
 
@@ -120,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     lines: list[Line] = []
     for name, work, of_check in chosen:
-        lines.append(run(name, lambda work=work: work(place), of_check))
+        lines.append(run(name, partial(work, place), of_check))
         show(lines[-1:])
         place.free()
     close_all()

@@ -73,7 +73,8 @@ def _like(*shape: int, dtype: torch.dtype, seed: int, device: torch.device) -> T
 def ring(place: Place) -> str:
     """A block of ring attention, all queries and the later half: out, log-sum-exp, gradients, against mathematics."""
     kernel, dtype = (blocks.CUDA, torch.bfloat16) if place.cuda else (blocks.CPU, torch.float32)
-    T, found = place.sized(1024, 32), {}
+    T = place.sized(1024, 32)
+    found: dict[str, float] = {}
     q, dout = (_like(2, 8, T, 64, dtype=dtype, seed=i, device=place.device) for i in (1, 2))
     k, v = (_like(2, 2, T, 64, dtype=dtype, seed=i, device=place.device) for i in (3, 4))
     if not place.cuda:
@@ -105,7 +106,8 @@ CALLS = {
 
 def attention(place: Place) -> str:
     """Core's attention in every kind, with documents and without, and its gradients: Flex on a GPU."""
-    dtype, T, found = torch.bfloat16 if place.cuda else torch.float32, place.sized(512, 48), {}
+    dtype, T = torch.bfloat16 if place.cuda else torch.float32, place.sized(512, 48)
+    found: dict[str, float] = {}
     position = torch.arange(T).expand(2, T)
     document = (position >= T // 3).long()
     for name, call in CALLS.items():
@@ -137,7 +139,8 @@ def _with_gradients(
 
 def fp8(place: Place) -> str:
     """A float8 linear and its gradients in each scaling, against the same rounding emulated on the CPU."""
-    found, left = {}, []
+    found: dict[str, float] = {}
+    left = []
     n, inside, outside = (place.sized(size, size // 8) for size in (1024, 2048, 1536))
     for scaling, recipe in RECIPES.items():
         if place.cuda:
@@ -224,7 +227,8 @@ def captured(place: Place) -> str:
     """A block's forward and backward pass as a graph of a stream: nothing in it waits for the host."""
     place.needs_cuda("a graph of a stream")
     tree, plan = compose_model(small(BF16))
-    block = whole_model(tree, plan, seed=1, device=place.device, dtype=torch.bfloat16).blocks[0]
+    model = whole_model(tree, plan, seed=1, device=place.device, dtype=torch.bfloat16)
+    block = model.get_submodule("blocks.0")
     batch = whole_sequences(torch.zeros(2, 32, dtype=torch.int64)).to(place.device)
     x = torch.randn(2, 32, 64, device=place.device, dtype=torch.bfloat16, requires_grad=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from gangline.config.schema import Run
 from gangline.model.compose import compose_model
+from gangline.model.config import DecoderConfig
 from gangline.model.flops import flops_per_token
 from gangline.testing.runs import small_run
 from gangline.train.peaks import peak_flops
@@ -139,6 +141,7 @@ def bare(compiled: bool) -> Callable[[Place], str]:
     def rate(place: Place) -> str:
         run = of_8b(place)
         m, batch, device = run.model, run.batch, place.device
+        assert isinstance(m, DecoderConfig)
         rows, length = batch.micro_size or 1, batch.sequence_length
         with device:
             embed, head = nn.Embedding(m.vocab_size, m.dim), nn.Linear(m.dim, m.vocab_size, bias=False)
@@ -210,7 +213,7 @@ def staging(place: Place) -> str:
         "pageable": torch.empty_like(x, device=CPU),
     }
     rates = [
-        f"{name} {x.nbytes / 1e9 / place.seconds(lambda into=into: into.copy_(x, non_blocking=True), 5):.3g} GB/s"
+        f"{name} {x.nbytes / 1e9 / place.seconds(partial(into.copy_, x, non_blocking=True), 5):.3g} GB/s"
         for name, into in found.items()
     ]
     return ", ".join(rates)

@@ -17,7 +17,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gangline.comm import Comm
+from gangline.comm.base import Pending, Splits, Transfers
 from gangline.comm.wrap import Wrapped
 from gangline.mesh import Mesh
 from gangline.model.build import construct
@@ -55,9 +56,9 @@ class Loop(nn.Module):
 
     def __init__(self, ours: nn.Module, top_k: int) -> None:
         super().__init__()
-        self.gate = nn.Parameter(ours.router.gate.weight.detach().clone())
-        stacks = (ours.experts.w_up, ours.experts.w_down, ours.experts.w_gate)
-        self.up, self.down, self.act = (nn.Parameter(stack.weight.detach().clone()) for stack in stacks)
+        names = ("router.gate", "experts.w_up", "experts.w_down", "experts.w_gate")
+        weights = (ours.get_parameter(f"{name}.weight").detach().clone() for name in names)
+        self.gate, self.up, self.down, self.act = (nn.Parameter(weight) for weight in weights)
         self.top_k = top_k
 
     def forward(self, x: Tensor) -> Tensor:
@@ -141,12 +142,13 @@ class Counting(Wrapped):
         super().__init__(inner)
         self.sent = 0
 
-    def _all_to_all(self, x, in_splits, out_splits, background):
+    def _all_to_all(self, x: Tensor, in_splits: Splits, out_splits: Splits, background: bool) -> Pending[Tensor]:
         if x.dim() > 1:
+            assert in_splits is not None
             self.sent += (sum(in_splits) - in_splits[self.index]) * x[:1].numel() * x.element_size()
         return super()._all_to_all(x, in_splits, out_splits, background)
 
-    def _exchange(self, sends, recvs, background):
+    def _exchange(self, sends: Transfers, recvs: Transfers, background: bool) -> Pending[Sequence[Tensor]]:
         self.sent += sum(x.numel() * x.element_size() for x, peer in sends if peer != self.index)
         return super()._exchange(sends, recvs, background)
 

@@ -52,7 +52,7 @@ def options(name: str) -> ParallelConfig:
 
 
 class Repeating:
-    """A runtime whose every rank gathers and maps all matrices."""
+    """The way of a runtime whose every rank gathers and maps all matrices."""
 
     def __init__(self, runtime: Runtime, mesh: Mesh) -> None:
         self.runtime, self.comm = runtime, rank.comms(mesh, False).world
@@ -83,17 +83,18 @@ class Repeating:
         return whole
 
 
-def muon(config: DecoderConfig, name: str, repeating: bool) -> tuple[Runtime, MuonOptimizer]:
-    run = default_run(model=config, parallel=options(name), optimizer=Muon())
+def muon(model: DecoderConfig, name: str, repeating: bool) -> tuple[Runtime, MuonOptimizer]:
+    config = Muon()
+    run = default_run(model=model, parallel=options(name), optimizer=config)
     tree, plan = compose_model(run)
     mesh = Mesh.of(run.parallel.axes(rank.world))
     precision, comms = Plain(torch.float32, torch.float32), rank.comms(mesh, False)
     finish = finisher(Recompute.none, False)
     runtime = build(run.parallel, run, construct(tree), plan, mesh, comms, precision, finish)
     initialise(runtime.shards(), plan, 0)
-    optimizer = build_muon(run.optimizer, run, runtime)
+    optimizer = build_muon(config, run, runtime)
     if repeating:
-        optimizer.runtime = Repeating(runtime, mesh)
+        runtime.map_matrices = Repeating(runtime, mesh).map_matrices
     return runtime, optimizer
 
 

@@ -21,7 +21,9 @@ from gangline.comm.transport import connect
 from gangline.config import default_run
 from gangline.mesh import Mesh
 from gangline.plugins import build
+from gangline.record import StepRecord
 from gangline.rundir import RunDirectory
+from gangline.track.base import Tracker
 from gangline.train.build import build as build_session
 from gangline.train.loop import loop
 
@@ -46,8 +48,9 @@ def main() -> None:
     session = build_session(run, directory, mesh, comms, device)
     session.reporter.begin(run, str(directory.path), 0, 1, 1)
     bare = BareLoop(run, build(run.data, run, "train"), build(run.schedule, run))
-    ours, theirs, ratios, data = [], [], [], []
+    ours, theirs, ratios = [], [], []
     losses: list[float] = []
+    data: list[float] = []
     session.reporter.trackers["losses"] = Losses(losses, data)
     for turn in range(options.turns + 1):
         first = time.process_time()
@@ -70,13 +73,13 @@ def main() -> None:
     print(f"data, share of step  {statistics.median(data):.4f} (goal 0.01)")
 
 
-class Losses:
+class Losses(Tracker):
     """A tracker that keeps the losses in memory."""
 
     def __init__(self, losses: list[float], data: list[float]) -> None:
         self.losses, self.data = losses, data
 
-    def record(self, record) -> None:
+    def record(self, record: StepRecord) -> None:
         self.losses.append(record.loss)
         self.data.append(record.seconds["data"] / record.step_seconds)
 

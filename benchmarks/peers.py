@@ -14,7 +14,7 @@ import time
 import numpy as np
 import torch
 
-from gangline.data import DataSource, ReadPlace
+from gangline.data import DataSource, ReadPlace, Sample
 from gangline.mesh import Mesh
 from gangline.testing import rank
 from gangline.testing.pool import pool
@@ -29,7 +29,7 @@ class Windows(DataSource):
     def __init__(self) -> None:
         self.tokens = np.arange(1 << 22, dtype=np.uint16)
 
-    def sample(self, i: int):
+    def sample(self, i: int) -> Sample:
         start = i * 7919 % (len(self.tokens) - 2049)
         return {"tokens": self.tokens[start : start + 2049]}
 

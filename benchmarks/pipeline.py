@@ -14,6 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,10 +27,11 @@ from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import close_all, pool
 from gangline.weight_grads import defer
+from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.executor import Executor
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
-from gangline_parallel_megatron_style.pipeline.simulate import Timeline
+from gangline_parallel_megatron_style.pipeline.simulate import Span, Timeline
 from gangline_parallel_megatron_style.pipeline.split_linear import split_linear
 from gangline_parallel_megatron_style.pipeline.weight_grad_store import WeightGradStore
 
@@ -43,13 +45,13 @@ class Nap(torch.autograd.Function):
     """F, I and W each sleep as long."""
 
     @staticmethod
-    def forward(ctx, x, seconds):
+    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
         ctx.seconds = seconds
         time.sleep(seconds)
         return x.clone()
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         time.sleep(ctx.seconds)
         defer(lambda: time.sleep(ctx.seconds))
         return gradient, None
@@ -59,13 +61,13 @@ class Transfer(torch.autograd.Function):
     """Takes that long to arrive, forth and back, whatever the rank does meanwhile."""
 
     @staticmethod
-    def forward(ctx, x, seconds):
+    def forward(ctx: Any, x: torch.Tensor, seconds: float) -> torch.Tensor:
         ctx.seconds = seconds
         Transfer.wait(seconds)
         return x.clone()
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         Transfer.wait(ctx.seconds)
         return gradient, None
 
@@ -79,18 +81,20 @@ class Transfer(torch.autograd.Function):
 class Parts(RankStages):
     """The modules of this rank's chunks; the loss is the sum of squares."""
 
-    def __init__(self, parts: list[Callable], first: int | None, last: int | None, x: torch.Tensor) -> None:
-        super().__init__()
-        self.parts, self.first, self.last, self.x = parts, first, last, x
+    last: int | None = None  # the chunk that is the last stage
 
-    def forward(self, chunk, microbatch, hidden):
+    def __init__(self, parts: list[Callable], x: torch.Tensor) -> None:
+        super().__init__()
+        self.parts, self.x = parts, x
+
+    def forward(self, chunk: int, microbatch: int, hidden: torch.Tensor | None) -> torch.Tensor:
         out = self.parts[chunk](self.x if hidden is None else hidden)
         return out.square().sum() if chunk == self.last else out
 
-    def backward(self, chunk, microbatch, output, grad):
+    def backward(self, chunk: int, microbatch: int, output: torch.Tensor, grad: torch.Tensor | None) -> None:
         output.backward(grad)
 
-    def empty(self, microbatch):
+    def empty(self, microbatch: int) -> torch.Tensor:
         return torch.empty_like(self.x)
 
 
@@ -102,13 +106,13 @@ def chunk_of(executor: Executor, microbatches: int, stage: int) -> int | None:
 
 def pipeline(name: str, microbatches: int, parts: list[Callable], overlap: bool = False) -> Executor:
     comm = rank.comms(Mesh.of({"pp": rank.world}), False).axis("pp")
-    stage = Parts(parts, None, None, torch.ones(ROWS, DIM))
+    stage = Parts(parts, torch.ones(ROWS, DIM))
     executor = Executor(stage, comm, name, clock=time.perf_counter, overlap=overlap)
-    executor.stage.last = chunk_of(executor, microbatches, -1)
+    stage.last = chunk_of(executor, microbatches, -1)
     return executor
 
 
-def nap(name: str, microbatches: int, seconds: float):
+def nap(name: str, microbatches: int, seconds: float) -> tuple[Schedule, tuple[Span, ...]]:
     """This rank's recorded spans of one step, and its schedule."""
     chunks = SCHEDULES[name].chunks
     x = torch.ones(ROWS, DIM, requires_grad=True)
@@ -179,15 +183,15 @@ def overlaps(processes: list[int], seconds: float) -> None:
 
 
 def layers(split: bool) -> nn.Module:
-    made = nn.Sequential(*(Linear(LinearNode(in_features=DIM, out_features=DIM)) for _ in range(LAYERS)))
+    made = [Linear(LinearNode(in_features=DIM, out_features=DIM)) for _ in range(LAYERS)]
     for layer in made:
         nn.init.normal_(layer.weight, std=DIM**-0.5)
         if split:
             layer.product = split_linear(FP32)
-    return made
+    return nn.Sequential(*made)
 
 
-def actions(name: str, microbatches: int, steps: int):
+def actions(name: str, microbatches: int, steps: int) -> tuple[dict[str, list[tuple[float, float]]], int]:
     """(wall, CPU) seconds of each step, ours and torch's in turn, and how many actions this rank carries out."""
     from torch.distributed import pipelining
 
@@ -246,11 +250,12 @@ def halves(dim: int, rows: int, depth: int) -> dict[str, Callable[[], None]]:
     from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
     node = LinearNode(in_features=dim, out_features=dim)
-    plain, split = (nn.Sequential(*(Linear(node) for _ in range(depth))) for _ in range(2))
-    for one, other in zip(plain, split, strict=True):
+    layers = [(Linear(node), Linear(node)) for _ in range(depth)]
+    for one, other in layers:
         nn.init.normal_(one.weight, std=dim**-0.5)
         other.weight.data.copy_(one.weight.data)
         other.product = split_linear(FP32)
+    plain, split = (nn.Sequential(*made) for made in zip(*layers, strict=True))
     x = torch.randn(rows, dim)
     gradient, store = torch.randn(rows, dim), WeightGradStore()
 

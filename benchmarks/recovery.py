@@ -84,12 +84,18 @@ def recover(commands: list[list[str]], victims: Callable[[list[int], Path], list
         out = Path(folder, "out")
         words = [f"data.path={small_text(Path(folder, 'corpus'))}", *SMALL, *LAYOUT, f"run.dir={out}"]
         environment = {**own_environment(), "OMP_NUM_THREADS": "1", "GANGLINE_NODE": "127.0.0.1"}
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
         agents: list[subprocess.Popen[bytes]] = []
         try:
             for command in commands:
                 agents.append(
-                    subprocess.Popen([sys.executable, *command, *words], cwd=folder, env=environment, **quiet)
+                    subprocess.Popen(
+                        [sys.executable, *command, *words],
+                        cwd=folder,
+                        env=environment,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        start_new_session=True,
+                    )
                 )
                 time.sleep(HOSTS_SECONDS if "--rdzv-backend=c10d" in command else 0)
             if not wait_for(lambda: [record for record in newest(out) if record["step"] >= 20]):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -84,7 +84,7 @@ class TorchEmbedding(nn.Module):
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        self.table = nn.Embedding(*weight.shape, _weight=weight)
+        self.table = nn.Embedding.from_pretrained(weight, freeze=False)
 
     def forward(self, batch: Batch) -> Tensor:
         return self.table(batch.tokens)
@@ -115,8 +115,9 @@ def theirs(config: DecoderConfig, sequence_parallel: bool) -> tuple[nn.Module, C
             model.set_submodule(path, linear)
         elif isinstance(module, Embedding):
             model.set_submodule(path, TorchEmbedding(module.weight.detach()))
-    model.head = TorchHead(model.head.norm, model.head.weight.detach())
-    mesh = DeviceMesh.from_group(torch.distributed.group.WORLD, "cpu")
+    head = TorchHead(model.get_submodule("head.norm"), model.get_parameter("head.weight").detach())
+    model.set_submodule("head", head)
+    mesh = init_device_mesh("cpu", (rank.world,))
     between = Shard(1) if sequence_parallel else Replicate()
     layers: dict = {
         "embed.table": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
@@ -128,8 +129,9 @@ def theirs(config: DecoderConfig, sequence_parallel: bool) -> tuple[nn.Module, C
         for name in ("attention.wo", "feed_forward.w_down"):
             layers[f"{block}.{name}"] = RowwiseParallel(output_layouts=between)
         if sequence_parallel:
-            enter = {"input_layouts": (between, None), "desired_input_layouts": (Replicate(), None)}
-            layers[f"{block}.attention"] = PrepareModuleInput(**enter)
+            layers[f"{block}.attention"] = PrepareModuleInput(
+                input_layouts=(between, None), desired_input_layouts=(Replicate(), None)
+            )
             layers[f"{block}.feed_forward"] = PrepareModuleInput(
                 input_layouts=(between,), desired_input_layouts=(Replicate(),)
             )
@@ -175,7 +177,9 @@ def local(x: Tensor) -> Tensor:
     return x
 
 
-def measure(size: str, sequence_parallel: bool, steps: int, rows: int, length: int):
+def measure(
+    size: str, sequence_parallel: bool, steps: int, rows: int, length: int
+) -> tuple[dict[str, list[tuple[float, float]]], dict[str, int]]:
     """(wall, CPU) seconds of each step of each, on this rank, the order changing with every step; and kept bytes."""
     built = {"ours": ours(SIZES[size], sequence_parallel), "torch": theirs(SIZES[size], sequence_parallel)}
     world = rank.comms(Mesh.of({"tp": rank.world}), False).world
@@ -192,8 +196,10 @@ def measure(size: str, sequence_parallel: bool, steps: int, rows: int, length: i
             if index >= WARM:
                 found[name].append((time.perf_counter() - wall, time.process_time() - cpu))
         torch.testing.assert_close(losses["ours"], losses["torch"], rtol=1e-5, atol=0)
-    gradients = [built[name][0].blocks[0].attention.wq.weight.grad for name in built]
-    torch.testing.assert_close(gradients[0], local(gradients[1]), rtol=1e-3, atol=1e-4)
+    one, other = (built[name][0].get_parameter("blocks.0.attention.wq.weight").grad for name in built)
+    assert one is not None
+    assert other is not None
+    torch.testing.assert_close(one, local(other), rtol=1e-3, atol=1e-4)
     return found, {name: kept_bytes(model, batch) for name, (model, _) in built.items()}
 
 

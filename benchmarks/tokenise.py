@@ -46,7 +46,9 @@ def main() -> None:
     sizes = [(path, path.stat().st_size) for path in sorted(library.rglob("*.py")) if path.stat().st_size]
     ends = itertools.accumulate(size for _, size in sizes)
     paths = [path for (path, _), end in zip(sizes, ends, strict=True) if end <= asked.mb * 1e6]
-    trainer.train(listing(map(str, paths[:: max(1, len(paths) // 150)])), "text", asked.vocab_size, place / "t.json")
+    trainer.train(
+        listing([str(path) for path in paths[:: max(1, len(paths) // 150)]]), "text", asked.vocab_size, place / "t.json"
+    )
     slow = TokenizerCodec(str(place / "t.json"), None, "replace")
     quick = fast(slow)
     assert isinstance(quick, FastBpe)
