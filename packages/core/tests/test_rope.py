@@ -12,10 +12,10 @@ from gangline.model.config import DecoderConfig
 from gangline.model.init import whole_model
 from gangline.model.plan import plan_decoder
 from gangline.model.recall import Recall
-from gangline.model.rope import angles, frequencies, rotated
-from gangline.model.tree import Rope, RopeScaling
+from gangline.model.rope import angles, rotated
+from gangline.model.rope_rates import BandScaling, Rope, frequencies
 
-LLAMA = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192)
+LLAMA = BandScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=8192)
 
 
 def test_each_pair_is_turned_by_position_times_its_rate():

@@ -26,6 +26,7 @@ _PARALLEL = "gangline-parallel-megatron-style"
 _MOE = "gangline-moe"
 _DATA = "gangline-dataloader"
 _HEALTH = "gangline-health"
+_MODELS = "gangline-models"
 _LAUNCH = "gangline-launch"
 
 ENTRIES = (
@@ -39,6 +40,16 @@ ENTRIES = (
     KnownPart("moe", "mixtral_8x7b", _MOE, "The experts of Mixtral 8x7B", edit=True),
     KnownPart("moe", "qwen3_30b_a3b", _MOE, "The experts of Qwen3 30B-A3B", edit=True),
     KnownPart("moe", "deepseek_v3", _MOE, "The experts of DeepSeek-V3", edit=True),
+    KnownPart("model", "qwen2", _MODELS, "Qwen2 and Qwen2.5"),
+    KnownPart("model", "ministral", _MODELS, "Ministral"),
+    KnownPart("model", "olmo2", _MODELS, "OLMo 2"),
+    KnownPart("model", "olmo3", _MODELS, "OLMo 3"),
+    KnownPart("model", "smollm3", _MODELS, "SmolLM 3"),
+    KnownPart("model", "phi3", _MODELS, "Phi 3 and Phi 4 mini"),
+    KnownPart("model", "granite", _MODELS, "Granite 3"),
+    KnownPart("model", "gemma2", _MODELS, "Gemma 2"),
+    KnownPart("model", "gemma3", _MODELS, "Gemma 3"),
+    KnownPart("model", "gpt2", _MODELS, "GPT-2 as it is"),
     KnownPart(
         "checkpoint", "zarr", "gangline-ckpt-zarr", "Sharded, asynchronous checkpoints that any zarr reader opens"
     ),
@@ -70,7 +81,7 @@ VERBS = {
 
 
 # Foreseen, and not to be had yet: no hint sends anybody for them.
-COMING: frozenset[str] = frozenset()
+COMING: frozenset[str] = frozenset({_LAUNCH})
 
 
 def get(distribution: str) -> str:

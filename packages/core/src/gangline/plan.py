@@ -139,11 +139,14 @@ class Name:
 
     how: "same", or "transpose" for a matrix that lies the other way there, or "stack": ours is (N, ...) and
     theirs are N arrays, `{n}` in `theirs` counts them. An empty `theirs`: a buffer that they have nothing like.
+    rows: (first, of): ours are the rows from `first` on of theirs, which has so many and is shared by several of ours
+    (queries, keys and values in one matrix); of a transposed one they are its columns. None: theirs is ours alone.
     """
 
     pattern: str
     theirs: str
     how: Literal["same", "transpose", "stack"] = "same"
+    rows: tuple[int, int] | None = None
 
     def translate(self, name: str) -> str | None:
         """Their name of our parameter `name`, or None where the pattern is not about it."""

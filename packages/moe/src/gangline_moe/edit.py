@@ -18,12 +18,18 @@ LINEARS = ("w_gate", "w_up", "w_down")
 def edit(tree: Node, plan: Plan, options: MoeOptions) -> tuple[Node, Plan, list[str]]:
     """Put a layer with experts in the place of the chosen blocks' feed-forwards; claims their paths.
 
-    Raises UserError where the model has no feed-forward to replace.
+    Raises UserError where the model has no feed-forward to replace, and where experts would compute something else.
     """
     found = {path: node for path, node in nodes(tree) if isinstance(node, FeedForwardNode)}
     chosen = [path for path in found if _wanted(_block(path, plan), options)]
     if not chosen:
         raise refusal(found, plan, options)
+    if other := {found[path].activation for path in chosen} - {"silu"}:
+        raise UserError(
+            f"moe has no experts with {', '.join(sorted(other))}, as the model's feed-forwards have it.",
+            "Its experts are SwiGLU.",
+            "Choose another model, or moe=off.",
+        )
     for path in chosen:
         tree = replaced(tree, path, layer_node(found[path], options))
     left = set(found) - set(chosen)

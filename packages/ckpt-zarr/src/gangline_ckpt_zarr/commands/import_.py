@@ -26,7 +26,7 @@ def run(argv: Sequence[str]) -> int:
 
     directory, out = Path(options.directory).expanduser().resolve(), options.out.rstrip("/")
     settings = [word for word in words_for(directory) if not word.startswith("model.weights=")]  # they will be here
-    settings = ["model=decoder", *settings, "checkpoint=zarr"]
+    settings = [*settings, "checkpoint=zarr"]
     _write(place_for(out), directory, compose_one(settings))
     place = f"checkpoint.path={out}" if "://" in out else f"run.dir={out}"
     print(" \\\n  ".join([f"train {settings[0]}", *settings[1:], place]))

@@ -14,6 +14,8 @@ from gangline.errors import Problem
 from gangline.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from gangline.cluster.topology import Topology
@@ -88,11 +90,31 @@ class PartConfig:
 class ModelConfig(PartConfig):
     """`build(config, run) -> (tree, plan)`: the tree of config nodes and its `gangline.plan.Plan`. Torch-free."""
 
+    architectures: ClassVar[tuple[str, ...]] = ()  # of Hugging Face; a class that has them itself reads such a model
+
     vocab_size: PositiveInt = 256  # different tokens that the data may have
 
     def pretrained(self) -> str | None:
         """The Hugging Face directory whose weights the run starts from; None: they are drawn."""
         return None
+
+    @classmethod
+    def of_hugging_face(cls, directory: str | Path, config: dict[str, Any]) -> ModelConfig:
+        """The options that make the model of this config.json, of one of the class's own `architectures`, and start
+        from the weights of the directory. Raises UserError for what the model cannot compute.
+        """
+        raise NotImplementedError(f"{cls.__name__} names architectures and does not read them")
+
+    def to_hugging_face(self, dtype: str, max_position: int) -> dict[str, Any] | None:
+        """The model's config.json; None: others have no such model. Raises UserError for options that they lack.
+
+        dtype: of the weights. max_position: the context it was trained with.
+        """
+        return None
+
+    def computed(self) -> dict[str, Any]:
+        """What the model computes, by option, defaults filled in: two with the same take the same weights."""
+        return {}
 
 
 @dataclass

@@ -88,7 +88,8 @@ def attention(node: AttentionNode, sizes: ActivationSizes, path: str) -> int:
     kept += sizes.inner_tokens * heads * sizes.master_itemsize
     for normed, own in ((node.q_norm, heads), (node.k_norm, key_heads)):
         if normed is not None:
-            kept += norm_bytes(sizes, sizes.inner_tokens * own, node.head_dim)
+            said = normed.activation_bytes(sizes.local)
+            kept += norm_bytes(sizes, sizes.inner_tokens * own, node.head_dim) if said is None else said
     return kept
 
 

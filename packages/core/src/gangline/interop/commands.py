@@ -13,10 +13,9 @@ from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.weights import add_weights, weights_under
 from gangline.errors import UserError
-from gangline.interop.config import config_json, edited_config_from
+from gangline.interop.config import edited_config_from
 from gangline.interop.names import theirs_of
 from gangline.interop.write import DTYPES, MAX_SHARD_BYTES, export
-from gangline.model.config import DecoderConfig
 from gangline.shard import in_model, parameter_of
 
 if TYPE_CHECKING:
@@ -116,8 +115,8 @@ def _by_parameter(read: Read, held: Mapping[str, str]) -> Read:
 def _described(run: Run, where: str, dtype: str) -> dict[str, Any]:
     """The config.json of the run's model, edits and all."""
     what = type(run.model).__name__
-    if isinstance(run.model, DecoderConfig):
-        config = config_json(run.model, dtype=dtype, max_position=run.batch.sequence_length)
+    config = run.model.to_hugging_face(dtype, run.batch.sequence_length)
+    if config is not None:
         for group, options in sorted(run.edits.items()):
             if options.wraps:
                 continue
@@ -130,7 +129,7 @@ def _described(run: Run, where: str, dtype: str) -> dict[str, Any]:
             return config
     raise UserError(
         f"{where} cannot be exported: no Hugging Face architecture is known for it.",
-        f"Its model is not a plain decoder ({what}).",
+        f"{what} names none.",
     )
 
 
@@ -168,25 +167,25 @@ def import_model(argv: Sequence[str]) -> int:
     options = parser.parse_args(list(argv))
 
     directory = Path(options.directory).expanduser().resolve()
-    print(" \\\n  ".join(["train model=decoder", *words_for(directory)]))
+    model, *settings = words_for(directory)
+    print(" \\\n  ".join([f"train {model}", *settings]))
     return 0
 
 
 def words_for(directory: Path) -> list[str]:
-    """What to type behind `train model=decoder` for the model in a Hugging Face directory. Raises UserError."""
+    """What to type behind `train` for the model in a Hugging Face directory: first `model=...`. Raises UserError."""
     config, edits = edited_config_from(directory)
-    words = [word for edit in edits for word in _words(edit)]
-    return [*_settings(config, "model"), *words, *_tokenizer(directory)]
+    return [*(word for part in (config, *edits) for word in _words(part)), *_tokenizer(directory)]
 
 
-def _words(edit: PartConfig) -> list[str]:
-    """An edit as a user types it, with what its part opens."""
+def _words(config: PartConfig) -> list[str]:
+    """A part as a user types it, with what it opens."""
     from gangline.plugins import installed
 
-    offer = installed().part_of(edit)
-    words = [f"{offer.group}={offer.part.name}", *_settings(edit, offer.group, set(offer.part.opens))]
+    offer = installed().part_of(config)
+    words = [f"{offer.group}={offer.part.name}", *_settings(config, offer.group, set(offer.part.opens))]
     for name in offer.part.opens:
-        inner = getattr(edit, name)
+        inner = getattr(config, name)
         words.append(f"{offer.group}/{name}={installed().part_of(inner).part.name}")
         words += _settings(inner, f"{offer.group}.{name}")
     return words
@@ -200,7 +199,12 @@ def _settings(config: PartConfig, place: str, opens: Collection[str] = ()) -> li
         for item in fields(config)
         if item.name not in opens and (value := getattr(config, item.name)) != getattr(defaults, item.name)
     ]
-    return [f"{place}.{name}={str(value).lower() if isinstance(value, bool) else value}" for name, value in changed]
+    return [f"{place}.{name}={_typed(value)}" for name, value in changed]
+
+
+def _typed(value: object) -> str:
+    """One word of a shell."""
+    return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")
 
 
 def _tokenizer(directory: Path) -> list[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from gangline.config.schema import EditConfig, Run
+from gangline.catalogue import suppliers
+from gangline.config.schema import EditConfig, ModelConfig, Run
+from gangline.config.suggest import near
 from gangline.errors import Problem, UserError
 from gangline.interop.window import read_window, window_json
 from gangline.model.config import DecoderConfig
@@ -68,25 +69,45 @@ def read_config(directory: str | Path) -> dict[str, Any]:
     return content
 
 
-def model_config_from(directory: str | Path) -> DecoderConfig:
-    """The configuration (part `decoder`) of the plain model in a Hugging Face directory, to start from its weights.
+def model_config_from(directory: str | Path) -> ModelConfig:
+    """The configuration of the plain model in a Hugging Face directory, to start from its weights.
 
-    Reads what transformers 4 writes (rope_theta, rope_scaling) and what 5 does (rope_parameters). Raises UserError for
-    another architecture, and for what this one cannot compute.
+    It is of the installed part that names the architecture. Raises UserError where none does, and for what the part
+    cannot compute.
     """
-    return _decoder(directory, read_config(directory))
+    return _model(directory, read_config(directory))
 
 
 def edited_config_from(
     directory: str | Path, edits: Iterable[type[EditConfig]] | None = None
-) -> tuple[DecoderConfig, list[EditConfig]]:
+) -> tuple[ModelConfig, list[EditConfig]]:
     """The same of a model that takes model edits, and these: of the classes `edits`, or of all that are installed."""
     theirs, found = read_config(directory), []
     for cls in _edits() if edits is None else edits:
         if (told := cls.of_hugging_face(theirs)) is not None:
             found.append(told[0])
             theirs = told[1]
-    return _decoder(directory, theirs), found
+    return _model(directory, theirs), found
+
+
+def _model(directory: str | Path, theirs: dict[str, Any]) -> ModelConfig:
+    architecture = (theirs.get("architectures") or [None])[0]
+    known = readers()
+    if architecture not in known:
+        raise UserError(
+            f"{directory} holds a model of architecture {architecture}.",
+            f"{near(str(architecture), list(known))} Known here: {', '.join(known)}.".strip(),
+            f"More come with {', '.join(suppliers('model'))}, where that is not installed.",
+        )
+    return known[architecture].of_hugging_face(directory, theirs)
+
+
+def readers() -> dict[str, type[ModelConfig]]:
+    """Architecture -> the class of the installed part of group `model` that names it."""
+    from gangline.plugins import installed
+
+    configs = [offer.part.config for _, offer in sorted(installed().offers("model").items())]
+    return {name: config for config in configs for name in vars(config).get("architectures", ())}
 
 
 def _edits() -> list[type[EditConfig]]:
@@ -98,13 +119,13 @@ def _edits() -> list[type[EditConfig]]:
     return [config for config in configs if "of_hugging_face" in vars(config)]
 
 
-def _decoder(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
-    architecture = (theirs.get("architectures") or [None])[0]
-    if architecture not in ARCHITECTURES:
-        raise UserError(
-            f"{directory} holds a model of architecture {architecture}.",
-            "gangline's decoder computes: " + ", ".join(ARCHITECTURES) + ".",
-        )
+def decoder_of(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
+    """The part `decoder` of a config.json that has one of `ARCHITECTURES`.
+
+    Reads what transformers 4 writes (rope_theta, rope_scaling) and what 5 does (rope_parameters). Raises UserError for
+    what it cannot compute.
+    """
+    architecture = theirs["architectures"][0]
     for key, value in ABSENT.items():
         if theirs.get(key, value) != value:
             raise UserError(
@@ -184,32 +205,19 @@ def check_weights(run: Run) -> list[Problem]:
     What belongs to the edits they compare themselves, in `EditConfig.check`. A run that goes on takes its weights from
     its checkpoint and needs the directory no more.
     """
-    config, edits = run.model, run.edits.values()
-    if not isinstance(config, DecoderConfig) or config.weights is None or holds_checkpoint(run):
+    config, directory = run.model, run.model.pretrained()
+    if directory is None or not config.architectures or holds_checkpoint(run):
         return []
     try:
-        stored, _ = edited_config_from(config.weights, [type(options) for options in edits])
+        stored, _ = edited_config_from(directory, [type(options) for options in run.edits.values()])
     except UserError as error:
         return [Problem(f"model.weights: {error.what}", *error.details[:2])]
-    there, here = _comparable(stored), _comparable(config)
-    other = [
-        f"{name} is {there.get(name)} there and {value} here"
-        for name, value in here.items()
-        if value != there.get(name)
-    ]
+    mend = f"gangline import {directory} prints the configuration that fits it."
+    there, here = stored.computed(), config.computed()
+    if not isinstance(config, type(stored)):
+        other = [f"it is a {', '.join(stored.architectures[:1])}, which {type(config).__name__} does not compute"]
+    else:
+        other = [f"{n} is {there.get(n)} there and {v} here" for n, v in here.items() if v != there.get(n)]
     if not other:
         return []
-    return [
-        Problem(
-            f"model.weights={config.weights} holds another model.",
-            "; ".join(other) + ".",
-            f"gangline import {config.weights} prints the configuration that fits it.",
-        )
-    ]
-
-
-def _comparable(config: DecoderConfig) -> dict[str, Any]:
-    values = {item.name: getattr(config, item.name) for item in fields(DecoderConfig)}
-    values |= {"kv_heads": config.key_heads, "head_dim": config.head_width}
-    silent = {"init_std", "weights", "z_loss"} | (set(SCALING) if config.rope_scaling_factor is None else set())
-    return {name: value for name, value in values.items() if name not in silent or name == "rope_scaling_factor"}
+    return [Problem(f"model.weights={directory} holds another model.", "; ".join(other) + ".", mend)]

@@ -15,12 +15,20 @@ COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
 
 @dataclass(frozen=True)
 class Theirs:
-    """One of their tensors: the whole of ours, or, where theirs are stacked in ours, number `index` of it."""
+    """One of their tensors: the whole of ours, or, where theirs are stacked in ours, number `index` of it.
+
+    shape: of theirs. Where several of ours make it up, ours begins `first` along dim `dim` of it.
+    """
 
     name: str
     shape: tuple[int, ...]
     index: int | None = None
     transpose: bool = False
+    first: int | None = None
+
+    @property
+    def dim(self) -> int:
+        return int(self.transpose)
 
 
 def theirs_of(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
@@ -33,6 +41,11 @@ def theirs_of(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
             return []
         if rule.how == "stack":
             return [Theirs(theirs.replace("{n}", str(i)), shape[1:], index=i) for i in range(shape[0])]
+        if rule.rows is not None:
+            first, shape = rule.rows[0], (rule.rows[1], *shape[1:])
+            if rule.how == "transpose" and len(shape) > 1:
+                return [Theirs(theirs, shape[::-1], transpose=True, first=first)]
+            return [Theirs(theirs, shape, first=first)]
         if rule.how == "transpose":
             return [Theirs(theirs, shape[::-1], transpose=True)]
         return [Theirs(theirs, shape)]

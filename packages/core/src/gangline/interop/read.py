@@ -52,6 +52,9 @@ def _fill(tensors: Tensors, theirs: Theirs, shard: Shard, name: str) -> None:
         local, box = local[theirs.index - box[0].start], box[1:]
     if theirs.transpose:
         local, box = local.T, box[::-1]
+    if theirs.first is not None:
+        dim, start = theirs.dim, theirs.first
+        box = (*box[:dim], slice(box[dim].start + start, box[dim].stop + start), *box[dim + 1 :])
     found = tensors.shape(theirs.name)
     if found != theirs.shape:
         raise UserError(

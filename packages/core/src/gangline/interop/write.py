@@ -2,7 +2,7 @@
 
 A safetensors file is 8 bytes (little-endian length of the header), the header (JSON: name -> dtype, shape,
 data_offsets) and the tensors' bytes. Shapes are known from the model's tree, so every file is laid out before the first
-tensor is read, and no more than one tensor is in memory.
+tensor is read, and no more than one tensor is in memory, but where several of ours are joined in one of theirs.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -87,7 +88,9 @@ def _write(
 ) -> None:
     import torch
 
-    files = _lay_out([slot for group in slots.values() for slot in group], max_shard_bytes)
+    every = [slot for group in slots.values() for slot in group]
+    place = {slot.theirs.name: slot for slot in every}
+    files, joined = _lay_out(list(place.values()), max_shard_bytes), _Joined(every)
     with ExitStack() as stack:
         opened = {
             name: _begin(stack.enter_context((folder / name).open("wb")), content, dtype)
@@ -98,12 +101,16 @@ def _write(
                 raise ValueError(f"array {name!r} is no parameter of the model, or came twice")
             for slot in slots.pop(name):
                 part = tensor if slot.theirs.index is None else tensor[slot.theirs.index]
-                part = part.T if slot.theirs.transpose else part
-                if tuple(part.shape) != slot.theirs.shape:
-                    raise ValueError(f"array {name!r} has part {tuple(part.shape)}, not {slot.theirs.shape}")
+                part = part.T if slot.theirs.transpose and part.dim() > 1 else part
+                whole = joined.take(slot.theirs, part.detach())
+                if whole is None:
+                    continue
+                if tuple(whole.shape) != slot.theirs.shape:
+                    raise ValueError(f"array {name!r} makes {tuple(whole.shape)}, not {slot.theirs.shape}")
+                slot = place[slot.theirs.name]
                 file = opened[slot.file]
                 file.seek(slot.offset)
-                for rows in _blocks(part.detach()):
+                for rows in _blocks(whole):
                     raw = rows.to("cpu", getattr(torch, dtype)).contiguous().reshape(-1).view(torch.uint8)
                     file.write(raw.numpy().data)
         if slots:
@@ -116,6 +123,28 @@ def _write(
         size = sum(slot.nbytes for content in files.values() for slot in content)
         index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+class _Joined:
+    """What several of ours make up together of theirs: kept until the last of them has come."""
+
+    def __init__(self, slots: Iterable[_Slot]) -> None:
+        self._missing = Counter(slot.theirs.name for slot in slots if slot.theirs.first is not None)
+        self._come: dict[str, dict[int, torch.Tensor]] = {}
+
+    def take(self, theirs: Theirs, part: torch.Tensor) -> torch.Tensor | None:
+        """All of it, with the last part; None before that."""
+        import torch
+
+        if theirs.first is None:
+            return part
+        come = self._come.setdefault(theirs.name, {})
+        come[theirs.first] = part
+        self._missing[theirs.name] -= 1
+        if self._missing[theirs.name]:
+            return None
+        del self._come[theirs.name]
+        return torch.cat([come[first] for first in sorted(come)], dim=theirs.dim)
 
 
 def _blocks(tensor: torch.Tensor) -> Iterable[torch.Tensor]:

@@ -35,7 +35,13 @@ if TYPE_CHECKING:
     )
     from gangline.model.init import shards_of as shards_of, whole_model as whole_model
     from gangline.model.linear import Embedding as Embedding, Linear as Linear
-    from gangline.model.loss import log_sum_exp as log_sum_exp, logits_gradient as logits_gradient, wide as wide
+    from gangline.model.loss import (
+        cap_logits_ as cap_logits_,
+        log_sum_exp as log_sum_exp,
+        logits_gradient as logits_gradient,
+        uncapped_gradient_ as uncapped_gradient_,
+        wide as wide,
+    )
     from gangline.model.norm import RMSNorm as RMSNorm
     from gangline.model.plan import plan_decoder as plan_decoder
     from gangline.model.products import (
@@ -44,6 +50,12 @@ if TYPE_CHECKING:
         Product as Product,
     )
     from gangline.model.recall import Recall as Recall
+    from gangline.model.rope_rates import (
+        BandScaling as BandScaling,
+        Rope as Rope,
+        RopeScaling as RopeScaling,
+        plain_rates as plain_rates,
+    )
     from gangline.model.tree import (
         LINEAR as LINEAR,
         AttentionNode as AttentionNode,
@@ -57,8 +69,6 @@ if TYPE_CHECKING:
         LocalSizes as LocalSizes,
         Node as Node,
         NormNode as NormNode,
-        Rope as Rope,
-        RopeScaling as RopeScaling,
         Shape as Shape,
         SinksNode as SinksNode,
         WrapNode as WrapNode,
@@ -86,15 +96,16 @@ __getattr__, __all__ = lazily(
         "gangline.plan": "Cut Fold Init Name Plan Seam matches names",
         "gangline.model.tree": (
             "LINEAR AttentionNode BlockNode CommVolume DecoderNode EmbeddingNode FeedForwardNode HeadNode "
-            "LinearNode LocalSizes Node NormNode Rope RopeScaling Shape SinksNode WrapNode by_path children "
+            "LinearNode LocalSizes Node NormNode Shape SinksNode WrapNode by_path children "
             "fitted nodes parameter_shapes replaced"
         ),
+        "gangline.model.rope_rates": "BandScaling Rope RopeScaling plain_rates",
         "gangline.model.products": "AttentionProduct MatrixProduct Product",
         "gangline.model.plan": "plan_decoder",
         "gangline.model.config": "DecoderConfig Tiny",
         "gangline.model.compose": "compose_model",
         "gangline.model.calls": "LOSS_CHUNK AttentionCall Call LossCall",
-        "gangline.model.loss": "log_sum_exp logits_gradient wide",
+        "gangline.model.loss": "cap_logits_ log_sum_exp logits_gradient uncapped_gradient_ wide",
         "gangline.model.build": "Wrapper construct",
         "gangline.model.attention": "PLAIN PlainAttention",
         "gangline.model.feed_forward": "FeedForward",

@@ -22,7 +22,8 @@ from gangline.model.calls import AttentionCall
 from gangline.model.flex import block_mask, flex, takes
 from gangline.model.recall import Recall
 from gangline.model.reference_attention import attend, visible
-from gangline.model.rope import frequencies, rotated
+from gangline.model.rope import rotated
+from gangline.model.rope_rates import frequencies
 from gangline.model.tree import AttentionNode, SinksNode
 
 PLAIN = AttentionCall()
@@ -112,7 +113,9 @@ class Attention(nn.Module):
         self.wo = construct(node.wo)
         self.q_norm = construct(node.q_norm) if node.q_norm else None
         self.k_norm = construct(node.k_norm) if node.k_norm else None
-        self.head_dim, self.rates = node.head_dim, frequencies(node.rope, node.head_dim)
+        self.head_dim = node.head_dim
+        self.rates = frequencies(node.rope, node.head_dim) if node.rope else ()
+        self.magnitude = node.rope.scaling.magnitude if node.rope and node.rope.scaling else 1.0
         self.attention = plain(node.call)
         self.sinks = construct(node.sinks) if node.sinks else None
 
@@ -124,7 +127,9 @@ class Attention(nn.Module):
             q_BTHC = self.q_norm(q_BTHC)
         if self.k_norm is not None:
             k_BTKC = self.k_norm(k_BTKC)
-        q, k = rotated(q_BTHC.transpose(1, 2), k_BTKC.transpose(1, 2), batch.position, self.rates)
+        q, k = q_BTHC.transpose(1, 2), k_BTKC.transpose(1, 2)
+        if self.rates:
+            q, k = rotated(q, k, batch.position, self.rates, self.magnitude)
         more = () if self.sinks is None else (self.sinks.weight,)
         out_BHTC = self.attention(q, k, v_BTKC.transpose(1, 2), batch.document, batch.position, *more)
         return self.wo(out_BHTC.transpose(1, 2).flatten(-2))

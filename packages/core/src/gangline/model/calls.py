@@ -60,15 +60,20 @@ class AttentionCall:
 class LossCall:
     """What `loss(hidden, weight, targets, loss_mask) -> sum` computes: cross-entropy of the logits hidden · weightᵀ.
 
-    z  weight of log²Z, Z the sum of a token's exp(logits) (PaLM, arXiv 2204.02311, section 5): a term that joins the
-       gradients by `gangline.forward_context.emit_loss` under the name "z_loss", and not the sum that is returned
+    z         weight of log²Z, Z the sum of a token's exp(logits) (PaLM, arXiv 2204.02311, section 5): a term that joins
+              the gradients by `gangline.forward_context.emit_loss` under the name "z_loss", and not the sum that is
+              returned
+    soft_cap  bounds the logits to cap · tanh(logits / cap) (Gemma 2, arXiv 2408.00118, section 2); None: they are not
 
-    Raises ValueError for a negative weight.
+    Raises ValueError for a negative weight, and for a soft cap that is not positive.
     """
 
     z: float = 0.0
+    soft_cap: float | None = None
 
     def __post_init__(self) -> None:
+        if self.soft_cap is not None and self.soft_cap <= 0:
+            raise ValueError(f"soft_cap={self.soft_cap} must be positive")
         if self.z < 0:
             raise ValueError(f"z={self.z} must not be negative")
 

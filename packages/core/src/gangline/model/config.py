@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from gangline.errors import Problem
 from gangline.parts import ModelConfig, Part
 from gangline.ranges import AtLeast, NonNegativeFloat, PositiveFloat, PositiveInt, listed_divisors
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from gangline.config.schema import Run
 
 BUILD = "gangline.model.plan:plan_decoder"
@@ -20,6 +22,7 @@ class DecoderConfig(ModelConfig):
     """A decoder-only transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU."""
 
     file_options: ClassVar[tuple[str, ...]] = ("weights",)
+    architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen3ForCausalLM")
 
     dim: PositiveInt = 768  # width of the residual stream
     layers: PositiveInt = 12  # blocks of attention and feed-forward
@@ -46,6 +49,25 @@ class DecoderConfig(ModelConfig):
 
     def pretrained(self) -> str | None:
         return self.weights
+
+    @classmethod
+    def of_hugging_face(cls, directory: str | Path, config: dict[str, Any]) -> DecoderConfig:
+        from gangline.interop.config import decoder_of
+
+        return decoder_of(directory, config)
+
+    def to_hugging_face(self, dtype: str, max_position: int) -> dict[str, Any]:
+        from gangline.interop.config import config_json
+
+        return config_json(self, dtype=dtype, max_position=max_position)
+
+    def computed(self) -> dict[str, Any]:
+        values = {item.name: getattr(self, item.name) for item in fields(DecoderConfig)}
+        values |= {"kv_heads": self.key_heads, "head_dim": self.head_width}
+        silent = {"init_std", "weights", "z_loss"}
+        if self.rope_scaling_factor is None:
+            silent |= {"rope_low_freq_factor", "rope_high_freq_factor", "rope_original_max_position"}
+        return {name: value for name, value in values.items() if name not in silent}
 
     def check(self, run: Run) -> list[Problem]:
         from gangline.config.advice import nearest

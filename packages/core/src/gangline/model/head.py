@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gangline.batch import Batch
 from gangline.model.build import construct
-from gangline.model.loss import CrossEntropy, logits
+from gangline.model.loss import CrossEntropy, cap_logits_, logits
 from gangline.model.tree import HeadNode
 
 
@@ -26,11 +26,18 @@ class Head(nn.Module):
         self.norm = construct(node.norm)
         self.weight = nn.Parameter(torch.empty(node.vocab_size, node.dim))
         self.loss = CrossEntropy(node.call)
+        self.soft_cap, self.scale = node.soft_cap, node.scale
 
     def forward(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
-        return self.loss(self.norm(hidden_BTD), self.weight, batch.targets, batch.loss_mask)
+        return self.loss(self.normed(hidden_BTD), self.weight, batch.targets, batch.loss_mask)
+
+    def normed(self, hidden_BTD: Tensor) -> Tensor:
+        """What is multiplied with the vocabulary, (B, T, D)."""
+        x_BTD = self.norm(hidden_BTD)
+        return x_BTD if self.scale == 1.0 else x_BTD * self.scale
 
     def logits(self, hidden_BTD: Tensor) -> Tensor:
         """(B, T, V) of the next token, in float32 at least."""
-        x_BTV = logits(self.norm(hidden_BTD), self.weight)
-        return x_BTV.to(torch.promote_types(x_BTV.dtype, torch.float32))
+        x_BTV = logits(self.normed(hidden_BTD), self.weight)
+        x_BTV = x_BTV.to(torch.promote_types(x_BTV.dtype, torch.float32))
+        return x_BTV if self.soft_cap is None else cap_logits_(x_BTV, self.soft_cap)

@@ -35,7 +35,7 @@ class Linear(nn.Module):
 
 
 class Embedding(nn.Module):
-    """tokens (B, T) of the batch -> their rows of W (V, D): (B, T, D).
+    """tokens (B, T) of the batch -> scale · their rows of W (V, D): (B, T, D).
 
     `lookup` finds them: a strategy that holds some of the rows puts its own there.
     """
@@ -45,7 +45,8 @@ class Embedding(nn.Module):
     def __init__(self, node: EmbeddingNode) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(node.vocab_size, node.dim))
-        self.lookup = F.embedding
+        self.lookup, self.scale = F.embedding, node.scale
 
     def forward(self, batch: Batch) -> Tensor:
-        return self.lookup(batch.tokens, self.weight)
+        rows_BTD = self.lookup(batch.tokens, self.weight)
+        return rows_BTD if self.scale == 1.0 else rows_BTD * self.scale

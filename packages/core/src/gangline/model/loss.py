@@ -32,6 +32,8 @@ class CrossEntropy:
     def __call__(self, hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
         """Sum over the targets that count of -log p(target), 0-d, in nats; the z-term of them is emitted."""
         logits_NV = logits(hidden_BTD, weight_VD).flatten(0, 1)
+        if self.computes.soft_cap is not None:
+            logits_NV = _SoftCap.apply(logits_NV, self.computes.soft_cap)
         loss, squares = _CrossEntropy.apply(logits_NV, targets_BT.flatten(), loss_mask_BT.flatten())
         return emit_loss(loss, self.computes.z * squares, "z_loss") if self.computes.z else loss
 
@@ -65,6 +67,35 @@ class _CrossEntropy(torch.autograd.Function):
         each_N = counts_N.to(grad.dtype) * grad
         z_N = None if grad_squares is None else 2 * lse_N * counts_N * grad_squares
         return logits_gradient(logits_NV, targets_N, None, each_N, lse_N, z_N), None, None
+
+
+class _SoftCap(torch.autograd.Function):
+    """Logits (N, V) bounded in place: what the loss keeps is all that is kept."""
+
+    @staticmethod
+    def forward(ctx, logits_NV: Tensor, cap: float) -> Tensor:
+        ctx.cap = cap
+        ctx.mark_dirty(logits_NV)
+        capped_NV = cap_logits_(logits_NV, cap)
+        ctx.save_for_backward(capped_NV)
+        return capped_NV
+
+    @staticmethod
+    def backward(ctx, grad_NV: Tensor):
+        return uncapped_gradient_(grad_NV, ctx.saved_tensors[0], ctx.cap), None
+
+
+def cap_logits_(logits_NV: Tensor, cap: float) -> Tensor:
+    """In place: cap · tanh(logits / cap)."""
+    return logits_NV.div_(cap).tanh_().mul_(cap)
+
+
+def uncapped_gradient_(grad_NV: Tensor, capped_NV: Tensor, cap: float) -> Tensor:
+    """In place, a few rows at a time: from the gradient of capped logits to that of the logits, · (1 - tanh²)."""
+    rows = _rows(grad_NV)
+    for grad, capped in zip(grad_NV.split(rows), capped_NV.split(rows), strict=True):
+        grad.mul_(1 - (wide(capped) / cap).square())
+    return grad_NV
 
 
 def wide(x: Tensor) -> Tensor:

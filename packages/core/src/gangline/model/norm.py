@@ -10,12 +10,17 @@ from gangline.model.tree import NormNode
 
 
 class RMSNorm(nn.Module):
-    """x (..., D) -> x / sqrt(mean(x²) + eps) · w, in float32 inside whatever x's dtype."""
+    """x (..., D) -> x / sqrt(mean(x²) + eps) · (w + offset), in float32 inside whatever x's dtype."""
 
     def __init__(self, node: NormNode) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(node.dim))
-        self.eps = node.eps
+        self.eps, self.offset = node.eps, node.offset
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+        return F.rms_norm(x, self.weight.shape, self.scale_of(x), self.eps)
+
+    def scale_of(self, x: Tensor) -> Tensor:
+        """What the normalised features are multiplied with, (D,), in the dtype of `x`."""
+        weight = self.weight + self.offset if self.offset else self.weight
+        return weight.to(x.dtype)

@@ -7,6 +7,7 @@ from math import sqrt
 
 from gangline.config.schema import Run
 from gangline.model.config import DecoderConfig
+from gangline.model.rope_rates import BandScaling, Rope, RopeScaling
 from gangline.model.tree import (
     AttentionNode,
     BlockNode,
@@ -15,8 +16,6 @@ from gangline.model.tree import (
     FeedForwardNode,
     HeadNode,
     NormNode,
-    Rope,
-    RopeScaling,
     SinksNode,
 )
 from gangline.plan import Cut, Init, Name, Plan, Seam
@@ -64,7 +63,7 @@ def tree_of(config: DecoderConfig) -> DecoderNode:
 def _scaling(config: DecoderConfig) -> RopeScaling | None:
     if config.rope_scaling_factor is None:
         return None
-    return RopeScaling(
+    return BandScaling(
         config.rope_scaling_factor,
         config.rope_low_freq_factor,
         config.rope_high_freq_factor,

@@ -10,10 +10,11 @@ from abc import ABC
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from gangline.model.calls import AttentionCall, Call, LossCall
 from gangline.model.products import AttentionProduct, Product, of_shapes
+from gangline.model.rope_rates import PLAIN_ROPE, Rope
 
 Shape = tuple[int, ...]
 
@@ -188,11 +189,12 @@ def parameter_shapes(tree: Node) -> dict[str, Shape]:
 
 @dataclass(frozen=True, kw_only=True)
 class NormNode(Node):
-    """Root-mean-square normalisation over the last dim."""
+    """Root-mean-square normalisation over the last dim; `offset` is added to its weight."""
 
     module: ClassVar[str] = "gangline.model.norm:RMSNorm"
     dim: int
     eps: float = 1e-5
+    offset: float = 0.0
 
     def shapes(self) -> dict[str, Shape]:
         return {"weight": (self.dim,)}
@@ -236,24 +238,6 @@ def fitted(node: Node, sizes: Mapping[str, tuple[int, int]]) -> None:
             node.__dict__.pop("_children", None)
 
 
-@dataclass(frozen=True)
-class RopeScaling:
-    """Longer context by slower rotation, as Llama 3.1 does it; see `gangline.model.rope`."""
-
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary position embedding: the base of the wavelengths, and their scaling."""
-
-    theta: float = 10_000.0
-    scaling: RopeScaling | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class SinksNode(Node):
     """A number per query head, which joins the sum of its softmax (`AttentionCall`)."""
@@ -277,7 +261,7 @@ class AttentionNode(Node):
     heads: int
     kv_heads: int
     head_dim: int
-    rope: Rope = Rope()
+    rope: Rope | None = PLAIN_ROPE
     q_norm: NormNode | None = None
     k_norm: NormNode | None = None
     wq: Node = LINEAR
@@ -326,11 +310,12 @@ class AttentionNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardNode(Node):
-    """Gated feed-forward (SwiGLU)."""
+    """Gated feed-forward: SwiGLU, or with another `activation` of the gate its relatives."""
 
     module: ClassVar[str] = "gangline.model.feed_forward:FeedForward"
     dim: int
     hidden: int
+    activation: Literal["silu", "gelu_tanh"] = "silu"
     w_gate: Node = LINEAR
     w_up: Node = LINEAR
     w_down: Node = LINEAR
@@ -353,11 +338,12 @@ class BlockNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingNode(Node):
-    """A vector for each token."""
+    """A vector for each token, times `scale`."""
 
     module: ClassVar[str] = "gangline.model.linear:Embedding"
     vocab_size: int
     dim: int
+    scale: float = 1.0
 
     def shapes(self) -> dict[str, Shape]:
         return {"weight": (self.vocab_size, self.dim)}
@@ -372,18 +358,23 @@ class EmbeddingNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadNode(Node):
-    """The last norm, the product with the vocabulary, and the loss; `z`: of `LossCall`."""
+    """The last norm, the product with the vocabulary, and the loss; `z` and `soft_cap`: of `LossCall`.
+
+    scale: of the logits, before a soft cap; it is put on what is multiplied with the vocabulary.
+    """
 
     module: ClassVar[str] = "gangline.model.head:Head"
     vocab_size: int
     dim: int
     norm: Node
     z: float = 0.0
+    soft_cap: float | None = None
+    scale: float = 1.0
 
     @property
     def call(self) -> LossCall:
         """What is computed at its seam."""
-        return LossCall(z=self.z)
+        return LossCall(z=self.z, soft_cap=self.soft_cap)
 
     def seams(self) -> Mapping[str, Call]:
         return {"loss": self.call}

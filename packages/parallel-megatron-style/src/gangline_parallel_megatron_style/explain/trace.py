@@ -164,7 +164,7 @@ class _Norm:
     of: RMSNorm
 
     def __call__(self, x: Tensor) -> Tensor:
-        return _FusedNorm.apply(x, self.of.weight.to(x.dtype))
+        return _FusedNorm.apply(x, self.of.scale_of(x))
 
 
 class _FusedNorm(torch.autograd.Function):

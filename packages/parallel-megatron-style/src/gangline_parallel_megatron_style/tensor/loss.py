@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gangline.forward_context import emit_loss
-from gangline.model import LossCall, log_sum_exp, logits_gradient, wide
+from gangline.model import LossCall, cap_logits_, log_sum_exp, logits_gradient, uncapped_gradient_, wide
 from gangline.strategy import accumulate_grad, defer
 from gangline_parallel_megatron_style.tensor.rows import to_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting, anchor, wants
@@ -42,7 +42,8 @@ class VocabularyLoss:
         targets_N, counts_N = ((x.t() if tokens_first else x).reshape(-1) for x in (targets_BT, loss_mask_BT))
         h_ND = to_rows(hidden_BTD, tokens_first)
         wanted = None if h_ND.requires_grad else anchor(w_VD)
-        loss, squares = _Loss.apply(h_ND, wanted, (w_VD,), targets_N - self.first, counts_N, self.setting)
+        given = (targets_N - self.first, counts_N, self.setting, self.computes.soft_cap)
+        loss, squares = _Loss.apply(h_ND, wanted, (w_VD,), *given)
         if not self.computes.z:
             return loss
         term = self.computes.z * squares
@@ -57,16 +58,27 @@ class _Loss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, h_ND, anchor, hidden: tuple[Tensor], targets_N: Tensor, counts_N: Tensor, setting: Setting):
+    def forward(
+        ctx,
+        h_ND,
+        anchor,
+        hidden: tuple[Tensor],
+        targets_N: Tensor,
+        counts_N: Tensor,
+        setting: Setting,
+        soft_cap: float | None,
+    ):
         comm, (w,) = setting.comm, hidden
         all_ND = comm.all_gather(h_ND) if setting.sequence_parallel else h_ND
         logits_NV = F.linear(all_ND, w.to(h_ND.dtype))
+        if soft_cap is not None:
+            cap_logits_(logits_NV, soft_cap)
         here_N = counts_N & (targets_N >= 0) & (targets_N < w.shape[0])
         targets_N = targets_N.masked_fill(~here_N, 0)
         part_2N = _parts(logits_NV, targets_N, here_N)
         lse_nN, target_nN = comm.all_gather(part_2N).view(comm.size, 2, -1).unbind(1)
         lse_N = lse_nN.logsumexp(0)
-        ctx.setting, ctx.w = setting, w
+        ctx.setting, ctx.w, ctx.soft_cap = setting, w, soft_cap
         ctx.save_for_backward(h_ND, logits_NV, targets_N, here_N, counts_N, lse_N)
         ctx.set_materialize_grads(False)
         squares = lse_N.square().masked_fill(~counts_N, 0).sum()
@@ -81,6 +93,8 @@ class _Loss(torch.autograd.Function):
         gathering = comm.start_all_gather(h_ND) if gathers else None
         z_N = None if grad_squares is None else 2 * lse_N * counts_N * grad_squares
         dlogits_NV = _gradient(logits_NV, targets_N, here_N, counts_N.to(grad.dtype) * grad, lse_N, z_N)
+        if ctx.soft_cap is not None:
+            uncapped_gradient_(dlogits_NV, logits_NV, ctx.soft_cap)
         travelling = None
         if ctx.needs_input_grad[0]:
             start = comm.start_reduce_scatter if setting.sequence_parallel else comm.start_all_reduce
@@ -88,7 +102,7 @@ class _Loss(torch.autograd.Function):
         all_ND = h_ND if gathering is None else gathering.wait()
         if wants(w):
             defer(lambda: accumulate_grad(w, dlogits_NV.t() @ all_ND))
-        return None if travelling is None else travelling.wait(), None, None, None, None, None
+        return None if travelling is None else travelling.wait(), None, None, None, None, None, None
 
 
 def _parts(logits_NV: Tensor, targets_N: Tensor, here_N: Tensor) -> Tensor:

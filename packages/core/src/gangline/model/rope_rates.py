@@ -1,0 +1,73 @@
+"""How fast rotary positions turn, as data: the base of the wavelengths, and how they are stretched. Torch-free.
+
+C width of a head, of which the first R features are rotated in R/2 pairs
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RopeScaling(ABC):
+    """A way to a longer context than the rotary positions were made for: other rates."""
+
+    @abstractmethod
+    def rates(self, theta: float, width: int) -> tuple[float, ...]:
+        """Radians per position of each of the width/2 pairs."""
+
+    @property
+    def magnitude(self) -> float:
+        """What rotated queries and keys are multiplied with."""
+        return 1.0
+
+
+def plain_rates(theta: float, width: int) -> tuple[float, ...]:
+    """theta^(-2i/R) for i < R/2."""
+    return tuple(theta ** (-2 * i / width) for i in range(width // 2))
+
+
+@dataclass(frozen=True)
+class BandScaling(RopeScaling):
+    """Long wavelengths are stretched, short ones stay (`apply_scaling` in Meta's reference code for Llama 3.1).
+
+    Wavelengths beyond original_max_position / low_freq_factor are stretched by `factor`, those below
+    original_max_position / high_freq_factor stay, and between the two the rate is interpolated.
+    """
+
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+    def rates(self, theta: float, width: int) -> tuple[float, ...]:
+        low, high = self.low_freq_factor, self.high_freq_factor
+        scaled = []
+        for rate in plain_rates(theta, width):
+            turns = self.original_max_position * rate / (2 * math.pi)  # over the original context
+            keep = min(1.0, max(0.0, (turns - low) / (high - low)))
+            scaled.append(keep * rate + (1 - keep) * rate / self.factor)
+        return tuple(scaled)
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding: the base of the wavelengths, their scaling, and how much of a head is rotated.
+
+    width  so many features of each head, its first ones; None: all
+    """
+
+    theta: float = 10_000.0
+    scaling: RopeScaling | None = None
+    width: int | None = None
+
+
+PLAIN_ROPE = Rope()
+
+
+def frequencies(rope: Rope, head_dim: int) -> tuple[float, ...]:
+    """Radians per position of each pair of features that is rotated."""
+    width = head_dim if rope.width is None else rope.width
+    return plain_rates(rope.theta, width) if rope.scaling is None else rope.scaling.rates(rope.theta, width)

@@ -1,0 +1,13 @@
+"""Families of language models: hooks only, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gangline import Part, hookimpl
+from gangline_models import parts
+
+
+@hookimpl
+def gangline_parts() -> Iterable[Part]:
+    return parts.PARTS

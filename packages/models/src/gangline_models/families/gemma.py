@@ -1,0 +1,129 @@
+"""Gemma 2 (arXiv 2408.00118, section 2) and Gemma 3 (arXiv 2503.19786, section 2). Torch-free.
+
+Both: norms on both sides of attention and feed-forward, their weights counted from 1; vectors of tokens times sqrt(D);
+GELU in the place of SiLU (GEGLU); windows in most blocks. Gemma 2 bounds scores and logits by soft caps; Gemma 3 has
+norms of queries and keys instead, and another base of rotary positions in blocks with a window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gangline.config import PositiveFloat
+from gangline.model import AttentionNode, DecoderNode, EmbeddingNode, HeadNode, NormNode, Plan
+from gangline_models.families.base import SIZES, PatternConfig, TwoRopesConfig
+from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_windows
+from gangline_models.hugging_face.rope import read_layered_rope
+from gangline_models.nodes import SandwichBlockNode
+from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
+from gangline_models.trees import attention_of, decoder_of, feed_forward_of, norm_of
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+    from gangline_models.hugging_face.config_reader import ConfigReader
+
+NAMES = LAYER | {
+    "attention_out_norm": "post_attention_layernorm",
+    "feed_forward_norm": "pre_feedforward_layernorm",
+    "feed_forward_out_norm": "post_feedforward_layernorm",
+}
+SAME = SIZES | {"head_dim": "head_dim", "query_scalar": "query_pre_attn_scalar"}
+SILENT = {"tied": True, "norm_eps": 1e-6, "kv_heads": 4, "head_dim": 256, "query_scalar": 256}
+ABSENT = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "use_bidirectional_attention": None}
+
+
+@dataclass
+class Gemma2(PatternConfig):
+    """Soft caps, norms on both sides, a window in every second block."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("Gemma2ForCausalLM",)
+    model_type: ClassVar[str] = "gemma2"
+    same: ClassVar[Mapping[str, str]] = SAME | {
+        "soft_cap": "attn_logit_softcapping",
+        "logit_soft_cap": "final_logit_softcapping",
+    }
+    absent: ClassVar[Mapping[str, Any]] = ABSENT
+    silent: ClassVar[Mapping[str, Any]] = SILENT | {"soft_cap": None, "logit_soft_cap": None}
+
+    tied: bool = True
+    query_scalar: PositiveFloat = 256.0  # scores of attention are divided by its square root
+    soft_cap: PositiveFloat | None = 50.0  # bounds the scores to cap · tanh(scores / cap); null: none
+    logit_soft_cap: PositiveFloat | None = 30.0  # bounds the logits likewise
+    window: int | None = 4096
+    full_every: int | None = 2
+
+    @classmethod
+    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+        reader.take("hidden_act")  # older files have it, and transformers goes by hidden_activation
+        layers = range(given["layers"])
+        types = reader.take("layer_types") or [SLIDING if (index + 1) % 2 else FULL for index in layers]
+        windows = read_windows(reader, reader.take("sliding_window", 4096), types)
+        return super().read_more(reader, given) | windows
+
+    def more_json(self, max_position: int) -> dict[str, Any]:
+        said = {"sliding_window": self.window, "layer_types": layer_types(self.windows)}
+        return super().more_json(max_position) | said
+
+
+@dataclass
+class Gemma3(TwoRopesConfig):
+    """Norms of queries and keys, norms on both sides, two bases of rotary positions."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("Gemma3ForCausalLM",)
+    model_type: ClassVar[str] = "gemma3_text"
+    same: ClassVar[Mapping[str, str]] = SAME
+    absent: ClassVar[Mapping[str, Any]] = ABSENT | {
+        "use_bidirectional_attention": False,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+    }
+    silent: ClassVar[Mapping[str, Any]] = SILENT
+
+    tied: bool = True
+    query_scalar: PositiveFloat = 256.0  # scores of attention are divided by its square root
+    rope_theta: float = 1_000_000.0
+    window: int | None = 1024
+    full_every: int | None = 6
+
+    @classmethod
+    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+        reader.take("hidden_act")
+        layers, every = range(given["layers"]), reader.take("sliding_window_pattern", 6)
+        types = reader.take("layer_types") or [SLIDING if (index + 1) % every else FULL for index in layers]
+        windows = read_windows(reader, reader.take("sliding_window", 4096), types)
+        return read_layered_rope(reader, 1_000_000.0, "rope_local_base_freq", 10_000.0) | windows
+
+
+def build(config: Gemma2 | Gemma3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
+    """The tree and its plan."""
+    norm = norm_of(config, offset=1.0)
+    cap = config.logit_soft_cap if isinstance(config, Gemma2) else None
+    blocks = (
+        SandwichBlockNode(
+            attention_norm=norm,
+            attention=_attention(config, index, run),
+            attention_out_norm=norm,
+            feed_forward_norm=norm,
+            feed_forward=feed_forward_of(config, activation="gelu_tanh"),
+            feed_forward_out_norm=norm,
+        )
+        for index in range(config.layers)
+    )
+    sizes = {"vocab_size": config.vocab_size, "dim": config.dim}
+    tree = decoder_of(
+        config,
+        tuple(blocks),
+        embed=EmbeddingNode(**sizes, scale=config.dim**0.5),
+        head=HeadNode(**sizes, norm=norm, z=config.z_loss, soft_cap=cap),
+    )
+    return tree, plan_of(config, tree, TheirNames(TOP, NAMES))
+
+
+def _attention(config: Gemma2 | Gemma3, block: int, run: Run | None) -> AttentionNode:
+    scale = config.query_scalar**-0.5
+    if isinstance(config, Gemma2):
+        return attention_of(config, block, run, scale=scale, soft_cap=config.soft_cap)
+    head = NormNode(dim=config.head_width, eps=config.norm_eps, offset=1.0)
+    return attention_of(config, block, run, scale=scale, q_norm=head, k_norm=head)

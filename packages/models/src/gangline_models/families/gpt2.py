@@ -1,0 +1,119 @@
+"""GPT-2 as it is (Radford et al., 2019): learned positions, LayerNorm, GELU, biases everywhere. Torch-free.
+
+Their files hold queries, keys and values in one matrix, and every matrix the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gangline import Problem
+from gangline.config import PositiveInt
+from gangline.model import BlockNode, DecoderNode, EmbeddingNode, HeadNode, Plan
+from gangline_models.families.base import FamilyConfig
+from gangline_models.nodes import (
+    LayerNormNode,
+    PositionedDecoderNode,
+    PositionedEmbeddingNode,
+    UngatedFeedForwardNode,
+)
+from gangline_models.plan import TheirNames, plan_of
+from gangline_models.trees import BIASED, attention_of
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+    from gangline_models.hugging_face.config_reader import ConfigReader
+
+TOP = {
+    "embed.tokens": "transformer.wte",
+    "embed.positions": "transformer.wpe",
+    "head.norm": "transformer.ln_f",
+    "head": "lm_head",
+}
+LAYER = {
+    "attention_norm": "ln_1",
+    "attention.wq": "attn.c_attn",
+    "attention.wk": "attn.c_attn",
+    "attention.wv": "attn.c_attn",
+    "attention.wo": "attn.c_proj",
+    "feed_forward_norm": "ln_2",
+    "feed_forward.w_up": "mlp.c_fc",
+    "feed_forward.w_down": "mlp.c_proj",
+}
+TRANSPOSED = frozenset(name for name in LAYER if "norm" not in name)
+SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")  # of a head for other tasks
+
+
+@dataclass
+class Gpt2(FamilyConfig):
+    """Learned positions, LayerNorm, GELU, biases."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("GPT2LMHeadModel",)
+    model_type: ClassVar[str] = "gpt2"
+    same: ClassVar[Mapping[str, str]] = {
+        "vocab_size": "vocab_size",
+        "dim": "n_embd",
+        "layers": "n_layer",
+        "heads": "n_head",
+        "positions": "n_positions",
+        "tied": "tie_word_embeddings",
+        "norm_eps": "layer_norm_epsilon",
+    }
+    absent: ClassVar[Mapping[str, Any]] = {
+        "activation_function": "gelu_new",
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    }
+    silent: ClassVar[Mapping[str, Any]] = {"positions": 1024, "tied": True, "norm_eps": 1e-5}
+
+    vocab_size: int = 50_257
+    hidden: int = 3072
+    positions: PositiveInt = 1024  # how many have a vector: no row may be longer
+    tied: bool = True
+    norm_eps: float = 1e-5
+
+    def check(self, run: Run) -> list[Problem]:
+        found = super().check(run)
+        if (length := run.batch.sequence_length) > self.positions:
+            what = f"batch.sequence_length={length} is more than model.positions={self.positions}"
+            found.append(Problem(what, "Each position has a vector of its own.", "Take shorter rows."))
+        return found
+
+    @classmethod
+    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+        for name in ("n_ctx", "reorder_and_upcast_attn", *(f"summary_{word}" for word in SUMMARY)):
+            reader.take(name)  # old, of rounding alone, and of other tasks
+        return {"hidden": reader.take("n_inner", 4 * given["dim"])}
+
+    def more_json(self, max_position: int) -> dict[str, Any]:
+        return {"n_inner": self.hidden, "max_position_embeddings": self.positions}
+
+
+def build(config: Gpt2, run: Run | None = None) -> tuple[DecoderNode, Plan]:
+    """The tree and its plan."""
+    norm = LayerNormNode(dim=config.dim, eps=config.norm_eps)
+    blocks = (
+        BlockNode(
+            attention_norm=norm,
+            attention=attention_of(config, index, run, wq=BIASED, wk=BIASED, wv=BIASED, wo=BIASED),
+            feed_forward_norm=norm,
+            feed_forward=UngatedFeedForwardNode(dim=config.dim, hidden=config.hidden, w_up=BIASED, w_down=BIASED),
+        )
+        for index in range(config.layers)
+    )
+    sizes = {"vocab_size": config.vocab_size, "dim": config.dim}
+    tree = PositionedDecoderNode(
+        embed=PositionedEmbeddingNode(
+            tokens=EmbeddingNode(**sizes), positions=EmbeddingNode(vocab_size=config.positions, dim=config.dim)
+        ),
+        blocks=tuple(blocks),
+        head=HeadNode(**sizes, norm=norm, z=config.z_loss),
+        tied=config.tied,
+    )
+    dim = config.dim
+    rows = {f"attention.{name}": (index * dim, 3 * dim) for index, name in enumerate(("wq", "wk", "wv"))}
+    theirs = TheirNames(TOP, LAYER, layers="transformer.h.{0}.", transposed=TRANSPOSED, rows=rows)
+    return tree, plan_of(config, tree, theirs)

@@ -1,0 +1,72 @@
+"""Granite 3 (IBM, 2024): core's decoder with four numbers, found on a small model and kept (muP, arXiv 2203.03466).
+
+Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gangline.config import PositiveFloat
+from gangline.model import DecoderNode, EmbeddingNode, HeadNode, Plan
+from gangline_models.families.base import SIZES, RotaryConfig
+from gangline_models.nodes import SandwichBlockNode
+from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
+from gangline_models.trees import attention_of, decoder_of, feed_forward_of, norm_of
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+    from gangline_models.hugging_face.config_reader import ConfigReader
+
+MULTIPLIERS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+
+
+@dataclass
+class Granite(RotaryConfig):
+    """Embedding, residual stream, scores and logits are multiplied with numbers."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("GraniteForCausalLM",)
+    model_type: ClassVar[str] = "granite"
+    same: ClassVar[Mapping[str, str]] = SIZES | {name: name for name in MULTIPLIERS}
+    absent: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+    silent: ClassVar[Mapping[str, Any]] = {
+        "tied": False,
+        "norm_eps": 1e-6,
+        "kv_heads": None,
+        **dict.fromkeys(MULTIPLIERS, 1.0),
+    }
+
+    embedding_multiplier: PositiveFloat = 12.0  # of the tokens' vectors
+    residual_multiplier: PositiveFloat = 0.22  # of what joins the residual stream
+    attention_multiplier: PositiveFloat = 0.015625  # of the scores of attention, in the place of 1 / sqrt(head_dim)
+    logits_scaling: PositiveFloat = 8.0  # logits are divided by this
+
+    @classmethod
+    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+        reader.only("head_dim", None, given["dim"] // given["heads"])
+        return super().read_more(reader, given)
+
+
+def build(config: Granite, run: Run | None = None) -> tuple[DecoderNode, Plan]:
+    """The tree and its plan."""
+    norm = norm_of(config)
+    blocks = (
+        SandwichBlockNode(
+            attention_norm=norm,
+            attention=attention_of(config, index, run, scale=config.attention_multiplier),
+            feed_forward_norm=norm,
+            feed_forward=feed_forward_of(config),
+            residual_scale=config.residual_multiplier,
+        )
+        for index in range(config.layers)
+    )
+    sizes = {"vocab_size": config.vocab_size, "dim": config.dim}
+    tree = decoder_of(
+        config,
+        tuple(blocks),
+        embed=EmbeddingNode(**sizes, scale=config.embedding_multiplier),
+        head=HeadNode(**sizes, norm=norm, z=config.z_loss, scale=1 / config.logits_scaling),
+    )
+    return tree, plan_of(config, tree, TheirNames(TOP, LAYER))

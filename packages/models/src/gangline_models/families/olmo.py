@@ -1,0 +1,91 @@
+"""OLMo 2 (arXiv 2501.00656, section 2.1) and OLMo 3: norms behind attention and feed-forward. Torch-free.
+
+Queries and keys are normalised over all heads together. OLMo 3 has a window in three blocks of four.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gangline.model import DecoderNode, Plan
+from gangline_models.families.base import SIZES, RotaryConfig, TwoRopesConfig
+from gangline_models.hugging_face.layers import FULL, SLIDING, read_windows
+from gangline_models.hugging_face.rope import read_layered_rope
+from gangline_models.nodes import SandwichBlockNode, WidthNormNode
+from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
+from gangline_models.trees import attention_of, decoder_of, feed_forward_of, norm_of
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+    from gangline_models.hugging_face.config_reader import ConfigReader
+
+NAMES = {name: theirs for name, theirs in LAYER.items() if name not in ("attention_norm", "feed_forward_norm")} | {
+    "attention_out_norm": "post_attention_layernorm",
+    "feed_forward_out_norm": "post_feedforward_layernorm",
+}
+SILENT = {"tied": False, "norm_eps": 1e-5, "kv_heads": None}
+ABSENT = {"hidden_act": "silu", "attention_bias": False}
+
+
+@dataclass
+class Olmo2(RotaryConfig):
+    """Norms behind attention and feed-forward, and over all queries and all keys."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("Olmo2ForCausalLM",)
+    model_type: ClassVar[str] = "olmo2"
+    same: ClassVar[Mapping[str, str]] = SIZES
+    absent: ClassVar[Mapping[str, Any]] = ABSENT
+    silent: ClassVar[Mapping[str, Any]] = SILENT
+
+    norm_eps: float = 1e-6
+    rope_theta: float = 500_000.0
+
+    @classmethod
+    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+        reader.only("head_dim", None, given["dim"] // given["heads"])
+        return super().read_more(reader, given)
+
+
+@dataclass
+class Olmo3(TwoRopesConfig):
+    """OLMo 2 with a window in most blocks."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("Olmo3ForCausalLM",)
+    model_type: ClassVar[str] = "olmo3"
+    same: ClassVar[Mapping[str, str]] = SIZES
+    absent: ClassVar[Mapping[str, Any]] = ABSENT
+    silent: ClassVar[Mapping[str, Any]] = SILENT
+
+    norm_eps: float = 1e-6
+    rope_theta: float = 500_000.0
+    local_rope_theta: float = 500_000.0
+    window: int | None = 4096
+    full_every: int | None = 4
+
+    @classmethod
+    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+        reader.only("head_dim", None, given["dim"] // given["heads"])
+        layers = range(given["layers"])
+        types = reader.take("layer_types") or [SLIDING if (index + 1) % 4 else FULL for index in layers]
+        windows = read_windows(reader, reader.take("sliding_window", 4096), types)
+        return read_layered_rope(reader, 500_000.0, None, 500_000.0) | windows
+
+
+def build(config: Olmo2 | Olmo3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
+    """The tree and its plan."""
+    norm, head = norm_of(config), config.head_width
+    q_norm = WidthNormNode(dim=config.heads * head, eps=config.norm_eps)
+    k_norm = WidthNormNode(dim=config.key_heads * head, eps=config.norm_eps)
+    blocks = (
+        SandwichBlockNode(
+            attention=attention_of(config, index, run, q_norm=q_norm, k_norm=k_norm),
+            attention_out_norm=norm,
+            feed_forward=feed_forward_of(config),
+            feed_forward_out_norm=norm,
+        )
+        for index in range(config.layers)
+    )
+    tree = decoder_of(config, tuple(blocks))
+    return tree, plan_of(config, tree, TheirNames(TOP, NAMES))

@@ -1,0 +1,67 @@
+"""Qwen2 and Qwen2.5 (arXiv 2407.10671, section 2.2.1; 2412.15115): biases on queries, keys and values. Torch-free.
+
+Blocks from `max_window_layers` on may see a sliding window; in the published models none does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gangline.model import BlockNode, DecoderNode, Plan
+from gangline_models.families.base import SIZES, PatternConfig
+from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_windows
+from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
+from gangline_models.trees import BIASED, attention_of, decoder_of, feed_forward_of, norm_of
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+    from gangline_models.hugging_face.config_reader import ConfigReader
+
+
+@dataclass
+class Qwen2(PatternConfig):
+    """Queries, keys and values have biases."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("Qwen2ForCausalLM",)
+    model_type: ClassVar[str] = "qwen2"
+    same: ClassVar[Mapping[str, str]] = SIZES | {"head_dim": "head_dim"}
+    absent: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
+    silent: ClassVar[Mapping[str, Any]] = {"tied": False, "norm_eps": 1e-6, "kv_heads": None, "head_dim": None}
+
+    rope_theta: float = 1_000_000.0
+
+    @classmethod
+    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+        slides, layers = reader.take("use_sliding_window", False), given["layers"]
+        window, first = reader.take("sliding_window", 4096), reader.take("max_window_layers", 28)
+        types = reader.take("layer_types") or [SLIDING if slides and i >= first else FULL for i in range(layers)]
+        return super().read_more(reader, given) | read_windows(reader, window if slides else None, types)
+
+    def more_json(self, max_position: int) -> dict[str, Any]:
+        types = layer_types(self.windows)
+        return super().more_json(max_position) | {
+            "use_sliding_window": self.window is not None,
+            "sliding_window": self.window,
+            "max_window_layers": types.index(SLIDING) if SLIDING in types else self.layers,
+            "layer_types": types,
+        }
+
+
+def build(config: Qwen2, run: Run | None = None) -> tuple[DecoderNode, Plan]:
+    """The tree and its plan."""
+    norm = norm_of(config)
+    tree = decoder_of(
+        config,
+        tuple(
+            BlockNode(
+                attention_norm=norm,
+                attention=attention_of(config, index, run, wq=BIASED, wk=BIASED, wv=BIASED),
+                feed_forward_norm=norm,
+                feed_forward=feed_forward_of(config),
+            )
+            for index in range(config.layers)
+        ),
+    )
+    return tree, plan_of(config, tree, TheirNames(TOP, LAYER))

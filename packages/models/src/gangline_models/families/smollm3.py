@@ -1,0 +1,81 @@
+"""SmolLM 3 (Hugging Face, 2025, huggingface.co/blog/smollm3): every fourth block has no rotary positions. Torch-free.
+
+Without them a block tells positions apart by causality alone (Kazemnejad et al., arXiv 2305.19466; in every fourth
+block: Yang et al., arXiv 2501.18795).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gangline.config import PositiveInt
+from gangline.model import BlockNode, DecoderNode, Plan, Rope
+from gangline_models.families.base import SIZES, RotaryConfig
+from gangline_models.hugging_face.layers import FULL
+from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
+from gangline_models.trees import attention_of, decoder_of, feed_forward_of, norm_of
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+    from gangline_models.hugging_face.config_reader import ConfigReader
+
+
+@dataclass
+class SmolLM3(RotaryConfig):
+    """Some blocks have no rotary positions."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("SmolLM3ForCausalLM",)
+    model_type: ClassVar[str] = "smollm3"
+    same: ClassVar[Mapping[str, str]] = SIZES
+    absent: ClassVar[Mapping[str, Any]] = {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "use_sliding_window": False,
+    }
+    silent: ClassVar[Mapping[str, Any]] = {"tied": True, "norm_eps": 1e-6, "kv_heads": 4}
+
+    tied: bool = True
+    rope_theta: float = 2_000_000.0
+    nope_every: PositiveInt | None = 4  # of so many blocks the last one has no rotary positions; null: all have them
+
+    def rope_of(self, block: int, length: int) -> Rope | None:
+        return None if self.nope_every and (block + 1) % self.nope_every == 0 else super().rope_of(block, length)
+
+    @classmethod
+    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+        reader.take("sliding_window")  # not in use
+        layers, every = given["layers"], reader.take("no_rope_layer_interval", 4)
+        if reader.take("layer_types", [FULL] * layers) != [FULL] * layers:
+            raise reader.refused("layer_types", reader.take("layer_types"), f"Here all layers are {FULL}.")
+        rotated = [bool((index + 1) % every) for index in range(layers)]
+        rotated = [bool(each) for each in reader.take("no_rope_layers") or rotated]
+        found = None if all(rotated) else rotated.index(False) + 1
+        if rotated != [found is None or bool((index + 1) % found) for index in range(layers)]:
+            raise reader.refused("no_rope_layers", rotated, "gangline leaves it out of every so many blocks.")
+        if reader.take("head_dim") not in (None, given["dim"] // given["heads"]):
+            raise reader.refused("head_dim", reader.take("head_dim"), "A head is hidden_size / heads wide there.")
+        return super().read_more(reader, given) | {"nope_every": found}
+
+    def more_json(self, max_position: int) -> dict[str, Any]:
+        every = self.nope_every
+        has = [int(not every or bool((index + 1) % every)) for index in range(self.layers)]
+        return super().more_json(max_position) | {"no_rope_layers": has, "layer_types": [FULL] * self.layers}
+
+
+def build(config: SmolLM3, run: Run | None = None) -> tuple[DecoderNode, Plan]:
+    """The tree and its plan."""
+    norm = norm_of(config)
+    blocks = (
+        BlockNode(
+            attention_norm=norm,
+            attention=attention_of(config, index, run),
+            feed_forward_norm=norm,
+            feed_forward=feed_forward_of(config),
+        )
+        for index in range(config.layers)
+    )
+    tree = decoder_of(config, tuple(blocks))
+    return tree, plan_of(config, tree, TheirNames(TOP, LAYER))

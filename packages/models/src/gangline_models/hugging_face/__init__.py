@@ -1,0 +1,1 @@
+"""Between a config.json and the options of a family."""

@@ -1,0 +1,38 @@
+"""Which layers have a window, in the words of config.json. Torch-free.
+
+Their window counts as ours does: a query sees itself and the `sliding_window` - 1 tokens before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gangline_models.hugging_face.config_reader import ConfigReader
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+def read_windows(reader: ConfigReader, window: int | None, types: Sequence[str]) -> dict[str, Any]:
+    """`window`, `full_first` and `full_every` of layers of these types. Raises UserError for an order that they cannot
+    say.
+    """
+    slides = [kind == SLIDING for kind in types]
+    if unknown := set(types) - {SLIDING, FULL}:
+        raise reader.refused("layer_types", ", ".join(sorted(unknown)), f"gangline has {SLIDING} and {FULL}.")
+    if window is None or not any(slides):
+        if any(slides):
+            raise reader.refused("layer_types", SLIDING, "Its sliding_window is null.")
+        return {"window": None, "full_first": 0, "full_every": None}
+    first = slides.index(True)
+    if all(slides[first:]):
+        return {"window": window, "full_first": first, "full_every": None}
+    every = slides.index(False) + 1
+    if slides != [(index + 1) % every != 0 for index in range(len(slides))]:
+        raise reader.refused("layer_types", list(types), "gangline has every so many layers without a window.")
+    return {"window": window, "full_first": 0, "full_every": every}
+
+
+def layer_types(windows: Iterable[int | None]) -> list[str]:
+    """Of layers with these windows."""
+    return [FULL if window is None else SLIDING for window in windows]

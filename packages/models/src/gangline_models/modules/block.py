@@ -1,0 +1,45 @@
+"""A layer with norms where a family has them.
+
+before     x + f(norm(x))               GPT-2, Llama ("pre-norm"; Xiong et al., arXiv 2002.04745)
+behind     x + norm(f(x))               OLMo 2 (arXiv 2501.00656, section 2.1; after Swin v2, arXiv 2111.09883)
+both       x + norm'(f(norm(x)))        Gemma 2 (arXiv 2408.00118, section 2)
+
+What joins the residual stream is multiplied with `residual_scale` (Granite; after muP, arXiv 2203.03466).
+
+B batch, T tokens, D model width
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from gangline.model import construct
+from gangline.strategy import Batch
+from gangline_models.nodes import SandwichBlockNode
+
+
+class SandwichBlock(nn.Module):
+    """hidden (B, T, D) -> (B, T, D)."""
+
+    def __init__(self, node: SandwichBlockNode) -> None:
+        super().__init__()
+        self.attention_norm = construct(node.attention_norm) if node.attention_norm else None
+        self.attention = construct(node.attention)
+        self.attention_out_norm = construct(node.attention_out_norm) if node.attention_out_norm else None
+        self.feed_forward_norm = construct(node.feed_forward_norm) if node.feed_forward_norm else None
+        self.feed_forward = construct(node.feed_forward)
+        self.feed_forward_out_norm = construct(node.feed_forward_out_norm) if node.feed_forward_out_norm else None
+        self.residual_scale = node.residual_scale
+
+    def forward(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+        x = self.attention(_normed(self.attention_norm, hidden_BTD), batch)
+        hidden_BTD = self._joined(hidden_BTD, _normed(self.attention_out_norm, x))
+        x = self.feed_forward(_normed(self.feed_forward_norm, hidden_BTD))
+        return self._joined(hidden_BTD, _normed(self.feed_forward_out_norm, x))
+
+    def _joined(self, hidden: Tensor, x: Tensor) -> Tensor:
+        return hidden + x if self.residual_scale == 1.0 else hidden + x * self.residual_scale
+
+
+def _normed(norm: nn.Module | None, x: Tensor) -> Tensor:
+    return x if norm is None else norm(x)

@@ -1,0 +1,22 @@
+"""LayerNorm (Ba et al., arXiv 1607.06450, section 3)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gangline_models.nodes import LayerNormNode
+
+
+class LayerNorm(nn.Module):
+    """x (..., D) -> (x - mean) / sqrt(variance + eps) · w + b, in float32 inside whatever x's dtype."""
+
+    def __init__(self, node: LayerNormNode) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(node.dim))
+        self.bias = nn.Parameter(torch.empty(node.dim))
+        self.eps = node.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.weight.shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)

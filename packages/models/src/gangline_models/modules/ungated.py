@@ -1,0 +1,24 @@
+"""The feed-forward of the first transformers, with GELU in the place of ReLU.
+
+Vaswani et al. (arXiv 1706.03762, section 3.3); GELU in its approximation by tanh (Hendrycks and Gimpel, arXiv
+1606.08415, section 2), which is what GPT-2 was trained with.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gangline.model import construct
+from gangline_models.nodes import UngatedFeedForwardNode
+
+
+class UngatedFeedForward(nn.Module):
+    """x (..., D) -> W_down gelu(W_up x + b) + b', (..., D)."""
+
+    def __init__(self, node: UngatedFeedForwardNode) -> None:
+        super().__init__()
+        self.w_up, self.w_down = construct(node.w_up), construct(node.w_down)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w_down(F.gelu(self.w_up(x), approximate="tanh"))

@@ -1,0 +1,95 @@
+"""Config nodes of what core's decoder lacks. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gangline.model import (
+    LINEAR,
+    DecoderNode,
+    EmbeddingNode,
+    LocalSizes,
+    Node,
+    NormNode,
+    Shape,
+    fitted,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandwichBlockNode(Node):
+    """Attention, then feed-forward, each with a norm before it, behind it, or both; see the module."""
+
+    module: ClassVar[str] = "gangline_models.modules.block:SandwichBlock"
+    attention_norm: Node | None = None
+    attention: Node
+    attention_out_norm: Node | None = None
+    feed_forward_norm: Node | None = None
+    feed_forward: Node
+    feed_forward_out_norm: Node | None = None
+    residual_scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WidthNormNode(NormNode):
+    """Root-mean-square normalisation over all heads together; dim: the width of all."""
+
+    module: ClassVar[str] = "gangline_models.modules.width_norm:WidthNorm"
+
+    def activation_bytes(self, sizes: LocalSizes) -> int:
+        """Its input and one number a token; a rank has the heads that tp leaves it."""
+        width = self.dim // sizes.size("tp")
+        return sizes.inner_tokens * (width * sizes.itemsize + sizes.master_itemsize)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNormNode(Node):
+    """Normalisation to mean 0 and variance 1, with a weight and a bias."""
+
+    module: ClassVar[str] = "gangline_models.modules.layer_norm:LayerNorm"
+    dim: int
+    eps: float = 1e-5
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.dim,), "bias": (self.dim,)}
+
+    def activation_bytes(self, sizes: LocalSizes) -> int:
+        """Its input, and of each token mean and deviation."""
+        return sizes.tokens * (self.dim * sizes.itemsize + 2 * sizes.master_itemsize)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UngatedFeedForwardNode(Node):
+    """Two products with GELU between them."""
+
+    module: ClassVar[str] = "gangline_models.modules.ungated:UngatedFeedForward"
+    dim: int
+    hidden: int
+    w_up: Node = LINEAR
+    w_down: Node = LINEAR
+
+    def __post_init__(self) -> None:
+        fitted(self, {"w_up": (self.dim, self.hidden), "w_down": (self.hidden, self.dim)})
+
+    def activation_bytes(self, sizes: LocalSizes) -> int:
+        """x, the first product, and its activation."""
+        inner = sizes.inner_tokens * self.hidden // sizes.size("tp")
+        return (sizes.tokens * self.dim + 2 * inner) * sizes.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionedEmbeddingNode(Node):
+    """The sum of a token's vector and its position's; vocab_size of `positions`: how many there are."""
+
+    module: ClassVar[str] = "gangline_models.modules.positions:PositionedEmbedding"
+    tokens: EmbeddingNode
+    positions: EmbeddingNode
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionedDecoderNode(DecoderNode):
+    """A decoder with a `PositionedEmbeddingNode`."""
+
+    def ties(self) -> dict[str, str]:
+        return {"head.weight": "embed.tokens.weight"} if self.tied else {}

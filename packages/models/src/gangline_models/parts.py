@@ -1,0 +1,45 @@
+"""What the package offers: families, published shapes of them, and ways to scale rotary positions. Torch-free."""
+
+from __future__ import annotations
+
+from gangline import Part
+from gangline_models.families.base import OPENS, FamilyConfig, RotaryConfig
+from gangline_models.families.gemma import Gemma2, Gemma3
+from gangline_models.families.gpt2 import Gpt2
+from gangline_models.families.granite import Granite
+from gangline_models.families.ministral import Ministral
+from gangline_models.families.olmo import Olmo2, Olmo3
+from gangline_models.families.phi3 import Phi3
+from gangline_models.families.qwen2 import Qwen2
+from gangline_models.families.smollm3 import SmolLM3
+from gangline_models.presets import PRESETS, SHAPES
+from gangline_models.rope import parts as rope
+
+FAMILIES: dict[str, tuple[type[FamilyConfig], str]] = {
+    "qwen2": (Qwen2, "Qwen2 and Qwen2.5: biases on queries, keys and values"),
+    "ministral": (Ministral, "Ministral: a window in some blocks"),
+    "olmo2": (Olmo2, "OLMo 2: norms behind attention and feed-forward"),
+    "olmo3": (Olmo3, "OLMo 3: as OLMo 2, with a window in most blocks"),
+    "smollm3": (SmolLM3, "SmolLM 3: every fourth block without rotary positions"),
+    "phi3": (Phi3, "Phi 3 and Phi 4 mini: a share of each head is rotated"),
+    "granite": (Granite, "Granite 3: embedding, residual stream, scores and logits times numbers"),
+    "gemma2": (Gemma2, "Gemma 2: soft caps, norms on both sides, a window in every second block"),
+    "gemma3": (Gemma3, "Gemma 3: norms of queries and keys, two bases of rotary positions"),
+    "gpt2": (Gpt2, "GPT-2: learned positions, LayerNorm, GELU, biases"),
+}
+
+
+def part_of(name: str, config: type[FamilyConfig], summary: str) -> Part:
+    """A part that the module of the family builds."""
+    family = next(base for base in config.__mro__ if "architectures" in vars(base))
+    opens = OPENS if issubclass(config, RotaryConfig) else {}
+    return Part(
+        name=name, group="model", config=config, build=f"{family.__module__}:build", summary=summary, opens=opens
+    )
+
+
+PARTS = (
+    *(part_of(name, *offered) for name, offered in FAMILIES.items()),
+    *(part_of(name, config, f"the shape of {SHAPES[name][1]}") for name, config in PRESETS.items()),
+    *rope.PARTS,
+)

@@ -1,0 +1,148 @@
+"""The plan of a family's tree: cuts, first weights and names, each rule kept where the tree has something for it.
+
+Torch-free.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import TYPE_CHECKING
+
+from gangline.model import (
+    Cut,
+    DecoderNode,
+    Init,
+    Name,
+    NormNode,
+    Plan,
+    Seam,
+    by_path,
+    nodes,
+    parameter_shapes,
+)
+from gangline_models.nodes import LayerNormNode, WidthNormNode
+
+if TYPE_CHECKING:
+    from gangline_models.families.base import FamilyConfig
+
+# Module of ours -> of theirs, as most families name them; in a block behind "model.layers.{0}.".
+TOP = {"embed": "model.embed_tokens", "head.norm": "model.norm", "head": "lm_head"}
+LAYER = {
+    "attention_norm": "input_layernorm",
+    "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj",
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+    "feed_forward_norm": "post_attention_layernorm",
+    "feed_forward.w_gate": "mlp.gate_proj",
+    "feed_forward.w_up": "mlp.up_proj",
+    "feed_forward.w_down": "mlp.down_proj",
+}
+
+
+@dataclass(frozen=True)
+class TheirNames:
+    """What others call the modules.
+
+    layers      what a layer's names begin with; {0} is its number
+    transposed  modules of a layer whose matrix lies the other way there
+    rows        module of a layer -> (first, of): it is those rows of a matrix of several modules (`Name.rows`)
+    """
+
+    top: Mapping[str, str]
+    layer: Mapping[str, str]
+    layers: str = "model.layers.{0}."
+    transposed: frozenset[str] = frozenset()
+    rows: Mapping[str, tuple[int, int]] | None = None
+
+    def names(self, parameters: Iterable[str]) -> tuple[Name, ...]:
+        """A rule for each parameter of the first block and outside of blocks, as all blocks are alike."""
+        found = dict[str, Name]()
+        for parameter in parameters:
+            path, _, leaf = parameter.rpartition(".")
+            if not path.startswith("blocks."):
+                found[parameter] = Name(parameter, f"{self.top[path]}.{leaf}")
+                continue
+            module = path.split(".", 2)[2]
+            pattern = f"blocks.*.{module}.{leaf}"
+            theirs = f"{self.layers}{self.layer[module]}.{leaf}"
+            rows = (self.rows or {}).get(module)
+            turned = module in self.transposed and leaf == "weight"
+            found[pattern] = Name(pattern, theirs, "transpose" if turned else "same", rows)
+        return tuple(found.values())
+
+
+def plan_of(config: FamilyConfig, tree: DecoderNode, theirs: TheirNames) -> Plan:
+    """How the tree may be cut (Shoeybi et al., arXiv 1909.08053, section 3), drawn and named.
+
+    Matrices are drawn with std `init_std`, those of a block that write to the residual stream with 1 / sqrt(2 · layers)
+    of it (GPT-2, section 2.3); norms begin as the identity, biases as 0.
+    """
+    head = config.head_width
+    shapes, attention = parameter_shapes(tree), by_path(tree)["blocks.0.attention"]
+    norms = {name: getattr(attention, name, None) for name in ("q_norm", "k_norm")}
+    over_all = [name for name, norm in norms.items() if isinstance(norm, WidthNormNode)]
+    over_each = [name for name, norm in norms.items() if norm is not None and name not in over_all]
+    plan = Plan(
+        embed="embed",
+        blocks="blocks",
+        head="head",
+        layers=config.layers,
+        cuts=(
+            Cut("embed.weight", 0),
+            Cut("embed.tokens.weight", 0),
+            Cut.colwise("blocks.*.attention.wq", head),
+            Cut.colwise("blocks.*.attention.wk", head),
+            Cut.colwise("blocks.*.attention.wv", head),
+            Cut.rowwise("blocks.*.attention.wo", head),
+            *(Cut.colwise(f"blocks.*.attention.{name}", head) for name in over_all),
+            Cut.colwise("blocks.*.feed_forward.w_gate"),
+            Cut.colwise("blocks.*.feed_forward.w_up"),
+            Cut.rowwise("blocks.*.feed_forward.w_down"),
+            Cut("head.weight", 0),
+        ),
+        inits=(*dict.fromkeys(_identities(tree)), *_drawn(config.init_std, config.init_std / sqrt(2 * config.layers))),
+        names=theirs.names(shapes),
+        tied=tuple(tree.ties().items()),
+        seams=(Seam("attention", "blocks.*.attention"), Seam("loss", "head")),
+        partial_grad=tuple(f"blocks.*.attention.{name}" for name in over_each),
+        facts={
+            "layers": config.layers,
+            "dim": config.dim,
+            "heads": config.heads,
+            "kv_heads": config.key_heads,
+            "head_dim": head,
+            "hidden": config.hidden,
+            "vocab_size": config.vocab_size,
+        },
+    )
+    mistaken = set(plan.unmatched(shapes))
+    return replace(
+        plan,
+        cuts=tuple(cut for cut in plan.cuts if cut.pattern not in mistaken),
+        inits=tuple(init for init in plan.inits if init.pattern not in mistaken),
+    )
+
+
+def _identities(tree: DecoderNode) -> Iterator[Init]:
+    """Biases of 0, and norms that only normalise."""
+    for path, node in nodes(tree):
+        pattern = re.sub(r"^blocks\.\d+\.", "blocks.*.", path)
+        if "bias" in node.shapes():
+            yield Init(f"{pattern}.bias", "constant", 0.0)
+        if isinstance(node, NormNode | LayerNormNode):
+            yield Init(f"{pattern}.weight", "constant", 1.0 - (node.offset if isinstance(node, NormNode) else 0.0))
+
+
+def _drawn(std: float, residual: float) -> Iterator[Init]:
+    yield Init("embed", "normal", std)
+    yield Init("blocks.*.attention.wo", "normal", residual)
+    yield Init("blocks.*.feed_forward.w_down", "normal", residual)
+    yield Init("blocks.*.attention", "normal", std)
+    yield Init("blocks.*.feed_forward", "normal", std)
+    yield Init("head.weight", "normal", std)

@@ -1,0 +1,1 @@
+"""Ways to a longer context by slower rotation: the group `model/rope`, one file each."""

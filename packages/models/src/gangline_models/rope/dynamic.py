@@ -1,0 +1,50 @@
+"""NTK-aware scaling that grows with the rows: the base, so long wavelengths, but hardly short ones. Torch-free.
+
+Peng et al. (YaRN, arXiv 2309.00071, section 3.1 and appendix B.2): with T tokens beyond the L that a model was made for
+
+    theta' = theta · (factor · T / L - (factor - 1)) ^ (R / (R - 2))
+
+transformers takes the longest position of a batch for T. Here it is the length of the run's rows: a batch of shorter
+documents is rotated as any other, and so on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gangline.config import PositiveFloat, PositiveInt
+from gangline.model import RopeScaling, plain_rates
+from gangline_models.rope.base import RopeChoice
+
+
+@dataclass(frozen=True)
+class BaseScaling(RopeScaling):
+    """Another base; `stretch` is the bracket of the formula."""
+
+    stretch: float
+
+    def rates(self, theta: float, width: int) -> tuple[float, ...]:
+        return plain_rates(theta * self.stretch ** (width / (width - 2)), width)
+
+
+@dataclass
+class DynamicRope(RopeChoice):
+    """The base grows with the rows' length beyond what the model was made for."""
+
+    kind: ClassVar[str] = "dynamic"
+    words: ClassVar[Mapping[str, str]] = {"factor": "factor", "original_max_position": "max_position_embeddings"}
+
+    factor: PositiveFloat = 2.0  # how steeply the base grows
+    original_max_position: PositiveInt = 2048  # up to so many tokens nothing is scaled
+
+    def scaling(self, length: int) -> RopeScaling:
+        length = max(length, self.original_max_position)
+        return BaseScaling(self.factor * length / self.original_max_position - (self.factor - 1))
+
+    def written(self) -> dict[str, object]:
+        return {"rope_type": self.kind, "factor": self.factor}
+
+    def max_position(self, trained: int) -> int:
+        return self.original_max_position

@@ -1,0 +1,34 @@
+"""Position interpolation (Chen et al., arXiv 2306.15595, 3.2): all rates are slower by one factor. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gangline.config import PositiveFloat
+from gangline.model import RopeScaling, plain_rates
+from gangline_models.rope.base import RopeChoice
+
+
+@dataclass(frozen=True)
+class LinearScaling(RopeScaling):
+    """Position m is rotated as m / factor."""
+
+    factor: float
+
+    def rates(self, theta: float, width: int) -> tuple[float, ...]:
+        return tuple(rate / self.factor for rate in plain_rates(theta, width))
+
+
+@dataclass
+class LinearRope(RopeChoice):
+    """All wavelengths grow by one factor."""
+
+    kind: ClassVar[str] = "linear"
+    words: ClassVar[Mapping[str, str]] = {"factor": "factor"}
+
+    factor: PositiveFloat = 8.0  # all wavelengths grow by this
+
+    def scaling(self, length: int) -> RopeScaling:
+        return LinearScaling(self.factor)

@@ -1,0 +1,51 @@
+"""Llama 3.1's scaling: wavelengths beyond a band grow, those below it stay; the mathematics is core's. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from gangline import Problem
+from gangline.config import PositiveFloat, PositiveInt
+from gangline.model import BandScaling, RopeScaling
+from gangline_models.rope.base import RopeChoice
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+
+
+@dataclass
+class Llama3Rope(RopeChoice):
+    """Long wavelengths grow, short ones stay."""
+
+    kind: ClassVar[str] = "llama3"
+    words: ClassVar[Mapping[str, str]] = {
+        "factor": "factor",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+        "original_max_position": "original_max_position_embeddings",
+    }
+
+    factor: PositiveFloat = 8.0  # long wavelengths grow by this
+    low_freq_factor: PositiveFloat = 1.0  # wavelengths above original_max_position / this grow in full
+    high_freq_factor: PositiveFloat = 4.0  # wavelengths below original_max_position / this stay
+    original_max_position: PositiveInt = 8192  # sequence length that the rotary positions were made for
+
+    def check(self, run: Run) -> list[Problem]:
+        if self.high_freq_factor > self.low_freq_factor:
+            return []
+        return [
+            Problem(
+                f"model.rope.high_freq_factor={self.high_freq_factor} is not more than "
+                f"model.rope.low_freq_factor={self.low_freq_factor}",
+                "Wavelengths between the two grow the less the shorter they are.",
+                f"Take model.rope.high_freq_factor={4 * self.low_freq_factor}.",
+            )
+        ]
+
+    def scaling(self, length: int) -> RopeScaling:
+        return BandScaling(self.factor, self.low_freq_factor, self.high_freq_factor, self.original_max_position)
+
+    def max_position(self, trained: int) -> int:
+        return round(self.factor * self.original_max_position)

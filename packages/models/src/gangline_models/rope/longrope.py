@@ -1,0 +1,80 @@
+"""LongRoPE (Ding et al., arXiv 2402.13753, section 3): a factor for each pair, found by search. Torch-free.
+
+Rows longer than the model was made for take one list of factors, others the other. Queries and keys grow by
+sqrt(1 + ln(factor) / ln(L)). transformers looks at the longest position of a batch; here it is the length of the run's
+rows, so that a batch of shorter documents is rotated as any other, and so on every rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from gangline import Problem
+from gangline.config import PositiveFloat, PositiveInt
+from gangline.model import RopeScaling, plain_rates
+from gangline_models.rope.base import RopeChoice
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+
+
+@dataclass(frozen=True)
+class PairwiseScaling(RopeScaling):
+    """Each pair is slowed by its own factor."""
+
+    factors: tuple[float, ...]
+    attention_factor: float
+
+    @property
+    def magnitude(self) -> float:
+        return self.attention_factor
+
+    def rates(self, theta: float, width: int) -> tuple[float, ...]:
+        return tuple(rate / factor for rate, factor in zip(plain_rates(theta, width), self.factors, strict=True))
+
+
+@dataclass
+class LongRope(RopeChoice):
+    """Each wavelength grows by a factor of its own."""
+
+    kind: ClassVar[str] = "longrope"
+    words: ClassVar[Mapping[str, str]] = {
+        "factor": "factor",
+        "original_max_position": "original_max_position_embeddings",
+        "short_factor": "short_factor",
+        "long_factor": "long_factor",
+        "attention_factor": "attention_factor",
+    }
+
+    factor: PositiveFloat = 32.0  # how much longer the context becomes
+    original_max_position: PositiveInt = 4096  # sequence length that the rotary positions were made for
+    short_factor: list[PositiveFloat] = field(default_factory=list)  # of each pair, in rows up to that length
+    long_factor: list[PositiveFloat] = field(default_factory=list)  # of each pair, in longer rows
+    attention_factor: PositiveFloat | None = None  # queries and keys grow by this; null: as the paper says
+
+    def check(self, run: Run) -> list[Problem]:
+        width: int = getattr(run.model, "rotated", 0)
+        wrong = [
+            f"{name} has {len(factors)} factors"
+            for name, factors in (("short_factor", self.short_factor), ("long_factor", self.long_factor))
+            if len(factors) != width // 2
+        ]
+        if not wrong:
+            return []
+        what = f"model.rope: {' and '.join(wrong)}, and {width // 2} pairs of features are rotated."
+        return [Problem(what, "Each pair has its own factor.", "gangline import DIR prints those of a model.")]
+
+    def scaling(self, length: int) -> RopeScaling:
+        grown = self.attention_factor
+        if grown is None:
+            grown = 1.0
+            if self.factor > 1:
+                grown = math.sqrt(1 + math.log(self.factor) / math.log(self.original_max_position))
+        factors = self.long_factor if length > self.original_max_position else self.short_factor
+        return PairwiseScaling(tuple(factors), grown)
+
+    def max_position(self, trained: int) -> int:
+        return round(self.factor * self.original_max_position)

@@ -1,0 +1,25 @@
+"""The parts of the group `model/rope`. Torch-free."""
+
+from __future__ import annotations
+
+from gangline import Part
+from gangline_models.rope.base import GROUP, PlainRope, RopeChoice
+from gangline_models.rope.dynamic import DynamicRope
+from gangline_models.rope.linear import LinearRope
+from gangline_models.rope.llama3 import Llama3Rope
+from gangline_models.rope.longrope import LongRope
+from gangline_models.rope.yarn import YarnRope
+
+CHOICES: dict[str, tuple[type[RopeChoice], str]] = {
+    "plain": (PlainRope, "the rates of model.rope_theta alone"),
+    "linear": (LinearRope, "all wavelengths grow by one factor (position interpolation)"),
+    "dynamic": (DynamicRope, "the base grows with the length of the rows (NTK-aware)"),
+    "yarn": (YarnRope, "long wavelengths grow, short ones stay, attention is sharpened"),
+    "longrope": (LongRope, "each wavelength grows by a factor of its own"),
+    "llama3": (Llama3Rope, "wavelengths beyond a band grow, as in Llama 3.1"),
+}
+BY_KIND = {config.kind: config for config, _ in CHOICES.values()}
+PARTS = tuple(
+    Part(name=name, group=GROUP, config=config, build="gangline_models.rope.base:build", summary=summary)
+    for name, (config, summary) in CHOICES.items()
+)
