@@ -260,14 +260,15 @@ class CheckpointerSuite(PartSuite):
 
     def test_the_save_that_was_killed_can_be_made_again(self, tmp_path: Path) -> None:
         """Leftovers of a dead save are in nobody's way."""
-        counts = pool(2).run(ranks.save_and_die, self.job(tmp_path, SHARDED), 1, 1, None, 0)
+        self.save(tmp_path, SHARDED, 1, salt=1)  # makes folders, which those that are counted and killed find
+        counts = pool(2).run(ranks.save_and_die, self.job(tmp_path, SHARDED), 2, 2, None, 0)
         for victim, count in enumerate(counts):
             if count:
                 job = self.job(tmp_path, SHARDED)
                 with pytest.raises(PoolBroken):
-                    pool(2).run(ranks.save_and_die, job, 2 + victim, 7, victim, count // 2, grace=0.3)
-                if f"step-{2 + victim:08d}" not in self.seen(tmp_path)[0]:
-                    self.load(tmp_path, SHARDED, self.save(tmp_path, SHARDED, 2 + victim, salt=8), salt=8)
+                    pool(2).run(ranks.save_and_die, job, 3 + victim, 7, victim, count // 2, grace=0.3)
+                if f"step-{3 + victim:08d}" not in self.seen(tmp_path)[0]:
+                    self.load(tmp_path, SHARDED, self.save(tmp_path, SHARDED, 3 + victim, salt=8), salt=8)
 
     def test_a_full_disk_fails_the_save_alone(self, tmp_path: Path) -> None:
         """SaveFailed on every rank; what was saved before is untouched, and with room again saving goes on."""
