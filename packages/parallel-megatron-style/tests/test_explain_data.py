@@ -11,7 +11,6 @@ from gangline.explain import ActionTimes, step_timeline
 from gangline.mesh import Mesh
 from gangline_parallel_megatron_style.cost import timing, traffic
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.pipeline.action_costs import ActionCosts
 from gangline_parallel_megatron_style.pipeline.simulate import simulate
 
 LAYOUTS = [
@@ -77,9 +76,9 @@ def test_the_timeline_is_the_schedules_own(both):
     if schedule is None:
         assert [a.kind for turn in found.ranks[0].turns for a in turn] == ["F", "B"] * case.microbatches
         return
-    costs = [ActionCosts(1.0 + stage, 2.0, 1.5 + stage) for stage in range(schedule.stages)]
-    ours = step_timeline(found, [ActionTimes(cost.F, cost.I, cost.W) for cost in costs], latency=0.25)
-    theirs = simulate(schedule, costs, latency=0.25)
+    times = [ActionTimes(1.0 + stage, 2.0, 1.5 + stage) for stage in range(schedule.stages)]
+    ours = step_timeline(found, [ActionTimes(time.F, time.I, time.W) for time in times], latency=0.25)
+    theirs = simulate(schedule, times, latency=0.25)
     assert [[(start, end) for _, start, end in spans] for spans in ours.spans] == [list(s) for s in theirs.spans]
     assert ours.bubble == pytest.approx(theirs.bubble)
 

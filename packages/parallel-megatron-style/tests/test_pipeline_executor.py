@@ -12,13 +12,14 @@ from torch import nn
 from gangline import forward_context
 from gangline.comm.solo import Done
 from gangline.comm.wrap import Wrapped
+from gangline.explain import ActionTimes
 from gangline.mesh import Mesh
 from gangline.model.linear import Linear
 from gangline.model.tree import LinearNode
 from gangline.precision.plain import Plain
 from gangline.testing import rank
 from gangline.testing.pool import pool
-from gangline_parallel_megatron_style.pipeline.action_costs import UNIFORM, ActionCosts
+from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.executor import AHEAD, Executor
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
@@ -35,7 +36,7 @@ class Case:
     microbatches: int
     chunks: int
     dtype: torch.dtype = torch.float32
-    costs: tuple[ActionCosts, ...] | ActionCosts = UNIFORM
+    times: tuple[ActionTimes, ...] | ActionTimes = UNIFORM
     split: bool = True  # SplitProduct in place of autograd's own backward
     overlap: bool = False  # forwards take turns with backwards, at every layer
 
@@ -129,7 +130,7 @@ def executor(case: Case, clock=None):
     comm = rank.comms(Mesh.of({"pp": rank.world})).axis("pp")
     stages = {}
     stage = Chain({}, stages, rank.world * case.chunks - 1, case)
-    made = Executor(stage, comm, case.name, chunks=case.chunks, costs=case.costs, overlap=case.overlap)
+    made = Executor(stage, comm, case.name, chunks=case.chunks, times=case.times, overlap=case.overlap)
     made.clock, made.notes = clock, []
     schedule = made.schedule(case.microbatches)
     for chunk in range(case.chunks):
@@ -173,8 +174,8 @@ def test_layers_that_put_nothing_off_are_right_too():
 
 
 def test_costs_change_the_order_and_not_the_bits():
-    costs = tuple(ActionCosts(F=1 + stage % 2, I=1.5 + stage, W=0.7) for stage in range(4))
-    pool(2).run(check, Case("zb_v", 6, 2, costs=costs))
+    times = tuple(ActionTimes(F=1 + stage % 2, I=1.5 + stage, W=0.7) for stage in range(4))
+    pool(2).run(check, Case("zb_v", 6, 2, times=times))
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])

@@ -7,7 +7,7 @@ from collections import defaultdict
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gangline_parallel_megatron_style.pipeline.action_costs import ActionCosts
+from gangline.explain import ActionTimes
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction
 from gangline_parallel_megatron_style.pipeline.program import (
     Message,
@@ -90,7 +90,7 @@ class Rendezvous:
 @given(schedules(), st.tuples(*[st.floats(0.1, 3)] * 3), st.floats(0, 4))
 @settings(max_examples=200, deadline=None)
 def test_no_deadlock_without_buffers(schedule, times, latency):
-    steps = programs(schedule, ActionCosts(*times), latency)
+    steps = programs(schedule, ActionTimes(*times), latency)
     ran = [[tuple(filter(None, step)) for step in order if isinstance(step, RunAction)] for order in steps]
     assert ran == [list(schedule.turns(rank)) for rank in range(schedule.ranks)]
     assert [tuple(action for turn in turns for action in turn) for turns in ran] == list(schedule.actions)

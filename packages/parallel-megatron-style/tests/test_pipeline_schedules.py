@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gangline_parallel_megatron_style.pipeline.action_costs import ActionCosts
+from gangline.explain import ActionTimes
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, forward_only, make_schedule
 from gangline_parallel_megatron_style.pipeline.simulate import peak_activations, simulate
@@ -73,35 +73,35 @@ def test_makespan(name, ranks):
 @given(st.integers(1, 6), st.integers(1, 20), st.tuples(*[st.floats(0.5, 3)] * 3))
 @settings(max_examples=60, deadline=None)
 def test_formulas_of_whole_backwards_hold_for_any_costs(ranks, microbatches, times):
-    costs = ActionCosts(F=times[0], I=times[1], W=times[2])
+    times = ActionTimes(F=times[0], I=times[1], W=times[2])
     for name, chunks, m in (
         ("gpipe", 1, microbatches),
         ("1f1b", 1, microbatches),
         ("interleaved_1f1b", 3, microbatches * ranks),
     ):
-        bubble = simulate(make_schedule(name, ranks=ranks, microbatches=m, chunks=chunks), costs).bubble
-        assert bubble == pytest.approx(SCHEDULES[name].bubble(ranks, m, chunks, costs), rel=1e-9, abs=1e-12)
+        bubble = simulate(make_schedule(name, ranks=ranks, microbatches=m, chunks=chunks), times).bubble
+        assert bubble == pytest.approx(SCHEDULES[name].bubble(ranks, m, chunks, times), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_zero_bubble_papers(ranks):
     """ZB-H1's formula where W < F < I, as its paper measures; DualPipe's table bounds DualPipeV from above."""
-    costs = ActionCosts(F=1.0, I=1.1, W=0.8)
+    times = ActionTimes(F=1.0, I=1.1, W=0.8)
     microbatches = 3 * ranks
-    h1 = simulate(make_schedule("zb_h1", ranks=ranks, microbatches=microbatches), costs)
-    assert h1.bubble == pytest.approx(SCHEDULES["zb_h1"].bubble(ranks, microbatches, 1, costs))
-    dual = simulate(make_schedule("dualpipe_v", ranks=ranks, microbatches=microbatches), costs)
-    pair = costs.F + costs.of("B")
-    assert dual.makespan - dual.busy(0) <= (ranks - 1) * (pair + costs.of("B") - 3 * costs.W) + 1e-9
+    h1 = simulate(make_schedule("zb_h1", ranks=ranks, microbatches=microbatches), times)
+    assert h1.bubble == pytest.approx(SCHEDULES["zb_h1"].bubble(ranks, microbatches, 1, times))
+    dual = simulate(make_schedule("dualpipe_v", ranks=ranks, microbatches=microbatches), times)
+    pair = times.F + times.of("B")
+    assert dual.makespan - dual.busy(0) <= (ranks - 1) * (pair + times.of("B") - 3 * times.W) + 1e-9
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-@pytest.mark.parametrize("costs", [ActionCosts(), ActionCosts(F=1.0, I=1.1, W=0.8)])
-def test_pairs_idle_as_the_table_of_dualpipe_says(ranks, costs):
+@pytest.mark.parametrize("times", [ActionTimes(), ActionTimes(F=1.0, I=1.1, W=0.8)])
+def test_pairs_idle_as_the_table_of_dualpipe_says(ranks, times):
     microbatches = 2 * ranks + 1
-    found = simulate(make_schedule("dualpipe_v", ranks=ranks, microbatches=microbatches, overlap=True), costs)
-    both, whole = costs.F + costs.of("B"), costs.of("B")
-    assert found.makespan - found.busy(0) == pytest.approx((ranks - 1) * (both + whole - 3 * costs.W))
+    found = simulate(make_schedule("dualpipe_v", ranks=ranks, microbatches=microbatches, overlap=True), times)
+    both, whole = times.F + times.of("B"), times.of("B")
+    assert found.makespan - found.busy(0) == pytest.approx((ranks - 1) * (both + whole - 3 * times.W))
 
 
 @given(st.integers(1, 8), st.integers(1, 24))
@@ -124,18 +124,18 @@ def test_pairs_of_any_size_wait_for_nothing_that_never_comes(ranks, microbatches
 @given(st.integers(1, 6), st.integers(1, 14), st.data())
 @settings(max_examples=60, deadline=None)
 def test_zb_v_made_for_other_costs(ranks, microbatches, data):
-    """Any costs of any stage: valid, within the same memory."""
+    """Any times of any stage: valid, within the same memory."""
     time = st.floats(0.01, 3)
-    costs = [ActionCosts(*data.draw(st.tuples(time, time, time))) for _ in range(2 * ranks)]
-    schedule = make_schedule("zb_v", ranks=ranks, microbatches=microbatches, costs=costs)
+    times = [ActionTimes(*data.draw(st.tuples(time, time, time))) for _ in range(2 * ranks)]
+    schedule = make_schedule("zb_v", ranks=ranks, microbatches=microbatches, times=times)
     validate(schedule)
     assert max(peak_activations(schedule)) <= 2 * ranks
 
 
 def test_zb_v_made_for_its_costs_waits_less():
-    costs = ActionCosts(F=1.0, I=1.2, W=0.8)
+    times = ActionTimes(F=1.0, I=1.2, W=0.8)
     blind, told = (
-        simulate(make_schedule("zb_v", ranks=4, microbatches=16, **k), costs) for k in ({}, {"costs": costs})
+        simulate(make_schedule("zb_v", ranks=4, microbatches=16, **k), times) for k in ({}, {"times": times})
     )
     assert told.bubble < 0.5 * blind.bubble
 
@@ -233,7 +233,7 @@ def test_numbers_that_cannot_be():
         make_schedule("1f1b", ranks=2, microbatches=2, chunks=2)
     with pytest.raises(ValueError, match="0 microbatches"):
         make_schedule("1f1b", ranks=2, microbatches=0)
-    with pytest.raises(ValueError, match="costs of 2 stages for a schedule of 4"):
-        simulate(make_schedule("1f1b", ranks=4, microbatches=2), [ActionCosts(), ActionCosts()])
+    with pytest.raises(ValueError, match="times of 2 stages for a schedule of 4"):
+        simulate(make_schedule("1f1b", ranks=4, microbatches=2), [ActionTimes(), ActionTimes()])
     with pytest.raises(ValueError, match="takes some time"):
-        simulate(make_schedule("1f1b", ranks=4, microbatches=2), ActionCosts(F=0))
+        simulate(make_schedule("1f1b", ranks=4, microbatches=2), ActionTimes(F=0))

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from gangline import UserError
 from gangline.config import near
+from gangline.explain import ActionTimes
 from gangline.tools import verb_of
-from gangline_parallel_megatron_style.pipeline.action_costs import UNIFORM, ActionCosts
+from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.draw import Caption, as_svg, as_text
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline
@@ -73,8 +74,8 @@ def _draw(argv: Sequence[str]) -> int:
     if len(words) == 1 and Path(words[0], "metrics.jsonl").exists():
         timeline, caption = _recorded(Path(words[0]))
     else:
-        schedule, costs, caption = _of_run(words) if words else _of_flags(flags)
-        timeline = simulate(schedule, costs)
+        schedule, times, caption = _of_run(words) if words else _of_flags(flags)
+        timeline = simulate(schedule, times)
     width = whole("width", flags["width"]) if "width" in flags else None
     if "svg" in flags:
         _write(flags["svg"], as_svg(timeline, caption, width or 960))
@@ -83,7 +84,7 @@ def _draw(argv: Sequence[str]) -> int:
     return 0
 
 
-def _of_flags(flags: dict[str, str]) -> tuple[Schedule, ActionCosts, Caption]:
+def _of_flags(flags: dict[str, str]) -> tuple[Schedule, ActionTimes, Caption]:
     """The schedule that the flags name; its stages cost the same, a backward pass twice a forward pass."""
     from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_schedule
 
@@ -129,23 +130,23 @@ def _recorded(directory: Path) -> tuple[Timeline, Caption]:
     return timeline([1000 * at for at in spans], schedule), caption
 
 
-def _of_run(words: Sequence[str]) -> tuple[Schedule, list[ActionCosts], Caption]:
+def _of_run(words: Sequence[str]) -> tuple[Schedule, list[ActionTimes], Caption]:
     """The schedule of a run, and what its stages compute."""
     from gangline.config import compose_one
-    from gangline_parallel_megatron_style.cost.timing import costs, schedule_of
+    from gangline_parallel_megatron_style.cost.timing import action_times, schedule_of
     from gangline_parallel_megatron_style.explain.explained import case_of
 
     case = case_of(compose_one(words))
     schedule = schedule_of(case)
     if schedule is None:
         raise UserError("this run has no pipeline: pp is 1.", "", "parallel.pp=2, or more")
-    most = max(cost.F for cost in costs(case))
+    most = max(time.F for time in action_times(case))
     caption = Caption(
         _title(case.config.schedule, schedule, f" of {' '.join(words)}"),
         "simulated, by the products that each stage computes",
         "forward passes of the largest stage",
     )
-    return schedule, [ActionCosts(cost.F / most, cost.I / most, cost.W / most) for cost in costs(case)], caption
+    return schedule, [ActionTimes(time.F / most, time.I / most, time.W / most) for time in action_times(case)], caption
 
 
 def _write(path: str, picture: str) -> None:

@@ -11,11 +11,15 @@ from gangline.explain.explained import ActionKind, Explained, StepAction
 
 @dataclass(frozen=True)
 class ActionTimes:
-    """Seconds of each kind of action on one stage. B: a whole backward pass, where it is not I and W."""
+    """Time of each kind of action on one stage (one chunk of one rank), in any one unit.
 
-    F: float
-    I: float
-    W: float
+    F: forward. I and W: the halves of a backward pass, into what came in and into the weights. B: the whole of it,
+    where it is not I and W.
+    """
+
+    F: float = 1.0
+    I: float = 1.0
+    W: float = 1.0
     B: float | None = None
 
     def of(self, kind: ActionKind) -> float:
@@ -24,7 +28,7 @@ class ActionTimes:
 
 @dataclass(frozen=True)
 class StepTimeline:
-    """(action, start, end) in seconds by pipeline rank."""
+    """(action, start, end) by pipeline rank, in the unit of the times."""
 
     spans: tuple[tuple[tuple[StepAction, float, float], ...], ...]
 
@@ -44,7 +48,7 @@ class StepTimeline:
 
 
 def step_timeline(explained: Explained, times: Sequence[ActionTimes], latency: float = 0.0) -> StepTimeline:
-    """The step of `explained`, whose stages take `times` and whose ranks pass results on in `latency` seconds.
+    """The step of `explained`, whose stages take `times` and whose ranks pass results on in `latency`.
 
     F of a stage needs F of the stage before; B (or I) needs that of the stage behind and its own F; W its own I. Two
     actions of one turn begin when both can, one lying behind the other. Raises ValueError where ranks wait for ever.

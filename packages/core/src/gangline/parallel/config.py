@@ -40,9 +40,9 @@ class Single(ParallelConfig):
     def explain(
         self, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None, topology: Topology | None = None
     ) -> Explained:
-        from gangline.explain.whole import explain_whole
+        from gangline.explain.replicated import explain_replicated
 
-        return explain_whole(run, mesh, model, topology)
+        return explain_replicated(run, mesh, model, topology)
 
     def check(self, run: Run) -> list[Problem]:
         from gangline.config.advice import nearest
@@ -76,9 +76,9 @@ class Ddp(ParallelConfig):
     def explain(
         self, run: Run, mesh: Mesh, model: tuple[Node, Plan] | None = None, topology: Topology | None = None
     ) -> Explained:
-        from gangline.explain.whole import explain_whole
+        from gangline.explain.replicated import explain_replicated
 
-        return explain_whole(run, mesh, model, topology, bucket=int(self.bucket_mb * 2**20))
+        return explain_replicated(run, mesh, model, topology, bucket=int(self.bucket_mb * 2**20))
 
 
 PARTS = (

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gangline.config import Recompute
-from gangline.explain import StageWork, of_node, work_of
+from gangline.explain import ActionTimes, StageWork, of_node, work_of
 from gangline.model import Node, computes_frozen, nodes
 from gangline_parallel_megatron_style.cost import activations
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.pipeline.action_costs import UNIFORM, ActionCosts
+from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES, make_schedule
 from gangline_parallel_megatron_style.pipeline.simulate import simulate
@@ -121,26 +121,26 @@ def schedule_of(case: Case) -> Schedule | None:
     chunks = len(case.stages) // case.pp
     name = case.config.schedule
     overlap = case.config.overlaps(case.plan, case.mesh)
-    own = tuple(costs(case)) if SCHEDULES[name].needs_costs else UNIFORM
+    own = tuple(action_times(case)) if SCHEDULES[name].needs_times else UNIFORM
     return _schedule(name, case.pp, case.microbatches, chunks, own, overlap)
 
 
 @lru_cache(maxsize=64)
 def _schedule(
-    name: str, ranks: int, microbatches: int, chunks: int, own: ActionCosts | tuple[ActionCosts, ...], overlap: bool
+    name: str, ranks: int, microbatches: int, chunks: int, own: ActionTimes | tuple[ActionTimes, ...], overlap: bool
 ) -> Schedule:
     """`make_schedule`, once for all layouts that have it."""
-    return make_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks, costs=own, overlap=overlap)
+    return make_schedule(name, ranks=ranks, microbatches=microbatches, chunks=chunks, times=own, overlap=overlap)
 
 
-def costs(case: Case) -> list[ActionCosts]:
+def action_times(case: Case) -> list[ActionTimes]:
     """Of each model stage, by what it computes: the input's gradient and the weights' one forward pass each."""
     return [
-        ActionCosts(float(one.forward), float(one.forward + one.again), float(max(1, one.weights)))
+        ActionTimes(float(one.forward), float(one.forward + one.again), float(max(1, one.weights)))
         for one in stage_flops(case)
     ]
 
 
 def bubble(case: Case, schedule: Schedule | None) -> float:
-    """The share of the ranks' time in which they wait for each other, simulated with each stage's own costs."""
-    return simulate(schedule, costs(case)).bubble if schedule is not None else 0.0
+    """The share of the ranks' time in which they wait for each other, simulated with each stage's own times."""
+    return simulate(schedule, action_times(case)).bubble if schedule is not None else 0.0

@@ -15,9 +15,9 @@ from gangline.model import compose_model
 from gangline.strategy import Mesh, Plan, StepListener, listeners as listeners_of
 from gangline_parallel_megatron_style.config import Composed
 from gangline_parallel_megatron_style.cost.case import Case
-from gangline_parallel_megatron_style.cost.timing import costs
+from gangline_parallel_megatron_style.cost.timing import action_times
 from gangline_parallel_megatron_style.layout.stages import partition
-from gangline_parallel_megatron_style.pipeline.action_costs import UNIFORM
+from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import Placement, place_of, stage_of
 from gangline_parallel_megatron_style.pipeline.executor import Executor
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
@@ -43,7 +43,7 @@ class StageAssignment:
         self.ranks: Sequence[int] = (homes[0], *blocks, homes[-1])
         self.blocks = [index for index, home in enumerate(blocks) if home == self.index]
         self.records = config.record and self.pp > 1
-        self.costs = costs(Case.of(run, mesh)) if self.pp > 1 else UNIFORM
+        self.times = action_times(Case.of(run, mesh)) if self.pp > 1 else UNIFORM
         self.overlap = self.pp > 1 and config.overlaps(plan, mesh)
 
     def segments(self, model: nn.Module, chunk: int, arrays: ModelLayout) -> list[Segment]:
@@ -78,7 +78,7 @@ class StageAssignment:
         """What runs this rank's part of the schedule."""
         clock = partial(_time, device) if self.records else None
         overlap = self.overlap and device.type != "meta"  # what is counted there is counted in one thread
-        return Executor(stage, comm, self.schedule, chunks=self.chunks, costs=self.costs, clock=clock, overlap=overlap)
+        return Executor(stage, comm, self.schedule, chunks=self.chunks, times=self.times, clock=clock, overlap=overlap)
 
 
 def _time(device: torch.device) -> float:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from gangline.comm import Comm, Pending
-from gangline_parallel_megatron_style.pipeline.action_costs import UNIFORM, ActionCosts
+from gangline.explain import ActionTimes
+from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Schedule
 from gangline_parallel_megatron_style.pipeline.program import (
     Message,
@@ -34,7 +35,7 @@ AHEAD = 4  # messages that a rank may have under way to another one in an evalua
 class Executor:
     """Steps of a pipeline on the rank `comm.index` of the axis pp.
 
-    name, chunks, costs: as `make_schedule` takes them; the same on all ranks.
+    name, chunks, times: as `make_schedule` takes them; the same on all ranks.
     clock: read before and after each action, for `spans`. A host's clock sees a GPU's work only if it waits for it.
     overlap: as `make_schedule` takes it; forwards then do take turns with backwards.
     """
@@ -46,12 +47,12 @@ class Executor:
         name: str,
         *,
         chunks: int | None = None,
-        costs: ActionCosts | Sequence[ActionCosts] = UNIFORM,
+        times: ActionTimes | Sequence[ActionTimes] = UNIFORM,
         clock: Callable[[], float] | None = None,
         overlap: bool = False,
     ) -> None:
         self.stage, self.comm, self.clock = stage, comm, clock
-        self.name, self.costs, self.overlap = name, costs, overlap
+        self.name, self.times, self.overlap = name, times, overlap
         self._turns = TurnTaking()
         self.chunks = SCHEDULES[name].chunks if chunks is None else chunks
         self.spans: tuple[Span, ...] = ()  # of the actions of the latest step or evaluation, where there is a clock
@@ -97,10 +98,10 @@ class Executor:
             ranks, chunks = self.comm.size, self.chunks
             if train:
                 sizes = {"ranks": ranks, "microbatches": microbatches, "chunks": chunks}
-                schedule = make_schedule(self.name, **sizes, costs=self.costs, overlap=self.overlap)
+                schedule = make_schedule(self.name, **sizes, times=self.times, overlap=self.overlap)
             else:
                 schedule = forward_only(ranks, microbatches, chunks, SCHEDULES[self.name].placement)
-            self._made[microbatches, train] = schedule, programs(schedule, self.costs)[self.comm.index]
+            self._made[microbatches, train] = schedule, programs(schedule, self.times)[self.comm.index]
         return self._made[microbatches, train]
 
 

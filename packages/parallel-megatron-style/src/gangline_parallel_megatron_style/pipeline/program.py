@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from gangline_parallel_megatron_style.pipeline.action_costs import UNIFORM, ActionCosts
+from gangline.explain import ActionTimes
+from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import Kind, PipelineAction, Schedule
 from gangline_parallel_megatron_style.pipeline.dependencies import needs, result
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline, simulate
@@ -74,7 +75,7 @@ def input_of(schedule: Schedule, rank: int, action: PipelineAction) -> Message |
 
 
 def programs(
-    schedule: Schedule, costs: ActionCosts | Sequence[ActionCosts] = UNIFORM, latency: float = 0.0
+    schedule: Schedule, times: ActionTimes | Sequence[ActionTimes] = UNIFORM, latency: float = 0.0
 ) -> tuple[Program, ...]:
     """The program of each rank. Between stages on one rank there is no message.
 
@@ -84,7 +85,7 @@ def programs(
     sent: dict[tuple[int, int], list[Message]] = defaultdict(list)  # by (from, to)
     freed: dict[tuple[int, int], int] = defaultdict(int)
     used: set[Message] = set()
-    for ending_together in _by_end(simulate(schedule, costs, latency)):
+    for ending_together in _by_end(simulate(schedule, times, latency)):
         made: list[tuple[Message, int, int, int]] = []
         for rank, turn in ending_together:
             steps[rank].append(RunAction(*turn))

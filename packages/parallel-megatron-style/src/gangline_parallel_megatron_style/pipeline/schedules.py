@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from gangline_parallel_megatron_style.pipeline.action_costs import UNIFORM, ActionCosts
+from gangline.explain import ActionTimes
+from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM
 from gangline_parallel_megatron_style.pipeline.actions import PipelineAction, Placement, Schedule
 from gangline_parallel_megatron_style.pipeline.classic import gpipe, one_f_one_b, zb_h1
 from gangline_parallel_megatron_style.pipeline.dualpipe_v import dualpipe_v
@@ -15,24 +16,24 @@ from gangline_parallel_megatron_style.pipeline.zb_v import zb_v
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleType:
-    """One way to order a pipeline. Below: p ranks, m microbatches, v chunks a rank, costs of one chunk, k of them."""
+    """One way to order a pipeline. Below: p ranks, m microbatches, v chunks a rank, times of one chunk, k of them."""
 
     summary: str
     chunks: int  # unless the user asks for another number
     free_chunks: bool = False  # whether the user may
     placement: Placement = "loop"
     splits_backward: bool = False  # into I and W
-    needs_costs: bool = False  # its order depends on what its actions take
+    needs_times: bool = False  # its order depends on what its actions take
     pairs: bool = False  # has forwards that may take turns with backwards; that leaves another `idle`: see `dualpipe_v`
-    generate: Callable[[int, int, int, ActionCosts | Sequence[ActionCosts]], Schedule]  # p, m, v, k
-    idle: Callable[[int, ActionCosts], float]  # p, k: the time that each rank waits, where `exact` and F = I = W
+    generate: Callable[[int, int, int, ActionTimes | Sequence[ActionTimes]], Schedule]  # p, m, v, k
+    idle: Callable[[int, ActionTimes], float]  # p, k: the time that each rank waits, where `exact` and F = I = W
     exact: Callable[[int, int], bool]  # p, m: whether `idle` is the whole truth; elsewhere `simulate` knows
     activations: Callable[[int, int, int, int], int]  # p, m, v, rank: the most that it holds at once, of one chunk
 
-    def bubble(self, ranks: int, microbatches: int, chunks: int, costs: ActionCosts = UNIFORM) -> float:
+    def bubble(self, ranks: int, microbatches: int, chunks: int, times: ActionTimes = UNIFORM) -> float:
         """The share of the time that a rank waits, 0 to 1, by the closed form."""
-        idle = self.idle(ranks, costs)
-        return idle / (idle + microbatches * chunks * (costs.F + costs.of("B")))
+        idle = self.idle(ranks, times)
+        return idle / (idle + microbatches * chunks * (times.F + times.of("B")))
 
 
 SCHEDULES: dict[str, ScheduleType] = {
@@ -75,7 +76,7 @@ SCHEDULES: dict[str, ScheduleType] = {
         chunks=2,
         placement="v",
         splits_backward=True,
-        needs_costs=True,
+        needs_times=True,
         generate=lambda p, m, v, k: zb_v(p, m, k),
         idle=lambda p, k: (p - 1) * k.F,
         exact=lambda p, m: m >= 2 * p,
@@ -101,10 +102,10 @@ def make_schedule(
     ranks: int,
     microbatches: int,
     chunks: int | None = None,
-    costs: ActionCosts | Sequence[ActionCosts] = UNIFORM,
+    times: ActionTimes | Sequence[ActionTimes] = UNIFORM,
     overlap: bool = False,
 ) -> Schedule:
-    """The schedule of that name. `costs` (of each stage or of all; the same on all ranks) guide zb_v alone.
+    """The schedule of that name. `times` (of each stage or of all; the same on all ranks) guide zb_v alone.
 
     overlap: let forwards take turns with backwards where the schedule has such pairs (dualpipe_v): worth it where
     modules wait for transfers inside. Without, they run one after the other.
@@ -119,7 +120,7 @@ def make_schedule(
         raise ValueError(f"a pipeline of {ranks} ranks, {microbatches} microbatches and {chunks} chunks a rank")
     if chunks != chosen.chunks and not chosen.free_chunks:
         raise ValueError(f"the pipeline schedule {name} has {chosen.chunks} chunks a rank, not {chunks}")
-    made = chosen.generate(ranks, microbatches, chunks, costs)
+    made = chosen.generate(ranks, microbatches, chunks, times)
     return made if overlap else replace(made, pairs=frozenset())
 
 

@@ -1,11 +1,12 @@
-"""When each action of a schedule runs, given what it costs: makespan, bubble, live activations."""
+"""When each action of a schedule runs, given how long it takes: makespan, bubble, live activations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gangline_parallel_megatron_style.pipeline.action_costs import UNIFORM, ActionCosts, per_stage
+from gangline.explain import ActionTimes
+from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM, per_stage
 from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.dependencies import StageResult, needs, result, walk
 
@@ -40,15 +41,15 @@ class Timeline:
 
 
 def simulate(
-    schedule: Schedule, costs: ActionCosts | Sequence[ActionCosts] = UNIFORM, latency: float = 0.0
+    schedule: Schedule, times: ActionTimes | Sequence[ActionTimes] = UNIFORM, latency: float = 0.0
 ) -> Timeline:
     """Every action as early as its rank, its place in the rank's order and what it needs allow.
 
     Two that take turns begin when both can and end together, having taken as long as one after the other would; here
-    one lies behind the other. costs: of every stage, or of each stage in turn. latency: from the end of an action until
+    one lies behind the other. times: of every stage, or of each stage in turn. latency: from the end of an action until
     its result is at another rank. Raises ValueError where the schedule deadlocks.
     """
-    each = per_stage(costs, schedule.stages)
+    each = per_stage(times, schedule.stages)
     free = [0.0] * schedule.ranks
     done: dict[StageResult, tuple[float, int]] = {}
     spans: list[list[Span]] = [[] for _ in free]

@@ -6,7 +6,8 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 
-from gangline_parallel_megatron_style.pipeline.action_costs import UNIFORM, ActionCosts, per_stage
+from gangline.explain import ActionTimes
+from gangline_parallel_megatron_style.pipeline.action_times import UNIFORM, per_stage
 from gangline_parallel_megatron_style.pipeline.actions import Kind, PipelineAction, Schedule, place_of, stage_of
 
 # What a rank that is free does first. Of all orders this one alone leaves no bubble where F = I = W (2 to 32 ranks).
@@ -61,16 +62,16 @@ class _Rank:
             self.deferred.append(action._replace(kind="W"))
 
 
-def zb_v(ranks: int, microbatches: int, costs: ActionCosts | Sequence[ActionCosts] = UNIFORM) -> Schedule:
+def zb_v(ranks: int, microbatches: int, times: ActionTimes | Sequence[ActionTimes] = UNIFORM) -> Schedule:
     """Two chunks a rank, laid out as a V: of what can begin, each rank takes the most urgent, within bounded memory.
 
     Qi et al. 2023, arXiv 2401.10241, section 6; Pipeline Parallelism with Controllable Memory, arXiv 2405.15362 (V-ZB).
     Idle time of each rank: (p - 1)F, F of one chunk, where F = I = W and m >= 2p (rank p - 1 cannot begin earlier);
-    more where they differ, least if `costs`, of each stage or of all, says how they do.
+    more where they differ, least if `times`, of each stage or of all, says how they do.
     Activations (of one chunk): at most 2p, as much as 1F1B's p of two chunks each.
     """
-    each = per_stage(costs, 2 * ranks)
-    slack = SAME_TIME * max(cost.of(kind) for cost in each for kind, _ in PREFERENCE)
+    each = per_stage(times, 2 * ranks)
+    slack = SAME_TIME * max(time.of(kind) for time in each for kind, _ in PREFERENCE)
     states = [_Rank(ranks, microbatches, rank) for rank in range(ranks)]
     ends: Ends = {}
     events = [(0.0, rank) for rank in range(ranks)]  # when a rank has a reason to choose again

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gangline.config.schema import Run
 
 
-def explain_whole(
+def explain_replicated(
     run: Run,
     mesh: Mesh,
     model: tuple[Node, Plan] | None = None,
