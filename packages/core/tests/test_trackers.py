@@ -6,6 +6,7 @@ import io
 import json
 import math
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from gangline.track import Start, Tracker
 from gangline.track.console import ConsoleTracker, duration, quantity
 from gangline.track.jsonl import JsonLinesTracker
 from gangline.track.tensorboard import TensorBoardTracker
+from gangline.train.report import Reporter
 
 
 def record(step: int, attempt: int = 1, **more) -> StepRecord:
@@ -58,6 +60,25 @@ def track(directory: Path, *records: StepRecord, first: int = 0) -> None:
     for one in records:
         tracker.record(one)
     tracker.end({})
+
+
+def test_a_disk_that_is_full_for_a_while_costs_no_record(tmp_path: Path) -> None:
+    """The tracker is not left out for it, people are told once, and a line that was cut is made whole."""
+    reporter = Reporter({"jsonl": JsonLinesTracker(None)}, 0.0, 0, None, {})
+    reporter.trackers["jsonl"].begin(start(tmp_path))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    reporter.record(record(1))
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "metrics.jsonl").stat().st_size + 100, hard))
+    try:
+        reporter.record(record(2))
+        reporter.record(record(3))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    reporter.record(record(4))
+    reporter.end({})
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4]
+    assert [len(line["notes"]) for line in lines(tmp_path)] == [0, 0, 1, 0]
+    assert "has no room to write" in lines(tmp_path)[2]["notes"][0]
 
 
 def test_a_record_is_one_line_with_floats_in_full(tmp_path):

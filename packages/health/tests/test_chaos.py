@@ -70,6 +70,30 @@ def test_a_killed_a_hanging_and_a_failing_rank_change_nothing(runs):
     assert "rank 0 failed first: RuntimeError: health=chaos: an exception on purpose" in printed
 
 
+def test_spoilt_numbers_and_a_full_disk_are_named_and_undone(runs):
+    """By playbooks that read the same samples again the curve is that of a run that nobody disturbed, to the bit."""
+    words = ("parallel=ddp", "launch.processes=3", "batch.global_size=6", "run.steps=80", "checkpoint.every=10")
+    runs.train("run.dir=calm", *words)
+    again = [
+        f"health.on.playbooks.{kind}.{word}"
+        for kind in ("not_finite", "loss_spike", "gradient_spike")
+        for word in ("actions=[roll_back]", "patience=1", "skip=false", "back=0")
+    ]
+    faults = "health.chaos.at=[disk-full@8:0,nan@40:1,bad-batch@55:2,bit-flip@68:1]"
+    seconds = "health.chaos.full_seconds=0.5"
+    runs.train("run.dir=wild", *words, "health=[on,chaos]", faults, seconds, "health.on.corruption.every=5", *again)
+    assert runs.curve("wild") == runs.curve("calm")
+    events = read_events(runs.directory / "wild")
+    said = [(line["kind"], line["where"]) for line in events if line["event"] == "verdict"]
+    assert "not-saved" in {kind for kind, _ in said}
+    assert ("not-finite", "step 40") in said
+    assert {("loss-spike", "step 55"), ("gradient-spike", "step 55")} & set(said)
+    assert ("corruption", "rank 1") in said
+    faults_done = [line for line in events if line["event"] == "fault"]
+    assert [line["kind"] for line in faults_done] == ["disk-full", "nan", "bad-batch", "bit-flip"]
+    assert {line["generation"] for line in faults_done} == {1}
+
+
 def test_a_slow_rank_is_named_with_what_it_costs(runs):
     words = ("parallel=ddp", "launch.processes=4", "run.steps=60", "health=[on,chaos]", "health.chaos.slow_steps=45")
     # a busy machine makes a rank slow by itself, though not by so much

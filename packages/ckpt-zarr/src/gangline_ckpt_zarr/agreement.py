@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch.distributed as dist
 
 if TYPE_CHECKING:
     from gangline.comm import Store
@@ -25,6 +27,9 @@ _ASKED = 10_000  # times a second, by all ranks
 _OTHERS = 1.2  # other ranks wait so many times as long as rank 0, so that it can name those that are silent
 _HEARTBEAT = 0.1  # of the patience: the time between two heartbeats of a rank
 _NAMED = 8  # silent ranks
+_UNREACHED = 5.0  # seconds for which a store that cannot be reached is asked again
+
+T = TypeVar("T")
 
 
 class Failed(Exception):
@@ -36,6 +41,39 @@ class Failed(Exception):
     def __init__(self, what: Any, late: bool = False) -> None:
         self.what, self.late = what, late
         super().__init__(str(what))
+
+
+class PrefixedStore:
+    """The job's store, whatever it is made of, with keys that begin with a prefix.
+
+    One that cannot be reached is asked again for a while: a rank that gave up at once could not tell the others, which
+    would wait for it.
+    """
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store, self._prefix = store, prefix
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._asked(lambda: self._store.set(f"{self._prefix}/{key}", value))
+
+    def get(self, key: str) -> bytes:
+        return self._asked(lambda: self._store.get(f"{self._prefix}/{key}"))
+
+    def add(self, key: str, amount: int) -> int:
+        return self._asked(lambda: self._store.add(f"{self._prefix}/{key}", amount))
+
+    def check(self, keys: list[str]) -> bool:
+        return self._asked(lambda: self._store.check([f"{self._prefix}/{key}" for key in keys]))
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        until = time.monotonic() + _UNREACHED
+        while True:
+            try:
+                return ask()
+            except (ConnectionError, dist.DistNetworkError):
+                if time.monotonic() > until:
+                    raise
+                time.sleep(_LONGEST)
 
 
 class Agreement:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch.distributed as dist
 
 from gangline import BadCheckpoint, UserError
 from gangline.checkpoint import Checkpointer, CheckpointId, Handle, SaveRequest
-from gangline_ckpt_zarr.agreement import Agreement
+from gangline_ckpt_zarr.agreement import Agreement, PrefixedStore
 from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.load.nearest import unreadable
@@ -230,7 +230,7 @@ def build(config: ZarrCheckpoint, run: Run, store: Store | None) -> ZarrCheckpoi
     """The checkpointer of a run."""
     if store is not None:  # what an earlier one has said there is not for this one: every rank counts alike
         number = store.add(f"ckpt/made by {_rank()}", 1)
-        store = cast("Store", dist.PrefixStore(f"ckpt/{number}", cast(dist.Store, store)))
+        store = PrefixedStore(store, f"ckpt/{number}")
     tiers: list[Tier] = [*stored_tiers(config, run.run.dir or "")]
     if config.memory_every is not None:
         tiers.insert(0, MemoryTier(run, config.memory_every, store))

@@ -13,6 +13,7 @@ from gangline_health.monitors.base import Monitor
 from gangline_health.monitors.corruption import CorruptionMonitor
 from gangline_health.monitors.machine import MachineMonitor
 from gangline_health.monitors.numbers import NumbersMonitor
+from gangline_health.monitors.saves import SavesMonitor
 from gangline_health.monitors.stragglers import StragglersMonitor
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class WatchCheck(HealthCheck):
             self._add(CorruptionMonitor(config.corruption))
         if config.stragglers.on:
             self._add(StragglersMonitor(config.stragglers))
+        if config.saves.on:
+            self._add(SavesMonitor())
         if config.machine.on:
             self._add(MachineMonitor(config.machine, run.run.dir or "."))
         self.failed: dict[str, str] = {}  # monitor -> what it raised here, until it is told

@@ -20,6 +20,7 @@ from gangline.config import (
     Share,
 )
 from gangline.launch import Sidecar
+from gangline_health.burn_in.config import PART as BURN_IN
 from gangline_health.chaos.config import PART as CHAOS
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.monitors.straggler_options import StragglersOptions
@@ -48,6 +49,13 @@ class CorruptionOptions:
 
     on: bool = True  # whether the weights of replicas are compared
     every: PositiveInt = 100  # steps from one comparison to the next
+
+
+@dataclass
+class SavesOptions:
+    """Saves that come to nothing."""
+
+    on: bool = True  # whether they are found
 
 
 @dataclass
@@ -90,6 +98,7 @@ class Playbooks:
     divergence: Playbook = field(default_factory=lambda: Playbook(["roll_back", "stop"], rate=0.5, rate_steps=1000))
     zero_gradients: Playbook = field(default_factory=lambda: Playbook(["warn"]))
     machine: Playbook = field(default_factory=lambda: Playbook(["warn"]))
+    not_saved: Playbook = field(default_factory=lambda: Playbook(["warn"]))
     corruption: Playbook = field(default_factory=lambda: Playbook(["roll_back", "exclude", "stop"], skip=False))
     straggler: Playbook = field(default_factory=Playbook)
 
@@ -120,6 +129,10 @@ class WatchedHealth(HealthConfig):
     hangs: HangsOptions = field(default_factory=HangsOptions)
     stragglers: StragglersOptions = field(default_factory=StragglersOptions)
     machine: MachineOptions = field(default_factory=MachineOptions)
+    saves: SavesOptions = field(default_factory=SavesOptions)
+    alert: str = ""  # a command (JSON on its input) or a URL (POST): told each finding that is more than a note
+    metrics_port: Annotated[int, AtLeast(0), AtMost(65535)] = 0  # serve OpenMetrics at this port; 0: no
+    metrics_host: str = "127.0.0.1"  # at this address alone; 0.0.0.0: to whoever reaches the machine
     playbooks: Playbooks = field(default_factory=Playbooks)
     budget: Budget = field(default_factory=Budget)
 
@@ -142,9 +155,16 @@ class WatchedHealth(HealthConfig):
         return [*found, *(self.hangs.problems(run) if self.hangs.on else ())]
 
     def sidecars(self, run: Run) -> list[Sidecar]:
-        if not self.hangs.on:
-            return []
-        return [Sidecar(name="watch", target="gangline_health.hangs.watch:main", args=(asdict(self.hangs),))]
+        found = []
+        if self.hangs.on:
+            watch = "gangline_health.hangs.watch:main"
+            found.append(Sidecar(name="watch", target=watch, args=(asdict(self.hangs), self.alert)))
+        if self.alert:
+            found.append(Sidecar(name="alert", target="gangline_health.live.alerts:main", args=(self.alert,)))
+        if self.metrics_port:
+            where = (self.metrics_host, self.metrics_port)
+            found.append(Sidecar(name="metrics", target="gangline_health.live.serve:main", args=where))
+        return found
 
     def notices(self, run: Run) -> list[str]:
         """Playbooks that go back, in a run that keeps no checkpoint to go back to."""
@@ -165,4 +185,5 @@ PARTS = (
         summary="spikes, divergence, not finite: found before a step is applied, and answered",
     ),
     CHAOS,
+    BURN_IN,
 )

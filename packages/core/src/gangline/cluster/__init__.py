@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         Cluster as Cluster,
         Quantity as Quantity,
         load_cluster as load_cluster,
+        save_cluster as save_cluster,
         shipped as shipped,
     )
     from gangline.cluster.topology import Tier as Tier, Topology as Topology
@@ -22,6 +23,6 @@ __getattr__, __all__ = lazily(
     {
         "gangline.cluster.topology": "Tier Topology",
         "gangline.cluster.failures": "Losses losses",
-        "gangline.cluster.file": "VERSION Cluster Quantity load_cluster shipped",
+        "gangline.cluster.file": "VERSION Cluster Quantity load_cluster save_cluster shipped",
     },
 )

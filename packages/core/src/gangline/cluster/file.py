@@ -14,8 +14,9 @@ that no file names makes no sum of money.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from math import isfinite
 from pathlib import Path
@@ -117,6 +118,25 @@ def load_cluster(name: str) -> Cluster:
             f"Shipped: {', '.join(shipped())}; or the path of a file that ends in .yaml.",
         )
     return _read(path)
+
+
+def save_cluster(cluster: Cluster, path: Path) -> None:
+    """Write it as a file that `load_cluster` reads, replaced as a whole."""
+    import yaml
+
+    content = {
+        "version": VERSION,
+        "about": cluster.about,
+        "network": {
+            "gpus_per_node": cluster.topology.gpus_per_node,
+            "nodes_per_rack": cluster.topology.nodes_per_rack,
+        },
+        "numbers": {name: asdict(quantity) for name, quantity in cluster.numbers.items()},
+    }
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(yaml.safe_dump(content, sort_keys=False, width=120))
+    draft.replace(path)
+    _read.cache_clear()
 
 
 @cache

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         Store as Store,
     )
     from gangline.comm.fake import FakeComm as FakeComm, FakeComms as FakeComms
+    from gangline.comm.objects import gather_json as gather_json
     from gangline.comm.ordered import Later as Later, sum_rows as sum_rows
     from gangline.comm.solo import Done as Done, Solo as Solo
     from gangline.comm.wrap import Wrapped as Wrapped, WrappedComms as WrappedComms
@@ -29,6 +30,7 @@ __getattr__, __all__ = lazily(
         "gangline.comm.base": "Comm Comms Pending Reduction Store",
         "gangline.comm.autograd": "all_gather all_reduce all_to_all",
         "gangline.comm.fake": "FakeComm FakeComms",
+        "gangline.comm.objects": "gather_json",
         "gangline.comm.ordered": "Later sum_rows",
         "gangline.comm.solo": "Done Solo",
         "gangline.comm.wrap": "Wrapped WrappedComms",

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gangline.launch.failures import RankFailure as RankFailure, claim as claim
     from gangline.launch.guard import STACKS as STACKS, born as born, die_with as die_with
     from gangline.launch.local import LocalLauncher as LocalLauncher
+    from gangline.launch.nodes import name_of_this_node as name_of_this_node
     from gangline.launch.output import log_path as log_path
 
 __getattr__, __all__ = lazily(
@@ -24,6 +25,7 @@ __getattr__, __all__ = lazily(
         "gangline.launch.failures": "RankFailure claim",
         "gangline.launch.guard": "STACKS born die_with",
         "gangline.launch.local": "LocalLauncher",
+        "gangline.launch.nodes": "name_of_this_node",
         "gangline.launch.output": "log_path",
     },
 )

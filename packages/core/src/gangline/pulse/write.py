@@ -56,6 +56,11 @@ class Pulse:
         """The number of the phase that the rank is in."""
         return self._phase
 
+    @property
+    def generation(self) -> int:
+        """Which start of the run's ranks this one is of."""
+        return int(self._words[layout.GENERATION])
+
     def enter(self, phase: int) -> int:
         """From now on the rank is in that phase (its number); gives the number of the one before."""
         now, before, words = monotonic_ns(), self._phase, self._words

@@ -17,11 +17,15 @@ FILE = "metrics.jsonl"
 
 
 class JsonLinesTracker(Tracker):
-    """Appends each record as it comes; a write is so cheap that nothing waits in a buffer for a kill to lose it."""
+    """Appends each record as it comes; a write is so cheap that nothing waits in a buffer for a kill to lose it.
+
+    What does not fit on a full disk waits for the next record: with room again no step is missing.
+    """
 
     def __init__(self, path: str | None) -> None:
         self.path = None if path is None else Path(path)
         self.file: IO[bytes] | None = None
+        self.left = b""  # not written yet
 
     def begin(self, start: Start) -> None:
         path = self.path or Path(start.directory) / FILE
@@ -30,13 +34,22 @@ class JsonLinesTracker(Tracker):
         end_line(self.file)
 
     def record(self, record: StepRecord) -> None:
+        self.left += record.to_json().encode() + b"\n"
+        self._write()
+
+    def _write(self) -> None:
+        """All that is left. Raises OSError where only a part could be written."""
         assert self.file is not None
-        self.file.write(record.to_json().encode() + b"\n")
+        while self.left:
+            self.left = self.left[self.file.write(self.left) or 0 :]
 
     def end(self, summary: dict[str, Any]) -> None:
         if self.file is not None:
-            self.file.close()
-            self.file = None
+            try:
+                self._write()
+            finally:
+                self.file.close()
+                self.file = None
 
 
 def build(config: JsonLines, run: Run) -> JsonLinesTracker:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import time
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ from gangline.pulse.write import current
 from gangline.record import StepRecord
 from gangline.track.base import Start, Tracker
 from gangline.train.peaks import peak_flops
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk: it passes
 
 
 class Clock:
@@ -63,6 +66,7 @@ class Reporter:
         self.trackers, self.describe = trackers, describe
         self.flops, self.parameters, self.peak, self.measured = flops, parameters, peak, measured
         self.failed: set[str] = set()
+        self.full: set[str] = set()  # trackers whose disk is full, and of which people have been told
         self.noted: list[str] = []  # since the last record
 
     @classmethod
@@ -118,7 +122,14 @@ class Reporter:
                 continue
             try:
                 getattr(tracker, call)(argument)
+                if call == "record":
+                    self.full.discard(name)
             except Exception as error:  # a tracker may be anybody's, and must not end a run
+                if call == "record" and isinstance(error, OSError) and error.errno in FULL:
+                    if name not in self.full:
+                        self.full.add(name)
+                        self.note(f"track={name} has no room to write ({error.strerror}); it is asked again each step")
+                    continue
                 self.failed.add(name)
                 self._each("note", f"track={name} failed and is left out from here on: {type(error).__name__}: {error}")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gangline.health import HealthCheck, Verdict
-from gangline.pulse import PulseReader, find
+from gangline.pulse import PulseReader, current, find
 from gangline.tools import Events
 from gangline_health.chaos import state
 from gangline_health.chaos.config import ChaosHealth
@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from gangline.strategy import Runtime
     from gangline.track import StepRecord
 
-FULL_SECONDS = 2.0  # a disk is full
-FULL_BYTES = 1 << 12  # that a file may have then
-STORE_SECONDS = 2.0  # a store is lost
+FULL_BYTES = 1 << 12  # that a file may have while a disk is full
 
 
 class ChaosCheck(HealthCheck):
@@ -69,7 +67,7 @@ class ChaosCheck(HealthCheck):
 
     def _do(self, fault: Fault, step: int) -> None:
         assert self.run_dir is not None
-        events = Events(self.run_dir, by="chaos")
+        events = Events(self.run_dir, current().generation, by="chaos")
         events.write("fault", step=step, kind=fault.kind, rank=self.rank, number=fault.number)
         events.close()
         getattr(self, "_" + fault.kind.replace("-", "_"))(step)
@@ -112,7 +110,7 @@ class ChaosCheck(HealthCheck):
         state.now.nan = True
 
     def _lost_store(self, step: int) -> None:
-        state.now.store_until = time.monotonic() + STORE_SECONDS
+        state.now.store_until = time.monotonic() + self.config.store_seconds
 
     # --- numbers ------------------------------------------------------------------------------------------------------
 
@@ -127,11 +125,11 @@ class ChaosCheck(HealthCheck):
         flat[0] = flat[:1].view(words).bitwise_xor(1 << bit).view(flat.dtype)[0]
 
     def _bad_batch(self, step: int) -> None:
-        """The tokens of this rank's next batch are others."""
+        """The tokens of this rank's next batch are others: as where a shard was read from the wrong place."""
         own = self.runtime.step
 
         def changed(batch: Any) -> Any:
-            return replace(batch, tokens=batch.tokens.flip(-1), targets=batch.targets.roll(7, -1))
+            return replace(batch, tokens=batch.tokens.flip(-1), targets=batch.targets.max() - batch.targets)
 
         def once(microbatches: Sequence[Any]) -> Any:
             del self.runtime.step
@@ -143,7 +141,7 @@ class ChaosCheck(HealthCheck):
 
     def _disk_full(self, step: int) -> None:
         """Files of this rank may not grow."""
-        self.full_until = time.monotonic() + FULL_SECONDS
+        self.full_until = time.monotonic() + self.config.full_seconds
         resource.setrlimit(resource.RLIMIT_FSIZE, (FULL_BYTES, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
     def _room_again(self) -> None:

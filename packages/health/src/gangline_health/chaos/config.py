@@ -27,6 +27,8 @@ class ChaosHealth(HealthConfig):
     at: list[str] = field(default_factory=list)  # faults by step, each as kind@step or kind@step:rank
     slow_seconds: PositiveFloat = 0.5  # of a slow rank: by which each of its steps is longer
     slow_steps: NonNegativeInt = 50  # how many steps it is slow
+    full_seconds: PositiveFloat = 2.0  # how long a disk is full
+    store_seconds: PositiveFloat = 2.0  # how long a store is lost
 
     def check(self, run: Run) -> list[Problem]:
         """Chosen without a word of what to break, or a fault that nobody can read."""

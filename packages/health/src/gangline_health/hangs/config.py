@@ -24,7 +24,6 @@ class HangsOptions:
     quiet_seconds: PositiveFloat = 60.0  # the same of saves, validation and callbacks, which vary with disk and data
     factor: Annotated[float, AtLeast(1.5)] = 4.0  # a phase is too long from so many times its 99th percentile on
     unlearned_seconds: PositiveFloat = 900.0  # and before it has been seen often enough: a first step, a first save
-    alert: str = ""  # a command that is given the finding as JSON on its input, before a rank is killed
 
     def problems(self, run: Run) -> Iterator[Problem]:
         """Limits in the wrong order: what is longer would never be reached, or cut short what is still in time."""

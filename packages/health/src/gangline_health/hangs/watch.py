@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -25,10 +24,10 @@ from gangline_health.hangs import processes, summary
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Diagnosis, Watched, diagnose
 from gangline_health.hangs.limits import learned, limit
+from gangline_health.live.alerts import send
 
 INTERVAL = 0.2  # seconds between two looks
 LEARN = 2.0  # seconds between two looks at how long phases take
-ALERT_SECONDS = 10.0  # a command that takes longer is left alone
 STARVED = 0.2  # of a core: a rank that wants to run and gets less is not to blame for it
 
 
@@ -60,6 +59,7 @@ class Watcher:
 
     run_dir: Path
     options: HangsOptions
+    alert: str = ""  # a command or a URL
     host: str = field(default_factory=lambda: os.uname().nodename)
     standing: dict[Path, Standing] = field(default_factory=dict)
     known: dict[str, float] = field(default_factory=dict)
@@ -152,19 +152,13 @@ class Watcher:
         stacks = processes.stacks(self.run_dir, [one.seen for one in own])
         place.write_text(json.dumps(report(diagnosis, own, stacks), indent=1))
         print(f"health: {verdict}", flush=True)
-        self._alert(verdict)
+        if self.alert and (why := send(self.alert, {"run_dir": str(self.run_dir), **verdict.to_dict()})):
+            print(f"health.on.alert={self.alert}: {why}", flush=True)
         if restart:
             said = f"hang: {diagnosis.evidence}; it was killed"
             claim(self.run_dir / "logs", generation, RankFailure(diagnosis.ranks[0], "bug", 1, said))
             for one in culprits if diagnosis.why != "transfer" else culprits[:1]:
                 processes.kill(one.seen, signal.SIGKILL)
-
-    def _alert(self, verdict: Verdict) -> None:
-        if not self.options.alert:
-            return
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            content = json.dumps(verdict.to_dict()).encode()
-            subprocess.run(self.options.alert, shell=True, input=content, timeout=ALERT_SECONDS, check=False)
 
 
 def report(diagnosis: Diagnosis, ranks: list[Watched], stacks: dict[int, str]) -> dict:
@@ -204,10 +198,10 @@ def alone(run_dir: Path, host: str) -> Iterator[None]:
         yield
 
 
-def main(run_dir: str, options: dict) -> None:
+def main(run_dir: str, options: dict, alert: str = "") -> None:
     """The sidecar's target."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    watcher = Watcher(Path(run_dir), HangsOptions(**options))
+    watcher = Watcher(Path(run_dir), HangsOptions(**options), alert)
     with alone(watcher.run_dir, watcher.host):
         last = time.monotonic()
         while True:

@@ -1,0 +1,133 @@
+"""What a machine does, measured: products, memory, links. Rates are of the best repetition, which disturbs least.
+
+All ranks of a `Comm` measure links together, each call in the same order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from gangline.comm.base import Comm
+
+LARGE = {"cpu": (512, 128), "cuda": (8192, 2048)}  # rows of a square product, large and small
+COPIED = {"cpu": 32 << 20, "cuda": 1 << 30}  # bytes of what is copied in memory
+SENT = {"cpu": 1 << 20, "cuda": 256 << 20}  # bytes of what is sent
+_TERM = 2  # the largest number in a factor of the exact product
+
+
+def best(device: torch.device, work: Callable[[], object], seconds: float, least: int = 3) -> float:
+    """Seconds of the fastest repetition of `work`, in about `seconds` of them, after one that is not counted."""
+    return min(repeated(device, work, seconds, least))
+
+
+def repeated(device: torch.device, work: Callable[[], object], seconds: float, least: int = 3) -> list[float]:
+    """Seconds of each repetition."""
+    work()
+    _synchronize(device)
+    found: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(found) < least or time.perf_counter() < end:
+        start = time.perf_counter()
+        work()
+        _synchronize(device)
+        found.append(time.perf_counter() - start)
+    return found
+
+
+def matmul(device: torch.device, dtype: torch.dtype, size: int, seconds: float) -> float:
+    """Operations a second of a square product."""
+    a = torch.ones(size, size, dtype=dtype, device=device)
+    return 2 * size**3 / best(device, lambda: torch.mm(a, a), seconds)
+
+
+def memory(device: torch.device, seconds: float) -> float:
+    """Bytes a second that a copy reads and writes."""
+    source = torch.ones(COPIED[device.type], dtype=torch.uint8, device=device)
+    into = torch.empty_like(source)
+    return 2 * source.numel() / best(device, lambda: into.copy_(source), seconds)
+
+
+def products_are_exact(device: torch.device, dtype: torch.dtype, size: int = 256, seed: int = 0) -> bool:
+    """Whether a product of small whole numbers is what integers give: sums stay below 2^24, so float32 holds them."""
+    draw = torch.Generator().manual_seed(seed)
+    a, b = (torch.randint(-_TERM, _TERM + 1, (size, size), generator=draw) for _ in range(2))
+    expected = (a @ b).to(torch.float32).to(dtype)
+    found = torch.mm(a.to(device, dtype), b.to(device, dtype)).cpu()
+    return torch.equal(found, expected)
+
+
+def all_reduce(comm: Comm, device: torch.device, repetitions: int) -> float:
+    """Bytes a second that this rank sends in a ring all-reduce: 2 (n-1)/n of the array. 0 for one rank."""
+    if comm.size == 1:
+        return 0.0
+    x = torch.zeros(SENT[device.type] // 4, dtype=torch.float32, device=device)
+    seconds = _together(comm, device, lambda: comm.all_reduce(x), repetitions)
+    return 2 * (comm.size - 1) / comm.size * 4 * x.numel() / seconds
+
+
+def all_to_all(comm: Comm, device: torch.device, peers: Sequence[int], repetitions: int) -> float:
+    """Bytes a second that this rank sends, evenly to these ranks of the axis; the others call it with their own.
+
+    0 for a rank without one.
+    """
+    share = SENT[device.type] // max(1, comm.size)
+    splits = [share if peer in peers else 0 for peer in range(comm.size)]
+    x = torch.zeros(sum(splits), dtype=torch.uint8, device=device)
+    seconds = _together(comm, device, lambda: comm.all_to_all(x, splits, splits), repetitions)
+    return sum(splits) / seconds
+
+
+def pair(comm: Comm, device: torch.device, peer: int | None, repetitions: int, size: int | None = None) -> float:
+    """Bytes a second to a peer and as much back at once; None: this rank has none in this round."""
+    mine = torch.zeros(SENT[device.type] if size is None else size, dtype=torch.uint8, device=device)
+    theirs = torch.empty_like(mine)
+    to = [] if peer is None else [(mine, peer)]
+    back = [] if peer is None else [(theirs, peer)]
+    seconds = _together(comm, device, lambda: comm.exchange(to, back), repetitions)
+    return mine.numel() / seconds if peer is not None else 0.0
+
+
+def _together(comm: Comm, device: torch.device, work: Callable[[], object], repetitions: int) -> float:
+    """Seconds of the fastest; the same number on all ranks, for they wait for each other."""
+    work()
+    found = []
+    for _ in range(repetitions):
+        comm.barrier()
+        _synchronize(device)
+        start = time.perf_counter()
+        work()
+        _synchronize(device)
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def rounds(size: int, most: int) -> list[list[int | None]]:
+    """Who meets whom: by round the peer of each rank (None: nobody).
+
+    Up to `most` ranks all pairs, each once (the circle method of tournaments); of more each with neighbours at growing
+    distances, so that every rank has as many rounds as `most` has bits.
+    """
+    if size <= most:
+        even = size + size % 2
+        found = []
+        for number in range(even - 1):
+            circle = [0, *((number + place) % (even - 1) + 1 for place in range(even - 1))]
+            peers: list[int | None] = [None] * size
+            for a, b in zip(circle[: even // 2], reversed(circle[even // 2 :]), strict=True):
+                if a < size and b < size:
+                    peers[a], peers[b] = b, a
+            found.append(peers)
+        return found
+    found, apart = [], 1
+    while apart < min(size, 1 << most.bit_length()):
+        found.append([other if (other := rank ^ apart) < size else None for rank in range(size)])
+        apart *= 2
+    return found
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,1 @@
+"""Machines measured before a run: bad ranks are named before step 1."""

@@ -1,0 +1,145 @@
+"""health=burn_in: measures all ranks before the first step, and again at a start on other nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gangline.cluster import load_cluster, measure, save_cluster
+from gangline.comm import gather_json
+from gangline.health import Action, HealthCheck, Verdict
+from gangline.launch import name_of_this_node
+from gangline_health.burn_in.config import BurnInHealth
+from gangline_health.burn_in.judge import RankRates, bad_links, bad_ranks, measured
+
+if TYPE_CHECKING:
+    from gangline.comm import Comm, Comms, Store
+    from gangline.config import Run
+    from gangline.strategy import Runtime
+    from gangline.track import StepRecord
+
+LOGS, FILE = "logs", "burn-in.json"
+CLUSTER = "cluster.yaml"  # in the run directory
+SMALL_MESSAGE = 8  # bytes: its time is the latency
+
+
+class BurnInCheck(HealthCheck):
+    """Looks once; afterwards there is nothing to observe."""
+
+    def __init__(self, config: BurnInHealth, run: Run) -> None:
+        self.config = config
+        self.run_dir = None if run.run.dir is None else Path(run.run.dir)
+
+    def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
+        self.world, self.rank, self.device = comms.world, comms.rank, device
+
+    def observe(self, record: StepRecord) -> Iterable[Verdict]:
+        return ()
+
+    def before_run(self) -> Iterable[Verdict]:
+        told = gather_json(self.world, self.device, [name_of_this_node(), nodes_of(self.run_dir)])
+        nodes = [node for node, _ in told]
+        if told[0][1] == nodes:  # rank 0's word: these were measured, and a restart is to be fast
+            return []
+        rows = [RankRates.of(row) for row in gather_json(self.world, self.device, self._measure(nodes))]
+        if self.rank:  # the verdicts of rank 0 are for all
+            return []
+        return self._judged(rows)
+
+    def _judged(self, rows: list[RankRates]) -> list[Verdict]:
+        on_cpu = self.device.type == "cpu"
+        bad, links = bad_ranks(rows, self.config, on_cpu), bad_links(rows, self.config, on_cpu)
+        kind = "cpu" if on_cpu else f"cuda, {torch.cuda.get_device_name(self.device)}"
+        about = f"{len(rows)} ranks on {len({row.node for row in rows})} nodes, {kind}"
+        if self.run_dir is not None:
+            content = {
+                "version": 1,
+                "ranks": [row.to_dict() for row in rows],
+                "bad": [{"rank": one.rank, "node": one.node, "why": one.why} for one in bad],
+                "links": links,
+            }
+            Path(self.run_dir, LOGS, FILE).write_text(json.dumps(content, indent=1))
+            small = measure.LARGE[self.device.type][1]
+            when = time.strftime("%Y-%m-%d", time.gmtime())
+            save_cluster(measured(rows, load_cluster(self.config.base), about, when, small), self.run_dir / CLUSTER)
+        action = Action.STOP if self.config.act == "stop" else Action.WARN
+        said = [
+            Verdict("burn-in", f"rank {one.rank}", 1.0, f"{'; '.join(one.why)} (node {one.node})", action,
+                    details={"rank": one.rank, "node": one.node, "exclude": f"rank {one.rank}"})
+            for one in bad
+        ]  # fmt: skip
+        said += [Verdict("burn-in-link", "the network", 0.8, link, Action.WARN) for link in links]
+        if not said:
+            evidence = f"{about}: no rank is far below the median"
+            said.append(Verdict("burn-in", "the run", 1.0, evidence, Action.NOTE))
+        return said
+
+    def _measure(self, nodes: list[str]) -> dict[str, Any]:
+        """This rank; the parts with others are the same calls on all ranks."""
+        comm, device, options = self.world, self.device, self.config
+        dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        large, small = measure.LARGE[device.type]
+        comm.barrier()
+        rates = {
+            "matmul": measure.matmul(device, dtype, large, options.seconds),
+            "small_matmul": measure.matmul(device, dtype, small, options.seconds / 2),
+            "memory": measure.memory(device, options.seconds),
+        }
+        wrong = [] if measure.products_are_exact(device, dtype) else [f"a product of whole numbers in {dtype}"]
+        if not exact_sum(comm, device):
+            wrong.append("a sum over all ranks")
+        own = nodes[self.rank]
+        same = [rank for rank, node in enumerate(nodes) if node == own]
+        others = [rank for rank, node in enumerate(nodes) if node != own]
+        again = options.repetitions
+        sent: dict[str, float] = {}
+        for peers in measure.rounds(comm.size, options.pairs):
+            peer = peers[self.rank]
+            rate = measure.pair(comm, device, peer, again)
+            if peer is not None:
+                sent[str(peer)] = rate
+        neighbour = measure.rounds(comm.size, 1)[0][self.rank] if comm.size > 1 else None
+        message = measure.pair(comm, device, neighbour, again, SMALL_MESSAGE) if comm.size > 1 else 0.0
+        return RankRates(
+            rank=self.rank,
+            node=own,
+            **rates,
+            latency=SMALL_MESSAGE / message if message else 0.0,
+            memory_bytes=memory_of(device, len(same)),
+            all_reduce=measure.all_reduce(comm, device, again),
+            to_node=measure.all_to_all(comm, device, same, again) if comm.size > 1 else 0.0,
+            to_others=measure.all_to_all(comm, device, others, again) if len(set(nodes)) > 1 else 0.0,
+            sent=sent,
+            wrong=tuple(wrong),
+        ).to_dict()
+
+
+def exact_sum(comm: Comm, device: torch.device) -> bool:
+    """Whether an all-reduce of whole numbers gives what it must."""
+    own = torch.arange(1024, dtype=torch.float32, device=device)
+    found = comm.all_reduce((own * (comm.index + 1)).contiguous())
+    return torch.equal(found, own * (comm.size * (comm.size + 1) // 2))
+
+
+def memory_of(device: torch.device, ranks: int) -> float:
+    """Bytes of an accelerator; of a CPU this rank's share of its machine's."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / max(1, ranks)
+
+
+def nodes_of(run_dir: Path | None) -> list[str] | None:
+    """The node of each rank, of ranks that were found to be good."""
+    if run_dir is None:
+        return None
+    try:
+        content = json.loads(Path(run_dir, LOGS, FILE).read_text())
+        return None if content["bad"] else [row["node"] for row in content["ranks"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

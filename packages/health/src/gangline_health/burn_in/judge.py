@@ -1,0 +1,147 @@
+"""What was measured of all ranks: who is bad, a table, and the machine as a cluster file. Torch-free, pure.
+
+A rank is held against the median of all: those of one job are machines of one kind.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from gangline.cluster import Cluster, Quantity, Topology
+from gangline_health.burn_in.config import BurnInHealth
+
+MOST_SHARE = 0.9  # a rank below a tenth of the median is bad on any machine
+
+
+@dataclass(frozen=True)
+class RankRates:
+    """One rank, measured; rates in operations or bytes a second.
+
+    sent        to each peer, by its rank
+    all_reduce  of all ranks together; to_node, to_others: all-to-all inside the node and between nodes, 0 where
+                nobody is there
+    wrong       what it computed wrongly
+    """
+
+    rank: int
+    node: str
+    matmul: float
+    small_matmul: float
+    memory: float
+    latency: float
+    memory_bytes: float
+    all_reduce: float = 0.0
+    to_node: float = 0.0
+    to_others: float = 0.0
+    sent: dict[str, float] = field(default_factory=dict)
+    wrong: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, content: dict[str, Any]) -> RankRates:
+        return cls(**{**content, "wrong": tuple(content["wrong"])})
+
+
+@dataclass(frozen=True)
+class BadRank:
+    """A rank and all that speaks against it."""
+
+    rank: int
+    node: str
+    why: tuple[str, ...]
+
+
+def bad_ranks(rows: Sequence[RankRates], options: BurnInHealth, on_cpu: bool) -> list[BadRank]:
+    """Those far below the median of all ranks, and those that computed wrongly."""
+    against: dict[int, list[str]] = {row.rank: [f"computes wrongly: {what}" for what in row.wrong] for row in rows}
+    for name, share, unit in (("matmul", options.matmul, "TFLOP/s"), ("memory", options.memory, "GB/s")):
+        scale = 1e12 if name == "matmul" else 1e9
+        rates = {row.rank: getattr(row, name) for row in rows}
+        for rank, rate, middle in below(rates, limit(share, options, on_cpu)):
+            against[rank].append(f"{name} {rate / scale:.3g} {unit}, the median is {middle / scale:.3g}")
+    for tier in ("node", "cluster"):
+        rates = {row.rank: statistics.median(found) for row in rows if (found := list(sent(row, rows, tier).values()))}
+        for rank, rate, middle in below(rates, limit(options.link, options, on_cpu)):
+            where = "in its node" if tier == "node" else "to other nodes"
+            against[rank].append(f"sends {rate / 1e9:.3g} GB/s {where}, the median is {middle / 1e9:.3g}")
+    nodes = {row.rank: row.node for row in rows}
+    return [BadRank(rank, nodes[rank], tuple(why)) for rank, why in against.items() if why]
+
+
+def bad_links(rows: Sequence[RankRates], options: BurnInHealth, on_cpu: bool) -> list[str]:
+    """Pairs that are slow though neither of the two is slow with most others."""
+    bad = {one.rank for one in bad_ranks(rows, options, on_cpu)}
+    found = []
+    for tier in ("node", "cluster"):
+        rates = {
+            (row.rank, peer): rate
+            for row in rows
+            for peer, rate in sent(row, rows, tier).items()
+            if row.rank < peer and not {row.rank, peer} & bad
+        }
+        middle = statistics.median(rates.values()) if rates else 0.0
+        for (one, other), rate in rates.items():
+            if rate < (1 - limit(options.link, options, on_cpu)) * middle:
+                found.append(f"rank {one} to rank {other}: {rate / 1e9:.3g} GB/s, the median is {middle / 1e9:.3g}")
+    return found
+
+
+def limit(share: float, options: BurnInHealth, on_cpu: bool) -> float:
+    return min(share * options.shared, MOST_SHARE) if on_cpu else share
+
+
+def below(rates: dict[int, float], share: float) -> list[tuple[int, float, float]]:
+    """(rank, its rate, the median) of those below the median by more than a share of it."""
+    if len(rates) < 2:
+        return []
+    middle = statistics.median(rates.values())
+    return [(rank, rate, middle) for rank, rate in rates.items() if rate < (1 - share) * middle]
+
+
+def sent(row: RankRates, rows: Sequence[RankRates], tier: str) -> dict[int, float]:
+    """What a rank sends to each peer of its node, or of others."""
+    nodes = {other.rank: other.node for other in rows}
+    return {int(peer): rate for peer, rate in row.sent.items() if (nodes[int(peer)] == row.node) == (tier == "node")}
+
+
+def measured(rows: Sequence[RankRates], base: Cluster, about: str, when: str, small_size: int) -> Cluster:
+    """The machine in the numbers of a cluster file: what was measured, and beside it what the base says.
+
+    small_size: rows of the small product.
+    """
+    by = f"measured by burn-in, {when}, {about}"
+    rate, small = (statistics.median(getattr(row, name) for row in rows) for name in ("matmul", "small_matmul"))
+    inside = [value for row in rows for value in sent(row, rows, "node").values()]
+    beyond = [value for row in rows for value in sent(row, rows, "cluster").values()]
+    numbers = {
+        name: replace(quantity, source=f"not measured; of {base.name}: {quantity.source}")
+        for name, quantity in base.numbers.items()
+        if not name.startswith(("peak.", "price.", "watts", "failure.", "storage.", "matmul.efficiency_"))
+    }
+    found = {
+        "memory.bytes": min(row.memory_bytes for row in rows),
+        "memory.bandwidth": statistics.median(row.memory for row in rows),
+        "memory.efficiency": 1.0,
+        "peak.bf16": rate,
+        "matmul.efficiency": 1.0,
+        "jitter.sigma": statistics.pstdev(row.matmul for row in rows) / rate if len(rows) > 1 else 0.0,
+    }
+    if small < rate:  # t = (operations + half) / rate
+        found["matmul.half"] = (rate / small - 1) * 2 * small_size**3
+    if both := inside or beyond:
+        whole = [row.all_reduce for row in rows if row.all_reduce]
+        found["link.node.bandwidth"] = statistics.median(inside or both)
+        found["link.cluster.bandwidth"] = statistics.median(beyond or both)
+        found["link.node.latency"] = found["link.cluster.latency"] = statistics.median(row.latency for row in rows)
+        slowest = min(found["link.node.bandwidth"], found["link.cluster.bandwidth"])
+        if whole:
+            found["link.efficiency"] = min(1.0, statistics.median(whole) / slowest)
+    numbers |= {name: Quantity(float(value), by) for name, value in found.items()}
+    nodes = {row.node for row in rows}
+    topology = Topology(gpus_per_node=max(1, len(rows) // len(nodes)), nodes_per_rack=base.topology.nodes_per_rack)
+    return Cluster(base.name, about, topology, numbers)

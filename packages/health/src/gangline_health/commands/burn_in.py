@@ -1,0 +1,72 @@
+"""`gangline health burn-in [WORDS]`: the machines of a job, measured by a small run of one step, launched as any."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+# A model that says nothing of the machine; the step after the measurements shows that a whole one can be done.
+MODEL = (
+    "model.dim=64", "model.layers=1", "model.heads=2", "model.kv_heads=2", "model.hidden=128",
+    "batch.sequence_length=32",
+    "run.steps=1", "run.sample=0", "validate.every=null", "checkpoint=off", "track=[]", "parallel=ddp",
+)  # fmt: skip
+TEXT = "The machines are measured before anything is trained on them. " * 200
+
+
+def run(argv: Sequence[str]) -> int:
+    """Print it; the exit code is that of the run: 0, or 3 where a rank is bad."""
+    parser = argparse.ArgumentParser(
+        prog="gangline health burn-in",
+        description="Measures products, memory and links of every rank, and names those far below the median (exit "
+        "code 3). All other words are those of train: launch.processes=8, health.burn_in.seconds=2.",
+    )
+    parser.add_argument("--json", action="store_true", help="what was measured as JSON, for scripts")
+    asked, words = parser.parse_known_args(list(argv))
+    name = next((word.partition("=")[2] for word in words if word.startswith("run.dir=")), "")
+    run_dir = Path(name or f"runs/burn-in-{time.strftime('%Y%m%d-%H%M%S')}")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "text.txt").write_text(TEXT)
+        own = [f"data.path={folder}", *MODEL, "health=[burn_in]", f"run.dir={run_dir}"]
+        ranks = next((int(n) for word in words if (n := word.removeprefix("launch.processes=")) != word), 1)
+        command = [sys.executable, "-m", "gangline.cli.train", *own, f"batch.global_size={ranks}", *words]
+        code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
+    place = run_dir / "logs" / "burn-in.json"
+    if code in (0, 3) and place.exists():
+        found = json.loads(place.read_text())
+        if asked.json:
+            print(json.dumps({**found, "cluster": str(run_dir / "cluster.yaml")}, indent=1))
+        else:
+            show(found, run_dir, Console())
+    return code
+
+
+def show(found: dict[str, Any], run_dir: Path, console: Console) -> None:
+    """A table of ranks, with the bad ones marked."""
+    bad = {one["rank"]: one["why"] for one in found["bad"]}
+    table = Table(title=f"{len(found['ranks'])} ranks", title_justify="left")
+    columns = ("rank", "node", "TFLOP/s", "memory GB/s", "all-reduce", "in the node", "to others GB/s", "")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number in (1, len(columns) - 1) else "right")
+    for row in found["ranks"]:
+        rates = [row["memory"], row["all_reduce"], row["to_node"], row["to_others"]]
+        table.add_row(
+            str(row["rank"]), row["node"], f"{row['matmul'] / 1e12:.3g}",
+            *(f"{rate / 1e9:.3g}" if rate else "-" for rate in rates),
+            "BAD: " + "; ".join(bad[row["rank"]]) if row["rank"] in bad else "",
+            style="red" if row["rank"] in bad else "",
+        )  # fmt: skip
+    console.print(table)
+    for link in found["links"]:
+        console.print(f"slow link: {link}")
+    console.print(f"{run_dir / 'cluster.yaml'}: these numbers as a cluster, for cluster=FILE")

@@ -1,0 +1,110 @@
+"""`gangline health watch RUN_DIR`: a page of a run that lives, in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from gangline_health.live.status import RunFollower, Status
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 64
+SHOWN = 16  # ranks
+
+
+def run(argv: Sequence[str]) -> int:
+    """Show it until the run has ended or Ctrl-C. Raises UserError for what is no run."""
+    parser = argparse.ArgumentParser(
+        prog="gangline health watch", description="Loss, step, ranks, verdicts and the last checkpoint of a run."
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser.add_argument("--once", action="store_true", help="as it is now, once, for scripts")
+    parser.add_argument("--seconds", type=float, default=1.0, help="between two looks (1)")
+    asked = parser.parse_args(list(argv))
+    watched = RunFollower(Path(asked.run_dir).expanduser())
+    console = Console()
+    status = watched.look()
+    if asked.once:
+        console.print(page(status))
+        return 0
+    try:
+        with Live(page(status), console=console, auto_refresh=False) as live:
+            while status.ending is None:
+                time.sleep(max(0.1, asked.seconds))
+                status = watched.look()
+                live.update(page(status), refresh=True)
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def page(status: Status) -> Group:
+    """All of it."""
+    return Group(*head(status), *ranks(status), *verdicts(status))
+
+
+def head(status: Status) -> Iterable[Text]:
+    """The run, its newest step, its loss, its checkpoint."""
+    of = f" of {status.steps}" if status.steps else ""
+    record = status.record or {}
+    yield Text(f"{status.name}: {status.state}, step {record.get('step', 0)}{of}, in {status.run_dir}", "bold")
+    if record:
+        mfu = record.get("mfu")
+        rate = f"{float(record.get('tokens_per_second', 0)):.4g} tokens/s" + (f", MFU {mfu:.1%}" if mfu else "")
+        yield Text(
+            f"loss {float(record.get('loss', math.nan)):.4f}, gradient norm {float(record.get('grad_norm', 0)):.3g}, "
+            f"{rate}, {float(record.get('step_seconds', 0)):.3g} s a step, "
+            f"the newest {status.quiet_seconds or 0:.0f} s ago"
+        )
+        yield Text(bars(list(status.losses)))
+    failed = record.get("failed_save")
+    but = f"; the newest save failed: {failed}" if failed else ""
+    yield Text(f"last checkpoint: {status.checkpoint or 'none yet'}{but}")
+    if status.launches > 1:
+        yield Text(f"started {status.launches} times, the last because: {status.why}")
+    if status.ending is not None:
+        yield Text(f"ended: {status.ending.reason}, exit code {status.ending.exit_code}. {status.ending.evidence}")
+
+
+def ranks(status: Status) -> Iterable[Table]:
+    """Those of this machine, by their pulse."""
+    if not status.ranks:
+        return
+    title = f"{len(status.ranks)} of {status.ranks[0].world} ranks are on this machine"
+    table = Table(title=title, title_justify="left")
+    for column in ("rank", "process", "step", "phase", "for"):
+        table.add_column(column, justify="left" if column == "phase" else "right")
+    now = time.monotonic()
+    for seen in status.ranks[:SHOWN]:
+        table.add_row(str(seen.rank), str(seen.pid), str(seen.step), seen.phase, f"{max(0.0, now - seen.since):.1f} s")
+    if len(status.ranks) > SHOWN:
+        table.caption = f"and {len(status.ranks) - SHOWN} more"
+    yield table
+
+
+def verdicts(status: Status) -> Iterable[Text]:
+    """The newest last."""
+    for line in status.verdicts:
+        at = str(line.get("time", ""))[11:19]
+        evidence = str(line.get("evidence", ""))
+        short = evidence if len(evidence) <= 200 else f"{evidence[:200]}..."
+        yield Text(f"{at} {line.get('suggestion')}: {line.get('kind')} at {line.get('where')}: {short}")
+
+
+def bars(losses: Sequence[float]) -> str:
+    """The newest losses as bars, the highest of them as the highest bar; "x" for what is no number."""
+    shown = list(losses)[-WIDTH:]
+    finite = [loss for loss in shown if math.isfinite(loss)]
+    if not finite:
+        return "x" * len(shown)
+    low, high = min(finite), max(finite)
+    steps = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((loss - low) * steps)] if math.isfinite(loss) else "x" for loss in shown)

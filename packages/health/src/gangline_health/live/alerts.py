@@ -1,0 +1,115 @@
+"""The process that tells people: each finding that is more than a note, to a command or a webhook. Torch-free.
+
+It reads events.jsonl beside the run, so no step waits for an answer. On several machines one of them tells; where it
+is lost another takes its place, from where the first had come to.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from gangline.health import Action, Verdict
+from gangline.tools import Events
+from gangline_health.live.follow import Follower
+
+INTERVAL = 0.5  # seconds between two looks
+SECONDS = 10.0  # a command or a server that takes longer has failed
+URL = ("http://", "https://")
+SENT_BY_THEMSELVES = ("alert", "watcher")  # the watch of hangs tells before it kills
+
+Line = dict[str, Any]
+
+
+def send(target: str, content: Line, seconds: float = SECONDS) -> str:
+    """To a URL as a POST of JSON, else to a command of the shell as its input. Why it failed, or ""."""
+    body = json.dumps(content).encode()
+    try:
+        if target.startswith(URL):
+            request = urllib.request.Request(target, body, {"Content-Type": "application/json"})
+            with urllib.request.urlopen(request, timeout=seconds):
+                return ""
+        done = subprocess.run(target, shell=True, input=body, capture_output=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {seconds:g} s"
+    except urllib.error.URLError as error:
+        return str(error.reason) if not isinstance(error, urllib.error.HTTPError) else f"{error.code} {error.reason}"
+    except OSError as error:
+        return error.strerror or str(error)
+    said = done.stderr.decode(errors="replace").strip().splitlines()
+    return "" if done.returncode == 0 else f"exit code {done.returncode}{': ' + said[-1] if said else ''}"
+
+
+def worth(line: Line) -> bool:
+    """Whether people want to know: verdicts that warn or more, orders that change the course, a job that failed."""
+    match line.get("event"):
+        case "verdict":
+            return line.get("suggestion") not in (None, "note") and line.get("by") not in SENT_BY_THEMSELVES
+        case "order":
+            return line.get("action") in ("roll_back", "restart", "stop")
+        case "exit":
+            return bool(line.get("exit_code"))
+        case "launch":
+            return line.get("why") not in ("start", "joined")
+    return False
+
+
+class Alerts:
+    """Sends what is worth it, once, and remembers how far it has come."""
+
+    def __init__(self, run_dir: Path, target: str) -> None:
+        self.run_dir, self.target = run_dir, target
+        self.place = run_dir / "logs" / "alert.offset"
+        self.follower = Follower(run_dir / "events.jsonl", self._come_to())
+        self.failed = False  # until an alert arrives again
+
+    def look(self) -> None:
+        """Send what is new."""
+        lines = self.follower.lines()
+        for line in filter(worth, lines):
+            why = send(self.target, {"run_dir": str(self.run_dir), **line})
+            if why and not self.failed:
+                self._tell(why)
+            self.failed = bool(why)
+        if lines:
+            self.place.write_text(str(self.follower.offset))
+
+    def _tell(self, why: str) -> None:
+        evidence = f"health.on.alert={self.target}: {why}; the run goes on, and nobody is told until it works again"
+        events = Events(self.run_dir, by="alert")
+        events.write("verdict", **Verdict("alert-lost", "the run", 1.0, evidence, Action.WARN).to_dict())
+        events.close()
+        print(evidence, flush=True)
+
+    def _come_to(self) -> int:
+        try:
+            return int(self.place.read_text())
+        except (OSError, ValueError):
+            return 0
+
+
+def main(run_dir: str, target: str) -> None:
+    """The sidecar's target. At its end it still sends what the run's end wrote."""
+    over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    lock = os.open(Path(run_dir, "logs", "alert.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    while not over.wait(INTERVAL):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:  # another machine of the job tells
+            continue
+    else:
+        return
+    alerts = Alerts(Path(run_dir), target)
+    while not over.wait(INTERVAL):
+        alerts.look()
+    alerts.look()

@@ -1,0 +1,123 @@
+"""How a run is, from its files and the pulses of the ranks on this machine. Torch-free.
+
+It reads what the run writes anyway, so that nothing in a step waits for who looks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gangline import UserError
+from gangline.pulse import PulseReader, Seen, find
+from gangline.tools import RunDirectory, RunEnding, read_ending
+from gangline_health.live.follow import Follower
+
+KEPT = 256  # newest steps of which the loss is kept
+SAID = 8  # newest verdicts
+ROUTINE = ("watch",)
+
+Line = dict[str, Any]
+
+
+@dataclass
+class Status:
+    """What is known of a run."""
+
+    run_dir: Path
+    name: str = ""
+    steps: int | None = None  # to be done
+    record: Line | None = None  # of the newest step
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    checkpoint: str | None = None  # the newest that is whole
+    launches: int = 0
+    why: str = ""  # of the newest launch
+    verdicts: deque[Line] = field(default_factory=lambda: deque(maxlen=SAID))
+    counted: Counter[str] = field(default_factory=Counter)  # verdicts by kind
+    orders: Counter[str] = field(default_factory=Counter)  # orders by action
+    ranks: list[Seen] = field(default_factory=list)  # of this machine
+    ending: RunEnding | None = None
+    now: float = 0.0
+
+    @property
+    def state(self) -> str:
+        """In a word: "training", "starting", or how it ended."""
+        if self.ending is not None:
+            return self.ending.reason
+        if self.ranks:
+            return "training" if self.record else "starting"
+        return "no rank on this machine"
+
+    @property
+    def quiet_seconds(self) -> float | None:
+        """Since the newest step ended."""
+        at = self.record.get("time") if self.record else None
+        return None if not isinstance(at, int | float) else max(0.0, self.now - at)
+
+
+class RunFollower:
+    """Follows the files of a run. Raises UserError for what is no run."""
+
+    def __init__(self, run_dir: Path) -> None:
+        if not run_dir.is_dir():
+            raise UserError(
+                f"{run_dir} is no run directory.", "gangline health watch shows a run that lives, or lived."
+            )
+        self.status = Status(run_dir)
+        try:
+            run = RunDirectory.open(str(run_dir)).run()
+            self.status.name, self.status.steps = run.run.name, run.run.steps
+        except (UserError, OSError, ValueError):  # of parts that are not installed here
+            self.status.name = run_dir.name
+        self._records = Follower(run_dir / "metrics.jsonl")
+        self._events = Follower(run_dir / "events.jsonl")
+
+    def look(self) -> Status:
+        """How it is now."""
+        status = self.status
+        for record in self._records.lines():
+            if isinstance(record.get("step"), int):
+                self._record(record)
+        for line in self._events.lines():
+            self._event(line)
+        status.ranks = sorted(alive(status.run_dir), key=lambda seen: seen.rank)
+        status.ending, status.now = read_ending(status.run_dir), time.time()
+        return status
+
+    def _record(self, record: Line) -> None:
+        status = self.status
+        if status.record is not None and record["step"] <= status.record["step"]:  # the run went back
+            for _ in range(min(len(status.losses), status.record["step"] - record["step"] + 1)):
+                status.losses.pop()
+        status.record = record
+        status.losses.append(float(record.get("loss", "nan")))
+        status.checkpoint = record.get("saved") or status.checkpoint
+
+    def _event(self, line: Line) -> None:
+        status = self.status
+        match line.get("event"):
+            case "launch":
+                status.launches, status.why = status.launches + 1, str(line.get("why", ""))
+            case "verdict" if line.get("kind") not in ROUTINE:
+                status.counted[str(line.get("kind"))] += 1
+                status.verdicts.append(line)
+            case "order":
+                status.orders[str(line.get("action"))] += 1
+
+
+def alive(run_dir: Path) -> list[Seen]:
+    """The ranks of this machine that are there."""
+    found = []
+    for path in find(run_dir):
+        try:
+            reader = PulseReader(path)
+        except (OSError, ValueError):  # gone, or not written yet
+            continue
+        seen = reader.read()
+        reader.close()
+        if seen.alive:
+            found.append(seen)
+    return found

@@ -1,0 +1,131 @@
+"""Burn-in: real measurements on ranks, bad ones named before step 1, and a cluster file that core reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from gangline import UserError
+from gangline.cluster import load_cluster, measure
+from gangline.config.check import check
+from gangline.testing import HealthCheckSuite, warm
+from gangline.testing.pool import pool
+from gangline.testing.real_runs import RealRuns
+from gangline.testing.runs import small_run
+from gangline.testing.sessions import session
+from gangline.tools import read_events
+from gangline.train.rank import train
+from gangline_health.burn_in.config import BurnInHealth
+from gangline_health.burn_in.judge import RankRates, bad_links, bad_ranks
+
+FAST = ("health.burn_in.seconds=0.02", "health.burn_in.repetitions=1")
+# on a busy machine of few cores a rank may be slow by itself: here only what is computed wrongly counts
+CALM = ("health.burn_in.shared=1", *(f"health.burn_in.{name}=0.999" for name in ("matmul", "memory", "link")))
+
+
+class TestBurnIn(HealthCheckSuite):
+    choice = "health=burn_in"
+    settings = (*FAST, *CALM)
+
+
+def row(rank: int, node: str = "a", **more) -> RankRates:
+    peers = {str(peer): 10e9 for peer in range(8) if peer != rank}
+    usual = {"matmul": 100e12, "small_matmul": 50e12, "memory": 2e12, "latency": 1e-5, "memory_bytes": 8e10}
+    return RankRates(rank=rank, node=node, **{**usual, "sent": peers, **more})
+
+
+def test_a_rank_is_bad_where_it_alone_is_slow_or_wrong_and_a_link_where_both_ends_are_good() -> None:
+    rows = [row(rank, "a" if rank < 4 else "b") for rank in range(8)]
+    assert bad_ranks(rows, BurnInHealth(), on_cpu=False) == []
+    rows[3] = row(3, matmul=80e12)
+    rows[5] = row(5, "b", wrong=("a product",))
+    rows[6] = row(6, "b", sent=dict.fromkeys(rows[6].sent, 4e9))
+    found = {one.rank: one.why for one in bad_ranks(rows, BurnInHealth(), on_cpu=False)}
+    assert sorted(found) == [3, 5, 6]
+    assert found[3] == ("matmul 80 TFLOP/s, the median is 100",)
+    assert found[5] == ("computes wrongly: a product",)
+    assert [why.split(",")[0] for why in found[6]] == ["sends 4 GB/s in its node", "sends 4 GB/s to other nodes"]
+    assert [one.rank for one in bad_ranks(rows, BurnInHealth(), on_cpu=True)] == [5], "ranks on a CPU share its cores"
+    rows[1] = row(1, sent={**rows[1].sent, "2": 1e9})
+    assert bad_links(rows, BurnInHealth(), on_cpu=False) == ["rank 1 to rank 2: 1 GB/s, the median is 10"]
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8, 16])
+def test_all_pairs_meet_once(size: int) -> None:
+    found = measure.rounds(size, 16)
+    pairs = [(rank, peer) for peers in found for rank, peer in enumerate(peers) if peer is not None and rank < peer]
+    assert sorted(pairs) == [(a, b) for a in range(size) for b in range(a + 1, size)]
+    assert all(peers[peer] == rank for peers in found for rank, peer in enumerate(peers) if peer is not None)
+    assert len(measure.rounds(10_000, 16)) == 5, "of many ranks each meets a few"
+
+
+def test_a_product_that_is_wrong_by_one_bit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, mm = torch.device("cpu"), torch.mm
+    assert measure.products_are_exact(cpu, torch.float32)
+    assert measure.products_are_exact(cpu, torch.bfloat16)
+
+    def flips(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        found = mm(a, b)
+        found.view(torch.int32)[3, 4] ^= 1
+        return found
+
+    monkeypatch.setattr(torch, "mm", flips)
+    assert not measure.products_are_exact(cpu, torch.float32)
+
+
+def burnt_in(run_dir: Path, bad: int | None) -> tuple[int, int]:
+    """(exit code, steps done) of a run of which one rank computes wrongly."""
+    s = session(run_dir, "health=[burn_in]", "parallel=ddp", "run.steps=2", *FAST, *CALM)
+    exact = measure.products_are_exact
+    if s.comms.rank == bad:
+        measure.products_are_exact = lambda *_: False  # type: ignore[assignment]
+    try:
+        return train(s), s.step
+    finally:
+        measure.products_are_exact = exact
+
+
+def test_a_bad_rank_is_named_before_the_first_step(tmp_path: Path) -> None:
+    assert pool(4).run(burnt_in, tmp_path / "bad", 1) == [(3, 0)] * 4
+    (verdict,) = [line for line in read_events(tmp_path / "bad") if line.get("kind") == "burn-in"]
+    assert (verdict["where"], verdict["details"]["rank"]) == ("rank 1", 1)
+    assert "computes wrongly: a product of whole numbers" in verdict["evidence"]
+
+
+def test_good_ranks_are_measured_once_and_come_as_a_cluster(tmp_path: Path) -> None:
+    assert pool(2).run(burnt_in, tmp_path / "out", None) == [(0, 2)] * 2
+    place = tmp_path / "out" / "logs" / "burn-in.json"
+    rows = json.loads(place.read_text())["ranks"]
+    assert [row["rank"] for row in rows] == [0, 1]
+    assert all(row["matmul"] > 1e6 and row["sent"] and row["all_reduce"] > 0 for row in rows)
+    cluster = load_cluster(str(tmp_path / "out" / "cluster.yaml"))
+    assert cluster["peak.bf16"] == pytest.approx((rows[0]["matmul"] + rows[1]["matmul"]) / 2)
+    assert cluster.topology.gpus_per_node == 2
+    assert cluster.numbers["peak.bf16"].source.startswith("measured by burn-in")
+    assert cluster.numbers["overlap.share"].source.startswith("not measured; of h100_ib")
+    assert cluster.get("price.hour") is None, "nothing is invented"
+    before = place.read_text()
+    assert pool(2).run(burnt_in, tmp_path / "out", None) == [(0, 2)] * 2
+    assert place.read_text() == before, "at a restart on the same nodes nobody waits for it again"
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(UserError, match="no rank can be slower by that share"):
+        check(small_run("health=[burn_in]", "health.burn_in.matmul=1.5"))
+    with pytest.raises(UserError, match="cluster=nowhere does not exist"):
+        check(small_run("health=[burn_in]", "health.burn_in.base=nowhere"))
+
+
+def test_the_command(tmp_path: Path) -> None:
+    with RealRuns(tmp_path) as runs:
+        variables = runs._variables({})
+        words = ("health", "burn-in", "--json", "run.dir=out", "launch.processes=2", *FAST, *CALM)
+        runs.settings = ()
+        printed = runs.finish(runs._start(warm.command("gangline.cli.main", variables), words, variables))
+    found = json.loads(printed[printed.index("{\n") :])
+    assert [row["rank"] for row in found["ranks"]] == [0, 1]
+    assert found["bad"] == []
+    assert load_cluster(str(tmp_path / found["cluster"])).about.startswith("2 ranks on 1 nodes, cpu")

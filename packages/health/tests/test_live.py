@@ -1,0 +1,229 @@
+"""A run from outside while it lives: its page, its alerts, its metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from gangline import UserError
+from gangline.testing.ports import free_port
+from gangline.testing.real_runs import RealRuns
+from gangline.tools import read_events
+from gangline_health.commands import watch
+from gangline_health.live import serve
+from gangline_health.live.alerts import Alerts, send, worth
+from gangline_health.live.follow import Follower
+from gangline_health.live.openmetrics import text
+from gangline_health.live.status import RunFollower
+
+WARNS = {"event": "verdict", "kind": "straggler", "where": "rank 3", "suggestion": "warn", "evidence": 'a "slow" one'}
+
+
+def wait_for(condition, seconds: float = 120.0):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {seconds:g} s"
+        time.sleep(0.05)
+    return found
+
+
+def written(run_dir: Path, *events: dict, records: tuple[dict, ...] = ()) -> Path:
+    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    for name, lines in (("events.jsonl", events), ("metrics.jsonl", records)):
+        with (run_dir / name).open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+    return run_dir
+
+
+def test_a_line_comes_once_and_only_whole(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    follower = Follower(path)
+    assert follower.lines() == []
+    path.write_text('{"a": 1}\nnonsense\n{"a": ')
+    assert follower.lines() == [{"a": 1}]
+    with path.open("a") as file:
+        file.write("2}\n")
+    assert follower.lines() == [{"a": 2}]
+    assert Follower(path, follower.offset).lines() == []
+
+
+# --- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def parsed(exposition: str) -> dict[str, float]:
+    """Samples by name and labels; every family has its type before it, and the end mark is the last line."""
+    lines = exposition.split("\n")
+    assert lines[-2:] == ["# EOF", ""]
+    found: dict[str, float] = {}
+    types: dict[str, str] = {}
+    for line in lines[:-2]:
+        if declared := re.fullmatch(r"# TYPE (\w+) (gauge|counter)", line):
+            assert declared[1] not in types
+            types[declared[1]] = declared[2]
+        elif not line.startswith("# HELP "):
+            sample = re.fullmatch(r"(\w+?)(_total)?(\{.*\}) (\S+)", line)
+            assert sample, line
+            assert types[sample[1]] == ("counter" if sample[2] else "gauge")
+            found[sample[1] + sample[3]] = float(sample[4])
+    return found
+
+
+def test_metrics_are_openmetrics_text(tmp_path: Path) -> None:
+    phases = {"data": [0.1, 0.2], "backward": [0.5, 0.7]}
+    record = {
+        "step": 7,
+        "loss": "nan",
+        "step_seconds": 0.5,
+        "time": time.time() - 3,
+        "rank_phases": phases,
+        "mfu": None,
+    }
+    written(tmp_path, WARNS, WARNS, {"event": "order", "action": "roll_back"}, records=(record,))
+    found = parsed(text(RunFollower(tmp_path).look()))
+    run = f'run="{tmp_path.name}"'
+    assert found[f"gangline_step{{{run}}}"] == 7
+    assert str(found[f"gangline_loss{{{run}}}"]) == "nan"
+    assert found[f'gangline_verdicts{{{run},kind="straggler"}}'] == 2
+    assert found[f'gangline_orders{{{run},action="roll_back"}}'] == 1
+    assert found[f'gangline_rank_phase_seconds{{{run},rank="1",phase="backward"}}'] == 0.7
+    assert 2 < found[f"gangline_quiet_seconds{{{run}}}"] < 60
+    assert f"gangline_mfu_ratio{{{run}}}" not in found
+
+
+def test_metrics_are_served_and_follow_the_run(tmp_path: Path) -> None:
+    written(tmp_path, records=({"step": 1, "loss": 2.0},))
+    with serve.MetricsServer(tmp_path, "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"http://127.0.0.1:{server.server_address[1]}"
+        for step in (1, 2):
+            with urllib.request.urlopen(f"{place}/metrics") as answer:
+                assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+                assert parsed(answer.read().decode())[f'gangline_step{{run="{tmp_path.name}"}}'] == step
+            written(tmp_path, records=({"step": step + 1, "loss": 2.0},))
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"{place}/etc/passwd")
+        server.shutdown()
+
+
+def test_a_port_that_cannot_be_had_is_told_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve.signal, "signal", lambda *_: None)
+    written(tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        monkeypatch.setattr(serve.MetricsServer, "allow_reuse_address", False)
+        serve.main(str(tmp_path), "127.0.0.1", other.server_address[1])
+    (said,) = read_events(tmp_path)
+    assert said["kind"] == "no-metrics"
+    assert "the run goes on without" in said["evidence"]
+
+
+# --- alerts ----------------------------------------------------------------------------------------------------------
+
+
+class Hook(BaseHTTPRequestHandler):
+    """Keeps what it is sent; answers with `code`."""
+
+    got: list[dict]
+    code = 200
+
+    def do_POST(self) -> None:
+        self.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.send_response(self.code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def hook() -> Iterator[str]:
+    Hook.got, Hook.code = [], 200
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hook) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/alert"
+        server.shutdown()
+
+
+def test_each_finding_goes_to_the_webhook_once_also_after_a_restart(tmp_path: Path, hook: str) -> None:
+    note = {**WARNS, "suggestion": "note"}
+    written(tmp_path, WARNS, note, {"event": "phase"}, {"event": "launch", "why": "rank"})
+    Alerts(tmp_path, hook).look()
+    assert [line["event"] for line in Hook.got] == ["verdict", "launch"]
+    assert Hook.got[0]["run_dir"] == str(tmp_path)
+    Alerts(tmp_path, hook).look()
+    assert len(Hook.got) == 2
+    written(tmp_path, {"event": "exit", "exit_code": 3})
+    Alerts(tmp_path, hook).look()
+    assert Hook.got[2]["exit_code"] == 3
+
+
+def test_an_alert_that_fails_is_told_once(tmp_path: Path, hook: str) -> None:
+    Hook.code = 500
+    written(tmp_path, WARNS)
+    alerts = Alerts(tmp_path, hook)
+    alerts.look()
+    for _ in range(3):
+        written(tmp_path, WARNS)
+        alerts.look()
+    (said,) = [line for line in read_events(tmp_path) if line.get("kind") == "alert-lost"]
+    assert "500" in said["evidence"]
+    assert not worth(said), "what alerts say of themselves is no alert"
+
+
+def test_what_a_command_gets_and_why_it_failed(tmp_path: Path) -> None:
+    assert send(f"cat > {tmp_path}/got", WARNS) == ""
+    assert json.loads((tmp_path / "got").read_text()) == WARNS
+    assert send("echo lost >&2; exit 3", WARNS) == "exit code 3: lost"
+    assert send("exec sleep 60", WARNS, seconds=0.1) == "no answer within 0.1 s"
+    assert "refused" in send(f"http://127.0.0.1:{free_port()}", WARNS)
+
+
+# --- the whole -------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_of_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no run directory"):
+        watch.run([str(tmp_path / "nothing"), "--once"])
+
+
+def test_a_run_is_shown_scraped_and_told_of_while_it_lives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its alert takes longer than many steps, and holds none."""
+    command = tmp_path / "alert.sh"
+    command.write_text(f"cat >> {tmp_path}/told; echo >> {tmp_path}/told; exec sleep 8\n")
+    with RealRuns(tmp_path) as runs:
+        port = free_port()
+        words = ("parallel=ddp", "launch.processes=2", "run.steps=100000", "checkpoint.every=20", "health=[on,chaos]")
+        options = (f"health.on.metrics_port={port}", f"health.on.alert=sh {command}", "health.chaos.at=[nan@20:1]")
+        run = runs.start("run.dir=out", *words, *options)
+        runs.wait_for_step(run, "out", 60)
+        scraped = parsed(wait_for(lambda: scrape(port)))
+        of = {name.partition("{")[0]: value for name, value in scraped.items()}
+        assert of["gangline_step"] >= 20
+        assert of["gangline_ranks_here"] == 2
+        told = tmp_path / "told"
+        (first, *_) = wait_for(lambda: told.exists() and told.read_text().splitlines())
+        assert json.loads(first)["kind"] == "not-finite"
+        done = runs.records("out")[-1]["step"]
+        wait_for(lambda: runs.records("out")[-1]["step"] > done + 5, seconds=60)
+        assert watch.run([str(tmp_path / "out"), "--once"]) == 0
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "2 of 2 ranks are on this machine" in shown
+        assert "last checkpoint: step-0" in shown
+        assert "not-finite at step 20" in shown
+
+
+def scrape(port: int) -> str:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+            return answer.read().decode()
+    except OSError:
+        return ""

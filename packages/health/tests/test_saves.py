@@ -1,0 +1,25 @@
+"""Saves that fail are findings: once for each reason, until one has come to something."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gangline.testing.health import healthy
+from gangline_health.monitors.saves import SavesMonitor
+
+FULL, GONE = "No space left on device (/runs/a)", "the store is lost"
+
+
+def test_each_reason_is_said_once_and_again_when_it_has_come_back() -> None:
+    monitor = SavesMonitor()
+    why = {3: FULL, 4: FULL, 5: GONE, 6: None, 7: FULL}
+    said = {}
+    for record in healthy(10):
+        saved = "step-00000001" if record.step == 2 else None
+        for verdict in monitor.observe(replace(record, failed_save=why.get(record.step), saved=saved)):
+            said[record.step] = verdict
+    assert sorted(said) == [4, 6, 8], "in the step after the one whose record has it"
+    assert all(verdict.kind == "not-saved" for verdict in said.values())
+    assert FULL in said[4].evidence
+    assert "the newest whole one is of 2" in said[4].evidence
+    assert GONE in said[6].evidence
