@@ -152,6 +152,7 @@ def judged(run_dir: Path) -> Iterable[Found]:
     """Of each fault the first that was said of it, or of anything, before the next."""
     events = read_events(run_dir)
     records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    verdicts = [line for line in events if line["event"] == "verdict" and line["kind"] not in ROUTINE]
     faults = [line for line in events if line["event"] == "fault"]
     ends = [*(moment(fault) for fault in faults[1:]), math.inf]
     for fault, end in zip(faults, ends, strict=True):
@@ -159,8 +160,9 @@ def judged(run_dir: Path) -> Iterable[Found]:
         after = [line for line in events if began <= moment(line) < end and line is not fault]
         told = [line for line in after if line["event"] == ("launch" if launcher else "verdict")]
         told = [line for line in told if launcher or line["kind"] not in ROUTINE]
-        right = [line for line in told if SAYS[fault["kind"]](fault, line)]
-        if not told:
+        later = told if launcher else [line for line in verdicts if moment(line) >= began]
+        right = [line for line in later if SAYS[fault["kind"]](fault, line)]  # a slow rank is one only after some steps
+        if not told and not right:
             yield Found(fault["kind"])
             continue
         line = (right or told)[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.pulse import PulseReader, find
+from gangline.pulse import PulseReader, find, readers
 from gangline.testing.real_runs import RealRuns
 from gangline.tools import read_events
 
@@ -24,7 +24,7 @@ def runs(tmp_path: Path):
 
 
 def rank_of(run_dir: Path, rank: int) -> PulseReader:
-    return next(reader for reader in map(PulseReader, find(run_dir)) if reader.read().rank == rank)
+    return wait_for(lambda: next((reader for reader in readers(run_dir) if reader.read().rank == rank), None))
 
 
 def verdicts(run_dir: Path, kind: str = "hang") -> list[dict]:

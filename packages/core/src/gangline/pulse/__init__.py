@@ -9,7 +9,13 @@ from gangline.lazy import lazily
 if TYPE_CHECKING:
     from gangline.pulse.layout import OPERATIONS as OPERATIONS, PHASES as PHASES, ROWS as ROWS, upper as upper
     from gangline.pulse.memory import remove as remove, sweep as sweep
-    from gangline.pulse.read import Collective as Collective, PulseReader as PulseReader, Seen as Seen, find as find
+    from gangline.pulse.read import (
+        Collective as Collective,
+        PulseReader as PulseReader,
+        Seen as Seen,
+        find as find,
+        readers as readers,
+    )
     from gangline.pulse.write import Pulse as Pulse, current as current, use as use
 
 __getattr__, __all__ = lazily(
@@ -17,7 +23,7 @@ __getattr__, __all__ = lazily(
     {
         "gangline.pulse.layout": "OPERATIONS PHASES ROWS upper",
         "gangline.pulse.memory": "remove sweep",
-        "gangline.pulse.read": "Collective PulseReader Seen find",
+        "gangline.pulse.read": "Collective PulseReader Seen find readers",
         "gangline.pulse.write": "Pulse current use",
     },
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic_ns
@@ -125,6 +126,15 @@ class PulseReader:
 def find(run_dir: str | Path) -> list[Path]:
     """The pulses of a run's ranks on this machine, by rank; those of a launcher that is dead are not among them."""
     return memory.of_run(run_dir)
+
+
+def readers(run_dir: str | Path) -> list[PulseReader]:
+    """Of all that can be read; one that is being made, or has just gone, is not among them."""
+    found = []
+    for path in find(run_dir):
+        with suppress(OSError, ValueError):
+            found.append(PulseReader(path))
+    return found
 
 
 def now() -> float:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gangline.health import HealthCheck, Verdict
-from gangline.pulse import PulseReader, current, find
+from gangline.pulse import current, readers
 from gangline.tools import Events
 from gangline_health.chaos import state
 from gangline_health.chaos.config import ChaosHealth
@@ -81,13 +81,13 @@ class ChaosCheck(HealthCheck):
         os.kill(self._owner(os.getpid()), signal.SIGKILL)
 
     def _kill_all(self, step: int) -> None:
-        others = [reader.read().pid for reader in map(PulseReader, find(self.run_dir or ""))]
+        others = [reader.read().pid for reader in readers(self.run_dir or "")]
         owners = {self._owner(pid) for pid in others}
         for pid in [*owners, *(pid for pid in others if pid != os.getpid()), os.getpid()]:
             os.kill(pid, signal.SIGKILL)
 
     def _owner(self, pid: int) -> int:
-        for reader in map(PulseReader, find(self.run_dir or "")):
+        for reader in readers(self.run_dir or ""):
             if reader.read().pid == pid:
                 return reader.owner
         return os.getppid()

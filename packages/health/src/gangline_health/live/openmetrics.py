@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gangline_health.live.status import Status
@@ -56,7 +56,7 @@ def _lines(status: Status) -> Iterator[str]:
     yield from _family("gangline_orders", "counter", "what was done about them", actions)
 
 
-def _family(name: str, kind: str, about: str, rows: list[tuple[Mapping[str, str], float]]) -> Iterator[str]:
+def _family(name: str, kind: str, about: str, rows: Sequence[tuple[Mapping[str, str], float]]) -> Iterator[str]:
     yield f"# TYPE {name} {kind}"
     yield f"# HELP {name} {about}"
     for labels, value in rows:

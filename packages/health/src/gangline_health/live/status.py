@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline import UserError
-from gangline.pulse import PulseReader, Seen, find
+from gangline.pulse import Seen, readers
 from gangline.tools import RunDirectory, RunEnding, read_ending
 from gangline_health.live.follow import Follower
 
@@ -111,11 +111,7 @@ class RunFollower:
 def alive(run_dir: Path) -> list[Seen]:
     """The ranks of this machine that are there."""
     found = []
-    for path in find(run_dir):
-        try:
-            reader = PulseReader(path)
-        except (OSError, ValueError):  # gone, or not written yet
-            continue
+    for reader in readers(run_dir):
         seen = reader.read()
         reader.close()
         if seen.alive:
