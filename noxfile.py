@@ -198,6 +198,24 @@ def together(session: nox.Session) -> None:
     session.run(*PYTEST, *SPREAD, "tests", *session.posargs)
 
 
+SLURM = ("munge", "slurmctld", "slurmd", "slurm-client")
+
+
+@nox.session(default=False)
+def slurm(session: nox.Session) -> None:
+    """A real Slurm on this machine: its packages by apt where they are missing (as root), runs on five nodes."""
+    if not shutil.which("sbatch") or not shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin"):
+        if not shutil.which("apt-get") or os.geteuid():
+            session.error(f"needs Slurm, and can install it only as root with apt:  apt-get install {' '.join(SLURM)}")
+        quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+        session.run("apt-get", "update", "-q", external=True)
+        get = ("apt-get", "install", "-q", "-y", "--no-install-recommends")
+        session.run(*get, *SLURM, external=True, env=quiet)
+    install(session, *editable("core", "launch", "parallel-megatron-style"))
+    one_thread(session)
+    session.run(*PYTEST, "packages/launch/tests_on_slurm", *session.posargs)
+
+
 @nox.session(allow_parallel=True)
 def wheel(session: nox.Session) -> None:
     """Build every package, install the wheels instead of the tree, and use them from an empty directory."""

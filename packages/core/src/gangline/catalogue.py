@@ -81,7 +81,7 @@ VERBS = {
 
 
 # Foreseen, and not to be had yet: no hint sends anybody for them.
-COMING: frozenset[str] = frozenset({_LAUNCH})
+COMING: frozenset[str] = frozenset()
 
 
 def get(distribution: str) -> str:

@@ -18,13 +18,17 @@ if TYPE_CHECKING:
     from gangline.interop import load_pretrained as load_pretrained
     from gangline.interop.commands import add_output as add_output, words_for as words_for, write_model as write_model
     from gangline.record import read_records as read_records
-    from gangline.rundir import RunDirectory as RunDirectory, part_versions as part_versions
+    from gangline.rundir import (
+        RunDirectory as RunDirectory,
+        part_versions as part_versions,
+        write_whole as write_whole,
+    )
     from gangline.sample import sample as sample
 
 __getattr__, __all__ = lazily(
     __name__,
     {
-        "gangline.rundir": "RunDirectory part_versions",
+        "gangline.rundir": "RunDirectory part_versions write_whole",
         "gangline": "attempts",
         "gangline.cli.verbs": "usage_of verb_of",
         "gangline.record": "read_records",

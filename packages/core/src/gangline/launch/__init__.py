@@ -9,23 +9,25 @@ from gangline.lazy import lazily
 if TYPE_CHECKING:
     from gangline.config.schema import Sidecar as Sidecar
     from gangline.launch.base import Launcher as Launcher
-    from gangline.launch.config import LocalLaunch as LocalLaunch
+    from gangline.launch.config import ElasticLaunch as ElasticLaunch, LocalLaunch as LocalLaunch
     from gangline.launch.failures import RankFailure as RankFailure, claim as claim
     from gangline.launch.guard import STACKS as STACKS, born as born, die_with as die_with
     from gangline.launch.local import LocalLauncher as LocalLauncher
-    from gangline.launch.nodes import name_of_this_node as name_of_this_node
+    from gangline.launch.nodes import fewest_and_most as fewest_and_most, name_of_this_node as name_of_this_node
     from gangline.launch.output import log_path as log_path
+    from gangline.launch.several import run_node as run_node
 
 __getattr__, __all__ = lazily(
     __name__,
     {
         "gangline.config.schema": "Sidecar",
         "gangline.launch.base": "Launcher",
-        "gangline.launch.config": "LocalLaunch",
+        "gangline.launch.config": "ElasticLaunch LocalLaunch",
         "gangline.launch.failures": "RankFailure claim",
         "gangline.launch.guard": "STACKS born die_with",
         "gangline.launch.local": "LocalLauncher",
-        "gangline.launch.nodes": "name_of_this_node",
+        "gangline.launch.nodes": "fewest_and_most name_of_this_node",
         "gangline.launch.output": "log_path",
+        "gangline.launch.several": "run_node",
     },
 )

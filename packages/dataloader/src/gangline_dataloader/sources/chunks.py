@@ -20,8 +20,8 @@ from gangline_dataloader.order.mixture import RowPlace
 if TYPE_CHECKING:
     from gangline_dataloader.sources.windows import StoredRows, WindowSource
 
-CHUNK = 1 << 20  # tokens that are gathered at once, if a step has no more
-GROUP = 16  # chunks whose places are computed together: a call for one costs as much as for many
+CHUNK = 1 << 22  # tokens that are gathered at once, if a step has no more: three chunks are in memory
+GROUP = 4  # chunks whose places are computed together: a call for one costs as much as for many
 PATIENCE = 5.0  # seconds: what failed after longer kept a run waiting until a deadline, and is not asked again
 
 

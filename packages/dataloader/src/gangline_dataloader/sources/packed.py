@@ -51,6 +51,9 @@ class PackedSource(WindowSource):
             filled = ends[np.cumsum(found.count) - 1]
             borders.append(ends)
             paddings.append((ranges(filled, first + T + 1 - filled), store.end_of_text or 0))
+        for places, token in paddings:
+            flat[places] = token
+        self.check(tokens, place)
         border = np.sort(np.concatenate(borders))  # behind each piece, in all rows of T + 1 tokens
         if self.infill is not None:
             self.infill.apply(tokens, numbers, border)

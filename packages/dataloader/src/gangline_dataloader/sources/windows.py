@@ -19,7 +19,6 @@ import numpy as np
 from gangline import UserError
 from gangline.data import BatchReader, DataSource, ReadPlace, Sample
 from gangline_dataloader.order.mixture import RowPlace
-from gangline_dataloader.store.tokens import by_row
 
 if TYPE_CHECKING:
     from gangline.data import TextCodec
@@ -144,15 +143,30 @@ class WindowSource(DataSource, ABC):
         starts, at = place.row * T, np.arange(len(numbers)) * (T + 1)
         tokens = np.empty((len(numbers), T + 1), self.dtype) if out is None else out
         self.copy(place.source, starts, starts + T + 1, tokens.reshape(-1), at)
+        self.check(tokens, place)
         if self.infill is not None:
             self.infill.apply(tokens, numbers)
-        row, end = self.ends_in(place.source, starts) if self.documents else by_row([])
-        ends = (row * T + end).astype(np.int32)
+        ends = self.ends(place.source, starts) if self.documents else np.empty(0, np.int32)
         if not self.masked:
             return StoredRows(tokens, ends)
         learnt = np.empty((len(numbers), T + 1), np.uint8)
         self.copy(place.source, starts, starts + T + 1, learnt.reshape(-1), at, learnt=True)
         return StoredRows(tokens, ends, mask_of(learnt, ends))
+
+    def check(self, tokens: np.ndarray, place: RowPlace) -> None:
+        """Raises UserError where one of `tokens` (N, T+1) from `place` (N,) is none, or files have changed."""
+        for store in self.stores:
+            store.look_again()
+        store = self.stores[0]  # a mixture has one vocabulary
+        if store.ranged or np.iinfo(self.dtype).max < store.vocab_size or int(tokens.max()) < store.vocab_size:
+            return
+        row = int(np.argmax((tokens >= store.vocab_size).any(1)))
+        name = self.stores[int(place.source[row])].name
+        raise UserError(
+            f"{name} has token {tokens[row].max()}, and its vocabulary has {store.vocab_size}.",
+            f"It is in row {place.row[row]} of {self.sequence_length} tokens: a file is damaged.",
+            f"gangline data verify {name}",
+        )
 
     def known_rows(self, numbers: np.ndarray) -> RowPlace:
         """As `rows`, of numbers near each other, computed once for many. Raises UserError past the end of the data."""
@@ -212,13 +226,12 @@ class WindowSource(DataSource, ABC):
             copy = store.copy_learnt if learnt else store.copy
             copy(starts[here], stops[here], out, at[here])
 
-    def ends_in(self, source: np.ndarray, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(row, end), both (n,), of the documents that end in windows (N,) of T tokens: 0 < end <= T; in order."""
-        found = []
-        for store, here in self._by_store(source):
-            row, end = store.ends_in(starts[here], self.sequence_length)
-            found.append((np.arange(len(source))[here][row], end))
-        return by_row(found)
+    def ends(self, source: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """`StoredRows.ends` of windows (N,) of T tokens."""
+        T = self.sequence_length
+        at = np.arange(len(source)) * T
+        found = [store.borders(starts[here], T, at[here]) for store, here in self._by_store(source)]
+        return (found[0] if len(found) == 1 else np.sort(np.concatenate(found))).astype(np.int32)
 
     def _by_store(self, source: np.ndarray) -> list[tuple[Tokens, np.ndarray | slice]]:
         if len(self.stores) == 1:

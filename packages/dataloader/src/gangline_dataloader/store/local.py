@@ -10,6 +10,7 @@ import numpy as np
 
 from gangline_dataloader.store.npy import mapped
 from gangline_dataloader.store.stored import StoreTokens
+from gangline_dataloader.store.watch import WatchedFiles
 
 
 class LocalTokens(StoreTokens):
@@ -17,6 +18,10 @@ class LocalTokens(StoreTokens):
 
     def __init__(self, folder: str | Path) -> None:
         super().__init__(Path(folder).expanduser(), str(folder))
+        self._watched = WatchedFiles()
+
+    def look_again(self) -> None:
+        self._watched.look()
 
     def sizes(self, names: Sequence[str]) -> dict[str, int | None]:
         found: dict[str, int | None] = dict.fromkeys(names)
@@ -26,4 +31,6 @@ class LocalTokens(StoreTokens):
         return found
 
     def file(self, name: str, dtype: str, length: int, xxh3: str) -> np.ndarray:
-        return mapped(self.folder / name, dtype, length)
+        found = mapped(self.folder / name, dtype, length)
+        self._watched.add(self.folder / name, xxh3)
+        return found

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-AT_ONCE = 1 << 17  # bytes of windows that are copied at once
+AT_ONCE = 1 << 18  # bytes of windows that are copied at once
 FEW = 8  # windows of a shard that are worth a call
 
 
@@ -26,6 +26,8 @@ class Tokens(ABC):
     documents: int | None  # how many; None: nobody counted
     distant: bool = False  # whether `announce` is worth a call
     masked: bool = False  # whether only some tokens are to be learnt
+    ranged: bool = False  # whether `copy` itself holds tokens against the vocabulary
+    name: str  # for messages
 
     @abstractmethod
     def copy(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
@@ -48,11 +50,14 @@ class Tokens(ABC):
         """Exclusive ends of documents in (start, stop], ascending int64; empty where nobody knows them."""
 
     @abstractmethod
-    def ends_in(self, starts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-        """`ends` in (start, start + length] for each of `starts` (N,): (its number, end - start), both (n,)."""
+    def borders(self, starts: np.ndarray, length: int, at: np.ndarray) -> np.ndarray:
+        """(n,) int64, ascending: at + (end - start) of the `ends` in (start, start + length], for each of (N,)."""
 
     def announce(self, starts: np.ndarray) -> None:
         """Tokens from which windows will be read soon. Nothing to do where they are mapped."""
+
+    def look_again(self) -> None:
+        """Whether files are still what they were when they were opened, now and then. Raises UserError."""
 
     def document_of(self, token: int) -> int | None:
         """The number of the document that a token is in, counted from 0; None where nobody knows."""
@@ -150,24 +155,24 @@ class Sharded(Tokens):
             found.append(ends[low:high].astype(np.int64) + base)
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
-    def ends_in(self, starts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    def borders(self, starts: np.ndarray, length: int, at: np.ndarray) -> np.ndarray:
         shards, rest = self._by_shard(starts, starts + length)
-        found = []
+        found = [np.empty(0, np.int64)]
         for shard, here in shards:
             ends = self.shard_ends(shard)
             if ends is None:
                 continue
             first = starts[here] - self._starts[shard]
+            order = np.argsort(first)  # one search goes on where the one before it ended, in memory that is near
+            first, here = first[order], here[order]
             low, high = _behind(ends, first), _behind(ends, first + length)
             counts = high - low
-            shift = np.repeat(low - np.cumsum(counts) + counts, counts)
-            inside = ends[np.arange(len(shift)) + shift]
-            found.append((np.repeat(here, counts), inside.astype(np.int64) - np.repeat(first, counts)))
+            inside = ends[np.arange(int(counts.sum())) + np.repeat(low - np.cumsum(counts) + counts, counts)]
+            found.append(inside.astype(np.int64) + np.repeat(at[here] - first, counts))
         for row in rest:
             start = int(starts[row])
-            across = self.ends(start, start + length) - start
-            found.append((np.full(len(across), row), across))
-        return by_row(found)
+            found.append(self.ends(start, start + length) - start + at[row])
+        return np.sort(np.concatenate(found))
 
     def _by_shard(self, starts: np.ndarray, stops: np.ndarray) -> tuple[list[tuple[int, np.ndarray]], np.ndarray]:
         """([(shard, which of the pieces lie in it)], which lie in several)."""
@@ -183,17 +188,6 @@ class Sharded(Tokens):
 
     def _shard_length(self, shard: int) -> int:
         return int(self._starts[shard + 1] - self._starts[shard])
-
-
-def by_row(found: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of (row, end), both (n,), as one pair in order of row."""
-    if len(found) == 1:
-        return found[0]
-    if not found:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    row, end = (np.concatenate(each) for each in zip(*found, strict=True))
-    order = np.argsort(row, kind="stable")
-    return row[order], end[order]
 
 
 def _behind(ends: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 
 from gangline import UserError
 from gangline_dataloader.store.tokens import Sharded
+from gangline_dataloader.store.watch import WatchedFiles
 
 PIECES, PIECE = 64, 1 << 12  # of a file, whose bytes tell it from others
 
@@ -22,7 +23,7 @@ class ForeignTokens(Sharded, ABC):
     that a change between them is not seen, and each token is held against the model's vocabulary when it is read.
     """
 
-    name: str  # of what holds them, for messages
+    ranged = True
 
     def copy(self, starts: np.ndarray, stops: np.ndarray, out: np.ndarray, at: np.ndarray) -> None:
         super().copy(starts, stops, out, at)
@@ -62,6 +63,7 @@ class Vector(ForeignTokens):
         if not length:
             raise UserError(f"{file} holds no tokens.")
         self.file, self.name, self.offset, self._ends = file, str(file), offset, ends
+        self._watched = WatchedFiles()
         digest = blake2b(f"{dtype} {offset} {length}".encode(), digest_size=16)
         digest.update(b"" if ends is None else ends.tobytes())
         sample(file, digest, PIECES)
@@ -75,7 +77,12 @@ class Vector(ForeignTokens):
         )
 
     def open(self, shard: int) -> np.ndarray:
-        return np.memmap(self.file, self.dtype, "r", self.offset, (self.total,))
+        found = np.memmap(self.file, self.dtype, "r", self.offset, (self.total,))
+        self._watched.add(self.file, None)
+        return found
+
+    def look_again(self) -> None:
+        self._watched.look()
 
     def open_ends(self, shard: int) -> np.ndarray | None:
         return self._ends

@@ -1,0 +1,72 @@
+"""Files that a run has mapped: whether they are still what they were when it began."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from gangline import UserError
+from gangline_dataloader.store.npy import checksum, verify
+
+EVERY = 60.0  # seconds between two looks: a look is a call to the file system for each file
+
+
+class WatchedFiles:
+    """Size and time of files, looked at again once a minute; one that has others is held against its checksum.
+
+    A file that somebody cuts short while its end is read ends the process with SIGBUS, as it does for whoever maps
+    files: a look that comes before says which it is.
+    """
+
+    def __init__(self) -> None:
+        self._began, self._next = time.time(), time.monotonic() + EVERY
+        self._files: dict[Path, tuple[int, int, str | None]] = {}
+        self._changed: UserError | None = None
+
+    def add(self, path: Path, xxh3: str | None) -> None:
+        """A file that was opened; one that was written since the run began is held against its checksum at once.
+
+        xxh3  None: nobody knows it, and any change is one too many
+        Raises UserError where its bytes are others.
+        """
+        about = path.stat()
+        if xxh3 is not None and about.st_mtime > self._began:
+            _compare(path, xxh3)
+        self._files[path] = (about.st_size, about.st_mtime_ns, xxh3)
+
+    def look(self) -> None:
+        """Look again, if a minute has passed. Raises UserError where a file has changed, and from then on always."""
+        if self._changed is not None:
+            raise self._changed
+        if time.monotonic() < self._next:
+            return
+        try:
+            for path, (size, when, xxh3) in list(self._files.items()):
+                about = _stat(path)
+                if about is not None and (about.st_size, about.st_mtime_ns) == (size, when):
+                    continue
+                if about is None or about.st_size != size or xxh3 is None:
+                    raise _another(path, "It is gone." if about is None else f"{size} bytes then, {about.st_size} now.")
+                _compare(path, xxh3)
+                self._files[path] = (size, about.st_mtime_ns, xxh3)
+        except UserError as error:
+            self._changed = error
+            raise
+        self._next = time.monotonic() + EVERY
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _compare(path: Path, xxh3: str) -> None:
+    if (found := checksum(path)) != xxh3:
+        raise _another(path, f"Its checksum is {found}, and the manifest says {xxh3}.")
+
+
+def _another(path: Path, why: str) -> UserError:
+    return UserError(f"{path} has changed since the run began.", why, verify(path))

@@ -1,0 +1,123 @@
+"""Files that change, or hold what they may not, while a run reads them: named, and never read as if nothing was."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gangline.data import ReadPlace
+from gangline.errors import UserError
+from gangline.testing.runs import small_run
+from gangline_dataloader import commands
+from gangline_dataloader.sources import build
+from gangline_dataloader.store import watch
+from gangline_dataloader.store.manifest import FILE
+from gangline_dataloader.store.npy import checksum
+
+SHARD = "shard-00001.npy"
+
+
+@pytest.fixture
+def store(texts, make_store) -> Path:
+    folder = make_store(texts, clean=(), shard_tokens=4000, validation=0)
+    assert commands.main(["prepare", "--out", str(folder), "--pack", "32"]) == 0
+    return folder
+
+
+def source(path: Path, *words: str):
+    run = small_run("model.vocab_size=256", "batch.sequence_length=32", "data=tokens", f"data.path={path}", *words)
+    return build.tokens(run.data, run, "train")
+
+
+def samples(source) -> list[bytes]:
+    return [source.sample(i)["tokens"].tobytes() for i in range(source.length())]
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 10)
+
+
+def replaced(path: Path) -> None:
+    shutil.copy(path.with_name("shard-00002.npy"), path.with_name("other"))
+    path.with_name("other").replace(path)
+
+
+def overwritten(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"Z" * 100)
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+@pytest.mark.parametrize("change", [cut, replaced, overwritten, Path.unlink])
+def test_a_shard_that_changed_under_a_run_is_named_within_a_minute(store, change, packing, monkeypatch):
+    now = source(store, f"data.packing={packing}")
+    whole = samples(now)
+    change(store / SHARD)
+    clock = watch.time.monotonic() + watch.EVERY
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock)
+    for _ in range(2):  # not once and then no more
+        with pytest.raises(UserError, match=rf"{SHARD} has changed since the run began"):
+            now.fill(np.arange(4))
+    reader = now.reader(ReadPlace(0, 1, 4, 4, torch.device("cpu")))
+    reader.begin(0, 0)
+    with pytest.raises(UserError, match=SHARD):
+        reader.take()
+    reader.close()
+    assert len(whole) == now.length()
+
+
+def test_one_that_was_copied_again_is_no_other(store, monkeypatch):
+    now = source(store)
+    whole = samples(now)
+    (store / SHARD).write_bytes((store / SHARD).read_bytes())
+    clock = watch.time.monotonic() + watch.EVERY
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock)
+    assert samples(now) == whole
+
+
+def test_one_that_changed_before_it_was_first_read_is_named(store):
+    """Of the same size: where it was written after the run began, its bytes are looked at."""
+    now = source(store)
+    overwritten(store / SHARD)
+    later = (store / SHARD).stat().st_mtime + 60
+    os.utime(store / SHARD, (later, later))
+    with pytest.raises(UserError, match=rf"{SHARD} has changed since the run began"):
+        samples(now)
+
+
+def test_a_file_of_others_that_changed_under_a_run_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "train.bin"
+    np.arange(4000, dtype="<u2").tofile(path)
+    run = small_run("model.vocab_size=4096", "batch.sequence_length=32", "data=tokens", f"data.path={path}")
+    now = build.tokens(run.data, run, "train")
+    now.sample(0)
+    os.utime(path, (1, 1))
+    clock = watch.time.monotonic() + watch.EVERY
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock)
+    with pytest.raises(UserError, match=r"train\.bin has changed since the run began"):
+        now.sample(0)
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+def test_a_token_beyond_the_vocabulary_is_named_when_it_is_taken(store, packing):
+    """A store whose checksums are right, and whose manifest says less of its tokens than they are."""
+    about = json.loads((store / FILE).read_text())
+    path = store / SHARD
+    tokens = np.load(path)
+    tokens[1234] = 255
+    np.save(store / "other.npy", tokens)
+    (store / "other.npy").replace(path)
+    about["shards"]["xxh3"][1], about["vocab_size"] = checksum(path), 255
+    (store / FILE).write_text(json.dumps(about))
+    for plan in store.glob("pack-*.json"):
+        plan.unlink()
+    assert commands.main(["prepare", "--out", str(store), "--pack", "32"]) == 0
+    with pytest.raises(UserError, match="has token 255, and its vocabulary has 255"):
+        samples(source(store, f"data.packing={packing}"))

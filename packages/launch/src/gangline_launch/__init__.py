@@ -1,0 +1,25 @@
+"""The same run on a cluster: hooks only, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gangline import Command, Part, hookimpl
+from gangline_launch.slurm.config import SlurmLaunch
+
+
+@hookimpl
+def gangline_parts() -> Iterable[Part]:
+    yield Part(
+        name="slurm",
+        group="launch",
+        config=SlurmLaunch,
+        build="gangline_launch.slurm.launcher:SlurmLauncher",
+        summary="a job of Slurm, with an elastic agent on each of its nodes",
+    )
+
+
+@hookimpl
+def gangline_commands() -> Iterable[Command]:
+    summary = "Follow, look at or end the job of a run on a cluster"
+    return [Command(name="launch", run="gangline_launch.commands:main", summary=summary)]

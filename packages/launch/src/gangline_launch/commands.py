@@ -1,0 +1,84 @@
+"""`gangline launch VERB RUN_DIR`. Torch-free."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gangline import UserError
+from gangline.tools import RunDirectory, read_ending, read_records, usage_of, verb_of
+from gangline_launch import job as jobs
+from gangline_launch.explain import explain
+from gangline_launch.follow import LAST_LINES, Lines, follow
+from gangline_launch.schedulers import scheduler_of
+
+
+def attach(run_dir: Path) -> int:
+    """Follow it; the exit code of the run."""
+    return follow(run_dir.resolve(), scheduler_of(jobs.job_of(run_dir)), run_dir, begun=True)
+
+
+def cancel(run_dir: Path) -> int:
+    """Returns at once."""
+    job = jobs.job_of(run_dir)
+    scheduler = scheduler_of(job)
+    state = scheduler.state(job)
+    if state.over:
+        print(f"job {job.id} is over already: {state.line()}")
+        return 0
+    scheduler.cancel(job)
+    print(f"job {job.id} is cancelled; ranks save first where they can.\n  To go on:  train resume={run_dir}")
+    return 0
+
+
+def logs(run_dir: Path) -> int:
+    """What the nodes said last, and where all of it is."""
+    jobs.job_of(run_dir)
+    shown = Lines(run_dir)
+    shown.skip(LAST_LINES)
+    shown.show(sys.stdout)
+    for path in (*sorted((run_dir / jobs.FOLDER).glob("*.out")), *sorted((run_dir / "logs").glob("*.log"))):
+        print(path)
+    return 0
+
+
+def status(run_dir: Path) -> int:
+    """How the job and the run stand."""
+    job = jobs.job_of(run_dir)
+    print(f"{job.scheduler} job {job.id}: {scheduler_of(job).state(job).line()}")
+    metrics = run_dir / "metrics.jsonl"
+    records = read_records(metrics) if metrics.exists() else []
+    steps = RunDirectory.open(run_dir).run().steps
+    if records:
+        print(f"step {records[-1]['step']} of {steps}, loss {float(records[-1]['loss']):.4f}")
+    else:
+        print(f"no step of {steps} is done")
+    if (ending := read_ending(run_dir)) is not None:
+        again = "; the same command may get further" if ending.requeue else ""
+        print(f"ended: {ending.reason}, exit code {ending.exit_code}{again}")
+    return 0
+
+
+VERBS: dict[str, tuple[Callable[[Path], int], str]] = {
+    "attach": (attach, "follow the job of a run; Ctrl-C leaves it alone"),
+    "cancel": (cancel, "end the job; its ranks save first where they can"),
+    "explain": (explain, "the nodes that were given, axis by tier, and the settings of the network with their sources"),
+    "logs": (logs, "what the nodes said last, and where all of it is"),
+    "status": (status, "how the job and the run stand"),
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command. Raises UserError for words that it does not know."""
+    usage = usage_of("launch", {verb: text for verb, (_, text) in VERBS.items()})
+    asked = verb_of("launch", VERBS, argv, usage)
+    if asked is None:
+        return 0
+    verb, rest = asked
+    if rest[:1] in (["-h"], ["--help"]):
+        print(f"usage: gangline launch {verb} RUN_DIR\n\n{VERBS[verb][1]}")
+        return 0
+    if len(rest) != 1 or rest[0].startswith("-"):
+        raise UserError(f"gangline launch {verb} takes a run directory.", f"gangline launch {verb} RUN_DIR")
+    return VERBS[verb][0](Path(rest[0]))

@@ -1,0 +1,79 @@
+"""What a run on any scheduler's nodes may say. Torch-free."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from gangline import Problem, UserError
+from gangline.config import NonNegativeInt, OneOf, PositiveFloat
+from gangline.launch import ElasticLaunch, fewest_and_most
+from gangline_launch import fabric
+from gangline_launch.fabric import FABRICS
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+
+STOP_SECONDS = 5.0  # of a scheduler's notice, for the agents themselves
+
+
+@dataclass
+class ClusterLaunch(ElasticLaunch, ABC):
+    """Nodes that a scheduler gives: it starts one elastic agent on each of them."""
+
+    here: ClassVar[bool] = False
+
+    gpus_per_node: NonNegativeInt | None = None  # null: as many as the scheduler says that a node has
+    spares: NonNegativeInt = 0  # nodes beyond launch.nodes, which wait and take the place of one that is lost
+    signal_seconds: PositiveFloat | None = 120.0  # from the scheduler's signal to its SIGKILL: for the last save
+    join_seconds: PositiveFloat = 120.0  # how long the fewest nodes are waited for before the job ends
+    image: str | None = None  # a container with gangline in it; null: the environment of the submit
+    fabric: Annotated[str, OneOf(FABRICS)] = "default"  # settings of the network by its name
+    shared: list[str] = field(default_factory=list)  # mount points that nodes see, though they look like local disks
+    setup: list[str] = field(default_factory=list)  # lines of shell before the agents, such as 'module load cuda'
+    dry_run: bool = False  # print what would be submitted, and submit nothing
+
+    def seconds_to_stop(self) -> float | None:
+        return min(self.grace_seconds, max(1.0, (self.signal_seconds or self.grace_seconds) - STOP_SECONDS))
+
+    def most_nodes(self) -> int:
+        """Those that train; spares come on top."""
+        return fewest_and_most(self.nodes)[1]
+
+    def elastic_nodes(self) -> str:
+        """`launch.nodes` of the agents."""
+        fewest, most = fewest_and_most(self.nodes)
+        return f"{fewest}:{most + self.spares}"
+
+    def environment(self, run: Run) -> dict[str, str]:
+        return fabric.variables(self.fabric)
+
+    def survives(self) -> bool:
+        """Whether the job can go on without one of its nodes."""
+        fewest, most = fewest_and_most(self.elastic_nodes())
+        return fewest < most
+
+    @abstractmethod
+    def gpus(self, run: Run) -> int:
+        """Of each node; none for a run on the CPU."""
+
+    def world(self, run: Run) -> int:
+        return self.processes or run.parallel.world(self.gpus(run) * self.most_nodes())
+
+    def check(self, run: Run) -> list[Problem]:
+        """Numbers of nodes without sense, more ranks than a node has GPUs."""
+        try:
+            fewest_and_most(self.nodes)
+        except UserError as error:
+            return [error.problem()]
+        found = []
+        if self.agents is not None:
+            what = f"launch.agents={self.agents}: the scheduler starts one agent on each node."
+            found.append(Problem(what, "", "Leave launch.agents out."))
+        gpus, ranks = self.gpus(run), self.ranks_of_node(run)
+        if 0 < gpus < ranks:
+            what = f"launch.nodes={self.nodes}: {self.world(run)} processes are {ranks} a node, which has {gpus} GPUs."
+            mend = f"launch.processes={gpus * self.most_nodes()}, or more nodes."
+            found.append(Problem(what, "Each process takes a GPU of its own.", mend))
+        return found

@@ -1,0 +1,51 @@
+"""`gangline launch explain`: nodes, axis by tier, and the settings of the network with their sources. Torch-free."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gangline.cluster import Topology
+from gangline.strategy import Mesh
+from gangline.tools import RunDirectory, read_events
+from gangline_launch.config import ClusterLaunch
+from gangline_launch.fabric import FABRICS
+from gangline_launch.nodes import nodes_per_rack, places
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+
+
+def explain(run_dir: Path) -> int:
+    """Print all of it; what was not given yet is missing."""
+    run = RunDirectory.open(run_dir).run()
+    config = run.launch
+    print("\n".join(axes_by_tier(run, run_dir)))
+    fabric = config.fabric if isinstance(config, ClusterLaunch) else "default"
+    print(f"fabric {fabric}" + ("" if FABRICS[fabric] else ": what NCCL finds by itself"))
+    for line in FABRICS[fabric]:
+        shown = line.value if line.setup else f"{line.name}={line.value}"
+        print(f"  {shown}\n      {line.why}\n      {line.source}")
+    return 0
+
+
+def axes_by_tier(run: Run, run_dir: Path) -> list[str]:
+    """Lines: the newest start's nodes in the order of their ranks, then each axis and the slowest links it crosses."""
+    launches = [line for line in read_events(run_dir) if line.get("event") == "launch"]
+    if not launches:
+        return ["no node was given yet"]
+    nodes, world = launches[-1]["nodes"], launches[-1]["processes"]
+    known = places(run_dir)
+    given = [known.get(name, name) for name in nodes]
+    each = (world + launches[-1]["spares"]) // len(nodes)
+    lines = [f"{len(nodes)} nodes, {world} ranks"]
+    for number, place in enumerate(given):
+        first, last = number * each, min(world, (number + 1) * each) - 1
+        lines.append(f"  {place}: " + (f"ranks {first} to {last}" if first <= last else "waits as a spare"))
+    trains = given[: -(-world // each)]
+    topology = Topology(gpus_per_node=each, nodes_per_rack=nodes_per_rack(trains))
+    mesh = Mesh.of(run.parallel.axes(world))
+    for axis, size in mesh.sizes:
+        if size > 1:
+            lines.append(f"  {axis} {size}: its ranks reach each other over the {topology.tier(mesh, axis)}")
+    return lines

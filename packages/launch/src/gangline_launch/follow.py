@@ -1,0 +1,130 @@
+"""Follows a job from where it was submitted: what it waits for, then what its run says. Torch-free."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from gangline import UserError
+from gangline.tools import read_ending
+from gangline_launch.job import FOLDER, job_of
+from gangline_launch.state import JobState, Scheduler
+
+EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
+LOOK_SECONDS = 0.5  # between two looks at what was written
+ASK_SECONDS = 2.0  # between two questions to the scheduler, at first; later ASK_MOST
+ASK_MOST = 15.0
+LAST_LINES = 20  # of what was said before
+
+
+@dataclass
+class Lines:
+    """What the nodes write, as it comes."""
+
+    run_dir: Path
+    read: dict[Path, int] = field(default_factory=dict)  # bytes of each file that were shown
+
+    def skip(self, keep: int = 0) -> None:
+        """Pass over what is there, but for the last `keep` lines."""
+        for path in self._files():
+            content = path.read_bytes()
+            self.read[path] = len(content) - sum(map(len, content.splitlines(keepends=True)[-keep:] if keep else []))
+
+    def show(self, to: TextIO) -> None:
+        """New whole lines."""
+        for path in self._files():
+            with path.open("rb") as file:
+                file.seek(self.read.get(path, 0))
+                whole, newline, _ = file.read().rpartition(b"\n")
+            if newline:
+                self.read[path] = self.read.get(path, 0) + len(whole) + 1
+                print(whole.decode(errors="replace"), file=to, flush=True)
+
+    def _files(self) -> list[Path]:
+        return sorted(Path(self.run_dir, FOLDER).glob("*.out"))
+
+
+def follow(run_dir: Path, scheduler: Scheduler, shown: Path, begun: bool = False) -> int:
+    """To the end of the job, whichever is the run's newest; the exit code of the run.
+
+    shown: the run directory as the user calls it. begun: the job may have said something already. Ctrl-C leaves the job
+    alone. Raises UserError for what was the user's mistake.
+    """
+    lines = Lines(run_dir)
+    lines.skip(LAST_LINES if begun else 0)
+    told, asked, wait = "", 0.0, ASK_SECONDS
+    try:
+        while True:
+            job = job_of(run_dir)
+            if time.monotonic() - asked >= wait or not told:
+                state = scheduler.state(job)
+                asked, wait = time.monotonic(), min(ASK_MOST, wait * 1.1)
+                if (line := f"train: job {job.id}: {state.line()}") != told:
+                    print(line, flush=True)
+                    told, wait = line, ASK_SECONDS
+                if state.hopeless:
+                    scheduler.cancel(job)
+                    raise UserError(f"job {job.id} would never start: {state.why}. It was cancelled.", state.hopeless)
+            lines.show(sys.stdout)
+            if state.over and job == job_of(run_dir):
+                return how_it_ended(run_dir, state, shown)
+            time.sleep(LOOK_SECONDS)
+    except KeyboardInterrupt:
+        print(
+            f"\ntrain: detached; job {job_of(run_dir).id} goes on.\n"
+            f"  To follow it again:  gangline launch attach {shown}\n"
+            f"  To end it:  gangline launch cancel {shown}",
+            flush=True,
+        )
+        return EXIT_INTERRUPTED
+
+
+def follow_all(run_dirs: Sequence[Path], scheduler: Scheduler) -> list[int]:
+    """The runs of a sweep to the end of their jobs, a line for each change; the exit code of each run."""
+    told: dict[Path, str] = {}
+    codes: dict[Path, int] = {}
+    try:
+        while len(codes) < len(run_dirs):
+            for run_dir in run_dirs:
+                job = job_of(run_dir)
+                state = scheduler.state(job)
+                if (line := f"train: {run_dir.name}: {state.line()}") != told.get(run_dir):
+                    print(line, flush=True)
+                    told[run_dir] = line
+                if state.over and run_dir not in codes and job == job_of(run_dir):
+                    codes[run_dir] = _code(run_dir, state)
+            time.sleep(ASK_SECONDS)
+    except KeyboardInterrupt:
+        print("\ntrain: detached; the jobs go on.\n  Each:  gangline launch status|attach|cancel RUN_DIR", flush=True)
+        return [codes.get(run_dir, EXIT_INTERRUPTED) for run_dir in run_dirs]
+    return [codes[run_dir] for run_dir in run_dirs]
+
+
+def _code(run_dir: Path, state: JobState) -> int:
+    try:
+        return how_it_ended(run_dir, state, run_dir)
+    except UserError as error:
+        print(f"train: {run_dir.name}: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def how_it_ended(run_dir: Path, state: JobState, shown: Path) -> int:
+    """Say it; the exit code of the run. Raises UserError for what was the user's mistake."""
+    ending = read_ending(run_dir)
+    if ending is not None and ending.reason == "mistake":
+        what, *details = ending.evidence.splitlines()
+        raise UserError(what, *details)
+    if ending is not None:
+        if ending.exit_code:
+            print(f"train: {ending.reason}: {ending.evidence}\n  To go on:  train resume={shown}", file=sys.stderr)
+        return ending.exit_code
+    never = "" if (run_dir / "events.jsonl").exists() else " before a rank began"
+    print(
+        f"train: the job ended{never}: {state.line()}; see {shown / FOLDER}\n  To go on:  train resume={shown}",
+        file=sys.stderr,
+    )
+    return EXIT_FAILURE

@@ -1,0 +1,105 @@
+"""The nodes that were given: names, addresses, places in the network; ranks in the order of the places. Torch-free."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gangline_launch.job import FOLDER
+from gangline_launch.slurm.commands import fields
+
+
+class PlacedAddress(str):
+    """A node's address, ordered by the node's place in the network.
+
+    torch's rendezvous gives ranks in the order of addresses, so that neighbouring ranks are neighbours in the network.
+    """
+
+    place: str
+
+    def __new__(cls, address: str, place: str = "") -> PlacedAddress:
+        made = super().__new__(cls, address)
+        made.place = place
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return str.__eq__(self, other) is True and self.place == getattr(other, "place", "")
+
+    def __hash__(self) -> int:
+        return hash((str(self), self.place))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __lt__(self, other: str) -> bool:
+        return _order(self) < _order(other)
+
+    def __le__(self, other: str) -> bool:
+        return _order(self) <= _order(other)
+
+    def __gt__(self, other: str) -> bool:
+        return _order(self) > _order(other)
+
+    def __ge__(self, other: str) -> bool:
+        return _order(self) >= _order(other)
+
+    def __reduce__(self) -> tuple:
+        return PlacedAddress, (str(self), self.place)
+
+
+def _order(address: str) -> tuple[list[tuple[int, str]], str]:
+    return natural(getattr(address, "place", "")), str(address)
+
+
+def natural(text: str) -> list[tuple[int, str]]:
+    """A key by which rack9 comes before rack10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
+
+
+@dataclass(frozen=True)
+class GivenNode:
+    """name: the scheduler's. address: where the others reach it. place: in the network, from the top to the node."""
+
+    name: str
+    address: str
+    place: str = ""
+
+
+def this_node(run_dir: Path, environ: Mapping[str, str] = os.environ) -> GivenNode:
+    """The node of this process."""
+    host = os.uname().nodename
+    if "GANGLINE_POD" in environ:  # in a JobSet: the pod's own name in its network, and the node that it is on
+        place = f"{environ.get('GANGLINE_PLACE', '')}.{environ['GANGLINE_POD']}"
+        return GivenNode(environ.get("GANGLINE_KUBERNETES_NODE", host), environ["GANGLINE_POD"], place)
+    name = environ.get("SLURMD_NODENAME", host)
+    return GivenNode(name, addresses(run_dir).get(name, host), environ.get("SLURM_TOPOLOGY_ADDR", name))
+
+
+def addresses(run_dir: Path) -> dict[str, str]:
+    """Name -> address, as the batch script has asked Slurm for them; {} where it has not."""
+    path = Path(run_dir, FOLDER, "nodes")
+    lines = [fields(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {line["NodeName"]: line.get("NodeAddr") or line["NodeName"] for line in lines if "NodeName" in line}
+
+
+def note_place(run_dir: Path, node: GivenNode) -> None:
+    """For `gangline launch explain`: which place each node has."""
+    folder = Path(run_dir, FOLDER, "places")
+    folder.mkdir(exist_ok=True)
+    (folder / node.name.replace("/", "-")).write_text(node.place + "\n")
+
+
+def places(run_dir: Path) -> dict[str, str]:
+    """Name -> place of all nodes that the run ever had."""
+    return {path.name: path.read_text().strip() for path in Path(run_dir, FOLDER, "places").glob("*")}
+
+
+def nodes_per_rack(given: list[str]) -> int:
+    """How many neighbours share the lowest switch; 1 where racks have different numbers, for then none can be said."""
+    racks = Counter(place.rpartition(".")[0] for place in given)
+    sizes = set(racks.values())
+    return sizes.pop() if len(sizes) == 1 else 1

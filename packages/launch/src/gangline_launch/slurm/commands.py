@@ -1,0 +1,119 @@
+"""Slurm's own commands, asked as a user would. Torch-free."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Sequence
+from functools import cache
+
+from gangline import UserError
+
+SECONDS = 120.0  # a controller that is busy answers late
+
+
+class SlurmError(Exception):
+    """A command of Slurm failed; its text says how."""
+
+
+def ask(*command: str, text: str | None = None) -> str:
+    """What a command of Slurm prints. Raises UserError where Slurm is not here, SlurmError where it refuses."""
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=SECONDS)
+    except FileNotFoundError:
+        raise UserError(
+            f"launch=slurm: there is no {command[0]} on this machine.",
+            "A job is submitted from a login node of the cluster, where Slurm's commands are.",
+            "Log in there, or train on this machine:  launch=local",
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise SlurmError(f"{command[0]} had no answer from Slurm's controller for {SECONDS:g} s") from None
+    if done.returncode:
+        raise SlurmError(" ".join(_errors(done.stderr) or [f"{command[0]} ended with {done.returncode}"]))
+    return done.stdout
+
+
+def submit(script: str, words: Sequence[str] = ()) -> str:
+    """The number of the new job. Raises UserError with what the site asks for."""
+    try:
+        return ask("sbatch", "--parsable", *words, script).split(";")[0].strip()
+    except SlurmError as error:
+        raise UserError(f"Slurm refused the job: {error}", *_mends(str(error))) from error
+
+
+def show_job(job: str) -> list[dict[str, str]]:
+    """What scontrol says of a job, and of each task of an array; [] of one that it has forgotten."""
+    try:
+        text = ask("scontrol", "--oneliner", "show", "job", job)
+    except SlurmError as error:
+        if "Invalid job id" in str(error):
+            return []
+        raise
+    return [fields(line) for line in text.splitlines() if line.startswith("JobId=")]
+
+
+def fields(line: str) -> dict[str, str]:
+    """A line of `scontrol --oneliner`: "A=1 B=x y C=" -> {"A": "1", "B": "x y", "C": ""}."""
+    found = re.findall(r"(?:^|(?<=\s))([A-Za-z][\w/:]*)=(.*?)(?=\s+[A-Za-z][\w/:]*=|\s*$)", line)
+    return dict(found)
+
+
+@cache
+def gpus_of(partition: str | None) -> int:
+    """The most GPUs that each node of a partition has, as the site counts them; 0 where Slurm knows of none."""
+    chosen = ["--partition", partition] if partition else []
+    try:
+        listed = ask("sinfo", "--noheader", "--format=%P %G", *chosen).splitlines()
+    except (SlurmError, UserError):
+        return 0
+    names = [line.split(" ", 1) for line in listed]
+    wanted = [gres for name, gres in names if partition or name.endswith("*")]
+    return min((gpus_in(gres) for gres in wanted), default=0)
+
+
+def nodes_are_here() -> bool:
+    """Whether every node of the cluster is this machine."""
+    try:
+        lines = ask("scontrol", "--oneliner", "show", "node").splitlines()
+    except SlurmError:
+        return False
+    here = os.uname().nodename.split(".")[0]
+    return bool(lines) and all(fields(line).get("NodeHostName") == here for line in lines)
+
+
+def gpus_in(gres: str) -> int:
+    """ "gpu:h100:8(S:0-1),nvme:1" -> 8."""
+    return sum(int(count or 1) for count in re.findall(r"(?:^|,)gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?", gres))
+
+
+def partitions() -> list[str]:
+    """Names, the default one first."""
+    try:
+        names = ask("sinfo", "--noheader", "--format=%P").split()
+    except (SlurmError, UserError):
+        return []
+    return [name.rstrip("*") for name in sorted(set(names), key=lambda name: (not name.endswith("*"), name))]
+
+
+def _errors(text: str) -> list[str]:
+    lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line) for line in text.splitlines()]
+    return list(dict.fromkeys(line for line in lines if line and not line.startswith("unable to open")))
+
+
+def _mends(error: str) -> list[str]:
+    """What to type, by what Slurm said."""
+    there = f"Partitions: {', '.join(partitions())}." if "artition" in error and partitions() else ""
+    hints = {
+        "account": "The site wants an account:  launch.account=...   Yours:  sacctmgr show associations user=$USER",
+        "qos": "launch.qos=...   Those that you may use:  sacctmgr show associations user=$USER format=account,qos",
+        "partition name": "launch.partition=...",
+        "time limit": "launch.time=...",
+        "node count": "launch.nodes=...",
+        "node configuration": "Nodes of this kind are not in that partition: launch.gpus_per_node, launch.constraint.",
+        "temporarily unable": "The queue is full. Try again later.",
+        "Resource temporarily unavailable": "The queue is full. Try again later.",
+        "job submit limit": "You have as many jobs in the queue as the site allows. Wait for one of them to end.",
+    }
+    found = [hint for word, hint in hints.items() if word.lower() in error.lower()]
+    return [*found[:2], there, "More options of sbatch:  launch.options=[--reservation=night]"]

@@ -1,0 +1,63 @@
+"""`launch=slurm`, as configuration. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from gangline import Problem
+from gangline.config import NonNegativeInt, PositiveInt
+from gangline_launch.config import ClusterLaunch
+from gangline_launch.slurm import commands
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+
+TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
+
+
+@dataclass
+class SlurmLaunch(ClusterLaunch):
+    """A job of Slurm."""
+
+    at_once: ClassVar[bool] = True
+
+    partition: str | None = None  # null: the site's default
+    account: str | None = None  # who pays; null: your default account
+    qos: str | None = None  # null: the default of the account
+    time: str | None = None  # 1-12:00:00, 90 (minutes) or 2:30:00; null: the most that the partition gives
+    constraint: str | None = None  # features that the nodes must have, in Slurm's words: 'h100&ib'
+    exclusive: bool = True  # whole nodes
+    container: Literal["pyxis", "apptainer"] = "pyxis"  # what runs launch.image on a node
+    mounts: list[str] = field(default_factory=list)  # what an image sees beside the run directory: /data or /from:/to
+    switches: PositiveInt | None = None  # the most leaf switches that the nodes may lie under (topology/tree)
+    switches_wait: str | None = None  # how long such nodes are waited for, as a time; null: the site's most
+    segment: PositiveInt | None = None  # so many nodes each lie in one block (topology/block, Slurm 23.11 and newer)
+    drain: bool = False  # tell Slurm to give nodes that were found bad to nobody; takes an operator's rights
+    options: list[str] = field(default_factory=list)  # more of sbatch, as a site asks for: --reservation=night
+    futile_requeues: NonNegativeInt = 3  # so many starts of the job in a row without a new step end it
+    most_running: PositiveInt | None = None  # runs of a sweep at the same time; null: all
+
+    def gpus(self, run: Run) -> int:
+        if run.run.device is not None and run.run.device.split(":")[0] == "cpu":
+            return 0
+        return commands.gpus_of(self.partition) if self.gpus_per_node is None else self.gpus_per_node
+
+    def check(self, run: Run) -> list[Problem]:
+        """As for any cluster; times that Slurm would not read."""
+        found = super().check(run)
+        if self.time is not None and not TIME.fullmatch(self.time):
+            what = f"launch.time={self.time} is no time for Slurm."
+            found.append(Problem(what, "", "Minutes (90), or hours:minutes:seconds (2:30:00), or days-hours (1-12)."))
+        if self.segment is not None and self.most_nodes() % self.segment:
+            what = f"launch.segment={self.segment} does not divide launch.nodes={self.nodes}."
+            found.append(Problem(what, "The job is made of whole segments.", "Spares: a whole number of segments too."))
+        if self.switches_wait is not None and self.switches is None:
+            found.append(Problem("launch.switches_wait says nothing without launch.switches.", "", "launch.switches=1"))
+        found += [
+            Problem(f"launch.options holds {word!r}, which is no option of sbatch.", "", "Such as --reservation=night.")
+            for word in self.options
+            if not re.fullmatch(r"--[a-z][a-z0-9-]*(=\S.*)?", word)
+        ]
+        return found

@@ -1,0 +1,66 @@
+"""How a job of Slurm stands: scontrol says, never sacct, for many sites and every test have no accounting."""
+
+from __future__ import annotations
+
+import contextlib
+
+from gangline_launch.job import SubmittedJob
+from gangline_launch.slurm import commands
+from gangline_launch.slurm.commands import SlurmError
+from gangline_launch.state import ENDED, GONE, RUNS, WAITS, JobState
+
+_WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+_RUNS = ("RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+
+# Slurm's reasons that no waiting mends -> what does.
+HOPELESS = {
+    "BadConstraints": "No node is like that: launch.constraint, launch.gpus_per_node, launch.nodes, launch.partition.",
+    "PartitionNodeLimit": "The partition gives no job so many nodes: launch.nodes, launch.spares, launch.partition.",
+    "PartitionTimeLimit": "The partition gives no job so much time: launch.time, launch.partition.",
+    "InvalidAccount": "Slurm does not know the account: launch.account.",
+    "InvalidQOS": "Slurm does not know the quality of service: launch.qos.",
+    "AccountNotAllowed": "The partition is closed to the account: launch.account, launch.partition.",
+    "QOSNotAllowed": "The partition is closed to the quality of service: launch.qos, launch.partition.",
+    "AssocMaxNodePerJobLimit": "The account may not have so many nodes for a job: launch.nodes.",
+    "QOSMaxNodePerJobLimit": "The quality of service has not so many nodes for a job: launch.nodes, launch.qos.",
+    "AssocMaxWallDurationPerJobLimit": "The account may not have so much time for a job: launch.time.",
+    "QOSMaxWallDurationPerJobLimit": "The quality of service has not so much time for a job: launch.time, launch.qos.",
+}
+WORDS = {
+    "Resources": "nodes are taken",
+    "Priority": "others come first",
+    "Dependency": "another job has to end first",
+    "BeginTime": "its time has not come",
+    "ReqNodeNotAvail": "nodes are down or reserved",
+    "JobHeldUser": "it is held: scontrol release",
+    "JobHeldAdmin": "an administrator holds it",
+}
+
+
+class SlurmScheduler:
+    """Answers from `scontrol show job`."""
+
+    def state(self, job: SubmittedJob) -> JobState:
+        lines = commands.show_job(job.id if job.task is None else f"{job.id}_{job.task}")
+        return state_of(lines[0]) if lines else JobState(GONE, "gone")
+
+    def cancel(self, job: SubmittedJob) -> None:
+        with contextlib.suppress(SlurmError):  # it has ended meanwhile
+            commands.ask("scancel", job.id if job.task is None else f"{job.id}_{job.task}")
+
+
+def state_of(said: dict[str, str]) -> JobState:
+    """From one line of `scontrol --oneliner show job`."""
+    word, reason = said.get("JobState", ""), said.get("Reason", "None")
+    short = reason.split(",")[0].split("(")[0].strip()
+    starts, nodes = int(said.get("Restarts", "0")), said.get("NodeList", "").replace("(null)", "")
+    if word in _WAITS:
+        meant = WORDS.get(short)
+        why = "" if short == "None" else f"{short}: {meant}" if meant else reason.replace("_", " ")
+        return JobState(WAITS, word, why, "", starts, HOPELESS.get(short, ""))
+    if word in _RUNS:
+        return JobState(RUNS, word, "", nodes, starts)
+    why = "" if short == "None" else reason
+    code, _, signal = said.get("ExitCode", "0:0").partition(":")
+    ended = f"exit code {code}" if code != "0" else f"signal {signal}" if signal not in ("", "0") else ""
+    return JobState(ENDED, word, "; ".join(filter(None, [why, ended])), nodes, starts)

@@ -1,0 +1,116 @@
+"""The batch script of a run: rendered once, kept in RUN_DIR/launch/, readable by who has to mend it. Torch-free."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gangline_launch import fabric
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+    from gangline_launch.slurm.config import SlurmLaunch
+
+FILE = "job.sh"
+
+
+def render(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int = 0) -> str:
+    """The script of the run in `run_dir`; of an array of `tasks` runs, listed in `run_dir`/launch/runs."""
+    lines = ["#!/bin/bash", *(f"#SBATCH {word}" for word in options(config, run, run_dir, tasks))]
+    lines += [
+        "",
+        f"# {run.run.name}, by gangline {version('gangline')}. Slurm starts one agent on each node; the agents meet in",
+        "# the run directory, start the ranks, and go on with the nodes that are left when one is lost.",
+        f"run_dir={shlex.quote(str(run_dir))}",
+    ]
+    if tasks:
+        lines.append('run_dir=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$run_dir/launch/runs")')
+    lines += ["export PYTHONUNBUFFERED=1", *fabric.setup(config.fabric), *config.setup]
+    lines += [
+        "",
+        "# What Slurm knows of the nodes: their addresses, their places in the network.",
+        'mkdir -p "$run_dir/launch"',
+        'scontrol --oneliner show node "$SLURM_JOB_NODELIST" > "$run_dir/launch/nodes"',
+        "",
+        "# Each agent writes into a file of its own, so that the loss of a node breaks no connection.",
+        f"srun {' '.join(step(config, run_dir))} \\",
+        f"    {' '.join(agent(config, run, run_dir))}",
+        "",
+        "# Again, or not: by RUN_DIR/ending.json.",
+        f'{python()} -m gangline_launch.slurm.after "$run_dir" $?',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def python() -> str:
+    """That of the submit."""
+    return shlex.quote(sys.executable)
+
+
+def agent(config: SlurmLaunch, run: Run, run_dir: Path) -> list[str]:
+    """The command on each node, in the image where there is one."""
+    command = [
+        f"{'python' if config.image else python()} -m gangline_launch.agent",
+        '"$run_dir"',
+        f"--nodes {config.elastic_nodes()}",
+        f"--per-node {config.ranks_of_node(run)}",
+        f"--processes {config.world(run)}",
+    ]
+    if config.image and config.container == "apptainer":
+        binds = [f"--bind {shlex.quote(path)}" for path in mounts(config, run_dir)]
+        command = ["apptainer exec --nv", *binds, shlex.quote(config.image), *command]
+    return command
+
+
+def mounts(config: SlurmLaunch, run_dir: Path) -> list[str]:
+    """What the image sees."""
+    return [str(run_dir), *config.mounts]
+
+
+def options(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int) -> list[str]:
+    """For #SBATCH."""
+    fewest, _, _ = config.elastic_nodes().partition(":")
+    most = config.most_nodes() + config.spares
+    nodes = str(most) if int(fewest) == config.most_nodes() else f"{int(fewest) + config.spares}-{most}"
+    output = "launch/slurm-%A_%a.out" if tasks else "launch/slurm-%j.out"
+    given = {
+        "job-name": f"gangline-{run.run.name}",
+        "partition": config.partition,
+        "account": config.account,
+        "qos": config.qos,
+        "time": config.time,
+        "constraint": config.constraint,
+        "nodes": nodes,
+        "ntasks-per-node": "1",
+        "gpus-per-node": str(config.gpus(run)) if config.gpus(run) else None,
+        "output": str(run_dir / output),
+        "open-mode": "append",
+        "signal": f"USR1@{round(config.signal_seconds)}" if config.signal_seconds else None,
+    }
+    words = [f"--{name}={shlex.quote(value)}" for name, value in given.items() if value is not None]
+    words += [f"--switches={config.switches}" + (f"@{config.switches_wait}" if config.switches_wait else "")] * bool(
+        config.switches
+    )
+    words += [f"--segment={config.segment}"] if config.segment else []
+    words += ["--exclusive"] if config.exclusive else []
+    words += ["--requeue", *(["--no-kill"] if config.survives() else [])]
+    if tasks:
+        running = f"%{config.most_running}" if config.most_running else ""
+        words.append(f"--array=0-{tasks - 1}{running}")
+    return [*words, *config.options]
+
+
+def step(config: SlurmLaunch, run_dir: Path) -> list[str]:
+    """For srun."""
+    words = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0"]
+    words += ["--no-kill"] if config.survives() else []
+    if config.image and config.container == "pyxis":
+        pairs = [path if ":" in path else f"{path}:{path}" for path in mounts(config, run_dir)]
+        words += [
+            f"--container-image={shlex.quote(config.image)}",
+            f"--container-mounts={shlex.quote(','.join(pairs))}",
+        ]
+    return [*words, '--output="$run_dir/launch/node-%n.out"', "--open-mode=append"]

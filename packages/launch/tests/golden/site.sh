@@ -1,0 +1,35 @@
+#!/bin/bash
+#SBATCH --job-name=gangline-run
+#SBATCH --partition=gpu
+#SBATCH --account=llm
+#SBATCH --qos=long
+#SBATCH --time=1-00:00:00
+#SBATCH --constraint='h100&ib'
+#SBATCH --nodes=5
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --output=/shared/runs/one/launch/slurm-%j.out
+#SBATCH --open-mode=append
+#SBATCH --signal=USR1@120
+#SBATCH --exclusive
+#SBATCH --requeue
+#SBATCH --no-kill
+#SBATCH --reservation=night
+
+# run, by gangline VERSION. Slurm starts one agent on each node; the agents meet in
+# the run directory, start the ranks, and go on with the nodes that are left when one is lost.
+run_dir=/shared/runs/one
+export PYTHONUNBUFFERED=1
+. /usr/local/nvidia/lib64/nccl-env-profile.sh
+module load cuda/13
+
+# What Slurm knows of the nodes: their addresses, their places in the network.
+mkdir -p "$run_dir/launch"
+scontrol --oneliner show node "$SLURM_JOB_NODELIST" > "$run_dir/launch/nodes"
+
+# Each agent writes into a file of its own, so that the loss of a node breaks no connection.
+srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --no-kill --output="$run_dir/launch/node-%n.out" --open-mode=append \
+    PYTHON -m gangline_launch.agent "$run_dir" --nodes 4:5 --per-node 8 --processes 32
+
+# Again, or not: by RUN_DIR/ending.json.
+PYTHON -m gangline_launch.slurm.after "$run_dir" $?

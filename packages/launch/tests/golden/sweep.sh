@@ -1,0 +1,27 @@
+#!/bin/bash
+#SBATCH --job-name=gangline-run
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --output=/shared/runs/one/launch/slurm-%A_%a.out
+#SBATCH --open-mode=append
+#SBATCH --signal=USR1@120
+#SBATCH --exclusive
+#SBATCH --requeue
+#SBATCH --array=0-15%3
+
+# run, by gangline VERSION. Slurm starts one agent on each node; the agents meet in
+# the run directory, start the ranks, and go on with the nodes that are left when one is lost.
+run_dir=/shared/runs/one
+run_dir=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" "$run_dir/launch/runs")
+export PYTHONUNBUFFERED=1
+
+# What Slurm knows of the nodes: their addresses, their places in the network.
+mkdir -p "$run_dir/launch"
+scontrol --oneliner show node "$SLURM_JOB_NODELIST" > "$run_dir/launch/nodes"
+
+# Each agent writes into a file of its own, so that the loss of a node breaks no connection.
+srun --ntasks-per-node=1 --kill-on-bad-exit=0 --wait=0 --output="$run_dir/launch/node-%n.out" --open-mode=append \
+    PYTHON -m gangline_launch.agent "$run_dir" --nodes 2:2 --per-node 1 --processes 2
+
+# Again, or not: by RUN_DIR/ending.json.
+PYTHON -m gangline_launch.slurm.after "$run_dir" $?

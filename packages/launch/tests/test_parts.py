@@ -1,0 +1,160 @@
+"""What scontrol and the table of mounts say; the order of ranks; what comes after a start. No Slurm is needed."""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import pytest
+
+from gangline.config import default_run
+from gangline.tools import RunEnding
+from gangline_launch import fabric, storage
+from gangline_launch.nodes import PlacedAddress, addresses, nodes_per_rack
+from gangline_launch.slurm.after import JobRequeue, decide
+from gangline_launch.slurm.commands import fields, gpus_in
+from gangline_launch.slurm.config import SlurmLaunch
+from gangline_launch.slurm.scheduler import state_of
+from gangline_launch.state import ENDED, RUNS, WAITS
+
+LINE = (
+    "JobId=7 JobName=gangline-run UserId=root(0) Priority=4294901757 JobState=PENDING Reason=Resources "
+    "Requeue=1 Restarts=2 BatchFlag=1 ExitCode=0:0 NodeList=(null) NumNodes=5 TRES=cpu=10,node=5 "
+    "Command=/shared/runs/with space/launch/job.sh Power="
+)
+
+
+def test_a_line_of_scontrol_is_read_by_its_keys():
+    found = fields(LINE)
+    assert found["JobState"] == "PENDING"
+    assert found["TRES"] == "cpu=10,node=5"
+    assert found["Command"] == "/shared/runs/with space/launch/job.sh"
+    assert found["Power"] == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "phase", "line", "hopeless"),
+    [
+        ({}, WAITS, "pending (Resources: nodes are taken), started again 2 times", False),
+        ({"Reason": "PartitionNodeLimit"}, WAITS, "pending (PartitionNodeLimit), started again 2 times", True),
+        ({"Reason": "ReqNodeNotAvail, UnavailableNodes:n2"}, WAITS, "", False),
+        ({"JobState": "RUNNING", "NodeList": "n[1-5]", "Restarts": "0"}, RUNS, "running on n[1-5] ", False),
+        ({"JobState": "FAILED", "ExitCode": "75:0", "Reason": "NonZeroExitCode", "Restarts": "0"}, ENDED, "", False),
+        ({"JobState": "CANCELLED", "Restarts": "1"}, ENDED, "cancelled (Resources), started again", False),
+    ],
+)
+def test_the_state_of_a_job_is_in_words(said, phase, line, hopeless):
+    state = state_of({**fields(LINE), **said})
+    assert state.phase == phase
+    assert bool(state.hopeless) == hopeless
+    assert state.line().startswith(line.strip())
+
+
+@pytest.mark.parametrize(
+    ("gres", "count"), [("(null)", 0), ("gpu:8", 8), ("gpu:h100:8(S:0-1)", 8), ("nvme:1,gpu:a100:4,gpu:v100:2", 6)]
+)
+def test_gpus_are_counted_as_the_site_does(gres, count):
+    assert gpus_in(gres) == count
+
+
+# --- storage ----------------------------------------------------------------------------------------------------------
+
+MOUNTS = """\
+/dev/vda / ext4 rw 0 0
+tmpfs /dev/shm tmpfs rw 0 0
+server:/home /home nfs4 rw 0 0
+/dev/nvme0 /home/local xfs rw 0 0
+scratch /lustre lustre rw 0 0
+"""
+
+
+def test_what_other_machines_do_not_see_is_named(tmp_path):
+    mounts = tmp_path / "mounts"
+    mounts.write_text(MOUNTS)
+    needed = [(path, path) for path in ("/home/me/run", "/home/local/run", "/lustre/run", "/var/run1", "/dev/shm/run")]
+    said = [problem.what for problem in storage.unseen(needed, [], mounts)]
+    assert [text.split(",")[0].split(" is ")[1] for text in said] == ["/home/local/run", "/var/run1", "/dev/shm/run"]
+    assert [problem.what for problem in storage.unseen(needed, ["/", "/home/local", "/dev/shm"], mounts)] == []
+
+
+def test_what_a_run_needs_is_its_directory_its_data_and_its_code(tmp_path):
+    run = default_run()
+    run.data.path = "corpus"
+    names = [what for what, _ in storage.needed(run, tmp_path)]
+    assert names[0] == "the run directory"
+    assert "data.path" in names
+    assert names[-1] == "the Python environment"
+    assert "the Python environment" not in [what for what, _ in storage.needed(run, tmp_path, code=False)]
+
+
+# --- the network ------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_are_in_the_order_of_places():
+    """As torch sorts the members of a rendezvous: by address, then by process."""
+    places = [f"spine.rack{rack}.n{node}" for rack in (0, 1, 9, 10) for node in (1, 2, 10, 100)]
+    nodes = [(PlacedAddress("10.0.0.1", place), number, 0) for number, place in enumerate(places)]
+    shuffled = random.Random(0).sample(nodes, len(nodes))
+    assert [address.place for address, *_ in sorted(shuffled)] == places
+    kept = pickle.loads(pickle.dumps(nodes[3][0]))
+    assert kept == nodes[3][0]
+    assert kept.place == places[3]
+    assert kept != nodes[2][0]
+    assert nodes[2][0] <= kept
+    assert f"{kept}" == "10.0.0.1"
+
+
+def test_racks_of_different_numbers_promise_nothing():
+    assert nodes_per_rack(["s.r0.a", "s.r0.b", "s.r1.c", "s.r1.d"]) == 2
+    assert nodes_per_rack(["s.r0.a", "s.r0.b", "s.r1.c"]) == 1
+
+
+def test_addresses_are_those_that_slurm_said(tmp_path):
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "nodes").write_text("NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.7 NodeHostName=n1\n")
+    assert addresses(tmp_path) == {"n1": "10.0.0.7"}
+
+
+@pytest.mark.parametrize("name", fabric.FABRICS)
+def test_every_line_of_a_fabric_has_a_source_and_a_reason(name):
+    for line in fabric.FABRICS[name]:
+        assert line.source.startswith("https://")
+        assert line.why
+    run = default_run(parallel="ddp", launch=SlurmLaunch(fabric=name, processes=1))
+    assert run.launch.environment(run) == fabric.variables(name)
+
+
+# --- again, or not ----------------------------------------------------------------------------------------------------
+
+
+def ending(reason: str, code: int, requeue: bool) -> RunEnding:
+    return RunEnding(generation=1, reason=reason, exit_code=code, requeue=requeue)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "new", "then"),
+    [
+        (ending("done", 0, False), 0, (), "end"),
+        (ending("mistake", 2, False), 2, (), "end"),
+        (ending("verdict", 3, False), 3, ("n1",), "end"),
+        (ending("preempted", 75, True), 75, (), "requeue"),
+        (ending("restart", 1, True), 1, ("n1",), "submit"),
+        (None, 137, (), "requeue"),
+        (None, 0, (), "end"),
+    ],
+)
+def test_what_comes_after_a_start(how, code, new, then):
+    assert decide(how, code, 10, [], 3, new)[0] == then
+
+
+def test_starts_without_a_new_step_come_to_an_end():
+    bug = ending("bug", 1, True)
+    before: list[JobRequeue] = []
+    thens = []
+    for step in (4, 9, 9, 9, 9):
+        then, why = decide(bug, 1, step, before, 3, ())
+        thens.append(then)
+        before.append(JobRequeue(0.0, "7", step, 1, why, then))
+    assert thens == ["requeue"] * 4 + ["end"]
+    assert why == "3 starts in a row did no step beyond 9"
+    assert decide(bug, 1, 0, [], 0, ())[0] == "requeue"  # that start did steps, or none could

@@ -1,0 +1,142 @@
+"""The batch script, to the letter; what is refused before it is rendered. No Slurm is needed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gangline import UserError
+from gangline.cli.train import main as train
+from gangline.config import default_run
+from gangline_launch.slurm import commands, script
+from gangline_launch.slurm.config import SlurmLaunch
+
+GOLDEN = Path(__file__).parent / "golden"
+AGAIN = os.environ.get("REGENERATE") == "1"
+CASES = {
+    "plain": SlurmLaunch(nodes="4", processes=8),
+    "site": SlurmLaunch(
+        nodes="4",
+        gpus_per_node=8,
+        spares=1,
+        partition="gpu",
+        account="llm",
+        qos="long",
+        time="1-00:00:00",
+        constraint="h100&ib",
+        setup=["module load cuda/13"],
+        options=["--reservation=night"],
+        fabric="gcp_tcpxo",
+    ),
+    "topology": SlurmLaunch(nodes="8", gpus_per_node=8, switches=2, switches_wait="12:00:00"),
+    "block": SlurmLaunch(nodes="36", gpus_per_node=4, segment=18, exclusive=False),
+    "elastic": SlurmLaunch(nodes="48:64", gpus_per_node=8, spares=2),
+    "pyxis": SlurmLaunch(nodes="2", gpus_per_node=8, image="registry.site/llm+gangline:1", mounts=["/data", "/a:/b"]),
+    "apptainer": SlurmLaunch(nodes="2", gpus_per_node=8, image="/images/gangline.sif", container="apptainer"),
+}
+
+
+def rendered(config: SlurmLaunch, tasks: int = 0) -> str:
+    run = default_run(parallel="ddp", launch=config)
+    text = script.render(config, run, Path("/shared/runs/one"), tasks)
+    return text.replace(script.python(), "PYTHON").replace(script.version("gangline"), "VERSION")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_script_is_the_one_that_was_looked_at(name):
+    check(name, rendered(CASES[name]))
+
+
+def test_the_script_of_a_sweep_is_the_one_that_was_looked_at():
+    check("sweep", rendered(SlurmLaunch(nodes="2", processes=2, most_running=3), tasks=16))
+
+
+def check(name: str, text: str) -> None:
+    path = GOLDEN / f"{name}.sh"
+    if AGAIN:
+        path.write_text(text)
+    assert text == path.read_text(), "REGENERATE=1 writes it anew"
+
+
+def test_the_shell_reads_every_script():
+    for path in GOLDEN.glob("*.sh"):
+        assert os.system(f"bash -n {path}") == 0
+
+
+@pytest.fixture
+def words(tmp_path, monkeypatch):
+    """A small run, in an empty directory, on a machine without Slurm."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "/nowhere")
+    commands.gpus_of.cache_clear()
+    return ["recipe=tiny", "launch=slurm", "launch.nodes=2", "launch.processes=2", "parallel=ddp", "run.dir=out"]
+
+
+def test_a_dry_run_prints_and_leaves_nothing(words, tmp_path, capsys):
+    assert train([*words, "launch.dry_run=true"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("#!/bin/bash\n#SBATCH --job-name=")
+    assert str(tmp_path / "out" / "launch" / "slurm-%j.out") in printed
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_of_a_sweep_prints_one_script(words, tmp_path, capsys):
+    assert train(["-m", *words, "run.seed=1,2,3", "launch.dry_run=true"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("#!/bin/bash") == 1
+    assert "#SBATCH --array=0-2" in printed
+    assert not list(tmp_path.glob("out/*"))
+
+
+def test_a_machine_without_slurm_is_told_where_to_go(words, tmp_path, capsys):
+    assert train([*words, "launch.shared=[/]"]) == 2
+    said = capsys.readouterr().err
+    assert "there is no sbatch on this machine" in said
+    assert "login node" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("launch.nodes=3:2", "the fewest nodes"),
+        ("launch.agents=1", "starts one agent on each node"),
+        ("launch.time=soon", "is no time for Slurm"),
+        ("launch.options=[night]", "is no option of sbatch"),
+        ("launch.segment=4", "does not divide launch.nodes=2"),
+        ("launch.switches_wait=60", "says nothing without launch.switches"),
+        ("launch.fabric=token_ring", "launch.fabric"),
+        ("launch.gpus_per_node=0", ""),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_submit(words, word, said, capsys):
+    assert train([*words, word, "launch.dry_run=true"]) == (2 if said else 0)
+    assert said in capsys.readouterr().err
+
+
+def test_more_ranks_than_a_node_has_gpus_are_refused(words, capsys):
+    assert train([*words, "launch.processes=4", "launch.gpus_per_node=1", "launch.dry_run=true"]) == 2
+    assert "2 a node, which has 1 GPUs" in capsys.readouterr().err
+
+
+def test_a_run_on_gpus_is_submitted_from_a_machine_without(words, capsys):
+    gpus = ["run.device=cuda", "launch.processes=null", "launch.gpus_per_node=8"]
+    assert train([*words, *gpus, "launch.dry_run=true"]) == 0
+    printed = capsys.readouterr().out
+    assert "--gpus-per-node=8" in printed
+    assert "--processes 16" in printed
+
+
+def test_what_the_site_refuses_is_shown_with_what_to_type(tmp_path, monkeypatch):
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text(
+        "#!/bin/sh\necho 'sbatch: error: Batch job submission failed: Invalid account or account/partition "
+        "combination specified' >&2\nexit 1\n"
+    )
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    with pytest.raises(UserError, match="Invalid account") as caught:
+        commands.submit("job.sh")
+    assert any("launch.account=" in line for line in caught.value.details)

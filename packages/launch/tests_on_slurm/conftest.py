@@ -1,0 +1,65 @@
+"""One Slurm for all tests here, and runs on it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from own_cluster import OwnCluster
+
+from gangline.testing import RealRuns
+
+STEPS = 16
+WORDS = (
+    "model.dim=64",
+    "model.layers=2",
+    "model.heads=2",
+    "model.kv_heads=2",
+    "model.hidden=256",
+    "batch.global_size=8",
+    "batch.sequence_length=128",
+    f"run.steps={STEPS}",
+    "run.sample=0",
+    "validate.every=null",
+    "track=[jsonl,console]",
+    "precision=fp64",
+    "run.deterministic=on",
+    "schedule=constant",
+    "schedule.warmup_steps=5",
+    "checkpoint.every=4",
+)
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OwnCluster]:
+    """Five nodes: n1 and n2 in one rack, the others in a second one."""
+    found = OwnCluster(tmp_path_factory.mktemp("slurm"), nodes=5)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture
+def runs(slurm: OwnCluster, tmp_path: Path) -> Iterator[RealRuns]:
+    """A directory for runs, whose commands know the Slurm; afterwards its nodes are whole and idle."""
+    with RealRuns(tmp_path, WORDS, warm=False) as found:
+        found.environment.update(slurm.environment)
+        try:
+            yield found
+        finally:
+            slurm.mend()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float, float]]:
+    """The curve of one process on this machine."""
+    with RealRuns(tmp_path_factory.mktemp("undisturbed"), WORDS) as found:
+        found.train("run.dir=out", "parallel=single")
+        return found.curve("out")
