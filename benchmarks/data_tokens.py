@@ -159,8 +159,8 @@ def first_batches(folder: Path, T: int, B: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=1000, help="of a round: many times what is read ahead")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=2000, help="of a round: many times what is read ahead")
     parser.add_argument("--tokens", type=int, default=1 << 27, help="of the store")
     options = parser.parse_args()
     torch.set_num_threads(1)

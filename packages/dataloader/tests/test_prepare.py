@@ -245,6 +245,18 @@ ODD = {
 }
 
 
+@pytest.mark.parametrize(
+    "words", [["prepare", "{texts}"], ["prepare", "--pack", "32"], ["tokenizer", "--vocab-size", "300"]]
+)
+def test_what_is_made_is_made_on_a_disk(words, texts, tmp_path, monkeypatch):
+    """And not in a directory whose name is a URL."""
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=r"--out s3://bucket/store is a URL"):
+        commands.main([*(word.format(texts=texts) for word in words), "--out", "s3://bucket/store"])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_odd_bytes_become_text_or_are_counted(tmp_path, make_store):
     folder = tmp_path / "odd"
     folder.mkdir()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -29,7 +31,9 @@ pytest.importorskip("aiohttp", reason="fsspec reads http with it")
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Files with ranges, as an object store gives them; `server.trouble(path)` may answer instead."""
+    """Files with ranges, as an object store gives them; `server.trouble(path)` may answer instead, and
+    `server.spoilt(path, content)` say another length, and give another content.
+    """
 
     protocol_version = "HTTP/1.1"
 
@@ -45,9 +49,11 @@ class Handler(BaseHTTPRequestHandler):
         else:
             content = b""
         self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
+        said, content = self.server.spoilt(self.path, content)
+        self.send_header("Content-Length", str(said))
         self.end_headers()
         self.wfile.write(content)
+        self.close_connection = said != len(content)
 
     def do_HEAD(self) -> None:
         path = self.server.root / self.path.lstrip("/")
@@ -63,6 +69,7 @@ class Handler(BaseHTTPRequestHandler):
 def server(tmp_path):
     served = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     served.root, served.asked, served.trouble = tmp_path, [], lambda path: None
+    served.spoilt = lambda path, content: (len(content), content)
     threading.Thread(target=served.serve_forever, daemon=True).start()
     yield served
     served.shutdown()
@@ -187,6 +194,60 @@ def test_a_store_that_is_busy_is_asked_again_and_counted(server, store, tmp_path
     remote.fetch("shard-00000.npy", size, tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == (store / "shard-00000.npy").read_bytes()
     assert remote.retries == 3
+
+
+def test_answers_of_every_wrong_length_are_asked_for_again(server, store, tmp_path):
+    """Busy at first, then too short, shorter than it says, too long, and then as it should be."""
+    answers = [
+        lambda content: (len(content) // 2, content[: len(content) // 2]),
+        lambda content: (len(content), content[: len(content) // 2]),
+        lambda content: (len(content) + 2, content + b"??"),
+    ]
+    busy = [2]
+
+    def trouble(path: str) -> int | None:
+        busy[0] -= path.endswith("shard-00000.npy")
+        return 503 if path.endswith("shard-00000.npy") and busy[0] >= 0 else None
+
+    def spoilt(path: str, content: bytes) -> tuple[int, bytes]:
+        there = path.endswith("shard-00000.npy") and busy[0] < 0 and answers
+        return answers.pop(0)(content) if there else (len(content), content)
+
+    server.trouble, server.spoilt = trouble, spoilt
+    remote = Remote(url(server, store), 60.0)
+    size = (store / "shard-00000.npy").stat().st_size
+    remote.fetch("shard-00000.npy", size, tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == (store / "shard-00000.npy").read_bytes()
+    assert (remote.retries, answers) == (5, [])
+
+
+def test_three_runs_share_a_cache_that_has_room_for_less_than_one(server, store, tmp_path):
+    """Each lets go what the others fetch, in processes of their own; nobody reads anything else."""
+    asked = (*SIZES, "data.shuffle_span=2000", "data.documents=true")
+    script = tmp_path / "reader.py"
+    script.write_text(READER)
+    words = [*asked, f"data.cache={tmp_path / 'cache'}", "data.cache_bytes=20000", f"data.path={url(server, store)}"]
+    running = [subprocess.Popen([sys.executable, str(script), *words], stdout=subprocess.PIPE) for _ in range(3)]
+    found = [process.communicate()[0].decode().strip() for process in running]
+    run = small_run(*asked, f"data.path={store}")
+    local, digest = build.tokens(run.data, run, "train"), xxhash.xxh3_128()
+    for i in range(local.length()):
+        digest.update(local.sample(i)["tokens"].tobytes())
+    assert found == [digest.hexdigest()] * 3
+    assert FileCache(tmp_path / "cache", 20000).held() <= 20000
+
+
+READER = """
+import sys, xxhash
+from gangline.testing.runs import small_run
+from gangline_dataloader.sources import build, windows
+windows.AHEAD = 16
+run = small_run(*sys.argv[1:])
+source, digest = build.tokens(run.data, run, "train"), xxhash.xxh3_128()
+for i in range(source.length()):
+    digest.update(source.sample(i)["tokens"].tobytes())
+print(digest.hexdigest())
+"""
 
 
 def test_nobody_waits_longer_than_the_deadline(server, store, tmp_path):

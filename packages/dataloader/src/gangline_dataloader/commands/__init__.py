@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 
+from gangline import UserError
 from gangline.tools import usage_of, verb_of
 
 VERBS = {
@@ -24,3 +25,13 @@ def main(argv: Sequence[str]) -> int:
     """The verb `gangline data`; 0 where all is well, 1 where something is damaged."""
     asked = verb_of("data", VERBS, argv, usage_of("data", VERBS))
     return 0 if asked is None else int(import_module(f"{__name__}.{asked[0]}").run(asked[1]))
+
+
+def refuse_url(out: str) -> None:
+    """Raises UserError where `--out` is no place on this machine: it would become a directory of that name."""
+    if "://" in out:
+        raise UserError(
+            f"--out {out} is a URL.",
+            "A store is made on a disk, where a file can be renamed once it is whole.",
+            "Name a directory here, and copy what is in it there: a run reads it from the URL as it is.",
+        )

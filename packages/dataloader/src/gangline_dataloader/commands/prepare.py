@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gangline import UserError
+from gangline_dataloader.commands import refuse_url
 from gangline_dataloader.packing.pack_plan import PackPlan, make, planned
 from gangline_dataloader.prepare import cluster
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
@@ -100,6 +101,7 @@ def parser(known: Settings | None = None) -> argparse.ArgumentParser:
 def run(argv: Sequence[str]) -> int:
     """Prepare and print a report."""
     asked = parser().parse_args(list(argv))
+    refuse_url(asked.out)
     if asked.append:
         asked = parser(made_by(asked.out)).parse_args(list(argv))
     if asked.workers < 1:

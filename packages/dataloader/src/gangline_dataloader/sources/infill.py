@@ -99,8 +99,8 @@ def marks_of(names: Sequence[str], store: str, ids: Sequence[int | None]) -> lis
     if len(names) != MARKS or len(found) != MARKS or len(set(found)) != MARKS:
         missing = [name for name, one in zip(names, ids, strict=False) if one is None]
         raise UserError(
-            f"data.fim_tokens={list(names)}: {', '.join(missing) or 'there must be three different ones'}"
-            f"{f' is no token of {store}' if missing else ''}.",
+            f"data.fim_tokens={list(names)}: "
+            + (f"{store} has no token {', '.join(missing)}." if missing else "there must be three different ones."),
             "They mark prefix, middle and suffix, and are tokens of their own in the store's tokenizer.",
             "gangline data prepare --tokenizer FILE with a tokenizer that has them, or data.fim_rate=0",
         )
