@@ -16,6 +16,7 @@ import itertools
 import statistics
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,8 @@ from gangline.data import BatchReader, ReadPlace
 from gangline.data.expand import expand
 from gangline_dataloader.config import TokensConfig
 from gangline_dataloader.dali.config import DaliConfig
+from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, WeightStage
+from gangline_dataloader.order.single import SingleOrder
 from gangline_dataloader.packing.pack_plan import make
 from gangline_dataloader.sources import build
 from gangline_dataloader.sources.infill import Infill
@@ -157,6 +160,32 @@ def first_batches(folder: Path, T: int, B: int) -> None:
         print(f"  first batch at {share:g} epochs: {1e3 * statistics.median(took):.1f} ms")
 
 
+def resumes() -> None:
+    """Milliseconds of CPU and MiB until the next 1024 places are known, at places far into corpora of any size."""
+    for rows in (10**6, 10**8, 10**11):
+        orders: dict[str, Callable[[], Callable[[np.ndarray], object]]] = {
+            "one source": lambda rows=rows: SingleOrder(Ingredient("a", rows), 7),
+            "a mixture": lambda rows=rows: MixtureOrder(
+                [Ingredient("a", rows), Ingredient("b", rows // 3)], [WeightStage(0, (0.7, 0.3))], 7
+            ),
+        }
+        for name, order in orders.items():
+            took, most = [], 0
+            for share in (0.0, 0.3, 0.8, 7.7):
+                first = int(share * rows)
+                for _ in range(5):
+                    cpu = time.process_time()
+                    order()(np.arange(first, first + 1024))
+                    took.append(time.process_time() - cpu)
+                tracemalloc.start()
+                order()(np.arange(first, first + 1024))
+                most = max(most, tracemalloc.get_traced_memory()[1])
+                tracemalloc.stop()
+            print(
+                f"  resume in {rows:.0e} rows of {name}: {1e3 * statistics.median(took):.1f} ms, {most / 2**20:.1f} MiB"
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
@@ -169,6 +198,7 @@ def main() -> None:
         for T, B in SIZES:
             measure(Path(folder), T, B, options.rounds, options.steps)
         first_batches(Path(folder), *SIZES[0])
+    resumes()
 
 
 if __name__ == "__main__":
