@@ -9,35 +9,55 @@ import pytest
 from gangline.cli.main import main
 from gangline.cluster import Quantity, load_cluster
 from gangline.config import compose_one
-from gangline_planner.assumed import explain, planned, refused
-from gangline_planner.choose import alternatives
-from gangline_planner.forecast import forecast
+from gangline_planner.assumed import planned, refused
+from gangline_planner.choose import bounded, planned_as
 from gangline_planner.search import search
 
 MODEL = "model.layers=8 model.heads=8 model.kv_heads=8"
-WORDS = f"parallel=3d launch.processes=8 batch.global_size=16 batch.micro_size=1 {MODEL}"
+WORDS = f"parallel=3d launch.processes=8 batch.global_size=16 {MODEL}"
 
 
-def test_the_fastest_of_all_alternatives_is_first_and_nothing_is_pruned_that_is_faster():
-    case, cluster = planned(WORDS.split()), load_cluster("h100_ib")
-    fit, large = search(case, cluster, shown=3)
-    every = sorted(
-        forecast(explain(case, run, cluster), cluster).step.seconds
-        for run, _ in alternatives(case)
-        if refused(run) is None
-    )
-    assert [one.plan.step.seconds for one in fit] == pytest.approx(every[:3])
-    assert len(every) > 10
-    assert large == []
+@pytest.mark.parametrize(
+    ("words", "cluster"),
+    [
+        (f"{WORDS} parallel.cp=1 parallel.tp=2 run.recompute=none", "h100_ib"),
+        (f"{WORDS} parallel.pp=4 batch.micro_size=1", "a100_800g"),
+        (f"{WORDS} parallel.pp=1 parallel.zero=1 moe=on moe.experts=4 batch.micro_size=1", "b200_ib"),
+    ],
+)
+def test_nothing_is_passed_over_that_is_faster_or_fits(words, cluster):
+    case, machine = planned(words.split()), load_cluster(cluster)
+    found = search(case, machine, shown=3)
+    every = [(one, plan) for one in bounded(case, machine) if (plan := planned_as(one, machine)) is not None]
+    assert len(every) > 30
+    for one, plan in every:
+        assert one.least <= plan.step.seconds, one.words
+        assert one.bytes <= plan.memory, one.words
+    allowed = sorted(plan.step.seconds for one, plan in every if refused(one.run) is None)
+    assert [one.plan.step.seconds for one in found.fit] == pytest.approx(allowed[:3])
+    assert found.large == ()
+
+
+def test_every_dimension_is_searched():
+    tried = [one.words for one in bounded(planned([*WORDS.split(), "moe=on"]), load_cluster("h100_ib"))]
+    names = {word.partition("=")[0] for words in tried for word in words}
+    axes = {f"parallel.{name}" for name in ("tp", "pp", "cp", "dp_shard", "zero", "schedule", "chunks")}
+    assert axes | {"moe.ep", "batch.micro_size", "run.recompute"} <= names
 
 
 def test_what_does_not_fit_says_what_it_lacks():
     small = load_cluster("h100_ib").with_numbers({"memory.bytes": Quantity(25e6, "a test")})
-    fit, large = search(planned(WORDS.split()), small, shown=4)
-    assert fit
-    assert large
-    assert all(one.plan.memory <= 25e6 for one in fit)
-    assert [one.lacks for one in large] == sorted(one.plan.memory - 25e6 for one in large)
+    found = search(planned(WORDS.split()), small, shown=4)
+    assert len(found.fit) == len(found.large) == 4
+    assert all(one.plan.memory <= 25e6 for one in found.fit)
+    assert [one.lacks for one in found.large] == sorted(one.plan.memory - 25e6 for one in found.large)
+
+
+def test_of_those_on_the_front_none_is_better_in_both():
+    front = search(planned(WORDS.split()), load_cluster("h100_ib")).pareto
+    seconds, memory = [one.plan.step.seconds for one in front], [one.plan.memory for one in front]
+    assert seconds == sorted(seconds)
+    assert memory == sorted(memory, reverse=True)
 
 
 def test_each_row_is_a_line_that_passes_check(capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from math import prod
 
@@ -41,7 +42,14 @@ class Mesh:
 
     def size(self, *axes: str) -> int:
         """The number of ranks along these axes together; an axis the mesh lacks counts 1."""
-        return prod(size for axis, size in self.sizes if axis in axes)
+        found = self._known.get(axes)
+        if found is None:
+            found = self._known[axes] = prod(size for axis, size in self.sizes if axis in axes)
+        return found
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, ...], int]:
+        return {}
 
     def coordinate(self, rank: int) -> dict[str, int]:
         found = {}

@@ -58,6 +58,14 @@ class MoeOptions(EditConfig):
         options = replace(self, hidden=self.dense_hidden(run)) if self.upcycle_from and not self.hidden else self
         return replace(options, ep=gcd(self.experts, self._ranks(run))) if self.ep is None else options
 
+    def layouts(self, run: Run, world: int) -> Iterator[MoeOptions]:
+        """Every size of `ep` where it is open, each said outright: what an open one comes to depends on the layout."""
+        if self.ep is not None:
+            yield self
+            return
+        both = gcd(self.experts, world)
+        yield from (replace(self, ep=size) for size in range(1, both + 1) if both % size == 0)
+
     def _ranks(self, run: Run) -> int:
         """Ranks that may share a layer's experts: of the axes of `ep_out_of`, where the strategy folds any."""
         from gangline.config import world_of

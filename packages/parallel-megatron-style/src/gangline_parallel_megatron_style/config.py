@@ -107,26 +107,17 @@ class Composed(ParallelConfig):
         return of_case(case, run.run.device != "cpu", run.precision.products())
 
     def layouts(self, run: Run, world: int) -> Iterator[Composed]:
-        """Every size of the axes that are left open, and interleaved stages beside 1F1B."""
+        """Every size of the axes that are left open, what ZeRO cuts, and orders of the pipeline."""
         from gangline_parallel_megatron_style.layout.candidates import candidates
 
         return candidates(self, run, world)
 
-    def bounds(self, run: Run, mesh: Mesh, parameters: int) -> LayoutBounds:
-        width, shards = run.precision.sizes(), mesh.size("dp_shard", "cp")
-        own = parameters / mesh.size("tp", "pp")
-        whole = own / shards if self.zero == 3 else own
-        kept = own / shards if self.zero >= 2 and not run.deterministic else own
-        state = own / (shards if self.zero else 1) * (run.optimizer.states(matrix=True)) * width.master
-        share = run.batch.global_size // mesh.size("dp_replicate", "dp_shard")
-        microbatches = max(1, share // (run.batch.micro_size or max(1, share // self.accumulation(share, mesh))))
-        chosen = SCHEDULES[self.schedule]
-        idle = 0.0
-        # no order of whole backward passes waits less than the first microbatch takes to the last rank and back
-        if mesh.size("pp") > 1 and (not chosen.splits_backward or chosen.exact(mesh.size("pp"), microbatches)):
-            idle = chosen.bubble(mesh.size("pp"), microbatches, self.model_chunks)
-        nbytes = whole * width.compute + (0 if self.offload else state) + kept * width.gradient
-        return LayoutBounds(idle=idle, bytes=int(0.9 * nbytes))  # 0.9: parameters are not all cut alike
+    def bounds(
+        self, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None = None
+    ) -> LayoutBounds | None:
+        from gangline_parallel_megatron_style.cost.bounds import bounds_of
+
+        return bounds_of(self, run, mesh, model, topology)
 
     def overlaps(self, plan: Plan, mesh: Mesh) -> bool:
         """Whether forwards take turns with backwards, each hiding the other's transfers over folds."""

@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from itertools import product
 
 from gangline.cluster import Cluster
-from gangline.config import ParallelConfig, Recompute, Run
-from gangline.model import flops_per_token, parameter_count
-from gangline.strategy import Mesh
+from gangline.config import LayoutBounds, ParallelConfig, PartConfig, Recompute, Run
+from gangline.model import Node, Plan, compose_model, flops_per_token
+from gangline.strategy import AXES, DATA_AXES, Mesh
 from gangline_planner.assumed import Planned, explain, refused
 from gangline_planner.forecast import Forecast, forecast
 from gangline_planner.price.products import Rates
+from gangline_planner.price.step import StageTime
+from gangline_planner.price.transfers import transfer_seconds
 
 AGAIN = 1.25  # of the operations, at least, where blocks are computed again: a third of them less the head's
+SPLIT = 0.9  # of the way through a pipeline: stages are not all as long
+LARGEST = 8  # sequences of a microbatch that are tried where the words leave them open
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A layout that the words leave open. least: seconds that its step takes at least; bytes: of its fullest rank."""
+
+    least: float
+    bytes: int
+    first: Run  # that of the words
+    case: Planned  # whose model it has
+    base: Run
+    parallel: ParallelConfig
+
+    @property
+    def run(self) -> Run:
+        """The run that has it."""
+        return replace(self.base, parallel=self.parallel)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What to type for it."""
+        return words_of(self.first, self.run)
 
 
 def chosen(case: Planned, cluster: Cluster, tokens: float | None) -> tuple[Forecast, tuple[str, ...]]:
@@ -24,56 +52,171 @@ def chosen(case: Planned, cluster: Cluster, tokens: float | None) -> tuple[Forec
         return plan, case.assumed
     best: Forecast | None = None
     words: tuple[str, ...] = ()
-    for bound, run, changed in bounded(case, cluster):
-        if best is not None and bound >= best.step.seconds:
+    for other in bounded(case, cluster):
+        if best is not None and other.least >= best.step.seconds:
             break  # all that follow are slower than this one at their best
-        try:
-            other = forecast(explain(case, run, cluster), cluster, tokens)
-        except ValueError:  # what a layout says that does not divide; `refused` takes longer, and is asked of the best
+        if other.bytes > cluster["memory.bytes"]:
             continue
-        better = other.fits and (best is None or other.step.seconds < best.step.seconds)
-        if better and refused(run) is None:
-            best, words = other, changed
+        found = planned_as(other, cluster, tokens)
+        better = found is not None and found.fits and (best is None or found.step.seconds < best.step.seconds)
+        if better and refused(other.run) is None:
+            best, words = found, other.words
     if best is not None:
-        return best, (*case.assumed, *words)
+        return best, all_words(case, words)
     if plan is not None:
         return plan, case.assumed
     assert problem is not None
     raise problem
 
 
-def bounded(case: Planned, cluster: Cluster) -> list[tuple[float, Run, tuple[str, ...]]]:
-    """(seconds that a step takes at least, run, words) of the alternatives that may fit, the fastest bound first."""
-    tree, plan = case.model
-    sequence = case.run.batch.sequence_length
-    work = flops_per_token(tree, sequence, plan) * sequence * case.run.batch.global_size
-    rates = Rates.of(cluster, case.run.precision.products())
-    least = work / case.world / max(rates.narrow, rates.wide, rates.attention * 2)  # attention is counted uncut
-    numbers, found = parameter_count(tree), []
-    for run, words in alternatives(case):
-        bounds = run.parallel.bounds(run, Mesh.of(run.parallel.axes(case.world)), numbers)
-        if bounds.bytes <= cluster["memory.bytes"]:
-            again = AGAIN if run.run.recompute is Recompute.full else 1.0
-            found.append((least * again / (1 - bounds.idle), run, words))
-    return sorted(found, key=lambda one: one[0])
+def planned_as(other: Alternative, cluster: Cluster, tokens: float | None = None) -> Forecast | None:
+    """The plan of an alternative; None: it does not divide. `refused` takes longer, and is asked of the best alone."""
+    try:
+        return forecast(explain(other.case, other.run, cluster), cluster, tokens)
+    except ValueError:
+        return None
 
 
-def alternatives(case: Planned) -> Iterator[tuple[Run, tuple[str, ...]]]:
-    """Runs with another layout, and with recomputation where the words do not say, each with the words that make it."""
+def all_words(case: Planned, words: Sequence[str]) -> tuple[str, ...]:
+    """What was assumed, in so far as it was not chosen otherwise, and what was chosen."""
+    names = {name_of(word) for word in words}
+    return (*(word for word in case.assumed if name_of(word) not in names), *words)
+
+
+def bounded(case: Planned, cluster: Cluster) -> list[Alternative]:
+    """The alternatives, the fastest bound first."""
+    found, seconds, world = [], Bounds(cluster), case.world
+    for one, run, parallel in alternatives(case):
+        mesh = mesh_of(parallel, world)
+        share, rest = divmod(run.batch.global_size, mesh.size(*DATA_AXES))
+        if rest or share % (run.batch.micro_size or 1):
+            continue
+        bounds = parallel.bounds(run, mesh, one.model, cluster.topology)
+        if bounds is not None:
+            least = seconds.least(run, mesh, bounds, one.model)
+            found.append(Alternative(least, bounds.bytes, case.run, one, run, parallel))
+    return sorted(found, key=lambda one: one.least)
+
+
+def mesh_of(parallel: ParallelConfig, world: int) -> Mesh:
+    """The layout's mesh; read off where all axes are named."""
+    sizes = tuple((axis, getattr(parallel, axis, None)) for axis in AXES)
+    named = all(size is not None for _, size in sizes)
+    return _same(sizes if named else tuple(parallel.axes(world).items()))
+
+
+@cache
+def _same(sizes: tuple[tuple[str, int], ...]) -> Mesh:
+    """One object for all layouts of these sizes."""
+    return Mesh.of(dict(sizes))
+
+
+class Bounds:
+    """Seconds that a step takes at least; prices what layouts share once."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._known: dict[
+            int, tuple[LayoutBounds, StageTime, float]
+        ] = {}  # by the identity of `work`, which is kept alive
+
+    def least(self, run: Run, mesh: Mesh, bounds: LayoutBounds, model: tuple[Node, Plan]) -> float:
+        if bounds.work is None:
+            return self._by_peak(run, mesh, model) / (1 - bounds.idle)
+        if id(bounds.work) not in self._known:
+            rates = Rates.of(self.cluster, run.precision.products())
+            time = StageTime.of(bounds.work, self.cluster, rates)
+            waits = sum(transfer_seconds(sent, self.cluster) for sent in bounds.transfers)
+            self._known[id(bounds.work)] = (bounds, time, waits)
+        _, time, waits = self._known[id(bounds.work)]
+        m, ranks = bounds.microbatches, mesh.size("pp")
+        busy = (time.all + waits) * m / ranks
+        # the last microbatch's gradient comes back to the first stage after all of them have been at the last one
+        back = time.all - time.weights if bounds.splits_backward else time.all
+        chain = (back + waits) * (1 + (m - 1) / bounds.stages)
+        first = time.forward * (ranks - 1) / bounds.stages  # until the last rank begins
+        least = max(busy / (1 - bounds.idle), busy + SPLIT * first, SPLIT * chain) + self.cluster["host.seconds"]
+        return least + (SPLIT * self._bare(bounds, time, ranks) if bounds.beside else 0.0)
+
+    def _bare(self, bounds: LayoutBounds, time: StageTime, ranks: int) -> float:
+        """Seconds of transfers that no computation beside them can hide."""
+        forward, share = time.forward / ranks, self.cluster["overlap.share"]
+        room = {"F": forward * bounds.microbatches, "update": forward}
+        room |= {"B": (time.all - time.forward) / ranks * bounds.microbatches, "end": (time.all - time.forward) / ranks}
+        found = 0.0
+        for sent in bounds.beside:
+            found += max(0.0, transfer_seconds(sent, self.cluster) - share * room[sent.when])
+        return found
+
+    def _by_peak(self, run: Run, mesh: Mesh, model: tuple[Node, Plan]) -> float:
+        rates, length = Rates.of(self.cluster, run.precision.products()), run.batch.sequence_length
+        work = flops_per_token(model[0], length, model[1]) * length * run.batch.global_size
+        again = AGAIN if run.run.recompute is Recompute.full else 1.0
+        return again * work / mesh.world / max(rates.narrow, rates.wide, rates.attention * 2)  # counted uncut
+
+
+def alternatives(case: Planned) -> Iterator[tuple[Planned, Run, ParallelConfig]]:
+    """(the case whose model it has, a run with other microbatches and recomputation, its layout) where the words leave
+    them open, and other sizes of folds. What was typed stays.
+    """
     run = case.run
-    open_recompute = not any(word.startswith("run.recompute=") for word in case.words)
-    choices = (Recompute.none, Recompute.full) if open_recompute else (run.run.recompute,)
-    typed = {word.lstrip("+").partition("=")[0] for word in case.words}
-    for parallel in run.parallel.layouts(run, case.world):
-        if any(word.partition("=")[0] in typed for word in changes(run.parallel, parallel)):
-            continue  # what was typed stays
-        for recompute in choices:
-            other = replace(run, parallel=parallel, run=replace(run.run, recompute=recompute))
-            words = changes(run.parallel, parallel)
-            yield other, (*words, f"run.recompute={recompute.value}") if recompute != run.run.recompute else words
+    typed = {name_of(word) for word in case.words}
+    fixed = [name for name in (item.name for item in fields(run.parallel)) if f"parallel.{name}" in typed]
+    again = (run.run.recompute,) if "run.recompute" in typed else tuple(Recompute)
+    for edited in _edited(case, typed):
+        bases = [
+            replace(
+                edited.run,
+                batch=replace(run.batch, micro_size=micro),
+                run=replace(run.run, recompute=recompute),
+            )
+            for micro, recompute in product(_micro_sizes(run, typed), again)
+        ]
+        for parallel in edited.run.parallel.layouts(edited.run, case.world):
+            if all(getattr(parallel, name) == getattr(run.parallel, name) for name in fixed):
+                yield from ((edited, base, parallel) for base in bases)
 
 
-def changes(before: ParallelConfig, after: ParallelConfig) -> tuple[str, ...]:
-    """What to type for `after`, options as `before` has them left out."""
-    names = [item.name for item in fields(after) if getattr(before, item.name) != getattr(after, item.name)]
-    return tuple(f"parallel.{name}={getattr(after, name)}" for name in names)
+def _edited(case: Planned, typed: set[str]) -> Iterator[Planned]:
+    """The case, and those whose edits share the model otherwise."""
+    groups = list(case.run.edits)
+    for options in product(*(config.layouts(case.run, case.world) for config in case.run.edits.values())):
+        edits = dict(zip(groups, options, strict=True))
+        names = {f"{group}.{name}" for group in groups for name in changed(case.run.edits[group], edits[group])}
+        if not names:
+            yield case
+        elif typed.isdisjoint(names):
+            run = replace(case.run, edits=edits)
+            yield replace(case, run=run, model=compose_model(run))
+
+
+def _micro_sizes(run: Run, typed: set[str]) -> list[int | None]:
+    if "batch.micro_size" in typed:
+        return [run.batch.micro_size]
+    size = run.batch.global_size
+    powers = [2**power for power in range(LARGEST.bit_length()) if size % 2**power == 0]
+    return list(dict.fromkeys((run.batch.micro_size, *powers)))
+
+
+def changed(before: PartConfig, after: PartConfig) -> list[str]:
+    """Names of the options that differ."""
+    if before is after:
+        return []
+    return [item.name for item in fields(after) if getattr(before, item.name) != getattr(after, item.name)]
+
+
+def words_of(before: Run, after: Run) -> tuple[str, ...]:
+    """What to type for `after` beside the words of `before`."""
+    found = [f"parallel.{name}={getattr(after.parallel, name)}" for name in changed(before.parallel, after.parallel)]
+    for group, edit in after.edits.items():
+        found += [f"{group}.{name}={getattr(edit, name)}" for name in changed(before.edits[group], edit)]
+    if after.batch.micro_size != before.batch.micro_size:
+        found.append(f"batch.micro_size={after.batch.micro_size}")
+    if after.run.recompute != before.run.recompute:
+        found.append(f"run.recompute={after.run.recompute.value}")
+    return tuple(found)
+
+
+def name_of(word: str) -> str:
+    """The option that a word is about."""
+    return word.lstrip("+").partition("=")[0]

@@ -42,12 +42,12 @@ def _search(argv: Sequence[str]) -> int:
     flags, words = flags_of(argv, (), ("json",))
     cluster, words = cluster_of(words)
     case = planned(words)
-    fit, large = search(case, cluster)
+    found = search(case, cluster)
     if "json" in flags:
-        rows = [{**one.plan.data(), "words": list(one.words), "lacks_bytes": one.lacks} for one in (*fit, *large)]
-        print(json.dumps({"assumed": list(case.assumed), "layouts": rows}, indent=1))
+        rows = [one.data() for one in (*found.fit, *found.large)]
+        print(json.dumps({"assumed": list(case.assumed), "layouts": rows, "others": found.others}, indent=1))
     else:
-        print(text(fit, large, words, case.assumed))
+        print(text(found, words, case))
     return 0
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
+from typing import Any
 
 from gangline.cluster import Cluster
-from gangline_planner.assumed import Planned, explain, refused
-from gangline_planner.choose import bounded
-from gangline_planner.forecast import Forecast, forecast
+from gangline_planner.assumed import Planned, refused
+from gangline_planner.choose import Alternative, all_words, bounded, planned_as
+from gangline_planner.forecast import Forecast
 
 SHOWN = 10
 
@@ -25,37 +28,76 @@ class Candidate:
         """Bytes that it needs beyond what an accelerator has; 0 where it fits."""
         return max(0.0, self.plan.memory - self.plan.cluster["memory.bytes"])
 
+    def data(self) -> dict[str, Any]:
+        return {**self.plan.data(), "words": list(self.words), "lacks_bytes": self.lacks}
 
-def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> tuple[list[Candidate], list[Candidate]]:
-    """(those that fit, fastest first; those that do not, the least too large first), `shown` of each at most.
 
-    Alternatives come by the least time that they can take, so that none is looked at which cannot be among the first.
-    Every one that fits has passed `check`.
+@dataclass(frozen=True)
+class Found:
+    """fit: fastest first; large: those that do not fit, the least too large first.
+
+    every   all that were priced in full and fit; of those behind `fit` nobody asked `check`
+    others  how many more there are: none of them can be among `fit`
+    """
+
+    fit: tuple[Candidate, ...]
+    large: tuple[Candidate, ...]
+    every: tuple[Candidate, ...]
+    others: int
+
+    @property
+    def pareto(self) -> list[Candidate]:
+        """Of `every` those than which none is faster with no more memory, the fastest first."""
+        front: list[Candidate] = []
+        for one in sorted(self.every, key=lambda one: (one.plan.step.seconds, one.plan.memory)):
+            if not front or one.plan.memory < front[-1].plan.memory:
+                front.append(one)
+        return front
+
+
+def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> Found:
+    """`shown` of each kind at most. Alternatives come by the least time that they can take, so that none is looked at
+    which cannot be among the first. Every one that fits has passed `check`.
     """
     fit: list[Candidate] = []
     large: list[Candidate] = []
-    for bound, run, words in bounded(case, cluster):
-        if len(fit) >= shown and bound >= fit[shown - 1].plan.step.seconds:
+    crowded: list[Alternative] = []  # whose memory does not fit at its least
+    alternatives, looked = bounded(case, cluster), 0
+    for other in alternatives:
+        if len(fit) >= shown and other.least >= fit[shown - 1].plan.step.seconds:
             break
-        try:
-            found = Candidate(forecast(explain(case, run, cluster), cluster), words)
-        except ValueError:  # it does not divide
+        looked += 1
+        if other.bytes > cluster["memory.bytes"]:
+            crowded.append(other)
             continue
+        plan = planned_as(other, cluster)
+        if plan is None:
+            continue
+        found = Candidate(plan, other.words)
         if found.lacks:
             large.append(found)
-        elif refused(run) is None:
-            fit = sorted([*fit, found], key=lambda one: one.plan.step.seconds)
-    return fit[:shown], sorted(large, key=lambda one: one.lacks)[:shown]
+        else:
+            place = bisect(fit, plan.step.seconds, key=lambda one: one.plan.step.seconds)
+            if place >= shown or refused(other.run) is None:  # which takes longer, and is asked of the first alone
+                fit.insert(place, found)
+    for other in nsmallest(shown, crowded, key=lambda other: other.bytes):
+        plan = planned_as(other, cluster)
+        if plan is not None and not plan.fits:
+            large.append(Candidate(plan, other.words))
+    least = nsmallest(shown, large, key=lambda one: one.lacks)
+    return Found(tuple(fit[:shown]), tuple(least), tuple(fit), len(alternatives) - looked)
 
 
-def text(fit: Sequence[Candidate], large: Sequence[Candidate], words: Sequence[str], assumed: Sequence[str]) -> str:
+def text(found: Found, words: Sequence[str], case: Planned) -> str:
     """The whole page; each row a line that `train` takes."""
-    lines = [f"assumed: {' '.join(assumed)}"] if assumed else []
-    lines += [f"{'s a step':>9} {'MFU':>6} {'GB':>7}"] if fit else ["no layout fits"]
-    for one in fit:
-        typed = " ".join([*words, *assumed, *one.words])
+    lines = [f"assumed: {' '.join(case.assumed)}"] if case.assumed else []
+    lines += [f"{'s a step':>9} {'MFU':>6} {'GB':>7}"] if found.fit else ["no layout fits"]
+    for one in found.fit:
+        typed = " ".join([*words, *all_words(case, one.words)])
         lines.append(f"{one.plan.step.seconds:9.4g} {one.plan.mfu:6.1%} {one.plan.memory / 1e9:7.1f}  train {typed}")
-    if large:
+    if found.others:
+        lines.append(f"{found.others} more layouts can be no faster than these, whatever they do")
+    if found.large:
         lines.append("too large by")
-        lines += [f"{one.lacks / 1e9:8.1f} GB  {' '.join(one.words)}" for one in large]
+        lines += [f"{one.lacks / 1e9:8.1f} GB  {' '.join(one.words)}" for one in found.large]
     return "\n".join(lines)

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from gangline.cluster.topology import Topology
     from gangline.comm.base import Comms
     from gangline.data.vocabulary import Codec
-    from gangline.explain.explained import Explained
+    from gangline.explain.explained import Explained, Transfer
+    from gangline.explain.work import StageWork
     from gangline.interop.adapter import Adapter
     from gangline.mesh import Mesh
     from gangline.model.tree import Node
@@ -160,6 +161,10 @@ class EditConfig(PartConfig):
         """
         return None
 
+    def layouts(self, run: Run, world: int) -> Iterator[EditConfig]:
+        """These options, and others of them that change who has what of the model and not what it computes."""
+        yield self
+
     def apart(self, shapes: Mapping[str, tuple[int, ...]], plan: Plan) -> Adapter | None:
         """What `gangline export --apart` writes of the parameters of these names and shapes; None: nothing of it.
 
@@ -178,10 +183,24 @@ class EditConfig(PartConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutBounds:
-    """idle: share of a step in which ranks wait for each other; bytes: of the rank that has least. Both at least."""
+    """What no layout like this does better than, found without looking at its order of actions or at each rank.
+
+    idle       share of a step in which ranks wait for each other
+    bytes      of the rank that needs most
+    stages     of the pipeline; splits_backward: what the stage before waits for is not the whole backward pass
+    work       of one microbatch, over all pipeline ranks together, on one rank of each; None: it does not say
+    transfers  that this waits for
+    beside     transfers of a step on an average rank, which computation may hide
+    """
 
     idle: float = 0.0
     bytes: int = 0
+    microbatches: int = 1
+    stages: int = 1
+    splits_backward: bool = False
+    work: StageWork | None = None
+    transfers: tuple[Transfer, ...] = ()
+    beside: tuple[Transfer, ...] = ()
 
 
 @dataclass
@@ -210,8 +229,13 @@ class ParallelConfig(PartConfig):
         """
         return None
 
-    def bounds(self, run: Run, mesh: Mesh, parameters: int) -> LayoutBounds:
-        """What no layout like this does better than, for a model of so many parameters, without looking at it."""
+    def bounds(
+        self, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None = None
+    ) -> LayoutBounds | None:
+        """Bounds of these options, in the place of the run's own; None: it cannot be. model, topology: as of `explain`.
+
+        What is made of the same pieces has the very same `work`, so that who prices it does so once.
+        """
         return LayoutBounds()
 
     def layouts(self, run: Run, world: int) -> Iterator[ParallelConfig]:

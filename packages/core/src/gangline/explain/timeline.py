@@ -53,43 +53,70 @@ def step_timeline(explained: Explained, times: Sequence[ActionTimes], latency: f
     F of a stage needs F of the stage before; B (or I) needs that of the stage behind and its own F; W its own I. Two
     actions of one turn begin when both can, one lying behind the other. Raises ValueError where ranks wait for ever.
     """
-    ranks, last = explained.ranks, len(explained.work) - 1
-    done: dict[tuple[str, int, int], tuple[float, int]] = {}
+    steps = _order(explained)
+    seconds = {kind: [time.of(kind) for time in times] for kind in ("F", "B", "I", "W")}
+    spans: list[list[tuple[StepAction, float, float]]] = [[] for _ in explained.ranks]
+    free, done = [0.0] * len(spans), [0.0] * len(steps)
+    for index, (rank, turn, needs) in enumerate(steps):
+        start = free[rank]
+        for need in needs:
+            end = done[need] + latency
+            if end > start:
+                start = end
+        own = spans[rank]
+        for action in turn:
+            end = start + seconds[action[0]][action[1]]
+            own.append((action, start, end))
+            start = end
+        free[rank] = done[index] = start
+    return StepTimeline(tuple(map(tuple, spans)))
+
+
+# (rank, its turn, the steps of other ranks that it needs), in an order in which all can run
+_Steps = list[tuple[int, tuple[StepAction, ...], tuple[int, ...]]]
+_KNOWN: dict[tuple[int, ...], tuple[object, _Steps]] = {}  # by the turns' identity, which it keeps alive
+
+
+def _order(explained: Explained) -> _Steps:
+    """Once for all layouts that share the ranks' turns. Raises ValueError where ranks wait for ever.
+
+    What a turn needs of its own rank is over when the turn's turn comes: no step says so.
+    """
+    all_turns = [rank.turns for rank in explained.ranks]
+    key = (*map(id, all_turns), len(explained.work))
+    if key not in _KNOWN:
+        if len(_KNOWN) >= 64:
+            del _KNOWN[next(iter(_KNOWN))]
+        _KNOWN[key] = (all_turns, _ordered(all_turns, len(explained.work) - 1))
+    return _KNOWN[key][1]
+
+
+def _ordered(all_turns: Sequence[tuple[tuple[StepAction, ...], ...]], last: int) -> _Steps:
+    done: dict[tuple[str, int, int], tuple[int, int]] = {}  # result -> its step, and the rank of that
     waiting: dict[tuple[str, int, int], list[int]] = defaultdict(list)
-    spans: list[list[tuple[StepAction, float, float]]] = [[] for _ in ranks]
-    at, free = [0] * len(ranks), [0.0] * len(ranks)
-    ready = list(range(len(ranks)))
+    steps: _Steps = []
+    at, ready = [0] * len(all_turns), list(range(len(all_turns)))
     while ready:
         rank = ready.pop()
-        turns = ranks[rank].turns
+        turns = all_turns[rank]
         while at[rank] < len(turns):
-            turn, start = turns[at[rank]], free[rank]
-            lacks = None
-            for action in turn:
-                for need in _needs(action, last):
-                    if need not in done:
-                        lacks = need
-                        break
-                    end, where = done[need]
-                    start = max(start, end if where == rank else end + latency)
+            turn = turns[at[rank]]
+            needs = [need for action in turn for need in _needs(action, last)]
+            lacks = next((need for need in needs if need not in done), None)
             if lacks is not None:
                 waiting[lacks].append(rank)
                 break
-            for action in turn:
-                end = start + times[action.stage].of(action.kind)
-                spans[rank].append((action, start, end))
-                start = end
-            free[rank] = start
-            for action in turn:
-                if action.kind != "W":
-                    key = ("F" if action.kind == "F" else "B", action.stage, action.microbatch)
-                    done[key] = (start, rank)
+            steps.append((rank, turn, tuple(done[need][0] for need in needs if done[need][1] != rank)))
+            for kind, stage, microbatch in turn:
+                if kind != "W":
+                    key = ("F" if kind == "F" else "B", stage, microbatch)
+                    done[key] = (len(steps) - 1, rank)
                     ready += waiting.pop(key, ())
             at[rank] += 1
-    for rank, explained_rank in enumerate(ranks):
-        if at[rank] < len(explained_rank.turns):
-            raise ValueError(f"pipeline rank {rank} waits for ever before {explained_rank.turns[at[rank]][0]}")
-    return StepTimeline(tuple(map(tuple, spans)))
+    for rank, turns in enumerate(all_turns):
+        if at[rank] < len(turns):
+            raise ValueError(f"pipeline rank {rank} waits for ever before {turns[at[rank]][0]}")
+    return steps
 
 
 def _needs(action: StepAction, last: int) -> tuple[tuple[str, int, int], ...]:

@@ -41,7 +41,7 @@ def transfer(case: Case, sent: Sent) -> Transfer:
     mesh, node = case.mesh, case.config.topology.gpus_per_node
     fold = active_fold(case.plan, mesh, sent.axes[0].removeprefix(BESIDE))
     if fold is None:
-        ranks, each_node = _together(mesh, sent.axes, node)
+        ranks, each_node = together(mesh, sent.axes, node)
     else:
         group = next(_groups(case, fold, sent.axes[0].startswith(BESIDE)))[: sent.among]
         ranks, each_node = len(group), sum(rank // node == group[0] // node for rank in group)
@@ -60,7 +60,7 @@ def transfer(case: Case, sent: Sent) -> Transfer:
 
 
 @lru_cache(maxsize=1024)
-def _together(mesh: Mesh, axes: tuple[str, ...], node: int) -> tuple[int, int]:
+def together(mesh: Mesh, axes: tuple[str, ...], node: int) -> tuple[int, int]:
     """(ranks along these axes, how many of them share a node of so many ranks)."""
     group = mesh.group(0, list(axes))
     return len(group), sum(rank // node == group[0] // node for rank in group)

@@ -1,47 +1,64 @@
-"""Layouts that a run may have: sizes of open axes, and what of the schedule goes with them."""
+"""Layouts that a run may have: sizes of open axes, what ZeRO cuts, and the order of the pipeline."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
-from typing import TYPE_CHECKING
+from itertools import product
+from typing import TYPE_CHECKING, Any
 
 from gangline.config import divisors
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
 
 if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_parallel_megatron_style.config import Composed
 
+LONGEST = 16  # ranks that share a sequence
+SHORTEST = 64  # tokens of a sequence on a rank, at least: below, nothing is left to compute beside the ring
+
 
 def candidates(config: Composed, run: Run, world: int) -> Iterator[Composed]:
     """Every layout of `world` ranks that keeps the axes that `config` names, few-stage pipelines first.
 
-    tp within a node, a power of 2; pp with a block for each rank at least; data ranks that divide the global batch. cp
-    and dp_replicate stay at 1 where they are open. Beside 1F1B, interleaved 1F1B of a few chunks.
+    tp within a node, cp: powers of 2; pp with a block for each rank at least; data ranks that divide the global batch.
+    dp_replicate stays at 1 where it is open. What is not open by being null may be another value than the config's:
+    zero where there is something to cut, and the schedule (`orders`).
     """
     named = config.named()
     layers = getattr(run.model, "layers", None) or world
-    fixed = prod(named.get(axis, 1) for axis in ("cp", "dp_replicate"))
-    sizes = [size for size in divisors(world) if size <= config.topology.gpus_per_node and not size & (size - 1)]
-    stages = [size for size in divisors(world) if size * config.model_chunks <= layers]
-    for pp in (named["pp"],) if "pp" in named else stages:
-        for tp in (named["tp"],) if "tp" in named else sizes:
-            shard, rest = divmod(world, pp * tp * fixed)
-            if rest or run.batch.global_size % (shard * named.get("dp_replicate", 1)):
-                continue
-            if "dp_shard" in named and named["dp_shard"] != shard:
-                continue
-            sized = replace(
-                config,
-                pp=pp,
-                tp=tp,
-                cp=named.get("cp", 1),
-                dp_replicate=named.get("dp_replicate", 1),
-                dp_shard=shard,
-            )
-            yield sized
-            if pp > 1 and config.schedule == "1f1b" and config.stages is None:
-                most = min(layers // pp, 8)
-                for chunks in sorted({2, most} - {0, 1} if most > 1 else ()):
-                    yield replace(sized, schedule="interleaved_1f1b", chunks=chunks)
+    copies, length = named.get("dp_replicate", 1), run.batch.sequence_length
+    powers = [size for size in divisors(world) if not size & (size - 1)]
+    tps = [named["tp"]] if "tp" in named else [size for size in powers if size <= config.topology.gpus_per_node]
+    cps = (
+        [named["cp"]]
+        if "cp" in named
+        else [size for size in powers if size <= min(LONGEST, length // SHORTEST) or size == 1]
+    )
+    pps = [named["pp"]] if "pp" in named else [size for size in divisors(world) if size <= layers]
+    for pp, tp, cp in product(pps, tps, cps):
+        shard, rest = divmod(world, pp * tp * cp * copies)
+        if rest or not shard or run.batch.global_size % (shard * copies) or length % (2 * cp if cp > 1 else 1):
+            continue
+        if "dp_shard" in named and named["dp_shard"] != shard:
+            continue
+        sized = replace(config, pp=pp, tp=tp, cp=cp, dp_replicate=copies, dp_shard=shard)
+        zeros = dict.fromkeys((config.zero, 1, 2, 3)) if shard * cp > 1 else (config.zero,)
+        for zero, order in product(zeros, orders(config, pp, layers)):
+            yield sized if zero == config.zero and not order else replace(sized, zero=zero, **order)
+
+
+def orders(config: Composed, pp: int, layers: int) -> list[dict[str, Any]]:
+    """Options of the pipeline: its own, and where these are 1F1B interleaved chunks and split backward passes too.
+
+    gpipe is 1F1B with more memory, and is left out.
+    """
+    found: list[dict[str, Any]] = [{}] if pp * config.model_chunks <= layers else []
+    if pp == 1 or config.schedule != "1f1b" or config.stages is not None:
+        return found
+    most = min(layers // pp, 8)
+    found += [
+        {"schedule": "interleaved_1f1b", "chunks": chunks} for chunks in sorted({2, 4, most}) if 1 < chunks <= most
+    ]
+    others = (name for name in SCHEDULES if name not in ("gpipe", "1f1b", "interleaved_1f1b"))
+    return found + [{"schedule": name} for name in others if pp * SCHEDULES[name].chunks <= layers]

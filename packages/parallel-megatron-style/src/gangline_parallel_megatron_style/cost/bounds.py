@@ -1,0 +1,228 @@
+"""What no layout does better than, in microseconds: from what all layouts of the same tp, cp and microbatch share."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from gangline.cluster import Tier, Topology
+from gangline.config import LayoutBounds
+from gangline.explain import Operation, StageWork, Transfer, When
+from gangline.model import Node
+from gangline.strategy import DATA_AXES, Mesh, Plan
+from gangline_parallel_megatron_style.cost import activations, timing, traffic
+from gangline_parallel_megatron_style.cost.case import Case
+from gangline_parallel_megatron_style.cost.links import together, transfer
+from gangline_parallel_megatron_style.layout.stages import partition
+from gangline_parallel_megatron_style.pipeline.actions import stage_of
+from gangline_parallel_megatron_style.pipeline.schedules import SCHEDULES
+from gangline_parallel_megatron_style.sharding.ranks import SHARD_AXES
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+    from gangline_parallel_megatron_style.config import Composed
+
+ROUGH = 0.9  # of memory: rows are cut unevenly, and not all that is in a block is cut alike
+
+
+@dataclass(frozen=True)
+class Whole:
+    """One microbatch without a pipeline, on one rank.
+
+    numbers  of a block, before its rows are cut
+    kept     bytes that a block keeps for its backward pass
+    head     numbers of the head, and the bytes of its logits
+    """
+
+    work: StageWork
+    transfers: tuple[Transfer, ...]
+    numbers: int
+    kept: int
+    head: int
+    logits: int
+
+
+_WHOLE: OrderedDict[tuple, tuple[object, Whole]] = OrderedDict()
+_BLOCKS: OrderedDict[tuple, tuple[object, list[tuple[int, int, int]]]] = OrderedDict()
+
+
+def bounds_of(
+    config: Composed, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None
+) -> LayoutBounds | None:
+    """None: the batch or a fold does not divide, or there are more stages than blocks."""
+    share, rest = divmod(run.batch.global_size, mesh.size(*DATA_AXES))
+    if rest or not share:
+        return None
+    micro = run.batch.micro_size or share // config.accumulation(share, mesh)
+    microbatches, rest = divmod(share, micro)
+    pp, chosen = mesh.size("pp"), SCHEDULES[config.schedule]
+    chunks = config.model_chunks if pp > 1 else 1
+    folds = ((mesh.size(*fold.out_of), fold.size) for fold in model[1].folds)
+    if rest or pp * chunks > model[1].layers or any(have % size for have, size in folds):
+        return None
+    whole = _whole(config, run, mesh, model, topology, micro)
+    idle = 0.0
+    if pp > 1 and not chosen.splits_backward:
+        # no order of whole backward passes waits less than the first microbatch takes to the last rank and back
+        idle = chosen.bubble(pp, microbatches, chunks)
+    return LayoutBounds(
+        idle=idle,
+        bytes=_bytes(config, run, mesh, whole, microbatches, _blocks(config, run, mesh, model)),
+        microbatches=microbatches,
+        stages=pp * chunks,
+        splits_backward=chosen.splits_backward and pp > 1,
+        work=whole.work,
+        transfers=whole.transfers,
+        beside=_data(config, run, mesh, model[1], whole, microbatches, topology or config.topology),
+    )
+
+
+def _data(
+    config: Composed, run: Run, mesh: Mesh, plan: Plan, whole: Whole, microbatches: int, network: Topology
+) -> tuple[Transfer, ...]:
+    """What `traffic.data` sends of the blocks, on an average rank; folds, compression and frozen arrays apart."""
+    axes = tuple(axis for axis in SHARD_AXES if mesh.size(axis) > 1)
+    if not axes or plan.folds or config.compress != "none" or plan.frozen:
+        return ()
+    each = microbatches if config.zero >= 2 and not run.deterministic else 0
+    blocks, width = plan.layers // mesh.size("pp"), run.precision.sizes()
+    again = microbatches if config.zero == 3 else 0
+    tier = network.tier(mesh, *axes)
+    return _sent(
+        mesh,
+        axes,
+        network.gpus_per_node,
+        tier,
+        config.zero,
+        each,
+        again,
+        blocks,
+        whole.numbers,
+        width.wire,
+        width.compute,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _sent(
+    mesh: Mesh,
+    axes: tuple[str, ...],
+    node: int,
+    tier: Tier,
+    zero: int,
+    each: int,
+    again: int,
+    blocks: int,
+    numbers: int,
+    wire: int,
+    compute: int,
+) -> tuple[Transfer, ...]:
+    """each, again: microbatches whose gradients are added at once, and for which weights are gathered; 0: once."""
+    ranks, each_node = together(mesh, axes, node)
+
+    def sent(operation: Operation, when: When, times: int, itemsize: int) -> Transfer:
+        return Transfer(
+            axes=axes,
+            purpose="",
+            operation=operation,
+            ranks=ranks,
+            each_node=each_node,
+            tier=tier,
+            calls=times * blocks,
+            bytes=numbers * blocks * itemsize * times * (ranks - 1) // ranks * (2 if operation == "all_reduce" else 1),
+            when=when,
+            waits=False,
+        )
+
+    if zero == 0:
+        return (sent("all_reduce", "end", 1, wire),)
+    scatter = sent("reduce_scatter", "B" if each else "end", each or 1, wire)
+    return scatter, sent("all_gather", "F" if again else "update", again or 1, compute)
+
+
+def _bytes(
+    config: Composed, run: Run, mesh: Mesh, whole: Whole, microbatches: int, blocks: list[tuple[int, int, int]]
+) -> int:
+    """Of the rank that has most: state and kept activations; on the last one also what the head's own pass takes."""
+    width, shards, pp = run.precision.sizes(), mesh.size("dp_shard", "cp"), mesh.size("pp")
+    state = run.optimizer.states(matrix=True) * width.master + (width.master if width.compute != width.master else 0)
+    own = 0 if config.offload else state / (shards if config.zero else 1)
+    weights = width.compute / (shards if config.zero == 3 else 1)
+    gradients = width.gradient / (shards if config.zero >= 2 and not run.deterministic else 1)
+    chosen, chunks = SCHEDULES[config.schedule], config.model_chunks if pp > 1 else 1
+    most = 0.0
+    for rank, total, fewest in blocks:
+        held = chosen.activations(pp, microbatches, chunks, rank) if pp > 1 else 1
+        found = total * whole.numbers * (weights + gradients + own) + held * fewest * whole.kept
+        head = pp - 1 if chosen.placement == "loop" or pp == 1 else 0
+        if rank == head:
+            cut = gradients < width.gradient
+            both = width.gradient + (width.compute if width.compute != width.gradient and not cut else 0)
+            found += whole.head * (width.compute + (0 if cut else gradients) + own)
+            found += max(whole.logits, whole.head * (both + (width.gradient if cut else 0)))
+        most = max(most, found)
+    return int(ROUGH * most)
+
+
+def _whole(
+    config: Composed, run: Run, mesh: Mesh, model: tuple[Node, Plan], topology: Topology | None, micro: int
+) -> Whole:
+    tree, plan = model
+    network = topology or config.topology
+    key = (
+        *(id(tree), id(plan), mesh.size("tp"), mesh.size("cp"), micro, config.sequence_parallel, config.context),
+        *(run.batch.sequence_length, run.run.recompute, run.run.recompute_every, run.run.device, run.precision.sizes()),
+        *(network.gpus_per_node, network.nodes_per_rack),
+        mesh.sizes[1:] + (config.schedule, config.overlap) if plan.folds else (),
+    )
+    if key in _WHOLE:
+        return _WHOLE[key][1]
+    alone = replace(config, schedule="1f1b", chunks=None, stages=None, topology=network)
+    one = replace(run, parallel=alone, batch=replace(run.batch, micro_size=micro))
+    sizes = tuple((axis, 1 if axis == "pp" else size) for axis, size in mesh.sizes)
+    case = replace(Case.of(one, Mesh(sizes), model), microbatches=1)
+    hides = config.overlaps(plan, mesh)  # then folds' transfers lie beside other microbatches
+    parts = (traffic.tensor, traffic.context, *(() if hides else (traffic.folds,)))
+    sent = [transfer(case, one) for part in parts for one in part(case, 0) if one.waits and one.when in ("F", "B")]
+    gpu = run.run.device != "cpu"
+    numbers = [sum(array.size for array in case.at(kind)) for kind in case.model.kinds]
+    local = activations.sizes_of(case, gpu)
+    found = Whole(
+        work=timing.stage_work(case, gpu)[0],
+        transfers=tuple(sent),
+        numbers=min(numbers),
+        kept=min(activations.of_block(case, index, local) for index in range(plan.layers)),
+        head=sum(array.size for array in case.at("head")),
+        logits=activations.head(case, local)["logits"],
+    )
+    _remember(_WHOLE, key, (model, found), 1024)
+    return found
+
+
+def _blocks(config: Composed, run: Run, mesh: Mesh, model: tuple[Node, Plan]) -> list[tuple[int, int, int]]:
+    """(rank, its blocks, those of its smallest chunk) of the first pipeline rank of each kind, and of that with the
+    head.
+    """
+    pp, chunks, placement = mesh.size("pp"), config.model_chunks, SCHEDULES[config.schedule].placement
+    if pp == 1:
+        return [(0, model[1].layers, model[1].layers)]
+    stages = config.stages and tuple(config.stages)
+    key = (id(model[0]), id(model[1]), pp, chunks, placement, stages, run.batch.sequence_length)
+    if key not in _BLOCKS:
+        sizes = list(map(len, partition(config, mesh, *model, run.batch.sequence_length)))
+        found: dict[object, tuple[int, int, int]] = {}
+        for rank in range(pp):
+            own = [sizes[stage_of(pp, placement, rank, chunk)] for chunk in range(chunks)]
+            kind = (sum(own), min(own))
+            found.setdefault((kind, rank == pp - 1), (rank, *kind))
+        _remember(_BLOCKS, key, (model, list(found.values())), 1024)
+    return _BLOCKS[key][1]
+
+
+def _remember(known: OrderedDict, key: tuple, value: object, most: int) -> None:
+    """With the model, so that its identity stays its own."""
+    if len(known) >= most:
+        known.popitem(last=False)
+    known[key] = value
