@@ -29,7 +29,7 @@ SECONDS = 60.0
 
 
 def opened(job: kit.Job) -> ZarrCheckpointer:
-    transfer.GRACE = 0.5
+    transfer.GRACE = 1.0
     found = kit.opened(job)
     assert isinstance(found, ZarrCheckpointer)
     return found
@@ -44,7 +44,7 @@ def outcome(checkpointer: ZarrCheckpointer, job: kit.Job, step: int) -> str:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[kit.Job]:
-    words = ["recipe=tiny", "checkpoint=zarr", f"run.dir={tmp_path}", "checkpoint.deadline_seconds=0.2"]
+    words = ["recipe=tiny", "checkpoint=zarr", f"run.dir={tmp_path}", "checkpoint.deadline_seconds=1.5"]
     grace = transfer.GRACE
     yield kit.Job("gangline_ckpt_zarr.checkpointer:build", compose_one(words), MESH, str(tmp_path))
     pool(2).run(be_patient, grace)
@@ -77,7 +77,7 @@ def save_with_a_stopped_writer(job: kit.Job) -> list[str]:
 
 def test_a_writer_that_is_stopped_fails_its_save_on_all_ranks(job: kit.Job) -> None:
     came = pool(2).run(save_with_a_stopped_writer, job)
-    why = "the writer process got no further within 0.9 s"
+    why = "the writer process got no further within 4 s"
     assert came == [["step-00000001", why, "step-00000003"]] * 2
     assert whole(job) == {"step-00000001", "step-00000003"}
     left = {path.name for path in (Path(job.run.run.dir) / "checkpoints").iterdir()}
@@ -106,7 +106,7 @@ def save_beside_a_stopped_rank(job: kit.Job) -> list[str]:
 
 def test_a_rank_that_is_stopped_is_named_and_the_others_go_on(job: kit.Job) -> None:
     came = pool(2).run(save_beside_a_stopped_rank, job)
-    why = "rank 1 has not answered within 1.125 s"
+    why = "rank 1 has not answered within 5 s"
     assert came == [["step-00000001", why, "step-00000003"]] * 2
     assert whole(job) == {"step-00000001", "step-00000003"}
 
@@ -143,7 +143,7 @@ def test_all_who_are_silent_are_named() -> None:
     before = [Agreement(store, "save/0", number, 5, 1.0, "newest") for number in range(5)]  # type: ignore[arg-type]
     for agreement in before:  # what they said of an earlier save is not of this one
         agreement.done("written")
-    assert together(5, 0.2, act, store) == ["ranks 1, 3 have not answered within 0.2 s (late)"] * 5
+    assert together(5, 1.0, act, store) == ["ranks 1, 3 have not answered within 1 s (late)"] * 5
 
 
 def test_of_many_some_are_named() -> None:
@@ -151,8 +151,8 @@ def test_of_many_some_are_named() -> None:
         if agreement.rank == 0:
             agreement.done("written")
 
-    (first, *_) = together(12, 0.2, act, dist.HashStore())
-    assert first == "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more have not answered within 0.2 s (late)"
+    (first, *_) = together(12, 1.0, act, dist.HashStore())
+    assert first == "ranks 1, 2, 3, 4, 5, 6, 7, 8 and 3 more have not answered within 1 s (late)"
 
 
 def test_nobody_is_tired_while_some_rank_gets_on() -> None:
@@ -160,13 +160,13 @@ def test_nobody_is_tired_while_some_rank_gets_on() -> None:
 
     def act(agreement: Agreement) -> None:
         if agreement.rank == 1:
-            end = time.monotonic() + 0.8
+            end = time.monotonic() + 2.5
             while time.monotonic() < end:
                 agreement.heartbeat()
                 time.sleep(0.01)
         agreement.done("written")
 
-    assert together(3, 0.2, act, dist.HashStore()) == [""] * 3
+    assert together(3, 1.0, act, dist.HashStore()) == [""] * 3
 
 
 def test_without_patience_a_wait_has_no_end() -> None:

@@ -37,7 +37,7 @@ def gangline_checkpointers():
 def command(module: str, *words: str, cwd: Path, strangers=None) -> subprocess.CompletedProcess:
     environment = {**os.environ, **(strangers.environment if strangers else {}), "OMP_NUM_THREADS": "1"}
     started = [*warm.command(module, environment), *words]
-    return subprocess.run(started, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
+    return subprocess.run(started, cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
 
 
 def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline.cli.train") -> str:

@@ -270,7 +270,7 @@ def store():
 
 def sums_of_axes(orders):
     """On a mesh of its own, so that no group of it was made before."""
-    comms = connect(Mesh.of({"pp": 2, "tp": 3}), timeout=20)
+    comms = connect(Mesh.of({"pp": 2, "tp": 3}), timeout=60)
     axes = {axes: comms.axis(*axes) for axes in orders[rank.index]}
     assert all(comm.ranks[comm.index] == rank.index for comm in axes.values())
     return {axes: float(comm.all_reduce(torch.tensor([2.0**rank.index]))) for axes, comm in sorted(axes.items())}
@@ -287,7 +287,7 @@ def test_ranks_may_ask_for_axes_in_different_orders():
 
 
 def index_in_a_group(axes):
-    comm = connect(Mesh.of({"pp": 2, "tp": 3}), timeout=20).axis(*axes)
+    comm = connect(Mesh.of({"pp": 2, "tp": 3}), timeout=60).axis(*axes)
     return comm.index, comm.all_gather(torch.tensor([comm.index])).tolist()
 
 

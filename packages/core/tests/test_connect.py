@@ -52,17 +52,17 @@ def test_ranks_of_a_job_find_each_other_and_notice_who_stays_away():
     assert not torch.distributed.is_initialized()
 
     os.environ["MASTER_PORT"] = os.environ["ANOTHER_PORT"]
-    comms = connect(Mesh.of({"dp_replicate": 2}), timeout=6)
+    comms = connect(Mesh.of({"dp_replicate": 2}), timeout=10)
     comms.world.barrier()
     if comms.rank == 0:
         began = time.time()
         try:
             comms.axis("dp_replicate").all_reduce(torch.ones(3))
         except RuntimeError:
-            assert 4 < time.time() - began < 60
+            assert 7 < time.time() - began < 60
             print("noticed")
     else:
-        time.sleep(9)
+        time.sleep(13)
     comms.close()
     """
     (code, printed), (other_code, other_printed) = ranks(2, body)

@@ -55,7 +55,7 @@ def meet(tmp_path):
     meetings: dict[str, JobMeeting] = {}
 
     def meeting_of(name: str) -> JobMeeting:
-        config = ElasticLaunch(nodes="2:3", gather_seconds=1.0, lost_seconds=2.0)
+        config = ElasticLaunch(nodes="2:3", gather_seconds=60.0, lost_seconds=60.0)
         meetings[name] = found = meet_in(tmp_path, "job", f"127.0.0.{len(meetings) + 1}", config)
         found.name(name)
         return found

@@ -286,12 +286,12 @@ def test_sidecars_live_from_before_the_ranks_to_the_end(run_dir):
     assert [one.pid for one in again] == [one.pid for one in first]
     wait_until(lambda: (run_dir / "ticked").exists())
     sidecars.stop(again)
-    assert first[0].process.wait(timeout=60) == -signal.SIGTERM
+    assert first[0].process.wait(timeout=240) == -signal.SIGTERM
     anew = sidecars.start(asked, run_dir, owner.pid)
     assert anew[0].pid != first[0].pid
     owner.kill()
     owner.wait()
-    assert anew[0].process.wait(timeout=60) == -signal.SIGTERM  # nobody is left to end it, but it may clean up
+    assert anew[0].process.wait(timeout=240) == -signal.SIGTERM  # nobody is left to end it, but it may clean up
 
 
 def wait_until(true, timeout: float = 60) -> None:

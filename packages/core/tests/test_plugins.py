@@ -69,7 +69,7 @@ def ask(strangers, *choices: str, plugins: str | None = None) -> dict:
     if plugins is not None:
         environment["GANGLINE_PLUGINS"] = plugins
     command = [sys.executable, "-c", ASK, *choices]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=240)
     return json.loads(done.stdout)
 
 

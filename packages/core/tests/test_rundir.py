@@ -134,7 +134,9 @@ def test_a_directory_that_may_not_be_written_is_refused():
         closed = Path(name)
         closed.chmod(0o555)
         for target in (closed, closed / "deeper"):
-            done = subprocess.run([sys.executable, "-c", code, str(target)], capture_output=True, text=True, timeout=60)
+            done = subprocess.run(
+                [sys.executable, "-c", code, str(target)], capture_output=True, text=True, timeout=240
+            )
             assert f"cannot write the run directory {target}: Permission denied." in done.stderr
 
 

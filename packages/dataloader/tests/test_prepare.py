@@ -87,7 +87,7 @@ def test_killed_and_called_again_it_gives_the_bytes_of_an_undisturbed_call(texts
     undisturbed = make_store(texts)
     for where, seconds, wait in (
         ("gangline_dataloader.prepare.encode.passed", 0.05, WORK),
-        ("gangline_dataloader.store.write.ShardWriter.write_run", 0.5, f"{WORK}/choice.json"),
+        ("gangline_dataloader.store.write.ShardWriter.write_run", 5, f"{WORK}/choice.json"),
     ):
         process = subprocess.Popen(
             [
@@ -104,7 +104,7 @@ def test_killed_and_called_again_it_gives_the_bytes_of_an_undisturbed_call(texts
             ],
             stdout=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not (out / wait).exists() and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.1)

@@ -300,7 +300,7 @@ def test_a_request_that_is_late_writes_into_no_other_file(server, tmp_path, monk
 
     monkeypatch.setattr(os, "pwrite", pwrite)
     with pytest.raises(UserError, match="cannot be fetched"):
-        Remote(f"http://127.0.0.1:{server.server_port}", 1.0).fetch("a.npy", 1000, tmp_path / "copy")
+        Remote(f"http://127.0.0.1:{server.server_port}", 3.0).fetch("a.npy", 1000, tmp_path / "copy")
     assert late.is_set()
     others = [(tmp_path / f"other-{n}").open("wb") for n in range(20)]
     given_up.set()
@@ -355,7 +355,7 @@ def test_what_may_not_be_read_is_not_asked_for_again(server, store, tmp_path, st
     server.trouble = lambda path: status if path.endswith(".npy") else None
     with pytest.raises(UserError, match=r"npy may not be read"):
         build.tokens(run.data, run, "train").sample(0)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 200, "it waited for its deadline of ten minutes"
 
 
 @pytest.mark.parametrize("data", ["tokens", "mix", "dali"])

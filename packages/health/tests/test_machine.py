@@ -93,8 +93,12 @@ def test_a_finding_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor.attach(cast(Any, None), cast(Any, SimpleNamespace(rank=5)), None, cast(Any, None))
     assert monitor.watches() == "descriptors, memory, disk, gpus"
     said: list[Verdict] = []
-    for record in healthy(40):
+    deadline, more = time.monotonic() + 60, 20  # records after the one at which it is said
+    for record in healthy(6000):
         said += monitor.observe(record)
+        more -= bool(said)
+        if not more or time.monotonic() > deadline:
+            break
         time.sleep(0.01)
     (verdict,) = said
     assert (verdict.kind, verdict.details["probe"]) == ("machine", "gpus")

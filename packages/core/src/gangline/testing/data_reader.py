@@ -120,7 +120,9 @@ class BatchReaderSuite(PartSuite):
             reader.close()
             with pytest.raises(RuntimeError):
                 assert reader.take() is None, "a batch is read after `close`"
-        left = set(threading.enumerate()) - before
+        deadline = time.monotonic() + 60  # a thread in the middle of a sample ends with it
+        while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert not left, f"threads are left after `close`: {left}"
 
 
