@@ -194,24 +194,24 @@ def test_where_a_run_s_tiers_lie_may_come_from_the_environment(tmp_path, monkeyp
 
 
 def test_the_memory_tier_is_looked_at_too(tmp_path, monkeypatch, capsys):
-    from gangline_ckpt_zarr.tiers import memory
+    from gangline_ckpt_zarr.tiers import places
 
-    monkeypatch.setattr(memory, "ROOT", tmp_path / "shm")
+    monkeypatch.setattr(places, "ROOT", tmp_path / "shm")
     run = run_dir(tmp_path / "a", memory_every=1)
     assert main(["ckpt", "ls", str(run)]) == 0
     assert "has no checkpoints" in capsys.readouterr().out
-    for place in (memory.directory(run), run / "checkpoints"):
+    for place in (places.directory(run), run / "checkpoints"):
         save(str(place / "step-00000001"), small())
     assert main(["ckpt", "ls", str(run)]) == 0
     assert rows(capsys.readouterr().out)["step-00000001"][4:] == ["disk, memory", "whole, newest"]
     assert one([str(run)]).copy().store.url == f"{run}/checkpoints/step-00000001"
-    assert one([str(run)]).only("memory").copy().store.url == str(memory.directory(run) / "step-00000001")
+    assert one([str(run)]).only("memory").copy().store.url == str(places.directory(run) / "step-00000001")
     assert main(["ckpt", "verify", str(run), "--all"]) == 0
     assert "1 copy: all good" in capsys.readouterr().out
 
 
 def test_what_a_sidecar_needs_has_no_torch():
-    program = "import gangline_ckpt_zarr.tiers.memory, sys; assert 'torch' not in sys.modules"
+    program = "import gangline_ckpt_zarr.tiers.keeper, sys; assert 'torch' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 

@@ -19,7 +19,7 @@ from runs import Runs, can_mount, on_a_disk_that_cannot_be_written, on_a_small_d
 
 from gangline.cli.main import main
 from gangline.testing.processes import children
-from gangline_ckpt_zarr.tiers import memory
+from gangline_ckpt_zarr.tiers import places
 
 BUCKETS = count()
 
@@ -157,7 +157,7 @@ def test_a_rank_that_dies_is_started_again_from_memory_which_then_is_gone(runs: 
     words = ("run.steps=150", "checkpoint.every=null", "parallel=ddp", "launch.processes=2", "run.deterministic=on")
     process = runs.start("run.dir=out", *words, "checkpoint.memory_every=5", "launch.max_restarts=1")
     runs.wait_for_step(process, "out", 40)
-    place = memory.directory(runs.directory / "out")
+    place = places.directory(runs.directory / "out")
     assert place.is_dir()
     os.kill(ranks(process.pid)[1], signal.SIGKILL)
     printed = runs.finish(process)
@@ -177,7 +177,7 @@ def test_a_rank_that_dies_is_started_again_from_memory_which_then_is_gone(runs: 
 def test_memory_is_given_back_when_the_launcher_is_killed(runs: Runs) -> None:
     process = runs.start("run.dir=out", "run.steps=100000", "checkpoint.every=null", "checkpoint.memory_every=1")
     runs.wait_for_step(process, "out", 3)
-    place = memory.directory(runs.directory / "out")
+    place = places.directory(runs.directory / "out")
     assert list(place.glob("step-*"))
     process.kill()
     deadline = time.monotonic() + 60

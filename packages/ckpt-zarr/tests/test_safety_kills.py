@@ -10,7 +10,7 @@ import pytest
 from gangline import attempts
 from gangline.attempts import Attempt
 from gangline.testing.checkpointer import CheckpointerSuite
-from gangline_ckpt_zarr.tiers import memory
+from gangline_ckpt_zarr.tiers import places
 
 
 class Killed(CheckpointerSuite):
@@ -45,4 +45,4 @@ def test_with_the_memory_tier_in_front(tmp_path: Path, moments: int) -> None:
     try:
         suite.under_fire(tmp_path, moments)
     finally:
-        shutil.rmtree(memory.directory(tmp_path), ignore_errors=True)
+        shutil.rmtree(places.directory(tmp_path), ignore_errors=True)

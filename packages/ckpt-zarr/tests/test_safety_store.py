@@ -12,7 +12,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.mesh import Mesh
 from gangline.testing import checkpointer_ranks as kit
 from gangline.testing.pool import pool
-from gangline_ckpt_zarr.tiers import memory
+from gangline_ckpt_zarr.tiers import places
 
 MESH = Mesh.of({"dp_shard": 2})
 
@@ -40,4 +40,4 @@ def test_checkpointers_one_after_another_in_one_store(tmp_path: Path, words: tup
     try:
         assert pool(2).run(one_after_another, job, (1, 2, 3)) == [[[], [], []]] * 2
     finally:
-        shutil.rmtree(memory.directory(tmp_path), ignore_errors=True)
+        shutil.rmtree(places.directory(tmp_path), ignore_errors=True)

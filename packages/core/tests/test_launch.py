@@ -294,6 +294,22 @@ def test_sidecars_live_from_before_the_ranks_to_the_end(run_dir):
     assert anew[0].process.wait(timeout=240) == -signal.SIGTERM  # nobody is left to end it, but it may clean up
 
 
+def test_nodes_that_one_machine_plays_have_sidecars_of_their_own(run_dir, monkeypatch):
+    (run_dir / "logs").mkdir()
+    asked = [Sidecar(name="memory", target="launched:tick", args=("ticked",))]
+    owner, pids = subprocess.Popen(["sleep", "100"]), []
+    try:
+        for node in ("host/0", "host/1", "host/0"):
+            monkeypatch.setenv("GANGLINE_NODE", node)
+            pids += [one.pid for one in sidecars.start(asked, run_dir, owner.pid)]
+        assert pids[0] == pids[2] != pids[1]
+        logs = sorted(path.name for path in (run_dir / "logs").glob("*.log"))
+        assert logs == ["sidecar-memory-host-0.log", "sidecar-memory-host-1.log"]
+    finally:
+        owner.kill()
+        owner.wait()
+
+
 def wait_until(true, timeout: float = 60) -> None:
     deadline = time.monotonic() + timeout
     while not true():

@@ -50,6 +50,8 @@ class ZarrCheckpointer(Checkpointer):
         self.durable = next((tier for tier in tiers if tier.name == "durable"), None)
         self.config = config
         self._notes = Notes()
+        for note in self.memory.notes if self.memory is not None else ():
+            self._notes.add(note)
         self._number = 0  # of saves and loads: all ranks count the same
         self._handle: ZarrHandle | None = None  # of the newest save
         self._writer, self._copier = WriterClient(), WriterClient()
@@ -233,5 +235,5 @@ def build(config: ZarrCheckpoint, run: Run, store: Store | None) -> ZarrCheckpoi
         store = PrefixedStore(store, f"ckpt/{number}")
     tiers: list[Tier] = [*stored_tiers(config, run.run.dir or "")]
     if config.memory_every is not None:
-        tiers.insert(0, MemoryTier(run, config.memory_every, store))
+        tiers.insert(0, MemoryTier(run, config.memory_every, store, config.memory_copies))
     return ZarrCheckpointer(run, tiers, store, config)

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gangline import Problem
-from gangline.config import CheckpointConfig, PositiveFloat, PositiveInt
+from gangline.config import CheckpointConfig, NonNegativeInt, PositiveFloat, PositiveInt
 from gangline.launch import Sidecar
 
 if TYPE_CHECKING:
     from gangline.config import Run
+
+SUCCESSOR_SECONDS = 120.0  # how long the memory of a node whose agent was killed waits for the next one
 
 
 @dataclass
@@ -24,6 +26,7 @@ class ZarrCheckpoint(CheckpointConfig):
     keep_every: PositiveInt | None = None  # those of every so many steps are kept for good
     verify: bool = True  # check every checksum when loading
     memory_every: PositiveInt | None = None  # steps between saves to the machine's memory, for lost workers; null: none
+    memory_copies: NonNegativeInt = 0  # other nodes that keep a copy of it, for nodes that are lost
     durable: str | None = None  # a directory or URL for what must outlive `path`, copied from there beside training
     durable_every: PositiveInt | None = None  # steps between saves there, a multiple of `every`; null: each save
     durable_keep_last: PositiveInt | None = None  # as keep_last, there
@@ -35,9 +38,14 @@ class ZarrCheckpoint(CheckpointConfig):
         """What keeps the machine's memory tier while workers come and go."""
         if self.memory_every is None:
             return []
-        return [Sidecar(name="checkpoint-memory", target="gangline_ckpt_zarr.tiers.memory:keep")]
+        waits = SUCCESSOR_SECONDS if run.launch.shares else 0.0
+        target = "gangline_ckpt_zarr.tiers.keeper:keep"
+        return [Sidecar(name="checkpoint-memory", target=target, args=(waits,), outlives=waits + 10.0)]
 
     def check(self, run: Run) -> list[Problem]:
+        if self.memory_copies and self.memory_every is None:
+            what = f"checkpoint.memory_copies={self.memory_copies}: there is no memory tier to copy."
+            return [Problem(what, "", "checkpoint.memory_every=1 saves to it after each step.")]
         if self.durable is None and (self.durable_every or self.durable_keep_last or self.durable_keep_every):
             what = "checkpoint.durable_... is set, and there is no durable store."
             return [Problem(what, "", "checkpoint.durable=s3://bucket/run names one.")]

@@ -18,6 +18,7 @@ from gangline_ckpt_zarr.format.base import Meta
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.stores.base import ObjectStore
 from gangline_ckpt_zarr.stores.open import open_store
+from gangline_ckpt_zarr.tiers.places import directories
 from gangline_ckpt_zarr.tiers.stored import StoreTier
 
 PLACES = "RUN_DIR (its newest), RUN_DIR step-00000012, a checkpoint's directory, or a URL"
@@ -172,11 +173,10 @@ def tiers_of(run_dir: str) -> tuple[StoreTier, ...]:
         keep = options.get("durable_keep_last"), options.get("durable_keep_every")
         tiers.append(StoreTier("durable", open_store(options["durable"]), options.get("durable_every"), *keep))
     if options.get("memory_every"):
-        from gangline_ckpt_zarr.tiers.memory import directory as of_memory
-
-        tiers.append(
-            StoreTier("memory", open_store(str(of_memory(run_dir))))
-        )  # last: of several machines it has a part
+        nodes = directories(run_dir)
+        for place in nodes:  # last: of several nodes each has a part
+            name = "memory" if len(nodes) == 1 else f"memory-{place.name}"
+            tiers.append(StoreTier(name, open_store(str(place))))
     return tuple(tiers)
 
 

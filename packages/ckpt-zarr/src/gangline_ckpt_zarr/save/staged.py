@@ -63,6 +63,8 @@ class StagedDelivery(Delivery):
             target, deadline = tier.target(path), self.task.deadline_seconds
             write_file(self._writer, self.staging, file, write_id, target, deadline, report)
             tier.adopt(self.staging, self.id, path)
+            if (why := tier.copy(self.id, path)) and self.agreement.count("not copied", 1) == 1:
+                self.agreement.publish("first not copied", [tier.name, why])
 
     def metadata(self, write_id: str) -> bytes:
         return self.task.metadata(write_id)
@@ -71,6 +73,10 @@ class StagedDelivery(Delivery):
         return self.copies.sources()
 
     def delivered(self) -> None:
+        if self.agreement.rank == 0 and (number := self.agreement.count("not copied", 0)):
+            tier, why = self.agreement.wait_for("first not copied")
+            ranks = f"{number} rank{'s' * (number > 1)}"
+            self.task.notes.add(f"checkpoint {self.id} in {tier} has no copy elsewhere of the files of {ranks}: {why}")
         if self.goes_far:
             self.copies.add(self.copy)
             self.copy.start()

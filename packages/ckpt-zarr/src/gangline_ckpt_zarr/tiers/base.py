@@ -47,6 +47,10 @@ class Tier(ABC):
     def adopt(self, staging: Staging, id: CheckpointId, path: str) -> None:
         """The file of a rank is sealed, and where `target` was None it is `staging`; `path`: its name in the store."""
 
+    def copy(self, id: CheckpointId, path: str) -> str:
+        """Have others keep what this rank put there, where they are to; why they do not, "" where all is well."""
+        return ""
+
     @abstractmethod
     def abandon(self, id: CheckpointId, path: str) -> None:
         """Give up this rank's file of a save that failed. Raises OSError."""

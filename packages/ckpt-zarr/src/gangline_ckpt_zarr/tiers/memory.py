@@ -1,8 +1,9 @@
 """The memory tier: the staging buffers themselves, as files on tmpfs, which outlive the worker that filled them.
 
 A save to it costs nothing beyond staging: when the ranks of all machines are done, their buffers get the names of a
-checkpoint's files. Two buffers a rank take turns, so the newest whole one stays while the next is filled. A sidecar of
-the launcher owns the directory and removes it when the job ends; a worker that is killed leaves it alone.
+checkpoint's files. Two buffers a rank take turns, so the newest whole one stays while the next is filled. With copies
+other nodes keep each file too, before the checkpoint counts: so a lost node takes nothing with it (Gemini, SOSP 2023,
+section 4). A sidecar of the launcher owns the directory (`keeper.py`); a worker that is killed leaves it alone.
 """
 
 from __future__ import annotations
@@ -11,124 +12,125 @@ import contextlib
 import os
 import secrets
 import shutil
-import signal
-import time
 from collections.abc import Collection
-from hashlib import blake2b
-from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from gangline import BadCheckpoint
-from gangline.checkpoint import CheckpointId, Mesh
+from gangline import BadCheckpoint, UserError
+from gangline.checkpoint import CheckpointId
+from gangline.launch import name_of_this_node
 from gangline.tools import attempts
 from gangline_ckpt_zarr.agreement import Agreement
+from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.nodes import NAME
-from gangline_ckpt_zarr.format.overlap import meeting
-from gangline_ckpt_zarr.stores.local import LocalStore
 from gangline_ckpt_zarr.tiers.base import Tier
+from gangline_ckpt_zarr.tiers.memory_store import MemoryStore
+from gangline_ckpt_zarr.tiers.peers import Peer, announced, reached
+from gangline_ckpt_zarr.tiers.places import SPARE, directory
+from gangline_ckpt_zarr.tiers.survey import Survivor, survivors
 
-if TYPE_CHECKING:  # the sidecar and the tools that come here have no use for torch
+if TYPE_CHECKING:  # the tools that come here have no use for torch
     from gangline.comm import Store as JobStore
     from gangline.config import Run
     from gangline_ckpt_zarr.save.staging import Staging
 
-ROOT = Path("/dev/shm")
-SPARE = "spare"
-LAST_WORDS = 5.0  # seconds in which ranks end when their launcher was killed; less than a sidecar then has
-
-
-def directory(run_dir: str | Path) -> Path:
-    """Where a run's memory tier lies on each machine."""
-    digest = blake2b(os.path.realpath(run_dir).encode(), digest_size=8).hexdigest()
-    return ROOT / f"gangline-{os.getuid()}" / digest
-
-
-def keep(run_dir: str) -> None:
-    """The sidecar: the directory is there for as long as the job."""
-    place, launcher = directory(run_dir), os.getppid()
-    place.mkdir(parents=True, exist_ok=True, mode=0o700)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    signal.sigwait({signal.SIGTERM})
-    shutil.rmtree(place, ignore_errors=True)
-    if os.getppid() != launcher:  # it was killed, and ranks that die of it may be in the middle of a save
-        end = time.monotonic() + LAST_WORDS
-        while time.monotonic() < end:
-            time.sleep(0.1)
-            shutil.rmtree(place, ignore_errors=True)
-
 
 @final
 class MemoryTier(Tier):
-    """This machine's memory. A checkpoint counts where every machine of the job can fill its ranks from its own."""
+    """This machine's memory. A checkpoint counts where nodes that live have the files of all its ranks between them."""
 
-    def __init__(self, run: Run, every: int, job: JobStore | None) -> None:
+    store: MemoryStore
+
+    def __init__(self, run: Run, every: int, job: JobStore | None, copies: int = 0) -> None:
         self._run_dir = run.run.dir or ""
         self.root = directory(self._run_dir)
-        super().__init__("memory", LocalStore(self.root), every)
+        super().__init__("memory", MemoryStore(self.root), every)
         self._rank, local = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
-        world, self._here = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self.machine, self.machines = self._rank // self._here, world // self._here
+        self._world, here = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self.machine, self.machines = self._rank // here, -(-self._world // here)  # the last may have ranks that wait
         self.leads = local == 0  # of the ranks of this machine
         self.scope = str(self.machine)
+        self.notes: list[str] = []
         self._buffers: list[Staging] = []
         self._holds: dict[Staging, CheckpointId] = {}  # the checkpoint that each is a file of, oldest first
         self._own: list[CheckpointId] = []  # saved by these workers, oldest first
         self._found: set[CheckpointId] | None = None  # what counts of what earlier workers left; None: a tool looks
+        self._peers: list[Peer] = []  # who keep a copy of this rank's files
+        self._copied: set[CheckpointId] = set()
         if job is not None:
-            self._begin(run, job)
+            self._begin(Agreement(job, "memory", self._rank, self._world), copies)
 
-    def _begin(self, run: Run, job: JobStore) -> None:
-        """Find what earlier workers of the run have left here, and delete what cannot be loaded from."""
-        if not attempts.read(self._run_dir):  # the run has not begun: whatever is here is of another of its name
-            self._found = set()
-        elif self.machines == 1:
-            self._found = {*super().ids()}
-        else:
-            mesh = Mesh.of(run.parallel.axes(self.machines * self._here))
-            self._found = self._agree(job, {id for id in super().ids() if self._fills(id, mesh)})
+    def _begin(self, agreement: Agreement, copies: int) -> None:
+        """Find what earlier workers of the run have left, here and elsewhere; delete here what cannot be loaded."""
+        node = name_of_this_node()
         if self.leads:
-            for name in self.store.names():
-                if CheckpointId.parse(name) not in self._found:
-                    shutil.rmtree(self.root / name, ignore_errors=True)
-        agreement = Agreement(job, "memory", self._rank, self.machines * self._here)
+            agreement.publish(f"node {self.machine}", node)
+            agreement.publish(f"held {self.machine}", self.store.here.sizes())
+            if self.machine == 0:
+                agreement.publish(
+                    "found",
+                    [[str(one.id), one.write_id, one.nodes, one.sizes] for one in self._survey(agreement, node)],
+                )
+        found = [Survivor(_id(text), *more) for text, *more in agreement.wait_for("found")]
+        self._found = {one.id for one in found}
         if self.leads:
+            self._clean(found)
             agreement.publish(f"clean {self.machine}", True)
         agreement.wait_for(f"clean {self.machine}")  # or the first buffer of a rank might be deleted as a leftover
+        for one in found:
+            for path, held_by in one.nodes.items():
+                if held_by != node:
+                    self.store.elsewhere[path] = Peer(self._run_dir, held_by), one.sizes[path]
+        nearest = [(self.machine + 1 + number) % self.machines for number in range(min(copies, self.machines - 1))]
+        self._peers = [Peer(self._run_dir, agreement.wait_for(f"node {machine}")) for machine in nearest]
+        if len(nearest) < copies and self._rank == 0:
+            there = f"{self.machines} node{'s are' if self.machines > 1 else ' is'} there"
+            self.notes.append(f"checkpoint.memory_copies={copies} needs {copies + 1} nodes, and {there}")
 
-    def _agree(self, job: JobStore, found: set[CheckpointId]) -> set[CheckpointId]:
-        """The checkpoints that every machine has found."""
-        agreement = Agreement(job, "machines", self.machine, self.machines)
-        if self.leads:
-            agreement.publish(f"of {self.machine}", [str(id) for id in sorted(found)])
-            if self.machine == 0:
-                held = [set(agreement.wait_for(f"of {machine}")) for machine in range(self.machines)]
-                agreement.publish("common", sorted(set.intersection(*held)))
-        return {id for text in agreement.wait_for("common") if (id := CheckpointId.parse(text)) is not None}
+    def _survey(self, agreement: Agreement, node: str) -> list[Survivor]:
+        """Asked of the first rank. A run that has not begun finds nothing: what is here is of another of its name."""
+        names = [agreement.wait_for(f"node {machine}") for machine in range(self.machines)]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise UserError(
+                f"several nodes of this job are called {min(twice)}, and share one memory tier.",
+                "Each node is known by its name: that of its machine, or what GANGLINE_NODE says.",
+                "GANGLINE_NODE=... for each of them, or checkpoint.memory_every=null",
+            )
+        if not attempts.read(self._run_dir):
+            return []
+        held = {name: agreement.wait_for(f"held {machine}") for machine, name in enumerate(names)}
+        others = [name for name in announced(self._run_dir) if name not in held]
 
-    def _fills(self, id: CheckpointId, mesh: Mesh) -> bool:
-        """Whether the files here hold all that this machine's ranks need, in the layout that saved."""
+        def read(name: str, path: str) -> bytes:
+            return self.store.read(path) if name == node else Peer(self._run_dir, name).read(path)
+
+        found, lost = survivors({**held, **reached(self._run_dir, others)}, read)
+        self.notes += [f"checkpoint {id} in {self.root} cannot be used: {why}" for id, why in lost.items()]
+        return found
+
+    def _clean(self, found: Collection[Survivor]) -> None:
+        """Delete here what is not of a checkpoint that counts, or of another save of it."""
+        counts = {str(one.id): one for one in found}
+        for name in self.store.names():
+            if name not in counts:
+                shutil.rmtree(self.root / name, ignore_errors=True)
+        for name, one in counts.items():
+            for path, size in self.store.here.sizes(name).items():
+                if one.sizes.get(f"{name}/{path}") != size or (path == NAME and not self._is(one)):
+                    (self.root / name / path).unlink(missing_ok=True)
+
+    def _is(self, one: Survivor) -> bool:
         try:
-            meta = self.meta(id)
+            return self.meta(one.id).write_id == one.write_id
         except (BadCheckpoint, OSError):
             return False
-        registry = meta.registry
-        if registry.mesh != mesh:
-            return False
-        first = self.machine * self._here
-        boxes = {
-            (name, box)
-            for rank in range(first, first + self._here)
-            for name in registry
-            for box, _ in registry.of_rank(name, rank)
-            if box.size
-        }
-        writers = {writer for name, box in boxes for writer, _ in meeting(registry, name, box)}
-        return all(self.store.exists(self.path(id, meta, writer)) for writer in writers)
 
     def ids(self) -> list[CheckpointId]:
         """Those left by earlier workers that can be loaded from, and those saved since."""
         there = super().ids()
-        return there if self._found is None else [id for id in there if id in self._found or id in self._own]
+        if self._found is None:
+            return there
+        far = {id for id in self._found if f"{id}/{NAME}" in self.store.elsewhere}
+        return sorted(far | {id for id in there if id in self._found or id in self._own})
 
     def commits(self, rank: int) -> bool:
         """The first rank of each machine."""
@@ -161,14 +163,10 @@ class MemoryTier(Tier):
     def _make_room(self) -> None:
         """Keep only the newest that earlier workers left: two of them and a new buffer may be more than fits."""
         if self.leads:
-            newest = next((id for id in attempts.branch(self._run_dir, self.ids()) if self._counts(id)), None)
+            newest = next((id for id in attempts.branch(self._run_dir, self.ids()) if not self.lacks(id)), None)
             for id in self._found or ():
                 if id != newest:
                     self.store.delete(str(id))
-
-    def _counts(self, id: CheckpointId) -> bool:
-        """Whether a checkpoint is whole here; of several machines each has a part, which `_fills` has looked at."""
-        return self.machines > 1 or not self.lacks(id)
 
     def _take_back(self, buffer: Staging) -> None:
         """Make a buffer spare: first zarr.json goes, so that the rest is no checkpoint, then the file is renamed."""
@@ -191,8 +189,21 @@ class MemoryTier(Tier):
         staging.path = str(place)
         self._holds[staging] = id
 
+    def copy(self, id: CheckpointId, path: str) -> str:
+        """Have the next nodes keep this rank's file as well; why they do not, "" where they do."""
+        self._copied = {id}
+        try:
+            for peer in self._peers:
+                peer.put(path, self.root / path)
+        except OSError as error:
+            return describe_error(error)
+        return ""
+
     def abandon(self, id: CheckpointId, path: str) -> None:
-        """The save came to nothing: its buffer is spare again."""
+        """The save came to nothing: its buffer is spare again, and so are its copies."""
+        for peer in self._peers if id in self._copied else ():
+            with contextlib.suppress(OSError):
+                peer.drop(path)
         for buffer in [one for one, held in self._holds.items() if held == id]:
             self._take_back(buffer)
 
@@ -210,3 +221,9 @@ class MemoryTier(Tier):
         for buffer in self._buffers:
             buffer.close()
         self._buffers, self._holds = [], {}
+
+
+def _id(text: str) -> CheckpointId:
+    id = CheckpointId.parse(text)
+    assert id is not None, text
+    return id

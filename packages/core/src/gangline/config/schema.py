@@ -32,15 +32,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Sidecar:
-    """A process that stands beside the ranks of each machine; its output is in logs/sidecar-<name>-<host>.log.
+    """A process that stands beside the ranks of each machine; its output is in logs/sidecar-<name>-<node>.log.
 
     `target` is called as ``target(run_dir, *args)`` in a fresh interpreter and runs until SIGTERM, which it also gets
-    where its owner was killed; `args` must survive JSON.
+    where its owner was killed; `args` must survive JSON. Where one machine plays several nodes, each has its own.
     """
 
     name: str
     target: str  # "package.module:function"
     args: tuple = ()
+    outlives: float = 10.0  # seconds from the SIGTERM for a killed owner to SIGKILL
 
 
 @dataclass

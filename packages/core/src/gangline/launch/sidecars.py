@@ -7,7 +7,6 @@ ranks are started again; they end with the run, or with whoever started it.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline.launch import guard
+from gangline.launch.nodes import name_of_this_node
 from gangline.parts import Sidecar
 
 if TYPE_CHECKING:
@@ -45,14 +45,15 @@ def start(asked: list[Sidecar], run_dir: str | Path, owner: int) -> list[Running
 
 
 def _start(sidecar: Sidecar, run_dir: str | Path, owner: int) -> Running:
-    stem = Path(run_dir, "logs", f"sidecar-{sidecar.name}-{os.uname().nodename}")
-    note = stem.with_suffix(".json")
+    stem = Path(run_dir, "logs", f"sidecar-{sidecar.name}-{name_of_this_node().replace('/', '-')}")
+    note = stem.with_name(f"{stem.name}.json")
     if note.exists():
         known = json.loads(note.read_text())
         if known["owner"] == owner and guard.alive(known["pid"]):
             return Running(sidecar, known["pid"], None)
-    command = [sys.executable, "-m", __name__, str(owner), sidecar.target, str(run_dir), json.dumps(sidecar.args)]
-    with stem.with_suffix(".log").open("a") as log:
+    words = [str(owner), str(sidecar.outlives), sidecar.target, str(run_dir), json.dumps(sidecar.args)]
+    command = [sys.executable, "-m", __name__, *words]
+    with stem.with_name(f"{stem.name}.log").open("a") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -76,12 +77,12 @@ def stop(running: list[Running], seconds: float = STOP_SECONDS) -> None:
             one.process.wait()
 
 
-def main(owner: str, target: str, run_dir: str, args: str) -> None:
+def main(owner: str, outlives: str, target: str, run_dir: str, args: str) -> None:
     """The sidecar's own process."""
     from gangline.plugins import load
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends us when the ranks have ended
-    guard.die_with(int(owner), STOP_SECONDS)
+    guard.die_with(int(owner), float(outlives))
     load(target)(run_dir, *json.loads(args))
 
 

@@ -1,0 +1,81 @@
+"""A node's memory, and behind it that of other nodes: what is not here is read from there. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import final
+
+from gangline_ckpt_zarr.stores.base import ObjectStore, ObjectWriter, Ranges, Read
+from gangline_ckpt_zarr.stores.local import LocalStore
+from gangline_ckpt_zarr.tiers.peers import Peer
+
+
+@final
+class MemoryStore(ObjectStore):
+    """Writes here, reads also what is `elsewhere`: which keeper has a file that is not here, and how long it is."""
+
+    local = True
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.here = LocalStore(root)
+        self.url = self.here.url
+        self.elsewhere: dict[str, tuple[Peer, int]] = {}
+
+    def create(self, path: str, size: int) -> ObjectWriter:
+        return self.here.create(path, size)
+
+    def commit(self, path: str, content: bytes) -> None:
+        self.here.commit(path, content)
+
+    def read(self, path: str) -> bytes:
+        far = self._far(path)
+        return self.here.read(path) if far is None else far[0].read(path)
+
+    def read_into(self, path: str, ranges: Ranges) -> None:
+        with self.reading(path) as read:
+            read(ranges)
+
+    @contextlib.contextmanager
+    def reading(self, path: str) -> Iterator[Read]:
+        if (far := self._far(path)) is not None:
+            yield partial(far[0].read_into, path)
+            return
+        with self.here.reading(path) as read:
+            yield read
+
+    def size(self, path: str) -> int:
+        far = self._far(path)
+        return self.here.size(path) if far is None else far[1]
+
+    def exists(self, path: str) -> bool:
+        return path in self.elsewhere or self.here.exists(path)
+
+    def names(self, path: str = "") -> list[str]:
+        """What lies here."""
+        return self.here.names(path)
+
+    def walk(self, path: str = "") -> list[str]:
+        """What lies here."""
+        return self.here.walk(path)
+
+    def sizes(self, path: str = "") -> dict[str, int]:
+        start = f"{path}/" if path else ""
+        far = {name.removeprefix(start): size for name, (_, size) in self.elsewhere.items() if name.startswith(start)}
+        return {**far, **self.here.sizes(path)}
+
+    def delete(self, path: str) -> None:
+        """Here; what is elsewhere is forgotten."""
+        for name in [name for name in self.elsewhere if name == path or name.startswith(f"{path}/")]:
+            del self.elsewhere[name]
+        self.here.delete(path)
+
+    def alone(self) -> AbstractContextManager[None]:
+        return self.here.alone()
+
+    def _far(self, path: str) -> tuple[Peer, int] | None:
+        """None also where the file is here as well."""
+        return None if self.here.exists(path) else self.elsewhere.get(path)

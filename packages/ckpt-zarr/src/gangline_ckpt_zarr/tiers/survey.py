@@ -1,0 +1,82 @@
+"""What the nodes of a job still have of its memory tier, when workers start: one rank asks, and all go by its answer.
+
+A checkpoint counts where the files of all its ranks are somewhere, wherever the ranks are now: on a node of this start,
+or with the keeper of a node whose agent was lost and that waits for the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from gangline import BadCheckpoint
+from gangline.checkpoint import CheckpointId
+from gangline_ckpt_zarr.format import zarr_json
+from gangline_ckpt_zarr.format.nodes import NAME
+from gangline_ckpt_zarr.tiers.completeness import lacking
+
+Held = Mapping[str, int]  # bytes of a node's files, by their paths
+
+
+@dataclass(frozen=True)
+class Survivor:
+    """A checkpoint that can be loaded: of which save, and which node has each of its files."""
+
+    id: CheckpointId
+    write_id: str
+    nodes: dict[str, str]
+    sizes: dict[str, int]
+
+
+def survivors(
+    held: Mapping[str, Held], read: Callable[[str, str], bytes]
+) -> tuple[list[Survivor], dict[CheckpointId, str]]:
+    """(what can be loaded, oldest first; why newer ones cannot), of what nodes hold, the nearest node first.
+
+    `read(node, path)` gives a small file of a node.
+    """
+    ids = sorted({id for files in held.values() for path in files if (id := _id_of(path)) is not None})
+    found: list[Survivor] = []
+    lost: dict[CheckpointId, str] = {}
+    for id in ids:
+        one = _survivor(id, held, read)
+        if isinstance(one, Survivor):
+            found.append(one)
+            lost.clear()  # an older one was about to be replaced
+        else:
+            lost[id] = one
+    return found, lost
+
+
+def _survivor(id: CheckpointId, held: Mapping[str, Held], read: Callable[[str, str], bytes]) -> Survivor | str:
+    nodes: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    for node, files in held.items():
+        for path, size in files.items():
+            if path.startswith(f"{id}/") and path not in nodes:
+                nodes[path], sizes[path] = node, size
+    seen, why = set(), ""
+    for node, files in held.items():
+        if f"{id}/{NAME}" not in files:
+            continue
+        try:
+            meta = zarr_json.read(read(node, f"{id}/{NAME}"), f"{id}/{NAME} of node {node}", id)
+        except (BadCheckpoint, OSError) as error:
+            why = why or str(error)
+            continue
+        if meta.write_id in seen:
+            continue
+        seen.add(meta.write_id)
+        nodes[f"{id}/{NAME}"], sizes[f"{id}/{NAME}"] = node, files[f"{id}/{NAME}"]
+        lacks = lacking(meta, {path.removeprefix(f"{id}/"): size for path, size in sizes.items()})
+        if not lacks:
+            wanted = {f"{id}/{NAME}", *(f"{id}/{meta.path(rank)}" for rank in meta.writers())}
+            own = {path: node for path, node in nodes.items() if path in wanted}
+            return Survivor(id, meta.write_id, own, {path: sizes[path] for path in own})
+        why = why or lacks
+    return why
+
+
+def _id_of(path: str) -> CheckpointId | None:
+    name, _, rest = path.partition("/")
+    return CheckpointId.parse(name) if rest == NAME else None
