@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from gangline import UserError
 from gangline.config import Run, from_dict
 from gangline.testing import StrategySuite
 from gangline.testing.runs import SMALL, content
@@ -70,6 +71,17 @@ def test_a_layout_changes_nothing(family, on):
         assert any(RING_LACKS[family] in str(problem) for problem in run.parallel.check(run))
         on += " context=ulysses"
     holds(family, on, *(("batch.micro_size=1",) if "pp" in on else ()))
+
+
+def test_experts_in_a_family_obey_it_too():
+    holds("olmo2", "dp_shard=2 tp=2 zero=3", "moe=on", "moe.ep=2", "run.deterministic=false")
+
+
+def test_experts_that_would_compute_another_activation_are_refused():
+    law = Law()
+    law.family = "gemma3"
+    with pytest.raises(UserError, match="moe has no experts with gelu_tanh"):
+        law.job(Layout.on("tp=1"), Scenario(("moe=on",)))
 
 
 @pytest.mark.nightly

@@ -183,6 +183,20 @@ def test_a_rank_reads_only_its_part(tmp_path, monkeypatch):
     assert read_boxes == [(slice(16, 24), slice(16, 32))]
 
 
+@pytest.mark.parametrize("how", ["same", "transpose"])
+def test_several_of_ours_in_one_of_theirs(how, tmp_path):
+    rules = [Name(name, "joined.w", how, rows=(first, 9)) for name, first in (("q", 0), ("k", 4), ("v", 7))]
+    shapes = {"v": (2, 5), "q": (4, 5), "k": (3, 5)}
+    plan = Plan("e", "b", "h", 1, names=tuple(rules))
+    arrays = {name: torch.randn(shape) for name, shape in shapes.items()}
+    export(tmp_path / "out", arrays.items(), plan=plan, shapes=shapes, config={})
+    whole = torch.cat([arrays[name] for name in "qkv"])
+    assert torch.equal(load_file(tmp_path / "out/model.safetensors")["joined.w"], whole if how == "same" else whole.T)
+    local = torch.empty(2, 3)  # a part of k
+    load_pretrained(tmp_path / "out", [Shard("model/k", (3, 5), torch.float32, (1, 2), local)], plan)
+    assert torch.equal(local, arrays["k"][1:3, 2:5])
+
+
 class TestNamesThatLieOtherwise:
     """Theirs transposed, or stacked in ours: what a plan may say and the decoder does not need."""
 

@@ -201,3 +201,20 @@ def test_a_block_without_attention_is_unknown():
     assert call_at(found, "blocks.2.attention.inner") == AttentionCall()
     assert call_at(found, "blocks.1.attention") is None
     assert call_at(found, "head") is None
+
+
+@pytest.mark.parametrize("chunk", [1, 1 << 20])
+def test_a_soft_cap_of_the_logits_is_what_autograd_says(chunk, monkeypatch):
+    from gangline.model import loss
+
+    monkeypatch.setattr(loss, "CHUNK", chunk)
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(2, 5, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(7, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+    targets, counts = torch.arange(10).view(2, 5) % 7, torch.ones(2, 5, dtype=torch.bool)
+    ours = loss.CrossEntropy(LossCall(soft_cap=1.5))(hidden, weight, targets, counts)
+    capped = 1.5 * torch.tanh(hidden @ weight.T / 1.5)
+    plain = torch.nn.functional.cross_entropy(capped.flatten(0, 1), targets.flatten(), reduction="sum")
+    assert torch.allclose(ours, plain, rtol=1e-12)
+    for one, other in zip(*(torch.autograd.grad(x, (hidden, weight)) for x in (ours, plain)), strict=True):
+        assert torch.allclose(one, other, rtol=1e-12, atol=1e-14)

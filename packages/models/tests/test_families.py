@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from family_cases import CASES, LENGTH, theirs
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from gangline import UserError
@@ -18,6 +18,13 @@ from gangline.model import compose_model, construct, parameter_shapes, shards_of
 from gangline.model.build import materialise
 from gangline.strategy import Batch
 from gangline.testing.inputs import whole_sequences
+from gangline_models.families.gpt2 import Gpt2
+from gangline_models.families.phi3 import Phi3
+from gangline_models.families.qwen2 import Qwen2
+from gangline_models.presets import PRESETS
+from gangline_models.rope.llama3 import Llama3Rope
+from gangline_models.rope.longrope import LongRope
+from gangline_models.rope.yarn import YarnRope
 
 
 def run_of(directory: Path) -> Run:
@@ -104,3 +111,71 @@ def test_an_unknown_field_is_refused_by_name(name, saved, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(content | {"sandwich_multiplier": 2.0}))
     with pytest.raises(UserError, match=r"sandwich_multiplier=2\.0"):
         model_config_from(tmp_path)
+
+
+def test_the_first_files_of_gpt2_have_no_prefix_and_hold_masks(saved, tmp_path):
+    model, directory = saved("gpt2")
+    tensors = load_file(directory / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    bare["h.0.attn.bias"] = torch.ones(1, 1, 64, 64)
+    save_file(bare, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text((directory / "config.json").read_text())
+    run, batch = run_of(tmp_path), tokens(97)
+    with torch.no_grad():
+        assert (ours(run).logits(batch) - model(batch.tokens).logits).abs().max() < 1e-5
+
+
+def said(run: Run) -> str:
+    return "\n".join(map(str, [*run.model.check(run), *getattr(run.model, "rope", run.model).check(run)]))
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        (Gpt2(positions=LENGTH - 1), f"batch.sequence_length={LENGTH} is more than model.positions={LENGTH - 1}"),
+        (Qwen2(dim=50, heads=4), "model.dim=50 does not divide into model.heads=4"),
+        (Qwen2(heads=12, kv_heads=5), "model.kv_heads=5 does not divide model.heads=12"),
+        (Phi3(head_dim=10, rotary_share=0.5), "of each head 5 features are rotated"),
+        (Phi3(head_dim=8, rope=LongRope(short_factor=[1.0], long_factor=[1.0] * 4)), "short_factor has 1 factors"),
+        (Qwen2(rope=Llama3Rope(low_freq_factor=4.0)), "model.rope.high_freq_factor=4.0 is not more than"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(model, what):
+    run = default_run(model=model, batch=BatchSection(sequence_length=LENGTH, global_size=2))
+    assert what in said(run)
+
+
+def test_what_a_family_has_no_words_for_is_not_written():
+    with pytest.raises(UserError, match="type yarn has no Hugging Face architecture"):
+        Phi3(rope=YarnRope()).to_hugging_face("float32", 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "what"),
+    [
+        ("qwen2", {"use_mrope": True}, "use_mrope=True"),
+        ("qwen2", {"hidden_act": "relu"}, "hidden_act=relu"),
+        ("qwen2", {"rope_parameters": {"rope_type": "spiral"}}, "rope_type=spiral"),
+        ("qwen2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "skew": 3}}, "skew"),
+        ("gemma2", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types="),
+        ("smollm3", {"no_rope_layers": [1, 0, 1, 1, 0]}, "no_rope_layers="),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+        ("olmo2", {"hidden_size": None}, "does not give hidden_size"),
+    ],
+)
+def test_what_a_family_cannot_compute_is_refused(name, change, what, saved, tmp_path):
+    content = json.loads((saved(name)[1] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(content | change))
+    with pytest.raises(UserError) as refused:
+        model_config_from(tmp_path)
+    assert what in str(refused.value)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_published_shape_is_a_model(name):
+    config = PRESETS[name]()
+    run = default_run(model=config)
+    assert config.check(run) == []
+    tree, plan = compose_model(run)
+    assert plan.unmatched(parameter_shapes(tree)) == []
+    assert config.to_hugging_face("bfloat16", 4096)["hidden_size" if config.model_type != "gpt2" else "n_embd"]

@@ -59,6 +59,7 @@ class TheirNames:
     layers: str = "model.layers.{0}."
     transposed: frozenset[str] = frozenset()
     rows: Mapping[str, tuple[int, int]] | None = None
+    computed: tuple[str, ...] = ()  # of each layer: what files hold and no weight is, such as a mask
 
     def names(self, parameters: Iterable[str]) -> tuple[Name, ...]:
         """A rule for each parameter of the first block and outside of blocks, as all blocks are alike."""
@@ -74,7 +75,8 @@ class TheirNames:
             rows = (self.rows or {}).get(module)
             turned = module in self.transposed and leaf == "weight"
             found[pattern] = Name(pattern, theirs, "transpose" if turned else "same", rows)
-        return tuple(found.values())
+        masks = (Name(f"blocks.*.{name}", f"{self.layers}{name}") for name in self.computed)
+        return (*found.values(), *masks)
 
 
 def plan_of(config: FamilyConfig, tree: DecoderNode, theirs: TheirNames) -> Plan:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ActivationSizes as ActivationSizes,
         copies_output as copies_output,
         norm_bytes as norm_bytes,
+        of_angles as of_angles,
         of_head as of_head,
         of_node as of_node,
         recomputed_attention as recomputed_attention,
@@ -49,7 +50,7 @@ __getattr__, __all__ = lazily(
         "gangline.explain.timeline": "ActionTimes StepTimeline step_timeline",
         "gangline.explain.work": "StageWork work_of",
         "gangline.explain.activations": (
-            "ActivationSizes copies_output norm_bytes of_head of_node recomputed_attention"
+            "ActivationSizes copies_output norm_bytes of_angles of_head of_node recomputed_attention"
         ),
         "gangline.model.products": "AttentionProduct MatrixProduct Product",
     },

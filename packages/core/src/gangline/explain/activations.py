@@ -9,6 +9,7 @@ heads and features.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import gcd
 
@@ -22,6 +23,7 @@ from gangline.model.tree import (
     NormNode,
     WrapNode,
     children,
+    nodes,
 )
 from gangline.plan import Plan
 
@@ -62,10 +64,13 @@ class ActivationSizes:
         return self.local.size("tp")
 
 
-def norm_bytes(sizes: ActivationSizes, rows: int, width: int) -> int:
-    """Kept by a norm over `rows` rows, its output not counted: the operator that reads it keeps it."""
+def norm_bytes(sizes: ActivationSizes, rows: int, width: int, offset: float = 0.0) -> int:
+    """Kept by a norm over `rows` rows, its output not counted: the operator that reads it keeps it.
+
+    With an `offset` the sum with the weight is kept as well.
+    """
     kept = sizes.itemsize if sizes.gpu else 2 * sizes.master_itemsize
-    return rows * (width * kept + sizes.master_itemsize)
+    return rows * (width * kept + sizes.master_itemsize) + (width * sizes.itemsize if offset else 0)
 
 
 def reads(node: Node, path: str, sizes: ActivationSizes, *names: str) -> bool:
@@ -82,14 +87,15 @@ def attention(node: AttentionNode, sizes: ActivationSizes, path: str) -> int:
     """x, then q, k, v after rotation, the output and its log-sum-exp; with q_norm and k_norm what these keep."""
     heads, key_heads = node.heads // sizes.tp, max(1, node.kv_heads // sizes.tp)
     kept = sizes.tokens * node.dim * sizes.itemsize if reads(node, path, sizes, "wq", "wk", "wv") else 0
-    outputs = 2 if copies_output(sizes, heads) and reads(node, path, sizes, "wo") else 1
+    outputs = 2 if copies_output(node, sizes, heads) and reads(node, path, sizes, "wo") else 1
     copies = sizes.ulysses // gcd(sizes.ulysses, key_heads)  # of key heads that its ranks do not divide
     kept += sizes.inner_tokens * ((1 + outputs) * heads + 2 * copies * key_heads) * node.head_dim * sizes.itemsize
     kept += sizes.inner_tokens * heads * sizes.master_itemsize
     for normed, own in ((node.q_norm, heads), (node.k_norm, key_heads)):
         if normed is not None:
             said = normed.activation_bytes(sizes.local)
-            kept += norm_bytes(sizes, sizes.inner_tokens * own, node.head_dim) if said is None else said
+            rows = sizes.inner_tokens * own
+            kept += norm_bytes(sizes, rows, node.head_dim, normed.offset) if said is None else said
     return kept
 
 
@@ -109,7 +115,7 @@ def of_node(node: Node, sizes: ActivationSizes, path: str = "") -> int:
     if said is not None:
         return said + sum(of_node(child, sizes, at) for child, at in below)
     if isinstance(node, NormNode):
-        return norm_bytes(sizes, sizes.tokens, node.dim)
+        return norm_bytes(sizes, sizes.tokens, node.dim, node.offset)
     if isinstance(node, AttentionNode | FeedForwardNode):
         own = attention(node, sizes, path) if isinstance(node, AttentionNode) else feed_forward(node, sizes, path)
         return own + sum(of_node(child, sizes, at) for child, at in below if isinstance(child, WrapNode))
@@ -128,14 +134,28 @@ def recomputed_attention(node: Node, sizes: ActivationSizes) -> int:
     saved = 0
     if isinstance(node, AttentionNode):
         heads = node.heads // sizes.tp
-        output = heads * node.head_dim * sizes.itemsize if copies_output(sizes, heads) else 0
+        output = heads * node.head_dim * sizes.itemsize if copies_output(node, sizes, heads) else 0
         saved = sizes.inner_tokens * (heads * sizes.master_itemsize + output)
     return saved + sum(recomputed_attention(child, sizes) for _, child in children(node))
 
 
-def copies_output(sizes: ActivationSizes, heads: int) -> bool:
-    """Whether the product behind attention keeps a copy of its output: in another order, or of other tokens."""
-    return sizes.ulysses > 1 or (not sizes.gpu and heads > 1)
+def copies_output(node: AttentionNode, sizes: ActivationSizes, heads: int) -> bool:
+    """Whether the product behind attention keeps a copy of its output: in another order, or of other tokens.
+
+    A CPU gives it in the order of the queries, and those that are not rotated lie as the product behind reads them.
+    """
+    return sizes.ulysses > 1 or (not sizes.gpu and heads > 1 and node.rope is not None)
+
+
+def of_angles(blocks: Iterable[Node], sizes: ActivationSizes) -> int:
+    """cos and sin of every position, which all blocks of a stage share that rotate alike."""
+    found = {
+        (node.rope, node.rope.width or node.head_dim)
+        for block in blocks
+        for _, node in nodes(block)
+        if isinstance(node, AttentionNode) and node.rope is not None
+    }
+    return sizes.inner_tokens * sum(width for _, width in found) * sizes.master_itemsize
 
 
 def of_head(plan: Plan, width: int, sizes: ActivationSizes) -> dict[str, int]:

@@ -56,7 +56,8 @@ class Gemma2(PatternConfig):
 
     @classmethod
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
-        reader.take("hidden_act")  # older files have it, and transformers goes by hidden_activation
+        for name in ("hidden_act", "sliding_window_size"):  # transformers goes by hidden_activation, sliding_window
+            reader.take(name)
         layers = range(given["layers"])
         types = reader.take("layer_types") or [SLIDING if (index + 1) % 2 else FULL for index in layers]
         windows = read_windows(reader, reader.take("sliding_window", 4096), types)

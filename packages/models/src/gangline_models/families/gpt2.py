@@ -13,6 +13,7 @@ from gangline import Problem
 from gangline.config import PositiveInt
 from gangline.model import BlockNode, DecoderNode, EmbeddingNode, HeadNode, Plan
 from gangline_models.families.base import FamilyConfig
+from gangline_models.hugging_face.files import tensor_names
 from gangline_models.nodes import (
     LayerNormNode,
     PositionedDecoderNode,
@@ -26,12 +27,6 @@ if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_models.hugging_face.config_reader import ConfigReader
 
-TOP = {
-    "embed.tokens": "transformer.wte",
-    "embed.positions": "transformer.wpe",
-    "head.norm": "transformer.ln_f",
-    "head": "lm_head",
-}
 LAYER = {
     "attention_norm": "ln_1",
     "attention.wq": "attn.c_attn",
@@ -72,6 +67,7 @@ class Gpt2(FamilyConfig):
     vocab_size: int = 50_257
     hidden: int = 3072
     positions: PositiveInt = 1024  # how many have a vector: no row may be longer
+    prefix: str = "transformer."  # what names in its files begin with; in the first published ones: nothing
     tied: bool = True
     norm_eps: float = 1e-5
 
@@ -86,7 +82,9 @@ class Gpt2(FamilyConfig):
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("n_ctx", "reorder_and_upcast_attn", *(f"summary_{word}" for word in SUMMARY)):
             reader.take(name)  # old, of rounding alone, and of other tasks
-        return {"hidden": reader.take("n_inner", 4 * given["dim"])}
+        names = tensor_names(reader.directory)
+        prefix = "" if "wte.weight" in names else "transformer."
+        return {"hidden": reader.take("n_inner", 4 * given["dim"]), "prefix": prefix}
 
     def more_json(self, max_position: int) -> dict[str, Any]:
         return {"n_inner": self.hidden, "max_position_embeddings": self.positions}
@@ -115,5 +113,14 @@ def build(config: Gpt2, run: Run | None = None) -> tuple[DecoderNode, Plan]:
     )
     dim = config.dim
     rows = {f"attention.{name}": (index * dim, 3 * dim) for index, name in enumerate(("wq", "wk", "wv"))}
-    theirs = TheirNames(TOP, LAYER, layers="transformer.h.{0}.", transposed=TRANSPOSED, rows=rows)
+    prefix = config.prefix
+    top = {"embed.tokens": "wte", "embed.positions": "wpe", "head.norm": "ln_f"}
+    theirs = TheirNames(
+        {ours: f"{prefix}{name}" for ours, name in top.items()} | {"head": "lm_head"},
+        LAYER,
+        layers=prefix + "h.{0}.",
+        transposed=TRANSPOSED,
+        rows=rows,
+        computed=("attn.bias", "attn.masked_bias"),
+    )
     return tree, plan_of(config, tree, theirs)

@@ -42,6 +42,13 @@ class Phi3(WindowedConfig):
     @classmethod
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         reader.only("head_dim", None, given["dim"] // given["heads"])
+        for name, value in (
+            ("mlp_bias", False),
+            ("lm_head_bias", False),
+            ("full_attn_mod", 1),
+            ("interpolate_factor", 1),
+        ):
+            reader.only(name, value)
         silent = reader.take("partial_rotary_factor", 1.0)
         said = reader.take("rope_parameters") or reader.take("rope_scaling") or {}
         share = said.get("partial_rotary_factor", silent)

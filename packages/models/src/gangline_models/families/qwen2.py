@@ -34,6 +34,7 @@ class Qwen2(PatternConfig):
 
     @classmethod
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+        reader.only("use_mrope", False)
         slides, layers = reader.take("use_sliding_window", False), given["layers"]
         window, first = reader.take("sliding_window", 4096), reader.take("max_window_layers", 28)
         types = reader.take("layer_types") or [SLIDING if slides and i >= first else FULL for i in range(layers)]

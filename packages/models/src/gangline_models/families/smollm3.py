@@ -46,7 +46,8 @@ class SmolLM3(RotaryConfig):
 
     @classmethod
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
-        reader.take("sliding_window")  # not in use
+        for name in ("sliding_window", "max_window_layers"):  # not in use
+            reader.take(name)
         layers, every = given["layers"], reader.take("no_rope_layer_interval", 4)
         if reader.take("layer_types", [FULL] * layers) != [FULL] * layers:
             raise reader.refused("layer_types", reader.take("layer_types"), f"Here all layers are {FULL}.")

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from gangline.config import Recompute
-from gangline.explain import ActivationSizes, of_head, of_node, recomputed_attention
+from gangline.explain import ActivationSizes, of_angles, of_head, of_node, recomputed_attention
 from gangline_parallel_megatron_style.cost.case import Case
 
 
@@ -40,10 +40,13 @@ def _of_block(case: Case, index: int, sizes: ActivationSizes) -> int:
     return whole - recomputed_attention(node, sizes)
 
 
-def angles(case: Case, sizes: ActivationSizes) -> int:
-    """cos and sin of every position, which all blocks of a stage share."""
-    width = case.plan.facts.get("head_dim", 0)
-    return sizes.inner_tokens * width * sizes.master_itemsize
+def angles(case: Case, sizes: ActivationSizes, stage: int | None = None) -> int:
+    """cos and sin of every position, which blocks of a stage share that rotate alike; None: of all stages."""
+    key = ("angles", sizes.gpu, stage)
+    if key not in case.known:
+        blocks = case.blocks if stage is None else [case.blocks[index] for index in case.stages[stage]]
+        case.known[key] = of_angles(blocks, sizes)
+    return int(case.known[key])
 
 
 def head(case: Case, sizes: ActivationSizes) -> dict[str, int]:

@@ -67,7 +67,7 @@ def under_way(case: Case, rank: int, schedule: Schedule | None, sizes: Activatio
     kept = []
     for stage in case.stages_of(rank):
         size = sum(activations.of_block(case, block, sizes) for block in case.stages[stage])
-        size += activations.angles(case, sizes)
+        size += activations.angles(case, sizes, stage)
         if stage == case.last_stage:
             size += activations.head(case, sizes)["activations"]
         kept.append(size)
