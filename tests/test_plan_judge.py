@@ -8,6 +8,9 @@ from dataclasses import replace
 import pytest
 
 from gangline.cli.main import main
+from gangline.cluster import Quantity
+from gangline.explain import AttentionProduct
+from gangline_planner.forecast import forecast
 from gangline_planner.judge.calibrated import calibrated_tables
 from gangline_planner.judge.report import judge
 from gangline_planner.judge.rows import Unjudged, judgeable
@@ -16,6 +19,7 @@ from gangline_planner.judge.rows import Unjudged, judgeable
 GPT_18B = {
     "id": "gpt-18b",
     "table": "sc21",
+    "source": "Megatron-LM, arXiv 2104.04473, table 1",
     "model": "GPT-18B",
     "hidden": 6144,
     "heads": 48,
@@ -51,6 +55,7 @@ GPT_530B = GPT_18B | {
 LLAMA_B200 = {
     "id": "llama-b200",
     "table": "simumax",
+    "source": "MooreThreads/SimuMax docs/b200/b200_release_v1.2_summary.md",
     "model": "llama3_405b",
     "layers": 4,
     "gpu": "B200-SXM (8 GPUs)",
@@ -121,6 +126,44 @@ def test_what_cannot_be_judged_is_named(change, reason):
     report = judge([GPT_18B | change, GPT_530B])
     assert [name for name, _ in report.left_out] == ["gpt-18b"]
     assert len(report.judged) == 1
+
+
+def test_ranks_that_share_experts_divide_those_that_they_are_of():
+    """Qwen3 235B with 32 ranks for experts out of 16 data ranks: tp's are of them, too; 48 are of none."""
+    row = {"model": "Qwen3_235B_a22B", "gpu": "DGX-H100", "n_gpus": 256, "tp": 2, "pp": 8, "vp": 4, "ep": 32,
+           "micro_batch": 1, "global_batch": 8192, "seq": 4096, "precision": "FP8", "step_time_s": 81.0}  # fmt: skip
+    assert judgeable(row).explained.parameters == pytest.approx(235e9, rel=0.02)
+    with pytest.raises(Unjudged, match="ep 64 does not divide the 32 ranks of dp_shard x cp x tp"):
+        judgeable(row | {"ep": 64})
+
+
+def test_attention_of_2021_keeps_its_scores_and_that_of_today_does_not():
+    """arXiv 2205.05198, section 4.1: 5 a s^2 b bytes a block beside what flash attention keeps."""
+    old, new = (judgeable(GPT_18B | {"source": source}).explained for source in ("Megatron-LM", "a blog of 2024"))
+    assert old.work[0].kept - new.work[0].kept == 40 * 5 * (48 // 8) * 2048**2 * 8
+    assert not any(isinstance(product, AttentionProduct) for product in old.work[0].forward)
+
+
+def test_microbatches_that_are_not_published_are_the_fastest_that_fit():
+    open_row = {key: value for key, value in LLAMA_B200.items() if key not in ("micro_batch", "grad_acc")}
+    case = judgeable(open_row | {"global_batch": 16})
+    assert case.assumed[0].startswith("micro_batch ")
+    assert case.explained.ranks[0].memory <= case.cluster["memory.bytes"]
+
+
+@pytest.mark.parametrize(("room", "fits"), [(0.94, False), (1.06, True)])
+def test_out_of_memory_is_told_right_on_either_side_of_a_measured_peak(room, fits):
+    """Of the runs whose peaks were measured, with a limit set just below and just above."""
+    layouts = [
+        {},
+        {"tp": 8, "memory_gib": 38.57},
+        {"tp": 2, "memory_gib": 81.59},
+        {"tp": 1, "pp": 2, "memory_gib": 87.08},
+    ]
+    for change in layouts:
+        case = judgeable(LLAMA_B200 | change)
+        limit = case.cluster.with_numbers({"memory.bytes": Quantity(case.memory * room, "a test")})
+        assert forecast(case.explained, limit).fits is fits
 
 
 def test_the_command(tmp_path, capsys):

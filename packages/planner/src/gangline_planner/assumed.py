@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gangline import UserError
 from gangline.cluster import Cluster
@@ -61,4 +61,4 @@ def explain(case: Planned, run: Run, cluster: Cluster) -> Explained:
             "A plan is made of what `explain` of its configuration gives.",
             "parallel=single, parallel=ddp and those of gangline-parallel-megatron-style do.",
         )
-    return found
+    return replace(found, kernels="fused" if run.run.compile else "apart")

@@ -13,12 +13,15 @@ USAGE = """\
 usage: gangline plan [--tokens N] [--json] [WORDS OF train ...] [cluster=NAME|FILE]
        gangline plan search [--json] [WORDS OF train ...] [cluster=NAME|FILE]
        gangline plan judge FILE [--json]
+       gangline plan calibrate --out FILE.yaml [--processes N]
 
   WORDS   what this run takes, holds and costs on a cluster; nothing is started, and no GPU is needed.
           An axis of the layout that the words leave open is chosen, the batch too, and said
   search  layouts that the words leave open, the fastest first, each as a line for `train`; those that do not fit with
           the memory that they lack
   judge   published measurements, rows in JSON, beside what is predicted for them; and how far off it is
+
+  calibrate  this machine, measured with N processes at once (1), as a cluster file for `cluster=FILE.yaml`
 
   gangline plan parallel=3d model=llama3-405b launch.processes=16384 cluster=h100_ib --tokens 15e12"""
 
@@ -30,6 +33,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if argv[0] == "judge":
         return _judge(argv[1:])
+    if argv[0] == "calibrate":
+        return _calibrate(argv[1:])
     if argv[0] == "search":
         return _search(argv[1:])
     return _plan(argv)
@@ -76,6 +81,21 @@ def _judge(argv: Sequence[str]) -> int:
         raise UserError("gangline plan judge takes one file.", "It holds rows of published measurements, as JSON.")
     judged = judge_file(words[0])
     print(json.dumps(as_data(judged), indent=1) if "json" in flags else as_text(judged))
+    return 0
+
+
+def _calibrate(argv: Sequence[str]) -> int:
+    from pathlib import Path
+
+    from gangline_planner.calibrate.command import calibrate
+
+    flags, words = flags_of(argv, ("out", "processes"), ())
+    if words or not flags.get("out", "").endswith(".yaml"):
+        raise UserError("gangline plan calibrate writes one file.", "--out=FILE.yaml says which.")
+    processes = positive("processes", flags.get("processes", "1"))
+    if processes != int(processes):
+        raise UserError(f"--processes {flags['processes']}: expected a whole number.")
+    print(calibrate(Path(flags["out"]), int(processes)))
     return 0
 
 

@@ -9,6 +9,7 @@ from gangline.lazy import lazily
 if TYPE_CHECKING:
     from gangline.cluster.failures import Losses as Losses, losses as losses
     from gangline.cluster.file import (
+        NUMBERS as NUMBERS,
         VERSION as VERSION,
         Cluster as Cluster,
         Quantity as Quantity,
@@ -23,6 +24,6 @@ __getattr__, __all__ = lazily(
     {
         "gangline.cluster.topology": "Tier Topology",
         "gangline.cluster.failures": "Losses losses",
-        "gangline.cluster.file": "VERSION Cluster Quantity load_cluster save_cluster shipped",
+        "gangline.cluster.file": "NUMBERS VERSION Cluster Quantity load_cluster save_cluster shipped",
     },
 )

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from gangline.explain.explained import (
         Explained as Explained,
+        Kernels as Kernels,
         Operation as Operation,
         RankExplained as RankExplained,
         StepAction as StepAction,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 __getattr__, __all__ = lazily(
     __name__,
     {
-        "gangline.explain.explained": "Explained Operation RankExplained StepAction Transfer When",
+        "gangline.explain.explained": "Explained Kernels Operation RankExplained StepAction Transfer When",
         "gangline.explain.timeline": "ActionTimes StepTimeline step_timeline",
         "gangline.explain.work": "StageWork work_of",
         "gangline.explain.activations": (

@@ -13,6 +13,7 @@ from gangline.mesh import Mesh
 ActionKind = Literal["F", "B", "I", "W"]
 Operation = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send"]
 When = Literal["F", "B", "end", "update"]
+Kernels = Literal["apart", "fused", "vendor"]
 
 
 class StepAction(NamedTuple):
@@ -86,6 +87,9 @@ class Explained:
     state_bytes  numbers of one weight that the optimizer reads and writes, in bytes: gradient, master, moments, copy
     token_flops  operations of one training token by MFU's convention (`gangline.model.flops`)
     parameters   of the whole model
+    products     the format of the blocks' products
+    kernels      apart: each operator is one; fused: elementwise operators that follow each other are; vendor: attention
+                 is that of the accelerator's maker, too
     """
 
     mesh: Mesh
@@ -97,8 +101,9 @@ class Explained:
     state_bytes: int
     token_flops: int
     parameters: int
-    products: str = "bf16"  # the format of the blocks' products
+    products: str = "bf16"
     schedule: str = "none"
+    kernels: Kernels = "fused"
 
     @property
     def fullest(self) -> int:

@@ -140,7 +140,8 @@ def measured(rows: Sequence[RankRates], base: Cluster, about: str, when: str, sm
         found["link.node.latency"] = found["link.cluster.latency"] = statistics.median(row.latency for row in rows)
         slowest = min(found["link.node.bandwidth"], found["link.cluster.bandwidth"])
         if whole:
-            found["link.efficiency"] = min(1.0, statistics.median(whole) / slowest)
+            found["link.node.efficiency"] = min(1.0, statistics.median(whole) / slowest)
+            found["link.cluster.efficiency"] = found["link.node.efficiency"]
     numbers |= {name: Quantity(float(value), by) for name, value in found.items()}
     nodes = {row.node for row in rows}
     topology = Topology(gpus_per_node=max(1, len(rows) // len(nodes)), nodes_per_rack=base.topology.nodes_per_rack)

@@ -35,9 +35,13 @@ class StateRanks:
 
     @classmethod
     def of(cls, plan: Plan, mesh: Mesh, fold_name: str | None) -> StateRanks:
+        """Raises ValueError for a fold that does not divide the ranks that it is out of."""
         fold = active_fold(plan, mesh, fold_name)
         if fold is None:
             return cls(None, mesh.size(*SHARD_AXES), ("dp_replicate",), mesh.size("dp_replicate"))
+        if mesh.size(*fold.out_of) % fold.size:
+            listed = " x ".join(fold.out_of)
+            raise ValueError(f"{fold.name} {fold.size} does not divide the {mesh.size(*fold.out_of)} ranks of {listed}")
         axes = tuple(axis for axis in STATE_AXES if axis not in fold.out_of)
         return cls(fold, mesh.size(*fold.out_of) // fold.size, axes, mesh.size(*axes))
 

@@ -10,11 +10,14 @@ from typing import Any
 from gangline import UserError
 from gangline.cluster import Cluster, load_cluster
 from gangline.config import Recompute, Run, default_run
-from gangline.explain import Explained, Transfer
+from gangline.explain import Explained
 from gangline.model import AttentionNode, DecoderConfig, FeedForwardNode, Node, Plan, by_path, compose_model, replaced
+from gangline.plan import Cut
 from gangline.strategy import Mesh
 from gangline_planner.judge.nodes import GeluNode, LatentAttentionNode
 from gangline_planner.judge.shapes import shapes_of
+from gangline_planner.judge.software import as_its_software
+from gangline_planner.price.step import step_time
 
 Row = Mapping[str, Any]
 
@@ -65,6 +68,7 @@ CLUSTERS = [  # what a row's `gpu` says, in small letters -> the cluster file
     (r"h200", "h200_ib"),
     (r"mi300x", "mi300x_roce"),
     (r"v5p", "v5p"),
+    (r"v100", "v100_ib"),
 ]
 
 
@@ -78,11 +82,30 @@ def judgeable(row: Row, clusters: Mapping[str, Cluster] | None = None) -> Judgea
         raise Unjudged(f"no cluster file for {row.get('gpu') or 'an accelerator that is not named'}")
     try:
         cluster = (clusters or {}).get(name) or load_cluster(name)
-        return _judgeable(row, cluster)
+        if number(row, "micro_batch") or number(row, "local_batch") or number(row, "grad_acc"):
+            return _judgeable(row, cluster)
+        return _fastest(row, cluster)
     except UserError as error:
         raise Unjudged(error.what) from error
     except ValueError as error:
         raise Unjudged(f"its layout does not divide: {error}") from error
+
+
+def _fastest(row: Row, cluster: Cluster) -> Judgeable:
+    """A row that does not say its microbatches, with those that make its layout fastest: who publishes has tried."""
+    found = _judgeable(row, cluster)
+    best = step_time(found.explained, cluster).seconds
+    for micro in (2, 4, 8, 16):
+        try:
+            other = _judgeable({**row, "micro_batch": micro}, cluster)
+        except (Unjudged, ValueError):
+            break
+        seconds = step_time(other.explained, cluster).seconds
+        if other.explained.ranks[other.explained.fullest].memory > cluster["memory.bytes"]:
+            break
+        if seconds < best:
+            best, found = seconds, replace(other, row=row, assumed=(f"micro_batch {micro}", *other.assumed))
+    return found
 
 
 def _judgeable(row: Row, cluster: Cluster) -> Judgeable:
@@ -105,6 +128,9 @@ def _judgeable(row: Row, cluster: Cluster) -> Judgeable:
     if sequence is None and "torchtitan" in str(row.get("source")):
         sequence = 8192.0  # the default of its configurations of Llama 3
         assumed.append("seq 8192")
+    if sequence is None and "tables.tex" in str(row.get("source")):
+        sequence, row = 1024.0, {**row, "recompute": "full"}  # with these its TFLOP/s come out (arXiv 2104.04473, 3)
+        assumed += ["seq 1024", "recompute full"]
     if sequence is None:
         raise Unjudged("its sequence length is not published")
     model, moe, latent, gelu = _model(row)
@@ -114,10 +140,10 @@ def _judgeable(row: Row, cluster: Cluster) -> Judgeable:
         model = replace(model, layers=chunks * pp)
     run = default_run(
         model=model,
-        parallel=_parallel(row, tp, pp, cp, data, chunks, cluster),
-        precision={"fp16": "fp16", "fp32": "fp32"}.get(str(row.get("precision", "bf16")).lower(), "bf16"),
+        parallel=_parallel(row, tp, pp, cp, data, chunks, model.layers, cluster),
+        precision={"fp16": "fp16", "fp32": "fp32"}.get(_products(row), "bf16"),
         batch={"global_size": int(batch), "micro_size": micro, "sequence_length": int(sequence)},
-        run={"recompute": _recompute(row)},
+        run=_recompute(row),
         **({"moe": _experts(moe, row)} if moe else {}),
     )
     tree, plan = _modules(run, latent, gelu)
@@ -127,26 +153,11 @@ def _judgeable(row: Row, cluster: Cluster) -> Judgeable:
     found = run.parallel.explain(run, mesh, (tree, plan), cluster.topology)
     if found is None:
         raise Unjudged("its strategy does not explain itself")
-    if overlaps_tensor(row):
-        found = replace(found, ranks=tuple(replace(rank, transfers=_beside(rank.transfers)) for rank in found.ranks))
-    return Judgeable(row, replace(found, products=_products(row)), cluster, tuple(assumed))
+    found = as_its_software(row, replace(found, products=_products(row)), int(moe.get("top_k", 0)))
+    return Judgeable(row, found, cluster, tuple(assumed))
 
 
-def overlaps_tensor(row: Row) -> bool:
-    """Whether the software of a row sends what tp gathers and sums beside its products: Megatron-LM since 2023 where it
-    says so, and as NVIDIA configures it for NeMo and MLPerf (userbuffers); torchtitan's asynchronous tp.
-    """
-    if whole(row, "tp", 1) == 1:
-        return False
-    said = f"{row.get('source')} {row.get('notes')} {row.get('technique')}".lower()
-    return bool(re.search(r"tp-comm-overlap|nemo|mlcommons|async ?tp", said))
-
-
-def _beside(transfers: tuple[Transfer, ...]) -> tuple[Transfer, ...]:
-    return tuple(replace(sent, waits=False) if sent.axes == ("tp",) else sent for sent in transfers)
-
-
-def _parallel(row: Row, tp: int, pp: int, cp: int, data: int, chunks: int, cluster: Cluster) -> Any:
+def _parallel(row: Row, tp: int, pp: int, cp: int, data: int, chunks: int, layers: int, cluster: Cluster) -> Any:
     """Options of the strategy `3d`. Raises Unjudged where it is not installed."""
     from gangline.plugins import installed
 
@@ -161,12 +172,25 @@ def _parallel(row: Row, tp: int, pp: int, cp: int, data: int, chunks: int, clust
         dp_replicate=1,
         dp_shard=data,
         zero=zero,
+        stages=_stages(row, layers, chunks * pp),
         schedule="interleaved_1f1b" if pp > 1 and chunks > 1 else "1f1b",
         chunks=chunks if pp > 1 and chunks > 1 else None,
         sequence_parallel=bool(row.get("seq_parallel", tp > 1)),
         topology=cluster.topology,
         force=True,
     )
+
+
+def _stages(row: Row, layers: int, stages: int) -> list[int] | None:
+    """Megatron-LM gives all stages as many blocks, or the ends one less; others balance what they compute (None)."""
+    if stages == 1 or "nanotron" in str(row.get("source")):
+        return None
+    if layers % stages == 0:
+        return [layers // stages] * stages
+    if (layers + 2) % stages == 0 and layers + 2 > stages:
+        each = (layers + 2) // stages
+        return [each - 1, *[each] * (stages - 2), each - 1]
+    return None
 
 
 def _chunks(row: Row, pp: int, layers: int, assumed: list[str]) -> int:
@@ -188,15 +212,20 @@ def _zero(row: Row) -> int:
     return min(said, 1 if whole(row, "pp", 1) > 1 else 2) if isinstance(said, int) else 1
 
 
-def _recompute(row: Row) -> Recompute:
+def _recompute(row: Row) -> dict[str, Any]:
+    """Options of a run. What torchtitan calls selective is every second block, or of every block every second product
+    (torchtitan/models/llama3/infra/parallelize.py); what Megatron-LM calls so is attention alone.
+    """
     said = str(row.get("recompute") or "none").lower()
+    if "selective" in said and "torchtitan" in str(row.get("source")):
+        return {"recompute": Recompute.full, "recompute_every": 2}
     if "full" in said:
-        return Recompute.full
-    return Recompute.selective if "selective" in said else Recompute.none
+        return {"recompute": Recompute.full}
+    return {"recompute": Recompute.selective if "selective" in said else Recompute.none}
 
 
 def _products(row: Row) -> str:
-    said = str(row.get("precision") or "bf16").lower()
+    said = str(row.get("precision") or ("fp16" if "V100" in str(row.get("gpu")) else "bf16")).lower()
     for pattern, name in (("fp4", "fp4"), ("fp8", "fp8"), ("fp16", "fp16"), ("fp32", "fp32")):
         if pattern in said:
             return name
@@ -208,9 +237,12 @@ def _model(row: Row) -> tuple[DecoderConfig, dict[str, Any], bool, bool]:
     known = shapes_of(str(row.get("model") or ""))
     if known is not None:
         sizes = dict(known.model)
+        experts = dict(known.moe)
         if row.get("layers"):
             sizes["layers"] = whole(row, "layers")
-        return DecoderConfig(**sizes), dict(known.moe), known.latent, False
+            if sizes["layers"] < known.model["layers"] and experts.get("first"):
+                experts["first"] = 1  # as SimuMax cuts it (docs/b200/b200_release_v1.2_summary.md: dense_layers=1)
+        return DecoderConfig(**sizes), experts, known.latent, False
     missing = [name for name in ("hidden", "layers", "heads") if not row.get(name)]
     if missing:
         raise Unjudged(f"shapes of {row.get('model') or 'a model without a name'} are not known")
@@ -239,13 +271,18 @@ def _experts(options: Mapping[str, Any], row: Row) -> Any:
     config = offers["on"].part.config
     names = {item.name for item in fields(config)}
     ep = whole(row, "ep", 1)
-    out_of = ["dp_shard", "cp"] if ep <= whole(row, "n_gpus") // whole(row, "tp", 1) else ["dp_shard", "cp", "tp"]
+    others = whole(row, "n_gpus") // (whole(row, "tp", 1) * whole(row, "pp", 1))
+    out_of = ["dp_shard", "cp"] if others % ep == 0 else ["dp_shard", "cp", "tp"]
     given = {**options, "ep": ep, "ep_out_of": out_of}
     return config(**{name: value for name, value in given.items() if name in names})
 
 
 def _modules(run: Run, latent: bool, gelu: bool) -> tuple[Node, Plan]:
     tree, plan = compose_model(run)
+    if latent:  # tp cuts heads; what keys and values come from is whole
+        at = f"{plan.blocks}.*.attention"
+        cuts = (Cut.colwise(f"{at}.wq_b"), Cut.colwise(f"{at}.wkv_b"), Cut.rowwise(f"{at}.wo"))
+        plan = plan.extended(cuts=cuts)
     nodes = by_path(tree)
     made: dict[Node, Node] = {}
     for index in range(plan.layers):

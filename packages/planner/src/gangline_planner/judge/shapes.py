@@ -65,6 +65,15 @@ KNOWN: list[tuple[str, Shapes]] = [
         ),
     ),
     (
+        r"deepseekv?2$",
+        Shapes(
+            "deepseek-ai/DeepSeek-V2/config.json",
+            _dense("", 5120, 60, 128, 128, 12_288, 102_400, head_dim=128).model,
+            {"experts": 160, "top_k": 6, "hidden": 1536, "shared": 2, "first": 1},
+            latent=True,
+        ),
+    ),
+    (
         r"mixtral8x7b",
         Shapes(
             "arXiv 2401.04088",

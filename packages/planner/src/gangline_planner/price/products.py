@@ -1,18 +1,24 @@
-"""How long a product takes: a roofline with a ramp.
+"""How long a product takes: a roofline (Williams, Waterman and Patterson, CACM 52, 2009) with a ramp.
 
 A product of f operations takes (f + half) / rate, where `half` are the operations that its start and its ragged end
-cost (launch, fill of the pipeline, the last wave of tiles); and never less than its operands take to cross memory once
-(Williams, Waterman and Patterson, "Roofline", CACM 52, 2009).
+cost (launch, fill of the pipeline, the last wave of tiles), and its operands cross memory once. Both are added: tiles
+that wait for operands do not multiply, and measured products of few rows with many matrices take the sum and not the
+greater (SimuMax, configs/system/b200_bf16_ceperm.json, group_matmul). The gradient of a weight is added to the sum of
+earlier microbatches, which is read and written. In 8 or 4 bits what is multiplied is cast before: read once and written
+twice, by rows and by columns. Attention reaches its rate over many keys; over few, starts and the tiles that causality
+halves cost as much as `attention.half` keys do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from gangline.cluster import Cluster
-from gangline.explain import AttentionProduct, MatrixProduct, Product
+from gangline.explain import AttentionProduct, Kernels, MatrixProduct, Product
 
+Pass = Literal["forward", "inputs", "weights"]
 BACKWARD = 2.5  # operations of fused attention's backward pass to one forward pass (Dao, arXiv 2307.08691, section 3.1)
 
 
@@ -29,34 +35,44 @@ class Rates:
     memory: float
     attention: float
     attention_backward: float
+    attention_half: float
+    cast: float = 0.0  # bytes that a number's cast moves, 0 where products are not in a narrow format
     itemsize: int = 2
+    gradient: int = 4  # bytes of a number of the sum of gradients
 
     @classmethod
-    def of(cls, cluster: Cluster, products: str) -> Rates:
-        """products: as `gangline.explain.Explained` names their format. Raises UserError where the file lacks it."""
+    def of(cls, cluster: Cluster, products: str, kernels: Kernels = "fused") -> Rates:
+        """products, kernels: as `gangline.explain.Explained` names them. Raises UserError where the file lacks it."""
         plain = products if products in ("fp64", "fp32", "fp16") else "bf16"
         efficiency = cluster["matmul.efficiency"]
         own = cluster[f"matmul.efficiency_{products}"] if products in ("fp8", "fp4") else efficiency
+        own_kernel = (cluster.get("attention.vendor") or 1.0) if kernels == "vendor" else 1.0
         return cls(
             wide=cluster[f"peak.{plain}"] * efficiency,
             narrow=cluster[f"peak.{products}"] * own,
             half=cluster["matmul.half"],
             memory=cluster["memory.bandwidth"] * cluster["memory.efficiency"],
-            attention=cluster[f"peak.{plain}"] * cluster["attention.efficiency"],
-            attention_backward=cluster[f"peak.{plain}"] * cluster["attention.efficiency_backward"],
+            attention=cluster[f"peak.{plain}"] * cluster["attention.efficiency"] * own_kernel,
+            attention_backward=cluster[f"peak.{plain}"] * cluster["attention.efficiency_backward"] * own_kernel,
+            attention_half=cluster["attention.half"],
+            cast={"fp8": 4.0, "fp4": 3.0}.get(products, 0.0),
         )
 
 
-def matmul_seconds(product: MatrixProduct, rates: Rates) -> float:
-    """One product, forward; that of an input's gradient or a weight's takes as long."""
+def matmul_seconds(product: MatrixProduct, rates: Rates, what: Pass = "forward") -> float:
+    """One product: forward, of what goes in (`inputs`), or of its weight (`weights`)."""
     rate = rates.narrow if product.block else rates.wide
-    numbers = product.rows * (product.inner + product.columns) + product.matrices * product.inner * product.columns
-    return max((product.flops + rates.half * product.matrices) / rate, numbers * rates.itemsize / rates.memory)
+    weights = product.matrices * product.inner * product.columns
+    moved = product.rows * (product.inner + product.columns) * rates.itemsize
+    moved += weights * (2 * rates.gradient if what == "weights" else rates.itemsize)
+    cast = product.rows * {"forward": product.inner, "inputs": product.columns, "weights": 0}[what] * rates.cast
+    return (product.flops + rates.half) / rate + (moved + product.block * cast) / rates.memory
 
 
 def attention_seconds(product: AttentionProduct, rates: Rates, backward: bool = False) -> float:
     """Fused attention, what causality hides passed over."""
-    flops = product.flops * product.visible
+    keys = min(product.keys, product.window or product.keys)
+    flops = product.flops * product.visible * (1 + rates.attention_half / keys)
     if backward:
         return (BACKWARD * flops + rates.half) / rates.attention_backward
     return (flops + rates.half) / rates.attention
@@ -74,6 +90,15 @@ def input_seconds(products: Mapping[Product, int], rates: Rates) -> float:
     """The gradients of what goes in; attention's whole backward pass, which has no weight."""
     return sum(
         times
-        * (attention_seconds(p, rates, backward=True) if isinstance(p, AttentionProduct) else matmul_seconds(p, rates))
+        * (
+            attention_seconds(p, rates, backward=True)
+            if isinstance(p, AttentionProduct)
+            else matmul_seconds(p, rates, "inputs")
+        )
         for p, times in products.items()
     )
+
+
+def weight_seconds(products: Mapping[Product, int], rates: Rates) -> float:
+    """The gradients of weights."""
+    return sum(n * matmul_seconds(p, rates, "weights") for p, n in products.items() if isinstance(p, MatrixProduct))

@@ -9,13 +9,13 @@ from gangline.cluster import Cluster
 from gangline.explain import (
     ActionTimes,
     Explained,
-    MatrixProduct,
+    Kernels,
     RankExplained,
     StageWork,
     StepTimeline,
     step_timeline,
 )
-from gangline_planner.price.products import Rates, forward_seconds, input_seconds, matmul_seconds
+from gangline_planner.price.products import Rates, forward_seconds, input_seconds, weight_seconds
 from gangline_planner.price.transfers import transfer_seconds
 
 KINDS = ("compute", "recompute", "tp", "cp", "fold", "dp", "pp and bubble", "optimizer", "host", "jitter")
@@ -46,14 +46,18 @@ class StageTime:
     again: float
 
     @classmethod
-    def of(cls, work: StageWork, cluster: Cluster, rates: Rates) -> StageTime:
-        passes, module = cluster["elementwise.passes"] / rates.memory, cluster["module.seconds"]
+    def of(cls, work: StageWork, cluster: Cluster, rates: Rates, kernels: Kernels = "fused") -> StageTime:
+        name = "elementwise.passes_apart" if kernels == "apart" else "elementwise.passes"
+        passes, module = cluster[name] / rates.memory, cluster["module.seconds"]
         made, made_again = work.kept * passes, work.kept_again * passes
+        forward, again = forward_seconds(work.forward, rates) + made, forward_seconds(work.again, rates) + made_again
+        inputs, weights = input_seconds(work.forward, rates) + 2 * made, weight_seconds(work.weights, rates)
+        late = max(0.0, 2 * work.modules * module - inputs - weights)  # the host launches kernels while others run
         return cls(
-            forward=forward_seconds(work.forward, rates) + made + work.modules * module,
-            inputs=input_seconds(work.forward, rates) + 2 * (made + work.modules * module),
-            weights=sum(n * matmul_seconds(p, rates) for p, n in work.weights.items() if isinstance(p, MatrixProduct)),
-            again=forward_seconds(work.again, rates) + made_again + work.modules_again * module,
+            forward=max(forward, work.modules * module),
+            inputs=inputs + late,
+            weights=weights,
+            again=max(again, work.modules_again * module),
         )
 
     @property
@@ -84,8 +88,10 @@ class Pieces:
 
     @classmethod
     def of(cls, explained: Explained, cluster: Cluster) -> Pieces:
-        rates = Rates.of(cluster, explained.products)
-        stages = [StageTime.of(work, cluster, rates) for work in explained.work]
+        rates = Rates.of(cluster, explained.products, explained.kernels)
+        known = {id(work): work for work in explained.work}
+        each = {key: StageTime.of(work, cluster, rates, explained.kernels) for key, work in known.items()}
+        stages = [each[id(work)] for work in explained.work]
         waits = [exposed(rank, explained, stages, cluster) for rank in explained.ranks]
         times: list[ActionTimes] = [ActionTimes(1.0, 1.0, 1.0)] * len(stages)
         for rank, wait in zip(explained.ranks, waits, strict=True):
@@ -143,7 +149,8 @@ def step_time(explained: Explained, cluster: Cluster) -> StepTime:
         "host": cluster["host.seconds"],
         "jitter": jitter,
     }
-    kinds["pp and bubble"] = plain + jitter - sum(kinds.values())
+    rest = plain + jitter - sum(kinds.values())
+    kinds["pp and bubble"] = rest if rest > 1e-9 * plain else 0.0  # what is left of rounding is no time
     unknown = sum(work.unknown_flops for work in explained.work) * 3 * m / rates.wide / len(explained.ranks)
     return StepTime(plain + jitter, {kind: kinds[kind] for kind in KINDS}, unknown, found)
 
@@ -155,7 +162,8 @@ def exposed(rank: RankExplained, explained: Explained, stages: list[StageTime], 
     m, share = explained.microbatches, cluster["overlap.share"]
     forward = sum(stages[stage].forward for stage in rank.stages)
     backward = sum(stages[stage].inputs + stages[stage].weights + stages[stage].again for stage in rank.stages)
-    room = {"F": share * forward, "B": share * backward, "end": share * backward, "update": share * forward}
+    turn = min(m, len(explained.ranks)) if len(rank.stages) > 1 else 1  # microbatches before a rank's next stage runs
+    room = {"F": forward, "B": backward, "end": turn * backward, "update": turn * forward}
     waits: dict[str, dict[str, float]] = {"F": {}, "B": {}}
     late, hop = {"end": 0.0, "update": 0.0}, 0.0
     for sent in sorted(rank.transfers, key=lambda sent: not sent.waits):
@@ -166,8 +174,9 @@ def exposed(rank: RankExplained, explained: Explained, stages: list[StageTime], 
         if sent.when in waits:
             seconds /= m
         if not sent.waits:
-            least = seconds / max(1, sent.calls) if sent.when in late else 0.0
-            covered = min(room[sent.when], seconds - least)
+            pieces = sent.calls if sent.when in late else sent.ranks  # of a product that waits for parts of its input
+            least = seconds / max(1, pieces) if sent.when in late or sent.axes == ("tp",) else 0.0
+            covered = min(room[sent.when], share * (seconds - least))
             room[sent.when] -= covered
             seconds -= covered
         if sent.when in waits:

@@ -16,8 +16,8 @@ def transfer_seconds(sent: Transfer, cluster: Cluster) -> float:
     """All calls of a step, one after the other, with nothing beside them."""
     if sent.ranks < 2 or not sent.calls:
         return 0.0
-    share = cluster["link.efficiency"]
-    inside, beyond = cluster["link.node.bandwidth"] * share, cluster["link.cluster.bandwidth"] * share
+    inside = cluster["link.node.bandwidth"] * cluster["link.node.efficiency"]
+    beyond = cluster["link.cluster.bandwidth"] * cluster["link.cluster.efficiency"]
     local = sent.tier == "node"
     latency = cluster["link.node.latency" if local else "link.cluster.latency"]
     rounds = 1 if sent.operation == "send" else ceil(log2(sent.ranks))

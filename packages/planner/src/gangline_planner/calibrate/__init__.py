@@ -1,0 +1,1 @@
+"""`gangline plan calibrate`: this machine as a cluster file."""
