@@ -16,13 +16,13 @@ from gangline.testing import RealRuns
 
 STEPS = 16
 WORDS = (
-    "model.dim=64",
+    "model.dim=32",
     "model.layers=2",
     "model.heads=2",
     "model.kv_heads=2",
-    "model.hidden=256",
+    "model.hidden=64",
     "batch.global_size=8",
-    "batch.sequence_length=128",
+    "batch.sequence_length=64",
     f"run.steps={STEPS}",
     "run.sample=0",
     "validate.every=null",

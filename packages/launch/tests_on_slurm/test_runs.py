@@ -88,7 +88,7 @@ def test_a_job_that_urgent_work_preempts_is_queued_again(slurm, runs, undisturbe
 def test_the_notice_before_the_end_of_the_time_saves_and_queues_again(slurm, runs, undisturbed):
     process = runs.start("run.dir=out", *DDP, "checkpoint.every=1000")
     runs.wait_for_step(process, "out", 5)
-    slurm.ask("scancel", "--signal=USR1", job(runs.directory / "out"))  # as Slurm sends it to the steps of a job
+    slurm.ask("scancel", "--signal=USR1", job(runs.directory / "out"))  # as Slurm: to all processes
     runs.finish(process)
     same(runs.curve("out"), undisturbed)
     out = runs.directory / "out"
@@ -116,7 +116,7 @@ def test_nodes_that_an_order_excludes_are_left_out(slurm, runs, undisturbed):
 
 
 def test_a_sweep_is_one_array_and_ends_with_a_table(slurm, runs):
-    words = ("-m", "run.dir=sweep", "run.seed=1,2", "run.steps=4", *DDP)
+    words = ("-m", "run.dir=sweep", "run.seed=1,2", "run.steps=4", "schedule.warmup_steps=0", *DDP)
     printed = runs.finish(runs.start(*words))
     for number in (0, 1):
         assert [step for step, *_ in runs.curve(f"sweep/{number:02d}")] == [1, 2, 3, 4]
@@ -161,7 +161,7 @@ def test_a_job_that_would_never_start_is_refused(slurm, runs):
     assert "launch.nodes" in printed
     assert slurm.queue() == []
     printed = runs.finish(runs.start("run.dir=many", *DDP[:2], "launch.nodes=8", "launch.processes=8"), 2)
-    assert "Slurm refused the job" in printed
+    assert "would never start" in printed
     assert not (runs.directory / "many").exists()
     printed = runs.finish(runs.start("run.dir=nowhere", *DDP, "launch.partition=nowhere"), 2)
     assert "Partitions: main" in printed

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +17,39 @@ from gangline import UserError
 
 # By these core takes a process for a rank of Slurm's own; an agent is none.
 _OF_A_RANK = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID")
+_OWNER = "GANGLINE_AGENT_OWNER"
+_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+_HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_NOTICES)
 
 
 def main(argv: list[str]) -> int:
-    """The agent of this node, to the end of the job; its exit code."""
+    """The agent of this node, to the end of the job; its exit code.
+
+    A scheduler signals the whole process group of what it started. So the agent is in a group of its own, and it alone
+    is told: a rank that hears of a stop twice would end without a save.
+    """
+    parse(argv)
+    if _OWNER in os.environ:
+        return run(argv)
+    for signum in _NOTICES:  # before there is anything to save they mean nothing
+        signal.signal(signum, signal.SIG_IGN)
+    variables = {**os.environ, _OWNER: str(os.getpid())}
+    command = [sys.executable, "-m", "gangline_launch.agent", *argv]
+    agent = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, start_new_session=True)
+    for signum in _HANDED_ON:
+        signal.signal(signum, lambda signum, frame: agent.send_signal(signum))
+    code = agent.wait()
+    return code if code >= 0 else 128 - code
+
+
+def run(argv: list[str]) -> int:
+    """In the agent's own process."""
     asked = parse(argv)
-    from gangline.launch import run_node
+    from gangline.launch import die_with, run_node
     from gangline.tools import RunDirectory
     from gangline_launch.nodes import PlacedAddress, note_place, this_node
 
+    die_with(int(os.environ.pop(_OWNER)))
     for name in _OF_A_RANK:
         os.environ.pop(name, None)
     try:

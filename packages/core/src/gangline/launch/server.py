@@ -12,7 +12,7 @@ import os
 import signal
 
 _PARENT = os.getppid()
-_TOLD = (signal.SIGTERM, signal.SIGHUP)
+_TOLD = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def _leave(signum: int, frame: object) -> None:
