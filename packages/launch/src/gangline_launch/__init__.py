@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gangline import Command, Part, hookimpl
+from gangline_launch.kubernetes.config import KubernetesLaunch
 from gangline_launch.slurm.config import SlurmLaunch
 
 
@@ -16,6 +17,13 @@ def gangline_parts() -> Iterable[Part]:
         config=SlurmLaunch,
         build="gangline_launch.slurm.launcher:SlurmLauncher",
         summary="a job of Slurm, with an elastic agent on each of its nodes",
+    )
+    yield Part(
+        name="kubernetes",
+        group="launch",
+        config=KubernetesLaunch,
+        build="gangline_launch.kubernetes.launcher:KubernetesLauncher",
+        summary="a JobSet in a queue of Kueue, with an elastic agent in each pod",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gangline import UserError
 from gangline_launch.job import SubmittedJob
+from gangline_launch.kubernetes.scheduler import KubernetesScheduler
 from gangline_launch.slurm.scheduler import SlurmScheduler
 from gangline_launch.state import Scheduler
 
@@ -12,4 +13,6 @@ def scheduler_of(job: SubmittedJob) -> Scheduler:
     """By the name that the submit wrote down. Raises UserError for one of a newer version."""
     if job.scheduler == "slurm":
         return SlurmScheduler()
+    if job.scheduler == "kubernetes":
+        return KubernetesScheduler()
     raise UserError(f"job {job.id} is one of {job.scheduler}, which this version does not know.")

@@ -11,6 +11,7 @@ from gangline import UserError
 from gangline.launch import Launcher
 from gangline_launch import job as jobs, storage
 from gangline_launch.follow import follow, follow_all
+from gangline_launch.give_back import give_back
 from gangline_launch.job import SubmittedJob
 from gangline_launch.slurm import commands, script
 from gangline_launch.slurm.scheduler import SlurmScheduler
@@ -80,11 +81,3 @@ def refuse_second(run_dir: Path) -> None:
             f"To follow it:  gangline launch attach {run_dir}",
             f"To end it:  gangline launch cancel {run_dir}",
         )
-
-
-def give_back(directory: RunDirectory) -> int:
-    """Nothing was submitted: a new directory goes, one that was there is as it was. 0, an exit code."""
-    directory.put_back()
-    if not directory.discard():
-        directory.unlock()
-    return 0

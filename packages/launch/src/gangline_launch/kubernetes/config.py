@@ -1,0 +1,54 @@
+"""`launch=kubernetes`, as configuration. Torch-free."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from gangline import Problem
+from gangline.config import NonNegativeInt
+from gangline_launch.config import ClusterLaunch
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+
+@dataclass
+class KubernetesLaunch(ClusterLaunch):
+    """A JobSet in a queue of Kueue; each pod is a node."""
+
+    namespace: str = "default"  # where the JobSet and the queue are
+    queue: str | None = None  # the LocalQueue of Kueue that gives quotas; null: started at once, without Kueue
+    cluster_queue: str | None = None  # make that LocalQueue, for this ClusterQueue; null: it is there
+    priority: str | None = None  # a WorkloadPriorityClass of Kueue
+    topology: str | None = None  # a label of nodes, such as cloud.provider.com/topology-rack: pods in one domain
+    topology_mode: Literal["required", "preferred"] = "preferred"  # whether to wait for such a domain
+    volume: str | None = None  # CLAIM:/mount, the PersistentVolumeClaim on which the run directory lies
+    secrets: list[str] = field(default_factory=list)  # names of Secrets whose keys are variables of the ranks
+    job_restarts: NonNegativeInt = 3  # how often the whole JobSet may be started again
+
+    def gpus(self, run: Run) -> int:
+        if run.run.device is not None and run.run.device.split(":")[0] == "cpu":
+            return 0
+        return 8 if self.gpus_per_node is None else self.gpus_per_node
+
+    def check(self, run: Run) -> list[Problem]:
+        """As for any cluster; what a pod cannot be without."""
+        found = super().check(run)
+        if self.image is None:
+            mend = "launch.image=registry/name:tag, made from this version."
+            found.append(Problem("launch=kubernetes needs launch.image.", "A pod has nothing else.", mend))
+        claim, _, mount = (self.volume or "").partition(":")
+        if not NAME.fullmatch(claim) or not mount.startswith("/"):
+            what = "launch=kubernetes needs launch.volume=CLAIM:/mount."
+            why = "The pods meet in the run directory, and checkpoints outlive them there."
+            found.append(Problem(what, why, "A PersistentVolumeClaim that many nodes may write (ReadWriteMany)."))
+        elif run.run.dir is None or not run.run.dir.startswith(mount.rstrip("/") + "/"):
+            what = f"run.dir={run.run.dir} does not lie on launch.volume={self.volume}."
+            found.append(Problem(what, "", f"run.dir={mount.rstrip('/')}/my-run, with the volume mounted here too."))
+        if self.cluster_queue is not None and self.queue is None:
+            found.append(Problem("launch.cluster_queue without launch.queue.", "", "Name the LocalQueue to make."))
+        return found

@@ -1,0 +1,129 @@
+"""A run as objects of Kubernetes, plain data: a JobSet, and a LocalQueue of Kueue where one is to be made. Torch-free.
+
+One replicated job of one indexed Job whose pods are the nodes: Kueue admits them together or not at all (gang), the Job
+makes a pod that is lost anew and in its place, and the agents of the others go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+    from gangline_launch.kubernetes.config import KubernetesLaunch
+
+PORT_NAME = "node"
+FINAL_CODES = (2, 3)  # a mistake, a verdict: not to be started again
+SAVED_CODES = (75,)
+
+
+def name_of(run_dir: Path) -> str:
+    """The JobSet's name, of a run directory's: at most 40 letters, for pods add to it."""
+    return re.sub(r"[^a-z0-9]+", "-", run_dir.name.lower()).strip("-")[:40].strip("-") or "run"
+
+
+def render(config: KubernetesLaunch, run: Run, run_dir: Path) -> list[dict[str, Any]]:
+    """The objects to apply, in order."""
+    objects = []
+    if config.cluster_queue is not None:
+        objects.append(
+            {
+                "apiVersion": "kueue.x-k8s.io/v1beta1",
+                "kind": "LocalQueue",
+                "metadata": {"name": config.queue, "namespace": config.namespace},
+                "spec": {"clusterQueue": config.cluster_queue},
+            }
+        )
+    return [*objects, job_set(config, run, run_dir)]
+
+
+def job_set(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, Any]:
+    """The JobSet."""
+    labels = {"app.kubernetes.io/managed-by": "gangline"}
+    if config.queue is not None:
+        labels["kueue.x-k8s.io/queue-name"] = config.queue
+    if config.priority is not None:
+        labels["kueue.x-k8s.io/priority-class"] = config.priority
+    nodes = config.most_nodes() + config.spares
+    rules = [{"name": "finalExit", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}]
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": name_of(run_dir), "namespace": config.namespace, "labels": labels},
+        "spec": {
+            "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+            "failurePolicy": {"maxRestarts": config.job_restarts, "rules": rules},
+            "replicatedJobs": [
+                {
+                    "name": "nodes",
+                    "replicas": 1,
+                    "template": {
+                        "spec": {
+                            "parallelism": nodes,
+                            "completions": nodes,
+                            "completionMode": "Indexed",
+                            "backoffLimit": 4 * nodes,
+                            "podFailurePolicy": {"rules": pod_rules()},
+                            "template": pod(config, run, run_dir),
+                        }
+                    },
+                }
+            ],
+        },
+    }
+
+
+def pod_rules() -> list[dict[str, Any]]:
+    """A final exit fails the job; a pod that was evicted, or that saved and left, costs none of its tries."""
+    return [
+        {"action": "FailJob", "onExitCodes": {"operator": "In", "values": list(FINAL_CODES)}},
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": "Ignore", "onExitCodes": {"operator": "In", "values": list(SAVED_CODES)}},
+    ]
+
+
+def pod(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, Any]:
+    """A node: one agent with the GPUs of its machine."""
+    claim, _, mount = str(config.volume).partition(":")
+    agent = " ".join(
+        [
+            "exec python -m gangline_launch.agent",
+            str(run_dir),
+            f"--nodes {config.elastic_nodes()}",
+            f"--per-node {config.ranks_of_node(run)}",
+            f"--processes {config.world(run)}",
+        ]
+    )
+    own = {"GANGLINE_KUBERNETES_NODE": "spec.nodeName", "GANGLINE_POD": "status.podIP"}
+    variables = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in own.items()]
+    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    variables.append({"name": "GANGLINE_PLACE", "valueFrom": {"fieldRef": {"fieldPath": index}}})
+    variables.append({"name": "PYTHONUNBUFFERED", "value": "1"})
+    container: dict[str, Any] = {
+        "name": "agent",
+        "image": config.image,
+        "command": ["/bin/bash", "-c", "\n".join([*config.setup, agent])],
+        "env": variables,
+        "volumeMounts": [{"name": "runs", "mountPath": mount}, {"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    if gpus := config.gpus(run):
+        container["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
+    if config.secrets:
+        container["envFrom"] = [{"secretRef": {"name": name}} for name in config.secrets]
+    metadata: dict[str, Any] = {"labels": {"app.kubernetes.io/managed-by": "gangline"}}
+    if config.topology is not None:
+        metadata["annotations"] = {f"kueue.x-k8s.io/podset-{config.topology_mode}-topology": config.topology}
+    return {
+        "metadata": metadata,
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": round(config.signal_seconds or config.grace_seconds),
+            "containers": [container],
+            "volumes": [
+                {"name": "runs", "persistentVolumeClaim": {"claimName": claim}},
+                {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            ],
+        },
+    }

@@ -1,0 +1,112 @@
+"""The manifests, to the letter, held against our table of fields and a client's models. No cluster is needed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gangline.cli.train import main as train
+from gangline.config import default_run
+from gangline_launch.kubernetes import fields, manifests
+from gangline_launch.kubernetes.config import KubernetesLaunch
+from gangline_launch.kubernetes.launcher import dump
+from gangline_launch.kubernetes.scheduler import state_of
+from gangline_launch.state import ENDED, RUNS, WAITS
+
+GOLDEN = Path(__file__).parent / "golden"
+AGAIN = os.environ.get("REGENERATE") == "1"
+CASES = {
+    "jobset": KubernetesLaunch(nodes="4", spares=1, image="registry/llm:1", volume="runs:/runs"),
+    "kueue": KubernetesLaunch(
+        nodes="16",
+        image="registry/llm:1",
+        volume="runs:/runs",
+        namespace="llm",
+        queue="team",
+        cluster_queue="h100",
+        priority="high",
+        topology="cloud.provider.com/topology-rack",
+        topology_mode="required",
+        secrets=["hub-token"],
+        setup=["ulimit -l unlimited"],
+    ),
+}
+
+
+def rendered(name: str) -> list[dict]:
+    run = default_run(parallel="ddp", launch=CASES[name])
+    return manifests.render(CASES[name], run, Path("/runs/my_run.7"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_manifests_are_those_that_were_looked_at(name):
+    text, path = dump(rendered(name)), GOLDEN / f"{name}.yaml"
+    if AGAIN:
+        path.write_text(text)
+    assert text == path.read_text(), "REGENERATE=1 writes it anew"
+    assert list(yaml.safe_load_all(text)) == rendered(name)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_field_is_in_the_table(name):
+    assert [fields.unknown(each) for each in rendered(name)] == [[] for _ in rendered(name)]
+
+
+def test_what_is_wrong_is_found():
+    (job_set,) = rendered("jobset")
+    job_set["spec"]["replicatedJobs"][0]["replica"] = 1
+    job_set["spec"]["failurePolicy"]["maxRestarts"] = "3"
+    del job_set["spec"]["replicatedJobs"][0]["name"]
+    assert sorted(fields.unknown(job_set)) == [
+        "spec.failurePolicy.maxRestarts is a str",
+        "spec.replicatedJobs[].name is missing",
+        "spec.replicatedJobs[].replica is in no table",
+    ]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_client_reads_the_job_set_and_writes_the_same(name):
+    from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
+
+    job_set = rendered(name)[-1]
+    read = JobsetV1alpha2JobSet.from_dict(job_set)
+    assert read is not None
+    assert read.to_dict() == job_set
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["launch.volume=runs:/runs"], "needs launch.image"),
+        (["launch.image=x"], "needs launch.volume"),
+        (["launch.image=x", "launch.volume=runs:/else"], "does not lie on launch.volume"),
+        (["launch.image=x", "launch.volume=runs:/runs", "launch.cluster_queue=q"], "without launch.queue"),
+    ],
+)
+def test_what_a_pod_cannot_be_without_is_refused(words, said, capsys):
+    own = ["recipe=tiny", "parallel=ddp", "launch=kubernetes", "launch.nodes=2", "run.dir=/runs/one"]
+    assert train([*own, *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_dry_run_prints_and_a_machine_without_kubectl_is_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "/nowhere")
+    words = ["recipe=tiny", "parallel=ddp", "launch=kubernetes", "launch.nodes=2", "launch.image=x"]
+    words += [f"launch.volume=runs:{tmp_path}", f"run.dir={tmp_path}/one"]
+    assert train([*words, "launch.dry_run=true"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["kind"] == "JobSet"
+    assert train(words) == 2
+    assert "there is no kubectl" in capsys.readouterr().err
+    assert not (tmp_path / "one").exists()
+
+
+def test_the_state_of_a_job_set_is_in_words():
+    waits = {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}}, "spec": {"suspend": True}}
+    assert state_of(waits).phase == WAITS
+    assert "team" in state_of(waits).why
+    assert state_of({"spec": {}, "status": {"replicatedJobsStatus": [{"ready": 1}], "restarts": 1}}).phase == RUNS
+    failed = {"type": "Failed", "status": "True", "message": "a pod failed"}
+    assert state_of({"spec": {}, "status": {"conditions": [failed]}}).phase == ENDED
