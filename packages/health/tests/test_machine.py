@@ -9,42 +9,107 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
 from gangline.health import Verdict
 from gangline.testing.health import healthy
 from gangline_health.config import MachineOptions
+from gangline_health.gpus import Gpus
 from gangline_health.monitors.machine import MachineMonitor
-from gangline_health.probes import Probe, descriptors, disk, gpus, memory
+from gangline_health.probes import Probe, descriptors, disk, memory
 
 
 class NotSupported(Exception):
     """As NVML says that a GPU lacks something."""
 
 
-def nvml(errors=(0, 0), remapped=(0, 0, 0, 0), reasons=0, ecc: bool = True) -> SimpleNamespace:
-    """NVML of two GPUs, with the calls that a probe makes."""
+class TimedOut(Exception):
+    """As NVML says that no event came."""
 
-    def total(handle: int, kind: int, counter: int) -> int:
+
+class FakeNvml(SimpleNamespace):
+    """NVML of two GPUs with two links each, with the calls that a probe makes; set what it is to say."""
+
+    NVMLError_NotSupported = NVMLError_InvalidArgument = NotSupported
+    NVMLError_Timeout = TimedOut
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, NVML_TEMPERATURE_GPU = 1, 0, 0
+    NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, NVML_CLOCK_SM = 1, 1
+    NVML_NVLINK_MAX_LINKS, nvmlEventTypeXidCriticalError = 36, 8
+    NVML_NVLINK_ERROR_DL_CRC_FLIT, NVML_NVLINK_ERROR_DL_REPLAY, NVML_NVLINK_ERROR_DL_RECOVERY = 2, 0, 1
+    nvmlClocksThrottleReasonHwThermalSlowdown, nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 0x40, 0x80
+
+    def __init__(self, **said: Any) -> None:
+        usual = {"errors": (0, 0), "remapped": (0, 0, 0, 0), "reasons": 0, "ecc": True, "xids": [], "degrees": 60,
+                 "clock": 1900, "links": {(0, 0), (0, 1), (1, 0), (1, 1)}, "crc": {}}  # fmt: skip
+        super().__init__(**{**usual, **said})
+
+    def nvmlInit(self) -> None: ...
+    def nvmlEventSetCreate(self) -> str:
+        return "set"
+
+    def nvmlDeviceRegisterEvents(self, handle: int, kinds: int, events: str) -> None:
+        assert (kinds, events) == (8, "set")
+
+    def nvmlEventSetWait_v2(self, events: str, milliseconds: int) -> SimpleNamespace:
+        assert milliseconds == 0, "the probe must not wait"
+        if not self.xids:
+            raise TimedOut
+        return SimpleNamespace(eventData=self.xids.pop(0), device=1)
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{handle}"
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, number: int) -> int:
+        return number
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: int, kind: int, counter: int) -> int:
         assert (kind, counter) == (1, 0), "uncorrected, volatile"
-        if not ecc:
+        if not self.ecc:
             raise NotSupported
-        return errors[handle]
+        return self.errors[handle]
 
-    return SimpleNamespace(
-        NVMLError_NotSupported=NotSupported,
-        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
-        NVML_VOLATILE_ECC=0,
-        NVML_TEMPERATURE_GPU=0,
-        nvmlClocksThrottleReasonHwThermalSlowdown=0x40,
-        nvmlClocksThrottleReasonHwPowerBrakeSlowdown=0x80,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetCount=lambda: 2,
-        nvmlDeviceGetHandleByIndex=lambda number: number,
-        nvmlDeviceGetTotalEccErrors=total,
-        nvmlDeviceGetRemappedRows=lambda handle: remapped,
-        nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: reasons,
-        nvmlDeviceGetTemperature=lambda handle, sensor: 91,
-    )
+    def nvmlDeviceGetRemappedRows(self, handle: int) -> tuple[int, ...]:
+        return self.remapped
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
+        return self.reasons
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        return self.degrees
+
+    def nvmlDeviceGetTemperatureThreshold(self, handle: int, which: int) -> int:
+        return 87
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        return 650_000
+
+    def nvmlDeviceGetClockInfo(self, handle: int, which: int) -> int:
+        return self.clock
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: int, which: int) -> int:
+        return 1980
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(gpu=99, memory=50)
+
+    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:
+        if link > 1:
+            raise NotSupported
+        return int((handle, link) in self.links)
+
+    def nvmlDeviceGetNvLinkErrorCounter(self, handle: int, link: int, counter: int) -> int:
+        return self.crc.get((handle, link), 0) if counter == 2 else 0
+
+
+def gpus(nvml: FakeNvml) -> list[str]:
+    return Gpus(nvml)()
+
+
+def nvml(**said: Any) -> FakeNvml:
+    return FakeNvml(**said)
 
 
 def test_a_fake_nvml_is_read() -> None:
@@ -52,9 +117,37 @@ def test_a_fake_nvml_is_read() -> None:
     assert gpus(nvml(errors=(0, 3))) == ["GPU 1 has 3 uncorrected ECC errors"]
     assert len(gpus(nvml(remapped=(0, 2, 1, 0)))) == 2
     assert "could not be remapped" in gpus(nvml(remapped=(0, 2, 0, 1)))[0]
-    assert "91 degrees" in gpus(nvml(reasons=0x44))[0]
+    assert "91 degrees, 650 W" in gpus(nvml(reasons=0x44, degrees=91))[0]
+    assert gpus(nvml(degrees=88))[0] == "GPU 0 has 88 degrees, and slows down from 87 on"
     assert gpus(nvml(reasons=0x4)) == [], "a power cap is no defect"
     assert gpus(nvml(errors=(9, 9), ecc=False)) == []
+    assert gpus(nvml(clock=700)) == ["GPU 0 is busy at 700 MHz of 1980", "GPU 1 is busy at 700 MHz of 1980"]
+
+
+def test_xids_of_the_machine_are_said_once_and_those_of_programs_are_not() -> None:
+    fake = nvml(xids=[79, 13, 31, 74, 999])
+    asked = Gpus(fake)
+    said = ["Xid 79 (fallen off the bus)", "Xid 74 (NVLink error)", "Xid 999"]
+    assert asked() == [f"GPU GPU-1 reported {what}" for what in said]
+    assert asked() == []
+
+
+def test_links_that_fail_or_go_are_seen_against_what_was() -> None:
+    fake = nvml(crc={(0, 1): 7}, links={(0, 0), (0, 1), (1, 0)})
+    asked = Gpus(fake)
+    assert asked() == [], "what was before is nobody's news, and a link that never was is not lost"
+    fake.crc = {(0, 1): 12}
+    fake.links = {(0, 1), (1, 0)}
+    assert asked() == ["GPU 0 has lost its NVLink 0", "GPU 0 has 5 new CRC errors on NVLink 1"]
+
+
+def test_every_name_is_one_that_nvml_has() -> None:
+    real = pytest.importorskip("pynvml")
+    for name in {name for owner in (FakeNvml,) for name in vars(owner) if "nvml" in name.lower() and name[0] != "_"}:
+        assert hasattr(real, name), name
+    grows = "NVML_NVLINK_MAX_LINKS"
+    values = [name for name, value in vars(FakeNvml).items() if isinstance(value, int) and name != grows]
+    assert {name: getattr(real, name) for name in values} == {name: getattr(FakeNvml, name) for name in values}
 
 
 def test_limits() -> None:
@@ -88,7 +181,7 @@ def test_what_raises_or_hangs_is_unknown_and_nobody_waits() -> None:
 
 
 def test_a_finding_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gangline_health.monitors.machine.gpus", lambda: gpus(nvml(errors=(0, 3))))
+    monkeypatch.setattr("gangline_health.monitors.machine.Gpus", lambda: Gpus(nvml(errors=(0, 3))))
     monitor = MachineMonitor(MachineOptions(seconds=0.001, memory=0, disk=0, descriptors=1), "/")
     monitor.attach(cast(Any, None), cast(Any, SimpleNamespace(rank=5)), None, cast(Any, None))
     assert monitor.watches() == "descriptors, memory, disk, gpus"
@@ -111,3 +204,23 @@ def test_without_a_driver_gpus_are_unknown_and_that_is_said_at_the_start(monkeyp
     monitor = MachineMonitor(MachineOptions(), "/")
     assert "unknown: gpus (" in monitor.watches()
     assert [v for record in healthy(5) for v in monitor.observe(record) if v.details["probe"] == "gpus"] == []
+
+
+def test_a_clock_that_is_off_is_named() -> None:
+    """Of three ranks the third's is two seconds ahead."""
+
+    class Three:
+        size, index = 3, 2
+
+        def barrier(self) -> None: ...
+        def all_gather(self, mine: torch.Tensor) -> torch.Tensor:
+            return torch.cat([mine - 2, mine - 2.01, mine])
+
+    monitor = MachineMonitor(MachineOptions(memory=0, disk=0, descriptors=1), "/")
+    monitor.attach(cast(Any, None), cast(Any, SimpleNamespace(rank=2)), None, torch.device("cpu"))
+    said = []
+    for record in healthy(4):
+        monitor.collective(cast(Any, Three()), record.step)
+        said += [verdict for verdict in monitor.observe(record) if verdict.details["probe"] == "clock"]
+    (verdict,) = said
+    assert verdict.evidence == "the clock of rank 2 is +2.00 s off the median of all ranks"

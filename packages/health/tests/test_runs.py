@@ -17,7 +17,7 @@ from gangline.health import Agreed, Verdict
 from gangline.testing.health import healthy
 from gangline.testing.runs import small_run
 from gangline.testing.sessions import session
-from gangline.tools import attempts, read_records
+from gangline.tools import attempts, read_events, read_records
 from gangline.track import StepRecord
 from gangline.train.rank import train
 from gangline_health.check import WatchCheck
@@ -75,6 +75,13 @@ def test_where_it_does_not_help_the_run_stops_and_says_why(tmp_path: Path) -> No
     assert code == 3
     assert [order.order for order in orders] == ["roll_back", "roll_back", "stop"]
     assert orders[-1].why.endswith("answer 3 to loss-spike without 200 steps of progress")
+
+
+def test_without_a_checkpoint_to_go_back_to_the_run_stops_and_says_so(tmp_path: Path) -> None:
+    code, _, orders = run(tmp_path / "out", range(BAD.start, 10**9), "checkpoint.every=null")
+    assert (code, orders) == (3, [])
+    (end,) = [line for line in read_events(tmp_path / "out") if line["event"] == "end"]
+    assert "there is no checkpoint to go back to" in end["evidence"]
 
 
 def test_a_monitor_that_raises_is_named_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

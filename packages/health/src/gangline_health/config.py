@@ -68,6 +68,7 @@ class MachineOptions:
     memory: Share = 0.02  # warn where less of the memory is left
     disk: Share = 0.02  # or less of the disk that the run is written to
     descriptors: Share = 0.9  # or more of this process's file descriptors are open
+    skew_seconds: PositiveFloat = 1.0  # or its clock is so far from the median of all ranks
 
 
 @dataclass

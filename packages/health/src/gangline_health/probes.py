@@ -1,4 +1,4 @@
-"""Readings of a machine: memory, disk, file descriptors, GPUs by NVML. Each may be slow, hang or be impossible.
+"""Readings of a machine: memory, disk, file descriptors. Each may be slow, hang or be impossible.
 
 A probe is a function that gives what it finds wrong. It is asked in a thread of its own, so that
 nothing that trains ever waits for a driver; what has not answered within its deadline, or raises, is unknown.
@@ -12,8 +12,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from importlib import import_module
-from typing import Any
 
 Findings = list[str]
 UNASKED = "not asked yet"
@@ -67,43 +65,3 @@ def descriptors(most: float) -> Findings:
     """Open files of this process, as a share of its limit."""
     limit, opened = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(os.listdir("/proc/self/fd"))
     return [f"{opened} of {limit} file descriptors are open"] if opened > most * limit else []
-
-
-def gpus(nvml: Any = None) -> Findings:
-    """What NVML says of every GPU that operators take as a defect.
-
-    Uncorrected ECC errors since the driver was loaded, rows to be remapped or that could not be (Meta's GCM drains for
-    either), a clock held down by heat or power brake. Raises what NVML raises; without nvidia-ml-py ImportError.
-    """
-    nvml = nvml or import_module("pynvml")
-    nvml.nvmlInit()
-    found = []
-    for number in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(number)
-        errors = _maybe(
-            nvml,
-            nvml.nvmlDeviceGetTotalEccErrors,
-            handle,
-            nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-            nvml.NVML_VOLATILE_ECC,
-        )
-        if errors:
-            found.append(f"GPU {number} has {errors} uncorrected ECC errors")
-        remapped = _maybe(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
-        if remapped and (remapped[2] or remapped[3]):
-            what = "could not be remapped" if remapped[3] else "wait for a reset to be remapped"
-            found.append(f"GPU {number} has rows that {what} ({remapped[1]} remapped for uncorrected errors)")
-        reasons = _maybe(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
-        slow = nvml.nvmlClocksThrottleReasonHwThermalSlowdown | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
-        if reasons & slow:
-            degrees = _maybe(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
-            found.append(f"GPU {number} is held down by its hardware (reasons {reasons:#x}, {degrees} degrees)")
-    return found
-
-
-def _maybe(nvml: Any, call: Callable[..., Any], *arguments: object) -> Any:
-    """None where this GPU does not support the question."""
-    try:
-        return call(*arguments)
-    except nvml.NVMLError_NotSupported:
-        return None

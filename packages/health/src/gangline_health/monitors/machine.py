@@ -1,8 +1,9 @@
-"""The machine that a rank runs on. Torch-free."""
+"""The machine that a rank runs on."""
 
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -10,17 +11,19 @@ from typing import TYPE_CHECKING
 
 from gangline.health import Action, Verdict
 from gangline_health.config import MachineOptions
+from gangline_health.gpus import Gpus
 from gangline_health.monitors.base import Monitor
-from gangline_health.probes import UNASKED, Findings, Probe, descriptors, disk, gpus, memory
+from gangline_health.probes import UNASKED, Findings, Probe, descriptors, disk, memory
 
 if TYPE_CHECKING:
     import torch
 
-    from gangline.comm import Comms, Store
+    from gangline.comm import Comm, Comms, Store
     from gangline.strategy import Runtime
     from gangline.track import StepRecord
 
 
+CLOCKS = 1000  # steps from one comparison of clocks to the next
 PATIENCE = 2.0  # seconds that a start waits for first answers
 
 
@@ -33,13 +36,31 @@ class MachineMonitor(Monitor):
         asked: dict[str, Callable[[], Findings]] = {"descriptors": partial(descriptors, options.descriptors)}
         if os.environ.get("LOCAL_RANK", "0") == "0":
             asked |= {"memory": partial(memory, options.memory), "disk": partial(disk, run_dir, options.disk)}
-            asked["gpus"] = gpus
+            asked["gpus"] = Gpus()
         self.probes = [Probe(name, ask, options.seconds, options.deadline) for name, ask in asked.items()]
         self.said: set[str] = set()
         self.rank = 0
+        self.skew_limit = options.skew_seconds
+        self.skew: float | None = (
+            None  # seconds by which this rank's clock is off the median of all; None: not asked now
+        )
+        self.asked_at: int | None = None  # the step in which clocks were compared last
 
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
-        self.rank = comms.rank
+        self.rank, self.device = comms.rank, device
+
+    def collective(self, comm: Comm, step: int) -> None:
+        """Compare the clocks of all ranks, read as one when the last has come."""
+        self.skew = None
+        if comm.size == 1 or (self.asked_at is not None and step - self.asked_at < CLOCKS):
+            return
+        import torch
+
+        self.asked_at = step
+        comm.barrier()
+        mine = torch.tensor([time.time()], dtype=torch.float64, device=self.device)
+        clocks = comm.all_gather(mine).tolist()
+        self.skew = clocks[comm.index] - statistics.median(clocks)
 
     def watches(self) -> str:
         """Also which probes are unknown: the first answers are waited for, a little."""
@@ -54,6 +75,10 @@ class MachineMonitor(Monitor):
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
         now: set[str] = set()
         host = os.uname().nodename
+        if self.skew is not None and abs(self.skew) > self.skew_limit:
+            evidence = f"the clock of rank {self.rank} is {self.skew:+.2f} s off the median of all ranks"
+            more = {"step": record.step, "row": 1, "host": host, "probe": "clock", "exclude": f"rank {self.rank}"}
+            yield Verdict("machine", host, 1.0, evidence, Action.WARN, details=more)
         for probe in self.probes:
             known = probe.findings is not None
             probe.poll()

@@ -1,0 +1,122 @@
+"""What NVML says of every GPU that operators take as a defect. Torch-free.
+
+Uncorrected ECC errors since the driver was loaded, rows to be remapped or that could not be (Meta's GCM drains for
+either), a clock held down by heat or power brake, a temperature at the slowdown threshold; and, of what happened since
+the last question, Xid events and errors or losses of NVLinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+# Xids that a program causes by itself (NVIDIA, "XID Errors": 13, 31, 43, 45, 68, 69): no defect of the machine
+OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 69})
+XIDS = {
+    48: "uncorrectable ECC error", 63: "row remapping", 64: "row remapping failed", 74: "NVLink error",
+    79: "fallen off the bus", 92: "many correctable ECC errors", 94: "contained ECC error",
+    95: "uncontained ECC error", 119: "GSP does not answer", 120: "GSP error", 140: "ECC error",
+}  # fmt: skip
+COUNTERS = {"CRC": "NVML_NVLINK_ERROR_DL_CRC_FLIT", "replay": "NVML_NVLINK_ERROR_DL_REPLAY",
+            "recovery": "NVML_NVLINK_ERROR_DL_RECOVERY"}  # fmt: skip
+SLOW_CLOCK = 0.5  # of the highest, while the GPU is busy
+BUSY = 90  # percent
+MOST_EVENTS = 64  # read at once
+
+
+class Gpus:
+    """All GPUs of this machine. It keeps what was counted before, so that only what is new is said."""
+
+    def __init__(self, nvml: Any = None) -> None:
+        self._nvml = nvml
+        self._handles: list[Any] = []
+        self._events: Any = None
+        self._counted: dict[tuple[int, int, str], int] = {}
+        self._active: set[tuple[int, int]] = set()  # (GPU, link)
+
+    def __call__(self) -> list[str]:
+        """Findings. Raises what NVML raises; without nvidia-ml-py ImportError."""
+        if not self._handles:
+            self._begin()
+        found = list(self._xids())
+        for number, handle in enumerate(self._handles):
+            found += [f"GPU {number} {what}" for what in (*self._memory(handle), *self._clocks(handle))]
+            found += self._links(number, handle)
+        return found
+
+    def _begin(self) -> None:
+        nvml = self._nvml = self._nvml or import_module("pynvml")
+        nvml.nvmlInit()
+        self._handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
+        self._events = nvml.nvmlEventSetCreate()
+        for handle in self._handles:
+            self._maybe(nvml.nvmlDeviceRegisterEvents, handle, nvml.nvmlEventTypeXidCriticalError, self._events)
+
+    def _memory(self, handle: Any) -> Iterator[str]:
+        nvml = self._nvml
+        kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+        if errors := self._maybe(nvml.nvmlDeviceGetTotalEccErrors, handle, *kinds):
+            yield f"has {errors} uncorrected ECC errors"
+        remapped = self._maybe(nvml.nvmlDeviceGetRemappedRows, handle)
+        if remapped and (remapped[2] or remapped[3]):
+            what = "could not be remapped" if remapped[3] else "wait for a reset to be remapped"
+            yield f"has rows that {what} ({remapped[1]} remapped for uncorrected errors)"
+
+    def _clocks(self, handle: Any) -> Iterator[str]:
+        nvml = self._nvml
+        reasons = self._maybe(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
+        degrees = self._maybe(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
+        slow = nvml.nvmlClocksThrottleReasonHwThermalSlowdown | nvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
+        threshold = nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
+        hottest = self._maybe(nvml.nvmlDeviceGetTemperatureThreshold, handle, threshold)
+        if reasons & slow:
+            watts = (self._maybe(nvml.nvmlDeviceGetPowerUsage, handle) or 0) / 1000
+            yield f"is held down by its hardware (reasons {reasons:#x}, {degrees} degrees, {watts:.0f} W)"
+        elif degrees and hottest and degrees >= hottest:
+            yield f"has {degrees} degrees, and slows down from {hottest} on"
+        clock = self._maybe(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
+        highest = self._maybe(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
+        used = self._maybe(nvml.nvmlDeviceGetUtilizationRates, handle)
+        if clock and highest and used and used.gpu >= BUSY and clock < SLOW_CLOCK * highest:
+            yield f"is busy at {clock} MHz of {highest}"
+
+    def _links(self, number: int, handle: Any) -> Iterator[str]:
+        """Of each NVLink: errors since the last question, and whether it was lost."""
+        nvml = self._nvml
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+            state = self._maybe(nvml.nvmlDeviceGetNvLinkState, handle, link)
+            if state is None:
+                return  # this GPU has no more links
+            if state:
+                self._active.add((number, link))
+            elif (number, link) in self._active:
+                yield f"GPU {number} has lost its NVLink {link}"
+            for name, counter in COUNTERS.items() if state else ():
+                count = self._maybe(nvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, getattr(nvml, counter))
+                if count is None:
+                    continue
+                before = self._counted.setdefault((number, link, name), count)
+                self._counted[number, link, name] = count
+                if count > before:
+                    yield f"GPU {number} has {count - before} new {name} errors on NVLink {link}"
+
+    def _xids(self) -> Iterator[str]:
+        """Those that came since the last question."""
+        nvml = self._nvml
+        for _ in range(MOST_EVENTS):
+            try:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+            except nvml.NVMLError_Timeout:
+                return
+            xid = int(event.eventData)
+            if xid not in OF_PROGRAMS:
+                uuid = nvml.nvmlDeviceGetUUID(event.device)
+                yield f"GPU {uuid} reported Xid {xid}" + (f" ({XIDS[xid]})" if xid in XIDS else "")
+
+    def _maybe(self, call: Callable[..., Any], *arguments: object) -> Any:
+        """None where this GPU does not support the question, or has no such part."""
+        try:
+            return call(*arguments)
+        except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_InvalidArgument):
+            return None

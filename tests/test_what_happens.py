@@ -1,0 +1,28 @@
+"""Each row of "What happens when ..." names tests that are there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def rows() -> list[list[str]]:
+    """The cells of each row of the page's table."""
+    page = (ROOT / "docs/how-to/health.md").read_text()
+    section = page.partition("## What happens when ...")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[1:]]
+
+
+def test_each_row_is_held_by_tests() -> None:
+    assert len(rows()) > 20
+    for when, *_, held in rows():
+        names = re.findall(r"`([^`]+)`", held)
+        assert names, f"{when}: no test holds it"
+        for name in names:
+            path, _, test = name.partition("::")
+            tree = ast.parse((ROOT / path).read_text())
+            assert test in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, name
