@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=40)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        (measured, compared), _ = pool(2).run(steps, Path(folder, "run"), options.pairs)
+        (measured, compared), _ = pool(2).run(steps, Path(folder, "run"), options.pairs, timeout=900.0)
     wall, cpu = [a / b for a, b, _, _ in measured], [c / d for *_, c, d in measured]
     step, used = statistics.median(b for _, b, _, _ in measured), statistics.median(d for *_, d in measured)
     print(f"a step without checks    {step:.2f} s, {used:.2f} CPU s a rank; {len(measured)} pairs")

@@ -23,3 +23,8 @@ def centre(values: Sequence[float]) -> float:
 def deviation(values: Sequence[float]) -> float:
     """Robust standard deviation of the noise in a series of two or more values; its trend does not count."""
     return NORMAL * statistics.median(abs(b - a) for a, b in pairwise(values)) / math.sqrt(2)
+
+
+def rise(values: Sequence[float]) -> float:
+    """The largest step upwards from one value to the next; not from 0, as of a batch in which no token counts."""
+    return max((b - a for a, b in pairwise(values) if a), default=0.0)

@@ -1,7 +1,9 @@
 """Loss and gradient norm of a step, judged before it is applied. Torch-free.
 
 A step is held against the last steps that were no spikes, in robust standard deviations: of the loss, and of the
-logarithm of the gradient norm, whose tail is long. Optimizers that leave out such steps judge so as well
+logarithm of the gradient norm, whose tail is long. Where batches differ much by themselves (few tokens, a mixture), the
+median knows nothing of the tail: so the largest rise from one step to the next counts as well, and a spike that came
+alone is one of the rises that are usual here. Optimizers that leave out such steps judge so as well
 (OLMo 2, arXiv 2501.00656, section 3); the answer to one that lasts is PaLM's (arXiv 2204.02311, section 5.1).
 """
 
@@ -14,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from gangline.health import Action, Verdict
 from gangline_health.config import NumbersOptions
 from gangline_health.monitors.base import Monitor
-from gangline_health.robust import RECENT, centre, deviation
+from gangline_health.robust import RECENT, centre, deviation, rise
 
 if TYPE_CHECKING:
     from gangline.track import StepRecord
 
 LEAST_LOSS = 0.01  # a deviation of the loss below this share of its median is taken as this
 LEAST_LOG_NORM = 0.15  # and of the logarithm of the gradient norm below this: twice the usual norm is no spike
+FARTHER = 2.0  # a spike is so many times as far above the last steps as the largest rise of the window
 ROUTINE = 24  # steps in a row in which a loss scale may be halved before that is no search for one any more
 
 
@@ -37,6 +40,7 @@ class NumbersMonitor(Monitor):
         self.rows: dict[str, int] = {}  # kind -> steps in a row that found it
         self.best: tuple[float, float, int] | None = None  # lowest loss of a few steps, its noise, its step
         self.found: set[str] = set()  # in the step under way
+        self.once: dict[str, float] = {}  # kind -> the value of a spike that is the first in a row so far
 
     def watches(self) -> str:
         limits = f"loss over {self.options.spike:g} and gradient norm over {self.options.gradient_spike:g} deviations"
@@ -60,8 +64,9 @@ class NumbersMonitor(Monitor):
         middle, noise = centre(window), max(deviation(window), least)
         if not noise:  # a loss of exactly 0 in every step, as where no token counts: nothing to judge by
             return
-        far = ((math.log(value) if logarithmic else value) - middle) / noise
-        if far <= limit:
+        above = (math.log(value) if logarithmic else value) - middle
+        far = above / noise
+        if far <= limit or above <= FARTHER * rise(window):
             return
         self.found.add(kind)
         row = self.rows.get(kind, 0) + 1
@@ -84,16 +89,24 @@ class NumbersMonitor(Monitor):
             if self.rows["not-finite"] > self.routine:
                 yield self._not_finite(record)
             return
-        if "loss-spike" not in found:
-            self.losses = [*self.losses, record.loss][-self.options.window :]
-        if record.grad_norm > 0 and "gradient-spike" not in found:
-            self.norms = [*self.norms, math.log(record.grad_norm)][-self.options.window :]
+        self.losses = self._taken("loss-spike", record.loss, self.losses)
+        if record.grad_norm > 0:
+            self.norms = self._taken("gradient-spike", math.log(record.grad_norm), self.norms)
         if self.rows.get("zero-gradients") == self.options.zero_steps:
             row = self.options.zero_steps
             evidence = f"gradient norm 0 for {row} steps in a row: nothing is learnt"
             details = {"step": record.step, "row": row, "first": record.step - row + 1}
             yield Verdict("zero-gradients", f"step {record.step}", 1.0, evidence, Action.WARN, details=details)
         yield from self._divergence(record)
+
+    def _taken(self, kind: str, value: float, window: list[float]) -> list[float]:
+        """The window with this step. A spike comes into it with the next step that is none, one of several never."""
+        row, once = self.rows.get(kind, 0), self.once.pop(kind, None)
+        if row == 0:
+            return [*window, *([] if once is None else [once]), value][-self.options.window :]
+        if row == 1:
+            self.once[kind] = value
+        return window
 
     def _not_finite(self, record: StepRecord) -> Verdict:
         """In the place of core's own, which stops the run."""
@@ -131,11 +144,13 @@ class NumbersMonitor(Monitor):
             "losses": self.losses,
             "norms": self.norms,
             "rows": self.rows,
+            "once": self.once,
             "best": list(self.best) if self.best else None,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         self.losses, self.norms = list(state.get("losses", ())), list(state.get("norms", ()))
         self.rows, self.found = dict(state.get("rows", {})), set()
+        self.once = dict(state.get("once", {}))
         best = state.get("best")
         self.best = (float(best[0]), float(best[1]), int(best[2])) if best else None
