@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -15,6 +16,7 @@ from gangline.cluster.file import SHIPPED
 from gangline_planner.assumed import explain, planned
 from gangline_planner.choose import chosen
 from gangline_planner.forecast import forecast
+from gangline_planner.page import text
 
 LLAMA = "parallel=3d model=llama3-405b launch.processes=16384 cluster=h100_ib"
 SMALL = "parallel=3d launch.processes=8 batch.global_size=16 precision=bf16 cluster=h100_ib"
@@ -118,6 +120,34 @@ def test_mistakes(say, words, messages):
     for message in messages:
         assert message in text
     assert "Traceback" not in text
+
+
+def test_a_cluster_file_of_another_version(tmp_path, say):
+    given = yaml.safe_load((SHIPPED / "h100_ib.yaml").read_text())
+    (tmp_path / "old.yaml").write_text(yaml.safe_dump(given | {"version": 7}))
+    code, text = say(SMALL.replace("h100_ib", "old.yaml"))
+    assert code == 2
+    assert text.startswith("gangline plan: old.yaml is a cluster file of version 7.")
+    assert "This gangline reads version 1." in text
+    assert "Traceback" not in text
+
+
+def test_a_node_of_which_no_cost_is_known_is_named_with_the_least_that_it_takes():
+    case, cluster = planned(SMALL.rsplit(" ", 1)[0].split()), load_cluster("h100_ib")
+    found = explain(case, case.run, cluster)
+    assert found.unknown == ()
+    strange = replace(found.work[0], unknown=("blocks.0.oracle",), unknown_flops=10**15)
+    plan = forecast(replace(found, work=(strange, *found.work[1:])), cluster)
+    said = text(plan, [], [])
+    assert "no cost is known of blocks.0.oracle: the step takes at least" in said
+    assert plan.step.unknown > 1  # 3 passes of 10^15 operations at less than 10^15 a second, over the ranks
+
+
+def test_no_kind_of_a_step_is_less_than_nothing(say):
+    """What rounding leaves of a step without a pipeline is no time."""
+    found = json.loads(say(f"{SMALL} parallel.pp=1 --json")[1])
+    assert found["seconds"]["pp and bubble"] == 0.0
+    assert min(found["seconds"].values()) >= 0.0
 
 
 def test_it_needs_no_torch():
