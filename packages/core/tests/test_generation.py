@@ -11,11 +11,11 @@ import pytest
 
 from gangline import attempts, generation
 from gangline.attempts import Attempt
-from gangline.ending import RunEnding, clear_ending, read_ending, write_ending
+from gangline.ending import EXIT_REQUEUE, RunEnding, clear_ending, read_ending, write_ending
 from gangline.errors import Problem, UserError
 from gangline.events import Events, read_events
 from gangline.generation import FILE, Fenced, advance, hold, progress
-from gangline.launch import failures
+from gangline.launch import failures, worker
 from gangline.launch.config import LocalLaunch
 from gangline.launch.failures import RankFailure
 from gangline.launch.meeting import FileBackend
@@ -241,3 +241,12 @@ def test_the_state_of_a_meeting_is_whole_whenever_its_writer_is_killed(tmp_path,
         assert state is not None
         assert state[0] in (b"one", b"two")
         token = state[1]
+
+
+def test_a_spare_makes_room_as_soon_as_its_agent_asks(tmp_path, monkeypatch):
+    """Else it would keep the start that takes it up waiting for the whole patience of its agent."""
+    monkeypatch.setenv("RANK", "2")
+    asked = iter([None, None, "SIGUSR2"])
+    monkeypatch.setattr("gangline.launch.signals.stop_requested", lambda: next(asked))
+    monkeypatch.setattr("gangline.launch.worker.SPARE_SECONDS", 0.0)
+    assert worker._wait(str(tmp_path), 1) == EXIT_REQUEUE

@@ -84,12 +84,14 @@ def leave(code: int) -> NoReturn:
 
 
 def _wait(run_dir: str, mine: int) -> int:
-    """A rank that no layout can use: until the job is over, or its agent ends it for another start."""
+    """A rank that no layout can use: until the job is over, or its agent asks it to make room for another start."""
     print(f"rank {os.environ['RANK']}: no layout has room for it; it waits as a spare", flush=True)
     while True:
         ending = read_ending(run_dir)
         if ending is not None and ending.generation == mine:
             return ending.exit_code
+        if signals.stop_requested() is not None:
+            return EXIT_REQUEUE
         time.sleep(SPARE_SECONDS)
 
 
