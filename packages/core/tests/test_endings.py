@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gangline import rundir
+from gangline import run_lock
 from gangline.config import default_run
 from gangline.config.check import _variables
 from gangline.ending import RunEnding, read_ending, write_ending
@@ -56,7 +56,7 @@ def test_under_a_foreign_agent_ranks_that_saved_start_again(tmp_path, code, goes
 
 
 def test_a_job_that_is_over_is_not_joined(tmp_path, monkeypatch):
-    monkeypatch.setattr(rundir, "OVER_SECONDS", 0.2)
+    monkeypatch.setattr(run_lock, "OVER_SECONDS", 0.2)
     first, second = RunDirectory(tmp_path), RunDirectory(tmp_path)
     job = first.share()
     first.job_is_over()
@@ -65,7 +65,7 @@ def test_a_job_that_is_over_is_not_joined(tmp_path, monkeypatch):
     agent.unlock()
     with pytest.raises(UserError, match="the last node of a job that is over"):
         second.share()
-    monkeypatch.setattr(rundir, "OVER_SECONDS", 60)
+    monkeypatch.setattr(run_lock, "OVER_SECONDS", 60)
     leaves = threading.Timer(0.3, first.unlock)
     leaves.start()
     assert second.share() != job

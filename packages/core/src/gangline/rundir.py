@@ -7,16 +7,13 @@ short, is half-written and never mistaken for a run. Torch-free.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 import shutil
-import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +27,9 @@ from gangline.config.serial import from_dict, to_dict
 from gangline.errors import UserError
 from gangline.parts import LISTS
 from gangline.plugins import installed
+from gangline.run_lock import RunLock, unwritable
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where PyYAML has it
-OVER_SECONDS = 60.0  # how long a node that comes to a job that is over waits for its last nodes to go
-_OVER = " over"
-MEETING = ".meeting"  # a folder in which nodes of one job meet
 END = "..."  # YAML's end-of-document marker: the last line of a whole config.yaml
 
 
@@ -43,8 +38,7 @@ class RunDirectory:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._lock: int | None = None
-        self._job = ""  # of those that `share` it
+        self._lock = RunLock(self.path)
         self._made: list[Path] = []  # by `create`: the directory and those above it that were not there
         self._replaced: dict[Path, str] = {}  # by `rewrite`: what stood in the files before
         self._begun = 0
@@ -72,7 +66,7 @@ class RunDirectory:
         try:
             directory.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _unwritable(directory.path, error) from error
+            raise unwritable(directory.path, error) from error
         directory.lock()
         try:
             if directory.config.exists():
@@ -93,7 +87,7 @@ class RunDirectory:
 
         Gives whether it did.
         """
-        if self.path not in self._made or "data" in self.read_provenance() or self._held_by_others():
+        if self.path not in self._made or "data" in self.read_provenance() or self._lock.held_by_others():
             return False
         self.unlock()
         shutil.rmtree(self.path, ignore_errors=True)
@@ -139,7 +133,7 @@ class RunDirectory:
 
     def put_back(self) -> None:
         """Undo `rewrite` where nothing has begun since: what the ranks refused is not what the run goes on with."""
-        if self._replaced and self._starts() == self._begun and not self._held_by_others():
+        if self._replaced and self._starts() == self._begun and not self._lock.held_by_others():
             for path, text in self._replaced.items():
                 write_whole(path, text)
 
@@ -151,61 +145,19 @@ class RunDirectory:
 
     def lock(self) -> None:
         """Hold the directory for as long as this process lives. Raises UserError where another process holds it."""
-        if self._lock is not None:
-            return
-        try:
-            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(handle, 100).decode(errors="replace").strip() or "another process"
-            os.close(handle)
-            raise _in_use(self.path, holder) from None
-        except OSError:
-            _say_unlocked(os.fstat(handle).st_dev)
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
-        self._lock = handle
+        self._lock.take()
 
-    def share(self, waits: bool = True, entered: Callable[[bool], None] = lambda first: None) -> str:
-        """Hold the directory together with the other nodes of one job; gives the job's name.
-
-        Who comes first, when nobody else holds it, names the job; `entered` is told whether that is this node, while no
-        other one enters. A job that is over is not joined: with `waits` its last nodes have `OVER_SECONDS` to go.
-        Raises UserError where a `train` holds it that shares nothing, and where the file system has no locks.
-        """
-        deadline = time.monotonic() + OVER_SECONDS
-        while not self._job:
-            with self._entry():
-                handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    job, first = self._joined(handle), False
-                else:
-                    job, first = uuid.uuid4().hex[:12], True
-                    os.ftruncate(handle, 0)
-                    os.pwrite(handle, f"job {job}\n".encode(), 0)
-                    fcntl.flock(handle, fcntl.LOCK_SH)
-                    for old in (self.path / MEETING).glob("st*-*"):
-                        old.unlink(missing_ok=True)
-                if not (over := job.endswith(_OVER)) or not waits:
-                    self.unlock()
-                    self._lock, self._job = handle, job.removesuffix(_OVER)
-                    entered(first)
-                    break
-                os.close(handle)
-            if over and time.monotonic() > deadline:
-                raise _in_use(self.path, "the last node of a job that is over")
-            time.sleep(0.1)
-        return self._job
+    def share(self, waits: bool = True) -> str:
+        """Hold the directory together with the other nodes of one job; gives the job's name. See `RunLock.share`."""
+        return self._lock.share(waits)
 
     def job_is_over(self) -> None:
         """Nodes that come now wait for another job of the run: the nodes of this one meet no more."""
-        if self._lock is not None and self._job:
-            os.pwrite(self._lock, f"job {self._job}{_OVER}\n".encode(), 0)
+        self._lock.job_is_over()
+
+    def unlock(self) -> None:
+        """Let go of the directory."""
+        self._lock.release()
 
     def go_on(self, run: Run, argv: Sequence[str] = (), changed: dict[str, Any] | None = None) -> None:
         """`share`, with `rewrite` by the job's first node. Raises UserError where a later one wants another run."""
@@ -221,47 +173,7 @@ class RunDirectory:
                     "To change the run, end the job first.",
                 )
 
-        self.share(entered=entered)
-
-    def _held_by_others(self) -> bool:
-        """Whether other nodes of the job hold the directory. Asked at the end: the lock may be lost by it."""
-        try:
-            if self._lock is not None and self._job:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
-
-    def _joined(self, handle: int) -> str:
-        holder = os.pread(handle, 100, 0).decode(errors="replace").strip()
-        try:
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            raise _in_use(self.path, holder) from None
-        return holder.removeprefix("job ")
-
-    @contextlib.contextmanager
-    def _entry(self) -> Iterator[None]:
-        """One node at a time makes the directory or joins the job."""
-        try:
-            (self.path / MEETING).mkdir(exist_ok=True)
-            handle = os.open(self.path / MEETING / "entry", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise _unwritable(self.path, error) from error
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
-        except FileNotFoundError as error:
-            raise UserError(f"{self.path} was taken away: its run was refused.", "Give the command again.") from error
-        except OSError as error:
-            raise UserError(
-                f"{self.path} lies on a file system without locks: {error.strerror or error}.",
-                "The nodes of launch=elastic meet in the run directory, and need them.",
-                "Choose another place:  train run.dir=...",
-            ) from error
-        finally:
-            os.close(handle)
+        self._lock.share(entered=entered)
 
     @classmethod
     def meet(cls, run: Run, argv: Sequence[str] = (), job: str | None = None) -> RunDirectory:
@@ -275,9 +187,9 @@ class RunDirectory:
         try:
             directory.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _unwritable(directory.path, error) from error
+            raise unwritable(directory.path, error) from error
         directory.share()
-        with directory._entry():
+        with directory._lock.entry():
             if not directory.config.exists():
                 directory._write(run, argv, job, changed={})
             elif difference := _difference(directory._content(), rooted(run)):
@@ -289,12 +201,6 @@ class RunDirectory:
             else:
                 directory._made = []
         return directory
-
-    def unlock(self) -> None:
-        """Let go of the directory."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock, self._job = None, ""
 
     # --- what is written down ----------------------------------------------------------------------------------------
 
@@ -356,7 +262,7 @@ class RunDirectory:
             self._write_json(self.provenance, facts)
             write_whole(self.config, text)
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise unwritable(self.path, error) from error
 
     def _write_json(self, path: Path, content: Any) -> None:
         write_whole(path, json.dumps(content, indent=2) + "\n")
@@ -418,13 +324,6 @@ def fresh(name: str) -> Path:
     return path
 
 
-@cache
-def _say_unlocked(file_system: int) -> None:
-    """Note once for each file system that it has no locks; the run goes on without."""
-    note = "train: note: the file system of the run directory knows no locks; see to it that one train alone uses it."
-    print(note, file=sys.stderr, flush=True)
-
-
 def _flat(parts: dict[str, Any]) -> dict[str, str]:
     rows = {}
     for group, entry in parts.items():
@@ -443,13 +342,6 @@ def _siblings(path: Path) -> str:
     return f"Runs there: {', '.join(str(run) for run in newest)}." if newest else ""
 
 
-def _in_use(path: Path, holder: str) -> UserError:
-    return UserError(
-        f"{path} is in use: another train, {holder}, is running in it.",
-        "Wait for it or end it; a second run needs a directory of its own (run.dir=...).",
-    )
-
-
 def _difference(there: dict[str, Any], mine: dict[str, Any]) -> str:
     """The first option in which two configurations differ, wherever they lie; "" where none does."""
     flat = [dict(_leaves(yaml.load(yaml.safe_dump(content), _LOADER))) for content in (there, mine)]
@@ -466,10 +358,3 @@ def _leaves(content: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any
             yield from _leaves(value, f"{place}{name}.")
         else:
             yield f"{place}{name}", value
-
-
-def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(
-        f"cannot write the run directory {path}: {error.strerror or error}.",
-        "Choose a directory that you may write to and that has room:  train run.dir=...",
-    )

@@ -31,7 +31,7 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from gangline.launch.config import ElasticLaunch
 from gangline.launch.nodes import fewest_and_most
-from gangline.rundir import MEETING
+from gangline.run_lock import MEETING
 
 BEATS = 4  # heartbeats until a node without one is lost
 CLOSE_SECONDS = 5.0
