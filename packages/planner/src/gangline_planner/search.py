@@ -33,7 +33,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """fit: fastest first; large: those that do not fit, the least too large first.
 
     every   all that were priced in full and fit; of those behind `fit` nobody asked `check`
@@ -55,7 +55,7 @@ class Found:
         return front
 
 
-def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> Found:
+def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
     """`shown` of each kind at most. Alternatives come by the least time that they can take, so that none is looked at
     which cannot be among the first. Every one that fits has passed `check`.
     """
@@ -85,10 +85,10 @@ def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> Found:
         if plan is not None and not plan.fits:
             large.append(Candidate(plan, other.words))
     least = nsmallest(shown, large, key=lambda one: one.lacks)
-    return Found(tuple(fit[:shown]), tuple(least), tuple(fit), len(alternatives) - looked)
+    return SearchResult(tuple(fit[:shown]), tuple(least), tuple(fit), len(alternatives) - looked)
 
 
-def text(found: Found, words: Sequence[str], case: Planned) -> str:
+def text(found: SearchResult, words: Sequence[str], case: Planned) -> str:
     """The whole page; each row a line that `train` takes."""
     lines = [f"assumed: {' '.join(case.assumed)}"] if case.assumed else []
     lines += [f"{'s a step':>9} {'MFU':>6} {'GB':>7}"] if found.fit else ["no layout fits"]
