@@ -64,7 +64,8 @@ def test_the_public_workflow_runs_the_checks_and_the_long_tests():
     assert set(workflow[True]) == {"push", "pull_request", "schedule"}  # YAML 1.1 reads the key `on` as true
     commands = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in workflow["jobs"].items()}
     own = (ROOT / ".ci" / "run").read_text().splitlines()[-1]
-    assert commands == {"default": [".ci/run"], "nightly": [f"{own} -s nightly"]}
+    as_root = f"{own.removesuffix('.venv/bin/nox')}sudo .venv/bin/nox -s slurm"
+    assert commands == {"default": [".ci/run"], "slurm": [as_root], "nightly": [f"{own} -s nightly"]}
 
 
 def test_the_readme_trains_as_the_main_job_does():
