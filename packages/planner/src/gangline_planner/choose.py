@@ -85,7 +85,7 @@ def all_words(case: Planned, words: Sequence[str]) -> tuple[str, ...]:
 
 def bounded(case: Planned, cluster: Cluster) -> list[Alternative]:
     """The alternatives, the fastest bound first."""
-    found, seconds, world = [], Bounds(cluster), case.world
+    found, seconds, world = [], LeastSeconds(cluster), case.world
     for one, run, parallel in alternatives(case):
         mesh = mesh_of(parallel, world)
         share, rest = divmod(run.batch.global_size, mesh.size(*DATA_AXES))
@@ -111,7 +111,7 @@ def _same(sizes: tuple[tuple[str, int], ...]) -> Mesh:
     return Mesh.of(dict(sizes))
 
 
-class Bounds:
+class LeastSeconds:
     """Seconds that a step takes at least; prices what layouts share once."""
 
     def __init__(self, cluster: Cluster) -> None:
