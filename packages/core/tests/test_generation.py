@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import time
+from types import SimpleNamespace
 
 import pytest
+from torch.distributed.elastic.agent.server.api import WorkerState
 
 from gangline import attempts, generation
 from gangline.attempts import Attempt
@@ -17,6 +20,7 @@ from gangline.events import Events, read_events
 from gangline.generation import FILE, Fenced, advance, hold, progress
 from gangline.launch import failures, worker
 from gangline.launch.config import LocalLaunch
+from gangline.launch.elastic import Agent, AgentNode, RankFiles
 from gangline.launch.failures import RankFailure
 from gangline.launch.meeting import FileBackend
 from gangline.launch.nodes import fewest_and_most
@@ -250,3 +254,26 @@ def test_a_spare_makes_room_as_soon_as_its_agent_asks(tmp_path, monkeypatch):
     monkeypatch.setattr("gangline.launch.signals.stop_requested", lambda: next(asked))
     monkeypatch.setattr("gangline.launch.worker.SPARE_SECONDS", 0.0)
     assert worker._wait(str(tmp_path), 1) == EXIT_REQUEUE
+
+
+@pytest.mark.parametrize(
+    ("failure", "signum"),
+    [
+        (None, signal.SIGUSR2),  # they make room for a node, at a step boundary
+        (RankFailure(0, "ended", 75), signal.SIGUSR2),
+        (RankFailure(0, "bug", 1, "it was killed by SIGKILL"), signal.SIGKILL),  # there is no boundary any more
+    ],
+)
+def test_ranks_whose_peer_failed_on_another_node_are_not_waited_for(tmp_path, failure, signum):
+    (tmp_path / "logs").mkdir()
+    decides, _ = starts(tmp_path, max_restarts=None)
+    files = RankFiles(tmp_path / "logs", AgentNode("a", 1, None, lambda: 1, alone=False))
+    files.start = decides.begin(["a", "b"], 2, first=True)
+    if failure is not None:
+        failures.claim(tmp_path / "logs", 1, failure)
+    agent = object.__new__(Agent)
+    agent.files, agent.node, agent.starts, agent.grace = files, files.node, decides, 60.0
+    given = []
+    agent._shutdown = lambda death_sig, timeout=0: given.append(death_sig)
+    agent._stop_workers(SimpleNamespace(state=WorkerState.HEALTHY))
+    assert given == [signum]

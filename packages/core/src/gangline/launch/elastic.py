@@ -120,12 +120,19 @@ class Agent(LocalElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         """Ranks that lost one of theirs have no step boundary to wait for; those that are to make room for more do."""
-        if worker_group.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
+        failed = worker_group.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
+        if not failed:
+            self.starts.ended()
+        if failed or self._lost_elsewhere():
             self._shutdown(signal.SIGKILL)
             self._refuse_hopeless()
         else:
-            self.starts.ended()
             self._shutdown(signal.SIGUSR2, round(self.grace))
+
+    def _lost_elsewhere(self) -> bool:
+        """Whether another node's rank has failed: its agent may be at the meeting before ours have noticed."""
+        failure = failures.first(self.starts.logs, self.files.generation)
+        return failure is not None and failure.kind in ("bug", "lost")
 
     def _refuse_hopeless(self) -> None:
         """What no start mends needs no meeting first."""
