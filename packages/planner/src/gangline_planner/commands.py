@@ -12,6 +12,7 @@ from gangline.config import near
 USAGE = """\
 usage: gangline plan [--tokens N] [--json] [WORDS OF train ...] [cluster=NAME|FILE]
        gangline plan search [--json] [WORDS OF train ...] [cluster=NAME|FILE]
+       gangline plan compare RUN_DIR cluster=NAME|FILE [--json]
        gangline plan judge FILE [--json]
        gangline plan calibrate --out FILE.yaml [--processes N]
 
@@ -19,6 +20,7 @@ usage: gangline plan [--tokens N] [--json] [WORDS OF train ...] [cluster=NAME|FI
           An axis of the layout that the words leave open is chosen, the batch too, and said
   search  layouts that the words leave open, the fastest first, each as a line for `train`; those that do not fit with
           the memory that they lack
+  compare  the plan of a run beside what it measured, term by term, and where they part most
   judge   published measurements, rows in JSON, beside what is predicted for them; and how far off it is
 
   calibrate  this machine, measured with N processes at once (1), as a cluster file for `cluster=FILE.yaml`
@@ -37,6 +39,8 @@ def main(argv: Sequence[str]) -> int:
         return _calibrate(argv[1:])
     if argv[0] == "search":
         return _search(argv[1:])
+    if argv[0] == "compare":
+        return _compare(argv[1:])
     return _plan(argv)
 
 
@@ -96,6 +100,18 @@ def _calibrate(argv: Sequence[str]) -> int:
     if processes != int(processes):
         raise UserError(f"--processes {flags['processes']}: expected a whole number.")
     print(calibrate(Path(flags["out"]), int(processes)))
+    return 0
+
+
+def _compare(argv: Sequence[str]) -> int:
+    from gangline_planner.compare import compare, text
+
+    flags, words = flags_of(argv, (), ("json",))
+    cluster, words = cluster_of(words)
+    if len(words) != 1:
+        raise UserError("gangline plan compare takes one run directory.", "It reads what that run measured.")
+    found = compare(words[0], cluster)
+    print(json.dumps(found.data(), indent=1) if "json" in flags else text(found))
     return 0
 
 

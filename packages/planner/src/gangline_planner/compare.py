@@ -1,0 +1,121 @@
+"""`gangline plan compare`: a plan beside what the run measured, term by term, and where they part most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from gangline import UserError
+from gangline.cluster import Cluster
+from gangline.model import compose_model
+from gangline.record import read_records
+from gangline.rundir import RunDirectory
+from gangline_planner.assumed import Planned, explain
+from gangline_planner.forecast import Forecast, forecast
+
+WARM = 2  # steps at the beginning of a run that are slower than all others: allocators, compilers, caches
+WAITS = ("tp", "cp", "fold", "dp", "pp and bubble", "jitter")
+
+
+@dataclass(frozen=True)
+class Term:
+    """Seconds of a step (or bytes of a rank) as planned and as measured."""
+
+    name: str
+    planned: float
+    measured: float
+
+    @property
+    def apart(self) -> float:
+        return self.planned - self.measured
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """terms: of a step's time; they are not all of it. memory: bytes; None where the run did not say."""
+
+    plan: Forecast
+    steps: int
+    step: Term
+    terms: tuple[Term, ...]
+    memory: Term | None
+
+    @property
+    def worst(self) -> Term | None:
+        """The term that makes most of the difference."""
+        return max(self.terms, key=lambda term: abs(term.apart), default=None)
+
+    def data(self) -> dict[str, Any]:
+        terms = [self.step, *self.terms, *([self.memory] if self.memory else [])]
+        return {
+            "steps": self.steps,
+            "terms": {term.name: {"planned": term.planned, "measured": term.measured} for term in terms},
+            "worst": self.worst.name if self.worst else None,
+        }
+
+
+def compare(path: str, cluster: Cluster) -> Comparison:
+    """Raises UserError for what is no run directory, and for a run that has no steps behind its first ones."""
+    directory = RunDirectory.open(path)
+    records = read_records(directory.metrics) if Path(directory.metrics).exists() else []
+    steps = [one for one in records if one["step"] > WARM and not one.get("checkpoint")]
+    if not steps:
+        raise UserError(
+            f"{path} has no step to compare a plan with.",
+            f"Of its {len(records)} steps count those behind the first {WARM} that do not begin with a save.",
+        )
+    run = directory.run()
+    phases = steps[-1].get("rank_phases") or {}
+    ranks = len(next(iter(phases.values()), [])) or None
+    if ranks and getattr(run.launch, "processes", ranks) is None:
+        run = replace(run, launch=replace(run.launch, processes=ranks))
+    case = Planned(run, (), (), compose_model(run))
+    plan = forecast(explain(case, run, cluster), cluster)
+    memory = max((float(one.get("memory_bytes") or 0) for one in steps), default=0.0)
+    return Comparison(
+        plan=plan,
+        steps=len(steps),
+        step=Term("step", plan.step.seconds, median(one["step_seconds"] for one in steps)),
+        terms=tuple(_terms(plan.step.kinds, steps)),
+        memory=Term("memory", float(plan.memory), memory) if memory else None,
+    )
+
+
+def _terms(kinds: Mapping[str, float], steps: Sequence[dict[str, Any]]) -> list[Term]:
+    """By the phases of the ranks where the run has them, waits for other ranks apart; else by those of rank 0."""
+    waits = sum(kinds[kind] for kind in WAITS)
+    passes = kinds["compute"] + kinds["recompute"]
+    parted = [one["rank_phases"] for one in steps if one.get("rank_phases")]
+    named = {"optimizer": kinds["optimizer"], "data": 0.0}
+    if parted:
+        names = {name for one in parted for name in one}
+        found = {name: median(mean(one.get(name) or [0.0]) for one in parted) for name in names}
+        found["forward_backward"] = found.pop("forward", 0.0) + found.pop("backward", 0.0)
+        named = {"forward_backward": passes, "collective": waits, **named, "other": kinds["host"]}
+    else:
+        found = {name: median(one["seconds"].get(name, 0.0) for one in steps) for name in steps[-1]["seconds"]}
+        named = {"forward_backward": passes + waits, **named}
+    return [Term(name, planned, found[name]) for name, planned in named.items() if name in found]
+
+
+def text(found: Comparison) -> str:
+    """The whole page."""
+    lines = [f"{found.steps} steps of {found.plan.world} ranks beside a plan for {found.plan.cluster.name}"]
+    lines.append(f"  {'':18} {'planned':>11} {'measured':>11}")
+    lines += [
+        f"  {term.name:18} {term.planned:9.4f} s {term.measured:9.4f} s  {_ratio(term)}"
+        for term in (found.step, *found.terms)
+    ]
+    if found.memory:
+        term = found.memory
+        lines.append(f"  {'memory':18} {term.planned / 1e9:8.3f} GB {term.measured / 1e9:8.3f} GB  {_ratio(term)}")
+    if found.worst:
+        lines.append(f"they part most in {found.worst.name}: {found.worst.apart:+.4g} s planned over measured")
+    return "\n".join(lines)
+
+
+def _ratio(term: Term) -> str:
+    return f"{term.planned / term.measured - 1:+.1%}" if term.measured else ""

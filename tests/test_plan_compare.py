@@ -1,0 +1,43 @@
+"""`gangline plan compare` reads what a real run measured."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gangline.cli.main import main
+from gangline.cli.train import main as train
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    path = tmp_path_factory.mktemp("compared") / "run"
+    words = "parallel=single launch.processes=1 run.steps=5 run.sample=0 run.device=cpu model.layers=2"
+    assert train([*words.split(), f"run.dir={path}"]) == 0
+    return path
+
+
+def test_terms_are_those_of_the_run(run_dir, capsys):
+    capsys.readouterr()
+    assert main(["plan", "compare", str(run_dir), "cluster=h100_ib", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    measured = sorted(one["step_seconds"] for one in records[2:] if not one["checkpoint"])
+    assert found["steps"] == len(measured)
+    assert measured[0] <= found["terms"]["step"]["measured"] <= measured[-1]
+    assert {"forward_backward", "optimizer", "memory"} <= set(found["terms"])
+    assert found["worst"] in found["terms"]
+    assert main(["plan", "compare", str(run_dir), "cluster=h100_ib"]) == 0
+    assert f"they part most in {found['worst']}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), [([], "takes one run directory"), (["nowhere"], "nowhere")], ids=["none", "no run"]
+)
+def test_mistakes(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["plan", "compare", *words, "cluster=h100_ib"]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert "Traceback" not in said
