@@ -1,0 +1,63 @@
+"""A job under random faults on several nodes: it ends by itself, with the curve of one that nobody has disturbed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gangline.tools import read_events, read_records
+
+WORDS = ("precision=fp64", "run.deterministic=on", "parallel=3d", "launch.processes=8", "run.device=cpu")
+ELASTIC = ("launch=elastic", "launch.nodes=2:3", "launch.gather_seconds=60", "launch.futile_restarts=20")
+HEALTH = ("health=[on,chaos]", "health.chaos.slow_seconds=0.05", "health.chaos.slow_steps=5")
+SAVES = ("checkpoint=zarr", "checkpoint.every=20", "checkpoint.memory_every=1", "checkpoint.memory_copies=1")
+KINDS = "health.chaos.kinds=[kill,kill-agent,kill-all,stop,slow,hang,exception]"
+RELATIVE = 1e-12  # of the loss in float64, where a lost node has changed the layout
+KILLED = (-9, 137)
+
+
+@pytest.mark.parametrize(
+    ("faults", "seconds", "steps"),
+    [(8, 30, 80), pytest.param(60, 600, 600, marks=pytest.mark.nightly)],
+)
+def test_a_job_survives_random_faults(curves, faults: int, seconds: int, steps: int) -> None:
+    out = curves.directory / f"faults-{faults}"
+    chaos = (f"health.chaos.faults={faults}", f"health.chaos.seconds={seconds}", "health.chaos.seed=1", KINDS)
+    words = (f"run.dir={out.name}", f"run.steps={steps}", *WORDS, *ELASTIC, *SAVES, *HEALTH, *chaos)
+    for _ in range(faults + 1):  # who repeats the command where everything was killed
+        process = curves.start(*words)
+        printed = process.communicate(timeout=1800)[0]
+        if process.returncode not in KILLED:
+            break
+    assert process.returncode == 0, printed
+    done = [line for line in read_events(out) if line["event"] == "fault"]
+    assert len(done) == faults, Counter(line["kind"] for line in done)
+    straight = f"straight-{faults}"
+    curves.train(f"run.dir={straight}", f"run.steps={steps}", "checkpoint=off", *WORDS)
+    compare(out, curves.directory / straight, steps)
+    ledger = json.loads(report(out))
+    assert math.isclose(sum(ledger["seconds"].values()), ledger["wall_seconds"], rel_tol=1e-6)
+    assert ledger["faults"], "faults that come together are one"
+
+
+def compare(out: Path, straight: Path, steps: int) -> None:
+    """The curve; to the bit as long as every start had the same layout."""
+    found, expected = read_records(out / "metrics.jsonl"), read_records(straight / "metrics.jsonl")
+    assert [record["step"] for record in found] == [*range(1, steps + 1)]
+    worlds = [line["processes"] for line in read_events(out) if line["event"] == "launch"]
+    for one, other in zip(found, expected, strict=True):
+        for name in ("loss", "grad_norm"):
+            exact = set(worlds) == {8}
+            assert one[name] == other[name] if exact else math.isclose(one[name], other[name], rel_tol=RELATIVE), one
+
+
+def report(out: Path) -> str:
+    command = [sys.executable, "-m", "gangline.cli.main", "health", "report", str(out), "--json"]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ)).stdout
