@@ -71,8 +71,8 @@ def main() -> None:
                 if options.only not in name or ("checkpoint=zarr" in words and not find_spec("gangline_ckpt_zarr")):
                     continue
                 run_dir = f"{name}-{number}"
-                words = [word.format(seed=number) for word in words]
-                starts = supervised(runs, run_dir, words, agents=2 if "launch=elastic" in words else 1)
+                given = [word.format(seed=number) for word in words]
+                starts = supervised(runs, run_dir, given, agents=2 if "launch=elastic" in words else 1)
                 found = list(judged(runs.directory / run_dir))
                 curve = same(runs.curve(run_dir), runs.curve("calm"))
                 print(f"{run_dir}: curve {curve}, {starts} starts of the command", flush=True)

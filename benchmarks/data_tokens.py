@@ -164,9 +164,9 @@ def resumes() -> None:
     """Milliseconds of CPU and MiB until the next 1024 places are known, at places far into corpora of any size."""
     for rows in (10**6, 10**8, 10**11):
         orders: dict[str, Callable[[], Callable[[np.ndarray], object]]] = {
-            "one source": lambda rows=rows: SingleOrder(Ingredient("a", rows), 7),
-            "a mixture": lambda rows=rows: MixtureOrder(
-                [Ingredient("a", rows), Ingredient("b", rows // 3)], [WeightStage(0, (0.7, 0.3))], 7
+            "one source": partial(SingleOrder, Ingredient("a", rows), 7),
+            "a mixture": partial(
+                MixtureOrder, [Ingredient("a", rows), Ingredient("b", rows // 3)], [WeightStage(0, (0.7, 0.3))], 7
             ),
         }
         for name, order in orders.items():
