@@ -16,7 +16,7 @@ from gangline.data.sample_reader import KeptMemory, SampleReader, stacked
 from gangline.errors import UserError
 from gangline_dataloader.order.mixture import Ingredient, MixtureOrder, WeightStage
 from gangline_dataloader.order.single import SingleOrder
-from gangline_dataloader.sources.changing import GrowingSource, MixedSource
+from gangline_dataloader.sources.changing import GrowingWindowSource, MixedWindowSource
 from gangline_dataloader.sources.mixture import TrainOrder
 from gangline_dataloader.sources.split import SplitRows
 from gangline_dataloader.store.tokens import Sharded
@@ -49,7 +49,7 @@ class Memory(Sharded):
 def source_of(stores, order, documents=True):
     parts = [SplitRows(str(k), store, 0, store.rows(T)) for k, store in enumerate(stores)]
     identity = ("here",)
-    kind = GrowingSource if len(stores) == 1 else MixedSource
+    kind = GrowingWindowSource if len(stores) == 1 else MixedWindowSource
     return kind(parts, order, None, sequence_length=T, documents=documents, identity=identity, samples=None)
 
 

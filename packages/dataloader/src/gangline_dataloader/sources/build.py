@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING
 
 from gangline_dataloader.order.mixture import Ingredient
 from gangline_dataloader.order.single import SingleOrder, TextOrder
-from gangline_dataloader.sources.changing import GrowingPackedSource, GrowingSource, MixedPackedSource, MixedSource
+from gangline_dataloader.sources.changing import (
+    GrowingPackedSource,
+    GrowingWindowSource,
+    MixedPackedSource,
+    MixedWindowSource,
+)
 from gangline_dataloader.sources.codec import codec
 from gangline_dataloader.sources.infill import infill_of
 from gangline_dataloader.sources.mixture import mixture
@@ -37,7 +42,7 @@ def tokens(config: TokensConfig, run: Run, split: Split, reader: MakeReader | No
         order = TextOrder(rows.count, run.seed, split)
     else:
         order = SingleOrder(Ingredient(rows.name, rows.count, span), run.seed, split)
-    return (GrowingPackedSource if best_fit else GrowingSource)(
+    return (GrowingPackedSource if best_fit else GrowingWindowSource)(
         [rows],
         order,
         codec(rows.store),
@@ -60,7 +65,7 @@ def parts_of(config: TokensConfig, run: Run) -> list[SplitRows]:
 def mix(config: MixConfig, run: Run, split: Split) -> WindowSource:
     """A weighted mixture of stores. Raises UserError for stores and weights that make none."""
     parts, order = mixture(config, run, split)
-    return (MixedPackedSource if config.packing == "best_fit" else MixedSource)(
+    return (MixedPackedSource if config.packing == "best_fit" else MixedWindowSource)(
         parts,
         order,
         codec(parts[0].store),

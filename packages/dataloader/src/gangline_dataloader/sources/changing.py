@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from typing import Any
 
 from gangline import UserError
@@ -11,7 +12,7 @@ from gangline_dataloader.sources.packed import PackedSource
 from gangline_dataloader.sources.windows import WindowSource
 
 
-class GrowingSource(WindowSource):
+class GrowingSource(WindowSource, ABC):
     """One store, to which shards may be added: the epoch under way goes on without them, the next one has them."""
 
     def continues(self, fingerprint: str, cursor: int, state: dict[str, Any]) -> bool:
@@ -26,11 +27,15 @@ class GrowingSource(WindowSource):
         return True
 
 
+class GrowingWindowSource(GrowingSource):
+    """Of windows, cut wherever they end."""
+
+
 class GrowingPackedSource(PackedSource, GrowingSource):
-    """The same of packed rows: those of the first shards stay where they are when a plan grows with its store."""
+    """Of packed rows: those of the first shards stay where they are when a plan grows with its store."""
 
 
-class MixedSource(WindowSource):
+class MixedSource(WindowSource, ABC):
     """Stores by weights, which may change from the next sample on; sources may come that had no weight before it, and
     each of them may grow, as the store of GrowingSource.
     """
@@ -57,8 +62,12 @@ class MixedSource(WindowSource):
         return True
 
 
+class MixedWindowSource(MixedSource):
+    """Of windows, cut wherever they end."""
+
+
 class MixedPackedSource(PackedSource, MixedSource):
-    """The same of packed rows."""
+    """Of packed rows."""
 
 
 def _of_the_past(cursor: int, before: list[Any], after: list[Any], caps: list[str]) -> UserError:

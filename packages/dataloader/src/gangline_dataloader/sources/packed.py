@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from gangline_dataloader.packing.pack_plan import PackedRows, ranges
 from gangline_dataloader.sources.windows import StoredRows, WindowSource, mask_of
 
 
-class PackedSource(WindowSource):
+class PackedSource(WindowSource, ABC):
     """As WindowSource, but a row holds the pieces of its plan, one behind another, and then padding.
 
     Padding never counts in the loss. With `documents` each piece stands alone, and so does the padding; the rest of a
