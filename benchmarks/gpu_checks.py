@@ -129,12 +129,12 @@ def _with_gradients(
     device: torch.device,
     dtype: torch.dtype,
 ) -> list[tuple[str, Tensor]]:
-    q, k, v, *sinks = (x.to(device, dtype).requires_grad_() for x in given)
+    q, k, v, *sinks = (x.detach().to(device, dtype).requires_grad_() for x in given)
     there = None if document is None else document.to(device)
     out = plain(call)(q, k, v, there, position.to(device), *sinks)
-    out.backward(_like(*out.shape, dtype=dtype, seed=9, device=device))
-    gradients = [("dq", q.grad), ("dk", k.grad), ("dv", v.grad), *(("dsinks", s.grad) for s in sinks)]
-    return [("out", out), *((name, g) for name, g in gradients if g is not None)]
+    leaves = [q, k, v, *sinks]
+    gradients = torch.autograd.grad(out, leaves, _like(*out.shape, dtype=dtype, seed=9, device=device))
+    return [("out", out), *zip(("dq", "dk", "dv", "dsinks"), gradients, strict=False)]
 
 
 def fp8(place: Place) -> str:
