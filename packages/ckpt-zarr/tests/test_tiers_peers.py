@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from made import save, small
 
 from gangline.checkpoint import CheckpointId
 from gangline_ckpt_zarr.stores.local import LocalStore
-from gangline_ckpt_zarr.tiers import peers
+from gangline_ckpt_zarr.tiers import keeper, peers
 from gangline_ckpt_zarr.tiers.keeper import Server
 from gangline_ckpt_zarr.tiers.memory_store import MemoryStore
 from gangline_ckpt_zarr.tiers.peers import Address, Peer, announce, announced, reached, withdraw
@@ -72,8 +74,8 @@ def test_a_copy_that_breaks_off_is_no_copy(node: Peer, tmp_path: Path) -> None:
     put(node, tmp_path, 1)
     address = peers._read(tmp_path / peers.FOLDER / "b.json")
     with socket.create_connection(("127.0.0.1", address.port)) as connection:
-        asked = {"token": address.token, "do": "put", "path": "step-00000002/data-1/00003.bin", "size": 100}
-        connection.sendall(json.dumps(asked).encode() + b"\nhalf")
+        asked = {"do": "put", "path": "step-00000002/data-1/00003.bin", "size": 100}
+        connection.sendall(f"{address.token}\n{json.dumps(asked)}\nhalf".encode())
         connection.shutdown(socket.SHUT_WR)
         assert b"it broke off" in connection.recv(1000)
     assert [name[:13] for name in node.sizes()] == ["step-00000001"]
@@ -92,10 +94,53 @@ def test_nothing_outside_of_checkpoints_is_given(node: Peer, tmp_path: Path, pat
 def test_a_stranger_gets_no_answer(node: Peer, tmp_path: Path) -> None:
     address = peers._read(tmp_path / peers.FOLDER / "b.json")
     assert (tmp_path / peers.FOLDER / "b.json").stat().st_mode & 0o077 == 0
-    for said in (b'{"token": "guess", "do": "sizes"}\n', b"GET / HTTP/1.1\r\n\r\n", b"{}\n"):
-        with socket.create_connection(("127.0.0.1", address.port)) as connection:
+    for said in (b"guess" * 7, b"GET / HTTP/1.1\r\n\r\nAccept: text/html\r\n\r\n", b"x" * 100_000, b"\xff" * 33):
+        with socket.create_connection(
+            ("127.0.0.1", address.port), timeout=5.0
+        ) as connection:  # and is not read to an end
             connection.sendall(said)
-            assert connection.recv(100) == b""
+            assert heard(connection) == b""
+
+
+def heard(connection: socket.socket) -> bytes:
+    """Until the other end closes. Raises TimeoutError where it does not."""
+    try:
+        return connection.recv(100)
+    except ConnectionResetError:  # it has closed before it has read all
+        return b""
+
+
+@pytest.mark.parametrize("said", [b"", b"x"])
+def test_a_stranger_who_says_little_holds_no_thread(
+    node: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    """Also one who says a byte now and then: the time is for all of the token."""
+    monkeypatch.setattr(keeper, "TOKEN_SECONDS", 0.5)
+    address = peers._read(tmp_path / peers.FOLDER / "b.json")
+    with socket.create_connection(("127.0.0.1", address.port)) as connection:
+        connection.settimeout(0.2)
+        deadline = time.monotonic() + 60.0
+        closed = False
+        for _ in range(30):  # fewer bytes than the token has
+            assert time.monotonic() < deadline
+            with contextlib.suppress(TimeoutError):
+                try:
+                    connection.sendall(said)
+                    closed = connection.recv(1) == b""
+                except (BrokenPipeError, ConnectionResetError):
+                    closed = True
+            if closed:
+                break
+        assert closed
+
+
+def test_a_put_names_the_file_of_one_rank(node: Peer, tmp_path: Path) -> None:
+    kept = [put(node, tmp_path, step) for step in (1, 2)]
+    for path in ("step-00000003", "step-00000003/x", "step-00000003/data-1/deeper/00003.bin"):
+        with pytest.raises(OSError, match="is no file of a rank"):
+            node.put(path, tmp_path / "mine")
+    node.put("step-00000003/data-1/*", tmp_path / "mine")  # a name, and no pattern: other ranks' copies stay
+    assert set(kept) < set(node.sizes())
 
 
 def test_a_node_that_is_gone_is_named(node: Peer, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Iterator
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from gangline_ckpt_zarr.tiers.places import SPARE, directory
 OWNER = ".keeper"  # in the directory: whose it is
 LAST_WORDS = 5.0  # seconds in which ranks end when their launcher was killed; less than a sidecar then has
 LOOK_SECONDS = 0.2
+TOKEN_SECONDS = 10.0  # that who connects may take to show the token; no more of a stranger than a thread for so long
 COPIES = 2  # of one rank's files: as many as its own node has of them
 
 
@@ -126,15 +128,28 @@ class _Handler(socketserver.StreamRequestHandler):
 
     def handle(self) -> None:
         with contextlib.suppress(OSError, ValueError):  # who asked is gone, or is nobody of ours
-            question = json.loads(self.rfile.readline(LINE))
-            if not hmac.compare_digest(str(question["token"]), self.server.token):
+            if not self._knows_token():
                 return
+            question = json.loads(self.rfile.readline(LINE))
             try:
                 self._answer(question)
             except FileNotFoundError:
                 self._say(missing=True)
             except OSError as error:
                 self._say(why=error.strerror or str(error))
+
+    def _knows_token(self) -> bool:
+        """All that is read of a stranger: as many bytes as the token's line has, for a limited time in all."""
+        expected, said = self.server.token.encode() + b"\n", b""
+        end = time.monotonic() + TOKEN_SECONDS
+        while len(said) < len(expected):
+            self.connection.settimeout(max(0.001, end - time.monotonic()))
+            got = self.connection.recv(len(expected) - len(said))
+            if not got or time.monotonic() > end:
+                return False
+            said += got
+        self.connection.settimeout(SILENT_SECONDS)
+        return hmac.compare_digest(said, expected)
 
     def _answer(self, asked: dict[str, Any]) -> None:
         if asked["do"] == "sizes":
@@ -153,7 +168,7 @@ class _Handler(socketserver.StreamRequestHandler):
     def _path(self, path: str) -> Path:
         """In a checkpoint's directory, wherever `path` says."""
         parts = path.split("/")
-        if CheckpointId.parse(parts[0]) is None or not {"", ".", ".."}.isdisjoint(parts):
+        if CheckpointId.parse(parts[0]) is None or not {"", ".", ".."}.isdisjoint(parts) or "\0" in path:
             raise FileNotFoundError(path)
         return self.server.place / path
 
@@ -171,9 +186,11 @@ class _Handler(socketserver.StreamRequestHandler):
     def _receive(self, path: str, size: int) -> None:
         """Into the memory of this rank's oldest copy, where the newest is another one: fresh pages cost more."""
         target = self._path(path)
+        if path.count("/") != 2:
+            raise OSError(f"{path} is no file of a rank")
         spare = self.server.place / SPARE / f"copy-{secrets.token_hex(8)}"
         spare.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        held = sorted(self.server.place.glob(f"step-*/*/{target.name}"), key=_age)
+        held = sorted(self.server.place.glob(f"step-*/*/{escape(target.name)}"), key=_age)
         for old in held[: 1 - COPIES]:
             with contextlib.suppress(FileNotFoundError):
                 os.rename(old, spare)

@@ -1,7 +1,8 @@
 """Other nodes' memory: where its keeper answers, and what can be asked of it. Torch-free.
 
-A question is a line of JSON; behind a `put` come the bytes. The answer is a line of JSON; behind one to a `read` come
-the bytes. The token, which keeps strangers out, lies in the run directory, where only its owner reads.
+A question is a line with the token and a line of JSON; behind a `put` come the bytes. The answer is a line of JSON;
+behind one to a `read` come the bytes. The token, which keeps strangers out, lies in the run directory, where only its
+owner reads.
 """
 
 from __future__ import annotations
@@ -134,10 +135,11 @@ class Peer:
         connection = socket.create_connection((address.host, address.port), CONNECT_SECONDS)
         try:
             connection.settimeout(SILENT_SECONDS)
-            connection.sendall(json.dumps({"token": address.token, **question}).encode() + b"\n")
+            connection.sendall(f"{address.token}\n{json.dumps(question)}\n".encode())
             if content is not None:
                 content.seek(0)
-                connection.sendfile(content)
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused early: the answer says why
+                    connection.sendfile(content)
             return connection, json.loads(_line(connection))
         except BaseException:
             connection.close()
