@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=40)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        (measured, compared), _ = pool(2).run(steps, Path(folder, "run"), options.pairs, timeout=900.0)
+        (measured, compared), _ = pool(2).run(steps, Path(folder, "run"), options.pairs, timeout=limit(options.pairs))
     wall, cpu = [a / b for a, b, _, _ in measured], [c / d for *_, c, d in measured]
     step, used = statistics.median(b for _, b, _, _ in measured), statistics.median(d for *_, d in measured)
     print(f"a step without checks    {step:.2f} s, {used:.2f} CPU s a rank; {len(measured)} pairs")
@@ -47,6 +47,11 @@ def main() -> None:
         print(f"{name:<24} {middle - 1:+.2%} (95 %: {low - 1:+.2%} to {high - 1:+.2%}; goal +1 %)")
     every = CorruptionOptions().every
     print(f"a comparison of weights  {compared * 1e3:.1f} ms, of a step each {every}: {compared / every / step:.4%}")
+
+
+def limit(pairs: int) -> float:
+    """Seconds: a step takes 2 s on a quiet machine of two cores, and ten times as long on a busy one."""
+    return 600.0 + 60.0 * pairs
 
 
 def steps(run_dir: Path, pairs: int) -> tuple[Ratios, float]:
