@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from gangline.testing.runs import small_run
 from gangline.testing.sessions import session
 from gangline.tools import read_events
 from gangline.train.rank import train
+from gangline_health.burn_in.check import exact_sum
 from gangline_health.burn_in.config import BurnInHealth
 from gangline_health.burn_in.judge import RankRates, bad_links, bad_ranks
 
@@ -74,6 +76,27 @@ def test_a_product_that_is_wrong_by_one_bit_is_seen(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(torch, "mm", flips)
     assert not measure.products_are_exact(cpu, torch.float32)
+
+
+@pytest.mark.parametrize("size", [1, 181, 16_384])
+def test_a_sum_over_many_ranks_is_exact_and_one_that_is_wrong_by_one_is_seen(size: int) -> None:
+    cpu = torch.device("cpu")
+
+    class Ranks:
+        """Rank 2 of many, or the only one; each has the same numbers times its own number from 1 on."""
+
+        def __init__(self, off: float = 0.0) -> None:
+            self.size, self.index, self.off = size, min(size - 1, 2), off
+
+        def all_reduce(self, mine: torch.Tensor) -> torch.Tensor:
+            found = torch.zeros_like(mine)
+            for rank in range(size):
+                found += mine / (self.index + 1) * (rank + 1)
+            found[5] += self.off
+            return found
+
+    assert exact_sum(cast(Any, Ranks()), cpu)
+    assert not exact_sum(cast(Any, Ranks(off=1.0)), cpu)
 
 
 def burnt_in(run_dir: Path, bad: int | None) -> tuple[int, int]:

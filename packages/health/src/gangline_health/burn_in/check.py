@@ -121,8 +121,11 @@ class BurnInCheck(HealthCheck):
 
 
 def exact_sum(comm: Comm, device: torch.device) -> bool:
-    """Whether an all-reduce of whole numbers gives what it must."""
-    own = torch.arange(1024, dtype=torch.float32, device=device)
+    """Whether an all-reduce of whole numbers gives what it must.
+
+    In float64, which holds whole numbers up to 2^53: those of float32 end at 2^24, the sum of some 180 ranks.
+    """
+    own = torch.arange(1024, dtype=torch.float64, device=device)
     found = comm.all_reduce((own * (comm.index + 1)).contiguous())
     return torch.equal(found, own * (comm.size * (comm.size + 1) // 2))
 
