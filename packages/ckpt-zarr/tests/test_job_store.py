@@ -1,15 +1,29 @@
-"""The job's store may be anything that keeps its contract, and may be out of reach for a moment."""
+"""The job's store may be anything that keeps its contract, and may be out of reach for a moment or for good."""
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from made import composed
 
+from gangline.checkpoint import CheckpointId
+from gangline.checkpoint.base import SaveFailed
+from gangline.mesh import Mesh
+from gangline.testing import checkpointer_ranks as kit, rank
+from gangline.testing.pool import pool
 from gangline.testing.sessions import session
 from gangline_ckpt_zarr import agreement
-from gangline_ckpt_zarr.agreement import PrefixedStore
-from gangline_ckpt_zarr.checkpointer import build
+from gangline_ckpt_zarr.agreement import Agreement, Failed, PrefixedStore, StoreLost
+from gangline_ckpt_zarr.checkpointer import ZarrCheckpointer, build
+
+MESH = Mesh.of({"dp_shard": 2})
 
 
 class DictStore:
@@ -51,9 +65,11 @@ def test_a_checkpointer_is_built_on_any_store(tmp_path: Path) -> None:
 
 def test_a_store_that_is_back_soon_was_never_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "_LONGEST", 0.001)
-    lost = DictStore(lost=3)
+    lost = DictStore()
     store = PrefixedStore(lost, "ckpt/1")
     assert store.add("count", 2) == 2
+    lost.lost = 3
+    assert store.add("count", 0) == 2
     lost.lost = 3
     store.set("key", "value")
     assert (store.get("key"), store.check(["key", "count"]), store.check(["other"])) == (b"value", True, False)
@@ -63,5 +79,149 @@ def test_a_store_that_is_back_soon_was_never_lost(monkeypatch: pytest.MonkeyPatc
 def test_one_that_stays_lost_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "_UNREACHED", 0.01)
     monkeypatch.setattr(agreement, "_LONGEST", 0.001)
-    with pytest.raises(ConnectionError, match="lost for a while"):
+    with pytest.raises(StoreLost, match="the job's store is lost: the store is lost for a while"):
         PrefixedStore(DictStore(lost=10**9), "ckpt/1").get("key")
+
+
+class ForgetfulStore(DictStore):
+    """Does what it is asked to add, and does not say so."""
+
+    def add(self, key: str, amount: int) -> int:
+        found = super().add(key, amount)
+        if amount:
+            raise ConnectionError("the answer is lost")
+        return found
+
+
+def test_what_may_have_been_added_is_not_added_again() -> None:
+    """Or one rank would pass for two, and a checkpoint be whole without the other's file."""
+    store = ForgetfulStore()
+    one = Agreement(PrefixedStore(store, "ckpt/1"), "save/1", 1, 2, 60.0, "newest")
+    with pytest.raises(StoreLost):
+        one.done("written")
+    assert store.kept["ckpt/1/save/1/written"] == b"1"
+    one.heartbeat()
+    one.fail("it is lost", late=True)
+    with pytest.raises(Failed, match="it is lost"):
+        Agreement(PrefixedStore(store, "ckpt/1"), "save/1", 0, 2).check()
+
+
+class Relay:
+    """Stands between a client and a real TCPStore, and cuts all that it has connected. Afterwards it listens on."""
+
+    def __init__(self, port: int) -> None:
+        self._port, self._cut = port, False
+        self._open: list[socket.socket] = []
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self.deaf = False  # what the store answers goes nowhere, and the client is cut off
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                far = socket.create_connection(("127.0.0.1", self._port))
+                self._open += [near, far]
+                threading.Thread(target=self._pass, args=(near, far, False), daemon=True).start()
+                threading.Thread(target=self._pass, args=(far, near, True), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, answers: bool) -> None:
+        with contextlib.suppress(OSError):
+            while content := source.recv(1 << 16):
+                if answers and self.deaf:
+                    target.shutdown(socket.SHUT_RDWR)
+                    return
+                target.sendall(content)
+
+    def close(self) -> None:
+        for one in (self._listening, *self._open):
+            one.close()
+
+
+@pytest.fixture
+def stores() -> Iterator[tuple[dist.TCPStore, dist.TCPStore, Relay]]:
+    """A job's store, a client of it whose connection can be cut, and who cuts it."""
+    limit = timedelta(seconds=60)
+    master = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=limit, wait_for_workers=False)
+    relay = Relay(master.port)
+    yield master, dist.TCPStore("127.0.0.1", relay.port, 2, timeout=limit, wait_for_workers=False), relay
+    relay.close()
+
+
+def test_a_connection_to_torchs_store_that_broke_stays_broken(
+    stores: tuple[dist.TCPStore, dist.TCPStore, Relay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is told at once, and nobody waits for its return."""
+    monkeypatch.setattr(agreement, "_UNREACHED", 10**9)
+    master, client, relay = stores
+    store = PrefixedStore(client, "ckpt/1")  # type: ignore[arg-type]
+    store.set("key", "value")
+    assert (store.add("count", 1), store.get("key")) == (1, b"value")
+    relay.deaf = True
+    with pytest.raises(StoreLost, match="the job's store is lost: "):
+        store.add("count", 1)
+    relay.deaf = False
+    assert master.add("ckpt/1/count", 0) == 2, "it was done, though nobody was told"
+    for ask in (lambda: store.add("count", 1), lambda: store.get("key"), lambda: store.set("key", "other")):
+        with pytest.raises(StoreLost):
+            ask()
+    assert master.add("ckpt/1/count", 0) == 2
+    assert Agreement(store, "save/1", 1, 2, 60.0).heartbeat() is None  # type: ignore[arg-type]
+
+
+class CutOff:
+    """A rank's store that does what it is told to add to one counter, and from then on answers nothing."""
+
+    def __init__(self, store: PrefixedStore, counter: str) -> None:
+        self._store, self._counter, self._cut = store, counter, False
+
+    def _reach(self) -> PrefixedStore:
+        if self._cut:
+            raise StoreLost("the job's store is lost: Broken pipe")
+        return self._store
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._reach().set(key, value)
+
+    def get(self, key: str) -> bytes:
+        return self._reach().get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._reach().check(keys)
+
+    def add(self, key: str, amount: int) -> int:
+        found = self._reach().add(key, amount)
+        self._cut = amount > 0 and key.endswith(self._counter)
+        if self._cut:
+            raise StoreLost("the job's store is lost: Broken pipe")
+        return found
+
+
+def saved_by_one_that_is_cut_off(job: kit.Job) -> tuple[str, list[str]]:
+    checkpointer = kit.opened(job)
+    assert isinstance(checkpointer, ZarrCheckpointer)
+    store = checkpointer.store
+    assert isinstance(store, PrefixedStore)
+    if rank.index == 1:
+        checkpointer.store = CutOff(store, "disk written")
+    try:
+        came = kit.save_with(checkpointer, job, 1, 1)
+    except SaveFailed as failed:
+        came = failed.why
+    checkpointer.store = store
+    checkpointer.close()
+    checkpointer = kit.opened(job)
+    registry = kit.registry_of(job.mesh)
+    shards = kit.shards_of(registry, None)
+    checkpointer.load(CheckpointId(1), shards, registry)
+    checkpointer.close()
+    return came, kit.wrong(shards, 1)
+
+
+def test_a_rank_that_is_cut_off_when_it_has_written_leaves_its_file_there(tmp_path: Path) -> None:
+    """The others count it, and commit what it has written."""
+    job = kit.Job("gangline_ckpt_zarr.checkpointer:build", composed(tmp_path), MESH, str(tmp_path))
+    first, second = pool(2).run(saved_by_one_that_is_cut_off, job)
+    assert first == ("step-00000001", [])
+    assert second == ("the job's store is lost: Broken pipe", [])

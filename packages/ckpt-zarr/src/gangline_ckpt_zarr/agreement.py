@@ -7,6 +7,7 @@ those that have not answered.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable
@@ -35,7 +36,7 @@ T = TypeVar("T")
 class Failed(Exception):
     """Some rank failed; `what` is the JSON value that it published.
 
-    `late`: it had done its part and its wait timed out, so other ranks may still do theirs.
+    `late`: it may count as done, for its wait timed out or the store was lost, so other ranks may still do theirs.
     """
 
     def __init__(self, what: Any, late: bool = False) -> None:
@@ -43,11 +44,16 @@ class Failed(Exception):
         super().__init__(str(what))
 
 
-class PrefixedStore:
-    """The job's store, whatever it is made of, with keys that begin with a prefix.
+class StoreLost(ConnectionError):
+    """The job's store does not answer. What was to be added may have been, or not: nobody knows."""
 
-    One that cannot be reached is asked again for a while: a rank that gave up at once could not tell the others, which
-    would wait for it.
+
+class PrefixedStore:
+    """The job's store, whatever it is made of, with keys that begin with a prefix. Raises StoreLost.
+
+    One that may come back is asked again for a while, for a rank that gave up at once could not tell the others, which
+    would wait for it. Not the client of torch's TCPStore, which never connects twice; and never an `add` whose answer
+    was lost: counted twice, one rank would pass for two, and what it has not written for written.
     """
 
     def __init__(self, store: Store, prefix: str) -> None:
@@ -60,19 +66,21 @@ class PrefixedStore:
         return self._asked(lambda: self._store.get(f"{self._prefix}/{key}"))
 
     def add(self, key: str, amount: int) -> int:
-        return self._asked(lambda: self._store.add(f"{self._prefix}/{key}", amount))
+        return self._asked(lambda: self._store.add(f"{self._prefix}/{key}", amount), again=not amount)
 
     def check(self, keys: list[str]) -> bool:
         return self._asked(lambda: self._store.check([f"{self._prefix}/{key}" for key in keys]))
 
-    def _asked(self, ask: Callable[[], T]) -> T:
-        until = time.monotonic() + _UNREACHED
+    def _asked(self, ask: Callable[[], T], again: bool = True) -> T:
+        until = time.monotonic() + (_UNREACHED if again else 0.0)
         while True:
             try:
                 return ask()
-            except (ConnectionError, dist.DistNetworkError):
-                if time.monotonic() > until:
-                    raise
+            except dist.DistError as error:
+                raise StoreLost(f"the job's store is lost: {error}") from error
+            except ConnectionError as error:
+                if time.monotonic() >= until:
+                    raise StoreLost(f"the job's store is lost: {error}") from error
                 time.sleep(_LONGEST)
 
 
@@ -112,8 +120,16 @@ class Agreement:
         """Make all ranks fail; of several causes the first one published is raised everywhere."""
         if self.world == 1:
             self._mine.setdefault("failed", [what, late])
-        elif self.store is not None and self.store.add(f"{self.name}/failures", 1) == 1:
+        elif self.store is not None and self._fails_first():
             self.store.set(f"{self.name}/failed", json.dumps([what, late]))
+
+    def _fails_first(self) -> bool:
+        """True also where nobody knows: two causes are better than none."""
+        assert self.store is not None
+        try:
+            return self.store.add(f"{self.name}/failures", 1) == 1
+        except StoreLost:
+            return True
 
     def check(self) -> None:
         """Raises Failed where some rank has."""
@@ -128,7 +144,8 @@ class Agreement:
         now = time.monotonic()
         if self.patience is not None and self.store is not None and self.world > 1 and now >= self._next:
             self._next = now + _HEARTBEAT * self.patience
-            self.store.add(f"{self.name}/alive", 1)
+            with contextlib.suppress(StoreLost):  # one beat more or less; what comes next says it
+                self.store.add(f"{self.name}/alive", 1)
 
     def count(self, key: str, number: int) -> int:
         """Add to a counter that all ranks share; its new value."""

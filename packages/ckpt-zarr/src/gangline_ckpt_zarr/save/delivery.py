@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from gangline.checkpoint import CheckpointId, hold
-from gangline_ckpt_zarr.agreement import Agreement, Failed
+from gangline_ckpt_zarr.agreement import Agreement, Failed, StoreLost
 from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.save.task import SaveTask
@@ -99,9 +99,9 @@ class Delivery(ABC):
         except Failed as failed:
             self.why, late = str(failed.what), failed.late
         except Exception as error:
-            self.why = describe_error(error)
+            self.why, late = describe_error(error), isinstance(error, StoreLost)
             with contextlib.suppress(Exception):  # the job's store may be what failed
-                self.agreement.fail(self.why)
+                self.agreement.fail(self.why, late)
         if self.why and write_id and not late:
             self._delete_own_files(write_id)
 
@@ -133,8 +133,8 @@ class Delivery(ABC):
     def _delete_own_files(self, write_id: str) -> None:
         """A full disk should not stay full. Tiers that have the whole checkpoint keep it.
 
-        Not where a wait timed out: the silent rank may be about to commit what the others have written, and what looks
-        whole must be whole. What is left then is cleared by the next save.
+        Not where a wait timed out or the job's store was lost: another rank may be about to commit what all have
+        written, and what looks whole must be whole. What is left then is cleared by the next save.
         """
         for tier in self._tiers:
             try:
