@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytest
 
-from gangline import attempts, events
+from gangline import attempts, events, pulse
 from gangline.attempts import Attempt
 from gangline.checkpoint.torch_dcp import DcpCheckpointer
 from gangline.errors import BadCheckpoint
@@ -303,6 +304,30 @@ def test_what_a_check_raises_on_another_rank_is_told(tmp_path, where):
     told = [(line["kind"], line["where"], line["evidence"]) for line in found]
     wanted = [("check-failed", "rank 1", "health=scripted failed: OSError: no such driver")]
     assert told == (wanted if where == "observe" else []), "once, not in every step"
+
+
+class Looks(Scripted):
+    """Reads in the pulse of its own rank who has been called, as who watches from outside does."""
+
+    def observe(self, record):
+        self.seen = [reader.read().member for reader in pulse.readers(self.run_dir)]
+        return ()
+
+
+def test_the_pulse_names_the_check_that_has_been_called(tmp_path):
+    before = pulse.current()
+    try:
+        pulse.use(pulse.Pulse.open(tmp_path, 0, 1, 0, os.getpid()))
+        s = session(tmp_path / "out", "run.steps=1")
+        check = Looks({})
+        check.run_dir = tmp_path
+        s.health["scripted"] = check
+        assert train(s) == 0
+        assert check.seen == ["health/scripted"]
+        assert [reader.read().member for reader in pulse.readers(tmp_path)] == [""]
+    finally:
+        pulse.use(before)
+        pulse.remove(os.getpid())
 
 
 def test_a_full_disk_under_the_events_ends_no_run(tmp_path):

@@ -20,9 +20,10 @@ def collective(sequence: int, operation: str = "all_reduce", axis: str = "world"
 def rank(number: int, waits: Collective | None = None, begun: int = 0, still: float = 9.0, **more) -> Watched:
     recent = more.pop("recent", (waits,) if waits else ())
     groups = more.pop("groups", {("world", WORLD): waits.sequence if waits and waits.axis == "world" else begun})
+    member = more.pop("member", "")
     phase = "collective" if waits else more.pop("phase", "forward")
     state, alive = more.pop("state", "S"), more.pop("alive", True)
-    seen = Seen(number, 4, 0, 100 + number, alive, 2, 7, phase, "backward", 1.0, waits, groups, recent)
+    seen = Seen(number, 4, 0, 100 + number, alive, 2, 7, phase, "backward", 1.0, waits, groups, recent, member=member)
     return Watched(seen, still, 2.0, state)
 
 
@@ -35,6 +36,14 @@ def test_the_one_that_has_not_begun_what_the_others_wait_for():
     assert found is not None
     assert (found.ranks, found.why, found.operation) == ((2,), "behind", "all_reduce 5 along world")
     assert "ranks 0, 1, 3 wait" in found.evidence
+
+
+def test_a_check_that_never_returns_is_named():
+    ranks = [rank(n, collective(5)) for n in (0, 1, 3)] + [rank(2, begun=4, phase="between", member="health/mine")]
+    found = diagnose(ranks)
+    assert found is not None
+    assert found.ranks == (2,)
+    assert "in between, in what health=mine does of step 7" in found.evidence
 
 
 def test_a_rank_that_comes_on_is_slow_and_no_hang():

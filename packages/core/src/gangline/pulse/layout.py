@@ -6,11 +6,12 @@
 .   groups        for each process group, how many collectives were begun
 .   record        the newest collectives: a ring of rows
 .   names         text: of each group a line with the axis and its ranks
+.   member        text: the callback or health check that has been called, "" where none is
 """
 
 from __future__ import annotations
 
-MAGIC = 0x676C7075_00000001  # "glpu", and the version of this layout
+MAGIC = 0x676C7075_00000002  # "glpu", and the version of this layout
 
 # The head. BEAT is odd while the words below it change, and another one after each change.
 VERSION, PID, BORN, RANK, WORLD, GENERATION, BEAT, STEP, PHASE, UNDER, SINCE, ROW, RECORDED, NAMED = range(14)
@@ -55,7 +56,9 @@ CODE, SEQUENCE, BEGAN, BYTES, PEERS, DONE = range(6)  # the words of a row; CODE
 ROW_WORDS = 6
 NAMES = RECORD + RECORDS * ROW_WORDS
 NAME_BYTES = 8192
-WORDS = NAMES + NAME_BYTES // 8
+MEMBER = NAMES + NAME_BYTES // 8
+MEMBER_BYTES = 64
+WORDS = MEMBER + MEMBER_BYTES // 8
 MOST_PEERS = 62  # that a row of an exchange names by its bits
 UNKNOWN_PEERS = 1 << MOST_PEERS
 

@@ -53,6 +53,7 @@ class Seen:
     recent: tuple[Collective, ...] = ()  # oldest first
     spent: dict[str, float] = field(default_factory=dict)  # seconds of each phase since the start
     lasted: dict[str, list[int]] = field(default_factory=dict)  # of each phase a histogram, see `layout.column`
+    member: str = ""  # the callback or health check that has been called and has not returned: "health/on"
 
 
 class PulseReader:
@@ -96,6 +97,7 @@ class PulseReader:
         held = head + words[layout.HEAD : layout.NAMES].tolist()
         names = bytes(words.cast("B")[8 * layout.NAMES : 8 * layout.NAMES + held[layout.NAMED]])
         groups = _groups(names.decode(errors="replace"))
+        member = bytes(words.cast("B")[8 * layout.MEMBER : 8 * layout.WORDS]).rstrip(b"\0")
         rows = range(max(0, held[layout.RECORDED] - layout.RECORDS), held[layout.RECORDED])
         recent = [_collective(_row(held, number), groups) for number in rows]
         pid = held[layout.PID]
@@ -115,6 +117,7 @@ class PulseReader:
             recent=tuple(recent),
             spent={name: held[layout.SPENT + 2 * number] * 1e-9 for number, name in enumerate(PHASES)},
             lasted={name: _histogram(held, number) for number, name in enumerate(PHASES)},
+            member=member.decode(errors="replace"),
         )
 
     def close(self) -> None:

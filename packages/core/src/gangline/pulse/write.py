@@ -32,6 +32,7 @@ class Pulse:
         self._beat, self._phase, self._since = 0, NUMBER["start"], monotonic_ns()
         self._groups: dict[tuple[str, tuple[int, ...]], int] = {}
         self._row = 0
+        self._member = ""
         self._told = [0] * len(PHASES)
         self._first: int | None = None
         self._warm = False
@@ -95,6 +96,13 @@ class Pulse:
         self._warm = not 0 <= number - self._first < WARM_UP
         self._words[layout.STEP] = number
         self.enter(_BETWEEN)
+
+    def call(self, member: str) -> str:
+        """From now on that callback or health check has the word, "" for none; gives the one before."""
+        before, self._member = self._member, member
+        text = member.encode()[: layout.MEMBER_BYTES].ljust(layout.MEMBER_BYTES, b"\0")
+        self._words.cast("B")[8 * layout.MEMBER : 8 * layout.WORDS] = text
+        return before
 
     def rows(self) -> list[float]:
         """Seconds in each of `ROWS` since the last call; what a phase that is under way has had so far is in it."""

@@ -14,6 +14,7 @@ from gangline.callback.base import Metrics
 from gangline.comm.objects import gather_json
 from gangline.errors import UserError
 from gangline.health import Action, HealthCheck, Verdict
+from gangline.pulse.write import current
 from gangline.runtime import Runtime
 from gangline.shard import Shard, parameter_of
 from gangline.train.session import Session
@@ -71,7 +72,8 @@ def named(s: Session, place: str, call: Callable[..., T], *arguments: object) ->
     What a check raises is a note, ends nothing and gives None; what a callback raises ends the run, with its name.
     """
     try:
-        return call(*arguments)
+        with _calling(place):
+            return call(*arguments)
     except Exception as error:
         why = _failure(s, place, error)
         if s.comms.rank == 0:
@@ -103,9 +105,21 @@ def together(s: Session, place: str, call: Callable[..., T], *arguments: object)
     collective would be taken for the one that the others are still in.
     """
     try:
-        return call(*arguments)
+        with _calling(place):
+            return call(*arguments)
     except Exception as error:
         raise _with_name(place, error) from error
+
+
+@contextmanager
+def _calling(place: str) -> Iterator[None]:
+    """Within, the pulse says whose code runs: who watches can name a callback or a check that never returns."""
+    pulse = current()
+    before = pulse.call(place)
+    try:
+        yield
+    finally:
+        pulse.call(before)
 
 
 def failures(s: Session) -> list[Verdict]:

@@ -131,6 +131,8 @@ def _named(why: str, culprits: list[Watched], ranks: Sequence[Watched]) -> Diagn
     waits = first.seen.waits
     operation = _first_missing(first, ranks) or (_word(waits) if waits else first.seen.phase)
     where = f"in {_word(waits)}, part of {first.seen.under}" if waits else f"in {first.seen.phase}"
+    if first.seen.member:  # "health/mine", as a user chose it
+        where += f", in what {first.seen.member.replace('/', '=', 1)} does"
     how = "is stopped by a signal (state T)" if why == "stopped" else "stands still"
     host = f" on {first.host}" if first.host else ""
     evidence = [f"rank {first.rank} (process {first.seen.pid}{host}) {how}, {where} of step {first.seen.step}, for "

@@ -176,6 +176,7 @@ def report(diagnosis: Diagnosis, ranks: list[Watched], stacks: dict[int, str]) -
                 "step": one.seen.step,
                 "phase": one.seen.phase,
                 "under": one.seen.under,
+                "member": one.seen.member,
                 "still_seconds": one.still,
                 "limit_seconds": min(one.limit, 1e9),
                 "collectives": [
