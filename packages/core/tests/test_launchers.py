@@ -14,6 +14,7 @@ from gangline.config.check import check, world_of
 from gangline.launch import forkserver
 from gangline.launch.config import LocalLaunch
 from gangline.plugins import installed
+from gangline.rundir import RunDirectory
 from gangline.testing import as_installed
 from gangline.testing.real_runs import SMALL, small_text
 
@@ -55,6 +56,22 @@ def test_a_sweep_that_it_refuses_leaves_no_directory(words, tmp_path, capsys):
     assert train(["-m", *words, "run.dir=sweep", "launch.gpus=1,2"]) == 2
     assert "differ in how they are launched" in capsys.readouterr().err
     assert not list((tmp_path / "sweep").glob("*"))
+
+
+def test_no_error_after_the_submit_takes_the_directory_away(words, tmp_path, capsys):
+    assert train([*words, "run.dir=out", "launch.lose=true"]) == 2
+    assert train(["-m", *words, "run.dir=sweep", "run.seed=1,2", "launch.lose=true"]) == 2
+    assert "no answer from the queue." in capsys.readouterr().err
+    for given in ("out", "sweep/00", "sweep/01"):
+        assert (tmp_path / given / "config.yaml").exists()
+
+
+def test_no_error_after_the_submit_changes_what_a_resumed_job_reads(words, tmp_path):
+    assert train([*words, "run.dir=out", "launch.lose=true"]) == 2
+    assert train(["resume=out", "run.steps=77"]) == 2
+    assert RunDirectory.open("out").run().steps == 77
+    assert train(["resume=out", "run.steps=78", "launch.refuse=true", "launch.lose=false"]) == 2
+    assert RunDirectory.open("out").run().steps == 77
 
 
 def test_nothing_is_warmed_where_no_rank_runs(words, monkeypatch):

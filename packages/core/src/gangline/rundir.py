@@ -42,6 +42,7 @@ class RunDirectory:
         self._made: list[Path] = []  # by `create`: the directory and those above it that were not there
         self._replaced: dict[Path, str] = {}  # by `rewrite`: what stood in the files before
         self._begun = 0
+        self._handed_over = False
 
     config = property(lambda self: self.path / "config.yaml")
     parts = property(lambda self: self.path / "parts.json")
@@ -87,6 +88,8 @@ class RunDirectory:
 
         Gives whether it did.
         """
+        if self._handed_over:
+            return False
         if self.path not in self._made or "data" in self.read_provenance() or self._lock.held_by_others():
             return False
         self.unlock()
@@ -133,6 +136,8 @@ class RunDirectory:
 
     def put_back(self) -> None:
         """Undo `rewrite` where nothing has begun since: what the ranks refused is not what the run goes on with."""
+        if self._handed_over:
+            return
         if self._replaced and self._starts() == self._begun and not self._lock.held_by_others():
             for path, text in self._replaced.items():
                 write_whole(path, text)
@@ -158,6 +163,15 @@ class RunDirectory:
     def unlock(self) -> None:
         """Let go of the directory."""
         self._lock.release()
+
+    def hand_over(self) -> None:
+        """A job elsewhere has the directory: it is let go of, and no error here takes it away or changes it back."""
+        self._handed_over = True
+        self.unlock()
+
+    def take_back(self) -> None:
+        """That job is known to be over: `discard` and `put_back` do again what they say."""
+        self._handed_over = False
 
     def go_on(self, run: Run, argv: Sequence[str] = (), changed: dict[str, Any] | None = None) -> None:
         """`share`, with `rewrite` by the job's first node. Raises UserError where a later one wants another run."""

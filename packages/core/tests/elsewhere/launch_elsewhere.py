@@ -21,6 +21,7 @@ class Elsewhere(LaunchConfig):
 
     gpus: int = 8  # that there are
     refuse: bool = False
+    lose: bool = False  # sight of the job, after it was submitted
 
     def world(self, run: Run) -> int:
         return self.processes or run.parallel.world(self.gpus)
@@ -33,7 +34,9 @@ class ElsewhereLauncher(Launcher):
     def launch(self, directory: RunDirectory) -> int:
         if self.config.refuse:
             raise UserError("the queue is closed.")
-        directory.unlock()
+        directory.hand_over()
+        if self.config.lose:
+            raise UserError("no answer from the queue.")
         RunDirectory(directory.path).lock()  # who comes there can hold it
         print(f"given {directory.path.name}")
         return 7
@@ -41,6 +44,10 @@ class ElsewhereLauncher(Launcher):
     def launch_all(self, directories: Sequence[RunDirectory]) -> list[int]:
         if self.config.refuse:
             raise UserError("the queue is closed.")
+        for directory in directories:
+            directory.hand_over()
+        if self.config.lose:
+            raise UserError("no answer from the queue.")
         print("given", *(directory.path.name for directory in directories))
         return list(range(len(directories)))
 

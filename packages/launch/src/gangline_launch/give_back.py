@@ -1,8 +1,14 @@
-"""What a dry run does with the directory that it was given. Torch-free."""
+"""Whose a directory is: given back after a dry run, a job's from the submit to its end. Torch-free."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from gangline import UserError
+from gangline_launch import job as jobs
+from gangline_launch.state import Scheduler, SchedulerError
 
 if TYPE_CHECKING:
     from gangline.tools import RunDirectory
@@ -14,3 +20,18 @@ def give_back(directory: RunDirectory) -> int:
     if not directory.discard():
         directory.unlock()
     return 0
+
+
+@contextlib.contextmanager
+def handed_over(directory: RunDirectory, scheduler: Scheduler) -> Iterator[None]:
+    """While its job may live no error takes the directory away; one whose job is known to be over may, as after a run
+    on this machine: nothing is left of a run that its ranks refused.
+    """
+    directory.hand_over()
+    try:
+        yield
+    except UserError:
+        with contextlib.suppress(SchedulerError):
+            if scheduler.state(jobs.job_of(directory.path)).over:
+                directory.take_back()
+        raise

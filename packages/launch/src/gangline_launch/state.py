@@ -33,8 +33,12 @@ class JobState:
         return f"{self.said.lower().replace('_', ' ')}{on}{why}{again}"
 
 
+class SchedulerError(Exception):
+    """The scheduler refused a question, or gave no answer to it; its text says how. The job is as it was."""
+
+
 class Scheduler(Protocol):
-    """What may be asked of the one that has the job."""
+    """What may be asked of the one that has the job. Raises SchedulerError where there is no answer."""
 
     def state(self, job: SubmittedJob) -> JobState:
         """How it stands now."""

@@ -21,7 +21,8 @@ class Launcher(ABC):
         """Run to the end; the exit code of the run. Leaves no process behind, whatever happens.
 
         The directory is held by this process, and its lock is the launcher's from now on: one whose ranks run elsewhere
-        (`LaunchConfig.here`) lets go of it (`unlock`) before they come.
+        (`LaunchConfig.here`) hands it over (`RunDirectory.hand_over`) as soon as a job may have it. A UserError before
+        that takes a new directory away, one after it leaves the directory to the job.
         """
 
     def launch_all(self, directories: Sequence[RunDirectory]) -> list[int]:

@@ -11,7 +11,7 @@ from gangline import UserError
 from gangline.launch import Launcher
 from gangline_launch import job as jobs, storage
 from gangline_launch.follow import follow, follow_all
-from gangline_launch.give_back import give_back
+from gangline_launch.give_back import give_back, handed_over
 from gangline_launch.job import SubmittedJob
 from gangline_launch.slurm import commands, script
 from gangline_launch.slurm.scheduler import SlurmScheduler
@@ -38,9 +38,9 @@ class SlurmLauncher(Launcher):
         self._refuse_storage(run_dir)
         number = self._submit(run_dir, 0)
         jobs.write_job(run_dir, SubmittedJob.now("slurm", number))
-        directory.unlock()
-        print(f"train: job {number}: {jobs.folder(run_dir) / script.FILE}", flush=True)
-        return follow(run_dir, SlurmScheduler(), shown=directory.path)
+        with handed_over(directory, SlurmScheduler()):
+            print(f"train: job {number}: {jobs.folder(run_dir) / script.FILE}", flush=True)
+            return follow(run_dir, SlurmScheduler(), shown=directory.path)
 
     def launch_all(self, directories: Sequence[RunDirectory]) -> list[int]:
         """One array job, each of whose tasks is a run; Ctrl-C leaves it alone. The exit code of each run."""
@@ -54,7 +54,7 @@ class SlurmLauncher(Launcher):
         number = self._submit(above, len(paths))
         for task, (path, directory) in enumerate(zip(paths, directories, strict=True)):
             jobs.write_job(path, SubmittedJob.now("slurm", number, task))
-            directory.unlock()
+            directory.hand_over()
         print(f"train: job {number}, {len(paths)} runs: {jobs.folder(above) / script.FILE}", flush=True)
         return follow_all(paths, SlurmScheduler())
 
