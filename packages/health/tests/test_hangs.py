@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from socketserver import StreamRequestHandler, TCPServer
 
 import pytest
 
-from gangline.pulse import PulseReader, find, readers
+from gangline.launch.failures import first
+from gangline.pulse import PulseReader, Seen, find, readers
 from gangline.testing.real_runs import RealRuns
 from gangline.tools import read_events
+from gangline_health.hangs.config import HangsOptions
+from gangline_health.hangs.diagnose import Diagnosis, Watched
+from gangline_health.hangs.watch import Watcher
 
 FOUR = ("parallel=ddp", "launch.processes=4", "launch.max_restarts=3", "health=on", "run.steps=100000")
 
@@ -62,6 +71,44 @@ def test_a_stopped_rank_is_found_named_killed_and_the_run_goes_on(runs):
     printed, _ = run.communicate(timeout=120)
     assert "rank 2 failed first: hang: rank 2" in printed
     assert len(verdicts(out)) == 1
+
+
+@pytest.mark.parametrize("trouble", ["an odd answer", "no URL", "no room for the stacks"])
+def test_a_hung_rank_is_killed_though_nobody_could_be_told(tmp_path: Path, trouble: str) -> None:
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    child = subprocess.Popen(["sleep", "1000"])
+    seen = Seen(0, 1, 1, child.pid, True, 2, 7, "forward", "", 1.0, None)
+    watcher = Watcher(tmp_path, HangsOptions(), "http://[bad" if trouble == "no URL" else "")
+    watcher.watched = lambda: [Watched(seen, 99.0, 1.0, "S")]  # type: ignore[method-assign]
+    if trouble == "no room for the stacks":
+        (logs / "hang-1-rank-00000.json").mkdir()
+    try:
+        with answers_oddly() as url:
+            watcher.alert = url if trouble == "an odd answer" else watcher.alert
+            watcher.act(Diagnosis((0,), "alone", "", "rank 0 stands still"))
+        assert child.wait(60) == -signal.SIGKILL
+    finally:
+        child.kill()
+        child.wait()
+    failure = first(logs, 1)
+    assert failure is not None
+    assert (failure.rank, failure.what) == (0, "hang: rank 0 stands still; it was killed")
+
+
+@contextmanager
+def answers_oddly() -> Iterator[str]:
+    """The URL of a server that does not speak HTTP."""
+
+    class Odd(StreamRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            self.request.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+    with TCPServer(("127.0.0.1", 0), Odd) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,18 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from socketserver import StreamRequestHandler, ThreadingTCPServer
 
 import pytest
 
 from gangline import UserError
+from gangline.config.check import check
 from gangline.testing.ports import free_port
 from gangline.testing.real_runs import RealRuns
+from gangline.testing.runs import small_run
 from gangline.tools import read_events
 from gangline_health.commands import watch
 from gangline_health.live import serve
@@ -185,6 +189,43 @@ def test_what_a_command_gets_and_why_it_failed(tmp_path: Path) -> None:
     assert send("echo lost >&2; exit 3", WARNS) == "exit code 3: lost"
     assert send("exec sleep 60", WARNS, seconds=0.1) == "no answer within 0.1 s"
     assert "refused" in send(f"http://127.0.0.1:{free_port()}", WARNS)
+
+
+@pytest.mark.parametrize("url", ["http://host:abc/", "http://[bad", "http:///path", "http://a b/"])
+def test_a_url_that_is_none_is_refused_and_sending_to_it_raises_nothing(url: str) -> None:
+    with pytest.raises(UserError, match=r"health.on.alert is no URL"):
+        check(small_run("health=[on]", f"health.on.alert='{url}'"))
+    assert send(url, WARNS) != ""
+
+
+@contextmanager
+def speaks(*words: bytes, pause: float = 0.0) -> Iterator[str]:
+    """The URL of a server that answers with these, and waits before each but the first."""
+
+    class Speaks(StreamRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65536)
+            with suppress(OSError):
+                for number, word in enumerate(words):
+                    time.sleep(pause * bool(number))
+                    self.request.sendall(word)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Speaks) as server:
+        server.daemon_threads, server.block_on_close = True, False
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/secret-path"
+        server.shutdown()
+
+
+def test_an_answer_that_is_no_http_is_a_reason_and_one_that_never_ends_is_not_waited_for() -> None:
+    with speaks(b"SSH-2.0-OpenSSH\r\n") as url:
+        assert send(url, WARNS) == "BadStatusLine"
+    with speaks(b"") as url:
+        assert "closed connection" in send(url, WARNS)
+    with speaks(b"HTTP/1.1 200 OK\r\n", *[b"X: y\r\n"] * 300, pause=0.2) as url:
+        begun = time.monotonic()
+        assert send(url, WARNS, seconds=1.0) == "no answer within 1 s"
+        assert time.monotonic() - begun < 30
 
 
 # --- the whole -------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from gangline.launch import Sidecar
 from gangline_health.burn_in.config import PART as BURN_IN
 from gangline_health.chaos.config import PART as CHAOS
 from gangline_health.hangs.config import HangsOptions
+from gangline_health.live.target import malformed
 from gangline_health.monitors.straggler_options import StragglersOptions
 
 ACTIONS = ("note", "warn", "skip", "lower_rate", "roll_back", "restart", "exclude", "stop")
@@ -138,7 +139,7 @@ class WatchedHealth(HealthConfig):
     budget: Budget = field(default_factory=Budget)
 
     def check(self, run: Run) -> list[Problem]:
-        """Playbooks without an action, and a window that cannot be filled."""
+        """Playbooks without an action, a window that cannot be filled, an alert that goes nowhere."""
         found = []
         for kind, playbook in self.playbooks.items():
             place = f"health.on.playbooks.{kind.replace('-', '_')}"
@@ -151,6 +152,14 @@ class WatchedHealth(HealthConfig):
                 Problem(
                     f"health.on.numbers.warmup={self.numbers.warmup} steps do not fit into "
                     f"health.on.numbers.window={self.numbers.window}"
+                )
+            )
+        if why := malformed(self.alert):
+            found.append(
+                Problem(
+                    f"health.on.alert is no URL that something can be posted to: {why}.",
+                    "It is a URL (https://host/path) or a command of the shell.",
+                    "'health.on.alert=${oc.env:HOOK}', with the URL in the variable HOOK",
                 )
             )
         return [*found, *(self.hangs.problems(run) if self.hangs.on else ())]

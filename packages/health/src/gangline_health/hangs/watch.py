@@ -25,6 +25,7 @@ from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Diagnosis, Watched, diagnose
 from gangline_health.hangs.limits import learned, limit
 from gangline_health.live.alerts import send
+from gangline_health.live.target import named
 
 INTERVAL = 0.2  # seconds between two looks
 LEARN = 2.0  # seconds between two looks at how long phases take
@@ -131,7 +132,10 @@ class Watcher:
     # --- acting -------------------------------------------------------------------------------------------------------
 
     def act(self, diagnosis: Diagnosis) -> None:
-        """Write down what was found, tell people, and kill the rank, so that the launcher starts the ranks again."""
+        """Write down what was found, tell people, and kill the rank, so that the launcher starts the ranks again.
+
+        It is killed also where nobody could be told; an alert delays that by its time limit at the most.
+        """
         own = self.watched()
         culprits = [one for one in own if one.rank in diagnosis.ranks]
         generation = max(one.seen.generation for one in own)
@@ -140,12 +144,25 @@ class Watcher:
         self.found.add((generation, diagnosis.ranks))
         if not culprits:
             return  # the watcher of their machine says so
+        try:
+            self._tell(diagnosis, own, culprits)
+        except Exception as error:  # a full disk, say
+            print(f"health: {diagnosis.evidence}; it could not be told: {type(error).__name__}: {error}", flush=True)
+        if self.options.act == "restart":
+            said = f"hang: {diagnosis.evidence}; it was killed"
+            claim(self.run_dir / "logs", generation, RankFailure(diagnosis.ranks[0], "bug", 1, said))
+            for one in culprits if diagnosis.why != "transfer" else culprits[:1]:
+                processes.kill(one.seen, signal.SIGKILL)
+
+    def _tell(self, diagnosis: Diagnosis, own: list[Watched], culprits: list[Watched]) -> None:
+        """To events.jsonl, with all stacks to a file of its own, and to people."""
+        generation = max(one.seen.generation for one in own)
         place = self.run_dir / "logs" / f"hang-{generation}-rank-{diagnosis.ranks[0]:05d}.json"
         where = ", ".join(f"rank {rank}" for rank in diagnosis.ranks)
         evidence = f"{diagnosis.evidence}; stacks: {place}"
-        restart = self.options.act == "restart"
+        action = Action.RESTART if self.options.act == "restart" else Action.WARN
         details = {"ranks": diagnosis.ranks, "why": diagnosis.why, "operation": diagnosis.operation, "host": self.host}
-        verdict = Verdict("hang", where, 1.0, evidence, Action.RESTART if restart else Action.WARN, details=details)
+        verdict = Verdict("hang", where, 1.0, evidence, action, details=details)
         events = Events(self.run_dir, by="watcher")
         events.write("verdict", step=culprits[0].seen.step, **verdict.to_dict())
         events.close()
@@ -153,12 +170,7 @@ class Watcher:
         place.write_text(json.dumps(report(diagnosis, own, stacks), indent=1))
         print(f"health: {verdict}", flush=True)
         if self.alert and (why := send(self.alert, {"run_dir": str(self.run_dir), **verdict.to_dict()})):
-            print(f"health.on.alert={self.alert}: {why}", flush=True)
-        if restart:
-            said = f"hang: {diagnosis.evidence}; it was killed"
-            claim(self.run_dir / "logs", generation, RankFailure(diagnosis.ranks[0], "bug", 1, said))
-            for one in culprits if diagnosis.why != "transfer" else culprits[:1]:
-                processes.kill(one.seen, signal.SIGKILL)
+            print(f"health.on.alert ({named(self.alert)}): {why}", flush=True)
 
 
 def report(diagnosis: Diagnosis, ranks: list[Watched], stacks: dict[int, str]) -> dict:

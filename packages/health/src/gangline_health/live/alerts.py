@@ -20,30 +20,52 @@ from typing import Any
 from gangline.health import Action, Verdict
 from gangline.tools import Events
 from gangline_health.live.follow import Follower
+from gangline_health.live.target import is_url, named
 
 INTERVAL = 0.5  # seconds between two looks
 SECONDS = 10.0  # a command or a server that takes longer has failed
-URL = ("http://", "https://")
 SENT_BY_THEMSELVES = ("alert", "watcher")  # the watch of hangs tells before it kills
 
 Line = dict[str, Any]
 
 
 def send(target: str, content: Line, seconds: float = SECONDS) -> str:
-    """To a URL as a POST of JSON, else to a command of the shell as its input. Why it failed, or ""."""
+    """To a URL as a POST of JSON, else to a command of the shell as its input. Why it failed, or "".
+
+    Raises nothing, and is back after `seconds`, whatever the other side does.
+    """
     body = json.dumps(content).encode()
-    try:
-        if target.startswith(URL):
-            request = urllib.request.Request(target, body, {"Content-Type": "application/json"})
-            with urllib.request.urlopen(request, timeout=seconds):
-                return ""
-        done = subprocess.run(target, shell=True, input=body, capture_output=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return f"no answer within {seconds:g} s"
-    except urllib.error.URLError as error:
-        return str(error.reason) if not isinstance(error, urllib.error.HTTPError) else f"{error.code} {error.reason}"
-    except OSError as error:
-        return error.strerror or str(error)
+    why = [f"no answer within {seconds:g} s"]
+
+    def work() -> None:
+        try:
+            why[0] = _post(target, body, seconds) if is_url(target) else _run(target, body, seconds)
+        except subprocess.TimeoutExpired:
+            return
+        except urllib.error.HTTPError as error:
+            why[0] = f"{error.code} {error.reason}"
+        except urllib.error.URLError as error:
+            why[0] = str(error.reason)
+        except OSError as error:
+            why[0] = error.strerror or str(error)
+        except Exception as error:  # what answers is no HTTP, the URL is none
+            why[0] = type(error).__name__  # its words may hold the URL
+
+    # a server that sends a byte now and then is never too late for the timeout of a socket
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds + 1.0)
+    return why[0]
+
+
+def _post(url: str, body: bytes, seconds: float) -> str:
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=seconds):
+        return ""
+
+
+def _run(command: str, body: bytes, seconds: float) -> str:
+    done = subprocess.run(command, shell=True, input=body, capture_output=True, timeout=seconds, check=False)
     said = done.stderr.decode(errors="replace").strip().splitlines()
     return "" if done.returncode == 0 else f"exit code {done.returncode}{': ' + said[-1] if said else ''}"
 
@@ -83,7 +105,9 @@ class Alerts:
             self.place.write_text(str(self.follower.offset))
 
     def _tell(self, why: str) -> None:
-        evidence = f"health.on.alert={self.target}: {why}; the run goes on, and nobody is told until it works again"
+        evidence = (
+            f"health.on.alert ({named(self.target)}): {why}; the run goes on, and nobody is told until it works again"
+        )
         events = Events(self.run_dir, by="alert")
         events.write("verdict", **Verdict("alert-lost", "the run", 1.0, evidence, Action.WARN).to_dict())
         events.close()

@@ -1,0 +1,46 @@
+"""Whom an alert goes to: a webhook's URL or a command. Its path is often a key, so messages name the host."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+URL = ("http://", "https://")
+_WITH_PATH = re.compile(r"https?://(?:[^\s/@'\"]*@|[^\s/'\"]+[/?][^\s'\"]+)", re.IGNORECASE)
+
+
+def is_url(target: str) -> bool:
+    """Else it is a command of the shell."""
+    return target.lower().startswith(URL)
+
+
+def named(target: str) -> str:
+    """For messages: scheme and host of a URL, the first word of a command."""
+    if not is_url(target):
+        return (target.split() or [""])[0]
+    try:
+        parts = urlsplit(target)
+        return f"{parts.scheme}://{parts.hostname}"
+    except ValueError:
+        return "a URL"
+
+
+def malformed(target: str) -> str:
+    """Why nothing can be posted to this URL; "" where it can, and of a command."""
+    if not is_url(target):
+        return ""
+    try:
+        parts = urlsplit(target)
+        if not parts.hostname:
+            return "it names no host"
+        _ = parts.port  # raises where it is no number
+    except ValueError as error:
+        return str(error)
+    if bad := re.search(r"[^\x21-\x7e]", target):
+        return f"{bad[0]!r} may not stand in a URL"
+    return ""
+
+
+def tells_a_secret(target: str) -> bool:
+    """Whether it holds the path of a webhook, or a password: who knows it can post as this run does."""
+    return _WITH_PATH.search(target) is not None
