@@ -47,7 +47,7 @@ class Memory(Sharded):
 
 
 def source_of(stores, order, documents=True):
-    parts = [SplitRows(str(k), store, 0, store.rows(T)) for k, store in enumerate(stores)]
+    parts = [SplitRows(str(k), store, np.array([0]), np.array([store.rows(T)])) for k, store in enumerate(stores)]
     identity = ("here",)
     kind = GrowingWindowSource if len(stores) == 1 else MixedWindowSource
     return kind(parts, order, None, sequence_length=T, documents=documents, identity=identity, samples=None)

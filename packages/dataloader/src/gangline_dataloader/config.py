@@ -50,7 +50,7 @@ class TokensConfig(SequenceConfig):
     column: str | None = None  # with the tokens, of MDS, Arrow or Parquet (MDS bytes: NAME:DTYPE); null: the usual
     shuffle_span: PositiveInt | None = None  # tokens that the shuffle reaches over; null: the whole corpus
     order: Literal["shuffled", "text"] = "shuffled"  # text: as data=text visits the same tokens, to compare the two
-    validation_fraction: ShareBelowOne = 0.01  # where nothing was held out when it was prepared: of the corpus, its end
+    validation_fraction: ShareBelowOne = 0.01  # where nothing was held out when it was prepared: of each shard, its end
 
     def check(self, run: Run) -> list[Problem]:
         from gangline_dataloader.store.foreign import is_foreign
@@ -160,7 +160,7 @@ class MixConfig(SequenceConfig):
     epochs: dict[str, PositiveInt] = field(default_factory=dict)  # after so many a source is used up: {code: 4}
     stages: list[dict[str, Any]] = field(default_factory=list)  # other weights: [{from: SAMPLE, weights: {...}}]
     shuffle_span: PositiveInt | None = None  # tokens of a source that its shuffle reaches over; null: all of it
-    validation_fraction: ShareBelowOne = 0.01  # where nothing was held out of a store when prepared: its end
+    validation_fraction: ShareBelowOne = 0.01  # where nothing was held out of a store: of each shard, its end
 
     def check(self, run: Run) -> list[Problem]:
         from gangline_dataloader.sources.mixture import problems

@@ -187,8 +187,9 @@ class PackedRows:
         self._shard = lru_cache(store.keep)(self._open)
 
     @property
-    def count(self) -> int:
-        return int(self._rows[-1])
+    def up_to(self) -> np.ndarray:
+        """(S,) int64: rows up to the end of each shard."""
+        return self._rows[1:]
 
     def pieces(self, rows: np.ndarray) -> RowPieces:
         """What rows (N,) are made of."""

@@ -47,10 +47,11 @@ def needed_files(
     rows = max(1, shuffle_span // sequence_length)
     ahead = max(windows.AHEAD, sources * rows) + windows.AHEAD  # samples: as far as `WindowSource.rows` announces
     spans = 1 + -(-ahead // rows)
+    reach = one.reach(rows)
     if one.plan is None:
-        lengths, stretch = store.manifest.shards.tokens, rows * sequence_length + 1
+        lengths, stretch = store.manifest.shards.tokens, reach * sequence_length + 1
     else:
-        lengths, stretch = one.plan.plan.shards.rows, rows
+        lengths, stretch = one.plan.plan.shards.rows, reach
     return whole, min(whole, spans * largest(np.cumsum(lengths, dtype=np.int64), nbytes, stretch))
 
 

@@ -1,10 +1,13 @@
-"""Which sequences of a store are of which split: what was held out when it was prepared, else its end."""
+"""Which sequences of a store are of which split: what was held out when it was prepared, else of each shard its end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from gangline import UserError
 from gangline_dataloader.packing.pack_plan import PackedRows, plan_of
@@ -21,32 +24,78 @@ if TYPE_CHECKING:
     from gangline.data import Split
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SplitRows:
-    """The sequences of one split of a store: `count` of them, from row `first` on."""
+    """The sequences of one split of a store: stretches of its rows, numbered one behind another."""
 
     name: str  # of the source
     store: Tokens
-    first: int
-    count: int
+    first: np.ndarray  # (P,) int64: the row that each stretch begins with, ascending
+    counts: np.ndarray  # (P,) int64: how many it has; more than none, where there are several
+    share: float = 0.0  # of the store's rows are held out; 0 where none are, or they have a folder of their own
     plan: PackedRows | None = None  # what makes the rows, where they are not cut one after another
 
-    def identity(self) -> list[str | int]:
+    @property
+    def count(self) -> int:
+        return int(self.counts.sum())
+
+    @cached_property
+    def _before(self) -> np.ndarray:
+        return np.cumsum(self.counts) - self.counts
+
+    def rows(self, numbers: np.ndarray) -> np.ndarray:
+        """(N,) the rows of the store that the split's rows number (N,) are."""
+        if len(self.first) == 1:
+            return self.first[0] + numbers
+        stretch = np.searchsorted(self._before, numbers, side="right") - 1
+        return self.first[stretch] + numbers - self._before[stretch]
+
+    def reach(self, count: int) -> int:
+        """Over how many rows of the store `count` of the split's in a row reach at most."""
+        lasts = self._before + self.counts - 1  # what begins there reaches furthest
+        ends = np.minimum(lasts + count - 1, self.count - 1)
+        return count if len(self.first) == 1 else max(count, int((self.rows(ends) - self.rows(lasts)).max()) + 1)
+
+    def identity(self) -> list[str | float]:
         """What decides its rows: JSON."""
         plan = [] if self.plan is None else [self.plan.plan.identity()]
-        return [self.name, self.first, self.store.identity, *plan]
+        return [self.name, self.share or 0, self.store.identity, *plan]
 
-    def holds(self, identity: list[str | int]) -> bool:
-        """Whether it is the part with that identity, or that with more shards behind it."""
+    def holds(self, identity: list[str | float]) -> bool:
+        """Whether it is the part with that identity, or that with more shards behind it.
+
+        Raises UserError where it would be, but for what is held out.
+        """
         if identity == self.identity():
             return True
-        if not isinstance(self.store, StoreTokens) or len(identity) != len(self.identity()):
+        if len(identity) != len(self.identity()):
             return False
-        name, first, store, *plan = identity
-        shards = self.store.manifest.grew_from(str(store))
-        if [name, first] != [self.name, self.first] or shards is None:
+        name, share, store, *plan = identity
+        shards = self.store.manifest.grew_from(str(store)) if isinstance(self.store, StoreTokens) else None
+        if name != self.name or (shards is None and store != self.store.identity):
             return False
-        return self.plan is None or plan == [self.plan.plan.identity(shards)]
+        if self.plan is not None and plan != [self.plan.plan.identity(shards)]:
+            return False
+        if share != self.share:
+            raise UserError(
+                f"other rows of {self.store.name} would be held out than this run began with.",
+                f"It began with {share:g} of them held out, and now it would be {self.share:g} (0 also where the "
+                f"store has a folder {VALIDATION} of what is held out): one part would leak into the other.",
+                f"data.validation_fraction={share:g}, and the folder {VALIDATION} as it was; "
+                "or a new run:  train from=RUN_DIR",
+            )
+        return True
+
+
+def held_out_of(up_to: np.ndarray, share: float) -> np.ndarray:
+    """(S,) how many rows at the end of each shard are held out; the shards up to it have `up_to` (S,) rows.
+
+    A shard's part is a function of those before it alone, so that no row changes its side when more are put behind.
+    """
+    if not share:
+        return np.zeros_like(up_to)
+    held = np.maximum(np.floor(share * up_to + 0.5).astype(np.int64), up_to > 0)
+    return np.diff(held, prepend=0)
 
 
 def split_rows(
@@ -91,12 +140,18 @@ def split_rows(
                 "data.packing=concatenate",
             )
         plan = PackedRows(store, sequence_length)
-    first, count = 0, store.rows(sequence_length) if plan is None else plan.count
-    if not apart:
-        kept = count - (max(1, round(count * validation_fraction)) if validation_fraction else 0)
-        first, count = (kept, count - kept) if split == "validation" else (0, kept)
-    if count < 1:
-        whole = store.rows(sequence_length) if plan is None else plan.count
+    # A row is of the shard that its last token is in: those of the first shards are then the rows that they had alone.
+    up_to = plan.up_to if plan is not None else np.maximum(0, store.up_to() - 1) // sequence_length
+    share = 0.0 if apart else validation_fraction
+    held = held_out_of(up_to, share)
+    first, counts = np.concatenate([[0], up_to[:-1]]), np.diff(up_to, prepend=0) - held
+    if apart or not share:  # all of it is of this split, or, of what has none held out, of training
+        first, counts = np.array([0]), up_to[-1:] if apart or split == "train" else np.array([0])
+    elif split == "validation":
+        first, counts = first + counts, held
+    some = counts > 0
+    if not some.any():
+        whole = int(up_to[-1])
         raise UserError(
             f"{option}={folder} is too short.",
             f"It has {whole} sequences of {sequence_length} tokens, and {split} none of them: "
@@ -106,4 +161,4 @@ def split_rows(
             "Give it more text, or a smaller batch.sequence_length"
             + (", or hold out otherwise: data.validation_fraction, and validate.every=null." if whole else "."),
         )
-    return SplitRows(name, store, first, count, plan)
+    return SplitRows(name, store, first[some], counts[some], share, plan)

@@ -98,7 +98,6 @@ class WindowSource(DataSource, ABC):
         self.dtype = np.result_type(*{store.dtype for store in self.stores})
         self.masked = any(store.masked for store in self.stores)
         self.distant = any(store.distant for store in self.stores)
-        self._first = np.array([one.first for one in parts], np.int64)
         self._ahead = lru_cache(maxsize=4)(self._rows)
 
     def rows(self, numbers: np.ndarray) -> RowPlace:
@@ -115,7 +114,13 @@ class WindowSource(DataSource, ABC):
 
     def _rows_of(self, numbers: np.ndarray) -> RowPlace:
         place = self.order(numbers)
-        return replace(place, row=self._first[place.source] + place.row)
+        if len(self.parts) == 1:
+            return replace(place, row=self.parts[0].rows(place.row))
+        row = np.empty_like(place.row)
+        for k in np.unique(place.source).tolist():
+            here = place.source == k
+            row[here] = self.parts[k].rows(place.row[here])
+        return replace(place, row=row)
 
     def starts(self, place: RowPlace) -> np.ndarray:
         """(N,) where rows begin in the tokens of their stores."""

@@ -58,6 +58,9 @@ class StoreTokens(Sharded, ABC):
                 found[loss_of(number)] = nbytes_of("|u1", tokens)
         return found
 
+    def up_to(self) -> np.ndarray:
+        return self._starts[1:]
+
     def open(self, shard: int) -> np.ndarray:
         entry = self.manifest.shards[shard]
         return self.file(file_of(shard), self.manifest.dtype, entry.tokens, entry.xxh3)

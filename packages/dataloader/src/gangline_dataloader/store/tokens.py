@@ -63,6 +63,10 @@ class Tokens(ABC):
         """The number of the document that a token is in, counted from 0; None where nobody knows."""
         return None
 
+    def up_to(self) -> np.ndarray:
+        """(S,) int64: tokens up to the end of each shard that more may be put behind; others are one shard."""
+        return np.array([self.total], np.int64)
+
     def rows(self, length: int) -> int:
         """How many sequences of `length` tokens there are, each with one more to look ahead at."""
         return max(0, (self.total - 1) // length)

@@ -1,0 +1,103 @@
+"""Rows that a run holds out for validation are never trained on, whatever its store grew to meanwhile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from gangline.errors import UserError
+from gangline.testing.runs import small_run
+from gangline_dataloader import commands
+from gangline_dataloader.sources import build
+from gangline_dataloader.sources.split import held_out_of
+from gangline_dataloader.store.manifest import VALIDATION
+
+
+def letters(folder: Path, letter: str) -> Path:
+    folder.mkdir()
+    for number in range(30):
+        (folder / f"{letter}{number}.txt").write_text(f"{letter}{number:03d} " * 9)
+    return folder
+
+
+def prepared(*words: object) -> None:
+    assert commands.main(["prepare", *map(str, words), "--workers", "1"]) == 0
+
+
+@pytest.fixture
+def store(tmp_path) -> Path:
+    """With nothing held out beside it, and plans of packed rows."""
+    prepared(letters(tmp_path / "a", "a"), "--out", tmp_path / "store", "--validation", "0", "--pack", "16")
+    return tmp_path / "store"
+
+
+def source(store: Path, split: str, *words: str, data: str = "tokens"):
+    stores = [f"data.path={store}"]
+    if data == "mix":
+        stores = [f"data.sources.one={store}", "data.weights={one: 1}"]
+    run = small_run("model.vocab_size=256", "batch.sequence_length=16", f"data={data}", *stores, *words)
+    return getattr(build, data)(run.data, run, split)
+
+
+def rows_of(source, epochs: int = 1) -> set[int]:
+    """The rows of the store that it gives."""
+    (part,) = source.parts
+    return set(source.rows(np.arange(epochs * part.count)).row.tolist())
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+@pytest.mark.parametrize("data", ["tokens", "mix"])
+def test_no_row_changes_its_side_when_the_store_grows(store, tmp_path, data, packing):
+    words = (f"data.packing={packing}", "data.validation_fraction=0.1")
+    was, held_out = (source(store, split, *words, data=data) for split in ("train", "validation"))
+    trained, kept = rows_of(was), rows_of(held_out)
+    assert not trained & kept
+    assert len(kept) == pytest.approx(0.1 * (len(trained) + len(kept)), abs=1)
+    cursor, fingerprint, state = 5, was.fingerprint(), json.loads(json.dumps(was.state(5)))
+    for letter in "bc":
+        prepared(letters(tmp_path / letter, letter), "--out", store, "--append")
+        now, later_held_out = (source(store, split, *words, data=data) for split in ("train", "validation"))
+        assert now.continues(fingerprint, cursor, state)
+        later = rows_of(now, 3)
+        assert len(later) == now.parts[0].count > len(trained)
+        assert not later & (kept | rows_of(later_held_out)), "validation leaked into training"
+        assert not trained & rows_of(later_held_out), "training leaked into validation"
+        assert kept < rows_of(later_held_out), "what is new is held out in proportion"
+        trained, kept = later, rows_of(later_held_out)
+        assert trained | kept == set(range(len(trained) + len(kept)))
+        cursor, fingerprint = cursor + 7, now.fingerprint()
+        state = json.loads(json.dumps(now.state(cursor)))
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.floats(0, 1, exclude_max=True))
+def test_each_shard_holds_out_its_end_whatever_comes_behind_it(shards, share):
+    up_to = np.cumsum(shards)
+    held = held_out_of(up_to, share)
+    assert ((held >= 0) & (held <= shards)).all()
+    wanted = max(1, round(share * up_to[-1])) if share and up_to[-1] else 0
+    assert abs(int(held.sum()) - wanted) <= 1
+    for count in range(1, len(shards)):
+        assert held_out_of(up_to[:count], share).tolist() == held[:count].tolist()
+
+
+@pytest.mark.parametrize("data", ["tokens", "mix"])
+@pytest.mark.parametrize("other", ["0.3", "0.02", "0"])
+def test_a_run_does_not_go_on_with_another_share_held_out(store, data, other):
+    was = source(store, "train", "data.validation_fraction=0.1", data=data)
+    now = source(store, "train", f"data.validation_fraction={other}", data=data)
+    with pytest.raises(UserError, match=r"other rows .* held out(.|\n)*data\.validation_fraction=0\.1"):
+        now.continues(was.fingerprint(), 5, json.loads(json.dumps(was.state(5))))
+
+
+def test_nor_where_what_is_held_out_has_got_a_folder_of_its_own(store, tmp_path):
+    """More was put behind the store, of which a part is held out: all that was there would be trained on."""
+    was = source(store, "train", "data.validation_fraction=0.1")
+    prepared(letters(tmp_path / "b", "b"), "--out", store, "--append", "--validation", "0.2")
+    assert (store / VALIDATION).exists()
+    with pytest.raises(UserError, match=f"other rows .* held out(.|\n)*{VALIDATION}"):
+        source(store, "train", "data.validation_fraction=0.1").continues(was.fingerprint(), 5, was.state(5))
