@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
+from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
 from gangline import attempts
 from gangline.attempts import Attempt, stamp
@@ -85,6 +88,38 @@ def test_nodes_know_each_other_by_name(meet):
     meetings["a"].handler.shutdown()
     with pytest.raises(RendezvousClosedError):
         meetings["c"].check_open()
+
+
+def test_a_node_whose_agent_was_lost_is_known_by_its_successor(meet, tmp_path):
+    """Its ranks are gone: those of the others come to no step boundary any more, and are not waited for."""
+    meetings = meet("abc")
+    for meeting in meetings.values():
+        meeting.met()
+    meetings["b"].handler._stop_heartbeats()
+    assert meetings["a"].replaced() == set()
+
+    def join(name: str, address: str) -> JobMeeting:
+        found = meet_in(tmp_path, "job", address, ElasticLaunch(nodes="2:3", gather_seconds=60.0, lost_seconds=60.0))
+        found.name(name)
+
+        def wait() -> None:
+            with contextlib.suppress(RendezvousClosedError, RendezvousGracefulExitError):
+                found.handler.next_rendezvous()
+
+        waiting.append(threading.Thread(target=wait))
+        waiting[-1].start()
+        return found
+
+    waiting: list[threading.Thread] = []
+    new = [join("d", "127.0.0.8"), join("b", "127.0.0.9")]
+    deadline = time.monotonic() + 60
+    while not (found := meetings["a"].replaced()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert found == {"b"}, "d is new, and nobody's successor"
+    meetings["a"].handler.shutdown()
+    for thread, meeting in zip(waiting, new, strict=True):
+        thread.join(60)
+        meeting.handler._stop_heartbeats()
 
 
 def test_of_two_that_are_excluded_one_stays_until_the_other_is_needed(meet, tmp_path):

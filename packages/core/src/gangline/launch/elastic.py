@@ -73,6 +73,7 @@ class AgentNode:
     met: Callable[[], None] = lambda: None  # called when the nodes have met for the first time
     over: Callable[[], None] = lambda: None  # called when this node ends the job for all
     comes: Callable[[], None] = lambda: None  # returns once this node may take part in the next start
+    replaced: Callable[[], set[str]] = set  # nodes of the start under way whose agent was lost, and has a successor
     meets_seconds: float = 0.0  # how long nodes that lose each other while they meet do so again
 
 
@@ -123,7 +124,7 @@ class Agent(LocalElasticAgent):
         failed = worker_group.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
         if not failed:
             self.starts.ended()
-        if failed or self._lost_elsewhere():
+        if failed or self._lost_elsewhere() or self.node.replaced():
             self._shutdown(signal.SIGKILL)
             self._refuse_hopeless()
         else:

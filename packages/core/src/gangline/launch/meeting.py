@@ -11,7 +11,7 @@ import os
 import pickle
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -104,6 +104,21 @@ class JobMeeting:
     patience: Patience
     backend: FileBackend
     lost_seconds: float
+    members: frozenset[Any] = frozenset()  # of the start under way
+
+    def met(self) -> None:
+        """The nodes of a start are together."""
+        self.patience.has_met()
+        state = self._state()
+        self.members = frozenset(state.participants) if state else frozenset()
+
+    def replaced(self) -> set[str]:
+        """Members of the start under way whose agent is gone, and its ranks with it: another of their name waits."""
+        state = self._state()
+        if state is None:
+            return set()
+        new = {*state.participants, *state.wait_list, *state.redundancy_list} - self.members
+        return self._names(new) & self._names(self.members)
 
     def name(self, name: str) -> None:
         """Say who this node is; before it joins."""
@@ -113,9 +128,13 @@ class JobMeeting:
         """The names of the nodes that are heard of, without this one."""
         state = self._state()
         since = datetime.now(UTC) - timedelta(seconds=self.lost_seconds)
-        there = [f"{_NAMES}/{node}" for node, beat in state.last_heartbeats.items() if beat >= since] if state else []
-        mine = f"{_NAMES}/{self._me}"
-        return {self.store.get(key).decode() for key in there if key != mine and self.store.check([key])}
+        there = {node for node, beat in state.last_heartbeats.items() if beat >= since} if state else set()
+        return self._names(there - {self._me})
+
+    def _names(self, nodes: Iterable[Any]) -> set[str]:
+        """Of those that have said their name."""
+        keys = [f"{_NAMES}/{node}" for node in nodes]
+        return {self.store.get(key).decode() for key in keys if self.store.check([key])}
 
     def leave(self) -> None:
         """The others need not find out that this node has left the start that ends."""
