@@ -29,7 +29,8 @@ class FamilyConfig(ModelConfig):
 
     A family says how its config.json puts things: `model_type`; `same`, option -> their field of the same value;
     `absent`, their fields that must have one value, for it is all that the family's tree computes; `silent`, what an
-    option is where a file does not say it. What is said otherwise goes through `read_more` and `more_json`.
+    option is where a file does not say it, which is what their class has for it, not what ours has; `nullable`, the
+    options that a file may give as null. What is said otherwise goes through `read_more` and `more_json`.
     """
 
     file_options: ClassVar[tuple[str, ...]] = ("weights",)
@@ -37,6 +38,7 @@ class FamilyConfig(ModelConfig):
     same: ClassVar[Mapping[str, str]] = {}
     absent: ClassVar[Mapping[str, Any]] = {}
     silent: ClassVar[Mapping[str, Any]] = {}
+    nullable: ClassVar[frozenset[str]] = frozenset()
 
     dim: PositiveInt = 768  # width of the residual stream
     layers: PositiveInt = 12  # blocks of attention and feed-forward
@@ -86,7 +88,11 @@ class FamilyConfig(ModelConfig):
         reader = ConfigReader(directory, config)
         given: dict[str, Any] = {}
         for ours, theirs in cls.same.items():
-            given[ours] = reader.take(theirs, cls.silent[ours]) if ours in cls.silent else reader.need(theirs)
+            if ours not in cls.silent:
+                given[ours] = reader.need(theirs)
+            else:
+                read = reader.take if ours in cls.nullable else reader.given
+                given[ours] = read(theirs, cls.silent[ours])
         for name, value in cls.absent.items():
             reader.only(name, value)
         given |= cls.read_more(reader, given)
@@ -130,6 +136,9 @@ class FamilyConfig(ModelConfig):
 class RotaryConfig(FamilyConfig):
     """With rotary positions, and key heads that may be fewer."""
 
+    silent_theta: ClassVar[float] = 10_000.0  # of a file that does not say it
+    nullable: ClassVar[frozenset[str]] = frozenset(("kv_heads",))
+
     kv_heads: PositiveInt | None = None  # key and value heads, each for heads / kv_heads query heads; null: heads
     head_dim: PositiveInt | None = None  # width of a head; null: dim / heads
     rope_theta: PositiveFloat = 10_000.0  # base of the wavelengths of rotary positions
@@ -170,7 +179,7 @@ class RotaryConfig(FamilyConfig):
 
     @classmethod
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
-        return read_rope(reader)
+        return read_rope(reader, cls.silent_theta)
 
     def more_json(self, max_position: int) -> dict[str, Any]:
         return {

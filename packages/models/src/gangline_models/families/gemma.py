@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gangline.config import PositiveFloat
 from gangline.model import AttentionNode, DecoderNode, EmbeddingNode, HeadNode, NormNode, Plan
 from gangline_models.families.base import SIZES, PatternConfig, TwoRopesConfig
-from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_windows
+from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
 from gangline_models.hugging_face.rope import read_layered_rope
 from gangline_models.nodes import SandwichBlockNode
 from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
@@ -45,7 +45,8 @@ class Gemma2(PatternConfig):
         "logit_soft_cap": "final_logit_softcapping",
     }
     absent: ClassVar[Mapping[str, Any]] = ABSENT
-    silent: ClassVar[Mapping[str, Any]] = SILENT | {"soft_cap": None, "logit_soft_cap": None}
+    silent: ClassVar[Mapping[str, Any]] = SILENT | {"soft_cap": 50.0, "logit_soft_cap": 30.0}
+    nullable: ClassVar[frozenset[str]] = frozenset(("soft_cap", "logit_soft_cap"))
 
     tied: bool = True
     query_scalar: PositiveFloat = 256.0  # scores of attention are divided by its square root
@@ -58,8 +59,7 @@ class Gemma2(PatternConfig):
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("hidden_act", "sliding_window_size"):  # transformers goes by hidden_activation, sliding_window
             reader.take(name)
-        layers = range(given["layers"])
-        types = reader.take("layer_types") or [SLIDING if (index + 1) % 2 else FULL for index in layers]
+        types = read_types(reader, [SLIDING if (index + 1) % 2 else FULL for index in range(given["layers"])])
         windows = read_windows(reader, reader.take("sliding_window", 4096), types)
         return super().read_more(reader, given) | windows
 
@@ -81,6 +81,7 @@ class Gemma3(TwoRopesConfig):
         "final_logit_softcapping": None,
     }
     silent: ClassVar[Mapping[str, Any]] = SILENT
+    nullable: ClassVar[frozenset[str]] = frozenset()
 
     tied: bool = True
     query_scalar: PositiveFloat = 256.0  # scores of attention are divided by its square root
@@ -91,8 +92,8 @@ class Gemma3(TwoRopesConfig):
     @classmethod
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         reader.take("hidden_act")
-        layers, every = range(given["layers"]), reader.take("sliding_window_pattern", 6)
-        types = reader.take("layer_types") or [SLIDING if (index + 1) % every else FULL for index in layers]
+        layers, every = range(given["layers"]), reader.given("sliding_window_pattern", 6)
+        types = read_types(reader, [SLIDING if (index + 1) % every else FULL for index in layers])
         windows = read_windows(reader, reader.take("sliding_window", 4096), types)
         return read_layered_rope(reader, 1_000_000.0, "rope_local_base_freq", 10_000.0) | windows
 

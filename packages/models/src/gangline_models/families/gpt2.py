@@ -84,7 +84,9 @@ class Gpt2(FamilyConfig):
             reader.take(name)  # old, of rounding alone, and of other tasks
         names = tensor_names(reader.directory)
         prefix = "" if "wte.weight" in names else "transformer."
-        return {"hidden": reader.take("n_inner", 4 * given["dim"]), "prefix": prefix}
+        reader.only("max_position_embeddings", None, given["positions"])  # their other name of n_positions
+        hidden = reader.take("n_inner")
+        return {"hidden": 4 * given["dim"] if hidden is None else hidden, "prefix": prefix}
 
     def more_json(self, max_position: int) -> dict[str, Any]:
         return {"n_inner": self.hidden, "max_position_embeddings": self.positions}

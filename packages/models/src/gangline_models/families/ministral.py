@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline.model import BlockNode, DecoderNode, Plan
 from gangline_models.families.base import SIZES, PatternConfig
-from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_windows
+from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
 from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
 from gangline_models.trees import attention_of, decoder_of, feed_forward_of, norm_of
 
@@ -26,11 +26,12 @@ class Ministral(PatternConfig):
     same: ClassVar[Mapping[str, str]] = SIZES | {"head_dim": "head_dim"}
     absent: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
     silent: ClassVar[Mapping[str, Any]] = {"tied": False, "norm_eps": 1e-6, "kv_heads": 8, "head_dim": None}
+    nullable: ClassVar[frozenset[str]] = frozenset(("head_dim",))
 
     @classmethod
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
-        window = reader.take("sliding_window")
-        types = reader.take("layer_types") or [SLIDING if window else FULL] * given["layers"]
+        window = reader.take("sliding_window", 4096)
+        types = read_types(reader, [FULL if window is None else SLIDING] * given["layers"])
         return super().read_more(reader, given) | read_windows(reader, window, types)
 
     def more_json(self, max_position: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline.model import DecoderNode, Plan
 from gangline_models.families.base import SIZES, RotaryConfig, TwoRopesConfig
-from gangline_models.hugging_face.layers import FULL, SLIDING, read_windows
+from gangline_models.hugging_face.layers import FULL, SLIDING, read_types, read_windows
 from gangline_models.hugging_face.rope import read_layered_rope
 from gangline_models.nodes import SandwichBlockNode, WidthNormNode
 from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
@@ -67,8 +67,7 @@ class Olmo3(TwoRopesConfig):
     @classmethod
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         reader.only("head_dim", None, given["dim"] // given["heads"])
-        layers = range(given["layers"])
-        types = reader.take("layer_types") or [SLIDING if (index + 1) % 4 else FULL for index in layers]
+        types = read_types(reader, [SLIDING if (index + 1) % 4 else FULL for index in range(given["layers"])])
         windows = read_windows(reader, reader.take("sliding_window", 4096), types)
         return read_layered_rope(reader, 500_000.0, None, 500_000.0) | windows
 

@@ -14,12 +14,15 @@ from gangline import UserError
 from gangline.config import PositiveFloat
 from gangline.model import BlockNode, DecoderNode, Plan
 from gangline_models.families.base import SIZES, WindowedConfig
+from gangline_models.hugging_face.rope import SHARE, read_rope, said_of_rope
 from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
 from gangline_models.trees import attention_of, decoder_of, feed_forward_of, norm_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_models.hugging_face.config_reader import ConfigReader
+
+KINDS = ("default", "longrope")  # of rotary positions
 
 
 @dataclass
@@ -31,6 +34,7 @@ class Phi3(WindowedConfig):
     same: ClassVar[Mapping[str, str]] = SIZES | {"window": "sliding_window"}
     absent: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu", "attention_bias": False}
     silent: ClassVar[Mapping[str, Any]] = {"tied": False, "norm_eps": 1e-5, "kv_heads": None, "window": None}
+    nullable: ClassVar[frozenset[str]] = frozenset(("kv_heads", "window"))
 
     norm_eps: float = 1e-5
     rotary_share: PositiveFloat = 1.0  # of the features of a head: so many are rotated, the first ones
@@ -49,16 +53,18 @@ class Phi3(WindowedConfig):
             ("interpolate_factor", 1),
         ):
             reader.only(name, value)
-        silent = reader.take("partial_rotary_factor", 1.0)
-        said = reader.take("rope_parameters") or reader.take("rope_scaling") or {}
-        share = said.get("partial_rotary_factor", silent)
-        return super().read_more(reader, given) | {"rotary_share": share}
+        share = said_of_rope(reader).get(SHARE, reader.given(SHARE, 1.0))
+        found = read_rope(reader, cls.silent_theta, original=4096, share=True)
+        if share is None or found["rope"].kind not in KINDS:
+            what = SHARE if share is None else "rope_type"
+            raise reader.refused(what, share or found["rope"].kind, f"transformers has {' and '.join(KINDS)} there.")
+        return found | {"rotary_share": share}
 
     def more_json(self, max_position: int) -> dict[str, Any]:
-        if self.rope.kind not in ("default", "longrope"):
+        if self.rope.kind not in KINDS:
             raise UserError(
                 f"a Phi 3 with rotary positions of type {self.rope.kind} has no Hugging Face architecture.",
-                "TheirNames are default or longrope.",
+                f"transformers has {' and '.join(KINDS)} there.",
             )
         said = super().more_json(max_position)
         said["rope_parameters"]["partial_rotary_factor"] = self.rotary_share

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline.model import BlockNode, DecoderNode, Plan
 from gangline_models.families.base import SIZES, PatternConfig
-from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_windows
+from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
 from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
 from gangline_models.trees import BIASED, attention_of, decoder_of, feed_forward_of, norm_of
 
@@ -28,17 +28,19 @@ class Qwen2(PatternConfig):
     model_type: ClassVar[str] = "qwen2"
     same: ClassVar[Mapping[str, str]] = SIZES | {"head_dim": "head_dim"}
     absent: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
-    silent: ClassVar[Mapping[str, Any]] = {"tied": False, "norm_eps": 1e-6, "kv_heads": None, "head_dim": None}
+    silent: ClassVar[Mapping[str, Any]] = {"tied": False, "norm_eps": 1e-6, "kv_heads": 32, "head_dim": None}
+    nullable: ClassVar[frozenset[str]] = frozenset(("kv_heads", "head_dim"))
 
     rope_theta: float = 1_000_000.0
 
     @classmethod
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         reader.only("use_mrope", False)
-        slides, layers = reader.take("use_sliding_window", False), given["layers"]
-        window, first = reader.take("sliding_window", 4096), reader.take("max_window_layers", 28)
-        types = reader.take("layer_types") or [SLIDING if slides and i >= first else FULL for i in range(layers)]
-        return super().read_more(reader, given) | read_windows(reader, window if slides else None, types)
+        window, first = reader.take("sliding_window", 4096), reader.given("max_window_layers", 28)
+        if not reader.given("use_sliding_window", False):
+            window = None
+        absent = [SLIDING if window is not None and index >= first else FULL for index in range(given["layers"])]
+        return super().read_more(reader, given) | read_windows(reader, window, read_types(reader, absent))
 
     def more_json(self, max_position: int) -> dict[str, Any]:
         types = layer_types(self.windows)

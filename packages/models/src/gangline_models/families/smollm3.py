@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gangline.config import PositiveInt
 from gangline.model import BlockNode, DecoderNode, Plan, Rope
 from gangline_models.families.base import SIZES, RotaryConfig
-from gangline_models.hugging_face.layers import FULL
+from gangline_models.hugging_face.layers import FULL, read_types
 from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
 from gangline_models.trees import attention_of, decoder_of, feed_forward_of, norm_of
 
@@ -35,6 +35,7 @@ class SmolLM3(RotaryConfig):
         "mlp_bias": False,
         "use_sliding_window": False,
     }
+    silent_theta: ClassVar[float] = 2_000_000.0
     silent: ClassVar[Mapping[str, Any]] = {"tied": True, "norm_eps": 1e-6, "kv_heads": 4}
 
     tied: bool = True
@@ -48,11 +49,12 @@ class SmolLM3(RotaryConfig):
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("sliding_window", "max_window_layers"):  # not in use
             reader.take(name)
-        layers, every = given["layers"], reader.take("no_rope_layer_interval", 4)
-        if reader.take("layer_types", [FULL] * layers) != [FULL] * layers:
-            raise reader.refused("layer_types", reader.take("layer_types"), f"Here all layers are {FULL}.")
+        layers, every = given["layers"], reader.given("no_rope_layer_interval", 4)
+        if (types := read_types(reader, [FULL] * layers)) != [FULL] * layers:
+            raise reader.refused("layer_types", types, f"Here all layers are {FULL}.")
         rotated = [bool((index + 1) % every) for index in range(layers)]
-        rotated = [bool(each) for each in reader.take("no_rope_layers") or rotated]
+        if (listed := reader.take("no_rope_layers")) is not None:
+            rotated = [bool(each) for each in listed]
         found = None if all(rotated) else rotated.index(False) + 1
         if rotated != [found is None or bool((index + 1) % found) for index in range(layers)]:
             raise reader.refused("no_rope_layers", rotated, "gangline leaves it out of every so many blocks.")

@@ -23,29 +23,43 @@ HARMLESS = frozenset(
 
 
 class ConfigReader:
-    """The fields of a config.json. Whatever `take` and `only` were not asked for by the end is refused by its name."""
+    """The fields of a config.json. What nobody has asked for by the end is refused by its name.
+
+    A field that is not there is what the class of transformers has for it: whoever asks says what that is. A field that
+    is null is null.
+    """
 
     def __init__(self, directory: str | Path, theirs: Mapping[str, Any]) -> None:
         self.directory, self._theirs = directory, theirs
         self._asked: set[str] = set()
 
-    def take(self, name: str, silent: Any = None) -> Any:
-        """The field, or `silent` where the file has none or null."""
+    def take(self, name: str, absent: Any = None) -> Any:
+        """The field, which may be null, or `absent` where the file has none."""
         self._asked.add(name)
-        found = self._theirs.get(name)
-        return silent if found is None else found
+        return self._theirs.get(name, absent)
+
+    def given(self, name: str, absent: Any) -> Any:
+        """The same of a field that means nothing as null. Raises UserError where it is."""
+        if (found := self.take(name, absent)) is None:
+            raise self.refused(name, "null", "transformers has no meaning for that.")
+        return found
 
     def need(self, name: str) -> Any:
-        """The same. Raises UserError where there is none."""
+        """The field. Raises UserError where there is none."""
         if (found := self.take(name)) is None:
-            raise UserError(f"{self.directory}/config.json does not give {name}.")
+            raise self.lacks(name)
         return found
 
     def only(self, name: str, *values: Any) -> None:
-        """Raises UserError where the field is there with another value than these."""
+        """Raises UserError where the field is there with another value than these. Null and false are both: not so."""
         found = self.take(name, values[0])
-        if found not in values:
+        off = (found is None or found is False) and (values[0] is None or values[0] is False)
+        if found not in values and not off:
             raise self.refused(name, found, f"gangline's model has only {name}={values[0]}.")
+
+    def lacks(self, name: str) -> UserError:
+        """The error of a field that must be there."""
+        return UserError(f"{self.directory}/config.json does not give {name}.")
 
     def refused(self, name: str, value: Any, why: str) -> UserError:
         """The error of a field that we cannot compute."""

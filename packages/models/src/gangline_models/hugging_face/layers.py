@@ -13,6 +13,15 @@ from gangline_models.hugging_face.config_reader import ConfigReader
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 
+def read_types(reader: ConfigReader, absent: Sequence[str]) -> Sequence[str]:
+    """Of each layer. absent: what a file without `layer_types` means. Raises UserError for another number of layers."""
+    if (types := reader.take("layer_types")) is None:
+        return absent
+    if len(types) != len(absent):
+        raise reader.refused("layer_types", types, f"It has {len(absent)} layers.")
+    return list(types)
+
+
 def read_windows(reader: ConfigReader, window: int | None, types: Sequence[str]) -> dict[str, Any]:
     """`window`, `full_first` and `full_every` of layers of these types. Raises UserError for an order that they cannot
     say.

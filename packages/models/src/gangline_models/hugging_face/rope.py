@@ -12,16 +12,32 @@ from gangline_models.hugging_face.config_reader import ConfigReader
 from gangline_models.rope.base import RopeChoice
 from gangline_models.rope.parts import BY_KIND
 
-PLAIN_WORDS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+LONGEST, ORIGINAL, SHARE = "max_position_embeddings", "original_max_position_embeddings", "partial_rotary_factor"
+PLAIN_WORDS = {"rope_type", "type", "rope_theta", SHARE, ORIGINAL}
 
 
-def read_rope(reader: ConfigReader, theta: float = 10_000.0) -> dict[str, Any]:
-    """`rope_theta` and `rope`. theta: where a file is silent. Raises UserError for what no part of `model/rope` is."""
-    given = reader.take("rope_parameters") or {}
-    old = reader.take("rope_scaling") or {}
-    silent = reader.take("rope_theta", theta)
-    said = {**old, **given}
-    return {"rope_theta": float(said.get("rope_theta", silent)), "rope": read_choice(reader, said)}
+def read_rope(
+    reader: ConfigReader, theta: float, *, original: int | None = None, share: bool = False
+) -> dict[str, Any]:
+    """`rope_theta` and `rope`. theta, original: of a file without; share: the family rotates a share of each head.
+
+    Raises UserError for what no part of `model/rope` is.
+    """
+    if not share:
+        reader.only(SHARE, 1.0)
+    said, silent = said_of_rope(reader), reader.given("rope_theta", theta)
+    above = reader.take(ORIGINAL, original)  # transformers takes it before the one in rope_parameters
+    choice = read_choice(reader, said, original=above, share=share)
+    return {"rope_theta": _theta(reader, said, silent), "rope": choice}
+
+
+def said_of_rope(reader: ConfigReader) -> Mapping[str, Any]:
+    """`rope_parameters`, or `rope_scaling`, its older name. Raises UserError where a file has both and they differ."""
+    given, old = reader.take("rope_parameters") or {}, reader.take("rope_scaling") or {}
+    if given and old and given != old:
+        raise reader.refused("rope_scaling", old, f"It also has rope_parameters={given}.")
+    found: Mapping[str, Any] = old or given
+    return found
 
 
 def read_layered_rope(reader: ConfigReader, theta: float, local: str | None, local_theta: float) -> dict[str, Any]:
@@ -30,34 +46,60 @@ def read_layered_rope(reader: ConfigReader, theta: float, local: str | None, loc
     local: the field of older files that says the latter.
     """
     given, old = reader.take("rope_parameters") or {}, reader.take("rope_scaling") or {}
-    silent = reader.take("rope_theta", theta)
-    near = reader.take(local, local_theta) if local else silent
-    full = {**old, **given.get("full_attention", {})}
-    sliding = given.get("sliding_attention", {})
+    silent = reader.given("rope_theta", theta)
+    near = reader.given(local, local_theta) if local else local_theta
+    full = {**(given.get("full_attention") or {}), **old}
+    sliding = given.get("sliding_attention") or {}
     if left := set(given) - {"full_attention", "sliding_attention"}:
         raise reader.refused("rope_parameters", ", ".join(sorted(left)), "Its layers have a window or none.")
     if not isinstance(read_choice(reader, sliding), BY_KIND["default"]):
         raise reader.refused("rope_parameters.sliding_attention", sliding, "gangline scales layers without window.")
+    if full.get("truncate", True) is not True:
+        raise reader.refused("truncate", full["truncate"], "transformers passes over it where layers differ.")
+    if not local and "rope_theta" not in sliding and silent != near:
+        why = f"It says nothing of layers with a window, where transformers takes {near}: name it in rope_parameters."
+        raise reader.refused("rope_theta", silent, why)
     return {
-        "rope_theta": float(full.get("rope_theta", silent)),
+        "rope_theta": _theta(reader, full, silent),
         "rope": read_choice(reader, full),
-        "local_rope_theta": float(sliding.get("rope_theta", near)),
+        "local_rope_theta": _theta(reader, sliding, near),
     }
 
 
-def read_choice(reader: ConfigReader, said: Mapping[str, Any]) -> RopeChoice:
-    """The part of `model/rope` that `rope_parameters` ask for."""
+def _theta(reader: ConfigReader, said: Mapping[str, Any], silent: float) -> float:
+    if (found := said.get("rope_theta", silent)) is None:
+        raise reader.refused("rope_theta", "null", "Rotary positions need a base.")
+    return float(found)
+
+
+def read_choice(
+    reader: ConfigReader, said: Mapping[str, Any], *, original: int | None = None, share: bool = False
+) -> RopeChoice:
+    """The part of `model/rope` that `rope_parameters` ask for.
+
+    original: its ORIGINAL where one stands above them; share: the family rotates a share of each head.
+    """
     kind = said.get("rope_type", said.get("type", "default"))
     kind = "longrope" if kind == "su" else kind
     if kind not in BY_KIND:
         raise reader.refused("rope_type", kind, f"gangline has {', '.join(BY_KIND)}.")
     config = BY_KIND[kind]
-    longest = reader.take("max_position_embeddings")
-    original = reader.take("original_max_position_embeddings") or said.get("original_max_position_embeddings")
-    known = PLAIN_WORDS | set(config.words.values()) | {"original_max_position_embeddings"}
-    if left := {name: value for name, value in said.items() if name not in known and value is not None}:
-        raise reader.refused("rope_parameters", left, f"gangline's {kind} has {', '.join(config.words.values())}.")
-    more: dict[str, Any] = {"max_position_embeddings": longest, "original_max_position_embeddings": original}
-    if longest and original and said.get("factor") is None:
-        more["factor"] = longest / original
-    return config.read({**more, **{name: value for name, value in said.items() if value is not None}})
+    words = set(config.words.values()) - {LONGEST}  # that one stands beside rope_parameters
+    if left := {name: value for name, value in said.items() if name not in words | PLAIN_WORDS and value is not None}:
+        has = ", ".join(sorted(words)) or "none of them"
+        raise reader.refused("rope_parameters", left, f"Its rope_type is {kind}, and gangline's has {has}.")
+    if not share and said.get(SHARE, 1.0) != 1.0:
+        raise reader.refused(SHARE, said[SHARE], "gangline's model rotates whole heads.")
+    for name in sorted(words):
+        if name in config.needed and name not in said:
+            raise reader.lacks(f"{name} of its rope_parameters, whose type is {kind}")
+        if name in said and said[name] is None and name not in config.nullable:
+            raise reader.refused(f"rope_parameters.{name}", "null", "transformers has no meaning for that.")
+    found = {name: said[name] for name in words if said.get(name) is not None}
+    if ORIGINAL in words:
+        found[ORIGINAL] = original or found.get(ORIGINAL) or reader.need(LONGEST)
+        if "factor" not in found:
+            found["factor"] = reader.need(LONGEST) / found[ORIGINAL]
+    if LONGEST in config.words.values():
+        found[LONGEST] = reader.need(LONGEST)
+    return config.read(found)

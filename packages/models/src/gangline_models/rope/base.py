@@ -16,10 +16,16 @@ GROUP = "model/rope"
 
 @dataclass
 class RopeChoice(PartConfig):
-    """The base of the parts of `model/rope`. `words`: option -> the field of their `rope_parameters`."""
+    """The base of the parts of `model/rope`. `words`: option -> the field of their `rope_parameters`.
+
+    `needed` of these a file must give; `nullable` may be null there, which is as if they were not there, but that a
+    `factor` follows from the two lengths then.
+    """
 
     kind: ClassVar[str] = ""  # their rope_type
     words: ClassVar[Mapping[str, str]] = {}
+    needed: ClassVar[tuple[str, ...]] = ()
+    nullable: ClassVar[tuple[str, ...]] = ()
 
     def scaling(self, length: int) -> RopeScaling | None:
         """The rates for rows of `length` tokens; None: those of the base."""

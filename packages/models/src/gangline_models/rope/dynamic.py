@@ -35,6 +35,7 @@ class DynamicRope(RopeChoice):
 
     kind: ClassVar[str] = "dynamic"
     words: ClassVar[Mapping[str, str]] = {"factor": "factor", "original_max_position": "max_position_embeddings"}
+    needed: ClassVar[tuple[str, ...]] = ("factor",)
 
     factor: PositiveFloat = 2.0  # how steeply the base grows
     original_max_position: PositiveInt = 2048  # up to so many tokens nothing is scaled

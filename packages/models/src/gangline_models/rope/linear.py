@@ -27,6 +27,7 @@ class LinearRope(RopeChoice):
 
     kind: ClassVar[str] = "linear"
     words: ClassVar[Mapping[str, str]] = {"factor": "factor"}
+    needed: ClassVar[tuple[str, ...]] = ("factor",)
 
     factor: PositiveFloat = 8.0  # all wavelengths grow by this
 

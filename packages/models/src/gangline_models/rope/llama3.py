@@ -26,6 +26,7 @@ class Llama3Rope(RopeChoice):
         "high_freq_factor": "high_freq_factor",
         "original_max_position": "original_max_position_embeddings",
     }
+    needed: ClassVar[tuple[str, ...]] = ("factor", "low_freq_factor", "high_freq_factor")
 
     factor: PositiveFloat = 8.0  # long wavelengths grow by this
     low_freq_factor: PositiveFloat = 1.0  # wavelengths above original_max_position / this grow in full

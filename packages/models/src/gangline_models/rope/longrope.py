@@ -48,6 +48,8 @@ class LongRope(RopeChoice):
         "long_factor": "long_factor",
         "attention_factor": "attention_factor",
     }
+    needed: ClassVar[tuple[str, ...]] = ("short_factor", "long_factor")
+    nullable: ClassVar[tuple[str, ...]] = ("factor", "attention_factor")
 
     factor: PositiveFloat = 32.0  # how much longer the context becomes
     original_max_position: PositiveInt = 4096  # sequence length that the rotary positions were made for

@@ -65,6 +65,10 @@ class YarnRope(RopeChoice):
         "mscale_all_dim": "mscale_all_dim",
         "truncate": "truncate",
     }
+    needed: ClassVar[tuple[str, ...]] = ("factor",)
+    nullable: ClassVar[tuple[str, ...]] = (
+        *("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+    )
 
     factor: PositiveFloat = 4.0  # long wavelengths grow by this
     original_max_position: PositiveInt = 32_768  # sequence length that the rotary positions were made for
