@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 
 import pytest
 
@@ -36,6 +37,22 @@ def test_nothing_is_passed_over_that_is_faster_or_fits(words, cluster):
     allowed = sorted(plan.step.seconds for one, plan in every if refused(one.run) is None)
     assert [one.plan.step.seconds for one in found.fit] == pytest.approx(allowed[:3])
     assert found.large == ()
+
+
+@pytest.mark.parametrize("bandwidth", [5e8, 5e10])
+@pytest.mark.parametrize("compiled", ["on", "off"])
+def test_no_layout_is_faster_than_its_bound_whatever_hides_its_transfers(bandwidth, compiled):
+    words = f"parallel=3d launch.processes=32 batch.global_size=64 run.compile={compiled} {MODEL} model.layers=16"
+    slow = load_cluster("h100_ib").with_numbers({"link.cluster.bandwidth": Quantity(bandwidth, "a test")})
+    chance, case = random.Random(0), planned(words.split())
+    compared, chunked = 0, 0
+    for one in chance.sample(bounded(case, slow), 60):
+        plan = planned_as(one, slow)
+        if plan is not None:
+            assert one.least <= plan.step.seconds, one.words
+            compared, chunked = compared + 1, chunked + (len(plan.explained.ranks[0].stages) > 1)
+    assert compared > 40
+    assert chunked > 5
 
 
 def test_every_dimension_is_searched():

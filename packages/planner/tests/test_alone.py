@@ -7,6 +7,7 @@ import json
 import pytest
 
 from gangline.cli.main import main
+from gangline.plugins import installed
 
 EIGHT = (
     "parallel=ddp",
@@ -40,7 +41,17 @@ def test_search_ranks_what_is_installed(capsys):
     assert all("parallel=ddp" in line for line in lines)
 
 
-def test_rows_whose_layout_nobody_here_supplies_are_named(tmp_path, capsys):
+@pytest.fixture
+def alone(monkeypatch):
+    """No plugin but the planner, whatever else is installed."""
+    with monkeypatch.context() as patch:
+        patch.setenv("GANGLINE_PLUGINS", "planner")
+        installed.cache_clear()
+        yield
+    installed.cache_clear()
+
+
+def test_rows_whose_layout_nobody_here_supplies_are_named(tmp_path, capsys, alone):
     row = {
         "id": "gpt-1b", "table": "t", "model": "GPT-1.7B", "hidden": 2304, "heads": 24, "layers": 24, "seq": 2048,
         "vocab": 51200, "gpu": "A100-80GB", "n_gpus": 32, "tp": 2, "pp": 1, "micro_batch": 8, "global_batch": 512,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from gangline import UserError
 from gangline.cluster import Cluster
 from gangline.config import Run, compose_one, layout_problems, meaningless, world_of
-from gangline.explain import Explained
+from gangline.explain import Explained, Kernels
 from gangline.model import Node, Plan, compose_model
 from gangline.strategy import Mesh
 
@@ -61,4 +61,9 @@ def explain(case: Planned, run: Run, cluster: Cluster) -> Explained:
             "A plan is made of what `explain` of its configuration gives.",
             "parallel=single, parallel=ddp and those of gangline-parallel-megatron-style do.",
         )
-    return replace(found, kernels="fused" if run.run.compile else "apart")
+    return replace(found, kernels=kernels_of(run))
+
+
+def kernels_of(run: Run) -> Kernels:
+    """How the operations between products run: in fused kernels where the blocks are compiled."""
+    return "fused" if run.run.compile else "apart"

@@ -11,13 +11,12 @@ from gangline.cluster import Cluster
 from gangline.config import LayoutBounds, ParallelConfig, PartConfig, Recompute, Run
 from gangline.model import Node, Plan, compose_model, flops_per_token
 from gangline.strategy import AXES, DATA_AXES, Mesh
-from gangline_planner.assumed import Planned, explain, refused
+from gangline_planner.assumed import Planned, explain, kernels_of, refused
 from gangline_planner.forecast import Forecast, forecast
 from gangline_planner.price.products import Rates
-from gangline_planner.price.step import StageTime
+from gangline_planner.price.step import StageTime, jitter_of
 from gangline_planner.price.transfers import transfer_seconds
 
-AGAIN = 1.25  # of the operations, at least, where blocks are computed again: a third of them less the head's
 SPLIT = 0.9  # of the way through a pipeline: stages are not all as long
 LARGEST = 8  # sequences of a microbatch that are tried where the words leave them open
 
@@ -121,11 +120,17 @@ class LeastSeconds:
         ] = {}  # by the identity of `work`, which is kept alive
 
     def least(self, run: Run, mesh: Mesh, bounds: LayoutBounds, model: tuple[Node, Plan]) -> float:
+        plain = self._plain(run, mesh, bounds, model)
+        return plain + jitter_of(plain, mesh.world, self.cluster)
+
+    def _plain(self, run: Run, mesh: Mesh, bounds: LayoutBounds, model: tuple[Node, Plan]) -> float:
+        """Without jitter."""
         if bounds.work is None:
             return self._by_peak(run, mesh, model) / (1 - bounds.idle)
         if id(bounds.work) not in self._known:
-            rates = Rates.of(self.cluster, run.precision.products())
-            time = StageTime.of(bounds.work, self.cluster, rates)
+            kernels = kernels_of(run)
+            rates = Rates.of(self.cluster, run.precision.products(), kernels)
+            time = StageTime.of(bounds.work, self.cluster, rates, kernels)
             waits = sum(transfer_seconds(sent, self.cluster) for sent in bounds.transfers)
             self._known[id(bounds.work)] = (bounds, time, waits)
         _, time, waits = self._known[id(bounds.work)]
@@ -139,20 +144,20 @@ class LeastSeconds:
         return least + (SPLIT * self._bare(bounds, time, ranks) if bounds.beside else 0.0)
 
     def _bare(self, bounds: LayoutBounds, time: StageTime, ranks: int) -> float:
-        """Seconds of transfers that no computation beside them can hide."""
-        forward, share = time.forward / ranks, self.cluster["overlap.share"]
-        room = {"F": forward * bounds.microbatches, "update": forward}
-        room |= {"B": (time.all - time.forward) / ranks * bounds.microbatches, "end": (time.all - time.forward) / ranks}
+        """Seconds of transfers that no computation beside them can hide: `price.step.exposed` hides no more of any."""
+        forward, backward, m = time.forward / ranks, (time.all - time.forward) / ranks, bounds.microbatches
+        turn = min(m, ranks) if bounds.stages > ranks else 1
+        room = {"F": forward * m, "B": backward * m, "end": backward * turn, "update": forward * turn}
         found = 0.0
         for sent in bounds.beside:
-            found += max(0.0, transfer_seconds(sent, self.cluster) - share * room[sent.when])
+            seconds = transfer_seconds(sent, self.cluster)
+            found += seconds - min(room[sent.when], self.cluster["overlap.share"] * seconds)
         return found
 
     def _by_peak(self, run: Run, mesh: Mesh, model: tuple[Node, Plan]) -> float:
         rates, length = Rates.of(self.cluster, run.precision.products()), run.batch.sequence_length
         work = flops_per_token(model[0], length, model[1]) * length * run.batch.global_size
-        again = AGAIN if run.run.recompute is Recompute.full else 1.0
-        return again * work / mesh.world / max(rates.narrow, rates.wide, rates.attention * 2)  # counted uncut
+        return work / mesh.world / max(rates.narrow, rates.wide, rates.attention * 2)  # counted uncut
 
 
 def alternatives(case: Planned) -> Iterator[tuple[Planned, Run, ParallelConfig]]:

@@ -67,27 +67,28 @@ def bounds_of(
     if pp > 1 and not chosen.splits_backward:
         # no order of whole backward passes waits less than the first microbatch takes to the last rank and back
         idle = chosen.bubble(pp, microbatches, chunks)
+    blocks, network = _blocks(config, run, mesh, model), topology or config.topology
     return LayoutBounds(
         idle=idle,
-        bytes=_bytes(config, run, mesh, whole, microbatches, _blocks(config, run, mesh, model)),
+        bytes=_bytes(config, run, mesh, whole, microbatches, blocks),
         microbatches=microbatches,
         stages=pp * chunks,
         splits_backward=chosen.splits_backward and pp > 1,
         work=whole.work,
         transfers=whole.transfers,
-        beside=_data(config, run, mesh, model[1], whole, microbatches, topology or config.topology),
+        beside=_data(config, run, mesh, model[1], whole, microbatches, min(total for _, total, _ in blocks), network),
     )
 
 
 def _data(
-    config: Composed, run: Run, mesh: Mesh, plan: Plan, whole: Whole, microbatches: int, network: Topology
+    config: Composed, run: Run, mesh: Mesh, plan: Plan, whole: Whole, microbatches: int, blocks: int, network: Topology
 ) -> tuple[Transfer, ...]:
-    """What `traffic.data` sends of the blocks, on an average rank; folds, compression and frozen arrays apart."""
+    """What `traffic.data` sends of a rank's `blocks`; folds, compression and frozen arrays apart."""
     axes = tuple(axis for axis in SHARD_AXES if mesh.size(axis) > 1)
     if not axes or plan.folds or config.compress != "none" or plan.frozen:
         return ()
     each = microbatches if config.zero >= 2 and not run.deterministic else 0
-    blocks, width = plan.layers // mesh.size("pp"), run.precision.sizes()
+    width = run.precision.sizes()
     again = microbatches if config.zero == 3 else 0
     tier = network.tier(mesh, *axes)
     return _sent(

@@ -113,9 +113,9 @@ class Pieces:
         return explained.microbatches * max(each)
 
 
-def jitter_of(seconds: float, explained: Explained, cluster: Cluster) -> float:
+def jitter_of(seconds: float, world: int, cluster: Cluster) -> float:
     """What the slowest of all ranks adds: the greatest of n normal draws lies about sqrt(2 ln n) deviations out."""
-    return seconds * cluster["jitter.sigma"] * sqrt(2 * log(max(explained.mesh.world, 1)))
+    return seconds * cluster["jitter.sigma"] * sqrt(2 * log(max(world, 1)))
 
 
 def estimate(explained: Explained, cluster: Cluster, stretch: float) -> float:
@@ -123,7 +123,7 @@ def estimate(explained: Explained, cluster: Cluster, stretch: float) -> float:
     pieces = Pieces.of(explained, cluster)
     late = max(wait.end + wait.update + update for wait, update in zip(pieces.waits, pieces.updates, strict=True))
     plain = pieces.busiest(explained) * stretch + late + cluster["host.seconds"]
-    return plain + jitter_of(plain, explained, cluster)
+    return plain + jitter_of(plain, explained.mesh.world, cluster)
 
 
 def step_time(explained: Explained, cluster: Cluster) -> StepTime:
@@ -138,7 +138,7 @@ def step_time(explained: Explained, cluster: Cluster) -> StepTime:
     ]
     last = max(range(len(ends)), key=ends.__getitem__)
     plain = ends[last] + cluster["host.seconds"]
-    jitter = jitter_of(plain, explained, cluster)
+    jitter = jitter_of(plain, explained.mesh.world, cluster)
     rank, wait, m = explained.ranks[last], waits[last], explained.microbatches
     kinds = {
         "compute": m * sum(stages[s].forward + stages[s].inputs + stages[s].weights for s in rank.stages),
