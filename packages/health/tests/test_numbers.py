@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from gangline.testing.health import healthy
 from gangline.track import StepRecord
 from gangline_health.config import NumbersOptions
-from gangline_health.monitors.numbers import ROUTINE, NumbersMonitor
+from gangline_health.monitors.numbers import ROUTINE, SEVERAL, NumbersMonitor
 
 
 def series(losses, norms=None) -> list[StepRecord]:
@@ -58,6 +59,39 @@ def test_no_false_alarm_where_one_batch_in_fifteen_is_of_another_kind() -> None:
     spoilt = usual + rare
     spoilt[3000:3003] += 3.0
     assert found(series(spoilt, np.ones(5000))) == [(3000 + n, "loss-spike", n) for n in (1, 2, 3)]
+
+
+def test_rare_batches_that_begin_after_the_first_steps_are_usual_soon() -> None:
+    draw = np.random.default_rng(4)
+    usual = 0.03 * (1 + 0.3 * np.abs(noise(5000, 8.0)))
+    rare = np.where(draw.random(5000) < 1 / 15, draw.uniform(0.3, 0.6, 5000), 0.0)
+    rare[:200] = 0.0
+    said = found(series(usual + rare, np.ones(5000)))
+    assert [row for *_, row in said] == [1] * len(said), "no playbook goes back for it"
+    assert len(said) <= SEVERAL + 2
+    assert said[-1][0] < 400
+
+
+def test_a_spike_that_was_left_out_hides_none_that_comes_later() -> None:
+    losses = 3 + 0.05 * noise(500, 30.0)
+    norms = np.exp(0.1 * noise(500, 30.0, seed=1))
+    for step, more in ((301, 6.0), (341, 6.0), (381, 9.0)):
+        losses[step - 1] += more
+        norms[step + 9] *= 20.0 * more
+    spikes = found(series(losses, norms))
+    assert [step for step, kind, _ in spikes if kind == "loss-spike"] == [301, 341, 381]
+    assert [step for step, kind, _ in spikes if kind == "gradient-spike"] == [311, 351, 391]
+
+
+def test_what_came_alone_is_remembered_over_a_restart() -> None:
+    losses = 3 + 0.05 * noise(500, 30.0)
+    losses[[300, 320, 340, 360, 380, 400]] += 6.0
+    records, before = series(losses), NumbersMonitor(NumbersOptions())
+    first = found(records[:350], before)
+    after = NumbersMonitor(NumbersOptions())
+    after.load_state(json.loads(json.dumps(before.state())))
+    assert first + found(records[350:], after) == found(records)
+    assert [step for step, _, _ in found(records)] == [301, 321, 341, 361], "the fifth of one window is usual"
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])

@@ -2,9 +2,10 @@
 
 A step is held against the last steps that were no spikes, in robust standard deviations: of the loss, and of the
 logarithm of the gradient norm, whose tail is long. Where batches differ much by themselves (few tokens, a mixture), the
-median knows nothing of the tail: so the largest rise from one step to the next counts as well, and a spike that came
-alone is one of the rises that are usual here. Optimizers that leave out such steps judge so as well
-(OLMo 2, arXiv 2501.00656, section 3); the answer to one that lasts is PaLM's (arXiv 2204.02311, section 5.1).
+median knows nothing of the tail: so the largest rise from one step to the next counts as well. What was left out is no
+measure of what comes; only where spikes came alone again and again in one window, such batches are usual here.
+Optimizers that leave out such steps judge so as well (OLMo 2, arXiv 2501.00656, section 3); the answer to one that
+lasts is PaLM's (arXiv 2204.02311, section 5.1).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 LEAST_LOSS = 0.01  # a deviation of the loss below this share of its median is taken as this
 LEAST_LOG_NORM = 0.15  # and of the logarithm of the gradient norm below this: twice the usual norm is no spike
 FARTHER = 2.0  # a spike is so many times as far above the last steps as the largest rise of the window
+SEVERAL = 4  # spikes that came alone in one window, before rises of their size are usual
 ROUTINE = 24  # steps in a row in which a loss scale may be halved before that is no search for one any more
 
 
@@ -40,7 +42,10 @@ class NumbersMonitor(Monitor):
         self.rows: dict[str, int] = {}  # kind -> steps in a row that found it
         self.best: tuple[float, float, int] | None = None  # lowest loss of a few steps, its noise, its step
         self.found: set[str] = set()  # in the step under way
-        self.once: dict[str, float] = {}  # kind -> the value of a spike that is the first in a row so far
+        self.once: dict[
+            str, float
+        ] = {}  # kind -> how far above the centre a spike is that is the first in a row so far
+        self.alone: dict[str, list[tuple[int, float]]] = {}  # kind -> (step, how far above) of those that came alone
 
     def watches(self) -> str:
         limits = f"loss over {self.options.spike:g} and gradient norm over {self.options.gradient_spike:g} deviations"
@@ -66,7 +71,7 @@ class NumbersMonitor(Monitor):
             return
         above = (math.log(value) if logarithmic else value) - middle
         far = above / noise
-        if far <= limit or above <= FARTHER * rise(window):
+        if far <= limit or above <= FARTHER * max(rise(window), self._usual(kind, step)):
             return
         self.found.add(kind)
         row = self.rows.get(kind, 0) + 1
@@ -89,9 +94,9 @@ class NumbersMonitor(Monitor):
             if self.rows["not-finite"] > self.routine:
                 yield self._not_finite(record)
             return
-        self.losses = self._taken("loss-spike", record.loss, self.losses)
+        self.losses = self._taken("loss-spike", record.step, record.loss, self.losses)
         if record.grad_norm > 0:
-            self.norms = self._taken("gradient-spike", math.log(record.grad_norm), self.norms)
+            self.norms = self._taken("gradient-spike", record.step, math.log(record.grad_norm), self.norms)
         if self.rows.get("zero-gradients") == self.options.zero_steps:
             row = self.options.zero_steps
             evidence = f"gradient norm 0 for {row} steps in a row: nothing is learnt"
@@ -99,14 +104,24 @@ class NumbersMonitor(Monitor):
             yield Verdict("zero-gradients", f"step {record.step}", 1.0, evidence, Action.WARN, details=details)
         yield from self._divergence(record)
 
-    def _taken(self, kind: str, value: float, window: list[float]) -> list[float]:
-        """The window with this step. A spike comes into it with the next step that is none, one of several never."""
+    def _taken(self, kind: str, step: int, value: float, window: list[float]) -> list[float]:
+        """The window with this step. A spike never comes into it; one that came alone is remembered as such."""
         row, once = self.rows.get(kind, 0), self.once.pop(kind, None)
         if row == 0:
-            return [*window, *([] if once is None else [once]), value][-self.options.window :]
+            if once is not None:
+                self.alone[kind] = [*self._recent(kind, step), (step - 1, once)]
+            return [*window, value][-self.options.window :]
         if row == 1:
-            self.once[kind] = value
+            self.once[kind] = value - centre(window)
         return window
+
+    def _recent(self, kind: str, step: int) -> list[tuple[int, float]]:
+        return [one for one in self.alone.get(kind, ()) if step - self.options.window <= one[0] < step]
+
+    def _usual(self, kind: str, step: int) -> float:
+        """The rise that so many spikes of one window had at the least, each of which came alone."""
+        rises = sorted((above for _, above in self._recent(kind, step)), reverse=True)
+        return rises[SEVERAL - 1] if len(rises) >= SEVERAL else 0.0
 
     def _not_finite(self, record: StepRecord) -> Verdict:
         """In the place of core's own, which stops the run."""
@@ -145,6 +160,7 @@ class NumbersMonitor(Monitor):
             "norms": self.norms,
             "rows": self.rows,
             "once": self.once,
+            "alone": self.alone,
             "best": list(self.best) if self.best else None,
         }
 
@@ -152,5 +168,6 @@ class NumbersMonitor(Monitor):
         self.losses, self.norms = list(state.get("losses", ())), list(state.get("norms", ()))
         self.rows, self.found = dict(state.get("rows", {})), set()
         self.once = dict(state.get("once", {}))
+        self.alone = {kind: [(int(at), far) for at, far in found] for kind, found in state.get("alone", {}).items()}
         best = state.get("best")
         self.best = (float(best[0]), float(best[1]), int(best[2])) if best else None
