@@ -20,9 +20,11 @@ from gangline import pulse
 from gangline.testing.processes import living
 from gangline_ckpt_zarr.tiers import places
 
-SLOW = """
+HELD = """
+import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from gangline import Part, hookimpl
 from gangline.callback import Callback
@@ -30,21 +32,25 @@ from gangline.parts import CallbackConfig
 
 
 @dataclass
-class Slow(CallbackConfig):
-    seconds: float = 1.0
+class Held(CallbackConfig):
+    by: str = ""
 
 
-class SlowCallback(Callback):
+class HeldCallback(Callback):
     def __init__(self, config, run):
-        self.seconds = config.seconds
+        self.by, self.before = Path(config.by), Path(config.by + "-before")
 
-    def before_step(self, *arguments):
-        time.sleep(self.seconds)
+    def before_step(self, step):
+        while self.by.exists():
+            written = self.before.with_suffix(f".{os.getpid()}")
+            written.write_text(str(step))
+            written.replace(self.before)
+            time.sleep(0.02)
 
 
 @hookimpl
 def gangline_parts():
-    yield Part(name="slow", group="callback", config=Slow, build="slow:SlowCallback", summary="Steps take their time")
+    yield Part(name="held", group="callback", config=Held, build="held:HeldCallback", summary="Waits at a file")
 """
 WORDS = (
     "parallel=fsdp",
@@ -52,20 +58,23 @@ WORDS = (
     "precision=fp64",
     "checkpoint.every=null",
     "schedule.warmup_steps=5",
-    "callback=[slow]",
 )
 ELASTIC = ("launch=elastic", "launch.nodes=2", "launch.processes=2")
 SECONDS = 240.0
 
 
+def holding(runs: Runs) -> tuple[str, str]:
+    return "callback=[held]", f"callback.held.by={runs.directory / 'hold'}"
+
+
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[Runs]:
-    """With a callback that makes steps last."""
-    about = tmp_path / "site" / "gangline_slow-0.1.dist-info"
+    """With a callback that holds the ranks before a step."""
+    about = tmp_path / "site" / "gangline_held-0.1.dist-info"
     about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: gangline-slow\nVersion: 0.1\n")
-    (about / "entry_points.txt").write_text("[gangline.v1]\nslow = slow\n")
-    (tmp_path / "site" / "slow.py").write_text(SLOW)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: gangline-held\nVersion: 0.1\n")
+    (about / "entry_points.txt").write_text("[gangline.v1]\nheld = held\n")
+    (tmp_path / "site" / "held.py").write_text(HELD)
     with Runs(tmp_path) as found:
         found.environment["PYTHONPATH"] = str(tmp_path / "site")
         yield found
@@ -85,13 +94,28 @@ def lines(run_dir: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]] if path.exists() else []
 
 
-def saved_everywhere(run_dir: Path, beyond: int) -> int:
-    """The newest step, as soon as every node has it in memory, where it has just been done and is beyond that one."""
-    nodes, before = places.directories(run_dir), lines(run_dir)
-    if len(nodes) < 2 or not before or (step := before[-1]["step"]) <= beyond:
-        return 0
-    whole = all((place / f"step-{step:08d}" / "zarr.json").exists() for place in nodes)
-    return step if whole and time.time() - before[-1]["time"] < 0.7 else 0
+def held(runs: Runs, beyond: int) -> int:
+    """Some step beyond that one, once it is the last that was done, is in every node's memory, and no rank goes on."""
+    out, hold = runs.directory / "out", runs.directory / "hold"
+    wait_for(lambda: (found := lines(out)) and found[-1]["step"] > beyond)
+    (runs.directory / "hold-before").unlink(missing_ok=True)
+    hold.touch()
+
+    def whole() -> int:
+        before, nodes = runs.directory / "hold-before", places.directories(out)
+        step = lines(out)[-1]["step"]
+        stands = before.exists() and int(before.read_text()) == step + 1  # without this rank nobody does that step
+        return step if stands and len(nodes) == 2 and all(map(saved(step), nodes)) else 0
+
+    return int(wait_for(whole))  # type: ignore[call-overload]
+
+
+def saved(step: int) -> Callable[[Path], bool]:
+    return lambda place: (place / f"step-{step:08d}" / "zarr.json").exists()
+
+
+def let_go(runs: Runs) -> None:
+    (runs.directory / "hold").unlink()
 
 
 def lose_rank(session: int, run_dir: Path) -> None:
@@ -133,12 +157,14 @@ def seen(run_dir: Path) -> dict[int, int]:
 )
 def test_no_step_is_lost(runs: Runs, lose: Callable[[int, Path], None], copies: int) -> None:
     out, words = runs.directory / "out", ("run.steps=100000", *WORDS, *ELASTIC, "checkpoint.memory_every=1")
-    process = runs.start("run.dir=out", *words, f"checkpoint.memory_copies={copies}")
-    step = wait_for(lambda: saved_everywhere(out, 4))
+    process = runs.start("run.dir=out", *words, *holding(runs), f"checkpoint.memory_copies={copies}")
+    step = held(runs, 4)
     lose(process.pid, out)
+    let_go(runs)
     wait_for(lambda: lines(out)[-1]["step"] >= step + 2)
-    again = wait_for(lambda: saved_everywhere(out, step + 2))
+    again = held(runs, step + 2)
     os.kill(process.pid, signal.SIGTERM)
+    let_go(runs)
     printed = runs.finish(process, code=75)
     found = lines(out)
     assert [line["step"] for line in found] == [*range(1, len(found) + 1)], printed
@@ -147,8 +173,7 @@ def test_no_step_is_lost(runs: Runs, lose: Callable[[int, Path], None], copies: 
     assert again
     assert not places.of_run(out).exists()
     assert not (out / ".memory").exists()
-    words = tuple(word for word in WORDS if word != "callback=[slow]")
-    runs.train("run.dir=straight", f"run.steps={len(found)}", *words, "launch.processes=2", "checkpoint=off")
+    runs.train("run.dir=straight", f"run.steps={len(found)}", *WORDS, "launch.processes=2", "checkpoint=off")
     straight = [(line["step"], line["loss"], line["grad_norm"]) for line in lines(runs.directory / "straight")]
     assert [(line["step"], line["loss"], line["grad_norm"]) for line in found] == straight
 
@@ -157,9 +182,10 @@ def test_without_a_copy_a_lost_node_costs_what_was_not_on_disk(runs: Runs) -> No
     """It is told, and the run goes on from the disk."""
     out = runs.directory / "out"
     words = ("run.steps=100000", *WORDS, *ELASTIC, "checkpoint.memory_every=1", "checkpoint.every=4")
-    process = runs.start("run.dir=out", *words)
-    step = wait_for(lambda: saved_everywhere(out, 4))
+    process = runs.start("run.dir=out", *words, *holding(runs))
+    step = held(runs, 4)
     lose_node(process.pid, out)
+    let_go(runs)
     wait_for(lambda: lines(out)[-1]["generation"] == 2)
     os.kill(process.pid, signal.SIGTERM)
     printed = runs.finish(process, code=75)
