@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -33,12 +36,14 @@ CASES = {
         secrets=["hub-token"],
         setup=["ulimit -l unlimited"],
     ),
+    "fabric": KubernetesLaunch(nodes="2", image="registry/llm:1", volume="runs:/runs", fabric="gcp_tcpxo"),
 }
+DIRECTORIES = {"fabric": "/runs/some one's/00"}
 
 
 def rendered(name: str) -> list[dict]:
     run = default_run(parallel="ddp", launch=CASES[name])
-    return manifests.render(CASES[name], run, Path("/runs/my_run.7"))
+    return manifests.render(CASES[name], run, Path(DIRECTORIES.get(name, "/runs/my_run.7")), "0123abcd")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -101,6 +106,47 @@ def test_a_dry_run_prints_and_a_machine_without_kubectl_is_told(tmp_path, monkey
     assert train(words) == 2
     assert "there is no kubectl" in capsys.readouterr().err
     assert not (tmp_path / "one").exists()
+
+
+def test_names_are_of_one_submit_of_one_run_and_begin_with_a_letter():
+    paths = [f"/runs/{sweep}/{run:02d}" for sweep in ("a", "b") for run in range(3)] + [
+        "/runs/" + "long-" * 20,
+        "/x/___",
+    ]
+    paths += ["/runs/" + "long-" * 20 + "2", "/runs/ÄÖ", "/runs/My_Run.7", "/runs/my-run-7"]
+    names = [manifests.name_of(Path(path), mark) for path in paths for mark in ("one", "two")]
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
+        assert len(name) <= 40
+
+
+def test_what_a_pod_says_is_in_the_run_directory_and_settings_of_the_network_come_before_the_agent(tmp_path):
+    """bash itself reads the script: with a directory that has to be quoted, and python in its place."""
+    run_dir = tmp_path / "it's mine"
+    (run_dir / "launch").mkdir(parents=True)
+    (run_dir / "launch" / "node-1.out").write_text("before\n")
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text('#!/bin/bash\nprintf "[%s]" "$@" "$NCCL_LIB_DIR" "$OF_PROFILE" >&2; echo; sleep 2; exit 3\n')
+    python.chmod(0o755)
+    (tmp_path / "nccl-env-profile.sh").write_text("export OF_PROFILE=set\n")
+    config = CASES["fabric"]
+    text = manifests.script(config, default_run(parallel="ddp", launch=config), run_dir)
+    variables = {"PATH": f"{python.parent}:{os.environ['PATH']}", "JOB_COMPLETION_INDEX": "1"}
+    variables["NCCL_LIB_DIR"] = str(tmp_path)
+    with (tmp_path / "logs").open("wb") as logs:  # no pipe: tail ends once bash has been waited for
+        done = subprocess.run(["bash", "-c", text], env=variables, stdout=logs, timeout=60)
+    said = f"[-m][gangline_launch.agent][{run_dir}][--nodes][2:2][--per-node][8][--processes][16][{tmp_path}][set]\n"
+    assert (run_dir / "launch" / "node-1.out").read_text() == "before\n" + said
+    deadline = time.monotonic() + 60
+    while (tmp_path / "logs").read_text() != said and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (tmp_path / "logs").read_text() == said  # for `kubectl logs`
+    assert done.returncode == 3
+    (tmp_path / "nccl-env-profile.sh").unlink()
+    assert subprocess.run(["bash", "-c", text], env=variables, timeout=60).returncode == 2
+    assert "nccl-env-profile.sh" in (run_dir / "launch" / "node-1.out").read_text()
 
 
 def test_the_state_of_a_job_set_is_in_words():

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from gangline import attempts as attempts
     from gangline.attempts import Attempt as Attempt
     from gangline.cli.verbs import usage_of as usage_of, verb_of as verb_of
-    from gangline.ending import RunEnding as RunEnding, read_ending as read_ending
+    from gangline.ending import (
+        RunEnding as RunEnding,
+        clear_ending as clear_ending,
+        read_ending as read_ending,
+        write_ending as write_ending,
+    )
     from gangline.events import Events as Events, read_events as read_events
     from gangline.interop import load_pretrained as load_pretrained
     from gangline.interop.commands import add_output as add_output, words_for as words_for, write_model as write_model
@@ -32,7 +37,7 @@ __getattr__, __all__ = lazily(
         "gangline": "attempts",
         "gangline.cli.verbs": "usage_of verb_of",
         "gangline.record": "read_records",
-        "gangline.ending": "RunEnding read_ending",
+        "gangline.ending": "RunEnding clear_ending read_ending write_ending",
         "gangline.events": "Events read_events",
         "gangline.sample": "sample",
         "gangline.interop": "load_pretrained",

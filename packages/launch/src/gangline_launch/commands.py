@@ -12,6 +12,7 @@ from gangline_launch import job as jobs
 from gangline_launch.explain import explain
 from gangline_launch.follow import LAST_LINES, Lines, follow
 from gangline_launch.schedulers import scheduler_of
+from gangline_launch.state import SchedulerError
 
 
 def attach(run_dir: Path) -> int:
@@ -81,4 +82,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     if len(rest) != 1 or rest[0].startswith("-"):
         raise UserError(f"gangline launch {verb} takes a run directory.", f"gangline launch {verb} RUN_DIR")
-    return VERBS[verb][0](Path(rest[0]))
+    try:
+        return VERBS[verb][0](Path(rest[0]))
+    except SchedulerError as error:
+        raise UserError(f"gangline launch {verb}: {error}.", "The job is as it was. Try again.") from error

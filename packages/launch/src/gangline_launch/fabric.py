@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Opened: names, values and defaults are those of these pages. No network of these kinds was there to try them on.
 NCCL = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
-OFI = "https://github.com/aws/aws-ofi-nccl/wiki/Environment-Variables"
-EFA = "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html"
+OFI = "https://github.com/aws/aws-ofi-nccl/blob/2daf7d303aa139a03140aa530957d10521e4478d/doc/efa-env-var.md"
+_GKE = (
+    "https://github.com/GoogleCloudPlatform/container-engine-accelerators/blob/089e022496faec95606d663eda8767078d347e34"
+)
+TCPXO = f"{_GKE}/gpudirect-tcpxo/nccl-test-latest.yaml"
+# Of the vendor's guide; its table of variables was not opened.
 GKE = "https://cloud.google.com/kubernetes-engine/docs/how-to/gpu-bandwidth-gpudirect-tcpx"
 
 
@@ -41,18 +46,32 @@ FABRICS: dict[str, tuple[FabricLine, ...]] = {
         FabricLine("NCCL_IB_ADDR_FAMILY", "AF_INET", "its GID of IPv4", NCCL),
     ),
     "efa": (
-        FabricLine("FI_PROVIDER", "efa", "libfabric takes EFA, and no sockets", OFI),
-        FabricLine("NCCL_SOCKET_IFNAME", "^docker,lo", "what connects ranks at the start is no bridge", EFA),
+        FabricLine("FI_PROVIDER", "efa", "for aws-ofi-nccl up to 1.5.0; later ones choose it on EC2", OFI),
+        FabricLine("NCCL_SOCKET_IFNAME", "^docker,lo", "what connects ranks at the start is no bridge", NCCL),
     ),
     "gcp_tcpxo": (
-        FabricLine("NCCL_LIB_DIR", "/usr/local/nvidia/lib64", "where Google's plugin lies on a node", GKE),
+        FabricLine(
+            "nccl-lib-dir",
+            'export NCCL_LIB_DIR="${NCCL_LIB_DIR:-/usr/local/nvidia/lib64}"',
+            "where Google's plugin lies in a pod of GKE; a site that has it elsewhere sets it before",
+            TCPXO,
+            setup=True,
+        ),
+        FabricLine(
+            "ld-library-path",
+            'export LD_LIBRARY_PATH="$NCCL_LIB_DIR${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"',
+            "so that NCCL finds it",
+            TCPXO,
+            setup=True,
+        ),
         FabricLine(
             "nccl-env-profile",
-            ". /usr/local/nvidia/lib64/nccl-env-profile.sh",
-            "the settings that go with the plugin's version",
+            '. "$NCCL_LIB_DIR/nccl-env-profile.sh" || exit 2',
+            "the settings of the plugin's version; without them NCCL would take sockets, so the job ends",
             GKE,
             setup=True,
         ),
+        FabricLine("NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY", "/dev/aperture_devices", "where its devices are", TCPXO),
     ),
 }
 

@@ -11,8 +11,8 @@ from typing import TextIO
 
 from gangline import UserError
 from gangline.tools import read_ending
-from gangline_launch.job import FOLDER, job_of
-from gangline_launch.state import JobState, Scheduler
+from gangline_launch.job import FOLDER, SubmittedJob, job_of
+from gangline_launch.state import JobState, Scheduler, SchedulerError
 
 EXIT_FAILURE, EXIT_INTERRUPTED = 1, 130
 LOOK_SECONDS = 0.5  # between two looks at what was written
@@ -57,20 +57,27 @@ def follow(run_dir: Path, scheduler: Scheduler, shown: Path, begun: bool = False
     lines = Lines(run_dir)
     lines.skip(LAST_LINES if begun else 0)
     told, asked, wait = "", 0.0, ASK_SECONDS
+    state: JobState | None = None
+    said: set[str] = set()
     try:
         while True:
             job = job_of(run_dir)
-            if time.monotonic() - asked >= wait or not told:
-                state = scheduler.state(job)
+            if time.monotonic() - asked >= wait or state is None:
+                state = _state(scheduler, job, said) or state
                 asked, wait = time.monotonic(), min(ASK_MOST, wait * 1.1)
+            if state is not None:
                 if (line := f"train: job {job.id}: {state.line()}") != told:
                     print(line, flush=True)
                     told, wait = line, ASK_SECONDS
-                if state.hopeless:
-                    scheduler.cancel(job)
+                if state.hopeless and begun:
+                    end = f"gangline launch cancel {shown}"
+                    raise UserError(
+                        f"job {job.id} would never start: {state.why}.", state.hopeless, f"To end it:  {end}"
+                    )
+                if state.hopeless and _cancelled(scheduler, job):
                     raise UserError(f"job {job.id} would never start: {state.why}. It was cancelled.", state.hopeless)
             lines.show(sys.stdout)
-            if state.over and job == job_of(run_dir):
+            if state is not None and state.over and job == job_of(run_dir):
                 return how_it_ended(run_dir, state, shown)
             time.sleep(LOOK_SECONDS)
     except KeyboardInterrupt:
@@ -87,11 +94,13 @@ def follow_all(run_dirs: Sequence[Path], scheduler: Scheduler) -> list[int]:
     """The runs of a sweep to the end of their jobs, a line for each change; the exit code of each run."""
     told: dict[Path, str] = {}
     codes: dict[Path, int] = {}
+    said: set[str] = set()
     try:
         while len(codes) < len(run_dirs):
             for run_dir in run_dirs:
                 job = job_of(run_dir)
-                state = scheduler.state(job)
+                if (state := _state(scheduler, job, said)) is None:
+                    continue
                 if (line := f"train: {run_dir.name}: {state.line()}") != told.get(run_dir):
                     print(line, flush=True)
                     told[run_dir] = line
@@ -102,6 +111,27 @@ def follow_all(run_dirs: Sequence[Path], scheduler: Scheduler) -> list[int]:
         print("\ntrain: detached; the jobs go on.\n  Each:  gangline launch status|attach|cancel RUN_DIR", flush=True)
         return [codes.get(run_dir, EXIT_INTERRUPTED) for run_dir in run_dirs]
     return [codes[run_dir] for run_dir in run_dirs]
+
+
+def _state(scheduler: Scheduler, job: SubmittedJob, said: set[str]) -> JobState | None:
+    """None where the scheduler has no answer, which is said once: the job goes on, and it is asked again."""
+    try:
+        state = scheduler.state(job)
+    except SchedulerError as error:
+        if str(error) not in said:
+            print(f"train: {error}; asked again", file=sys.stderr, flush=True)
+        said.add(str(error))
+        return None
+    said.clear()
+    return state
+
+
+def _cancelled(scheduler: Scheduler, job: SubmittedJob) -> bool:
+    try:
+        scheduler.cancel(job)
+    except SchedulerError:  # it is asked again
+        return False
+    return True
 
 
 def _code(run_dir: Path, state: JobState) -> int:

@@ -16,16 +16,19 @@ FILE = "job.json"
 
 @dataclass(frozen=True)
 class SubmittedJob:
-    """The newest job of a run. `id` is the scheduler's name for it; `task` its place in the array of a sweep."""
+    """The newest job of a run. `id` is the scheduler's name for it; `task` its place in the array of a sweep; `mark`
+    what its submit has labelled it with, where names are the user's and may come again.
+    """
 
     scheduler: str
     id: str
     submitted: float  # seconds since the epoch
     task: int | None = None
+    mark: str = ""
 
     @classmethod
-    def now(cls, scheduler: str, id: str, task: int | None = None) -> SubmittedJob:
-        return cls(scheduler, id, time.time(), task)
+    def now(cls, scheduler: str, id: str, task: int | None = None, mark: str = "") -> SubmittedJob:
+        return cls(scheduler, id, time.time(), task, mark)
 
 
 def folder(run_dir: str | Path) -> Path:

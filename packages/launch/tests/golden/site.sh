@@ -20,7 +20,9 @@
 # the run directory, start the ranks, and go on with the nodes that are left when one is lost.
 run_dir=/shared/runs/one
 export PYTHONUNBUFFERED=1
-. /usr/local/nvidia/lib64/nccl-env-profile.sh
+export NCCL_LIB_DIR="${NCCL_LIB_DIR:-/usr/local/nvidia/lib64}"
+export LD_LIBRARY_PATH="$NCCL_LIB_DIR${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+. "$NCCL_LIB_DIR/nccl-env-profile.sh" || exit 2
 module load cuda/13
 
 # What Slurm knows of the nodes: their addresses, their places in the network.

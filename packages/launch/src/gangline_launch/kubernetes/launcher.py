@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import re
+import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from gangline import UserError
 from gangline.launch import Launcher
+from gangline.tools import clear_ending, read_ending, write_ending
 from gangline_launch import job as jobs
 from gangline_launch.follow import follow
-from gangline_launch.give_back import give_back
+from gangline_launch.give_back import give_back, handed_over
 from gangline_launch.job import SubmittedJob
 from gangline_launch.kubernetes import manifests
-from gangline_launch.kubernetes.scheduler import KubernetesScheduler, kubectl
+from gangline_launch.kubernetes.scheduler import KubectlError, KubernetesScheduler, kubectl
+from gangline_launch.state import GONE
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.tools import RunDirectory
+    from gangline.tools import RunDirectory, RunEnding
     from gangline_launch.kubernetes.config import KubernetesLaunch
 
 FILE = "jobset.yaml"
+LATE = re.compile(r"no answer|timed? ?out|EOF|connection reset", re.IGNORECASE)  # it may still be done
 
 
 class KubernetesLauncher(Launcher):
@@ -32,21 +38,80 @@ class KubernetesLauncher(Launcher):
     def launch(self, directory: RunDirectory) -> int:
         """Apply the manifests and follow to the end; Ctrl-C leaves it alone. Raises UserError where that is refused."""
         run_dir = directory.path.resolve()
-        text = dump(manifests.render(self.config, self.run, run_dir))
+        mark = uuid.uuid4().hex
+        text = dump(manifests.render(self.config, self.run, run_dir, mark))
         if self.config.dry_run:
             print(text, end="")
             return give_back(directory)
-        before = jobs.read_job(run_dir)
-        if before is not None and not KubernetesScheduler().state(before).over:
-            raise UserError(f"{run_dir} has a job already.", f"gangline launch attach|cancel {directory.path}")
+        refuse_second(run_dir)
         path = jobs.folder(run_dir) / FILE
         path.write_text(text)
-        kubectl("apply", "--filename", str(path))
-        job = SubmittedJob.now("kubernetes", f"{self.config.namespace}/{manifests.name_of(run_dir)}")
+        name = manifests.name_of(run_dir, mark)
+        job = SubmittedJob.now("kubernetes", f"{self.config.namespace}/{name}", mark=mark)
+        submit(directory, job, path)
+        with handed_over(directory, KubernetesScheduler()):
+            print(f"train: JobSet {job.id}: {path}", flush=True)
+            return follow(run_dir, KubernetesScheduler(), shown=directory.path)
+
+
+def refuse_second(run_dir: Path) -> None:
+    """Two jobs of one run. Raises UserError where an earlier one has not ended, or nobody can say."""
+    job = jobs.read_job(run_dir)
+    if job is None or job.scheduler != "kubernetes":
+        return
+    try:
+        state = KubernetesScheduler().state(job)
+    except KubectlError as error:
+        raise UserError(
+            f"{run_dir} may have a job already: {error}.",
+            "Two jobs of a run spoil it. Try again once that is answered.",
+        ) from error
+    if not state.over:
+        raise UserError(
+            f"{run_dir} has a job already: {job.id}, {state.line()}.",
+            f"To follow it:  gangline launch attach {run_dir}",
+            f"To end it:  gangline launch cancel {run_dir}",
+        )
+
+
+def submit(directory: RunDirectory, job: SubmittedJob, manifest: Path) -> None:
+    """Apply it. job.json is there before, so that a submit that is killed or has no answer loses no job.
+
+    Raises UserError where there is none, and all is as it was; also where nobody can say, and the directory is the
+    job's.
+    """
+    before, ending = jobs.read_job(directory.path), read_ending(directory.path)
+    jobs.write_job(directory.path, job)
+    clear_ending(directory.path)  # an earlier job's is no word on this one
+    try:
+        kubectl("apply", "--filename", str(manifest))
+    except UserError:
+        _as_before(directory.path, before, ending)
+        raise
+    except KubectlError as error:
+        try:
+            refused = not LATE.search(str(error)) and KubernetesScheduler().state(job).phase == GONE
+        except KubectlError:
+            refused = False
+        if refused:
+            _as_before(directory.path, before, ending)
+            raise UserError(f"{error}.", "Nothing was submitted.") from error
+        directory.hand_over()
+        raise UserError(
+            f"{error}; whether the cluster took the job is not known, and {directory.path} stays.",
+            f"To look:  gangline launch status {directory.path}",
+            f"To end what is there:  gangline launch cancel {directory.path}",
+            f"To submit it once more, after that:  train resume={directory.path}",
+        ) from error
+
+
+def _as_before(run_dir: Path, job: SubmittedJob | None, ending: RunEnding | None) -> None:
+    if job is None:
+        (jobs.folder(run_dir) / jobs.FILE).unlink(missing_ok=True)
+    else:
         jobs.write_job(run_dir, job)
-        directory.unlock()
-        print(f"train: JobSet {job.id}: {path}", flush=True)
-        return follow(run_dir, KubernetesScheduler(), shown=directory.path)
+    if ending is not None:
+        write_ending(run_dir, ending)
 
 
 def dump(objects: list[dict[str, Any]]) -> str:

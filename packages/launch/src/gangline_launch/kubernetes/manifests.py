@@ -6,26 +6,38 @@ makes a pod that is lost anew and in its place, and the agents of the others go 
 
 from __future__ import annotations
 
+import hashlib
 import re
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from gangline_launch import fabric
+from gangline_launch.job import FOLDER
 
 if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_launch.kubernetes.config import KubernetesLaunch
 
-PORT_NAME = "node"
 FINAL_CODES = (2, 3)  # a mistake, a verdict: not to be started again
 SAVED_CODES = (75,)
+MARK = "gangline/submit"  # the label by which a submit knows its JobSet from any other
 
 
-def name_of(run_dir: Path) -> str:
-    """The JobSet's name, of a run directory's: at most 40 letters, for pods add to it."""
-    return re.sub(r"[^a-z0-9]+", "-", run_dir.name.lower()).strip("-")[:40].strip("-") or "run"
+def name_of(run_dir: Path, mark: str) -> str:
+    """The JobSet's name, of the run directory's for people and a hash of its path and of the submit's mark.
+
+    No other submit of this run or another has it. A letter first, as a DNS-1035 label; at most 40 letters, for pods add
+    the replicated job, their index and a suffix, 63 together.
+    """
+    words = re.sub(r"[^a-z0-9]+", "-", run_dir.name.lower()).strip("-")
+    words = words if words[:1].isalpha() else f"run-{words}"
+    digest = hashlib.sha256(f"{run_dir}\0{mark}".encode()).hexdigest()
+    return f"{words[:29].strip('-')}-{digest[:10]}"
 
 
-def render(config: KubernetesLaunch, run: Run, run_dir: Path) -> list[dict[str, Any]]:
-    """The objects to apply, in order."""
+def render(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) -> list[dict[str, Any]]:
+    """The objects to apply, in order. mark: of this submit, and of no other."""
     objects = []
     if config.cluster_queue is not None:
         objects.append(
@@ -36,12 +48,12 @@ def render(config: KubernetesLaunch, run: Run, run_dir: Path) -> list[dict[str, 
                 "spec": {"clusterQueue": config.cluster_queue},
             }
         )
-    return [*objects, job_set(config, run, run_dir)]
+    return [*objects, job_set(config, run, run_dir, mark)]
 
 
-def job_set(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, Any]:
+def job_set(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) -> dict[str, Any]:
     """The JobSet."""
-    labels = {"app.kubernetes.io/managed-by": "gangline"}
+    labels = {"app.kubernetes.io/managed-by": "gangline", MARK: mark}
     if config.queue is not None:
         labels["kueue.x-k8s.io/queue-name"] = config.queue
     if config.priority is not None:
@@ -51,7 +63,7 @@ def job_set(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, Any]
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": {"name": name_of(run_dir), "namespace": config.namespace, "labels": labels},
+        "metadata": {"name": name_of(run_dir, mark), "namespace": config.namespace, "labels": labels},
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
             "failurePolicy": {"maxRestarts": config.job_restarts, "rules": rules},
@@ -84,18 +96,35 @@ def pod_rules() -> list[dict[str, Any]]:
     ]
 
 
+def script(config: KubernetesLaunch, run: Run, run_dir: Path) -> str:
+    """What bash does in a pod. All that it says is in a file of the run directory, as on any other cluster.
+
+    bash becomes the agent, which so has the pod's SIGTERM; tail shows the file to `kubectl logs`, from where this pod
+    began, and may miss what is said in the last second. The index is the Job's own (batch/v1, Indexed).
+    """
+    agent = [
+        "exec python -m gangline_launch.agent",
+        shlex.quote(str(run_dir)),
+        f"--nodes {config.elastic_nodes()}",
+        f"--per-node {config.ranks_of_node(run)}",
+        f"--processes {config.world(run)}",
+    ]
+    lines = [
+        f"out={shlex.quote(f'{run_dir}/{FOLDER}')}/node-$JOB_COMPLETION_INDEX.out",
+        'touch "$out" || exit 1',
+        'begin=$(($(wc -c < "$out") + 1))',
+        'tail --pid=$$ -F -c "+$begin" "$out" 2> /dev/null &',
+        'exec >> "$out" 2>&1',
+        *fabric.setup(config.fabric),
+        *config.setup,
+        " ".join(agent),
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
 def pod(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, Any]:
     """A node: one agent with the GPUs of its machine."""
     claim, _, mount = str(config.volume).partition(":")
-    agent = " ".join(
-        [
-            "exec python -m gangline_launch.agent",
-            str(run_dir),
-            f"--nodes {config.elastic_nodes()}",
-            f"--per-node {config.ranks_of_node(run)}",
-            f"--processes {config.world(run)}",
-        ]
-    )
     own = {"GANGLINE_KUBERNETES_NODE": "spec.nodeName", "GANGLINE_POD": "status.podIP"}
     variables = [{"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in own.items()]
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
@@ -104,7 +133,7 @@ def pod(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": "agent",
         "image": config.image,
-        "command": ["/bin/bash", "-c", "\n".join([*config.setup, agent])],
+        "command": ["/bin/bash", "-c", script(config, run, run_dir)],
         "env": variables,
         "volumeMounts": [{"name": "runs", "mountPath": mount}, {"name": "shm", "mountPath": "/dev/shm"}],
     }

@@ -8,42 +8,61 @@ from typing import Any
 
 from gangline import UserError
 from gangline_launch.job import SubmittedJob
-from gangline_launch.state import ENDED, GONE, RUNS, WAITS, JobState
+from gangline_launch.kubernetes.manifests import MARK
+from gangline_launch.state import ENDED, GONE, RUNS, WAITS, JobState, SchedulerError
 
 SECONDS = 120.0
 
 
-def kubectl(*words: str, text: str | None = None) -> str:
-    """What kubectl prints. Raises UserError where it is not here or refuses."""
+class KubectlError(SchedulerError):
+    """kubectl refused, or had no answer; its text says how. What was asked of the cluster may have been done."""
+
+
+def kubectl(*words: str) -> str:
+    """What kubectl prints. Raises UserError where it is not here, KubectlError where it refuses or has no answer."""
+    what = f"kubectl {' '.join(words[:2])}"
     try:
-        done = subprocess.run(["kubectl", *words], input=text, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(["kubectl", *words], capture_output=True, text=True, timeout=SECONDS)
     except FileNotFoundError:
         raise UserError(
             "launch=kubernetes: there is no kubectl on this machine.",
             "A JobSet is submitted with it, in the context that it has.",
             "To see what would be submitted:  launch.dry_run=true",
         ) from None
+    except subprocess.TimeoutExpired:
+        raise KubectlError(f"{what} had no answer for {SECONDS:g} s") from None
     if done.returncode:
-        raise UserError(f"kubectl {' '.join(words[:2])}: {done.stderr.strip()}")
+        raise KubectlError(f"{what}: {' '.join(done.stderr.split()) or f'it ended with {done.returncode}'}")
     return done.stdout
 
 
 class KubernetesScheduler:
-    """Answers from `kubectl get jobset`; a job's id is NAMESPACE/NAME."""
+    """Answers from `kubectl get jobset`. A job's id is NAMESPACE/NAME; only what its submit has marked is that job."""
 
     def state(self, job: SubmittedJob) -> JobState:
         namespace, _, name = job.id.partition("/")
-        try:
-            text = kubectl("get", "jobset", name, "--namespace", namespace, "--output", "json")
-        except UserError as error:
-            if "NotFound" in str(error):
-                return JobState(GONE, "gone")
-            raise
-        return state_of(json.loads(text))
+        text = kubectl("get", "jobset", name, "--namespace", namespace, "--ignore-not-found", "--output", "json")
+        job_set = read(text)
+        if job_set is None or job_set["metadata"].get("labels", {}).get(MARK, "") != job.mark:
+            return JobState(GONE, "gone")
+        return state_of(job_set)
 
     def cancel(self, job: SubmittedJob) -> None:
-        namespace, _, name = job.id.partition("/")
-        kubectl("delete", "jobset", name, "--namespace", namespace, "--wait=false", "--ignore-not-found")
+        namespace, _, _ = job.id.partition("/")
+        kubectl("delete", "jobset", "--namespace", namespace, "--selector", f"{MARK}={job.mark}", "--wait=false")
+
+
+def read(text: str) -> dict[str, Any] | None:
+    """What `--output json` prints; None for nothing. Raises KubectlError for what is no JSON object."""
+    if not text.strip():
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or "metadata" not in found:
+        raise KubectlError(f"kubectl get jobset printed {text[:80]!r}, and no JobSet")
+    return found
 
 
 def state_of(job_set: dict[str, Any]) -> JobState:

@@ -1,0 +1,187 @@
+"""A run that was submitted is the job's: a scheduler that fails takes no directory. kubectl is a script of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from gangline import UserError
+from gangline.cli.train import main as train
+from gangline.tools import RunEnding, write_ending
+from gangline_launch import commands, follow, job as jobs
+from gangline_launch.kubernetes import launcher, scheduler
+from gangline_launch.state import SchedulerError
+
+KUBECTL = """#!{python}
+import json, pathlib, sys, time
+import yaml
+
+here = pathlib.Path({here!r})
+words = sys.argv[1:]
+with (here / "asked").open("a") as file:
+    file.write(" ".join(words) + "\\n")
+sets = json.loads((here / "sets").read_text())
+answers = json.loads((here / words[0]).read_text()) if (here / words[0]).exists() else []
+answer = answers.pop(0) if answers else ""
+(here / words[0]).write_text(json.dumps(answers))
+if answer == "hang":
+    time.sleep(60)
+if answer.startswith("no:"):
+    sys.exit(answer[3:])
+if words[0] == "apply":
+    for each in yaml.safe_load_all(open(words[2])):
+        if each["kind"] == "JobSet":
+            sets.setdefault(each["metadata"]["name"], each)
+if words[0] == "get" and words[2] in sets:
+    status = dict(conditions=[dict(type=answer, status="True")]) if answer else {{}}
+    print(json.dumps({{**sets[words[2]], "status": status}}))
+if words[0] == "delete":
+    key, _, mark = words[words.index("--selector") + 1].partition("=")
+    sets = {{name: each for name, each in sets.items() if each["metadata"]["labels"][key] != mark}}
+(here / "sets").write_text(json.dumps(sets))
+if answer == "late":
+    sys.exit("error: timed out waiting for the answer")
+"""
+
+
+class Cluster:
+    """What our kubectl knows. `says`: its next answers to a verb; nothing left: as one would expect."""
+
+    def __init__(self, here: Path) -> None:
+        self.here = here
+        (here / "sets").write_text("{}")
+        (here / "kubectl").write_text(KUBECTL.format(python=sys.executable, here=str(here)))
+        (here / "kubectl").chmod(0o755)
+
+    def says(self, verb: str, *answers: str) -> None:
+        (self.here / verb).write_text(json.dumps(answers))
+
+    def names(self) -> list[str]:
+        return list(json.loads((self.here / "sets").read_text()))
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(follow, "ASK_SECONDS", 0.01)
+    monkeypatch.setattr(follow, "LOOK_SECONDS", 0.01)
+    return Cluster(tmp_path / "bin")
+
+
+@pytest.fixture
+def words(tmp_path):
+    own = ["recipe=tiny", "parallel=ddp", "launch=kubernetes", "launch.nodes=2", "launch.image=x"]
+    return [*own, f"launch.volume=runs:{tmp_path}"]
+
+
+def test_a_query_that_fails_is_asked_again_and_takes_no_directory(cluster, words, tmp_path, capsys):
+    cluster.says("get", "no:Unable to connect to the server", "no:the server is busy", "", "Failed")
+    assert train([*words, f"run.dir={tmp_path}/one"]) == 1
+    assert "Unable to connect" in capsys.readouterr().err
+    assert (tmp_path / "one" / "config.yaml").exists()
+    assert jobs.job_of(tmp_path / "one").id.endswith(cluster.names()[0])
+
+
+def test_no_answer_is_an_error_of_the_scheduler(cluster, monkeypatch):
+    monkeypatch.setattr(scheduler, "SECONDS", 0.1)
+    cluster.says("get", "hang")
+    with pytest.raises(SchedulerError, match="no answer for"):
+        scheduler.KubernetesScheduler().state(jobs.SubmittedJob.now("kubernetes", "default/one", mark="m"))
+
+
+def test_what_is_no_job_set_is_an_error_of_the_scheduler():
+    assert scheduler.read("") is None
+    with pytest.raises(SchedulerError, match="and no JobSet"):
+        scheduler.read("<html>gateway</html>")
+
+
+def test_a_run_that_its_ranks_refused_leaves_no_directory_once_the_job_is_over(cluster, words, tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise UserError("the ranks refuse it.")
+
+    monkeypatch.setattr("gangline_launch.kubernetes.launcher.follow", refused)
+    cluster.says("get", "no:Unable to connect to the server")
+    assert train([*words, f"run.dir={tmp_path}/unknown"]) == 2
+    cluster.says("get", "")
+    assert train([*words, f"run.dir={tmp_path}/lives"]) == 2
+    cluster.says("get", "Failed")
+    assert train([*words, f"run.dir={tmp_path}/over"]) == 2
+    assert [(tmp_path / name).exists() for name in ("unknown", "lives", "over")] == [True, True, False]
+
+
+@pytest.mark.parametrize(("state", "kept"), [("RUNNING", True), ("FAILED", False)])
+def test_the_same_holds_for_a_job_of_slurm(tmp_path, monkeypatch, state, kept):
+    def refused(*_, **__):
+        raise UserError("no word from the job.")
+
+    monkeypatch.setattr("gangline_launch.slurm.launcher.follow", refused)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, says in {"sbatch": "7", "scontrol": f"JobId=7 JobState={state} Reason=None"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\necho {says}\n")
+        (tmp_path / name).chmod(0o755)
+    words = ["recipe=tiny", "parallel=ddp", "launch=slurm", "launch.nodes=2", "launch.shared=[/]", "run.device=cpu"]
+    monkeypatch.setattr("gangline_launch.storage.unseen", lambda *_: iter(()))
+    assert train([*words, f"run.dir={tmp_path}/one"]) == 2
+    assert (tmp_path / "one" / "config.yaml").exists() == kept
+
+
+@pytest.mark.parametrize(
+    ("apply", "get", "kept"),
+    [
+        ("no:Error from server (Forbidden)", "", False),
+        ("no:Unable to connect to the server", "no:Unable to connect to the server", True),
+        ("late", "", True),
+    ],
+)
+def test_a_submit_that_fails_takes_the_directory_only_where_there_is_no_job(
+    cluster, words, tmp_path, apply, get, kept, capsys
+):
+    cluster.says("apply", apply)
+    cluster.says("get", get)
+    assert train([*words, f"run.dir={tmp_path}/one"]) == 2
+    assert ("is not known" in capsys.readouterr().err) == kept
+    assert (tmp_path / "one").exists() == kept
+
+
+def test_each_submit_is_a_job_of_its_own_and_an_old_ending_is_no_word_on_it(cluster, words, tmp_path):
+    run_dir = tmp_path / "00"
+    cluster.says("get", "Completed")
+    train([*words, f"run.dir={run_dir}"])
+    write_ending(run_dir, RunEnding(generation=1, reason="done", exit_code=0))
+    cluster.says("get", "Completed", "Completed")
+    assert train([f"resume={run_dir}", "run.steps=99"]) == 1  # nothing ran, so there is no new ending
+    first, second = cluster.names()
+    assert first != second
+    assert jobs.job_of(run_dir).id == f"default/{second}"
+
+
+def test_cancel_ends_the_job_of_that_run_and_no_other(cluster, words, tmp_path):
+    for sweep in ("a", "b"):
+        (tmp_path / sweep).mkdir()
+        cluster.says("get", "Failed")
+        assert train([*words, f"run.dir={tmp_path}/{sweep}/00"]) == 1
+    second = cluster.names()[1]
+    assert commands.main(["cancel", str(tmp_path / "a" / "00")]) == 0
+    assert cluster.names() == [second]
+    other = jobs.job_of(tmp_path / "b" / "00")  # one of another submit that has the name
+    jobs.write_job(tmp_path / "b" / "00", jobs.SubmittedJob.now("kubernetes", other.id, mark="another"))
+    assert scheduler.KubernetesScheduler().state(jobs.job_of(tmp_path / "b" / "00")).phase == "gone"
+    scheduler.KubernetesScheduler().cancel(jobs.job_of(tmp_path / "b" / "00"))
+    assert cluster.names() == [second]
+
+
+def test_a_second_job_of_a_run_is_refused_also_where_nobody_can_say(cluster, words, tmp_path, capsys):
+    cluster.says("get", "Failed")
+    train([*words, f"run.dir={tmp_path}/one"])
+    cluster.says("get", "")
+    assert train([f"resume={tmp_path}/one"]) == 2
+    assert "has a job already" in capsys.readouterr().err
+    cluster.says("get", "no:Unable to connect")
+    with pytest.raises(UserError, match="may have a job already"):
+        launcher.refuse_second(tmp_path / "one")
+    assert len(cluster.names()) == 1
