@@ -16,22 +16,30 @@ from gangline.testing.health import healthy
 from gangline_health.config import MachineOptions
 from gangline_health.gpus import Gpus
 from gangline_health.monitors.machine import MachineMonitor
-from gangline_health.probes import Probe, descriptors, disk, memory
+from gangline_health.probes import Finding, Probe, descriptors, disk, memory
 
 
-class NotSupported(Exception):
+class Refused(Exception):
+    """The base of what NVML raises."""
+
+
+class NotSupported(Refused):
     """As NVML says that a GPU lacks something."""
 
 
-class TimedOut(Exception):
+class TimedOut(Refused):
     """As NVML says that no event came."""
+
+
+class Lost(Refused):
+    """As NVML says that a GPU has fallen off the bus."""
 
 
 class FakeNvml(SimpleNamespace):
     """NVML of two GPUs with two links each, with the calls that a probe makes; set what it is to say."""
 
-    NVMLError_NotSupported = NVMLError_InvalidArgument = NotSupported
-    NVMLError_Timeout = TimedOut
+    NVMLError, NVMLError_GpuIsLost, NVMLError_Timeout = Refused, Lost, TimedOut
+    NVMLError_NotSupported = NVMLError_InvalidArgument = NVMLError_NoPermission = NotSupported
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC, NVML_TEMPERATURE_GPU = 1, 0, 0
     NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, NVML_CLOCK_SM = 1, 1
     NVML_NVLINK_MAX_LINKS, nvmlEventTypeXidCriticalError = 36, 8
@@ -40,33 +48,44 @@ class FakeNvml(SimpleNamespace):
 
     def __init__(self, **said: Any) -> None:
         usual = {"errors": (0, 0), "remapped": (0, 0, 0, 0), "reasons": 0, "ecc": True, "xids": [], "degrees": 60,
-                 "clock": 1900, "links": {(0, 0), (0, 1), (1, 0), (1, 1)}, "crc": {}}  # fmt: skip
+                 "clock": 1900, "links": {(0, 0), (0, 1), (1, 0), (1, 1)}, "crc": {}, "lost": {},
+                 "events": True}  # fmt: skip
         super().__init__(**{**usual, **said})
 
     def nvmlInit(self) -> None: ...
     def nvmlEventSetCreate(self) -> str:
+        if not self.events:
+            raise NotSupported
         return "set"
+
+    def there(self, handle: int) -> None:
+        """Raises as each call about a GPU that is lost, or in another kind of trouble."""
+        if handle in self.lost:
+            raise self.lost[handle]
 
     def nvmlDeviceRegisterEvents(self, handle: int, kinds: int, events: str) -> None:
         assert (kinds, events) == (8, "set")
 
     def nvmlEventSetWait_v2(self, events: str, milliseconds: int) -> SimpleNamespace:
-        assert milliseconds == 0, "the probe must not wait"
+        assert (events, milliseconds) == ("set", 0), "the probe must not wait"
         if not self.xids:
             raise TimedOut
         return SimpleNamespace(eventData=self.xids.pop(0), device=1)
 
     def nvmlDeviceGetUUID(self, handle: int) -> str:
+        self.there(handle)
         return f"GPU-{handle}"
 
     def nvmlDeviceGetCount(self) -> int:
         return 2
 
     def nvmlDeviceGetHandleByIndex(self, number: int) -> int:
+        self.there(number)
         return number
 
     def nvmlDeviceGetTotalEccErrors(self, handle: int, kind: int, counter: int) -> int:
         assert (kind, counter) == (1, 0), "uncorrected, volatile"
+        self.there(handle)
         if not self.ecc:
             raise NotSupported
         return self.errors[handle]
@@ -105,7 +124,11 @@ class FakeNvml(SimpleNamespace):
 
 
 def gpus(nvml: FakeNvml) -> list[str]:
-    return Gpus(nvml)()
+    return said_by(Gpus(nvml))
+
+
+def said_by(asked: Gpus) -> list[str]:
+    return [finding.text for finding in asked()]
 
 
 def nvml(**said: Any) -> FakeNvml:
@@ -128,17 +151,38 @@ def test_xids_of_the_machine_are_said_once_and_those_of_programs_are_not() -> No
     fake = nvml(xids=[79, 13, 31, 74, 999])
     asked = Gpus(fake)
     said = ["Xid 79 (fallen off the bus)", "Xid 74 (NVLink error)", "Xid 999"]
-    assert asked() == [f"GPU GPU-1 reported {what}" for what in said]
-    assert asked() == []
+    assert said_by(asked) == [f"GPU GPU-1 reported {what}" for what in said]
+    assert said_by(asked) == []
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_a_gpu_that_is_lost_is_named_and_hides_neither_its_xid_nor_the_others(late: bool) -> None:
+    """While the run goes on, or before the first question."""
+    fake = nvml(errors=(0, 0, 3), links=set())
+    fake.nvmlDeviceGetCount = lambda: 3
+    asked = Gpus(fake)
+    if late:
+        assert said_by(asked) == ["GPU 2 has 3 uncorrected ECC errors"]
+    fake.xids, fake.lost = [79], {1: Lost()}
+    said = ["GPU 1 is lost: it has fallen off the bus", "GPU 2 has 3 uncorrected ECC errors"]
+    assert said_by(asked) == [*said, "a GPU reported Xid 79 (fallen off the bus)"]
+    assert said_by(asked) == said
+    fake.lost = {1: Refused("Unknown Error")}
+    assert said_by(asked) == ["GPU 1 does not answer (Unknown Error)", "GPU 2 has 3 uncorrected ECC errors"]
+
+
+def test_without_events_the_rest_is_asked() -> None:
+    asked = Gpus(nvml(events=False, errors=(0, 3)))
+    assert [said_by(asked) for _ in range(2)] == [["GPU 1 has 3 uncorrected ECC errors"]] * 2
 
 
 def test_links_that_fail_or_go_are_seen_against_what_was() -> None:
     fake = nvml(crc={(0, 1): 7}, links={(0, 0), (0, 1), (1, 0)})
     asked = Gpus(fake)
-    assert asked() == [], "what was before is nobody's news, and a link that never was is not lost"
+    assert said_by(asked) == [], "what was before is nobody's news, and a link that never was is not lost"
     fake.crc = {(0, 1): 12}
     fake.links = {(0, 1), (1, 0)}
-    assert asked() == ["GPU 0 has lost its NVLink 0", "GPU 0 has 5 new CRC errors on NVLink 1"]
+    assert said_by(asked) == ["GPU 0 has lost its NVLink 0", "GPU 0 has 5 new CRC errors on NVLink 1"]
 
 
 def test_every_name_is_one_that_nvml_has() -> None:
@@ -152,9 +196,9 @@ def test_every_name_is_one_that_nvml_has() -> None:
 
 def test_limits() -> None:
     assert (memory(0.0), disk("/", 0.0), descriptors(1.0)) == ([], [], [])
-    assert memory(1.0)[0].endswith("of the memory is left")
-    assert "of the disk under /" in disk("/", 1.0)[0]
-    assert "file descriptors are open" in descriptors(0.0)[0]
+    assert memory(1.0)[0].text.endswith("of the memory is left")
+    assert "of the disk under /" in disk("/", 1.0)[0].text
+    assert "file descriptors are open" in descriptors(0.0)[0].text
 
 
 def settled(probe: Probe) -> None:
@@ -169,7 +213,7 @@ def test_what_raises_or_hangs_is_unknown_and_nobody_waits() -> None:
     settled(broken)
     assert (broken.findings, broken.why) == (None, "ZeroDivisionError: division by zero")
     free = threading.Event()
-    hangs = Probe("driver", lambda: [""] * (not free.wait(300)), 0.0, 0.05)
+    hangs = Probe("driver", lambda: [Finding("", "")] * (not free.wait(300)), 0.0, 0.05)
     settled(hangs)
     assert (hangs.findings, hangs.why) == (None, "no answer within 0.05 s")
     free.set()
@@ -197,6 +241,34 @@ def test_a_finding_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (verdict.kind, verdict.details["probe"]) == ("machine", "gpus")
     assert "3 uncorrected ECC errors" in verdict.evidence
     assert verdict.details["exclude"] == "rank 5", "the launcher may have another name for the machine"
+
+
+def test_the_same_defect_of_a_second_gpu_is_news_and_another_number_of_the_first_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake = nvml(errors=[0, 3])
+    monkeypatch.setattr("gangline_health.monitors.machine.Gpus", lambda: Gpus(fake))
+    monitor = MachineMonitor(MachineOptions(seconds=0.001, memory=0, disk=0, descriptors=1), "/")
+    monitor.attach(cast(Any, None), cast(Any, SimpleNamespace(rank=5)), None, cast(Any, None))
+
+    def heard(until: int, said: list[str]) -> list[str]:
+        deadline, more = time.monotonic() + 60, 20
+        while more and time.monotonic() < deadline:
+            said += [verdict.evidence for verdict in monitor.observe(healthy(1)[0])]
+            more -= len(said) >= until
+            time.sleep(0.01)
+        return said
+
+    said = heard(1, [])
+    fake.errors[1] = 4
+    heard(1, said)
+    fake.errors[0] = 1
+    heard(2, said)
+    fake.crc = {(0, 0): 5, (0, 1): 6}
+    heard(4, said)
+    what = ["1 has 3 uncorrected ECC errors", "0 has 1 uncorrected ECC errors"]
+    what += ["0 has 5 new CRC errors on NVLink 0", "0 has 6 new CRC errors on NVLink 1"]
+    assert said == [f"gpus: GPU {each}" for each in what]
 
 
 def test_without_a_driver_gpus_are_unknown_and_that_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,12 @@ the last question, Xid events and errors or losses of NVLinks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from importlib import import_module
+from itertools import chain
 from typing import Any
+
+from gangline_health.probes import Finding
 
 # Xids that a program causes by itself (NVIDIA, "XID Errors": 13, 31, 43, 45, 68, 69): no defect of the machine
 OF_PROGRAMS = frozenset({13, 31, 43, 45, 68, 69})
@@ -30,40 +34,64 @@ class Gpus:
 
     def __init__(self, nvml: Any = None) -> None:
         self._nvml = nvml
-        self._handles: list[Any] = []
-        self._events: Any = None
+        self._count: int | None = None
+        self._handles: dict[int, Any] = {}
+        self._events: Any = None  # where the driver has none: None
         self._counted: dict[tuple[int, int, str], int] = {}
         self._active: set[tuple[int, int]] = set()  # (GPU, link)
 
-    def __call__(self) -> list[str]:
-        """Findings. Raises what NVML raises; without nvidia-ml-py ImportError."""
-        if not self._handles:
-            self._begin()
-        found = list(self._xids())
-        for number, handle in enumerate(self._handles):
-            found += [f"GPU {number} {what}" for what in (*self._memory(handle), *self._clocks(handle))]
-            found += self._links(number, handle)
-        return found
+    def __call__(self) -> list[Finding]:
+        """Findings; a GPU that does not answer is one, and hides nothing of the others.
 
-    def _begin(self) -> None:
+        Raises what NVML raises where it cannot be begun, and without nvidia-ml-py ImportError.
+        """
+        if self._count is None:
+            self._count = self._begin()
+        found: list[Finding] = []
+        for number in range(self._count):
+            try:
+                found.extend(self._of(number))  # what was said before an error stays said
+            except self._nvml.NVMLError as error:
+                lost = isinstance(error, self._nvml.NVMLError_GpuIsLost)
+                what = "is lost: it has fallen off the bus" if lost else f"does not answer ({error})"
+                found.append(Finding(f"GPU {number} does not answer", f"GPU {number} {what}"))
+        return [*found, *self._xids()]  # an event is given once: nothing that raises comes after it
+
+    def _begin(self) -> int:
+        """How many GPUs there are."""
         nvml = self._nvml = self._nvml or import_module("pynvml")
         nvml.nvmlInit()
-        self._handles = [nvml.nvmlDeviceGetHandleByIndex(number) for number in range(nvml.nvmlDeviceGetCount())]
-        self._events = nvml.nvmlEventSetCreate()
-        for handle in self._handles:
-            self._maybe(nvml.nvmlDeviceRegisterEvents, handle, nvml.nvmlEventTypeXidCriticalError, self._events)
+        count: int = nvml.nvmlDeviceGetCount()
+        with suppress(nvml.NVMLError):
+            self._events = nvml.nvmlEventSetCreate()
+        return count
 
-    def _memory(self, handle: Any) -> Iterator[str]:
+    def _handle(self, number: int) -> Any:
+        if number not in self._handles:
+            nvml = self._nvml
+            handle = nvml.nvmlDeviceGetHandleByIndex(number)
+            if self._events is not None:
+                self._maybe(nvml.nvmlDeviceRegisterEvents, handle, nvml.nvmlEventTypeXidCriticalError, self._events)
+            self._handles[number] = handle
+        return self._handles[number]
+
+    def _of(self, number: int) -> Iterator[Finding]:
+        handle = self._handle(number)
+        for kind, what in chain(self._memory(handle), self._clocks(handle)):
+            yield Finding(f"GPU {number} {kind}", f"GPU {number} {what}")
+        yield from self._links(number, handle)
+
+    def _memory(self, handle: Any) -> Iterator[tuple[str, str]]:
         nvml = self._nvml
         kinds = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
         if errors := self._maybe(nvml.nvmlDeviceGetTotalEccErrors, handle, *kinds):
-            yield f"has {errors} uncorrected ECC errors"
+            yield "ECC", f"has {errors} uncorrected ECC errors"
         remapped = self._maybe(nvml.nvmlDeviceGetRemappedRows, handle)
         if remapped and (remapped[2] or remapped[3]):
             what = "could not be remapped" if remapped[3] else "wait for a reset to be remapped"
-            yield f"has rows that {what} ({remapped[1]} remapped for uncorrected errors)"
+            yield "rows", f"has rows that {what} ({remapped[1]} remapped for uncorrected errors)"
 
-    def _clocks(self, handle: Any) -> Iterator[str]:
+    def _clocks(self, handle: Any) -> Iterator[tuple[str, str]]:
         nvml = self._nvml
         reasons = self._maybe(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
         degrees = self._maybe(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU)
@@ -72,16 +100,16 @@ class Gpus:
         hottest = self._maybe(nvml.nvmlDeviceGetTemperatureThreshold, handle, threshold)
         if reasons & slow:
             watts = (self._maybe(nvml.nvmlDeviceGetPowerUsage, handle) or 0) / 1000
-            yield f"is held down by its hardware (reasons {reasons:#x}, {degrees} degrees, {watts:.0f} W)"
+            yield "held down", f"is held down by its hardware (reasons {reasons:#x}, {degrees} degrees, {watts:.0f} W)"
         elif degrees and hottest and degrees >= hottest:
-            yield f"has {degrees} degrees, and slows down from {hottest} on"
+            yield "hot", f"has {degrees} degrees, and slows down from {hottest} on"
         clock = self._maybe(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
         highest = self._maybe(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM)
         used = self._maybe(nvml.nvmlDeviceGetUtilizationRates, handle)
         if clock and highest and used and used.gpu >= BUSY and clock < SLOW_CLOCK * highest:
-            yield f"is busy at {clock} MHz of {highest}"
+            yield "slow clock", f"is busy at {clock} MHz of {highest}"
 
-    def _links(self, number: int, handle: Any) -> Iterator[str]:
+    def _links(self, number: int, handle: Any) -> Iterator[Finding]:
         """Of each NVLink: errors since the last question, and whether it was lost."""
         nvml = self._nvml
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
@@ -91,7 +119,7 @@ class Gpus:
             if state:
                 self._active.add((number, link))
             elif (number, link) in self._active:
-                yield f"GPU {number} has lost its NVLink {link}"
+                yield Finding(f"GPU {number} link {link}", f"GPU {number} has lost its NVLink {link}")
             for name, counter in COUNTERS.items() if state else ():
                 count = self._maybe(nvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, getattr(nvml, counter))
                 if count is None:
@@ -99,24 +127,30 @@ class Gpus:
                 before = self._counted.setdefault((number, link, name), count)
                 self._counted[number, link, name] = count
                 if count > before:
-                    yield f"GPU {number} has {count - before} new {name} errors on NVLink {link}"
+                    what = f"GPU {number} has {count - before} new {name} errors on NVLink {link}"
+                    yield Finding(f"GPU {number} link {link} {name}", what)
 
-    def _xids(self) -> Iterator[str]:
-        """Those that came since the last question."""
+    def _xids(self) -> Iterator[Finding]:
+        """Those that came since the last question. Raises nothing of NVML's."""
         nvml = self._nvml
-        for _ in range(MOST_EVENTS):
+        for _ in range(MOST_EVENTS if self._events is not None else 0):
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
-            except nvml.NVMLError_Timeout:
+            except nvml.NVMLError:  # there is none, or they cannot be had any more
                 return
             xid = int(event.eventData)
             if xid not in OF_PROGRAMS:
-                uuid = nvml.nvmlDeviceGetUUID(event.device)
-                yield f"GPU {uuid} reported Xid {xid}" + (f" ({XIDS[xid]})" if xid in XIDS else "")
+                gpu = "a GPU"
+                with suppress(nvml.NVMLError):  # one that is lost has no name any more
+                    gpu = f"GPU {nvml.nvmlDeviceGetUUID(event.device)}"
+                yield Finding(
+                    f"{gpu} Xid {xid}", f"{gpu} reported Xid {xid}" + (f" ({XIDS[xid]})" if xid in XIDS else "")
+                )
 
     def _maybe(self, call: Callable[..., Any], *arguments: object) -> Any:
-        """None where this GPU does not support the question, or has no such part."""
+        """None where this GPU does not support the question, has no such part or answers others alone."""
+        nvml = self._nvml
         try:
             return call(*arguments)
-        except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_InvalidArgument):
+        except (nvml.NVMLError_NotSupported, nvml.NVMLError_InvalidArgument, nvml.NVMLError_NoPermission):
             return None

@@ -12,8 +12,18 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-Findings = list[str]
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong; `key` says of what (a GPU, a link, a kind), and stays the same while the numbers change."""
+
+    key: str
+    text: str
+
+
+Findings = list[Finding]
 UNASKED = "not asked yet"
 
 
@@ -51,17 +61,19 @@ def memory(least: float) -> Findings:
     with open("/proc/meminfo") as file:
         kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in file if line.split()[1].isdigit()}
     free = kilobytes["MemAvailable"] / kilobytes["MemTotal"]
-    return [f"{free:.1%} of the memory is left"] if free < least else []
+    return [Finding("memory", f"{free:.1%} of the memory is left")] if free < least else []
 
 
 def disk(path: str, least: float) -> Findings:
     """Room where the run writes."""
     usage = shutil.disk_usage(path)
     free = usage.free / usage.total
-    return [f"{free:.1%} of the disk under {path} is left, {usage.free / 2**30:.1f} GiB"] if free < least else []
+    text = f"{free:.1%} of the disk under {path} is left, {usage.free / 2**30:.1f} GiB"
+    return [Finding("disk", text)] if free < least else []
 
 
 def descriptors(most: float) -> Findings:
     """Open files of this process, as a share of its limit."""
     limit, opened = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(os.listdir("/proc/self/fd"))
-    return [f"{opened} of {limit} file descriptors are open"] if opened > most * limit else []
+    text = f"{opened} of {limit} file descriptors are open"
+    return [Finding("descriptors", text)] if opened > most * limit else []

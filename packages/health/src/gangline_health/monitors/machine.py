@@ -88,11 +88,7 @@ class MachineMonitor(Monitor):
                 evidence = f"{probe.name} is unknown from step {record.step} on: {probe.why}"
                 yield Verdict("probe-unknown", host, 1.0, evidence, Action.NOTE, details=details)
             for finding in probe.findings or ():
-                kind = f"{probe.name} {finding.translate(_DIGITS)}"
-                now.add(kind)
-                if kind not in self.said:
-                    yield Verdict("machine", host, 1.0, f"{probe.name}: {finding}", Action.WARN, details=details)
+                now.add(finding.key)
+                if finding.key not in self.said:
+                    yield Verdict("machine", host, 1.0, f"{probe.name}: {finding.text}", Action.WARN, details=details)
         self.said = now
-
-
-_DIGITS = str.maketrans("", "", "0123456789.")  # a number that changes makes no new finding
