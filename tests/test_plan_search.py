@@ -79,8 +79,11 @@ def test_of_those_on_the_front_none_is_better_in_both():
 
 def test_each_row_is_a_line_that_passes_check(capsys):
     assert main(["plan", "search", *WORDS.split(), "parallel.tp=2", "cluster=h100_ib", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["layouts"]
+    found = json.loads(capsys.readouterr().out)
+    rows, front = found["layouts"], found["front"]
     assert len(rows) > 3
+    assert front[0]["step_seconds"] == rows[0]["step_seconds"]  # the fastest that fits leads both
+    assert front[-1]["memory_bytes"] == min(row["memory_bytes"] for row in [*rows, *front])
     for row in rows:
         run = compose_one([*WORDS.split(), "parallel.tp=2", *row["words"]])
         assert refused(run) is None

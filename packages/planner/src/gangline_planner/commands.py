@@ -54,7 +54,12 @@ def _search(argv: Sequence[str]) -> int:
     found = search(case, cluster)
     if "json" in flags:
         rows = [one.data() for one in (*found.fit, *found.large)]
-        print(json.dumps({"assumed": list(case.assumed), "layouts": rows, "others": found.others}, indent=1))
+        front = [one.data() for one in found.pareto]
+        print(
+            json.dumps(
+                {"assumed": list(case.assumed), "layouts": rows, "front": front, "others": found.others}, indent=1
+            )
+        )
     else:
         print(text(found, words, case))
     return 0
