@@ -19,6 +19,7 @@ from runs import Runs
 from gangline import pulse
 from gangline.testing.processes import living
 from gangline_ckpt_zarr.tiers import places
+from gangline_ckpt_zarr.tiers.peers import announced
 
 HELD = """
 import os
@@ -172,7 +173,7 @@ def test_no_step_is_lost(runs: Runs, lose: Callable[[int, Path], None], copies: 
     assert runs.attempts("out")[-1]["start"] == f"step-{step:08d}", printed
     assert again
     assert not places.of_run(out).exists()
-    assert not (out / ".memory").exists()
+    assert announced(out) == []
     runs.train("run.dir=straight", f"run.steps={len(found)}", *WORDS, "launch.processes=2", "checkpoint=off")
     straight = [(line["step"], line["loss"], line["grad_norm"]) for line in lines(runs.directory / "straight")]
     assert [(line["step"], line["loss"], line["grad_norm"]) for line in found] == straight

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from gangline.errors import BadCheckpoint, UserError
 from gangline.testing import checkpointer_ranks as kit
 from gangline_ckpt_zarr.checkpointer import build
 from gangline_ckpt_zarr.tiers import places
+from gangline_ckpt_zarr.tiers.memory import MemoryTier
 
 MEMORY = "checkpoint.memory_every=1"
 
@@ -218,6 +219,29 @@ def test_the_last_checkpoint_is_saved_where_it_lasts(job: Job) -> None:
     assert checkpointer.lasts(CheckpointId(3))
     assert job.where(3) == ["memory", "disk"]
     assert job.load(3) == []
+
+
+def test_the_last_save_waits_for_no_other_node(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has little time, and goes to the disk."""
+    copied: list[tuple[str, float]] = []
+
+    def copy(self: MemoryTier, id: CheckpointId, path: str, seconds: float, waiting: Callable[[], None]) -> str:
+        waiting()
+        copied.append((str(id), seconds))
+        return "node b does not answer"
+
+    monkeypatch.setattr(MemoryTier, "copy", copy)
+    job.start()
+    checkpointer = job.checkpointer
+    assert checkpointer is not None
+    shards = kit.shards_of(REGISTRY, 3)
+    checkpointer.save(SaveRequest(2, deadline_seconds=7.0), shards, REGISTRY, kit.document(2, 1, 3)).wait()
+    assert copied == [("step-00000002", 7.0)]
+    assert "no copy elsewhere of the files of 1 rank: node b does not answer" in " ".join(checkpointer.notices())
+    checkpointer.save(SaveRequest(3, last=True), shards, REGISTRY, kit.document(3, 1, 3)).wait()
+    assert len(copied) == 1
+    assert list(checkpointer.notices()) == []
+    assert checkpointer.lasts(CheckpointId(3))
 
 
 def test_attempts_do_not_confuse_it(job: Job) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,11 @@ from made import save, small
 
 from gangline.checkpoint import CheckpointId
 from gangline_ckpt_zarr.stores.local import LocalStore
-from gangline_ckpt_zarr.tiers import keeper, peers
-from gangline_ckpt_zarr.tiers.keeper import Server
+from gangline_ckpt_zarr.tiers import peers, server as keeper_server
+from gangline_ckpt_zarr.tiers.copies import Copies
 from gangline_ckpt_zarr.tiers.memory_store import MemoryStore
-from gangline_ckpt_zarr.tiers.peers import Address, Peer, announce, announced, reached, withdraw
+from gangline_ckpt_zarr.tiers.peers import Address, Peer, PeerLost, announce, announced, reached, this_machine, withdraw
+from gangline_ckpt_zarr.tiers.server import Server
 from gangline_ckpt_zarr.tiers.survey import survivors
 
 
@@ -27,7 +30,7 @@ def node(tmp_path: Path) -> Peer:
     """A node whose keeper answers; its memory is `tmp_path / "b"`."""
     (tmp_path / "b").mkdir()
     server = Server(tmp_path / "b")
-    announce(tmp_path, Address("b", os.uname().nodename, server.port, server.token))
+    announce(tmp_path, Address("b", this_machine(), server.port, server.token))
     return Peer(tmp_path, "b", patience=0.0)
 
 
@@ -77,7 +80,8 @@ def test_a_copy_that_breaks_off_is_no_copy(node: Peer, tmp_path: Path) -> None:
         asked = {"do": "put", "path": "step-00000002/data-1/00003.bin", "size": 100}
         connection.sendall(f"{address.token}\n{json.dumps(asked)}\nhalf".encode())
         connection.shutdown(socket.SHUT_WR)
-        assert b"it broke off" in connection.recv(1000)
+        with connection.makefile("rb") as answers:
+            assert [json.loads(line) for line in answers] == [{"go": True}, {"why": "it broke off"}]
     assert [name[:13] for name in node.sizes()] == ["step-00000001"]
     assert list((tmp_path / "b" / "spare").iterdir()) == []
 
@@ -115,7 +119,7 @@ def test_a_stranger_who_says_little_holds_no_thread(
     node: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     """Also one who says a byte now and then: the time is for all of the token."""
-    monkeypatch.setattr(keeper, "TOKEN_SECONDS", 0.5)
+    monkeypatch.setattr(keeper_server, "TOKEN_SECONDS", 0.5)
     address = peers._read(tmp_path / peers.FOLDER / "b.json")
     with socket.create_connection(("127.0.0.1", address.port)) as connection:
         connection.settimeout(0.2)
@@ -136,22 +140,30 @@ def test_a_stranger_who_says_little_holds_no_thread(
 
 def test_a_put_names_the_file_of_one_rank(node: Peer, tmp_path: Path) -> None:
     kept = [put(node, tmp_path, step) for step in (1, 2)]
-    for path in ("step-00000003", "step-00000003/x", "step-00000003/data-1/deeper/00003.bin"):
-        with pytest.raises(OSError, match="is no file of a rank"):
-            node.put(path, tmp_path / "mine")
-    node.put("step-00000003/data-1/*", tmp_path / "mine")  # a name, and no pattern: other ranks' copies stay
-    assert set(kept) < set(node.sizes())
+    for file in (
+        "",
+        "/x",
+        "/zarr.json",
+        "/data-1/deeper/00003.bin",
+        "/data-1/*",
+        "/data-1/../00003.bin",
+        "/data-1/00003.bin\n",
+    ):
+        for ask in (lambda path: node.put(path, tmp_path / "mine"), node.drop):
+            with pytest.raises(OSError, match="is no file of a rank"):
+                ask(f"step-00000002{file}")
+    assert set(kept) == set(node.sizes())
 
 
 def test_a_node_that_is_gone_is_named(node: Peer, tmp_path: Path) -> None:
-    announce(tmp_path, Address("c", os.uname().nodename, 1, "x"))
+    announce(tmp_path, Address("c", this_machine(), 1, "x"))
     assert announced(tmp_path) == ["b", "c"]
     assert reached(tmp_path, ["b", "c", "d"]) == {"b": {}, "c": {}, "d": {}}
     with pytest.raises(OSError, match=r"node c does not answer: .*refused"):
         Peer(tmp_path, "c", patience=0.3).sizes()
-    withdraw(tmp_path, Address("c", os.uname().nodename, 1, "another keeper's"))
+    withdraw(tmp_path, Address("c", this_machine(), 1, "another keeper's"))
     assert announced(tmp_path) == ["b", "c"]
-    withdraw(tmp_path, Address("c", os.uname().nodename, 1, "x"))
+    withdraw(tmp_path, Address("c", this_machine(), 1, "x"))
     assert announced(tmp_path) == ["b"]
 
 
@@ -206,3 +218,177 @@ def test_what_is_elsewhere_is_read_from_there(node: Peer, tmp_path: Path) -> Non
     store.delete("step-00000001")
     assert not store.exists(root)
     assert (tmp_path / "b" / root).exists()
+
+
+class Silent:
+    """A keeper that listens and says nothing, as one does that is stopped, or only so many lines of an answer."""
+
+    def __init__(self, run_dir: Path, name: str, *lines: bytes) -> None:
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._lines, self._open = lines, []
+        announce(run_dir, Address(name, this_machine(), self._listening.getsockname()[1], "token"))
+        self.asked = 0
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listening.accept()
+                self._open.append(connection)
+                self.asked += 1
+                if self._lines:
+                    connection.recv(1 << 16)
+                    connection.sendall(b"".join(self._lines))
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        for one in (self._listening, *self._open):
+            one.close()
+
+
+def test_a_node_that_hangs_costs_a_save_no_more_than_its_deadline_and_the_next_ones_nothing(tmp_path: Path) -> None:
+    hung, beats = Silent(tmp_path, "c"), []
+    (tmp_path / "mine").write_bytes(b"mine")
+    (tmp_path / "d").mkdir()
+    other = Server(tmp_path / "d")
+    announce(tmp_path, Address("d", this_machine(), other.port, other.token))
+    copies = Copies([Peer(tmp_path, "c"), Peer(tmp_path, "d")])
+    began = time.monotonic()
+    why = copies.put("step-00000001/data-1/00000.bin", tmp_path / "mine", 1.0, lambda: beats.append(1))
+    took = time.monotonic() - began
+    assert "node c does not answer: " in why
+    assert took < peers.PATIENCE_SECONDS / 2
+    assert beats
+    assert Peer(tmp_path, "d").sizes() == {"step-00000001/data-1/00000.bin": 4}, "the others keep theirs"
+    asked, began = hung.asked, time.monotonic()
+    for step in range(2, 6):
+        assert copies.put(f"step-0000000{step}/data-1/00000.bin", tmp_path / "mine", 1.0, lambda: None) == why
+    copies.drop("step-00000005/data-1/00000.bin")
+    assert hung.asked == asked, "it is left alone for a while"
+    assert sorted(Peer(tmp_path, "d").sizes()) == ["step-00000004/data-1/00000.bin"]
+    hung.close()
+
+
+def test_a_node_that_is_back_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").write_bytes(b"mine")
+    copies = Copies([Peer(tmp_path, "b")])
+    assert "has no keeper" in copies.put("step-00000001/data-1/00000.bin", tmp_path / "mine", 0.1, lambda: None)
+    (tmp_path / "b").mkdir()
+    server = Server(tmp_path / "b")
+    announce(tmp_path, Address("b", this_machine(), server.port, server.token))
+    deadline = time.monotonic() + 60.0
+    while copies.put("step-00000002/data-1/00000.bin", tmp_path / "mine", 0.1, lambda: None):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_node_without_room_says_so_at_once_and_keeps_what_it_has(
+    node: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = [put(node, tmp_path, step) for step in (1, 2)]
+    with (tmp_path / "mine").open("wb") as file:  # more than the sockets between hold
+        file.truncate(1 << 28)
+
+    def full(handle: int, offset: int, size: int) -> None:
+        os.ftruncate(handle, size)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(keeper_server.os, "posix_fallocate", full)
+    patient = Peer(tmp_path, "b", patience=60.0)
+    began = time.monotonic()
+    for rank in (3, 4):
+        with pytest.raises(PeerLost, match=r"^node b: No space left on device$"):
+            patient.put(f"step-00000003/data-1/{rank:05d}.bin", tmp_path / "mine")
+    assert time.monotonic() - began < 30.0
+    monkeypatch.undo()
+    assert sorted(node.sizes()) == kept
+    assert [(tmp_path / "b" / path).read_bytes() for path in kept] == [content(1), content(2)]
+    assert list((tmp_path / "b" / "spare").iterdir()) == []
+    put(node, tmp_path, 3)
+
+
+def test_more_than_a_node_has_is_refused_before_it_is_tried(node: Peer, tmp_path: Path) -> None:
+    for size, said in ((1 << 60, {"why": "No space left on device"}), (-1, None), ("1", None), (None, None)):
+        address = peers._read(tmp_path / peers.FOLDER / "b.json")
+        with socket.create_connection(("127.0.0.1", address.port), timeout=30.0) as connection:
+            asked = {"do": "put", "path": "step-00000002/data-1/00003.bin", "size": size}
+            connection.sendall(f"{address.token}\n{json.dumps(asked)}\n".encode())
+            answer = heard(connection)
+            assert (json.loads(answer) if answer else None) == said
+    assert node.sizes() == {}
+
+
+@pytest.mark.parametrize("said", [b"1", b"{}", b"[]", b"null", b'{"do": "read"}', b'{"do": "read", "path": 1}', b"{"])
+def test_what_makes_no_sense_gets_no_answer_and_no_traceback(
+    node: Peer, tmp_path: Path, capfd: pytest.CaptureFixture[str], said: bytes
+) -> None:
+    address = peers._read(tmp_path / peers.FOLDER / "b.json")
+    with socket.create_connection(("127.0.0.1", address.port), timeout=30.0) as connection:
+        connection.sendall(address.token.encode() + b"\n" + said + b"\n")
+        assert heard(connection) == b""
+    assert node.sizes() == {}
+    assert capfd.readouterr() == ("", "")
+
+
+def test_who_comes_beyond_so_many_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_server, "CONNECTIONS", 2)
+    monkeypatch.setattr(keeper_server, "TOKEN_SECONDS", 3.0)
+    (tmp_path / "b").mkdir()
+    server = Server(tmp_path / "b")
+    announce(tmp_path, Address("b", this_machine(), server.port, server.token))
+    strangers = [socket.create_connection(("127.0.0.1", server.port), timeout=30.0) for _ in range(3)]
+    assert heard(strangers[2]) == b""
+    assert Peer(tmp_path, "b", patience=60.0).sizes() == {}, "once the strangers have been sent away"
+    for one in strangers:
+        one.close()
+
+
+@pytest.mark.parametrize("lines", [(b'{"size": 100}\n', b"half"), (b"nonsense\n",), (b"1\n",)])
+def test_a_node_that_breaks_off_is_lost_and_ends_no_start(tmp_path: Path, lines: tuple[bytes, ...]) -> None:
+    broken = Silent(tmp_path, "c", *lines)
+    node = Peer(tmp_path, "c", patience=0.0)
+    with pytest.raises(PeerLost, match="node c"):
+        node.read("step-00000001/zarr.json")
+    with pytest.raises(PeerLost, match="node c"):
+        node.read_into("step-00000001/zarr.json", [(0, [memoryview(bytearray(50))])])
+    held = {"c": {"step-00000001/zarr.json": 100}}
+    ((id, why),) = survivors(held, lambda _, path: node.read(path))[1].items()
+    assert (id, "node c" in why) == (CheckpointId(1), True)
+    broken.close()
+
+
+def test_a_file_that_ends_early_is_said_to(node: Peer, tmp_path: Path) -> None:
+    path = put(node, tmp_path, 1)
+    with pytest.raises(EOFError, match="ends at 300000"):
+        node.read_into(path, [(299_999, [memoryview(bytearray(2))])])
+
+
+def test_keepers_that_come_and_go_take_nothing_from_one_another(tmp_path: Path) -> None:
+    """Each round a successor announces itself while its predecessor withdraws."""
+    failed: list[BaseException] = []
+
+    def run(act: Callable[[], None]) -> None:
+        try:
+            act()
+        except BaseException as error:
+            failed.append(error)
+
+    for number in range(300):
+        old, new = (Address("b", this_machine(), number + one, "token") for one in (1, 2))
+        announce(tmp_path, old)
+        acts = [lambda old=old: withdraw(tmp_path, old), lambda new=new: announce(tmp_path, new)]
+        threads = [threading.Thread(target=run, args=(act,)) for act in acts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failed == []
+        assert peers._read(tmp_path / peers.FOLDER / "b.json") == new
+        withdraw(tmp_path, new)
+        assert announced(tmp_path) == []
+
+
+def test_a_machine_of_the_same_name_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Address("10.0.0.2/1", this_machine(), 1, "").host == "127.0.0.1"
+    assert Address("10.0.0.2/1", os.uname().nodename, 1, "").host == "10.0.0.2"
+    assert this_machine() != os.uname().nodename

@@ -63,8 +63,13 @@ class StagedDelivery(Delivery):
             target, deadline = tier.target(path), self.task.deadline_seconds
             write_file(self._writer, self.staging, file, write_id, target, deadline, report)
             tier.adopt(self.staging, self.id, path)
-            if (why := tier.copy(self.id, path)) and self.agreement.count("not copied", 1) == 1:
-                self.agreement.publish("first not copied", [tier.name, why])
+            if not self.task.again:  # the last save has little time, and goes to the disk as well
+                self._copy(tier, path)
+
+    def _copy(self, tier: Tier, path: str) -> None:
+        why = tier.copy(self.id, path, self.task.deadline_seconds, self.agreement.heartbeat)
+        if why and self.agreement.count("not copied", 1) == 1:
+            self.agreement.publish("first not copied", [tier.name, why])
 
     def metadata(self, write_id: str) -> bytes:
         return self.task.metadata(write_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from gangline import BadCheckpoint
@@ -47,8 +47,11 @@ class Tier(ABC):
     def adopt(self, staging: Staging, id: CheckpointId, path: str) -> None:
         """The file of a rank is sealed, and where `target` was None it is `staging`; `path`: its name in the store."""
 
-    def copy(self, id: CheckpointId, path: str) -> str:
-        """Have others keep what this rank put there, where they are to; why they do not, "" where all is well."""
+    def copy(self, id: CheckpointId, path: str, seconds: float, waiting: Callable[[], None]) -> str:
+        """Have others keep what this rank put there, where they are to; why they do not, "" where all is well.
+
+        `seconds`: how long another one may be silent. `waiting` is called again and again meanwhile.
+        """
         return ""
 
     @abstractmethod

@@ -12,7 +12,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, final
 
 from gangline import BadCheckpoint, UserError
@@ -20,9 +20,9 @@ from gangline.checkpoint import CheckpointId
 from gangline.launch import name_of_this_node
 from gangline.tools import attempts
 from gangline_ckpt_zarr.agreement import Agreement
-from gangline_ckpt_zarr.errors import describe_error
 from gangline_ckpt_zarr.format.nodes import NAME
 from gangline_ckpt_zarr.tiers.base import Tier
+from gangline_ckpt_zarr.tiers.copies import Copies
 from gangline_ckpt_zarr.tiers.memory_store import MemoryStore
 from gangline_ckpt_zarr.tiers.peers import Peer, announced, reached
 from gangline_ckpt_zarr.tiers.places import SPARE, directory
@@ -54,7 +54,7 @@ class MemoryTier(Tier):
         self._holds: dict[Staging, CheckpointId] = {}  # the checkpoint that each is a file of, oldest first
         self._own: list[CheckpointId] = []  # saved by these workers, oldest first
         self._found: set[CheckpointId] | None = None  # what counts of what earlier workers left; None: a tool looks
-        self._peers: list[Peer] = []  # who keep a copy of this rank's files
+        self._copies = Copies(())  # of this rank's files
         self._copied: set[CheckpointId] = set()
         if job is not None:
             self._begin(Agreement(job, "memory", self._rank, self._world), copies)
@@ -81,7 +81,7 @@ class MemoryTier(Tier):
                 if held_by != node:
                     self.store.elsewhere[path] = Peer(self._run_dir, held_by), one.sizes[path]
         nearest = [(self.machine + 1 + number) % self.machines for number in range(min(copies, self.machines - 1))]
-        self._peers = [Peer(self._run_dir, agreement.wait_for(f"node {machine}")) for machine in nearest]
+        self._copies = Copies([Peer(self._run_dir, agreement.wait_for(f"node {machine}")) for machine in nearest])
         if len(nearest) < copies and self._rank == 0:
             there = f"{self.machines} node{'s are' if self.machines > 1 else ' is'} there"
             self.notes.append(f"checkpoint.memory_copies={copies} needs {copies + 1} nodes, and {there}")
@@ -189,21 +189,15 @@ class MemoryTier(Tier):
         staging.path = str(place)
         self._holds[staging] = id
 
-    def copy(self, id: CheckpointId, path: str) -> str:
-        """Have the next nodes keep this rank's file as well; why they do not, "" where they do."""
+    def copy(self, id: CheckpointId, path: str, seconds: float, waiting: Callable[[], None]) -> str:
+        """Have the next nodes keep this rank's file as well."""
         self._copied = {id}
-        try:
-            for peer in self._peers:
-                peer.put(path, self.root / path)
-        except OSError as error:
-            return describe_error(error)
-        return ""
+        return self._copies.put(path, self.root / path, seconds, waiting)
 
     def abandon(self, id: CheckpointId, path: str) -> None:
         """The save came to nothing: its buffer is spare again, and so are its copies."""
-        for peer in self._peers if id in self._copied else ():
-            with contextlib.suppress(OSError):
-                peer.drop(path)
+        if id in self._copied:
+            self._copies.drop(path)
         for buffer in [one for one, held in self._holds.items() if held == id]:
             self._take_back(buffer)
 

@@ -1,18 +1,20 @@
 """Other nodes' memory: where its keeper answers, and what can be asked of it. Torch-free.
 
-A question is a line with the token and a line of JSON; behind a `put` come the bytes. The answer is a line of JSON;
-behind one to a `read` come the bytes. The token, which keeps strangers out, lies in the run directory, where only its
-owner reads.
+The first line is the token, which keeps strangers out: it lies in the run directory, where only its owner reads. Then
+comes the question, a line of JSON, and the answer, another one. Behind the answer to a `read` come the bytes; that to a
+`put` says that there is room, and when the bytes are there a second one that they are kept.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,12 @@ CONNECT_SECONDS = 2.0
 SILENT_SECONDS = 30.0
 PATIENCE_SECONDS = 10.0  # a keeper may be about to start, or to be replaced by its successor's
 LINE = 1 << 26  # bytes of a question or of the line of an answer
+PIECE = 1 << 23  # bytes between two signs of life
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a keeper listens. `machine`: its own name, for those on the same one."""
+    """Where a keeper listens. `machine`: what `this_machine` says there, for those on the same one."""
 
     node: str
     machine: str
@@ -37,25 +40,47 @@ class Address:
 
     @property
     def host(self) -> str:
-        return "127.0.0.1" if self.machine == os.uname().nodename else self.node.partition("/")[0]
+        return "127.0.0.1" if self.machine == this_machine() else self.node.partition("/")[0]
+
+
+@functools.cache
+def this_machine() -> str:
+    """Whose loopback address this process has: several machines may be of one name."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return os.uname().nodename
 
 
 def announce(run_dir: str | Path, address: Address) -> None:
     """Let the other nodes know; an earlier keeper of this node is asked no more."""
     path = _path(run_dir, address.node)
-    path.parent.mkdir(exist_ok=True)
-    new = path.with_name(f"{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(asdict(address), file)
-    os.replace(new, path)
+    with _locked(path.parent):
+        new = path.with_name(f"{path.name}.{os.getpid()}")
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            json.dump(asdict(address), file)
+        os.replace(new, path)
 
 
 def withdraw(run_dir: str | Path, address: Address) -> None:
-    """This keeper answers no more."""
-    with contextlib.suppress(OSError):
-        if _read(_path(run_dir, address.node)) == address:
-            _path(run_dir, address.node).unlink()
-            _path(run_dir, address.node).parent.rmdir()
+    """This keeper answers no more; its successor's word stays."""
+    path = _path(run_dir, address.node)
+    with contextlib.suppress(OSError), _locked(path.parent):
+        if _read(path) == address:
+            path.unlink()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One keeper at a time changes what is announced. The folder stays: another one may be about to write there."""
+    folder.mkdir(exist_ok=True)
+    handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def announced(run_dir: str | Path) -> list[str]:
@@ -90,32 +115,48 @@ class Peer:
         """From each offset on, fill the buffers. FileNotFoundError; EOFError where the file ends early."""
         buffers = [[buffer.cast("B") for buffer in each] for _, each in ranges]
         wanted = [[offset, sum(map(len, each))] for (offset, _), each in zip(ranges, buffers, strict=True)]
-        with self._asked({"do": "read", "path": path, "ranges": wanted}) as (_, connection):
+        with self._asked({"do": "read", "path": path, "ranges": wanted}) as (answer, connection):
+            end = max((offset + count for offset, count in wanted if count), default=0)
+            if end > answer["size"]:
+                raise EOFError(f"{path} ends at {answer['size']} at node {self.node}, {end} was asked for")
             for buffer in (buffer for each in buffers for buffer in each if buffer.nbytes):
                 _receive(connection, buffer)
 
-    def put(self, path: str, file: Path) -> None:
-        """Have it keep a copy of a file; on return it does."""
+    def put(
+        self,
+        path: str,
+        file: Path,
+        patience: float | None = None,
+        silent: float = SILENT_SECONDS,
+        waiting: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Have it keep a copy of a file; on return it does. `waiting` is called while the bytes are on their way."""
         with file.open("rb") as content:
             size = os.fstat(content.fileno()).st_size
-            with self._asked({"do": "put", "path": path, "size": size}, content):
-                pass
+            with self._asked({"do": "put", "path": path, "size": size}, patience, silent) as (_, connection):
+                for start in range(0, size, PIECE):
+                    connection.sendfile(content, start, min(PIECE, size - start))
+                    waiting()
+                if why := _answer(connection, silent).get("why"):
+                    raise PeerLost(f"node {self.node}: {why}")
 
-    def drop(self, path: str) -> None:
-        """Have it forget a copy."""
-        with self._asked({"do": "drop", "path": path}):
+    def drop(self, path: str, silent: float = SILENT_SECONDS) -> None:
+        """Have it forget a copy; asked once."""
+        with self._asked({"do": "drop", "path": path}, 0.0, silent):
             pass
 
     @contextlib.contextmanager
-    def _asked(self, question: dict[str, Any], content: Any = None) -> Iterator[tuple[dict[str, Any], socket.socket]]:
+    def _asked(
+        self, question: dict[str, Any], patience: float | None = None, silent: float = SILENT_SECONDS
+    ) -> Iterator[tuple[dict[str, Any], socket.socket]]:
         """The answer, and the connection where the rest of it comes; asked again while nobody answers."""
-        deadline = time.monotonic() + self._patience
+        deadline = time.monotonic() + (self._patience if patience is None else patience)
         while True:
             try:
-                connection, answer = self._ask(question, content)
+                connection, answer = self._ask(question, silent)
                 break
             except OSError as error:
-                if time.monotonic() > deadline:
+                if time.monotonic() >= deadline:
                     raise PeerLost(f"node {self.node} does not answer: {error}") from error
                 time.sleep(0.1)
         with connection:
@@ -128,19 +169,15 @@ class Peer:
             except (ConnectionError, TimeoutError) as error:
                 raise PeerLost(f"node {self.node} broke off: {error}") from error
 
-    def _ask(self, question: dict[str, Any], content: Any) -> tuple[socket.socket, dict[str, Any]]:
+    def _ask(self, question: dict[str, Any], silent: float) -> tuple[socket.socket, dict[str, Any]]:
         address = _read(self._path)
         if address is None:
             raise ConnectionError("its memory has no keeper")
-        connection = socket.create_connection((address.host, address.port), CONNECT_SECONDS)
+        connection = socket.create_connection((address.host, address.port), min(CONNECT_SECONDS, silent))
         try:
-            connection.settimeout(SILENT_SECONDS)
+            connection.settimeout(silent)
             connection.sendall(f"{address.token}\n{json.dumps(question)}\n".encode())
-            if content is not None:
-                content.seek(0)
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused early: the answer says why
-                    connection.sendfile(content)
-            return connection, json.loads(_line(connection))
+            return connection, _answer(connection, silent)
         except BaseException:
             connection.close()
             raise
@@ -171,20 +208,38 @@ def _read(path: Path) -> Address | None:
         return None
 
 
-def _line(connection: socket.socket) -> bytes:
-    """Byte by byte would be slow, and more than the line may not be taken: what follows is someone else's to read."""
-    found = bytearray()
+def _answer(connection: socket.socket, silent: float) -> dict[str, Any]:
+    try:
+        found = json.loads(line_from(connection, LINE, silent))
+    except ValueError as error:
+        raise ConnectionError("its answer makes no sense") from error
+    if not isinstance(found, dict):
+        raise ConnectionError("its answer makes no sense")
+    connection.settimeout(silent)
+    return found
+
+
+def line_from(connection: socket.socket, most: int, seconds: float) -> bytes:
+    """A line, without its end, of at most so many bytes that are there in so many seconds. Raises OSError.
+
+    Byte by byte would be slow, and more than the line may not be taken: what follows is someone else's to read.
+    """
+    found, until = bytearray(), time.monotonic() + seconds
     while not found.endswith(b"\n"):
-        seen = connection.recv(1 << 16, socket.MSG_PEEK)
-        if not seen or len(found) > LINE:
-            raise ConnectionError("it broke off")
+        left = until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        connection.settimeout(left)
+        seen = connection.recv(min(1 << 16, most - len(found)), socket.MSG_PEEK)
+        if not seen:
+            raise ConnectionError("it broke off")  # or the line is longer
         found += connection.recv(seen.find(b"\n") + 1 or len(seen))
-    return bytes(found)
+    return bytes(found[:-1])
 
 
 def _receive(connection: socket.socket, into: memoryview) -> None:
     while into:
         got = connection.recv_into(into)
         if not got:
-            raise EOFError("a node broke off in the middle of a file")
+            raise ConnectionError("in the middle of a file")
         into = into[got:]

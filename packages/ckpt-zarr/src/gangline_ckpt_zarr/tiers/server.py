@@ -1,0 +1,199 @@
+"""What a keeper answers other nodes (`peers.Peer`): what it has, and what it is to keep for them. Torch-free.
+
+Whoever does not say the token first, and soon, is a stranger: it gets no answer and holds no thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hmac
+import json
+import mmap
+import os
+import re
+import secrets
+import socket
+import socketserver
+import threading
+from pathlib import Path
+from typing import Any
+
+from gangline.checkpoint import CheckpointId
+from gangline_ckpt_zarr.format.nodes import NAME
+from gangline_ckpt_zarr.stores.local import LocalStore
+from gangline_ckpt_zarr.tiers.peers import LINE, SILENT_SECONDS, line_from
+from gangline_ckpt_zarr.tiers.places import SPARE
+
+COPIES = 2  # of one rank's files: as many as its own node has of them
+CONNECTIONS = 256  # at once; who comes beyond them is turned away, and asks again
+TOKEN_SECONDS = 5.0  # until it must be there
+
+_FILE = re.compile(r"data-\w+/\d+\.bin", re.ASCII)
+
+
+class Server(socketserver.ThreadingTCPServer):
+    """Each question in a thread of its own, from its making to the end of the process."""
+
+    daemon_threads = True
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(("", 0), _Handler, bind_and_activate=False)
+        self.socket.close()
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        self.socket = socket.create_server(("", 0), family=family, dualstack_ipv6=both)
+        self.port, self.token = self.socket.getsockname()[1], secrets.token_hex(16)
+        self.place, self.store = place, LocalStore(place)
+        self._free = threading.BoundedSemaphore(CONNECTIONS)
+        threading.Thread(target=self.serve_forever, daemon=True, name="keeper").start()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+
+class _Handler(socketserver.BaseRequestHandler):
+    server: Server
+    request: socket.socket
+
+    def handle(self) -> None:
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # who asks is gone, or makes no sense
+            token = self.server.token.encode()
+            if not hmac.compare_digest(line_from(self.request, len(token) + 1, TOKEN_SECONDS), token):
+                return
+            asked = json.loads(line_from(self.request, LINE, SILENT_SECONDS))
+            self.request.settimeout(SILENT_SECONDS)
+            try:
+                self._answer(asked)
+            except FileNotFoundError:
+                self._say(missing=True)
+            except OSError as error:
+                self._say(why=error.strerror or str(error))
+
+    def _answer(self, asked: dict[str, Any]) -> None:
+        if asked["do"] == "sizes":
+            names = [name for name in self.server.store.names() if CheckpointId.parse(name) is not None]
+            sizes = {name: self.server.store.sizes(name) for name in names}
+            self._say(sizes={f"{name}/{path}": size for name, held in sizes.items() for path, size in held.items()})
+        elif asked["do"] == "read":
+            self._send(self._path(asked["path"]), asked["ranges"])
+        elif asked["do"] == "put":
+            self._receive(self._path(asked["path"], kept=True), asked["size"])
+            self._say()
+        elif asked["do"] == "drop":
+            path = self._path(asked["path"], kept=True)
+            self.server.store.delete(str(path.relative_to(self.server.place)))
+            self._say()
+
+    def _path(self, path: str, kept: bool = False) -> Path:
+        """A file of a checkpoint; `kept`: of a rank, and so one that others may replace. No name is a pattern."""
+        if not isinstance(path, str):
+            raise TypeError(f"{path} is no path")
+        name, _, file = path.partition("/")
+        if kept and not _FILE.fullmatch(file):
+            raise OSError(f"{path} is no file of a rank")
+        if CheckpointId.parse(name) is None or not (_FILE.fullmatch(file) or file == NAME):
+            raise FileNotFoundError(path)
+        return self.server.place / name / file
+
+    def _say(self, **answer: Any) -> None:
+        self.request.sendall(json.dumps(answer).encode() + b"\n")
+
+    def _send(self, path: Path, ranges: list[list[int | None]]) -> None:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            self._say(size=size)
+            for offset, count in ranges:
+                if count != 0:
+                    self.request.sendfile(file, offset or 0, count)
+
+    def _receive(self, target: Path, size: int) -> None:
+        """Says "go" once there is room; then come the bytes."""
+        if not isinstance(size, int) or size < 0:
+            raise ValueError(f"{size} is no number of bytes")
+        spare = self.server.place / SPARE / f"copy-{secrets.token_hex(8)}"
+        spare.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = self._room(target, spare, size)
+        try:
+            self._say(go=True)
+            if size:
+                with mmap.mmap(handle, size) as memory, memoryview(memory) as into:
+                    self._read_all(into)
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            os.rename(spare, target)
+        finally:
+            os.close(handle)
+            spare.unlink(missing_ok=True)
+
+    def _room(self, target: Path, spare: Path, size: int) -> int:
+        """A file of that many bytes, where there is room: the memory of this rank's oldest copy, for fresh pages cost
+        more. The newest copy stays in any case, and the oldest where there is no room."""
+        held = sorted(self.server.place.glob(f"step-*/*/{target.name}"), key=_age)
+        for surplus in held[:-COPIES]:
+            surplus.unlink(missing_ok=True)
+            _remove_empty(surplus)
+        old = held[-COPIES] if len(held) >= COPIES else None
+        if old is not None:
+            try:
+                os.rename(old, spare)
+            except FileNotFoundError:
+                old = None
+        handle = os.open(spare, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        before = os.fstat(handle).st_size
+        try:
+            _allocate(handle, size)
+        except OSError:
+            os.ftruncate(handle, before)
+            os.close(handle)
+            if old is not None:
+                os.rename(spare, old)
+            else:
+                spare.unlink()
+            raise
+        os.ftruncate(handle, size)
+        if old is not None:
+            _remove_empty(old)
+        return handle
+
+    def _read_all(self, into: memoryview) -> None:
+        done = 0
+        while done < len(into):
+            with into[done:] as rest:
+                got = self.request.recv_into(rest)
+            if not got:
+                raise OSError("it broke off")
+            done += got
+
+
+def _allocate(handle: int, size: int) -> None:
+    """Raises OSError where there is no room: touching a page would kill."""
+    there, system = os.fstat(handle), os.fstatvfs(handle)
+    if system.f_blocks and size > there.st_blocks * 512 + system.f_bavail * system.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if size:
+        os.posix_fallocate(handle, 0, size)
+
+
+def _remove_empty(path: Path) -> None:
+    """The directories that a file was the last one of."""
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
+        path.parent.parent.rmdir()
+
+
+def _age(path: Path) -> tuple[Any, str]:
+    id = CheckpointId.parse(path.parent.parent.name)
+    return (id.attempt, id.step) if id is not None else (0, 0), str(path)
