@@ -57,15 +57,15 @@ def meet(tmp_path):
     """Nodes that have met for a start of their job; each is an agent of its own, with a thread for its heartbeats."""
     meetings: dict[str, JobMeeting] = {}
 
-    def meeting_of(name: str) -> JobMeeting:
-        config = ElasticLaunch(nodes="2:3", gather_seconds=60.0, lost_seconds=60.0)
+    def meeting_of(name: str, nodes: str) -> JobMeeting:
+        config = ElasticLaunch(nodes=nodes, gather_seconds=60.0, lost_seconds=60.0)
         meetings[name] = found = meet_in(tmp_path, "job", f"127.0.0.{len(meetings) + 1}", config)
         found.name(name)
         return found
 
-    def join(names: str) -> dict[str, JobMeeting]:
+    def join(names: str, nodes: str = "2:3") -> dict[str, JobMeeting]:
         for name in names:
-            meeting_of(name)
+            meeting_of(name, nodes)
         threads = [threading.Thread(target=meetings[name].handler.next_rendezvous) for name in names]
         for thread in threads:
             thread.start()
@@ -142,3 +142,24 @@ def test_of_two_that_are_excluded_one_stays_until_the_other_is_needed(meet, tmp_
         "train: b is excluded by an order; others take its place, and it waits",
         "train: b was excluded by an order, and comes back: it is needed",
     ]
+
+
+def test_of_two_that_wait_the_one_comes_back_that_was_excluded_first(meet, tmp_path):
+    """Nodes that wait have left the meeting, and still count one another."""
+    meetings = meet("abvw", nodes="2:4")
+    exclude(tmp_path, "w", "v")
+    said: list[str] = []
+    nodes = {name: Exclusion(name, tmp_path, meetings[name], 2, None, 0.0, said.append) for name in "vw"}
+    threads = {name: threading.Thread(target=nodes[name].wait, daemon=True) for name in "vw"}
+    for thread in threads.values():
+        thread.start()
+    deadline = time.monotonic() + 60
+    while meetings["a"].others() != {"b"} or meetings["a"].waiting() != {"v", "w"}:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    meetings["b"].leave()
+    threads["w"].join(60)
+    assert not threads["w"].is_alive()
+    threads["v"].join(2)
+    assert threads["v"].is_alive()
+    assert said[-1] == "train: w was excluded by an order, and comes back: it is needed"

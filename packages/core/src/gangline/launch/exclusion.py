@@ -25,6 +25,12 @@ class Meeting(Protocol):
     def others(self) -> Collection[str]:
         """The names of the nodes that are heard of, without this one."""
 
+    def waits(self, name: str) -> None:
+        """This node is out and would come back: it is heard of by those that are out too. Said again and again."""
+
+    def waiting(self) -> Collection[str]:
+        """The names of the nodes that have said so lately."""
+
     def leave(self) -> None:
         """This node is no member of the start that ends."""
 
@@ -75,7 +81,7 @@ class Exclusion:
             return
         self.meeting.leave()
         self.say(f"train: {self.name} is excluded by an order; others take its place, and it waits")
-        while self._away(excluded(self.run_dir, self.hours)):
+        while self._waits(excluded(self.run_dir, self.hours)):
             self.meeting.check_open()
             time.sleep(LOOK_SECONDS)
         why = "it is needed" if self.name in excluded(self.run_dir, self.hours) else "its exclusion is over"
@@ -83,3 +89,9 @@ class Exclusion:
 
     def _away(self, out: Sequence[str]) -> bool:
         return stays_away(self.name, self.meeting.others(), out, self.fewest)
+
+    def _waits(self, out: Sequence[str]) -> bool:
+        """Of several that wait no more come back than are needed, those first that were excluded first."""
+        self.meeting.waits(self.name)
+        others = {*self.meeting.others(), *self.meeting.waiting()} - {self.name}
+        return stays_away(self.name, others, out, self.fewest)

@@ -15,8 +15,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from glob import escape
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from torch.distributed import FileStore
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousHandler, RendezvousParameters
@@ -142,11 +144,33 @@ class JobMeeting:
         handler._stop_heartbeats()
         handler._op_executor.run(_RendezvousExitOp(), time.monotonic() + CLOSE_SECONDS)
 
+    def waits(self, name: str) -> None:
+        """This node has left, and would come back where it is needed. A file, for the store forgets nothing.
+
+        It counts for `lost_seconds` more, so that nobody else comes while this node is on its way back.
+        """
+        new = self.backend.path.with_name(f"stnew-{uuid.uuid4().hex}")
+        new.write_text(f"{name}\n{time.time()}")
+        os.replace(new, self.backend.path.with_name(f"{self._waiting}{quote(name, safe='')}"))
+
+    def waiting(self) -> set[str]:
+        """The names of the nodes that wait, this one too."""
+        found, since = set(), time.time() - self.lost_seconds
+        for path in self.backend.path.parent.glob(f"{escape(self._waiting)}*"):
+            name, beat = path.read_text().split("\n")
+            if float(beat) >= since:
+                found.add(name)
+        return found
+
     def check_open(self) -> None:
         """Raises RendezvousClosedError where the job is over."""
         state = self._state()
         if state is not None and state.closed:
             raise RendezvousClosedError("the job is over")
+
+    @property
+    def _waiting(self) -> str:
+        return f"stwaits-{self.backend.path.name}-"
 
     @property
     def _me(self) -> Any:
