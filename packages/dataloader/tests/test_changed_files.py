@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +58,7 @@ def overwritten(path: Path) -> None:
 
 @pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
 @pytest.mark.parametrize("change", [cut, replaced, overwritten, Path.unlink])
-def test_a_shard_that_changed_under_a_run_is_named_within_a_minute(store, change, packing, monkeypatch):
+def test_a_shard_that_changed_under_a_run_is_named(store, change, packing, monkeypatch):
     now = source(store, f"data.packing={packing}")
     whole = samples(now)
     change(store / SHARD)
@@ -71,6 +73,36 @@ def test_a_shard_that_changed_under_a_run_is_named_within_a_minute(store, change
         reader.take()
     reader.close()
     assert len(whole) == now.length()
+
+
+READS = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+import numpy as np
+from test_changed_files import SHARD, samples, source
+from gangline.errors import UserError
+from gangline_dataloader.store import watch
+path = Path(sys.argv[2])
+now = source(path, f"data.packing={sys.argv[3]}")
+whole = samples(now)
+os.truncate(path / SHARD, 0)
+clock = watch.time.monotonic() + watch.OFTEN
+watch.time.monotonic = lambda: clock
+try:
+    now.fill(np.arange(now.length()))
+except UserError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+def test_one_that_was_cut_short_a_second_ago_is_named_before_it_is_read(store, packing):
+    """Whoever reads what is no longer there is ended by SIGBUS: so it is another process that does."""
+    command = [sys.executable, "-c", READS, str(Path(__file__).parent), str(store), packing]
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert told.returncode == 0, f"ended by {told.returncode}: {told.stderr[-500:]}"
+    assert f"{SHARD} has changed since the run began" in told.stdout
 
 
 def test_one_that_was_copied_again_is_no_other(store, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +190,21 @@ def test_but_not_what_the_run_has_read(stores, changed):
     first = mixed(two, WEB)
     with pytest.raises(UserError, match="would change samples that the run has read"):
         mixed(two, *changed).continues(first.fingerprint(), 100, first.state(100))
+
+
+def test_a_store_that_grew_needs_its_weights_named(stores, tmp_path, make_store):
+    """Without data.weights the shares are what each store holds: they would be others, also of what was read."""
+    two = {name: stores[name] for name in ("web", "code")}
+    first = mixed(two)
+    fingerprint, state = first.fingerprint(), json.loads(json.dumps(first.state(100)))
+    grown(two["web"], stores["more"])
+    with pytest.raises(UserError, match=r"data\.weights.* would change samples that the run has read") as caught:
+        mixed(two).continues(fingerprint, 100, state)
+    (named,) = re.findall(r"'(data\.weights=.*)'  keeps them", str(caught.value))
+    now = mixed(two, named)
+    assert now.continues(fingerprint, 100, state), "it goes on as the message says"
+    for i in range(100):
+        assert now.sample(i)["tokens"].tobytes() == first.sample(i)["tokens"].tobytes()
 
 
 def test_nor_the_stores(stores):

@@ -6,6 +6,7 @@ from abc import ABC
 from typing import Any
 
 from gangline import UserError
+from gangline_dataloader.order.mixture import shares
 from gangline_dataloader.order.single import SingleOrder
 from gangline_dataloader.sources.mixture import TrainOrder
 from gangline_dataloader.sources.packed import PackedSource
@@ -54,7 +55,7 @@ class MixedSource(WindowSource, ABC):
         after = [stage for stage in now["stages"] if stage[0] < cursor]
         caps = [name for name, (_, epochs) in was["sources"].items() if now["sources"][name][1] != epochs]
         if before != after or caps:
-            raise _of_the_past(cursor, before, after, caps)
+            raise _of_the_past(cursor, before, after, caps, was["sources"])
         sizes = {name: [[0, had]] if isinstance(had, int) else had for name, (had, _) in was["sources"].items()}
         order = self.order.after(sizes, cursor)
         self.change_order(order)
@@ -70,11 +71,17 @@ class MixedPackedSource(PackedSource, MixedSource):
     """Of packed rows."""
 
 
-def _of_the_past(cursor: int, before: list[Any], after: list[Any], caps: list[str]) -> UserError:
+def _of_the_past(
+    cursor: int, before: list[Any], after: list[Any], caps: list[str], sources: dict[str, list[Any]]
+) -> UserError:
     what = f"data.epochs of {', '.join(sorted(caps))}" if before == after else "data.weights and data.stages"
     why = f"It stands at sample {cursor}."
+    mend = f"Leave those, and add what is to come: 'data.stages=[..., {{from: {cursor}, weights: ...}}]'"
     if before != after:
         why = f"{why} Up to there its shares were {before}, and now they are {after}."
-        why = f"{why} (Without data.weights they are the sequences that each source has: name them where one grew.)"
-    mend = f"Leave those, and add what is to come: 'data.stages=[..., {{from: {cursor}, weights: ...}}]'"
-    return UserError(f"{what} would change samples that the run has read.", why, mend)
+        rows = {name: had if isinstance(had, int) else had[0][1] for name, (had, _) in sources.items()}
+        if before[0][1] == dict(zip(rows, map(str, shares(list(rows.values()))), strict=True)):
+            named = ", ".join(f"{name}: {count}" for name, count in rows.items())
+            why = f"{why}\n(Without data.weights they are the sequences that each source has, and one grew.)"
+            mend = f"'data.weights={{{named}}}'  keeps them; what is to come is added in data.stages."
+    return UserError(f"{what} would change samples that the run has read.", *why.splitlines(), mend)

@@ -35,6 +35,7 @@ class PackedSource(WindowSource, ABC):
         return starts
 
     def fill(self, numbers: np.ndarray, out: np.ndarray | None = None, place: RowPlace | None = None) -> StoredRows:
+        self.look_again()
         numbers, T = np.asarray(numbers, np.int64), self.sequence_length
         N, place = len(numbers), self.known_rows(numbers) if place is None else place
         tokens = np.empty((N, T + 1), self.dtype) if out is None else out

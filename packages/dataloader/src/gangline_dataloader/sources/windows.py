@@ -143,6 +143,7 @@ class WindowSource(DataSource, ABC):
         out    (N, T+1) memory for the tokens, in one piece
         place  what `rows` gives of the samples, where it is known
         """
+        self.look_again()
         numbers, T = np.asarray(numbers, np.int64), self.sequence_length
         place = self.known_rows(numbers) if place is None else place
         starts, at = place.row * T, np.arange(len(numbers)) * (T + 1)
@@ -160,8 +161,7 @@ class WindowSource(DataSource, ABC):
 
     def check(self, tokens: np.ndarray, place: RowPlace) -> None:
         """Raises UserError where one of `tokens` (N, T+1) from `place` (N,) is none, or files have changed."""
-        for store in self.stores:
-            store.look_again()
+        self.look_again()
         store = self.stores[0]  # a mixture has one vocabulary
         if store.ranged or np.iinfo(self.dtype).max < store.vocab_size or int(tokens.max()) < store.vocab_size:
             return
@@ -172,6 +172,11 @@ class WindowSource(DataSource, ABC):
             f"It is in row {place.row[row]} of {self.sequence_length} tokens: a file is damaged.",
             f"gangline data verify {name}",
         )
+
+    def look_again(self) -> None:
+        """Before mapped files are read, as one cut short would end the process, and before what was read is used."""
+        for store in self.stores:
+            store.look_again()
 
     def known_rows(self, numbers: np.ndarray) -> RowPlace:
         """As `rows`, of numbers near each other, computed once for many. Raises UserError past the end of the data."""

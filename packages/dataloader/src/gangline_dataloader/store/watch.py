@@ -9,18 +9,21 @@ from pathlib import Path
 from gangline import UserError
 from gangline_dataloader.store.npy import checksum, verify
 
-EVERY = 60.0  # seconds between two looks: a look is a call to the file system for each file
+EVERY = 60.0  # seconds between two looks, at most: a look is a call to the file system for each file
+OFTEN = 1.0  # and at least
+COST = 0.01  # of the time, between them, is what looks may take
 
 
 class WatchedFiles:
-    """Size and time of files, looked at again once a minute; one that has others is held against its checksum.
+    """Size and time of files, looked at again once a second, or once a minute where looks take long; one with others is
+    held against its checksum.
 
-    A file that somebody cuts short while its end is read ends the process with SIGBUS, as it does for whoever maps
-    files: a look that comes before says which it is.
+    A file that somebody cuts short between a look and a read ends the process with SIGBUS, as it does for whoever maps
+    files: the next start names it.
     """
 
     def __init__(self) -> None:
-        self._began, self._next = time.time(), time.monotonic() + EVERY
+        self._began, self._next = time.time(), time.monotonic() + OFTEN
         self._files: dict[Path, tuple[int, int, str | None]] = {}
         self._changed: UserError | None = None
 
@@ -36,10 +39,10 @@ class WatchedFiles:
         self._files[path] = (about.st_size, about.st_mtime_ns, xxh3)
 
     def look(self) -> None:
-        """Look again, if a minute has passed. Raises UserError where a file has changed, and from then on always."""
+        """Look again, if it is time to. Raises UserError where a file has changed, and from then on always."""
         if self._changed is not None:
             raise self._changed
-        if time.monotonic() < self._next:
+        if (now := time.monotonic()) < self._next:
             return
         try:
             for path, (size, when, xxh3) in list(self._files.items()):
@@ -53,7 +56,8 @@ class WatchedFiles:
         except UserError as error:
             self._changed = error
             raise
-        self._next = time.monotonic() + EVERY
+        done = time.monotonic()
+        self._next = done + min(EVERY, max(OFTEN, (done - now) / COST))
 
 
 def _stat(path: Path) -> os.stat_result | None:
