@@ -11,9 +11,10 @@ from gangline.config import default_run
 from gangline.tools import RunEnding
 from gangline_launch import fabric, storage
 from gangline_launch.nodes import PlacedAddress, addresses, nodes_per_rack
-from gangline_launch.slurm.after import JobRequeue, decide
+from gangline_launch.slurm.after import decide
 from gangline_launch.slurm.commands import fields, gpus_in
 from gangline_launch.slurm.config import SlurmLaunch
+from gangline_launch.slurm.requeues import BEGIN, JobRequeue
 from gangline_launch.slurm.scheduler import state_of
 from gangline_launch.state import ENDED, RUNS, WAITS
 
@@ -157,4 +158,19 @@ def test_starts_without_a_new_step_come_to_an_end():
         before.append(JobRequeue(0.0, "7", step, 1, why, then))
     assert thens == ["requeue"] * 4 + ["end"]
     assert why == "3 starts in a row did no step beyond 9"
-    assert decide(bug, 1, 0, [], 0, ())[0] == "requeue"  # that start did steps, or none could
+    assert decide(bug, 1, 1, [], 0, ())[0] == "requeue"  # that start did a step
+
+
+def test_a_fresh_run_that_never_does_a_step_ends_after_as_many_starts():
+    lines = [JobRequeue(0.0, "7", 0, 1, "bug", "requeue")] * 2
+    assert [decide(None, 1, 0, lines[:count], 3, ())[0] for count in range(3)] == ["requeue", "requeue", "end"]
+
+
+def test_a_resumed_run_that_does_no_step_ends_as_a_fresh_one_does():
+    lines = [JobRequeue(0.0, "7", 9, 0, "submitted", BEGIN), *[JobRequeue(0.0, "7", 9, 1, "bug", "requeue")] * 2]
+    assert [decide(None, 1, 9, lines[:count], 3, ())[0] for count in (1, 2, 3)] == ["requeue", "requeue", "end"]
+
+
+@pytest.mark.parametrize(("code", "why"), [(2, "mistake"), (3, "verdict")])
+def test_a_mistake_that_left_no_word_is_not_started_again(code, why):
+    assert decide(None, code, 4, [], 3, ()) == ("end", why)

@@ -17,6 +17,7 @@ export PYTHONUNBUFFERED=1
 
 # What Slurm knows of the nodes: their addresses, their places in the network.
 mkdir -p "$run_dir/launch"
+rm -f "$run_dir/ending.json"  # that of an earlier start
 scontrol --oneliner show node "$SLURM_JOB_NODELIST" > "$run_dir/launch/nodes"
 
 # Each agent writes into a file of its own, so that the loss of a node breaks no connection.

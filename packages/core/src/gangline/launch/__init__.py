@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gangline.config.schema import Sidecar as Sidecar
     from gangline.launch.base import Launcher as Launcher
     from gangline.launch.config import ElasticLaunch as ElasticLaunch, LocalLaunch as LocalLaunch
+    from gangline.launch.exclusion import excluded as excluded
     from gangline.launch.failures import RankFailure as RankFailure, claim as claim
     from gangline.launch.guard import STACKS as STACKS, born as born, die_with as die_with
     from gangline.launch.local import LocalLauncher as LocalLauncher
@@ -23,6 +24,7 @@ __getattr__, __all__ = lazily(
         "gangline.config.schema": "Sidecar",
         "gangline.launch.base": "Launcher",
         "gangline.launch.config": "ElasticLaunch LocalLaunch",
+        "gangline.launch.exclusion": "excluded",
         "gangline.launch.failures": "RankFailure claim",
         "gangline.launch.guard": "STACKS born die_with",
         "gangline.launch.local": "LocalLauncher",

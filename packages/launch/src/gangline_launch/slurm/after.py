@@ -5,36 +5,30 @@ python -m gangline_launch.slurm.after RUN_DIR CODE
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
-from gangline.tools import RunDirectory, RunEnding, attempts, read_ending, read_records
-from gangline_launch import job as jobs
-from gangline_launch.job import SubmittedJob
-from gangline_launch.slurm import commands
-from gangline_launch.slurm.commands import SlurmError
+from gangline import UserError
+from gangline.launch import excluded
+from gangline.tools import RunDirectory, RunEnding, read_ending
+from gangline_launch.slurm import commands, requeues
+from gangline_launch.slurm.commands import SlurmError, patiently
+from gangline_launch.slurm.config import SlurmLaunch
+from gangline_launch.slurm.requeues import JobRequeue
+from gangline_launch.slurm.script import FILE
+from gangline_launch.slurm.submit import submit
 
-FILE = "requeues.jsonl"
+MISTAKES = {2: "mistake", 3: "verdict"}  # exit codes that no other start changes
+WORDS = {"requeue": "it is queued again", "submit": "it is submitted again without bad nodes", "end": "it ends here"}
 
 
-@dataclass(frozen=True)
-class JobRequeue:
-    """A line of RUN_DIR/launch/requeues.jsonl: a start of the job ended with `step` steps done, and what came next.
-
-    then: "requeue", "submit" (anew, without the nodes in `exclude`) or "end".
-    """
-
-    time: float
-    job: str
-    step: int
-    code: int
-    reason: str
-    then: str
-    exclude: tuple[str, ...] = ()
+def this_job(environ: Mapping[str, str] = os.environ) -> str:
+    """As scontrol knows it. The last task of an array has the array's own number as SLURM_JOB_ID, which means all."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ["SLURM_JOB_ID"]
 
 
 def decide(
@@ -47,9 +41,11 @@ def decide(
         return "end", ending.reason
     if ending is None and code == 0:
         return "end", "done"
-    best, row = -1, 0
+    if ending is None and code in MISTAKES:
+        return "end", MISTAKES[code]
+    best, row = 0, 0
     for each in (*before, JobRequeue(0.0, "", step, code, "", "")):
-        row = 0 if each.step > best else row + 1
+        row = 0 if each.step > best or each.then == requeues.BEGIN else row + 1
         best = max(best, each.step)
     if row >= max(1, futile):
         return "end", f"{row} starts in a row did no step beyond {best}"
@@ -59,38 +55,53 @@ def decide(
 
 def main(run_dir: str, code: str) -> int:
     """Start the job again, or not; its exit code."""
-    path, job = Path(run_dir), os.environ["SLURM_JOB_ID"]
-    ending, said = read_ending(path), commands.show_job(job)
+    path, job = Path(run_dir), this_job()
+    ending = read_ending(path)
     end = ending.exit_code if ending is not None else int(code)
-    if not said or said[0].get("JobState") != "RUNNING":  # it was cancelled, or Slurm starts it again by itself
-        return end
-    log = jobs.folder(path) / FILE
-    before = [JobRequeue(**json.loads(line)) for line in log.read_text().splitlines()] if log.exists() else []
-    config = RunDirectory.open(path).run().launch
-    named = {name for line in attempts.read(path) for name in line.exclude} | set(ending.exclude if ending else ())
-    excluded = {name for each in before if each.then == "submit" for name in each.exclude}
-    new = tuple(sorted(named - excluded))
-    records = read_records(path / "metrics.jsonl") if (path / "metrics.jsonl").exists() else []
-    step = max((record["step"] for record in records), default=0)
-    then, why = decide(ending, int(code), step, before, getattr(config, "futile_requeues", 0), new)
-    line = JobRequeue(time.time(), job, step, int(code), why, then, tuple(sorted(named)))
-    with log.open("a") as file:
-        file.write(json.dumps(asdict(line)) + "\n")
-    print(f"train: job {job}: {why}; {WORDS[then]}", flush=True)
-    if named and getattr(config, "drain", False):
-        drain(sorted(named), ending)
-    if then == "submit":
-        task = os.environ.get("SLURM_ARRAY_TASK_ID")
-        words = [f"--exclude={','.join(sorted(named))}", *([f"--array={task}"] if task else [])]
-        script = next(iter(path.glob("launch/job.sh")), path.parent / "launch" / "job.sh")
-        number = commands.submit(str(script), words)
-        jobs.write_job(path, SubmittedJob.now("slurm", number, int(task) if task else None))
-    elif then == "requeue":
-        commands.ask("scontrol", "requeue", job)
+    try:
+        said = patiently(lambda: commands.show_job(job))
+        if said and said[0].get("JobState") == "RUNNING":  # else it was cancelled, or Slurm starts it again by itself
+            again(path, job, ending, int(code))
+    except (SlurmError, UserError) as error:
+        print(f"train: job {job} is not started again: {error}\n  To go on:  train resume={path}", flush=True)
     return end
 
 
-WORDS = {"requeue": "it is queued again", "submit": "it is submitted again without bad nodes", "end": "it ends here"}
+def again(path: Path, job: str, ending: RunEnding | None, code: int) -> None:
+    """Start it again, or not. Raises SlurmError, UserError."""
+    config = RunDirectory.open(path).run().launch
+    if not isinstance(config, SlurmLaunch):
+        raise UserError("the run has another launcher by now than launch=slurm.")
+    before = requeues.read(path)
+    named = {*excluded(path, config.excluded_hours), *(ending.exclude if ending else ())}
+    new = tuple(sorted(named - requeues.left_out(before)))
+    step = requeues.steps_done(path)
+    then, why = decide(ending, code, step, before, config.futile_requeues, new)
+    print(f"train: job {job}: {why}; {WORDS[then]}", flush=True)
+    if named and config.drain:
+        drain(sorted(named), ending)
+    if then == "submit":
+        try:
+            resubmit(path, config.excludes(named))
+        except UserError as error:
+            print(f"train: {error}\n  The job is queued again as it is.", flush=True)
+            then = "requeue"
+    requeues.append(path, JobRequeue(time.time(), job, step, code, why, then, tuple(sorted(named))))
+    if then == "requeue":
+        patiently(lambda: commands.ask("scontrol", "requeue", job))
+
+
+def resubmit(path: Path, words: list[str]) -> None:
+    """A new job of the same script; of one task, where the script is that of a sweep. Raises as `submit` does."""
+    task = os.environ.get("SLURM_ARRAY_TASK_ID")
+    script = next(above / "launch" / FILE for above in (path, *path.parents) if (above / "launch" / FILE).exists())
+    submit(
+        script,
+        [path],
+        [*words, *([f"--array={task}"] if task else [])],
+        [int(task)] if task else (),
+        patience=commands.PATIENCE,
+    )
 
 
 def drain(names: list[str], ending: RunEnding | None) -> None:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import cache
+from typing import TypeVar
 
 from gangline import UserError
+from gangline_launch.state import SchedulerError
 
+Answer = TypeVar("Answer")
 SECONDS = 120.0  # a controller that is busy answers late
+PATIENCE = 900.0  # a controller that restarts is away for minutes
+ASK_AGAIN, ASK_AGAIN_MOST = 2.0, 60.0  # seconds between two attempts, at first and at the most
+AWAY = re.compile(  # what Slurm's commands say where the controller did not answer
+    r"timed out|unable to contact|connection (refused|reset)|communication connection failure|zero bytes were|"
+    r"transport endpoint|controller not responding|backup controller|unexpected message received",
+    re.IGNORECASE,
+)
 
 
-class SlurmError(Exception):
+class SlurmError(SchedulerError):
     """A command of Slurm failed; its text says how."""
+
+
+class SlurmAway(SlurmError):
+    """The controller gave no answer: it restarts, or is busy. What was asked of it may have been done."""
 
 
 def ask(*command: str, text: str | None = None) -> str:
@@ -28,18 +44,42 @@ def ask(*command: str, text: str | None = None) -> str:
             "Log in there, or train on this machine:  launch=local",
         ) from None
     except subprocess.TimeoutExpired:
-        raise SlurmError(f"{command[0]} had no answer from Slurm's controller for {SECONDS:g} s") from None
+        raise SlurmAway(f"{command[0]} had no answer from Slurm's controller for {SECONDS:g} s") from None
     if done.returncode:
-        raise SlurmError(" ".join(_errors(done.stderr) or [f"{command[0]} ended with {done.returncode}"]))
+        said = " ".join(_errors(done.stderr) or [f"{command[0]} ended with {done.returncode}"])
+        raise SlurmAway(said) if AWAY.search(said) else SlurmError(said)
     return done.stdout
 
 
+def patiently(question: Callable[[], Answer], seconds: float = PATIENCE) -> Answer:
+    """Its answer; asked again, ever later, while the controller is away. Raises SlurmAway after `seconds`."""
+    deadline, wait = time.monotonic() + seconds, ASK_AGAIN
+    while True:
+        try:
+            return question()
+        except SlurmAway as error:
+            if time.monotonic() + wait > deadline:
+                raise
+            print(f"train: {error}; Slurm is asked again in {wait:g} s", flush=True)
+            time.sleep(wait)
+            wait = min(ASK_AGAIN_MOST, 2 * wait)
+
+
 def submit(script: str, words: Sequence[str] = ()) -> str:
-    """The number of the new job. Raises UserError with what the site asks for."""
+    """The number of the new job. Raises UserError with what the site asks for, SlurmAway where it may be one or not."""
     try:
         return ask("sbatch", "--parsable", *words, script).split(";")[0].strip()
+    except SlurmAway:
+        raise
     except SlurmError as error:
         raise UserError(f"Slurm refused the job: {error}", *_mends(str(error))) from error
+
+
+def job_with(comment: str) -> str | None:
+    """The number of this user's job whose comment ends so, also of one that has ended just now."""
+    user = getpass.getuser()
+    lines = ask("squeue", "--noheader", "--states=all", f"--user={user}", "--format=%F %k").splitlines()
+    return next((line.split()[0] for line in lines if line.strip().endswith(comment)), None)
 
 
 def show_job(job: str) -> list[dict[str, str]]:
@@ -116,4 +156,4 @@ def _mends(error: str) -> list[str]:
         "job submit limit": "You have as many jobs in the queue as the site allows. Wait for one of them to end.",
     }
     found = [hint for word, hint in hints.items() if word.lower() in error.lower()]
-    return [*found[:2], there, "More options of sbatch:  launch.options=[--reservation=night]"]
+    return [*found[:2], there, "More options of sbatch:  launch.options=['--reservation=night']"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -44,6 +45,12 @@ class SlurmLaunch(ClusterLaunch):
             return 0
         return commands.gpus_of(self.partition) if self.gpus_per_node is None else self.gpus_per_node
 
+    def excludes(self, names: Iterable[str]) -> list[str]:
+        """For sbatch's command line, whose --exclude takes the place of one in `options`: those nodes as well."""
+        own = [word.partition("=")[2] for word in self.options if word.startswith("--exclude=")]
+        left_out = sorted(names)
+        return [f"--exclude={','.join([*own, *left_out])}"] if left_out else []
+
     def check(self, run: Run) -> list[Problem]:
         """As for any cluster; times that Slurm would not read."""
         found = super().check(run)
@@ -56,7 +63,11 @@ class SlurmLaunch(ClusterLaunch):
         if self.switches_wait is not None and self.switches is None:
             found.append(Problem("launch.switches_wait says nothing without launch.switches.", "", "launch.switches=1"))
         found += [
-            Problem(f"launch.options holds {word!r}, which is no option of sbatch.", "", "Such as --reservation=night.")
+            Problem(
+                f"launch.options holds {word!r}, which is no option of sbatch.",
+                "",
+                "Such as launch.options=['--reservation=night']",
+            )
             for word in self.options
             if not re.fullmatch(r"--[a-z][a-z0-9-]*(=\S.*)?", word)
         ]

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gangline import UserError
-from gangline.launch import Launcher
+from gangline.launch import Launcher, excluded
+from gangline.tools import clear_ending, read_ending, write_ending
 from gangline_launch import job as jobs, storage
-from gangline_launch.follow import follow, follow_all
+from gangline_launch.follow import EXIT_FAILURE, follow, follow_all
 from gangline_launch.give_back import give_back, handed_over
-from gangline_launch.job import SubmittedJob
-from gangline_launch.slurm import commands, script
+from gangline_launch.slurm import commands, requeues, script
+from gangline_launch.slurm.commands import SlurmAway, SlurmError
+from gangline_launch.slurm.requeues import JobRequeue
 from gangline_launch.slurm.scheduler import SlurmScheduler
+from gangline_launch.slurm.submit import found, submit
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -35,9 +41,11 @@ class SlurmLauncher(Launcher):
             print(script.render(self.config, self.run, run_dir), end="")
             return give_back(directory)
         refuse_second(run_dir)
-        self._refuse_storage(run_dir)
-        number = self._submit(run_dir, 0)
-        jobs.write_job(run_dir, SubmittedJob.now("slurm", number))
+        self._refuse_storage(run_dir, [(self.run, run_dir)])
+        try:
+            number = self._submit(run_dir, [run_dir])
+        except SlurmAway as error:
+            return unknown(error, [directory])
         with handed_over(directory, SlurmScheduler()):
             print(f"train: job {number}: {jobs.folder(run_dir) / script.FILE}", flush=True)
             return follow(run_dir, SlurmScheduler(), shown=directory.path)
@@ -45,37 +53,109 @@ class SlurmLauncher(Launcher):
     def launch_all(self, directories: Sequence[RunDirectory]) -> list[int]:
         """One array job, each of whose tasks is a run; Ctrl-C leaves it alone. The exit code of each run."""
         paths = [directory.path.resolve() for directory in directories]
+        runs = [directory.run() for directory in directories]
+        refuse_different(self.config, runs, [str(directory.path) for directory in directories])
         above = Path(os.path.commonpath([path.parent for path in paths]))
         if self.config.dry_run:
             print(script.render(self.config, self.run, above, len(paths)), end="")
             return [give_back(directory) for directory in directories]
-        self._refuse_storage(above)
+        self._refuse_storage(above, zip(runs, paths, strict=True))
         (jobs.folder(above) / "runs").write_text("".join(f"{path}\n" for path in paths))
-        number = self._submit(above, len(paths))
-        for task, (path, directory) in enumerate(zip(paths, directories, strict=True)):
-            jobs.write_job(path, SubmittedJob.now("slurm", number, task))
+        try:
+            number = self._submit(above, paths, range(len(paths)))
+        except SlurmAway as error:
+            return [unknown(error, directories)] * len(paths)
+        for directory in directories:
             directory.hand_over()
         print(f"train: job {number}, {len(paths)} runs: {jobs.folder(above) / script.FILE}", flush=True)
         return follow_all(paths, SlurmScheduler())
 
-    def _submit(self, run_dir: Path, tasks: int) -> str:
-        path = jobs.folder(run_dir) / script.FILE
-        path.write_text(script.render(self.config, self.run, run_dir, tasks))
+    def _submit(self, above: Path, run_dirs: Sequence[Path], tasks: Sequence[int] = ()) -> str:
+        """What an earlier job left behind is no word on this one."""
+        path = jobs.folder(above) / script.FILE
+        path.write_text(script.render(self.config, self.run, above, len(tasks)))
         path.chmod(0o755)
-        return commands.submit(str(path))
+        out = [excluded(run_dir, self.config.excluded_hours) for run_dir in run_dirs]
+        names = sorted({name for each in out for name in each})
+        if names:
+            print(f"train: without {', '.join(names)}, as an order in the run asks (launch.excluded_hours)", flush=True)
+        endings = [(run_dir, read_ending(run_dir)) for run_dir in run_dirs]
+        for run_dir in run_dirs:
+            clear_ending(run_dir)
+        try:
+            number = submit(path, run_dirs, self.config.excludes(names), tasks)
+        except UserError:
+            for run_dir, ending in endings:
+                if ending is not None:
+                    write_ending(run_dir, ending)
+            raise
+        for run_dir in run_dirs:
+            step = requeues.steps_done(run_dir)
+            line = JobRequeue(time.time(), number, step, 0, "submitted", requeues.BEGIN, tuple(names))
+            requeues.append(run_dir, line)
+        return number
 
-    def _refuse_storage(self, run_dir: Path) -> None:
+    def _refuse_storage(self, above: Path, runs: Iterable[tuple[Run, Path]]) -> None:
         """Unless all nodes are this machine."""
-        needed = storage.needed(self.run, run_dir, code=self.config.image is None)
-        found = list(storage.unseen(needed, self.config.shared))
+        needed = [("the run directory", str(above))]
+        for run, run_dir in runs:
+            needed += storage.needed(run, run_dir, code=self.config.image is None)
+        found = list(storage.unseen(dict.fromkeys(needed), self.config.shared))
         if found and not commands.nodes_are_here():
             raise UserError.of(found)
 
 
+def refuse_different(config: SlurmLaunch, runs: Sequence[Run], names: Sequence[str]) -> None:
+    """Runs of a sweep that need different jobs. Raises UserError, which names the options."""
+    first = runs[0]
+    if all(script.agent(config, run, Path()) == script.agent(config, first, Path()) for run in runs) and (
+        len({config.gpus(run) for run in runs}) == 1
+    ):
+        return
+    raise UserError(
+        "the runs of this sweep need different jobs, and one array job has the same number of processes for each run.",
+        *(
+            f"{name}: {config.world(run)} processes, {config.ranks_of_node(run)} a node with {config.gpus(run)} GPUs"
+            for name, run in zip(names, runs, strict=True)
+        ),
+        f"They differ in: {', '.join(differing(runs)) or 'how many processes they ask for'}",
+        "The same number for all:  launch.processes=...   or a sweep for each number.",
+    )
+
+
+def differing(runs: Sequence[Run]) -> list[str]:
+    """Options from which a number of processes comes, and that are not the same in all runs."""
+    found = []
+    if len({type(run.parallel) for run in runs}) > 1:
+        found.append("parallel")
+    names = dict.fromkeys(each.name for run in runs for each in fields(run.parallel))
+    if not found:
+        found += [f"parallel.{name}" for name in names if len({repr(getattr(run.parallel, name)) for run in runs}) > 1]
+    return [*found, *(["run.device"] if len({run.run.device for run in runs}) > 1 else [])]
+
+
+def unknown(error: SlurmAway, directories: Sequence[RunDirectory]) -> int:
+    """Nobody can say whether there is a job: the directories stay, for there may be one. An exit code."""
+    for directory in directories:
+        directory.hand_over()
+    print(
+        f"train: {error}; whether Slurm took the job is not known.\n"
+        f"  Once it answers, this looks the job up first:  train resume={directories[0].path}",
+        file=sys.stderr,
+    )
+    return EXIT_FAILURE
+
+
 def refuse_second(run_dir: Path) -> None:
-    """Two jobs of one run. Raises UserError where an earlier one has not ended."""
-    job = jobs.read_job(run_dir)
-    if job is not None and job.scheduler == "slurm" and not (state := SlurmScheduler().state(job)).over:
+    """Two jobs of one run. Raises UserError where an earlier one has not ended, or nobody can say."""
+    try:
+        job = found(run_dir)
+        state = SlurmScheduler().state(job) if job is not None and job.scheduler == "slurm" else None
+    except SlurmError as error:
+        raise UserError(
+            f"{run_dir} may have a job already: {error}.", "Two jobs of a run spoil it. Try again once Slurm answers."
+        ) from error
+    if job is not None and state is not None and not state.over:
         raise UserError(
             f"{run_dir} has a job already: {job.id}, {state.line()}.",
             f"To follow it:  gangline launch attach {run_dir}",

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 from gangline_launch.job import SubmittedJob
 from gangline_launch.slurm import commands
 from gangline_launch.slurm.commands import SlurmError
@@ -45,8 +43,11 @@ class SlurmScheduler:
         return state_of(lines[0]) if lines else JobState(GONE, "gone")
 
     def cancel(self, job: SubmittedJob) -> None:
-        with contextlib.suppress(SlurmError):  # it has ended meanwhile
+        try:
             commands.ask("scancel", job.id if job.task is None else f"{job.id}_{job.task}")
+        except SlurmError:
+            if not self.state(job).over:  # else it has ended meanwhile
+                raise
 
 
 def state_of(said: dict[str, str]) -> JobState:

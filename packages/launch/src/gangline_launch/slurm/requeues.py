@@ -1,0 +1,63 @@
+"""RUN_DIR/launch/requeues.jsonl: what each start of a run's jobs came to, and what came next. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gangline.tools import read_records
+from gangline_launch import job as jobs
+
+FILE = "requeues.jsonl"
+BEGIN = "begin"
+
+
+@dataclass(frozen=True)
+class JobRequeue:
+    """A line: a start of the job ended with `step` steps done, and what came next.
+
+    then: "requeue", "submit" (anew, without the nodes in `exclude`), "end", or "begin": the user submitted the run, and
+    what was before counts no more.
+    """
+
+    time: float
+    job: str
+    step: int
+    code: int
+    reason: str
+    then: str
+    exclude: tuple[str, ...] = ()
+
+
+def read(run_dir: Path) -> list[JobRequeue]:
+    """Since the user submitted the run last, oldest first; a torn or foreign line does not count."""
+    path = Path(run_dir, jobs.FOLDER, FILE)
+    found: list[JobRequeue] = []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            content = json.loads(line)
+            one = JobRequeue(**{**content, "exclude": tuple(content.get("exclude", ()))})
+        except (ValueError, TypeError, AttributeError):
+            continue
+        found = [one] if one.then == BEGIN else [*found, one]
+    return found
+
+
+def append(run_dir: Path, line: JobRequeue) -> None:
+    """On a line of its own, also after a torn one."""
+    path = jobs.folder(run_dir) / FILE
+    torn = path.exists() and not path.read_bytes().endswith(b"\n")
+    with path.open("a") as file:
+        file.write("\n" * torn + json.dumps(asdict(line)) + "\n")
+
+
+def left_out(lines: list[JobRequeue]) -> set[str]:
+    """The nodes that the newest job was submitted without."""
+    return {name for line in lines if line.then in (BEGIN, "submit") for name in line.exclude}
+
+
+def steps_done(run_dir: Path) -> int:
+    """The most that the run ever did."""
+    path = run_dir / "metrics.jsonl"
+    return max((record["step"] for record in (read_records(path) if path.exists() else [])), default=0)

@@ -1,0 +1,78 @@
+"""One job for one request: where sbatch had no answer, the queue says whether there is a job. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from gangline import UserError
+from gangline.tools import write_whole
+from gangline_launch import job as jobs
+from gangline_launch.job import SubmittedJob
+from gangline_launch.slurm import commands
+from gangline_launch.slurm.commands import SlurmAway
+
+FILE = "submitting"  # in RUN_DIR/launch, from before sbatch until job.json is written
+LOOKS, LOOK_SECONDS = 3, 5.0  # a job that sbatch heard nothing of is looked for so often, so far apart
+PATIENCE = 60.0  # seconds in which a controller that is away may come back, while a user waits
+
+
+def submit(
+    script: Path,
+    run_dirs: Sequence[Path],
+    words: Sequence[str] = (),
+    tasks: Sequence[int] = (),
+    patience: float | None = None,
+) -> str:
+    """The number of the new job, which each run's job.json then names. tasks: the place of each run in an array;
+    patience: seconds in which a controller that is away may come back.
+
+    Raises UserError where Slurm refused it, SlurmAway where nobody can say whether there is a job: `found` may later.
+    """
+    mark = f"gangline-{uuid.uuid4().hex}"
+    places: Sequence[int | None] = tasks or [None] * len(run_dirs)
+    for run_dir, task in zip(run_dirs, places, strict=True):
+        write_whole(jobs.folder(run_dir) / FILE, json.dumps({"mark": mark, "task": task}) + "\n")
+    try:
+        number = _accepted(script, [*words, f"--comment={mark}"], mark, PATIENCE if patience is None else patience)
+    except UserError:
+        _forget(run_dirs)
+        raise
+    for run_dir, task in zip(run_dirs, places, strict=True):
+        jobs.write_job(run_dir, SubmittedJob.now("slurm", number, task))
+    _forget(run_dirs)
+    return number
+
+
+def found(run_dir: Path) -> SubmittedJob | None:
+    """The newest job of a run, also one whose sbatch had no answer or was killed. Raises SlurmAway."""
+    path = Path(run_dir, jobs.FOLDER, FILE)
+    if path.exists():
+        asked = json.loads(path.read_text())
+        number = commands.job_with(asked["mark"])
+        if number is not None:
+            jobs.write_job(run_dir, SubmittedJob("slurm", number, path.stat().st_mtime, asked["task"]))
+        path.unlink()
+    return jobs.read_job(run_dir)
+
+
+def _accepted(script: Path, words: Sequence[str], mark: str, patience: float) -> str:
+    """The number of the job. The controller may still be at it where sbatch had no answer."""
+    try:
+        return commands.submit(str(script), words)
+    except SlurmAway as error:
+        print(f"train: {error}; is there a job of it?", flush=True)
+        for look in range(LOOKS):
+            if look:
+                time.sleep(LOOK_SECONDS)
+            if (number := commands.patiently(lambda: commands.job_with(mark), patience)) is not None:
+                return number
+        raise UserError(f"Slurm did not take the job: {error}.", "None is in the queue. Try again.") from error
+
+
+def _forget(run_dirs: Sequence[Path]) -> None:
+    for run_dir in run_dirs:
+        Path(run_dir, jobs.FOLDER, FILE).unlink(missing_ok=True)

@@ -1,0 +1,255 @@
+"""A controller that restarts or answers late; jobs that are tasks of an array. Slurm's commands are scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from gangline import UserError
+from gangline.cli.train import main as train
+from gangline.tools import RunDirectory, RunEnding, read_ending, write_ending
+from gangline_launch import job as jobs
+from gangline_launch.follow import follow
+from gangline_launch.job import SubmittedJob
+from gangline_launch.slurm import after, commands, requeues, submit
+from gangline_launch.slurm.launcher import refuse_second
+from gangline_launch.slurm.scheduler import SlurmScheduler
+from gangline_launch.state import ENDED, WAITS, JobState, SchedulerError
+
+AWAY = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
+LATE = "echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
+RUNS = "echo JobId=7 JobState=RUNNING Reason=None"
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """fake("sbatch", "echo 7"): the command, each call of which is a line of words in calls()."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    for name in ("ASK_AGAIN", "ASK_AGAIN_MOST"):
+        monkeypatch.setattr(commands, name, 0.01)
+    monkeypatch.setattr(submit, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("gangline_launch.follow.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("gangline_launch.follow.ASK_SECONDS", 0.01)
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+
+    def make(name: str, body: str) -> None:
+        path = folder / name
+        path.write_text(f'#!/bin/bash\necho "{name} $*" >> {tmp_path}/calls\n{body}\n')
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    make("sinfo", "echo 'main* (null)'")
+    make("squeue", "")
+    return make
+
+
+def once(tmp_path: Path, first: str, then: str) -> str:
+    """A body that does `first` in its first call alone."""
+    return f"if [ ! -e {tmp_path}/was ]; then touch {tmp_path}/was; {first}; fi\n{then}"
+
+
+def calls(tmp_path: Path, name: str) -> list[str]:
+    path = tmp_path / "calls"
+    return [line for line in path.read_text().splitlines() if line.startswith(name)] if path.exists() else []
+
+
+WORDS = [
+    "recipe=tiny",
+    "launch=slurm",
+    "launch.nodes=2",
+    "launch.processes=2",
+    "launch.shared=[/]",
+    "parallel=ddp",
+]
+
+
+@pytest.fixture
+def out(tmp_path, monkeypatch, fake):
+    """A run that was submitted as job 7, and the job's environment."""
+    monkeypatch.chdir(tmp_path)
+    fake("sbatch", "echo 7")
+    fake("scontrol", "echo JobId=7 JobState=COMPLETED Reason=None ExitCode=0:0")
+    assert train([*WORDS, "run.dir=out"]) == 1  # no rank has trained
+    (tmp_path / "calls").unlink()
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    return tmp_path / "out"
+
+
+PREEMPTED = RunEnding(generation=1, reason="preempted", exit_code=75, requeue=True)
+
+
+# --- the end of the script ------------------------------------------------------------------------------------------
+
+
+def test_the_last_task_of_an_array_asks_for_itself_alone(out, fake, tmp_path, monkeypatch):
+    """Its SLURM_JOB_ID is the array's number, which scontrol takes for all tasks."""
+    for name, value in (("SLURM_ARRAY_JOB_ID", "7"), ("SLURM_ARRAY_TASK_ID", "2"), ("SLURM_JOB_ID", "7")):
+        monkeypatch.setenv(name, value)
+    fake("scontrol", RUNS)
+    write_ending(out, PREEMPTED)
+    assert after.main(str(out), "75") == 75
+    assert [line.split()[-1] for line in calls(tmp_path, "scontrol")] == ["7_2", "7_2"]
+    assert "requeue 7_2" in calls(tmp_path, "scontrol")[-1]
+
+
+def test_a_controller_that_restarts_is_asked_again(out, fake, tmp_path):
+    fake("scontrol", once(tmp_path, AWAY, RUNS))
+    write_ending(out, PREEMPTED)
+    assert after.main(str(out), "75") == 75
+    assert "scontrol requeue 7" in calls(tmp_path, "scontrol")
+
+
+def test_a_controller_that_stays_away_ends_the_script_without_a_traceback(out, fake, monkeypatch, capsys):
+    fake("scontrol", AWAY)
+    monkeypatch.setattr(commands.patiently, "__defaults__", (0.0,))
+    write_ending(out, PREEMPTED)
+    assert after.main(str(out), "75") == 75
+    assert "is not started again: slurm_load_jobs error: Unable to contact" in capsys.readouterr().out
+
+
+def test_what_cannot_be_submitted_anew_is_queued_again(out, fake, tmp_path):
+    fake("scontrol", RUNS)
+    fake("sbatch", "echo 'sbatch: error: Job violates accounting/QOS policy (job submit limit)' >&2; exit 1")
+    write_ending(out, RunEnding(generation=1, reason="restart", exit_code=1, requeue=True, exclude=("n1",)))
+    assert after.main(str(out), "1") == 1
+    assert "scontrol requeue 7" in calls(tmp_path, "scontrol")
+    assert requeues.read(out)[-1].then == "requeue"
+
+
+def test_a_torn_line_of_the_memory_does_not_count(out, fake):
+    fake("scontrol", RUNS)
+    with (out / "launch" / requeues.FILE).open("a") as file:
+        file.write('{"time": 1.0, "jo')
+    write_ending(out, PREEMPTED)
+    assert after.main(str(out), "75") == 75
+    assert [line.then for line in requeues.read(out)] == [requeues.BEGIN, "requeue"]
+
+
+def test_starts_of_an_earlier_submit_do_not_count(out, fake, tmp_path):
+    fake("scontrol", RUNS)
+    for _ in range(3):
+        write_ending(out, PREEMPTED)
+        after.main(str(out), "75")
+    assert requeues.read(out)[-1].then == "end"  # launch.futile_requeues=3 starts without a step
+    fake("scontrol", "echo JobId=7 JobState=COMPLETED Reason=None ExitCode=0:0")
+    assert train([f"resume={out}"]) == 1
+    assert [line.then for line in requeues.read(out)] == [requeues.BEGIN]
+
+
+def test_nodes_that_an_order_keeps_away_are_left_out_beside_the_users_own(out, fake, tmp_path):
+    with (out / "attempts.jsonl").open("a") as file:
+        file.write(json.dumps({"attempt": 1, "start": None, "order": "exclude", "exclude": ["n4"]}) + "\n")
+    assert train([f"resume={out}", "launch.options=['--exclude=n9']"]) == 1
+    assert "--exclude=n9,n4" in calls(tmp_path, "sbatch")[-1]
+    assert requeues.left_out(requeues.read(out)) == {"n4"}
+    fake("scontrol", RUNS)
+    write_ending(out, RunEnding(generation=1, reason="restart", exit_code=1, requeue=True, exclude=("n5",)))
+    assert after.main(str(out), "1") == 1
+    assert "--exclude=n9,n4,n5" in calls(tmp_path, "sbatch")[-1]
+
+
+# --- the submit -------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_whose_submit_had_no_answer_is_found_by_its_comment(out, fake, tmp_path, capsys):
+    fake("sbatch", f'echo "${{@: -2:1}}" | sed s/--comment=// > {tmp_path}/comment; {LATE}')
+    fake("squeue", f"echo 11 $(cat {tmp_path}/comment)")
+    assert train([f"resume={out}"]) == 1
+    assert jobs.job_of(out).id == "11"
+    assert len(calls(tmp_path, "sbatch")) == 1
+
+
+def test_a_submit_that_slurm_never_heard_of_is_an_error_that_says_so(out, fake, capsys):
+    fake("sbatch", LATE)
+    fake("squeue", "echo 11 another")
+    assert train([f"resume={out}"]) == 2
+    assert "None is in the queue" in capsys.readouterr().err
+    assert jobs.job_of(out).id == "7"
+
+
+def test_a_job_that_nobody_can_name_yet_is_looked_up_before_the_next_submit(out, fake, tmp_path, monkeypatch, capsys):
+    fake("sbatch", f'echo "${{@: -2:1}}" | sed s/--comment=// > {tmp_path}/comment; {LATE}')
+    fake("squeue", AWAY)
+    monkeypatch.setattr(submit, "PATIENCE", 0.0)
+    assert train([f"resume={out}"]) == 1
+    assert "whether Slurm took the job is not known" in capsys.readouterr().err
+    with pytest.raises(UserError, match="may have a job already"):
+        refuse_second(out)
+    fake("squeue", f"echo 11 $(cat {tmp_path}/comment)")
+    fake("scontrol", "echo JobId=11 JobState=PENDING Reason=Priority")
+    with pytest.raises(UserError, match="has a job already: 11"):
+        refuse_second(out)
+
+
+def test_the_ending_of_an_earlier_job_is_not_that_of_a_new_one(out, fake):
+    write_ending(out, RunEnding(generation=1, reason="done", exit_code=0))
+    fake("scontrol", "echo JobId=7 JobState=CANCELLED Reason=None ExitCode=0:15")
+    assert train([f"resume={out}"]) == 1
+    assert read_ending(out) is None
+
+
+def test_a_submit_that_is_refused_leaves_the_ending(out, fake):
+    write_ending(out, RunEnding(generation=1, reason="done", exit_code=0))
+    fake("sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
+    assert train([f"resume={out}"]) == 2
+    assert read_ending(out).reason == "done"
+
+
+def test_runs_of_a_sweep_that_need_different_jobs_are_refused(fake, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    fake("sbatch", "echo 7")
+    words = [word for word in WORDS if not word.startswith(("parallel", "launch.processes"))]
+    assert train(["-m", *words, "run.dir=out", "parallel=single,3d", "run.device=cpu"]) == 2
+    said = capsys.readouterr().err
+    assert "out/00: 1 processes" in said
+    assert "out/01: 8 processes" in said
+    assert "parallel" in said
+    assert not calls(tmp_path, "sbatch")
+    assert not list(tmp_path.glob("out/*"))
+
+
+# --- who follows ------------------------------------------------------------------------------------------------------
+
+
+class Forgetful:
+    """A scheduler that has no answer at first."""
+
+    def __init__(self, *said: JobState | SchedulerError) -> None:
+        self.said, self.cancelled = list(said), False
+
+    def state(self, job: SubmittedJob) -> JobState:
+        one = self.said.pop(0) if len(self.said) > 1 else self.said[0]
+        if isinstance(one, Exception):
+            raise one
+        return one
+
+    def cancel(self, job: SubmittedJob) -> None:
+        self.cancelled = True
+
+
+def test_who_follows_waits_for_a_scheduler_that_is_away(out, capsys):
+    write_ending(out, RunEnding(generation=1, reason="done", exit_code=0))
+    scheduler = Forgetful(SchedulerError("away"), SchedulerError("away"), JobState(ENDED, "COMPLETED"))
+    assert follow(out, scheduler, out) == 0
+    assert capsys.readouterr().err.count("away; asked again") == 1
+
+
+def test_who_attaches_cancels_nothing(out):
+    scheduler = Forgetful(JobState(WAITS, "PENDING", "BadConstraints", hopeless="launch.constraint"))
+    with pytest.raises(UserError, match="gangline launch cancel"):
+        follow(out, scheduler, out, begun=True)
+    assert not scheduler.cancelled
+
+
+def test_a_cancel_that_slurm_did_not_hear_is_an_error(out, fake):
+    fake("scancel", AWAY)
+    fake("scontrol", RUNS)
+    with pytest.raises(SchedulerError):
+        SlurmScheduler().cancel(jobs.job_of(out))
+    assert RunDirectory.open(out)
