@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import sys
 
 import pytest
 
@@ -52,7 +53,15 @@ def test_the_state_of_a_job_is_in_words(said, phase, line, hopeless):
 
 
 @pytest.mark.parametrize(
-    ("gres", "count"), [("(null)", 0), ("gpu:8", 8), ("gpu:h100:8(S:0-1)", 8), ("nvme:1,gpu:a100:4,gpu:v100:2", 6)]
+    ("gres", "count"),
+    [
+        ("(null)", 0),
+        ("gpu:8", 8),
+        ("gpu:h100:8(S:0-1)", 8),
+        ("nvme:1,gpu:a100:4,gpu:v100:2", 6),
+        ("gpu:3g.20gb:2", 2),
+        ("gpu:h100:4(S:0,1),gpu", 5),
+    ],
 )
 def test_gpus_are_counted_as_the_site_does(gres, count):
     assert gpus_in(gres) == count
@@ -85,7 +94,9 @@ def test_what_a_run_needs_is_its_directory_its_data_and_its_code(tmp_path):
     assert names[0] == "the run directory"
     assert "data.path" in names
     assert names[-1] == "the Python environment"
-    assert "the Python environment" not in [what for what, _ in storage.needed(run, tmp_path, code=False)]
+    (last, where) = list(storage.needed(run, tmp_path, code=False))[-1]
+    assert "outside the image" in last  # the script's last line is the login node's Python
+    assert where == sys.prefix
 
 
 # --- the network ------------------------------------------------------------------------------------------------------

@@ -106,6 +106,8 @@ def test_a_machine_without_slurm_is_told_where_to_go(words, tmp_path, capsys):
         ("launch.time=soon", "is no time for Slurm"),
         ("launch.options=[night]", "is no option of sbatch"),
         ("launch.segment=4", "does not divide launch.nodes=2"),
+        ("launch.time=9000", "YAML reads 2:30:00 without quotes"),
+        ("launch.switches_wait=90", "launch.switches_wait=90 is no time for Slurm"),
         ("launch.switches_wait=60", "says nothing without launch.switches"),
         ("launch.fabric=token_ring", "launch.fabric"),
         ("launch.gpus_per_node=0", ""),

@@ -13,6 +13,7 @@ from gangline import UserError
 from gangline.cli.train import main as train
 from gangline.tools import RunDirectory, RunEnding, read_ending, write_ending
 from gangline_launch import job as jobs
+from gangline_launch.agent import note_mistake
 from gangline_launch.follow import follow
 from gangline_launch.job import SubmittedJob
 from gangline_launch.slurm import after, commands, requeues, submit
@@ -44,6 +45,7 @@ def fake(tmp_path, monkeypatch):
         path.write_text(f'#!/bin/bash\necho "{name} $*" >> {tmp_path}/calls\n{body}\n')
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
+    commands.gpus_of.cache_clear()
     make("sinfo", "echo 'main* (null)'")
     make("squeue", "")
     return make
@@ -253,3 +255,30 @@ def test_a_cancel_that_slurm_did_not_hear_is_an_error(out, fake):
     with pytest.raises(SchedulerError):
         SlurmScheduler().cancel(jobs.job_of(out))
     assert RunDirectory.open(out)
+
+
+def test_a_job_whose_gpus_nobody_can_count_is_refused(fake, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    commands.gpus_of.cache_clear()
+    fake("sinfo", AWAY)
+    fake("sbatch", "echo 7")
+    assert train([*WORDS, "run.dir=out"]) == 2
+    assert "launch.gpus_per_node" in capsys.readouterr().err
+    assert not calls(tmp_path, "sbatch")
+    commands.gpus_of.cache_clear()
+
+
+# --- mistakes on a node -----------------------------------------------------------------------------------------------
+
+
+def test_a_mistake_on_a_node_is_the_ending_unless_the_others_train(out):
+    mistake = UserError("the code on the nodes is not the code of the submit.")
+    (out / "launch" / "nodes").write_text("")
+    (out / "events.jsonl").write_text("{}\n")
+    os.utime(out / "launch" / "nodes", (100, 100))
+    os.utime(out / "events.jsonl", (200, 200))
+    note_mistake(out, mistake)
+    assert read_ending(out) is None
+    os.utime(out / "launch" / "nodes", (300, 300))
+    note_mistake(out, mistake)
+    assert (read_ending(out).reason, read_ending(out).requeue) == ("mistake", False)

@@ -62,7 +62,22 @@ def run(argv: list[str]) -> int:
         return run_node(asked.run_dir, run, node.name, PlacedAddress(node.address, node.place))
     except UserError as error:
         print(f"train: {error}", file=sys.stderr, flush=True)
+        note_mistake(asked.run_dir, error)
         return error.exit_code
+
+
+def note_mistake(run_dir: Path, error: UserError) -> None:
+    """ending.json, unless the others have begun without this node or one of them has said why it ends.
+
+    Both times are those of the file system that all nodes share.
+    """
+    from gangline.tools import RunEnding, read_ending, write_ending
+
+    events, began = run_dir / "events.jsonl", run_dir / "launch" / "nodes"
+    others_train = events.exists() and began.exists() and events.stat().st_mtime > began.stat().st_mtime
+    if run_dir.is_dir() and not others_train and read_ending(run_dir) is None:
+        text = "\n".join((error.what, *error.details))
+        write_ending(run_dir, RunEnding(generation=0, reason="mistake", exit_code=error.exit_code, evidence=text))
 
 
 def refuse_other_code(changed: list[str]) -> None:

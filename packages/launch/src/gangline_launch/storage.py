@@ -13,6 +13,8 @@ from gangline import Problem
 if TYPE_CHECKING:
     from gangline.config import Run
 
+BESIDE_IMAGE = "of this command (which the batch script's last line uses outside the image)"
+
 # File systems of one machine alone; whatever else is mounted (nfs, lustre, gpfs, beegfs, wekafs, ceph) is shared.
 OF_ONE_MACHINE = {
     "tmpfs",
@@ -58,7 +60,9 @@ def unseen(
 
 
 def needed(run: Run, run_dir: Path, code: bool = True) -> Iterator[tuple[str, str]]:
-    """What the nodes have to see: the run directory, files that options name, and the code unless an image has it."""
+    """What the nodes have to see: the run directory, files that options name, and the code; an image has its own, but
+    the last line of the batch script, which queues the job again, runs outside of it.
+    """
     yield "the run directory", str(run_dir)
     for place, config in run.parts():
         for name in config.file_options:
@@ -67,5 +71,4 @@ def needed(run: Run, run_dir: Path, code: bool = True) -> Iterator[tuple[str, st
             for path in listed:
                 if path and "://" not in path:
                     yield f"{place}.{name}", path
-    if code:
-        yield "the Python environment", sys.prefix
+    yield "the Python environment" if code else f"the Python environment {BESIDE_IMAGE}", sys.prefix

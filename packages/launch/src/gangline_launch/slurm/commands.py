@@ -100,13 +100,13 @@ def fields(line: str) -> dict[str, str]:
 
 
 @cache
-def gpus_of(partition: str | None) -> int:
-    """The most GPUs that each node of a partition has, as the site counts them; 0 where Slurm knows of none."""
+def gpus_of(partition: str | None) -> int | None:
+    """The most GPUs that each node of a partition has, as the site counts them; None where Slurm does not answer."""
     chosen = ["--partition", partition] if partition else []
     try:
         listed = ask("sinfo", "--noheader", "--format=%P %G", *chosen).splitlines()
     except (SlurmError, UserError):
-        return 0
+        return None
     names = [line.split(" ", 1) for line in listed]
     wanted = [gres for name, gres in names if partition or name.endswith("*")]
     return min((gpus_in(gres) for gres in wanted), default=0)
@@ -124,7 +124,8 @@ def nodes_are_here() -> bool:
 
 def gpus_in(gres: str) -> int:
     """ "gpu:h100:8(S:0-1),nvme:1" -> 8."""
-    return sum(int(count or 1) for count in re.findall(r"(?:^|,)gpu(?::[A-Za-z][\w.-]*)?(?::(\d+))?", gres))
+    words = [re.sub(r"\(.*", "", word).split(":") for word in re.split(r",(?![^(]*\))", gres)]
+    return sum(int(word[-1]) if word[-1].isdigit() else 1 for word in words if word[0] == "gpu")
 
 
 def partitions() -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from gangline import Problem
+from gangline import Problem, UserError
 from gangline.config import NonNegativeInt, PositiveInt
 from gangline_launch.config import ClusterLaunch
 from gangline_launch.slurm import commands
@@ -15,7 +16,7 @@ from gangline_launch.slurm import commands
 if TYPE_CHECKING:
     from gangline.config import Run
 
-TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
+TIME = re.compile(r"\d+-\d+(:\d+){0,2}|\d+(:\d+){1,2}")
 
 
 @dataclass
@@ -27,7 +28,7 @@ class SlurmLaunch(ClusterLaunch):
     partition: str | None = None  # null: the site's default
     account: str | None = None  # who pays; null: your default account
     qos: str | None = None  # null: the default of the account
-    time: str | None = None  # 1-12:00:00, 90 (minutes) or 2:30:00; null: the most that the partition gives
+    time: str | None = None  # '2:30:00' or 1-12:00:00, in YAML in quotes; null: the most that the partition gives
     constraint: str | None = None  # features that the nodes must have, in Slurm's words: 'h100&ib'
     exclusive: bool = True  # whole nodes
     container: Literal["pyxis", "apptainer"] = "pyxis"  # what runs launch.image on a node
@@ -43,7 +44,19 @@ class SlurmLaunch(ClusterLaunch):
     def gpus(self, run: Run) -> int:
         if run.run.device is not None and run.run.device.split(":")[0] == "cpu":
             return 0
-        return commands.gpus_of(self.partition) if self.gpus_per_node is None else self.gpus_per_node
+        return (commands.gpus_of(self.partition) or 0) if self.gpus_per_node is None else self.gpus_per_node
+
+    def refuse_unknown_gpus(self, run: Run) -> None:
+        """Before a submit. Raises UserError where Slurm did not say how many GPUs a node has."""
+        asks = self.gpus_per_node is None and (run.run.device or "").split(":")[0] != "cpu"
+        if (
+            asks and commands.gpus_of(self.partition) is None and shutil.which("sinfo")
+        ):  # else sbatch is not here either
+            raise UserError(
+                "Slurm did not say how many GPUs a node has.",
+                "sinfo had no answer; without it the job would ask for none.",
+                "Say it:  launch.gpus_per_node=8   (0: nodes without GPUs), or try again.",
+            )
 
     def excludes(self, names: Iterable[str]) -> list[str]:
         """For sbatch's command line, whose --exclude takes the place of one in `options`: those nodes as well."""
@@ -54,9 +67,12 @@ class SlurmLaunch(ClusterLaunch):
     def check(self, run: Run) -> list[Problem]:
         """As for any cluster; times that Slurm would not read."""
         found = super().check(run)
-        if self.time is not None and not TIME.fullmatch(self.time):
-            what = f"launch.time={self.time} is no time for Slurm."
-            found.append(Problem(what, "", "Minutes (90), or hours:minutes:seconds (2:30:00), or days-hours (1-12)."))
+        for name, value in (("time", self.time), ("switches_wait", self.switches_wait)):
+            if value is None or TIME.fullmatch(value):
+                continue
+            why = "YAML reads 2:30:00 without quotes as the number 9000, so a plain number is refused."
+            mend = f"Hours:minutes:seconds or days-hours, in a file in quotes:  launch.{name}='2:30:00'"
+            found.append(Problem(f"launch.{name}={value} is no time for Slurm.", why if value.isdigit() else "", mend))
         if self.segment is not None and self.most_nodes() % self.segment:
             what = f"launch.segment={self.segment} does not divide launch.nodes={self.nodes}."
             found.append(Problem(what, "The job is made of whole segments.", "Spares: a whole number of segments too."))

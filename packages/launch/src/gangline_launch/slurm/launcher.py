@@ -41,6 +41,7 @@ class SlurmLauncher(Launcher):
             print(script.render(self.config, self.run, run_dir), end="")
             return give_back(directory)
         refuse_second(run_dir)
+        self.config.refuse_unknown_gpus(self.run)
         self._refuse_storage(run_dir, [(self.run, run_dir)])
         try:
             number = self._submit(run_dir, [run_dir])
@@ -59,6 +60,7 @@ class SlurmLauncher(Launcher):
         if self.config.dry_run:
             print(script.render(self.config, self.run, above, len(paths)), end="")
             return [give_back(directory) for directory in directories]
+        self.config.refuse_unknown_gpus(self.run)
         self._refuse_storage(above, zip(runs, paths, strict=True))
         (jobs.folder(above) / "runs").write_text("".join(f"{path}\n" for path in paths))
         try:
