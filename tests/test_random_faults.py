@@ -28,7 +28,7 @@ KILLED = (-9, 137)
 @pytest.mark.parametrize(
     ("faults", "seconds", "steps", "seed"),
     [
-        (3, 0.1, 30, 34),
+        pytest.param(3, 0.1, 30, 34, marks=pytest.mark.nightly),
         pytest.param(8, 0.1, 80, 1, marks=pytest.mark.nightly),
         pytest.param(60, 600, 600, 1, marks=pytest.mark.nightly),
     ],
