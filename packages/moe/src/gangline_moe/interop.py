@@ -96,11 +96,18 @@ def of_hugging_face(cls: type[Options], config: dict[str, Any]) -> tuple[Options
     if config.get("sliding_window") is not None:
         what = f"a model of experts with sliding_window={config['sliding_window']}."
         raise UserError(what, "gangline reads windows of models without experts only.")
+    silent = architecture == DOTS and "sliding_window" not in config
+    if silent and config["num_hidden_layers"] > config.get("max_window_layers", 62):
+        what = "a dots.llm1 whose config.json does not give sliding_window."
+        raise UserError(what, "transformers takes 4096, and gangline reads windows of models without experts only.")
     top_k = config["num_experts_per_tok"]
     if architecture == MIXTRAL:
         found = cls(experts=config["num_local_experts"], top_k=top_k, hidden=config["intermediate_size"])
-        return replace(found, router=Softmax()), {**config, "architectures": [LLAMA]}
+        absent = {"rms_norm_eps": 1e-5, "rope_theta": 1e6}  # what transformers takes for it, and not for a Llama
+        return replace(found, router=Softmax()), {**absent, **config, "architectures": [LLAMA]}
     rest = {**config, "architectures": [QWEN_DENSE]}
+    if config.get("head_dim") is None and "hidden_size" in config:  # not Qwen3's 128
+        rest["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
     hidden = config["moe_intermediate_size"]
     if architecture == QWEN:
         experts = config["num_experts" if "num_experts" in config else "num_local_experts"]

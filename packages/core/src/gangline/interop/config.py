@@ -12,6 +12,7 @@ from gangline.catalogue import suppliers
 from gangline.config.schema import EditConfig, ModelConfig, Run
 from gangline.config.suggest import near
 from gangline.errors import Problem, UserError
+from gangline.interop.rope import SCALING, read_rope
 from gangline.interop.window import read_window, window_json
 from gangline.model.config import DecoderConfig
 from gangline.rundir import holds_checkpoint
@@ -31,12 +32,6 @@ SAME = {
     "hidden": "intermediate_size",
     "tied": "tie_word_embeddings",
     "norm_eps": "rms_norm_eps",
-}
-SCALING = {
-    "rope_scaling_factor": "factor",
-    "rope_low_freq_factor": "low_freq_factor",
-    "rope_high_freq_factor": "high_freq_factor",
-    "rope_original_max_position": "original_max_position_embeddings",
 }
 _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # OWNER/MODEL
 NEEDED = ("vocab_size", "dim", "layers", "heads", "kv_heads", "hidden")
@@ -136,27 +131,15 @@ def decoder_of(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
     if missing:
         raise UserError(f"{directory}/config.json does not give {', '.join(missing)}.")
     ours.setdefault("norm_eps", 1e-6)  # what transformers takes where a file is silent
+    if ARCHITECTURES[architecture]:
+        ours.setdefault("head_dim", 128)  # of Qwen3; a head of the others is hidden_size / heads wide
     return DecoderConfig(
         **ours,
-        **_rope(directory, theirs),
+        **read_rope(directory, theirs),
         **read_window(directory, theirs, ours["layers"]),
         qk_norm=ARCHITECTURES[architecture],
         weights=str(directory),
     )
-
-
-def _rope(directory: str | Path, theirs: dict[str, Any]) -> dict[str, Any]:
-    rope = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    found = {"rope_theta": float(rope.get("rope_theta", theirs.get("rope_theta", 10_000.0)))}
-    if kind == "default":
-        return found
-    if kind != "llama3":
-        raise UserError(
-            f"{directory} holds a model with rotary positions of type {kind}.",
-            "gangline's decoder computes: default, llama3.",
-        )
-    return found | {mine: rope[key] for mine, key in SCALING.items()}
 
 
 def architecture_of(config: DecoderConfig) -> str:

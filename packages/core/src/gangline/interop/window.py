@@ -33,7 +33,11 @@ def read_window(directory: str | Path, theirs: Mapping[str, Any], layers: int) -
         first = layers
     else:
         first = theirs.get("max_window_layers", FIRST)
+    if first is None:
+        raise UserError(f"{directory}/config.json does not give max_window_layers, and it has windows.")
     types = theirs.get("layer_types") or [SLIDING if i >= first else FULL for i in range(layers)]
+    if len(types) != layers:
+        raise UserError(f"{directory} holds a model with layer_types={types}.", f"It has {layers} layers.")
     slides = [kind == SLIDING for kind in types]
     if window is None or not any(slides):
         if any(slides) or set(types) - {SLIDING, FULL}:

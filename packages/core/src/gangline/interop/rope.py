@@ -1,0 +1,57 @@
+"""Rotary positions in the words of config.json: transformers 4 (rope_scaling) and 5 (rope_parameters). Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gangline.errors import UserError
+
+# ours -> theirs, of llama3
+SCALING = {
+    "rope_scaling_factor": "factor",
+    "rope_low_freq_factor": "low_freq_factor",
+    "rope_high_freq_factor": "high_freq_factor",
+    "rope_original_max_position": "original_max_position_embeddings",
+}
+ORIGINAL, SHARE = SCALING["rope_original_max_position"], "partial_rotary_factor"
+PLAIN = {"rope_type", "type", "rope_theta", SHARE, ORIGINAL}
+
+
+def read_rope(directory: str | Path, theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of rotary positions. What a file does not say is what transformers takes for these architectures.
+
+    Raises UserError for what the decoder cannot compute and for a scaling that is not said in full.
+    """
+    given, old = theirs.get("rope_parameters") or {}, theirs.get("rope_scaling") or {}
+    if given and old and given != old:
+        what = f"{directory} holds a model with rope_scaling={old}."
+        raise UserError(what, f"It also has rope_parameters={given}.")
+    rope = old or given
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "llama3"):
+        raise UserError(
+            f"{directory} holds a model with rotary positions of rope_type={kind}.",
+            "gangline's decoder computes: default, llama3.",
+        )
+    known = PLAIN | (set(SCALING.values()) if kind == "llama3" else set())
+    left = {name: value for name, value in rope.items() if name not in known and value is not None}
+    if (share := rope.get(SHARE, theirs.get(SHARE, 1.0))) != 1.0:
+        left[SHARE] = share
+    if left:
+        what = f"{directory} holds a model with rope_parameters={left}, whose rope_type is {kind}."
+        raise UserError(what, "gangline's decoder computes nothing of that.")
+    theta = rope.get("rope_theta", theirs.get("rope_theta", 10_000.0))
+    if kind == "default":
+        scaled = {}
+    else:
+        lengths = {ORIGINAL: theirs.get("max_position_embeddings")} | dict(rope)
+        if ORIGINAL in theirs:  # one that stands above them comes first
+            lengths[ORIGINAL] = theirs[ORIGINAL]
+        scaled = {mine: lengths.get(name) for mine, name in SCALING.items()}
+    missing = [SCALING[name] for name, value in scaled.items() if value is None]
+    missing += ["rope_theta"] if theta is None else []
+    if missing:
+        raise UserError(f"{directory}/config.json does not give {', '.join(missing)} of its rotary positions.")
+    return {"rope_theta": float(theta), **scaled}
