@@ -45,7 +45,10 @@ def job(out: Path) -> str:
 
 
 def requeues(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "launch" / "requeues.jsonl").read_text().splitlines()]
+    """The ends of starts; the first line is the submit."""
+    begin, *ends = [json.loads(line) for line in (out / "launch" / "requeues.jsonl").read_text().splitlines()]
+    assert begin["then"] == "begin"
+    return ends
 
 
 def test_four_nodes_draw_the_curve_of_one_process(slurm, runs, undisturbed):
