@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import threading
@@ -10,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socketserver import StreamRequestHandler, ThreadingTCPServer
@@ -21,9 +23,9 @@ from gangline.config.check import check
 from gangline.testing.ports import free_port
 from gangline.testing.real_runs import RealRuns
 from gangline.testing.runs import small_run
-from gangline.tools import read_events
+from gangline.tools import RunDirectory, read_events
 from gangline_health.commands import watch
-from gangline_health.live import serve
+from gangline_health.live import alerts, serve
 from gangline_health.live.alerts import Alerts, send, worth
 from gangline_health.live.follow import Follower
 from gangline_health.live.openmetrics import text
@@ -173,11 +175,11 @@ def test_each_finding_goes_to_the_webhook_once_also_after_a_restart(tmp_path: Pa
 def test_an_alert_that_fails_is_told_once(tmp_path: Path, hook: str) -> None:
     Hook.code = 500
     written(tmp_path, WARNS)
-    alerts = Alerts(tmp_path, hook)
-    alerts.look()
+    one = Alerts(tmp_path, hook)
+    one.look()
     for _ in range(3):
         written(tmp_path, WARNS)
-        alerts.look()
+        one.look()
     (said,) = [line for line in read_events(tmp_path) if line.get("kind") == "alert-lost"]
     assert "500" in said["evidence"]
     assert not worth(said), "what alerts say of themselves is no alert"
@@ -196,6 +198,74 @@ def test_a_url_that_is_none_is_refused_and_sending_to_it_raises_nothing(url: str
     with pytest.raises(UserError, match=r"health.on.alert is no URL"):
         check(small_run("health=[on]", f"health.on.alert='{url}'"))
     assert send(url, WARNS) != ""
+
+
+def test_what_was_before_the_first_alert_is_history(tmp_path: Path, hook: str) -> None:
+    now = datetime.now(UTC)
+    old, new = ({**WARNS, "time": (now + timedelta(seconds=late)).isoformat()} for late in (-60, 1))
+    written(tmp_path, old, old, {**new, "kind": "hang"})
+    Alerts(tmp_path, hook, now.timestamp()).look()
+    assert [line["kind"] for line in Hook.got] == ["hang"]
+    written(tmp_path, new)
+    Alerts(tmp_path, hook, now.timestamp() + 1000).look()
+    assert len(Hook.got) == 2, "from where an earlier one had come to"
+
+
+def test_an_alert_that_was_sent_is_remembered_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+
+    def send_one(target: str, line: dict) -> str:
+        if len(sent) == 1:
+            raise KeyboardInterrupt
+        sent.append(line["where"])
+        return ""
+
+    written(tmp_path, WARNS, {**WARNS, "where": "rank 4"})
+    monkeypatch.setattr(alerts, "send", send_one)
+    with pytest.raises(KeyboardInterrupt):
+        Alerts(tmp_path, "true").look()
+    monkeypatch.setattr(alerts, "send", lambda target, line: sent.append(line["where"]) or "")
+    Alerts(tmp_path, "true").look()
+    assert sent == ["rank 3", "rank 4"]
+
+
+def test_where_nothing_can_be_locked_that_is_said_and_alerts_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    written(tmp_path)
+    monkeypatch.setattr(alerts.fcntl, "flock", fails)
+    assert alerts.alone(tmp_path, threading.Event())
+    (said,) = read_events(tmp_path)
+    assert (said["kind"], said["suggestion"]) == ("alert-lock", "note")
+    assert "No locks available" in said["evidence"]
+
+
+def test_no_word_of_a_webhook_is_written_down(
+    tmp_path: Path, hook: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = f"{hook}/T0-very-secret"
+    for literal in (secret, f"curl -d @- {secret}", "http://me:word@host"):
+        with pytest.raises(UserError, match=r"health.on.alert holds a secret"):
+            check(small_run("health=[on]", f"health.on.alert='{literal}'"))
+    check(small_run("health=[on]", "model.vocab_size=256", "health.on.alert='sh alert.sh'"))
+    monkeypatch.setenv("HOOK", secret)
+    words = ("model.vocab_size=256", "health.on.alert=${oc.env:HOOK}", f"run.dir={tmp_path}/out")
+    run = small_run("health=[on]", *words)
+    check(run)
+    arguments = json.dumps([one.args for _, part in run.parts() for one in part.sidecars(run)])
+    RunDirectory.create(run).unlock()
+    out = tmp_path / "out"
+    assert alerts.target_of(str(out)) == secret
+    Hook.code = 500
+    written(out, WARNS)
+    Alerts(out, secret).look()
+    assert len(Hook.got) == 1
+    written_down = "".join(file.read_text() for file in out.rglob("*") if file.is_file())
+    assert "http://127.0.0.1" in written_down
+    assert "very-secret" not in written_down + arguments + "".join(capsys.readouterr())
 
 
 @contextmanager

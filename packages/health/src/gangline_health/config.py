@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated
@@ -23,7 +24,7 @@ from gangline.launch import Sidecar
 from gangline_health.burn_in.config import PART as BURN_IN
 from gangline_health.chaos.config import PART as CHAOS
 from gangline_health.hangs.config import HangsOptions
-from gangline_health.live.target import malformed
+from gangline_health.live.target import malformed, tells_a_secret
 from gangline_health.monitors.straggler_options import StragglersOptions
 
 ACTIONS = ("note", "warn", "skip", "lower_rate", "roll_back", "restart", "exclude", "stop")
@@ -162,15 +163,23 @@ class WatchedHealth(HealthConfig):
                     "'health.on.alert=${oc.env:HOOK}', with the URL in the variable HOOK",
                 )
             )
+        if tells_a_secret(self.alert) and "health.on.alert" not in run.references:
+            found.append(
+                Problem(
+                    "health.on.alert holds a secret, and what is set is written to the run directory.",
+                    "Who knows the path of a webhook can post to it. Put it into the environment and name it here:",
+                    "'health.on.alert=${oc.env:HOOK}'",
+                )
+            )
         return [*found, *(self.hangs.problems(run) if self.hangs.on else ())]
 
     def sidecars(self, run: Run) -> list[Sidecar]:
         found = []
         if self.hangs.on:
             watch = "gangline_health.hangs.watch:main"
-            found.append(Sidecar(name="watch", target=watch, args=(asdict(self.hangs), self.alert)))
+            found.append(Sidecar(name="watch", target=watch, args=(asdict(self.hangs),)))
         if self.alert:
-            found.append(Sidecar(name="alert", target="gangline_health.live.alerts:main", args=(self.alert,)))
+            found.append(Sidecar(name="alert", target="gangline_health.live.alerts:main", args=(time.time(),)))
         if self.metrics_port:
             where = (self.metrics_host, self.metrics_port)
             found.append(Sidecar(name="metrics", target="gangline_health.live.serve:main", args=where))

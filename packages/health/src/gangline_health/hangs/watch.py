@@ -24,7 +24,7 @@ from gangline_health.hangs import processes, summary
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Diagnosis, Watched, diagnose
 from gangline_health.hangs.limits import learned, limit
-from gangline_health.live.alerts import send
+from gangline_health.live.alerts import send, target_of
 from gangline_health.live.target import named
 
 INTERVAL = 0.2  # seconds between two looks
@@ -211,10 +211,10 @@ def alone(run_dir: Path, host: str) -> Iterator[None]:
         yield
 
 
-def main(run_dir: str, options: dict, alert: str = "") -> None:
+def main(run_dir: str, options: dict) -> None:
     """The sidecar's target."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    watcher = Watcher(Path(run_dir), HangsOptions(**options), alert)
+    watcher = Watcher(Path(run_dir), HangsOptions(**options), target_of(run_dir))
     with alone(watcher.run_dir, watcher.host):
         last = time.monotonic()
         while True:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import signal
 import subprocess
 import threading
 import urllib.error
 import urllib.request
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from gangline.health import Action, Verdict
-from gangline.tools import Events
+from gangline.tools import Events, RunDirectory, write_whole
 from gangline_health.live.follow import Follower
 from gangline_health.live.target import is_url, named
 
@@ -85,55 +88,97 @@ def worth(line: Line) -> bool:
 
 
 class Alerts:
-    """Sends what is worth it, once, and remembers how far it has come."""
+    """Sends what is worth it, once, and remembers how far it has come.
 
-    def __init__(self, run_dir: Path, target: str) -> None:
+    since: where nobody has sent anything yet, lines from before this time (seconds since the epoch) are history.
+    """
+
+    def __init__(self, run_dir: Path, target: str, since: float = 0.0) -> None:
         self.run_dir, self.target = run_dir, target
         self.place = run_dir / "logs" / "alert.offset"
-        self.follower = Follower(run_dir / "events.jsonl", self._come_to())
+        come_to = self._come_to()
+        self.since = since if come_to is None else 0.0
+        self.follower = Follower(run_dir / "events.jsonl", come_to or 0)
         self.failed = False  # until an alert arrives again
 
     def look(self) -> None:
-        """Send what is new."""
-        lines = self.follower.lines()
-        for line in filter(worth, lines):
-            why = send(self.target, {"run_dir": str(self.run_dir), **line})
-            if why and not self.failed:
-                self._tell(why)
-            self.failed = bool(why)
-        if lines:
-            self.place.write_text(str(self.follower.offset))
+        """Send what is new. After each line it is written down how far that is, so that a kill repeats one at most."""
+        begun = self.follower.offset
+        for line in self.follower.each():
+            if worth(line) and _seconds(line) >= self.since:
+                why = send(self.target, {"run_dir": str(self.run_dir), **line})
+                self._remember()
+                if why and not self.failed:
+                    self._tell(why)
+                self.failed = bool(why)
+        if self.follower.offset != begun:
+            self._remember()
+
+    def _remember(self) -> None:
+        with suppress(OSError):  # a full disk: what is repeated later is better than no alert
+            write_whole(self.place, str(self.follower.offset))
 
     def _tell(self, why: str) -> None:
         evidence = (
             f"health.on.alert ({named(self.target)}): {why}; the run goes on, and nobody is told until it works again"
         )
-        events = Events(self.run_dir, by="alert")
-        events.write("verdict", **Verdict("alert-lost", "the run", 1.0, evidence, Action.WARN).to_dict())
-        events.close()
-        print(evidence, flush=True)
+        note(self.run_dir, Verdict("alert-lost", "the run", 1.0, evidence, Action.WARN))
 
-    def _come_to(self) -> int:
+    def _come_to(self) -> int | None:
         try:
             return int(self.place.read_text())
         except (OSError, ValueError):
-            return 0
+            return None
 
 
-def main(run_dir: str, target: str) -> None:
+def _seconds(line: Line) -> float:
+    """When it was written; of a line that does not say so, infinity."""
+    try:
+        return datetime.fromisoformat(line["time"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        return math.inf
+
+
+def main(run_dir: str, since: float) -> None:
     """The sidecar's target. At its end it still sends what the run's end wrote."""
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
-    lock = os.open(Path(run_dir, "logs", "alert.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    while not over.wait(INTERVAL):
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError:  # another machine of the job tells
-            continue
-    else:
+    target = target_of(run_dir)
+    if not alone(Path(run_dir), over):
         return
-    alerts = Alerts(Path(run_dir), target)
+    alerts = Alerts(Path(run_dir), target, since)
     while not over.wait(INTERVAL):
         alerts.look()
     alerts.look()
+
+
+def alone(run_dir: Path, over: threading.Event) -> bool:
+    """Wait until no other machine of the job tells; False where the run is over before. Where no file can be locked
+    each machine tells for itself, which is said once.
+    """
+    try:
+        lock = os.open(run_dir / "logs" / "alert.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        while not over.wait(INTERVAL):
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+    except OSError as error:
+        why = error.strerror or str(error)
+        evidence = f"logs/alert.lock cannot be locked ({why}): each machine of the job sends all alerts"
+        note(run_dir, Verdict("alert-lock", "the run", 1.0, evidence, Action.NOTE))
+        return True
+    return False
+
+
+def note(run_dir: Path, verdict: Verdict) -> None:
+    """To events.jsonl and to the log."""
+    events = Events(run_dir, by="alert")
+    events.write("verdict", **verdict.to_dict())
+    events.close()
+    print(verdict.evidence, flush=True)
+
+
+def target_of(run_dir: str) -> str:
+    """`health.on.alert` as this process' environment has it: the command line of a process is for all to read."""
+    found: str = getattr(RunDirectory.open(run_dir).run().health["on"], "alert", "")
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ class Follower:
 
     def lines(self) -> list[dict[str, Any]]:
         """Those since the last call; of a file that is shorter than it was, all."""
+        return list(self.each())
+
+    def each(self) -> Iterator[dict[str, Any]]:
+        """The same, one by one: `offset` is the end of the line that was given last."""
         try:
             with self.path.open("rb") as file:
                 if file.seek(0, 2) < self.offset:
@@ -22,15 +27,12 @@ class Follower:
                 file.seek(self.offset)
                 content = file.read()
         except OSError:
-            return []
-        whole = content[: content.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        found = []
-        for line in whole.splitlines():
+            return
+        for line in content[: content.rfind(b"\n") + 1].splitlines(keepends=True):
+            self.offset += len(line)
             try:
                 read = json.loads(line)
             except ValueError:
                 continue
             if isinstance(read, dict):
-                found.append(read)
-        return found
+                yield read
