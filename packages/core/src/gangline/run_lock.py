@@ -102,7 +102,7 @@ class RunLock:
 
     @contextlib.contextmanager
     def entry(self) -> Iterator[None]:
-        """One node at a time makes the directory or joins the job."""
+        """One node at a time makes the directory or joins the job. Raises UserError."""
         try:
             (self.path / MEETING).mkdir(exist_ok=True)
             handle = os.open(self.path / MEETING / "entry", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -11,8 +11,7 @@ from typing import Any
 from gangline import UserError
 from gangline.cluster import Cluster
 from gangline.model import compose_model
-from gangline.record import read_records
-from gangline.rundir import RunDirectory
+from gangline.tools import RunDirectory, read_records
 from gangline_planner.assumed import Planned, explain
 from gangline_planner.forecast import Forecast, forecast
 

@@ -112,7 +112,7 @@ class Peer:
             return bytes(content)
 
     def read_into(self, path: str, ranges: Ranges) -> None:
-        """From each offset on, fill the buffers. FileNotFoundError; EOFError where the file ends early."""
+        """From each offset on, fill the buffers. Raises FileNotFoundError, EOFError (the file ends early), PeerLost."""
         buffers = [[buffer.cast("B") for buffer in each] for _, each in ranges]
         wanted = [[offset, sum(map(len, each))] for (offset, _), each in zip(ranges, buffers, strict=True)]
         with self._asked({"do": "read", "path": path, "ranges": wanted}) as (answer, connection):
@@ -130,7 +130,10 @@ class Peer:
         silent: float = SILENT_SECONDS,
         waiting: Callable[[], None] = lambda: None,
     ) -> None:
-        """Have it keep a copy of a file; on return it does. `waiting` is called while the bytes are on their way."""
+        """Have it keep a copy of a file; on return it does. `waiting` is called while the bytes are on their way.
+
+        Raises OSError, PeerLost.
+        """
         with file.open("rb") as content:
             size = os.fstat(content.fileno()).st_size
             with self._asked({"do": "put", "path": path, "size": size}, patience, silent) as (_, connection):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gangline.comm.objects import gather_json as gather_json
     from gangline.comm.ordered import Later as Later, sum_rows as sum_rows
     from gangline.comm.solo import Done as Done, Solo as Solo
+    from gangline.comm.transport import connect as connect
     from gangline.comm.wrap import Wrapped as Wrapped, WrappedComms as WrappedComms
 
 __getattr__, __all__ = lazily(
@@ -33,6 +34,7 @@ __getattr__, __all__ = lazily(
         "gangline.comm.objects": "gather_json",
         "gangline.comm.ordered": "Later sum_rows",
         "gangline.comm.solo": "Done Solo",
+        "gangline.comm.transport": "connect",
         "gangline.comm.wrap": "Wrapped WrappedComms",
     },
 )

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import time
+from abc import ABC
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TypeVar
@@ -25,8 +26,12 @@ AWAY = re.compile(  # what Slurm's commands say where the controller did not ans
 )
 
 
-class SlurmError(SchedulerError):
+class SlurmError(SchedulerError, ABC):
     """A command of Slurm failed; its text says how."""
+
+
+class SlurmRefused(SlurmError):
+    """Slurm answered, and would not."""
 
 
 class SlurmAway(SlurmError):
@@ -47,7 +52,7 @@ def ask(*command: str, text: str | None = None) -> str:
         raise SlurmAway(f"{command[0]} had no answer from Slurm's controller for {SECONDS:g} s") from None
     if done.returncode:
         said = " ".join(_errors(done.stderr) or [f"{command[0]} ended with {done.returncode}"])
-        raise SlurmAway(said) if AWAY.search(said) else SlurmError(said)
+        raise SlurmAway(said) if AWAY.search(said) else SlurmRefused(said)
     return done.stdout
 
 

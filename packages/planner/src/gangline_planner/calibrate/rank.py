@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from gangline.comm import Comm
-from gangline.comm.transport import connect
+from gangline.comm import Comm, connect
 from gangline.strategy import Mesh
 from gangline_planner.calibrate import kernels, links
 

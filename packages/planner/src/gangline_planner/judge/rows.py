@@ -12,8 +12,7 @@ from gangline.cluster import Cluster, load_cluster
 from gangline.config import Recompute, Run, default_run
 from gangline.explain import Explained
 from gangline.model import AttentionNode, DecoderConfig, FeedForwardNode, Node, Plan, by_path, compose_model, replaced
-from gangline.plan import Cut
-from gangline.strategy import Mesh
+from gangline.strategy import Cut, Mesh
 from gangline_planner.judge.nodes import GeluNode, LatentAttentionNode
 from gangline_planner.judge.shapes import shapes_of
 from gangline_planner.judge.software import as_its_software
