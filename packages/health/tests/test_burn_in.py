@@ -113,9 +113,10 @@ def burnt_in(run_dir: Path, bad: int | None) -> tuple[int, int]:
 
 def test_a_bad_rank_is_named_before_the_first_step(tmp_path: Path) -> None:
     assert pool(4).run(burnt_in, tmp_path / "bad", 1) == [(3, 0)] * 4
-    (verdict,) = [line for line in read_events(tmp_path / "bad") if line.get("kind") == "burn-in"]
+    found = [line for line in read_events(tmp_path / "bad") if line.get("kind") == "burn-in"]
+    wrong = "computes wrongly: a product of whole numbers"  # on a busy machine others may be called slow beside it
+    (verdict,) = [line for line in found if wrong in line["evidence"]]
     assert (verdict["where"], verdict["details"]["rank"]) == ("rank 1", 1)
-    assert "computes wrongly: a product of whole numbers" in verdict["evidence"]
 
 
 def test_good_ranks_are_measured_once_and_come_as_a_cluster(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ class NumbersMonitor(Monitor):
             "norms": self.norms,
             "rows": self.rows,
             "once": self.once,
-            "alone": self.alone,
+            "alone": {kind: [list(one) for one in found] for kind, found in self.alone.items()},
             "best": list(self.best) if self.best else None,
         }
 
