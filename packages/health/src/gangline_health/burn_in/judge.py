@@ -92,7 +92,7 @@ def bad_links(rows: Sequence[RankRates], options: BurnInHealth, on_cpu: bool) ->
 
 
 def limit(share: float, options: BurnInHealth, on_cpu: bool) -> float:
-    return min(share * options.shared, MOST_SHARE) if on_cpu else share
+    return max(share, min(share * options.shared, MOST_SHARE)) if on_cpu else share
 
 
 def below(rates: dict[int, float], share: float) -> list[tuple[int, float, float]]:
