@@ -21,6 +21,8 @@ from gangline.testing.processes import living
 from gangline_ckpt_zarr.tiers import places
 from gangline_ckpt_zarr.tiers.peers import announced
 
+pytestmark = pytest.mark.nightly  # each is two minutes of several nodes on a busy machine
+
 HELD = """
 import os
 import time
