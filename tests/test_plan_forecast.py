@@ -61,7 +61,7 @@ def test_llama_3_405b_where_the_words_leave_the_layout_open(say):
     assert code == 0
     assert "assumed: batch.sequence_length=8192" in text
     assert "GB to spare" in text
-    assert "no sum of money: h100_ib names no price" in text
+    assert "US dollars at 4.916 an hour (Amazon EC2 Capacity Blocks" in text
     words = next(line for line in text.splitlines() if line.startswith("assumed: ")).split()[1:]
     again = say(f"{LLAMA} {' '.join(words)} --tokens 15e12")[1]
     assert not again.splitlines()[2].startswith("assumed")
@@ -92,6 +92,50 @@ def test_money_is_days_times_price(tmp_path, say):
     found = json.loads(text)
     assert found["dollars"] == pytest.approx(found["days"] * 24 * 8 * 2.0)
     assert found["days"] == pytest.approx(1e9 / found["tokens_per_second"] / found["goodput"] / 86400)
+
+
+def test_a_budget_becomes_tokens_and_what_these_cost_is_the_budget(say):
+    words = f"{SMALL} --price 2 --json"
+    bought = json.loads(say(f"{words} --budget 960")[1])
+    assert bought["days"] == pytest.approx(960 / (24 * 8 * 2))
+    assert bought["tokens"] == bought["budget_tokens"] == pytest.approx(bought["days"] * bought["tokens_per_day"])
+    assert json.loads(say(f"{words} --tokens {bought['tokens']!r}")[1])["dollars"] == pytest.approx(960)
+    both = json.loads(say(f"{words} --tokens 1e6 --budget 960")[1])
+    assert both["tokens"] == 1e6
+    assert both["budget_tokens"] == bought["tokens"]
+
+
+def test_what_no_price_is_known_of_is_not_bought(say):
+    code, text = say(f"{SMALL.replace('h100', 'b200')} --budget 960")
+    assert code == 2
+    assert text.startswith("gangline plan: --budget: what b200_ib costs is not known.")
+    assert "--price=DOLLARS" in text
+    assert "price not known" in say(f"{SMALL.replace('h100', 'b200')} --tokens 1e9")[1]
+
+
+def test_goodput_at_a_mean_time_between_failures(say):
+    """By Young and Daly, from what the plan says of saves."""
+    from gangline.reliability import Reliability
+
+    found = json.loads(say(f"{SMALL} --mtbf 2 --tokens 1e9 --json")[1])
+    rare = json.loads(say(f"{SMALL} --mtbf 200 --tokens 1e9 --json")[1])
+    assert found["mtbf_seconds"] == pytest.approx(7200)
+    every, step = found["checkpoint_interval_seconds"], found["step_seconds"]
+    known = Reliability(7200, found["checkpoint_stall_seconds"] * every / step, 600)
+    assert every == pytest.approx(known.young_daly())
+    assert found["goodput"] == pytest.approx(known.ettr(every))
+    assert rare["goodput"] > found["goodput"]
+    assert found["days"] == pytest.approx(1e9 / found["tokens_per_second"] / found["goodput"] / 86400)
+    assert "failures leave no time to train" in say(f"{SMALL} --mtbf 0.001 --tokens 1e9")[1]
+
+
+def test_data_that_come_slower_than_steps_are_waited_for():
+    words = "parallel=single batch.micro_size=4"
+    fast, slow = plan_of(words, storage__read=1e12), plan_of(words, storage__read=1e5)
+    assert fast.step.kinds["data"] == 0
+    assert slow.step.kinds["data"] > 0
+    read = slow.explained.tokens * 4 / 1e5  # one rank reads all; the rest of the step hides as much of it
+    assert slow.step.seconds == pytest.approx(read + slow.step.kinds["jitter"])
 
 
 def test_a_layout_that_fits_is_the_one_that_would_train():

@@ -6,18 +6,22 @@ import json
 from collections.abc import Sequence
 
 from gangline import UserError
-from gangline.cluster import Cluster, load_cluster
+from gangline.cluster import Cluster, Quantity, load_cluster
 from gangline.config import near
 
 USAGE = """\
-usage: gangline plan [--tokens N] [--json] [WORDS OF train ...] [cluster=NAME|FILE]
+usage: gangline plan [--tokens N] [--budget DOLLARS] [--price DOLLARS] [--mtbf HOURS] [--json]
+                     [WORDS OF train ...] [cluster=NAME|FILE]
        gangline plan search [--json] [WORDS OF train ...] [cluster=NAME|FILE]
        gangline plan compare RUN_DIR cluster=NAME|FILE [--json]
        gangline plan judge FILE [--json]
        gangline plan calibrate --out FILE.yaml [--processes N]
 
   WORDS   what this run takes, holds and costs on a cluster; nothing is started, and no GPU is needed.
-          An axis of the layout that the words leave open is chosen, the batch too, and said
+          An axis of the layout that the words leave open is chosen, the batch too, and said.
+          --tokens: days, money and energy for so many; --budget: how many tokens that buys; --price: of an accelerator
+          and hour, where the cluster file names none or you pay another; --mtbf: mean hours between failures that stop
+          the run, where it is not what the cluster file says of so many accelerators
   search  layouts that the words leave open, the fastest first, each as a line for `train`; those that do not fit with
           the memory that they lack
   compare  the plan of a run beside what it measured, term by term, and where they part most
@@ -68,17 +72,30 @@ def _search(argv: Sequence[str]) -> int:
 def _plan(argv: Sequence[str]) -> int:
     from gangline_planner.assumed import planned
     from gangline_planner.choose import chosen
-    from gangline_planner.page import text
+    from gangline_planner.page import buys, text
 
-    flags, words = flags_of(argv, ("tokens",), ("json",))
+    flags, words = flags_of(argv, ("tokens", "budget", "price", "mtbf"), ("json",))
+    given = {name: positive(name, value) for name, value in flags.items() if name != "json"}
     cluster, words = cluster_of(words)
-    tokens = positive("tokens", flags["tokens"]) if "tokens" in flags else None
     case = planned(words)
-    plan, assumed = chosen(case, cluster, tokens)
+    if "price" in given:
+        cluster = cluster.with_numbers({"price.hour": Quantity(given["price"], "--price")})
+    if "mtbf" in given:
+        for name in ("storage.bandwidth", "restart.seconds"):
+            cluster[name]  # which says what lacks
+        hours = Quantity(given["mtbf"] * case.world, f"--mtbf {given['mtbf']:g} of the whole run")
+        cluster = cluster.with_numbers({"failure.hours": hours})
+    plan, assumed = chosen(case, cluster, given.get("tokens"))
+    bought = plan.within(given["budget"]) if "budget" in given else None
+    if bought is not None and "tokens" not in given:
+        plan = bought
     if "json" in flags:
-        print(json.dumps({**plan.data(), "assumed": list(assumed)}, indent=1))
+        budget = {"budget_dollars": given["budget"], "budget_tokens": bought.tokens} if bought else {}
+        print(json.dumps({**plan.data(), **budget, "assumed": list(assumed)}, indent=1))
     else:
         print(text(plan, words, assumed))
+        if bought is not None:
+            print(buys(bought, given["budget"]))
     return 0
 
 

@@ -88,7 +88,7 @@ def _terms(kinds: Mapping[str, float], steps: Sequence[dict[str, Any]]) -> list[
     waits = sum(kinds[kind] for kind in WAITS)
     passes = kinds["compute"] + kinds["recompute"]
     parted = [one["rank_phases"] for one in steps if one.get("rank_phases")]
-    named = {"optimizer": kinds["optimizer"], "data": 0.0}
+    named = {"optimizer": kinds["optimizer"], "data": kinds["data"]}
     if parted:
         names = {name for one in parted for name in one}
         found = {name: median(mean(one.get(name) or [0.0]) for one in parted) for name in names}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gangline.cluster import Cluster, Losses, losses
+from gangline import UserError
+from gangline.cluster import Cluster
 from gangline.explain import Explained
+from gangline.reliability import DAY, Reliability
 from gangline_planner.price.step import StepTime, step_time
 
 STATE = ("master weights", "optimizer state", "callbacks")  # what a checkpoint holds of a rank, beside its weights
+LEAST = 1e-3  # of the time: with less progress than that nobody trains
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Forecast:
     explained: Explained
     cluster: Cluster
     step: StepTime
-    losses: Losses | None
+    reliability: Reliability | None
     tokens: float | None  # to be trained on in all
 
     @property
@@ -45,16 +48,65 @@ class Forecast:
         return self.explained.token_flops * self.tokens_per_second / (self.world * self.cluster["peak.bf16"])
 
     @property
-    def days(self) -> float | None:
-        """Of wall time for all tokens, failures included where their rate is known."""
-        if self.tokens is None:
+    def save_every(self) -> float | None:
+        """Seconds of training between two saves that lose the least (Young and Daly)."""
+        return self.reliability.young_daly() if self.reliability else None
+
+    @property
+    def goodput(self) -> float | None:
+        """The expected share of the time in steps that stand, saving so often; 0 where failures leave none."""
+        if self.reliability is None:
             return None
-        return self.tokens / self.tokens_per_second / (self.losses.progress if self.losses else 1.0) / 86400
+        try:
+            return self.reliability.ettr(self.reliability.young_daly())
+        except OverflowError:
+            return 0.0
+
+    @property
+    def save_stall(self) -> float | None:
+        """Seconds of a step that saves hold it up, on average."""
+        if self.reliability is None:
+            return None
+        return self.step.seconds * self.reliability.save_seconds / self.reliability.young_daly()
+
+    @property
+    def tokens_per_day(self) -> float:
+        """Failures included where their rate is known."""
+        goodput = self.goodput
+        return self.tokens_per_second * DAY * (1.0 if goodput is None else goodput)
+
+    @property
+    def days(self) -> float | None:
+        """Of wall time for all tokens. None, too, where failures leave hardly any progress."""
+        if self.tokens is None or self.tokens_per_day < LEAST * self.tokens_per_second * DAY:
+            return None
+        return self.tokens / self.tokens_per_day
+
+    @property
+    def dollars_per_day(self) -> float | None:
+        price = self.cluster.get("price.hour")
+        return None if price is None else 24 * self.world * price
 
     @property
     def dollars(self) -> float | None:
+        return None if self.dollars_per_day is None or self.days is None else self.days * self.dollars_per_day
+
+    @property
+    def electricity_dollars(self) -> float | None:
+        """Of the energy alone, which a rented accelerator's price holds already."""
+        price = self.cluster.get("price.kwh")
+        return None if price is None or self.megawatt_hours is None else self.megawatt_hours * 1000 * price
+
+    def within(self, budget: float) -> Forecast:
+        """The plan of as many tokens as so many dollars pay for. Raises UserError where nobody says a price."""
         price = self.cluster.get("price.hour")
-        return None if price is None or self.days is None else self.days * 24 * self.world * price
+        if not price:
+            raise UserError(
+                f"--budget: what {self.cluster.name} costs is not known.",
+                "It names no price.hour, and none is invented.",
+                "--price=DOLLARS says what an accelerator costs an hour.",
+            )
+        return replace(self, tokens=budget / (24 * self.world * price) * self.tokens_per_day)
 
     @property
     def megawatt_hours(self) -> float | None:
@@ -84,27 +136,33 @@ class Forecast:
             "unknown": list(self.explained.unknown),
             "unknown_seconds": self.step.unknown,
             "days": self.days,
+            "tokens": self.tokens,
+            "tokens_per_day": self.tokens_per_day,
             "dollars": self.dollars,
+            "dollars_per_day": self.dollars_per_day,
             "megawatt_hours": self.megawatt_hours,
-            "checkpoint_interval_seconds": self.losses.interval if self.losses else None,
-            "goodput": self.losses.progress if self.losses else None,
+            "electricity_dollars": self.electricity_dollars,
+            "mtbf_seconds": self.reliability.mtbf_seconds if self.reliability else None,
+            "checkpoint_interval_seconds": self.save_every,
+            "checkpoint_stall_seconds": self.save_stall,
+            "goodput": self.goodput,
         }
 
 
 def forecast(explained: Explained, cluster: Cluster, tokens: float | None = None) -> Forecast:
     """Raises UserError where the cluster file lacks what a step's time is made of."""
-    return Forecast(explained, cluster, step_time(explained, cluster), _losses(explained, cluster), tokens)
+    return Forecast(explained, cluster, step_time(explained, cluster), _reliability(explained, cluster), tokens)
 
 
-def _losses(explained: Explained, cluster: Cluster) -> Losses | None:
+def _reliability(explained: Explained, cluster: Cluster) -> Reliability | None:
     hours, bandwidth = cluster.get("failure.hours"), cluster.get("storage.bandwidth")
     restart = cluster.get("restart.seconds")
     if not hours or not bandwidth or restart is None:
         return None
     fullest = explained.ranks[explained.fullest]
     saved = sum(fullest.bytes.get(kind, 0) for kind in STATE) or fullest.bytes.get("weights", 0)
-    between = hours * 3600 / explained.mesh.world
-    try:
-        return losses(stall=max(saved / bandwidth, 1e-3), between_failures=between, restart=restart)
-    except ValueError:
-        return None
+    return Reliability(
+        mtbf_seconds=hours * 3600 / explained.mesh.world,
+        save_seconds=max(saved / bandwidth, 1e-3),
+        recovery_seconds=restart,
+    )

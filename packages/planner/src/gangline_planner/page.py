@@ -7,11 +7,18 @@ from collections.abc import Iterable, Sequence
 from gangline_planner.forecast import Forecast
 
 GB = 1e9
+FAILURES = ("failure.hours", "storage.bandwidth", "restart.seconds")
 
 
 def text(plan: Forecast, words: Sequence[str], assumed: Sequence[str]) -> str:
     """The whole page."""
     return "\n".join([*_head(plan, words, assumed), "", *_step(plan), "", *_memory(plan), "", *_all(plan)])
+
+
+def buys(plan: Forecast, budget: float) -> str:
+    """plan: of the tokens that so many dollars pay for."""
+    days = "never: failures leave no time to train" if plan.days is None else f"{plan.days:.4g} days"
+    return f"{budget:,.0f} US dollars buy {number(plan.tokens or 0.0)} tokens, {days}"
 
 
 def _head(plan: Forecast, words: Sequence[str], assumed: Sequence[str]) -> Iterable[str]:
@@ -33,8 +40,10 @@ def _step(plan: Forecast) -> Iterable[str]:
     yield f"a step of {number(plan.explained.tokens)} tokens: {plan.step.seconds:.4g} s"
     for kind, seconds in plan.step.kinds.items():
         share = seconds / plan.step.seconds
-        if seconds > 1e-9:
+        if seconds > 1e-9 or kind == "data":
             yield f"  {kind:16} {seconds:9.4f} s  {share:6.1%}  {'#' * round(40 * share)}"
+    if plan.save_stall is not None:
+        yield f"  {'checkpoint stall':16} {plan.save_stall:9.4f} s  on average, beside the step"
     each = plan.tokens_per_second / plan.world
     yield f"{number(plan.tokens_per_second)} tokens/s, {each:.4g} a rank; MFU {plan.mfu:.1%} of the 16-bit peak"
 
@@ -52,24 +61,37 @@ def _memory(plan: Forecast) -> Iterable[str]:
 
 
 def _all(plan: Forecast) -> Iterable[str]:
-    if plan.losses is not None:
-        lost = plan.losses
-        yield (
-            f"a failure every {plan.cluster['failure.hours'] / plan.world:.3g} h: save every {lost.interval:.3g} s "
-            f"(Young), goodput {lost.progress:.1%} (saving {lost.stall:.2%}, work done twice {lost.redone:.2%}, "
-            f"coming back {lost.restart:.2%})"
-        )
-    if plan.tokens is None or plan.days is None:
-        yield "--tokens N says how many days, and what they cost"
+    yield from _failures(plan)
+    if plan.tokens is None:
+        yield "--tokens N says how many days, and what they cost; --budget DOLLARS how many tokens that is"
+        return
+    if plan.days is None:
+        yield f"{number(plan.tokens)} tokens: never, for failures leave no time to train"
         return
     yield f"{number(plan.tokens)} tokens: {plan.days:.4g} days, {number(plan.days * 24 * plan.world)} accelerator-hours"
+    numbers = plan.cluster.numbers
+    if plan.dollars is None:
+        yield f"  price not known: {plan.cluster.name} names none (price.hour), and none is invented; --price DOLLARS"
+    else:
+        price = numbers["price.hour"]
+        yield f"  {plan.dollars:,.0f} US dollars at {price.value:g} an hour ({price.source})"
     if plan.megawatt_hours is not None:
         yield f"  {plan.megawatt_hours:.4g} MWh at the accelerator's full power and its share of the node"
-    if plan.dollars is None:
-        yield f"  no sum of money: {plan.cluster.name} names no price (price.hour); none is invented"
-    else:
-        price = plan.cluster.numbers["price.hour"]
-        yield f"  {plan.dollars:,.0f} US dollars at {price.value:g} an hour ({price.source})"
+    if plan.electricity_dollars is not None:
+        price = numbers["price.kwh"]
+        yield f"  {plan.electricity_dollars:,.0f} US dollars for power, at {price.value:g} a kWh ({price.source})"
+
+
+def _failures(plan: Forecast) -> Iterable[str]:
+    known = plan.reliability
+    if known is None or plan.save_every is None or plan.goodput is None:
+        lacks = [name for name in FAILURES if plan.cluster.get(name) is None]
+        yield f"goodput not known: {plan.cluster.name} does not say {', '.join(lacks)}; --mtbf HOURS"
+        return
+    yield (
+        f"a failure every {known.mtbf_seconds / 3600:.3g} h, {known.recovery_seconds:g} s to come back: save every "
+        f"{plan.save_every:.3g} s (Young and Daly), goodput {plan.goodput:.1%}"
+    )
 
 
 def number(value: float) -> str:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from gangline.lazy import lazily
 
 if TYPE_CHECKING:
-    from gangline.cluster.failures import Losses as Losses, losses as losses
     from gangline.cluster.file import (
         NUMBERS as NUMBERS,
         VERSION as VERSION,
@@ -23,7 +22,6 @@ __getattr__, __all__ = lazily(
     __name__,
     {
         "gangline.cluster.topology": "Tier Topology",
-        "gangline.cluster.failures": "Losses losses",
         "gangline.cluster.file": "NUMBERS VERSION Cluster Quantity load_cluster save_cluster shipped",
     },
 )

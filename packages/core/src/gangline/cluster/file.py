@@ -64,6 +64,7 @@ NUMBERS: dict[str, tuple[str, bool]] = {
     "jitter.sigma": ("a rank's step time, relative spread; the slowest of n ranks sets the step", True),
     "host.seconds": ("time of a step outside its passes: data, loss, logging, optimizer launches", True),
     "storage.bandwidth": ("bytes a second that a rank writes to a checkpoint while the step waits", False),
+    "storage.read": ("bytes a second that a rank reads of its data", False),
     "watts": ("of one accelerator under load", False),
     "watts.rest": ("of its share of the node, network and cooling", False),
     "price.hour": ("US dollars of one accelerator and hour", False),

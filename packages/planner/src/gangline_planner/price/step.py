@@ -15,10 +15,12 @@ from gangline.explain import (
     StepTimeline,
     step_timeline,
 )
+from gangline.strategy import DATA_AXES
 from gangline_planner.price.products import Rates, forward_seconds, input_seconds, weight_seconds
 from gangline_planner.price.transfers import transfer_seconds
 
-KINDS = ("compute", "recompute", "tp", "cp", "fold", "dp", "pp and bubble", "optimizer", "host", "jitter")
+TOKEN_BYTES = 4  # as data sources store them
+KINDS = ("compute", "recompute", "tp", "cp", "fold", "dp", "pp and bubble", "optimizer", "host", "data", "jitter")
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,8 @@ def step_time(explained: Explained, cluster: Cluster) -> StepTime:
     ]
     last = max(range(len(ends)), key=ends.__getitem__)
     plain = ends[last] + cluster["host.seconds"]
+    data = data_seconds(explained, cluster, plain)
+    plain += data
     jitter = jitter_of(plain, explained.mesh.world, cluster)
     rank, wait, m = explained.ranks[last], waits[last], explained.microbatches
     kinds = {
@@ -147,12 +151,22 @@ def step_time(explained: Explained, cluster: Cluster) -> StepTime:
         "dp": m * (wait.forward.get("dp", 0.0) + wait.backward.get("dp", 0.0)) + wait.end + wait.update,
         "optimizer": updates[last],
         "host": cluster["host.seconds"],
+        "data": data,
         "jitter": jitter,
     }
     rest = plain + jitter - sum(kinds.values())
     kinds["pp and bubble"] = rest if rest > 1e-9 * plain else 0.0  # what is left of rounding is no time
     unknown = sum(work.unknown_flops for work in explained.work) * 3 * m / rates.wide / len(explained.ranks)
     return StepTime(plain + jitter, {kind: kinds[kind] for kind in KINDS}, unknown, found)
+
+
+def data_seconds(explained: Explained, cluster: Cluster, hidden: float) -> float:
+    """What a step waits for its data, which are read ahead of need while earlier steps run; 0 where nobody says how
+    fast a rank reads.
+    """
+    read = cluster.get("storage.read")
+    share = explained.tokens / explained.mesh.size(*DATA_AXES)
+    return max(0.0, share * TOKEN_BYTES / read - hidden) if read else 0.0
 
 
 def exposed(rank: RankExplained, explained: Explained, stages: list[StageTime], cluster: Cluster) -> Exposed:
