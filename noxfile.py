@@ -1,7 +1,7 @@
 """Every check of the project: `nox` runs the default ones, `nox -l` lists all, `nox -s nightly` runs the long ones.
 
-The matrix is computed from packages/*: a new package needs no line here. Sessions of one process run two at a time;
-those of many tests have the machine to themselves and spread their tests over its cores.
+The matrix is computed from packages/*: a new package needs no line here. Two sessions run at a time, and each spreads
+its tests over the cores: tests of whole runs wait for half of their time, for ranks, limits and disks.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def types(session: nox.Session) -> None:
     session.run("mypy", *map(str, [*sorted(ROOT.glob("packages/*/src/*")), *sorted(ROOT.glob("benchmarks/*.py"))]))
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 @nox.parametrize("package", list(PACKAGES), ids=list(PACKAGES))
 def tests(session: nox.Session, package: str) -> None:
     """One package's own tests; a plugin's with no other plugin beside it, and first without what tests need."""
@@ -190,7 +190,7 @@ assert version("{name}") == "{version}", version("{name}")
 """
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def together(session: nox.Session) -> None:
     """All packages installed: what crosses them."""
     install(session, *everything())
@@ -254,7 +254,7 @@ def template(session: nox.Session) -> None:
     session.run(*PYTEST)
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def docs(session: nox.Session) -> None:
     """Every example in the documentation runs; every hook and option is in it."""
     install(session, *editable(*PACKAGES), "pytest-xdist")
