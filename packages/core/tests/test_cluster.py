@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 from hypothesis import given, strategies as st
@@ -62,8 +64,15 @@ def test_an_unknown_name_has_neighbours():
 
 def test_no_price_is_invented():
     with pytest.raises(UserError) as refused:
-        load_cluster("h100_ib")["price.hour"]
+        load_cluster("b200_ib")["price.hour"]
     assert "Nothing is invented" in str(refused.value)
+
+
+def test_every_shipped_price_says_who_asks_it_and_when():
+    priced = [load_cluster(name).numbers["price.hour"] for name in shipped() if load_cluster(name).get("price.hour")]
+    assert priced
+    for price in priced:
+        assert re.search(r"20\d\d", price.source), price.source
 
 
 @given(st.data())
