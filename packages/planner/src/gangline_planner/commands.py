@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from gangline import UserError
 from gangline.cluster import Cluster, Quantity, load_cluster
 from gangline.config import near
+from gangline.figure import Figure
 
 USAGE = """\
 usage: gangline plan [--tokens N] [--budget DOLLARS] [--price DOLLARS] [--mtbf HOURS] [--json]
-                     [WORDS OF train ...] [cluster=NAME|FILE]
-       gangline plan search [--json] [WORDS OF train ...] [cluster=NAME|FILE]
+                     [--svg FILE] [WORDS OF train ...] [cluster=NAME|FILE]
+       gangline plan search [--json] [--svg FILE] [WORDS OF train ...] [cluster=NAME|FILE]
        gangline plan compare RUN_DIR cluster=NAME|FILE [--json]
        gangline plan judge FILE [--json]
        gangline plan calibrate --out FILE.yaml [--processes N]
@@ -21,7 +23,7 @@ usage: gangline plan [--tokens N] [--budget DOLLARS] [--price DOLLARS] [--mtbf H
           An axis of the layout that the words leave open is chosen, the batch too, and said.
           --tokens: days, money and energy for so many; --budget: how many tokens that buys; --price: of an accelerator
           and hour, where the cluster file names none or you pay another; --mtbf: mean hours between failures that stop
-          the run, where it is not what the cluster file says of so many accelerators
+          the run, where it is not what the cluster file says of so many accelerators; --svg: pictures as a file, too
   search  layouts that the words leave open, the fastest first, each as a line for `train`; those that do not fit with
           the memory that they lack
   compare  the plan of a run beside what it measured, term by term, and where they part most
@@ -50,12 +52,14 @@ def main(argv: Sequence[str]) -> int:
 
 def _search(argv: Sequence[str]) -> int:
     from gangline_planner.assumed import planned
-    from gangline_planner.search import search, text
+    from gangline_planner.search import figure, search, text
 
-    flags, words = flags_of(argv, (), ("json",))
+    flags, words = flags_of(argv, ("svg",), ("json",))
     cluster, words = cluster_of(words)
     case = planned(words)
     found = search(case, cluster)
+    if "svg" in flags:
+        write_picture(flags["svg"], figure(found, cluster))
     if "json" in flags:
         rows = [one.data() for one in (*found.fit, *found.large)]
         front = [one.data() for one in found.pareto]
@@ -74,8 +78,8 @@ def _plan(argv: Sequence[str]) -> int:
     from gangline_planner.choose import chosen
     from gangline_planner.page import buys, text
 
-    flags, words = flags_of(argv, ("tokens", "budget", "price", "mtbf"), ("json",))
-    given = {name: positive(name, value) for name, value in flags.items() if name != "json"}
+    flags, words = flags_of(argv, ("tokens", "budget", "price", "mtbf", "svg"), ("json",))
+    given = {name: positive(name, value) for name, value in flags.items() if name not in ("json", "svg")}
     cluster, words = cluster_of(words)
     case = planned(words)
     if "price" in given:
@@ -89,6 +93,10 @@ def _plan(argv: Sequence[str]) -> int:
     bought = plan.within(given["budget"]) if "budget" in given else None
     if bought is not None and "tokens" not in given:
         plan = bought
+    if "svg" in flags:
+        from gangline_planner.pictures.plan import plan_figure
+
+        write_picture(flags["svg"], plan_figure(plan))
     if "json" in flags:
         budget = {"budget_dollars": given["budget"], "budget_tokens": bought.tokens} if bought else {}
         print(json.dumps({**plan.data(), **budget, "assumed": list(assumed)}, indent=1))
@@ -111,8 +119,6 @@ def _judge(argv: Sequence[str]) -> int:
 
 
 def _calibrate(argv: Sequence[str]) -> int:
-    from pathlib import Path
-
     from gangline_planner.calibrate.command import calibrate
 
     flags, words = flags_of(argv, ("out", "processes"), ())
@@ -135,6 +141,16 @@ def _compare(argv: Sequence[str]) -> int:
     found = compare(words[0], cluster)
     print(json.dumps(found.data(), indent=1) if "json" in flags else text(found))
     return 0
+
+
+def write_picture(path: str, picture: Figure) -> None:
+    """Raises UserError for a file that cannot be written."""
+    if not path.endswith(".svg"):
+        raise UserError(f"--svg {path}: pictures are written as SVG.", "The name of the file ends in .svg.")
+    try:
+        Path(path).write_text(picture.svg())
+    except OSError as error:
+        raise UserError(f"--svg {path} cannot be written.", str(error)) from error
 
 
 def cluster_of(words: Sequence[str]) -> tuple[Cluster, list[str]]:

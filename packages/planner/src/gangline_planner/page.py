@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gangline_planner.forecast import Forecast
+from gangline_planner.pictures.terminal import memory_bars, step_bar, timeline
 
 GB = 1e9
 FAILURES = ("failure.hours", "storage.bandwidth", "restart.seconds")
@@ -12,7 +13,9 @@ FAILURES = ("failure.hours", "storage.bandwidth", "restart.seconds")
 
 def text(plan: Forecast, words: Sequence[str], assumed: Sequence[str]) -> str:
     """The whole page."""
-    return "\n".join([*_head(plan, words, assumed), "", *_step(plan), "", *_memory(plan), "", *_all(plan)])
+    return "\n".join(
+        [*_head(plan, words, assumed), "", *_step(plan), "", *_memory(plan), "", *_pipeline(plan), *_all(plan)]
+    )
 
 
 def buys(plan: Forecast, budget: float) -> str:
@@ -38,10 +41,11 @@ def _head(plan: Forecast, words: Sequence[str], assumed: Sequence[str]) -> Itera
 
 def _step(plan: Forecast) -> Iterable[str]:
     yield f"a step of {number(plan.explained.tokens)} tokens: {plan.step.seconds:.4g} s"
+    yield from step_bar(plan.step.kinds)
     for kind, seconds in plan.step.kinds.items():
         share = seconds / plan.step.seconds
         if seconds > 1e-9 or kind == "data":
-            yield f"  {kind:16} {seconds:9.4f} s  {share:6.1%}  {'#' * round(40 * share)}"
+            yield f"  {kind:16} {seconds:9.4f} s  {share:6.1%}"
     if plan.save_stall is not None:
         yield f"  {'checkpoint stall':16} {plan.save_stall:9.4f} s  on average, beside the step"
     each = plan.tokens_per_second / plan.world
@@ -58,6 +62,16 @@ def _memory(plan: Forecast) -> Iterable[str]:
     room = (limit - plan.memory) / GB
     fits = f"{room:.3g} GB to spare" if plan.fits else f"DOES NOT FIT: {-room:.3g} GB too much"
     yield f"  {'together':16} {plan.memory / GB:9.3f} GB of {limit / GB:g}: {fits}"
+    if len(found.ranks) > 1:
+        yield "by pipeline rank"
+        yield from memory_bars([one.bytes for one in found.ranks], limit)
+
+
+def _pipeline(plan: Forecast) -> Iterable[str]:
+    if len(plan.explained.ranks) > 1:
+        yield f"the pipeline, {plan.explained.schedule}"
+        yield from timeline(plan.step.timeline)
+        yield ""
 
 
 def _all(plan: Forecast) -> Iterable[str]:

@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Any
 
+from gangline import UserError
 from gangline.cluster import Cluster
+from gangline.figure import Figure
 from gangline_planner.assumed import Planned, refused
 from gangline_planner.choose import Alternative, all_words, bounded, planned_as
 from gangline_planner.forecast import Forecast
+from gangline_planner.pictures.terminal import plane
 
 SHOWN = 10
+DRAWN = 1.2  # of the seconds of the slowest of the front: what is behind is in no picture
+AXES = ("seconds of a step", "gigabytes of the fullest rank")
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,12 @@ class SearchResult:
     large: tuple[Candidate, ...]
     every: tuple[Candidate, ...]
     others: int
+
+    @property
+    def drawn(self) -> list[Candidate]:
+        """Of `every` those that are not much slower than the fastest and those of the front."""
+        slowest = max((one.plan.step.seconds for one in (*self.fit[:1], *self.pareto)), default=0.0)
+        return [one for one in self.every if one.plan.step.seconds <= DRAWN * slowest]
 
     @property
     def pareto(self) -> list[Candidate]:
@@ -88,6 +99,21 @@ def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
     return SearchResult(tuple(fit[:shown]), tuple(least), tuple(fit), len(alternatives) - looked)
 
 
+def figure(found: SearchResult, cluster: Cluster) -> Figure:
+    """Time against memory. Raises UserError where no layout fits."""
+    from gangline_planner.pictures.front import front_figure
+
+    if not found.drawn:
+        raise UserError("no layout fits, and there is nothing to draw.")
+    every, front = ([(*point(one), " ".join(one.words)) for one in group] for group in (found.drawn, found.pareto))
+    return front_figure(f"Layouts on {cluster.name}", every, front, cluster["memory.bytes"] / 1e9)
+
+
+def point(one: Candidate) -> tuple[float, float]:
+    """(seconds of a step, gigabytes of its fullest rank)."""
+    return one.plan.step.seconds, one.plan.memory / 1e9
+
+
 def text(found: SearchResult, words: Sequence[str], case: Planned) -> str:
     """The whole page; each row a line that `train` takes."""
     lines = [f"assumed: {' '.join(case.assumed)}"] if case.assumed else []
@@ -97,6 +123,8 @@ def text(found: SearchResult, words: Sequence[str], case: Planned) -> str:
         lines.append(f"{one.plan.step.seconds:9.4g} {one.plan.mfu:6.1%} {one.plan.memory / 1e9:7.1f}  train {typed}")
     if found.others:
         lines.append(f"{found.others} more layouts can be no faster than these, whatever they do")
+    if len(found.drawn) > 1:
+        lines += ["", plane([point(one) for one in found.drawn], [point(one) for one in found.pareto], AXES)]
     if found.large:
         lines.append("too large by")
         lines += [f"{one.lacks / 1e9:8.1f} GB  {' '.join(one.words)}" for one in found.large]

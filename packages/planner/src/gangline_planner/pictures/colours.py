@@ -1,0 +1,25 @@
+"""One colour for each kind of time, of memory and of action, and one letter for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gangline.figure import PALETTE
+
+# Okabe and Ito's, then darker and paler ones between which nobody has to tell who sees only some of these
+COLOURS = (*PALETTE, "#8c510a", "#b8e186", "#762a83", "#999999", "#1a1a1a")
+ACTIONS = dict(zip(("F", "B", "I", "W"), PALETTE, strict=False))
+ACTION_WORDS = {"F": "forward", "B": "backward", "I": "backward of inputs", "W": "backward of weights"}
+
+
+def colour(place: int) -> str:
+    return COLOURS[place % len(COLOURS)]
+
+
+def letters(kinds: Iterable[str]) -> dict[str, str]:
+    """Kind -> a letter of it that no earlier one has; capitals where all are taken."""
+    found: dict[str, str] = {}
+    for kind in kinds:
+        free = (letter for letter in (*kind, *kind.upper()) if letter.isalpha() and letter not in found.values())
+        found[kind] = next(free, "?")
+    return found

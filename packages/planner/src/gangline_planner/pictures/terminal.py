@@ -1,0 +1,91 @@
+"""Pictures of letters: a stacked bar, rows of them, a pipeline's timeline, points on a plane."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+
+from gangline.explain import StepTimeline
+from gangline_planner.pictures.colours import ACTION_WORDS, letters
+
+WIDE, HIGH = 80, 12
+ROWS = 16  # ranks that are shown; of more, as many evenly apart
+
+
+def stacked(parts: Mapping[str, float], named: Mapping[str, str], whole: float, wide: int = WIDE) -> str:
+    """A bar of letters as long as the parts' share of `whole`; the ends of parts are rounded, so that they add up."""
+    line, until = "", 0.0
+    for kind, size in parts.items():
+        until += size
+        line += named[kind] * (round(wide * until / whole) - len(line))
+    return line
+
+
+def step_bar(kinds: Mapping[str, float]) -> Iterator[str]:
+    """The step as one bar, and what its letters mean."""
+    named = letters(kinds)
+    bar = stacked(kinds, named, sum(kinds.values()))
+    yield f"  |{bar}|"
+    yield "  " + "  ".join(f"{named[kind]} {kind}" for kind in kinds if named[kind] in bar)
+
+
+def memory_bars(ranks: Sequence[Mapping[str, int]], limit: float) -> Iterator[str]:
+    """The memory of each pipeline rank as a bar; the mark is the limit."""
+    kinds = dict.fromkeys(kind for held in ranks for kind in held)
+    named, most = letters(kinds), max(limit, *(sum(held.values()) for held in ranks))
+    mark = round(WIDE * limit / most)
+    used = set[str]()
+    for rank in shown(len(ranks)):
+        bar = stacked(ranks[rank], named, most)
+        used |= set(bar)
+        padded = bar.ljust(mark)
+        line = padded[:mark] + "|" + padded[mark:]
+        yield f"  {rank:5} {line} {sum(ranks[rank].values()) / 1e9:.4g} GB"
+    yield f"        {'  '.join(f'{named[kind]} {kind}' for kind in kinds if named[kind] in used)}  | the limit"
+
+
+def timeline(found: StepTimeline) -> Iterator[str]:
+    """What each pipeline rank does at each moment: the letter of its action, a point where it waits. Of steps in which
+    an action would be shorter than a letter, the beginning and the end.
+    """
+    passes = [end - start for spans in found.spans for action, start, end in spans if action.kind == "F"]
+    cell = min(found.makespan / WIDE, sum(passes) / len(passes))
+    moments = [(place + 0.5) * found.makespan / WIDE for place in range(WIDE)]
+    cut = found.makespan > cell * WIDE * 1.001
+    if cut:
+        moments = [(place + 0.5) * cell for place in range(WIDE // 2 - 2)]
+        moments += [found.makespan - moment for moment in reversed(moments)]
+    used = set[str]()
+    for rank in shown(len(found.spans)):
+        spans = found.spans[rank]
+        starts, line = [start for _, start, _ in spans], ""
+        for at in moments:
+            place = bisect_right(starts, at) - 1
+            line += spans[place][0].kind if place >= 0 and at < spans[place][2] else "."
+        used |= set(line)
+        yield f"  {rank:5} {f'{line[: len(line) // 2]} .. {line[len(line) // 2 :]}' if cut else line}"
+    meant = "  ".join(f"{letter} {words}" for letter, words in ACTION_WORDS.items() if letter in used)
+    yield f"        {meant}  . waits; {found.makespan:.4g} s from left to right{', most of it left out' * cut}"
+
+
+def shown(count: int) -> list[int]:
+    """Numbers of ranks: all, or the first, the last and some evenly between."""
+    if count <= ROWS:
+        return list(range(count))
+    return [round(row * (count - 1) / (ROWS - 1)) for row in range(ROWS)]
+
+
+def plane(points: Sequence[tuple[float, float]], front: Sequence[tuple[float, float]], names: tuple[str, str]) -> str:
+    """Points as dots, those of the front as stars: x to the right, y upwards."""
+    every = [*points, *front]
+    (left, right), (low, high) = ((min(values), max(values)) for values in zip(*every, strict=True))
+    cells = [[" "] * WIDE for _ in range(HIGH)]
+    for mark, group in ((".", points), ("*", front)):
+        for x, y in group:
+            column = round((x - left) / ((right - left) or 1) * (WIDE - 1))
+            row = round((y - low) / ((high - low) or 1) * (HIGH - 1))
+            cells[HIGH - 1 - row][column] = mark
+    lines = [f"{high:9.4g} |{''.join(cells[0])}", *(f"{'':9} |{''.join(row)}" for row in cells[1:-1])]
+    lines += [f"{low:9.4g} |{''.join(cells[-1])}", f"{'':10}+{'-' * WIDE}"]
+    ends = f"{left:.4g}".ljust(WIDE - len(f"{right:.4g}")) + f"{right:.4g}"
+    return "\n".join([f"{names[1]}, by {names[0]}; * nothing is both faster and smaller", *lines, f"{'':11}{ends}"])
