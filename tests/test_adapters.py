@@ -1,23 +1,20 @@
-"""The LoRA of the documentation, taken from its page: every axis trains it as one process does."""
+"""Adapters across packages: every axis trains them as one process does, and `explain` tells what they hold."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
-from pages import ROOT, blocks
 
 from gangline import plugins
 from gangline.comm.fake import FakeComms
 from gangline.mesh import Mesh
 from gangline.model.build import model_of
-from gangline.testing import ModelEditSuite, StrategySuite, as_installed
+from gangline.testing import StrategySuite
 from gangline.testing.inputs import whole_sequences
 from gangline.testing.runs import small_run
 from gangline.testing.scenarios import FLOAT64, Layout, Scenario
-from gangline.testing.strategy_ranks import Job
 from gangline.train.recompute_and_compile import finisher
 from gangline_parallel_megatron_style.commands import main
 from gangline_parallel_megatron_style.cost import memory, traffic
@@ -28,41 +25,10 @@ SMALL = ("lora=on", "lora.rank=3", EVERY, "batch.sequence_length=16", "run.deter
 MANY = ("batch.global_size=16", "batch.micro_size=1", "model.layers=4")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def lora(tmp_path_factory):
-    """The plugin of the page, as if it were installed."""
-    site: Path = tmp_path_factory.mktemp("site")
-    for block in blocks(ROOT / "docs" / "how-to" / "adapters.md"):
-        if block.file and block.file.endswith(".py"):
-            file = site / Path(block.file).relative_to("gangline-lora")
-            file.parent.mkdir(exist_ok=True)
-            file.write_text(block.text)
-    with as_installed("gangline-lora", "gangline_lora", path=site):
-        yield
-
-
-@pytest.mark.nightly
-class TestLora(ModelEditSuite):
-    """What an author of the page's plugin would run."""
-
-    choice = "lora=on"
-    settings = (EVERY, "lora.rank=3")
-    can = {"law"}
-
-
 class Law(StrategySuite):
     """The suite's machinery on a model with adapters."""
 
     choice = "parallel=3d"
-
-    def on_ranks(self, body, job, *args):
-        return super().on_ranks(here, job, body, *args)
-
-
-def here(job: Job, body, *args):
-    """On a rank that may have looked for plugins before this one was there."""
-    plugins.installed.cache_clear()
-    return body(job, *args)
 
 
 def holds(on: str, *settings: str, more: tuple[str, ...] = SMALL) -> None:
@@ -89,6 +55,11 @@ def holds(on: str, *settings: str, more: tuple[str, ...] = SMALL) -> None:
 )
 def test_every_axis_trains_adapters_as_one_process_does(on):
     holds(on, *(MANY if "pp" in on else ()), *(("model.tied=true",) if on == "tp=2" else ()))
+
+
+@pytest.mark.parametrize("on", ["tp=2", "tp=2 sequence_parallel=false", "tp=2 pp=2 dp_shard=2 zero=3"])
+def test_dropout_and_lengths_of_rows_are_those_of_one_process(on):
+    holds(on, "lora.dora=true", "lora.dropout=0.4", *(MANY if "pp" in on else ()))
 
 
 @pytest.mark.parametrize(

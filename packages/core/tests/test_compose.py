@@ -124,11 +124,11 @@ def test_what_belongs_to_a_part_that_is_replaced_goes_with_it(here):
     assert run == default_run(track=["console"])
 
 
-def test_bare_on_and_off_in_yaml_are_choices(here, lora):
-    (here / "configs" / "mine.yaml").write_text("parts:\n  checkpoint: off\n  lora: on\n")
+def test_bare_on_and_off_in_yaml_are_choices(here, adapter):
+    (here / "configs" / "mine.yaml").write_text("parts:\n  checkpoint: off\n  adapter: on\n")
     run = compose_one(["recipe=mine"])
     assert names(run, "checkpoint") == "off"
-    assert run.edits["lora"].rank == 8
+    assert run.edits["adapter"].rank == 8
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ class Some(PartConfig):
     names: list[str] = field(default_factory=list)
 
     def check(self, run):
-        return [] if self.names else [Problem("lora.site.names is empty.")]
+        return [] if self.names else [Problem("adapter.site.names is empty.")]
 
 @dataclass
 class Lora(EditConfig):
@@ -245,9 +245,11 @@ class Drops(TrackConfig):
 
 @hookimpl
 def gangline_parts():
-    yield Part(group="lora", name="on", config=Lora, build="gangline_lora:edit", summary="Low", opens={"site": "all"})
-    yield Part(group="lora/site", name="all", config=Everywhere, build="gangline_lora:site", summary="Everywhere")
-    yield Part(group="lora/site", name="some", config=Some, build="gangline_lora:site", summary="Here and there")
+    yield Part(
+        group="adapter", name="on", config=Lora, build="gangline_lora:edit", summary="Low", opens={"site": "all"}
+    )
+    yield Part(group="adapter/site", name="all", config=Everywhere, build="gangline_lora:site", summary="Everywhere")
+    yield Part(group="adapter/site", name="some", config=Some, build="gangline_lora:site", summary="Here and there")
     yield Part(group="weather", name="rain", config=Rain, build="gangline_lora:rain", summary="A group that is no edit")
     yield Part(group="track", name="drops", config=Drops, build="m:b", summary="Counts", reads=("weather",))
 
@@ -257,7 +259,7 @@ def edit(tree, plan, options):
 
 
 @pytest.fixture
-def lora(strangers, monkeypatch):
+def adapter(strangers, monkeypatch):
     strangers.add("gangline-lora", LORA)
     monkeypatch.syspath_prepend(str(strangers.site))
     installed.cache_clear()
@@ -266,56 +268,56 @@ def lora(strangers, monkeypatch):
     sys.modules.pop("gangline_lora", None)
 
 
-def test_a_new_group_needs_no_edit_of_core(lora):
-    run = compose_one(["lora=on", "lora.rank=4", "weather=rain"])
-    assert run.edits["lora"].rank == 4
+def test_a_new_group_needs_no_edit_of_core(adapter):
+    run = compose_one(["adapter=on", "adapter.rank=4", "weather=rain"])
+    assert run.edits["adapter"].rank == 4
     assert run.extra["weather"].millimetres == 1.0
     assert from_dict(to_dict(run)) == run
 
 
 @pytest.mark.parametrize(
-    ("word", "there"), [("lora=true", True), ("lora=off", False), ("lora=false", False), ("~lora", False)]
+    ("word", "there"), [("adapter=true", True), ("adapter=off", False), ("adapter=false", False), ("~adapter", False)]
 )
-def test_a_group_of_edits_is_a_switch(lora, word, there):
-    assert ("lora" in compose_one([word]).edits) is there
+def test_a_group_of_edits_is_a_switch(adapter, word, there):
+    assert ("adapter" in compose_one([word]).edits) is there
 
 
-def test_a_group_that_a_part_opens_has_a_default_and_a_choice(lora):
-    assert type(compose_one(["lora=on"]).edits["lora"].site).__name__ == "Everywhere"
-    run = compose_one(["lora=on", "lora/site=some", "lora.site.names=[a,b]"])
-    assert run.edits["lora"].site.names == ["a", "b"]
+def test_a_group_that_a_part_opens_has_a_default_and_a_choice(adapter):
+    assert type(compose_one(["adapter=on"]).edits["adapter"].site).__name__ == "Everywhere"
+    run = compose_one(["adapter=on", "adapter/site=some", "adapter.site.names=[a,b]"])
+    assert run.edits["adapter"].site.names == ["a", "b"]
     content = to_dict(run)
-    assert content["parts"]["lora/site"] == "some"
+    assert content["parts"]["adapter/site"] == "some"
     assert from_dict(yaml.safe_load(yaml.safe_dump(content))) == run
 
 
-def test_a_group_that_nobody_opened_is_refused(lora):
-    assert refused("lora/site=some").startswith("lora/site=some: lora is off.")
-    assert "there is no option lora.site.names." in refused("lora=on", "lora.site.names=[a]")
-    assert "Did you mean lora/site=some?" in refused("lora=on", "lora/site=som")
+def test_a_group_that_nobody_opened_is_refused(adapter):
+    assert refused("adapter/site=some").startswith("adapter/site=some: adapter is off.")
+    assert "there is no option adapter.site.names." in refused("adapter=on", "adapter.site.names=[a]")
+    assert "Did you mean adapter/site=some?" in refused("adapter=on", "adapter/site=som")
 
 
-def test_options_of_a_group_that_is_off_are_refused(lora):
-    message = refused("lora.rank=4")
-    assert "lora is off in this run; choose a part first:  lora=<name>" in message
-    assert "Installed choices for lora: off, on." in message
+def test_options_of_a_group_that_is_off_are_refused(adapter):
+    message = refused("adapter.rank=4")
+    assert "adapter is off in this run; choose a part first:  adapter=<name>" in message
+    assert "Installed choices for adapter: off, on." in message
 
 
-def test_an_option_with_free_keys_takes_any(lora):
-    assert compose_one(["lora=on", "lora.extra.alpha=2"]).edits["lora"].extra == {"alpha": 2.0}
+def test_an_option_with_free_keys_takes_any(adapter):
+    assert compose_one(["adapter=on", "adapter.extra.alpha=2"]).edits["adapter"].extra == {"alpha": 2.0}
 
 
-def test_a_recipe_of_a_plugin_is_found(lora, strangers):
+def test_a_recipe_of_a_plugin_is_found(adapter, strangers):
     package = strangers.site / "gangline_recipes"
     (package / "conf" / "recipe").mkdir(parents=True)
     (package / "__init__.py").write_text("")
-    (package / "conf" / "recipe" / "soft.yaml").write_text("# Soft.\nparts: {lora: on}\n")
+    (package / "conf" / "recipe" / "soft.yaml").write_text("# Soft.\nparts: {adapter: on}\n")
     info = strangers.site / "gangline_recipes-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: gangline-recipes\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[gangline.v1]\nrecipes = gangline_recipes\n")
     installed.cache_clear()
-    assert "lora" in compose_one(["recipe=soft"]).edits
+    assert "adapter" in compose_one(["recipe=soft"]).edits
 
 
 # --- secrets and the environment -------------------------------------------------------------------------------------

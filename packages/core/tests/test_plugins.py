@@ -270,13 +270,13 @@ def test_a_group_of_edits_is_told_by_its_class(strangers):
         class Wet(EditConfig): pass
         @hookimpl
         def gangline_parts():
-            yield Part(group="lora", name="on", config=Edit, build="m:b", summary="An edit")
+            yield Part(group="adapter", name="on", config=Edit, build="m:b", summary="An edit")
             yield Part(group="weather", name="rain", config=Plain, build="m:b", summary="None")
-            yield Part(group="lora", name="wet", config=Wet, build="m:b", summary="An edit", reads=("weather",))
+            yield Part(group="adapter", name="wet", config=Wet, build="m:b", summary="An edit", reads=("weather",))
     """)
     strangers.add("gangline-lora", source)
     found = ask(strangers)
-    assert found["edits"] == ["lora", "moe"]
+    assert found["edits"] == ["adapter", "lora", "moe"]
     assert found["offers"]["weather"] == ["rain"]
     assert not found["failures"]
 
@@ -294,18 +294,18 @@ def test_a_part_that_nobody_builds_is_an_error_of_its_plugin(strangers):
         class Router(PartConfig): pass
         @hookimpl
         def gangline_parts():
-            yield Part(group="lora", name="on", config=Edit, build="m:b", summary="An edit")
+            yield Part(group="adapter", name="on", config=Edit, build="m:b", summary="An edit")
             yield Part(group="weather", name="rain", config=Rain, build="m:b", summary="None")
-            yield Part(group="lora/site", name="all", config=Site, build="m:b", summary="None")
+            yield Part(group="adapter/site", name="all", config=Site, build="m:b", summary="None")
             yield Part(group="moe/router", name="mine", config=Router, build="m:b", summary="None")
     """)
     strangers.add("gangline-lora", source)
-    found = ask(strangers, "lora=on", "weather=rain", "lora/site=all", "moe/router=mine")
+    found = ask(strangers, "adapter=on", "weather=rain", "adapter/site=all", "moe/router=mine")
     said = found["said"]
-    assert said["lora=on"] == "gangline-lora 0.1.0"
+    assert said["adapter=on"] == "gangline-lora 0.1.0"
     assert "nobody builds: it is no group of core's" in said["weather=rain"]
     assert 'Part(..., reads=("weather",))' in said["weather=rain"]
-    assert "no part of the group lora opens it" in said["lora/site=all"]
+    assert "no part of the group adapter opens it" in said["adapter/site=all"]
     assert "pip install gangline-moe" in said["moe/router=mine"]
     told = [f"{supplier} {why}" for supplier, why, _ in found["failures"]]
     assert len(told) == 3
@@ -381,4 +381,4 @@ def test_the_catalogue_names_parts_by_group():
     assert catalogue.supplier("moe", "nothing") is None
     assert {"on", "deepseek_v3"} <= set(catalogue.names("moe"))
     assert catalogue.suppliers("checkpoint") == {"gangline-ckpt-zarr": "zarr"}
-    assert catalogue.edit_groups() == {"moe"}
+    assert catalogue.edit_groups() == {"lora", "moe"}

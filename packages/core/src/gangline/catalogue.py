@@ -25,6 +25,7 @@ class KnownPart:
 _PARALLEL = "gangline-parallel-megatron-style"
 _MOE = "gangline-moe"
 _DATA = "gangline-dataloader"
+_FINETUNE = "gangline-finetune"
 _HEALTH = "gangline-health"
 _MODELS = "gangline-models"
 _LAUNCH = "gangline-launch"
@@ -40,6 +41,7 @@ ENTRIES = (
     KnownPart("moe", "mixtral_8x7b", _MOE, "The experts of Mixtral 8x7B", edit=True),
     KnownPart("moe", "qwen3_30b_a3b", _MOE, "The experts of Qwen3 30B-A3B", edit=True),
     KnownPart("moe", "deepseek_v3", _MOE, "The experts of DeepSeek-V3", edit=True),
+    KnownPart("lora", "on", _FINETUNE, "Low-rank adapters around linears", edit=True),
     KnownPart("model", "qwen2", _MODELS, "Qwen2 and Qwen2.5"),
     KnownPart("model", "ministral", _MODELS, "Ministral"),
     KnownPart("model", "olmo2", _MODELS, "OLMo 2"),

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         OwnProducts as OwnProducts,
         StepListener as StepListener,
         bind_around as bind_around,
+        bind_linear as bind_linear,
         seam_function as seam_function,
     )
     from gangline.model.seams import call_at as call_at, calls as calls
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
         Registry as Registry,
         Shard as Shard,
         model_array as model_array,
+        parameter_of as parameter_of,
     )
     from gangline.train.recompute_and_compile import finisher as finisher
     from gangline.weight_grads import (
@@ -84,7 +86,7 @@ __getattr__, __all__ = lazily(
         "gangline.batch": "Batch",
         "gangline.mesh": "AXES DATA_AXES Mesh",
         "gangline.plan": "Cut Fold Plan matches names",
-        "gangline.shard": "Division Layout Registry Shard model_array",
+        "gangline.shard": "Division Layout Registry Shard model_array parameter_of",
         "gangline.parallel.config": "Ddp Single",
         "gangline.parallel.matrices": "Matrices",
         "gangline.parallel.metrics": "Tally",
@@ -99,7 +101,7 @@ __getattr__, __all__ = lazily(
         "gangline.model.buffers": "buffers_of filled_buffers_of listeners put",
         "gangline.model.build": "model_of",
         "gangline.model.calls": "call_of",
-        "gangline.model.contracts": "OwnProducts StepListener bind_around seam_function",
+        "gangline.model.contracts": "OwnProducts StepListener bind_around bind_linear seam_function",
         "gangline.model.seams": "call_at calls",
         "gangline.train.recompute_and_compile": "finisher",
         "gangline.weight_grads": "Closure accumulate_grad defer deferring is_deferring when_accumulated",

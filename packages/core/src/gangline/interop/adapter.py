@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -14,8 +17,10 @@ class Adapter:
     names    our name of each parameter -> its name in the file
     files    further files: name -> what they hold as JSON
     weights  the name of the safetensors file
+    change   (our name, its tensor, all parameters of the checkpoint) -> the tensor as the file has it; None: the same
     """
 
     names: Mapping[str, str]
     files: Mapping[str, Any] = field(default_factory=dict)
     weights: str = "adapter_model.safetensors"
+    change: Callable[[str, torch.Tensor, Mapping[str, torch.Tensor]], torch.Tensor] | None = None

@@ -72,9 +72,10 @@ def write_apart(directory: str | Path, adapter: Adapter, arrays: Read, shapes: S
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        tensors = {
-            adapter.names[name]: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in arrays(wanted)
-        }
+        stored, tensors = Stored(shapes, arrays), {}
+        for name, tensor in arrays(wanted):
+            changed = adapter.change(name, tensor, stored) if adapter.change else tensor
+            tensors[adapter.names[name]] = changed.to(getattr(torch, dtype)).contiguous()
         save_file(tensors, partial / adapter.weights, {"format": "pt"})
         for name, content in adapter.files.items():
             (partial / name).write_text(json.dumps(content, indent=2) + "\n")

@@ -45,6 +45,16 @@ class StepListener(Protocol):
         ...
 
 
+def bind_linear(linear: nn.Module, path: str, comm: Comm, bound: set[str]) -> None:
+    """Give a cut linear the ranks of `comm` where what wraps it is `Bindable`, unless its path is in `bound`.
+
+    A strategy cuts a linear by itself; an adapter around it may want to know which part of the features is here.
+    """
+    if isinstance(linear, Bindable) and path not in bound:
+        bound.add(path)
+        linear.bind(comm)
+
+
 def bind_around(model: nn.Module, name: str, axis: str, comm: Comm, bound: set[str]) -> None:
     """Give the nearest `Bindable` around the parameter `name` the ranks of `comm`, unless its path is in `bound`.
 

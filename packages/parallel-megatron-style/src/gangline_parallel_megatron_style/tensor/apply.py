@@ -17,6 +17,7 @@ from gangline.strategy import (
     OwnProducts,
     Plan,
     bind_around,
+    bind_linear,
     call_at,
     call_of,
     full_product,
@@ -109,6 +110,7 @@ class _Cutter:
         else:
             region = self.regions[_parent(path)]
             linear.product = region.row if dim else region.column
+            bind_linear(linear, path, self.setting.comm, self.bound)
 
     def _lookup(self, path: str, embedding: Embedding) -> None:
         first = self._first_row(path)

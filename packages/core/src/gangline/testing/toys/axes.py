@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gangline.batch import Batch
 from gangline.comm.autograd import all_gather, all_reduce
 from gangline.comm.base import Comm, Comms
-from gangline.model.contracts import bind_around
+from gangline.model.contracts import bind_around, bind_linear
 from gangline.model.linear import Embedding, Linear
 from gangline.plan import Plan, matches
 
@@ -104,6 +104,7 @@ class Axes:
                 module.product = partial(
                     self._column if self.dims[f"{path}.weight"] == 0 else self._row, module.product
                 )
+                bind_linear(module, path, self.tp, bound)
             elif cut:
                 bind_around(self.model, cut[0], "tp", self.tp, bound)
             if self.cp.size > 1 and self._on_seam("attention", path) and "attention" in vars(module):

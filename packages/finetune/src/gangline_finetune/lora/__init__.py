@@ -1,0 +1,1 @@
+"""Low-rank adapters: a model edit that wraps linears and trains what it adds."""

@@ -1,0 +1,102 @@
+"""The edit: which linears are wrapped, and what the plan says of what is beside them. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from gangline import UserError
+from gangline.model import Cut, Init, LinearNode, Name, Node, Plan, by_path, names, nodes, replaced
+from gangline_finetune.lora.config import LoraConfig
+from gangline_finetune.lora.nodes import DoraNode, DroppedLoraNode, LengthsNode, LoraNode
+
+
+def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[str]]:
+    """Wrap every target. Raises UserError where a target names no linear, and for what stacks cannot have."""
+    linears = {path: node for path, node in nodes(tree) if isinstance(node, LinearNode)}
+    found = chosen(linears, options.targets)
+    _check_stacks(found, options)
+    cuts, inits, theirs, trained = {}, {}, {}, {}
+    for path, linear in found.items():
+        tree = replaced(tree, path, _wrapped(by_path(tree)[path], linear, options))
+        place = ".".join("*" if part.isdigit() else part for part in path.split("."))  # one rule for all blocks
+        a, b, lengths = (f"{place}.{name}" for name in ("lora_a", "lora_b", "lora_lengths"))
+        parts = (a, b, lengths) if options.dora else (a, b)
+        cut = plan.cuts_of(f"{path}.weight", len(linear.shapes()["weight"])).get("tp")
+        cuts[place] = _cuts(cut, a, b) + (_cuts_of_lengths(cut, lengths) if options.dora else ())
+        inits[place] = (
+            Init(a, "uniform", linear.in_features**-0.5),
+            *(Init(part, "constant", 0.0) for part in parts[1:]),
+        )
+        theirs[place] = tuple(Name(f"{part}.weight", "") for part in parts)  # not in a directory of the base model
+        trained[place] = parts
+    rules = {"cuts": cuts, "inits": inits, "names": theirs, "trained": trained}
+    rules = {kind: sum(of_places.values(), ()) for kind, of_places in rules.items()}
+    return tree, plan.extended(**rules, frozen=("*",)), list(found)
+
+
+def chosen(linears: Mapping[str, LinearNode], targets: Iterable[str]) -> dict[str, LinearNode]:
+    """Those of the linears, by path, that a target names. Raises UserError for one that names none.
+
+    A target without a dot is the last name of a path, in which * stands for any letters; with dots it is a path, in
+    which * stands for one name.
+    """
+    taken: set[str] = set()
+    for target in targets:
+        own = {path for path in linears if _names(target, path)}
+        if not own:
+            last = sorted({path.rpartition(".")[2] for path in linears})
+            raise UserError(
+                f"lora.targets: no linear of this model is called {target}.",
+                f"Its linears: {', '.join(last)}; * for all, or a path such as {next(iter(linears), '-')}.",
+            )
+        taken |= own
+    if not taken:
+        raise UserError("lora.targets=[] leaves nothing to train.", "lora.targets=['*'] wraps every linear.")
+    return {path: node for path, node in linears.items() if path in taken}
+
+
+def _names(target: str, path: str) -> bool:
+    return names(target, path) if "." in target else fnmatchcase(path.rpartition(".")[2], target)
+
+
+def _check_stacks(found: Mapping[str, LinearNode], options: LoraConfig) -> None:
+    stack = next((path for path, linear in found.items() if len(linear.shapes()["weight"]) > 2), None)
+    asked = [f"lora.{name}" for name in ("dropout", "dora") if getattr(options, name)]
+    if stack and asked:
+        raise UserError(
+            f"{' and '.join(asked)} cannot be had around {stack}.",
+            "It is a stack of matrices, whose rows come sorted by matrix: no draw and no length is known for them.",
+            f"Leave it out of lora.targets, or switch {asked[0]} off.",
+        )
+
+
+def _wrapped(inner: Node, linear: LinearNode, options: LoraConfig) -> LoraNode:
+    lora_a = replace(linear, out_features=options.rank, bias=False)
+    lora_b = replace(linear, in_features=options.rank, bias=False)
+    if options.dora:
+        lengths = LengthsNode(out_features=linear.out_features)
+        return DoraNode(
+            inner=inner,
+            lora_a=lora_a,
+            lora_b=lora_b,
+            scale=options.scale,
+            dropout=options.dropout,
+            lora_lengths=lengths,
+        )
+    if options.dropout:
+        return DroppedLoraNode(inner=inner, lora_a=lora_a, lora_b=lora_b, scale=options.scale, dropout=options.dropout)
+    return LoraNode(inner=inner, lora_a=lora_a, lora_b=lora_b, scale=options.scale)
+
+
+def _cuts(cut: Cut | None, a: str, b: str) -> tuple[Cut, ...]:
+    if cut is None:
+        return ()
+    if cut.dim == 0:  # by its outputs: every rank has all of A, and of B the rows of its outputs
+        return (Cut.whole(a, "tp"), Cut.colwise(b, cut.unit))
+    return (Cut.rowwise(a, cut.unit), Cut.whole(b, "tp"))  # by its inputs: what the ranks' A give is added up for B
+
+
+def _cuts_of_lengths(cut: Cut | None, lengths: str) -> tuple[Cut, ...]:
+    return (Cut.colwise(lengths, cut.unit),) if cut is not None and cut.dim == 0 else (Cut.whole(lengths, "tp"),)

@@ -1,0 +1,50 @@
+"""A peft adapter into the arrays of a run, each rank its own part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from gangline.model import Plan, Shape
+from gangline.strategy import Shard, model_array, parameter_of
+from gangline.tools import load_pretrained
+from gangline_finetune.lora.lengths import LENGTHS
+from gangline_finetune.lora.peft import WEIGHTS
+
+
+def load(
+    directory: str,
+    names: Mapping[str, str],
+    shapes: Mapping[str, Shape],
+    shards: Sequence[Shard],
+    plan: Plan,
+    base: str | None,
+) -> None:
+    """Fill the shards that are parts of an adapter.
+
+    names: ours -> theirs. shapes: of all parameters of the model. base: the directory of its weights, for DoRA.
+    """
+    from safetensors import safe_open
+
+    with safe_open(Path(directory) / WEIGHTS, framework="pt") as file, torch.no_grad():
+        for shard in shards:
+            name = parameter_of(shard.name)
+            if name not in names:
+                continue
+            part = file.get_slice(names[name])[shard.box.slices].to(shard.local.dtype)
+            if name.endswith(LENGTHS):
+                assert base is not None, "the check asks for it"
+                weight = f"{name.removesuffix(LENGTHS)}.weight"
+                part = part - _lengths(base, weight, shapes[weight], shard, plan)
+            shard.local.copy_(part)
+
+
+def _lengths(base: str, weight: str, shape: Shape, like: Shard, plan: Plan) -> torch.Tensor:
+    """Lengths of those rows of a weight of the base that `like` has."""
+    (rows,) = like.box.slices
+    w = torch.empty(rows.stop - rows.start, shape[1], dtype=torch.float32)
+    name, offset = model_array(weight), (rows.start, 0)
+    load_pretrained(base, [Shard(name, shape, w.dtype, offset, w)], plan)
+    return w.norm(dim=1).to(like.local)

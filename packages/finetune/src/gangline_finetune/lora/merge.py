@@ -1,0 +1,19 @@
+"""Adapters added to the weights that they wrap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+
+def merged(name: str, weight: Tensor, stored: Mapping[str, Tensor], scale: float) -> Tensor:
+    """The parameter `name` with its adapter, if it has one: what the wrapped linear multiplies with."""
+    path = name.removesuffix(".weight")
+    if f"{path}.lora_a.weight" not in stored:
+        return weight
+    v = weight + scale * stored[f"{path}.lora_b.weight"] @ stored[f"{path}.lora_a.weight"]
+    if f"{path}.lora_lengths.weight" not in stored:
+        return v
+    lengths = weight.norm(dim=1) + stored[f"{path}.lora_lengths.weight"]
+    return (lengths / v.norm(dim=1))[:, None] * v

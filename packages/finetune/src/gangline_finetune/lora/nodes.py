@@ -1,0 +1,61 @@
+"""Config nodes of adapters. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gangline.model import LinearNode, LocalSizes, Node, Shape, WrapNode
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthsNode(Node):
+    """What DoRA adds to the length of each row of a weight (out, in)."""
+
+    module: ClassVar[str] = "gangline_finetune.lora.modules:Lengths"
+    out_features: int
+
+    def shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.out_features,)}
+
+    def flops(self, sequence_length: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraNode(WrapNode):
+    """A linear, or a stack of them, with a low-rank product beside it: lora_a (rank, in), lora_b (out, rank)."""
+
+    module: ClassVar[str] = "gangline_finetune.lora.modules:Lora"
+    lora_a: LinearNode
+    lora_b: LinearNode
+    scale: float
+
+    def activation_bytes(self, sizes: LocalSizes) -> int:
+        """A x, for the gradient of B."""
+        return self.lora_a.rows(sizes) * self.lora_a.out_features * sizes.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class DroppedLoraNode(LoraNode):
+    """The same around a linear, with dropout."""
+
+    module: ClassVar[str] = "gangline_finetune.lora.modules:DroppedLora"
+    dropout: float = 0.0
+
+    def activation_bytes(self, sizes: LocalSizes) -> int:
+        """And what A sees of x, and which features that is."""
+        dropped = 2 * self.lora_a.in_features if self.dropout else 0
+        return super().activation_bytes(sizes) + self.lora_a.rows(sizes) * dropped * sizes.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoraNode(DroppedLoraNode):
+    """The same, with lengths of rows of their own."""
+
+    module: ClassVar[str] = "gangline_finetune.lora.modules:Dora"
+    lora_lengths: LengthsNode
+
+    def activation_bytes(self, sizes: LocalSizes) -> int:
+        """And the sum of both products, for the gradient of the lengths."""
+        return super().activation_bytes(sizes) + self.lora_b.rows(sizes) * self.lora_b.out_features * sizes.itemsize

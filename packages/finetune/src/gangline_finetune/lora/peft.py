@@ -1,0 +1,145 @@
+"""Adapters in the format of peft: adapter_config.json, and adapter_model.safetensors by their names. Torch-free.
+
+    ours    blocks.0.attention.wq.lora_a.weight
+    theirs  base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight
+
+The lengths of DoRA are kept by us as differences to those of the base, and by them as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gangline import UserError
+from gangline.model import Plan, Shape
+from gangline.tools import theirs_of
+
+if TYPE_CHECKING:
+    from gangline_finetune.lora.config import LoraConfig
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PARTS = {
+    "lora_a.weight": "lora_A.weight",
+    "lora_b.weight": "lora_B.weight",
+    "lora_lengths.weight": "lora_magnitude_vector",
+}
+SAME = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}  # ours -> theirs, of one value
+# What theirs may say beside, and the values that change nothing of what is computed here.
+PLAIN: dict[str, tuple[Any, ...]] = {
+    "bias": ("none",),
+    "modules_to_save": (None, []),
+    "rank_pattern": (None, {}),
+    "alpha_pattern": (None, {}),
+    "layer_replication": (None,),
+    "target_parameters": (None, []),
+    "trainable_token_indices": (None,),
+    "lora_bias": (None, False),
+    "alora_invocation_tokens": (None,),
+}
+
+
+def module_of(plan: Plan, path: str, shape: Shape) -> str:
+    """Their module around the linear at `path`, whose weight has this shape. Raises UserError where theirs is another.
+
+    Where one of their matrices is several of ours, or one of ours several of theirs, their adapter is another one, too.
+    """
+    found = theirs_of(plan, f"{path}.weight", shape)
+    if len(found) != 1 or found[0].index is not None or found[0].first is not None:
+        raise UserError(
+            f"peft has no adapter like the one of {path}.",
+            f"In its files that is {', '.join(one.name for one in found[:2]) or 'nothing'}, cut in another way.",
+            "gangline export --merge writes the weights with the adapter added.",
+        )
+    return found[0].name.removesuffix(".weight")
+
+
+def names_of(shapes: Mapping[str, Shape], plan: Plan) -> dict[str, str]:
+    """Our name of each part of an adapter -> theirs."""
+    found = {}
+    for name in shapes:
+        for ours, theirs in PARTS.items():
+            if name.endswith(f".{ours}"):
+                path = name.removesuffix(f".{ours}")
+                found[name] = f"base_model.model.{module_of(plan, path, shapes[f'{path}.weight'])}.{theirs}"
+    return found
+
+
+def config_of(options: LoraConfig, shapes: Mapping[str, Shape], plan: Plan) -> dict[str, Any]:
+    """The content of adapter_config.json."""
+    wrapped = [name.removesuffix(".lora_a.weight") for name in shapes if name.endswith(".lora_a.weight")]
+    modules = [module_of(plan, path, shapes[f"{path}.weight"]) for path in wrapped]
+    transposed = any(theirs_of(plan, f"{path}.weight", shapes[f"{path}.weight"])[0].transpose for path in wrapped)
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        **{theirs: getattr(options, ours) for ours, theirs in SAME.items()},
+        "lora_dropout": options.dropout,
+        "target_modules": _short(modules, _others(shapes, plan, wrapped)),
+        "bias": "none",
+        "fan_in_fan_out": transposed,
+        "inference_mode": True,
+        "base_model_name_or_path": None,
+    }
+
+
+def _others(shapes: Mapping[str, Shape], plan: Plan, wrapped: list[str]) -> set[str]:
+    """Last names of their matrices that are not wrapped."""
+    paths = {
+        name.removesuffix(".weight") for name, shape in shapes.items() if name.endswith(".weight") and len(shape) > 1
+    }
+    paths -= {path for path in paths if ".lora_" in path} | set(wrapped)
+    theirs = [one for path in paths for one in theirs_of(plan, f"{path}.weight", shapes[f"{path}.weight"])]
+    return {one.name.removesuffix(".weight").rpartition(".")[2] for one in theirs}
+
+
+def _short(modules: list[str], others: set[str]) -> list[str]:
+    """Their last names, where these name nothing else; peft and servers take either."""
+    last = {module.rpartition(".")[2] for module in modules}
+    return sorted(modules if last & others else last)
+
+
+def read_config(directory: str) -> dict[str, Any]:
+    """adapter_config.json. Raises UserError where there is none, or it is of another kind of adapter."""
+    path = Path(directory) / CONFIG
+    try:
+        config = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"lora.adapter={directory} holds no adapter.", f"It has no {CONFIG}.") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read.", str(error)) from error
+    if config.get("peft_type") != "LORA":
+        raise UserError(f"{path} is of an adapter of type {config.get('peft_type')}.", "lora=on reads LORA.")
+    for name, plain in PLAIN.items():
+        if config.get(name, plain[0]) not in plain:
+            raise UserError(f"{path} has {name}={config[name]}.", "It changes what is computed, and is not known here.")
+    return config
+
+
+def stored_shapes(directory: str) -> dict[str, Shape]:
+    """Shapes of the tensors of an adapter, by their names. Raises UserError for a file that cannot be read.
+
+    A safetensors file begins with the length of its header (8 bytes, little-endian) and the header, in JSON.
+    """
+    path = Path(directory) / WEIGHTS
+    try:
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return {name: tuple(said["shape"]) for name, said in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError) as error:
+        raise UserError(f"{path} cannot be read.", getattr(error, "strerror", None) or str(error)) from error
+
+
+def compared(directory: str, names: Mapping[str, str], shapes: Mapping[str, Shape]) -> None:
+    """Raises UserError, naming the tensor and the shapes, unless the files hold just the parts in `names`."""
+    there = stored_shapes(directory)
+    what = f"lora.adapter={directory} is an adapter for another base, or of other targets."
+    for ours, theirs in names.items():
+        if theirs not in there:
+            raise UserError(what, f"It has no tensor {theirs}, for {ours}.")
+        if there[theirs] != shapes[ours]:
+            raise UserError(what, f"{theirs} has shape {there[theirs]}; for {ours} it must have {shapes[ours]}.")
+    if beyond := sorted(set(there) - set(names.values())):
+        raise UserError(what, f"{beyond[0]} has no place in this model, nor have {len(beyond) - 1} more.")

@@ -1,0 +1,40 @@
+"""Whether an adapter of others fits a run, told before anything is built. Torch-free."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gangline import Problem, UserError
+from gangline.model import Plan, Shape, compose_model, parameter_shapes
+from gangline_finetune.lora.peft import CONFIG, SAME, compared, names_of, read_config
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+    from gangline_finetune.lora.config import LoraConfig
+
+
+def names_and_shapes(run: Run) -> tuple[dict[str, str], dict[str, Shape], Plan]:
+    """(our name of each part of the run's adapter -> peft's, shapes of all parameters, the plan)."""
+    tree, plan = compose_model(run)
+    shapes = parameter_shapes(tree)
+    return names_of(shapes, plan), shapes, plan
+
+
+def problems(options: LoraConfig, run: Run) -> list[Problem]:
+    """What keeps the run from starting with `options.adapter`."""
+    directory = str(options.adapter)
+    try:
+        theirs = read_config(directory)
+        other = {ours: theirs[name] for ours, name in SAME.items() if theirs.get(name, False) != getattr(options, ours)}
+        if other:
+            said = ", ".join(f"{SAME[name]}={value}" for name, value in other.items())
+            mend = " ".join(f"lora.{name}={str(value).lower()}" for name, value in other.items())
+            return [Problem(f"lora.adapter={directory} has {said}.", f"So says its {CONFIG}.", mend)]
+        if options.dora and run.model.pretrained() is None:
+            why = "Its lengths of rows are those of the base, which a run without model.weights draws."
+            return [Problem(f"lora.adapter={directory} needs its base.", why, "model.weights=DIR")]
+        names, shapes, _ = names_and_shapes(run)
+        compared(directory, names, shapes)
+    except UserError as error:
+        return [error.problem()]
+    return []

@@ -1,0 +1,41 @@
+"""Small models of transformers in directories, to start runs from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gangline.tools import words_for
+
+TOKENS = torch.tensor([[1, 7, 3, 200, 45, 9, 9, 101, 3]])
+
+
+def llama(directory: Path, seed: int = 0, hidden: int = 48) -> list[str]:
+    """Write a Llama with random weights; what to type behind `train` to start from it."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=hidden,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+        initializer_range=0.3,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    return words_for(directory)
+
+
+@torch.no_grad()
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    """Of a few tokens, (1, T, V), in float32."""
+    return model.eval()(TOKENS).logits.float()
+
+
+def opened(directory: Path) -> torch.nn.Module:
+    """As transformers opens it."""
+    return LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32)

@@ -1,0 +1,99 @@
+"""Adapters in peft's files: peft opens what we write, and we go on from what peft wrote."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file
+from small_models import llama, logits, opened
+
+from gangline.cli.main import main
+from gangline.testing import RealRuns
+
+SETTINGS = (
+    "batch.global_size=4",
+    "batch.sequence_length=16",
+    "run.steps=3",
+    "run.sample=0",
+    "validate.every=null",
+    "track=[jsonl]",
+    "precision=fp32",
+    "optimizer.learning_rate=0.02",
+    "schedule=constant",
+)
+KINDS = {
+    "lora": ("lora.targets=[wq,w_down]",),
+    "rslora": ("lora.rslora=true", "lora.rank=3"),
+    "dora": ("lora.dora=true", "lora.alpha=5"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("peft")
+    base = llama(folder / "base")
+    with RealRuns(folder, SETTINGS) as found:
+        found.settings = (*found.settings, *base)
+        yield found
+
+
+def gangline(*words: object) -> None:
+    assert main(list(map(str, words))) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_peft_opens_what_we_write_and_a_merged_export_is_the_same_model(runs, kind):
+    here = runs.directory
+    runs.train(f"run.dir={kind}", "lora=on", "lora.rank=4", *KINDS[kind])
+    gangline("export", here / kind, here / f"{kind}-adapter", "--apart", "lora")
+    gangline("export", here / kind, here / f"{kind}-merged", "--merge")
+    base = logits(opened(here / "base"))
+    adapted = logits(PeftModel.from_pretrained(opened(here / "base"), here / f"{kind}-adapter"))
+    merged = logits(opened(here / f"{kind}-merged"))
+    assert not torch.allclose(base, adapted, atol=1e-2), "nothing was learnt"
+    torch.testing.assert_close(merged, adapted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_we_go_on_from_what_peft_wrote(runs, dora):
+    here, name = runs.directory, f"theirs-{dora}"
+    torch.manual_seed(1)
+    config = LoraConfig(r=3, lora_alpha=7, target_modules=["q_proj", "up_proj"], use_dora=dora, task_type="CAUSAL_LM")
+    model = get_peft_model(opened(here / "base"), config)
+    for part, parameter in model.named_parameters():
+        if "lora_B" in part or "magnitude" in part:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(here / name)
+    words = ("lora=on", "lora.rank=3", "lora.alpha=7", f"lora.dora={str(dora).lower()}", "lora.targets=[wq,w_up]")
+    runs.train(f"run.dir=on-{name}", *words, f"lora.adapter={name}", "optimizer.learning_rate=0", "run.steps=1")
+    gangline("export", here / f"on-{name}", here / f"on-{name}-merged", "--merge")
+    torch.testing.assert_close(logits(opened(here / f"on-{name}-merged")), logits(model), rtol=1e-5, atol=1e-5)
+    gangline("export", here / f"on-{name}", here / f"on-{name}-adapter", "--apart", "lora")
+    back, there = (load_file(here / of / "adapter_model.safetensors") for of in (f"on-{name}-adapter", name))
+    assert back.keys() == there.keys()
+    for tensor in there:
+        torch.testing.assert_close(back[tensor], there[tensor])
+
+
+def test_an_adapter_that_does_not_fit_is_refused(runs):
+    here = runs.directory
+    torch.manual_seed(1)
+    llama(here / "wider", hidden=64)
+    config = LoraConfig(r=3, lora_alpha=7, target_modules=["q_proj", "up_proj"], task_type="CAUSAL_LM")
+    get_peft_model(opened(here / "wider"), config).save_pretrained(here / "of-wider")
+    words = ("lora=on", "lora.rank=3", "lora.alpha=7", "lora.targets=[wq,w_up]", "lora.adapter=of-wider")
+    said = runs.refused("run.dir=no", *words)
+    assert "layers.0.mlp.up_proj.lora_B.weight has shape (64, 3)" in said, said
+    assert "must have (48, 3)" in said, said
+    said = runs.refused("run.dir=no", *words, "lora.rank=4")
+    assert "r=3" in said, said
+    assert "lora.rank=3" in said, said
+    said = runs.refused("run.dir=no", *words, "lora.targets=[wq]")
+    assert "has no place in this model" in said, said
+    path = here / "of-wider" / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rank_pattern": {"q_proj": 9}}))
+    assert "rank_pattern" in runs.refused("run.dir=no", *words)
+    assert "holds no adapter" in runs.refused("run.dir=no", *words[:-1], "lora.adapter=base")
