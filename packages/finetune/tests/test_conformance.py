@@ -1,8 +1,10 @@
-"""The conformance suite of the kit: adapters are trained alike under any layout."""
+"""The conformance suites of the kit."""
 
 from __future__ import annotations
 
-from gangline.testing import ModelEditSuite
+from chats import tokenizer, write
+
+from gangline.testing import DataSourceSuite, ModelEditSuite
 
 
 class TestLora(ModelEditSuite):
@@ -18,3 +20,15 @@ class TestDora(ModelEditSuite):
     settings = ("lora.rank=3", "lora.dora=true", "lora.dropout=0.3", "lora.targets=[wq,wo,w_up,w_down]")
     can = {"law"}
     layouts = (1, 2)
+
+
+class TestChat(DataSourceSuite):
+    choice = "data=chat"
+
+    def corpus(self, directory, first=0, words=1500):
+        path = tokenizer(directory / "model")
+        rows = [
+            {"messages": [{"role": "user", "content": str(n)}, {"role": "assistant", "content": f"{n + 1}"}]}
+            for n in range(first, first + words // 10)
+        ]
+        return (f"data.path={write(directory / f'{first}-{words}.jsonl', rows)}", f"data.tokenizer={path}")

@@ -57,6 +57,7 @@ ENTRIES = (
     ),
     KnownPart("data", "tokens", _DATA, "A corpus prepared as tokens, mapped from disk or a store"),
     KnownPart("data", "mix", _DATA, "A weighted mixture of sources"),
+    KnownPart("data", "chat", _FINETUNE, "Conversations, of which what the assistant says is learnt"),
     KnownPart("data", "dali", _DATA, "Data read and prepared by NVIDIA DALI"),
     KnownPart(
         "health",

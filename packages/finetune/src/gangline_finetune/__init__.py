@@ -11,3 +11,8 @@ from gangline_finetune import parts
 @hookimpl
 def gangline_parts() -> Iterable[Part]:
     return parts.PARTS
+
+
+@hookimpl
+def gangline_data_sources() -> Iterable[Part]:
+    return parts.SOURCES

@@ -1,7 +1,4 @@
-"""What is computed beside a linear.
-
-B sequences, T tokens, I features in, O out, R rank
-"""
+"""What is computed beside a linear, of I features in and O out."""
 
 from __future__ import annotations
 

@@ -1,0 +1,29 @@
+"""Chats into rows of a fixed size, as little left empty as can be had cheaply. Torch-free.
+
+Best-fit decreasing (Ding et al., arXiv 2404.10830, section 3): the longest first, each into the row with the least room
+that still holds it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+import numpy as np
+
+
+def best_fit(lengths: np.ndarray, capacity: int) -> list[list[int]]:
+    """The pieces of each row, by number; rows by their first piece. A piece has 1 to `capacity` tokens."""
+    rooms: list[tuple[int, int]] = []  # (room, row), ascending
+    found: list[list[int]] = []
+    for piece in np.argsort(-np.asarray(lengths), kind="stable").tolist():
+        need = int(lengths[piece])
+        at = bisect_left(rooms, (need, -1))
+        if at < len(rooms):
+            room, row = rooms.pop(at)
+            found[row].append(piece)
+        else:
+            room, row = capacity, len(found)
+            found.append([piece])
+        if room > need:
+            insort(rooms, (room - need, row))
+    return sorted((sorted(row) for row in found), key=lambda row: row[0])

@@ -1,0 +1,90 @@
+"""The rows of JSON lines and Parquet files, and what a conversation in one has to be. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from gangline import UserError
+from gangline.data import decompressed, listing
+from gangline_finetune.chat.template import Messages
+
+LINES, COLUMNS = (".jsonl", ".ndjson", ".json"), ".parquet"
+
+
+def rows(path: str | list[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where it stands, for messages; the row) of all files that `path` names, in order.
+
+    Raises UserError for what is missing, is no such file, or is damaged.
+    """
+    if path is None:
+        raise UserError("data.path is not given.", "It names the files with the chats.", "data.path=chats.jsonl")
+    for file in listing(path):
+        name = file.path.lower()
+        if name.endswith(COLUMNS):
+            yield from _columns(file.path)
+        elif any(ending in name for ending in LINES):
+            yield from _lines(file.path)
+        else:
+            raise UserError(
+                f"data.path: {file.path} is no file of rows.", "Read are .jsonl, compressed too, and .parquet."
+            )
+
+
+def _lines(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    with decompressed(path, said="data.path: ") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            where = f"line {number} of {path}"
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"data.path: {where} is not JSON.", str(error)) from error
+            if not isinstance(row, dict):
+                raise UserError(f"data.path: {where} is no JSON object.", "Each line is an object of its own.")
+            yield where, row
+
+
+def _columns(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        why = "pip install 'gangline-finetune[parquet]'"
+        raise UserError(f"data.path: {path} is read by pyarrow.", "", why) from error
+    try:
+        for number, row in enumerate(parquet.read_table(path).to_pylist(), 1):
+            yield f"row {number} of {path}", row
+    except (ArrowException, OSError) as error:
+        raise UserError(f"data.path: {path} cannot be read.", str(error)) from error
+
+
+def field_of(row: dict[str, Any], field: str, where: str) -> Any:
+    """A field of a row. Raises UserError, naming those that are there."""
+    if row.get(field) is None:
+        lists = [name for name, value in row.items() if isinstance(value, list)]
+        raise UserError(
+            f"data.path: {where} has no {field!r}.",
+            f"Its fields: {', '.join(row) or 'none'}.",
+            f"data.field={lists[0]}" if lists and field == "messages" else "",
+        )
+    return row[field]
+
+
+def messages_of(value: Any, where: str) -> Messages:
+    """A list of {role, content}. Raises UserError that names the row: also for an empty one."""
+    if not isinstance(value, list) or not value:
+        what = "is empty" if value == [] else f"is no chat: {value!r:.60}"
+        raise UserError(f"data.path: {where} {what}.", 'A chat is a list of {"role": ..., "content": ...}.')
+    for message in value:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise UserError(f"data.path: {where} has a message without a role: {message!r:.60}.")
+        if not isinstance(message.get("content"), str):
+            raise UserError(f"data.path: {where} has a message whose content is no text: {message!r:.60}.")
+    return [{key: one for key, one in message.items() if one is not None} for message in value]
+
+
+def held_out(number: int, fraction: float) -> bool:
+    """Whether row `number` is of the held-out part: spread evenly over all rows."""
+    return int((number + 1) * fraction) > int(number * fraction)
