@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gangline.launch.config import ElasticLaunch as ElasticLaunch, LocalLaunch as LocalLaunch
     from gangline.launch.exclusion import excluded as excluded
     from gangline.launch.failures import RankFailure as RankFailure, claim as claim
+    from gangline.launch.forked import fork_agent as fork_agent
     from gangline.launch.guard import STACKS as STACKS, born as born, die_with as die_with
     from gangline.launch.local import LocalLauncher as LocalLauncher
     from gangline.launch.nodes import fewest_and_most as fewest_and_most, name_of_this_node as name_of_this_node
@@ -26,6 +27,7 @@ __getattr__, __all__ = lazily(
         "gangline.launch.config": "ElasticLaunch LocalLaunch",
         "gangline.launch.exclusion": "excluded",
         "gangline.launch.failures": "RankFailure claim",
+        "gangline.launch.forked": "fork_agent",
         "gangline.launch.guard": "STACKS born die_with",
         "gangline.launch.local": "LocalLauncher",
         "gangline.launch.nodes": "fewest_and_most name_of_this_node",

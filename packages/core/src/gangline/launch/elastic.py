@@ -116,7 +116,7 @@ class Agent(LocalElasticAgent):
         """Of a rank that was killed nobody else can say so."""
         for rank, seen in result.failures.items():
             if seen.exitcode < 0 and self.files.start is not None:
-                lost = RankFailure(rank, "bug", EXIT_FAILURE, how_it_ended(seen.exitcode))
+                lost = RankFailure(rank, "bug", EXIT_FAILURE, failures.how_it_ended(seen.exitcode))
                 failures.claim(self.starts.logs, self.files.start.generation, lost)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
@@ -216,7 +216,7 @@ def run_agent(starts: Starts, node: AgentNode, config: LocalLaunch, target: str,
             if not (code := forkserver.lost()):
                 raise
             goes = True
-            lost = RankFailure(0, "lost", EXIT_FAILURE, _server_lost(code))
+            lost = RankFailure(0, "lost", EXIT_FAILURE, failures.server_lost(code))
             print(f"train: {lost.what}", file=sys.stderr, flush=True)
             if node.alone:
                 Starts.end(starts.run_dir, files.generation, lost)
@@ -366,19 +366,6 @@ def _explain(stopped: Stopped, starts: Starts) -> int:
     if first and (failure.mends_itself or failure.kind == "lost"):
         print(failures.report(failure, starts.logs), file=sys.stderr, end="", flush=True)
     return failure.exit_code
-
-
-def _server_lost(code: int) -> str:
-    return f"the process that ranks are forked from is gone: {how_it_ended(code)}"
-
-
-def how_it_ended(exit_code: int) -> str:
-    """In words, of a process."""
-    if exit_code >= 0:
-        return f"it lost its connection to the other ranks, or ended with exit code {exit_code}"
-    name = signal.Signals(-exit_code).name
-    hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
-    return f"it was killed by {name}{hint}"
 
 
 def _leave_nobody(others: set[BaseProcess]) -> None:

@@ -7,6 +7,7 @@ before it exits, so that whoever watches the ranks meets the culprit first.
 from __future__ import annotations
 
 import json
+import signal
 import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -125,3 +126,17 @@ def clear(logs: Path) -> None:
 
 def _path(logs: Path, attempt: int) -> Path:
     return logs / f"first-failure-{attempt}.json"
+
+
+def server_lost(code: int) -> str:
+    """In words, of the fork server."""
+    return f"the process that ranks are forked from is gone: {how_it_ended(code)}"
+
+
+def how_it_ended(exit_code: int) -> str:
+    """In words, of a process."""
+    if exit_code >= 0:
+        return f"it lost its connection to the other ranks, or ended with exit code {exit_code}"
+    name = signal.Signals(-exit_code).name
+    hint = "; the system may have run out of memory" if name == "SIGKILL" else ""
+    return f"it was killed by {name}{hint}"

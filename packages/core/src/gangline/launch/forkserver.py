@@ -35,14 +35,17 @@ PRELOAD = (
 )
 
 _loading: set[str] = set()  # by the running server
+_adopted = 0  # the process id of a server that another process started
 
 
 def warm(more: Iterable[str] = ()) -> None:
     """Start the server in the background, where none runs yet that loads `more` too; returns at once.
 
     Call it before anything slow, and again with what the run turns out to need. The server's environment is that of its
-    start: what is set later reaches no rank.
+    start: what is set later reaches no rank. What an adopted server lacks each rank loads for itself.
     """
+    if _adopted:
+        return
     wanted = {*PRELOAD, *more}
     if not wanted <= _loading:
         if _loading:
@@ -52,6 +55,23 @@ def warm(more: Iterable[str] = ()) -> None:
         _loading.update(wanted)
         multiprocessing.set_forkserver_preload([*PRELOAD, *sorted(_loading - set(PRELOAD))])
     forkserver.ensure_running()
+
+
+def loading() -> set[str]:
+    """What the running server loads, or has loaded."""
+    return set(_loading)
+
+
+def adopt(loaded: set[str]) -> None:
+    """In a process that was forked from a server which has `loaded`: fork from that one too.
+
+    multiprocessing would start another one here.
+    """
+    global _adopted
+    _adopted = os.getppid()
+    _loading.update(loaded)
+    server: Any = forkserver._forkserver
+    server.ensure_running = lambda: None
 
 
 def needs(run: Run) -> set[str]:
@@ -76,7 +96,12 @@ def set_environment() -> None:
 
 
 def lost() -> int:
-    """How the server ended: 0 while it lives or where none was started, else its exit code, -n after signal n."""
+    """How the server ended: 0 while it lives or where none was started, else its exit code, -n after signal n.
+
+    How an adopted one ended is not known; it is taken for a kill, as where memory is short.
+    """
+    if _adopted:
+        return 0 if os.getppid() == _adopted else -signal.SIGKILL
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if pid is None:
         return 0

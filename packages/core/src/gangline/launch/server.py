@@ -1,6 +1,7 @@
 """What the fork server imports before all else: how it takes signals. Nobody else imports this module.
 
-While it loads torch, a signal or the end of its parent ends it at once; later multiprocessing does that.
+While it loads torch, a signal or the end of its parent ends it at once; later multiprocessing does that. A notice, such
+as a scheduler's of the end of the time, does not: there is nothing to save yet.
 Once it has forked a rank it stays until the last process that can ask it for more has ended. A signal to the whole
 process group must not end it sooner: the agent hears of its ranks through it.
 """
@@ -36,8 +37,10 @@ def _be_a_rank() -> None:
         signal.signal(signum, signal.SIG_DFL)
 
 
-for _signum in (signal.SIGINT, *_TOLD):  # multiprocessing itself ignores SIGINT once it is ready to fork
+for _signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # multiprocessing itself ignores SIGINT later
     signal.signal(_signum, _leave)
+for _signum in (signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(_signum, signal.SIG_IGN)
 signal.signal(signal.SIGALRM, _look)
 signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
 atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)  # the interpreter takes down its handlers first

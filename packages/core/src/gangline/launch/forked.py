@@ -1,0 +1,97 @@
+"""An agent that is forked from the server that its ranks will come from: torch is loaded once a node. Torch-free.
+
+A scheduler signals the whole process group of what it started. So the agent leads a group of its own, and it alone is
+told: a rank that hears of a stop twice would end without a save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+from gangline.launch import failures, forkserver, guard
+from gangline.launch.failures import EXIT_FAILURE
+from gangline.launch.signals import STOP
+from gangline.plugins import load
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+
+# Before there is anything to save they mean nothing. They are ignored, which what is started meanwhile inherits.
+NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
+_UNSEEN = 255  # multiprocessing's exit code of a process whose end nobody saw
+OF_AN_AGENT = ("gangline.launch.elastic", "gangline.launch.meeting")
+
+
+def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
+    """Run `target(*args)`, "package.module:name", in a process of its own that has loaded what the run's ranks need.
+
+    Its exit code, 128 + n where signal n ended it. Signals are handed on. Call it in the main thread.
+    """
+    told = _Told()
+    before = {signum: signal.signal(signum, signal.SIG_IGN if signum in NOTICES else told) for signum in STOP}
+    try:
+        forkserver.warm({*forkserver.needs(run), *OF_AN_AGENT})
+        context = multiprocessing.get_context("forkserver")
+        ready, tell = context.Pipe(duplex=False)
+        agent = context.Process(target=_enter, args=(target, args, os.getpid(), forkserver.loading(), tell))
+        agent.start()  # returns once the server has loaded everything
+        tell.close()
+        _wait(ready)
+        told.knows(agent.pid or 0)
+        for signum in NOTICES:
+            signal.signal(signum, told)
+        agent.join()
+        code = agent.exitcode or 0
+        if code == _UNSEEN:  # the server is gone, which the agent has noticed and says
+            guard.wait_for_end(agent.pid or 0)
+            return EXIT_FAILURE
+        return code if code >= 0 else 128 - code
+    except (EOFError, OSError):
+        if not (lost := forkserver.lost()):
+            raise
+        print(f"train: {failures.server_lost(lost)}", file=sys.stderr, flush=True)
+        return EXIT_FAILURE
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+class _Told:
+    """Hands signals on. Before the agent is there, one that asks for the end ends this process, and the server."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+
+    def knows(self, pid: int) -> None:
+        self._pid = pid
+
+    def __call__(self, signum: int, frame: object) -> None:
+        if self._pid:
+            guard.send(self._pid, signum)
+        else:
+            raise SystemExit(128 + signum)
+
+
+def _wait(ready: Connection) -> None:
+    """Until the agent can be signalled, or has ended."""
+    with contextlib.suppress(EOFError):
+        ready.recv_bytes()
+
+
+def _enter(target: str, args: tuple[Any, ...], owner: int, loaded: set[str], tell: Connection) -> None:
+    """In the agent's own process."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for signum in NOTICES:
+        signal.signal(signum, signal.SIG_IGN)
+    guard.die_with(owner)
+    forkserver.adopt(loaded)
+    tell.send_bytes(b"ready")
+    tell.close()
+    sys.exit(load(target)(*args))

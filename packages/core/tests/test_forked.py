@@ -1,0 +1,103 @@
+"""An agent that is forked from the server of its ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+CODE = """
+import sys
+from gangline.config.defaults import default_run
+from gangline.launch import fork_agent, forkserver
+forkserver.PRELOAD = forkserver.PRELOAD[:4]
+sys.exit(fork_agent("forked_agent:" + sys.argv[1], (sys.argv[2],), default_run()))
+"""
+
+
+def started(run_dir: Path, what: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", CODE, what, str(run_dir)],
+        env={**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> dict:
+    deadline = time.monotonic() + 180
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return json.loads(path.read_text())
+
+
+def gone(pid: int, seconds: float = 60.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not Path(f"/proc/{pid}").exists()
+
+
+def test_an_agent_and_its_ranks_come_from_one_server(tmp_path):
+    process = started(tmp_path, "reduces")
+    printed, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, printed
+    agent = json.loads((tmp_path / "agent-0.json").read_text())
+    ranks = [json.loads((tmp_path / f"reduce-{rank}.json").read_text()) for rank in range(2)]
+    assert [rank["sum"] for rank in ranks] == [3, 3]
+    assert {rank["server"] for rank in ranks} == {agent["server"]}
+    assert agent["group"] == agent["pid"] != process.pid  # what is sent to the group of the command is not sent to it
+
+
+def test_how_an_agent_ends_is_handed_on(tmp_path):
+    for what, code in (("seven", 7), ("killed", 128 + signal.SIGKILL)):
+        process = started(tmp_path, what)
+        printed, _ = process.communicate(timeout=300)
+        assert process.returncode == code, printed
+
+
+def test_a_notice_before_there_is_anything_to_save_ends_nothing(tmp_path):
+    process = started(tmp_path, "waits")
+    for _ in range(20):  # while the server loads, and when the agent has begun
+        if (tmp_path / "wait-0.json").exists():
+            break
+        time.sleep(0.1)
+        if Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text():  # it takes signals by now
+            os.killpg(process.pid, signal.SIGUSR1)
+    wait_for(tmp_path / "wait-0.json", process)
+    os.kill(process.pid, signal.SIGTERM)
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 15, printed  # the agent's own word
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["while torch is loaded", "later"])
+def test_nothing_is_left_of_an_agent_whose_command_is_gone(tmp_path, early):
+    process = started(tmp_path, "waits")
+    if early:
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=120)  # the server had the other end of the pipe
+    else:
+        pid = wait_for(tmp_path / "wait-0.json", process)["pid"]
+        os.kill(process.pid, signal.SIGKILL)
+        assert gone(pid)
+        process.communicate(timeout=120)
+
+
+def test_a_server_that_is_killed_is_named(tmp_path):
+    process = started(tmp_path, "starts_after_the_server")
+    os.kill(wait_for(tmp_path / "agent-0.json", process)["server"], signal.SIGKILL)
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, printed
+    assert "the process that ranks are forked from is gone: it was killed by SIGKILL" in printed
+    assert "Traceback" not in printed
