@@ -15,6 +15,7 @@ from own_cluster import OwnCluster
 from gangline.testing import RealRuns
 
 STEPS = 16
+MANY = 300  # of a run that is stopped again and again
 WORDS = (
     "model.dim=32",
     "model.layers=2",
@@ -59,7 +60,7 @@ def runs(slurm: OwnCluster, tmp_path: Path) -> Iterator[RealRuns]:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, float, float]]:
-    """The curve of one process on this machine."""
+    """The curve of one process on this machine; the rate does not depend on how many steps there are."""
     with RealRuns(tmp_path_factory.mktemp("undisturbed"), WORDS) as found:
-        found.train("run.dir=out", "parallel=single")
+        found.train("run.dir=out", "parallel=single", f"run.steps={MANY}")
         return found.curve("out")

@@ -128,7 +128,8 @@ class OwnCluster:
             if pid is None or not Path(f"/proc/{pid}").exists():
                 self.start_node(name)
             if any(word in self.ask("scontrol", "-o", "show", "node", name) for word in ("DOWN", "DRAIN")):
-                self.ask("scontrol", "update", f"NodeName={name}", "State=RESUME")
+                with contextlib.suppress(AssertionError):  # it has come back by itself meanwhile
+                    self.ask("scontrol", "update", f"NodeName={name}", "State=RESUME")
         self.wait_idle(self.names())
 
     def stop(self) -> None:
@@ -179,7 +180,7 @@ class OwnCluster:
         """ "17 PENDING" of every job."""
         return self.ask("squeue", "--noheader", "--format=%i %T").splitlines()
 
-    def wait_idle(self, names: Iterable[str], seconds: float = 60.0) -> None:
+    def wait_idle(self, names: Iterable[str], seconds: float = 300.0) -> None:
         """Until the nodes are free and none has anything left running."""
         deadline = time.monotonic() + seconds
         wanted = sorted(names)

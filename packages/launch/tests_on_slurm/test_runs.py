@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import MANY, STEPS
 
 from gangline.tools import read_ending, read_events
 
@@ -53,16 +54,22 @@ def requeues(out: Path) -> list[dict]:
 
 def test_four_nodes_draw_the_curve_of_one_process(slurm, runs, undisturbed):
     printed = runs.finish(runs.start("run.dir=out", "parallel=3d", "launch=slurm", "launch.nodes=4"))
-    same(runs.curve("out"), undisturbed)
+    same(runs.curve("out"), undisturbed[:STEPS])
     out = runs.directory / "out"
     assert "running on n[1-4]" in printed
-    assert f"step {len(undisturbed)}/{len(undisturbed)}" in printed  # the run's own line
+    assert f"step {STEPS}/{STEPS}" in printed  # the run's own line
     assert "completed" in printed
     assert (out / "launch" / "job.sh").read_text().startswith("#!/bin/bash")
     assert json.loads((out / "launch" / "job.json").read_text())["scheduler"] == "slurm"
     assert read_ending(out).reason == "done"
     launch = launches(out)[0]
     assert (launch["nodes"], launch["processes"]) == (["n1", "n2", "n3", "n4"], 8)
+    explained = verb(runs, "explain", "out")
+    assert "spine.rack0.n1: ranks 0 to 1" in explained
+    assert "spine.rack1.n4: ranks 6 to 7" in explained
+    assert "tp 2: its ranks reach each other over the node" in explained
+    assert f"step {STEPS} of {STEPS}" in verb(runs, "status", "out")
+    assert "rank-00007.log" in verb(runs, "logs", "out")
 
 
 def test_a_spare_takes_the_place_of_a_node_that_is_lost(slurm, runs, undisturbed):
@@ -72,54 +79,49 @@ def test_a_spare_takes_the_place_of_a_node_that_is_lost(slurm, runs, undisturbed
     one, lost, spare = launches(out)[-1]["nodes"]
     slurm.kill_node(lost)
     printed = runs.finish(process)
-    same(runs.curve("out"), undisturbed)
+    same(runs.curve("out"), undisturbed[:STEPS])
     last = launches(out)[-1]
     assert (last["nodes"], last["processes"], last["why"]) == ([one, spare], 2, "node")
     assert f"gone: {lost}" in printed
 
 
-def test_a_job_that_urgent_work_preempts_is_queued_again(slurm, runs, undisturbed):
-    process = runs.start("run.dir=out", *DDP)
-    runs.wait_for_step(process, "out", 5)
-    slurm.ask("sbatch", "--partition=urgent", "--nodes=5", "--exclusive", "--wrap=sleep 1", "--output=/dev/null")
-    printed = runs.finish(process)
-    same(runs.curve("out"), undisturbed)
-    assert "started again" in printed
-    assert len(launches(runs.directory / "out")) >= 2
-
-
-def test_the_notice_before_the_end_of_the_time_saves_and_queues_again(slurm, runs, undisturbed):
-    process = runs.start("run.dir=out", *DDP, "checkpoint.every=1000")
-    runs.wait_for_step(process, "out", 5)
-    slurm.ask("scancel", "--signal=USR1", job(runs.directory / "out"))  # as Slurm: to all processes
-    runs.finish(process)
-    same(runs.curve("out"), undisturbed)
+def test_notice_urgent_work_and_an_excluded_node_start_one_run_again(slurm, runs, undisturbed):
+    """One run with four starts, and the curve of one process."""
+    process = runs.start("run.dir=out", *DDP, "checkpoint.every=1000", f"run.steps={MANY}")
     out = runs.directory / "out"
-    (line, last) = requeues(out)
-    assert (line["code"], line["reason"], line["then"]) == (75, "preempted", "requeue")
-    assert (last["reason"], last["then"]) == ("done", "end")
+    wait_for((out / "launch" / "places").exists)  # agents have begun
+    slurm.ask("scancel", "--signal=USR1", job(out))  # as Slurm: to all processes; there is nothing to save yet
+    runs.wait_for_step(process, "out", 5)
+    slurm.ask("scancel", "--signal=USR1", job(out))
+    (notice,) = wait_for(lambda: requeues(out))
+    assert (notice["code"], notice["reason"], notice["then"]) == (75, "preempted", "requeue")
+
+    runs.wait_for_step(process, "out", notice["step"] + 3)
     starts = [json.loads(text) for text in (out / "attempts.jsonl").read_text().splitlines()]
-    assert starts[-1]["start"] == f"step-{line['step']:08d}"  # no step was done twice
+    assert starts[-1]["start"] == f"step-{notice['step']:08d}"  # no step was done twice
+    before = len(launches(out))
+    slurm.ask("sbatch", "--partition=urgent", "--nodes=5", "--exclusive", "--wrap=sleep 1", "--output=/dev/null")
+    wait_for(lambda: len(launches(out)) > before)
 
-
-def test_nodes_that_an_order_excludes_are_left_out(slurm, runs, undisturbed):
-    process = runs.start("run.dir=out", *DDP)
-    runs.wait_for_step(process, "out", 5)
-    out = runs.directory / "out"
-    bad, first = launches(out)[0]["nodes"][0], job(out)
+    runs.wait_for_step(process, "out", runs.records("out")[-1]["step"] + 3)
+    bad, first = launches(out)[-1]["nodes"][0], job(out)
     with (out / "attempts.jsonl").open("a") as file:
         line = {"attempt": 1, "start": None, "why": "a finding", "order": "exclude", "exclude": [bad], "step": 5}
         file.write(json.dumps({**line, "time": datetime.now(UTC).isoformat(timespec="seconds")}) + "\n")
     slurm.ask("scancel", "--signal=USR1", first)
-    runs.finish(process)
+    printed = runs.finish(process)
     same(runs.curve("out"), undisturbed)
+    assert "started again" in printed
     assert job(out) != first
-    assert requeues(out)[0]["then"] == "submit"
+    *_, submit, last = requeues(out)
+    assert submit["then"] == "submit"
+    assert (last["reason"], last["then"]) == ("done", "end")
     assert bad not in launches(out)[-1]["nodes"]
 
 
 def test_a_sweep_is_one_array_and_ends_with_a_table(slurm, runs):
-    words = ("-m", "run.dir=sweep", "run.seed=1,2", "run.steps=4", "schedule.warmup_steps=0", *DDP)
+    one = ("parallel=ddp", "launch=slurm", "launch.nodes=1", "launch.processes=1")
+    words = ("-m", "run.dir=sweep", "run.seed=1,2", "run.steps=4", "schedule.warmup_steps=0", *one)
     printed = runs.finish(runs.start(*words))
     for number in (0, 1):
         assert [step for step, *_ in runs.curve(f"sweep/{number:02d}")] == [1, 2, 3, 4]
@@ -128,34 +130,27 @@ def test_a_sweep_is_one_array_and_ends_with_a_table(slurm, runs):
     assert "run.seed=2" in printed
 
 
-def test_a_job_that_is_cancelled_leaves_nothing_running(slurm, runs):
-    process = runs.start("run.dir=out", *DDP, "run.steps=100000")
-    runs.wait_for_step(process, "out", 3)
-    assert "is cancelled" in verb(runs, "cancel", "out")
-    printed, _ = process.communicate(timeout=120)
-    assert process.returncode != 0
-    assert "train resume=out" in printed
+def test_a_command_detaches_from_a_full_queue_and_another_one_attaches_and_cancels(slurm, runs):
+    blocker = slurm.ask("sbatch", "--parsable", "--nodes=5", "--exclusive", "--wrap=sleep 900", "--output=/dev/null")
+    place = "a dir"  # it has to be quoted
+    process = runs.start(f"run.dir={place}", *DDP, "run.steps=100000")
+    out = runs.directory / place
+    wait_for((out / "launch" / "job.json").exists)
+    wait_for(lambda: "Resources: nodes are taken" in verb(runs, "status", place))
+    os.killpg(process.pid, signal.SIGINT)
+    assert f"gangline launch attach '{place}'" in runs.finish(process, 130)
+    assert "has a job already" in runs.finish(runs.start(f"resume={place}"), 2)
+    slurm.ask("scancel", blocker.strip())
+    attached = follower(runs, place)
+    runs.wait_for_step(attached, place, 3)
+    assert "of 100000" in verb(runs, "status", place)
+    assert "is cancelled" in verb(runs, "cancel", place)
+    printed, _ = attached.communicate(timeout=240)
+    assert attached.returncode != 0
+    assert f"train resume='{place}'" in printed
     slurm.wait_idle(slurm.names())  # no process of the job is left on any node
     assert slurm.queue() == []
-    assert "is over already" in verb(runs, "cancel", "out")
-
-
-def test_ctrl_c_detaches_and_another_terminal_attaches(slurm, runs, undisturbed):
-    slurm.ask("sbatch", "--nodes=5", "--exclusive", "--wrap=sleep 8", "--output=/dev/null")  # the queue is full
-    process = runs.start("run.dir=out", *DDP)
-    out = runs.directory / "out"
-    wait_for((out / "launch" / "job.json").exists)
-    wait_for(lambda: "Resources: nodes are taken" in verb(runs, "status", "out"))
-    os.killpg(process.pid, signal.SIGINT)
-    printed = runs.finish(process, 130)
-    assert "gangline launch attach out" in printed
-    refused = runs.finish(runs.start("resume=out"), 2)
-    assert "has a job already" in refused
-    assert "completed" in verb(runs, "attach", "out")
-    same(runs.curve("out"), undisturbed)
-    assert f"step {len(undisturbed)} of {len(undisturbed)}" in verb(runs, "status", "out")
-    assert "ranks 0 to 0" in verb(runs, "explain", "out")
-    assert "rank-00000.log" in verb(runs, "logs", "out")
+    assert "is over already" in verb(runs, "cancel", place)
 
 
 def test_a_job_that_would_never_start_is_refused(slurm, runs):
@@ -168,6 +163,15 @@ def test_a_job_that_would_never_start_is_refused(slurm, runs):
     assert not (runs.directory / "many").exists()
     printed = runs.finish(runs.start("run.dir=nowhere", *DDP, "launch.partition=nowhere"), 2)
     assert "Partitions: main" in printed
+
+
+def follower(runs, place: str) -> subprocess.Popen[str]:
+    """`gangline launch attach` in the background."""
+    command = [sys.executable, "-m", "gangline", "launch", "attach", place]
+    environment = {**os.environ, **runs.environment}
+    return subprocess.Popen(
+        command, cwd=runs.directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def verb(runs, *words: str) -> str:
