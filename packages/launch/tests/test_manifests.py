@@ -36,6 +36,13 @@ CASES = {
         secrets=["hub-token"],
         setup=["ulimit -l unlimited"],
     ),
+    "devices": KubernetesLaunch(
+        nodes="2",
+        image="registry/llm:1",
+        volume="runs:/runs",
+        fabric="efa",
+        resources=["vpc.amazonaws.com/efa:32", "hugepages-2Mi:5120Mi", "memory:900Gi"],
+    ),
     "fabric": KubernetesLaunch(nodes="2", image="registry/llm:1", volume="runs:/runs", fabric="gcp_tcpxo"),
 }
 DIRECTORIES = {"fabric": "/runs/some one's/00"}
@@ -89,6 +96,10 @@ def test_a_client_reads_the_job_set_and_writes_the_same(name):
         (["launch.image=x"], "needs launch.volume"),
         (["launch.image=x", "launch.volume=runs:/else"], "does not lie on launch.volume"),
         (["launch.image=x", "launch.volume=runs:/runs", "launch.cluster_queue=q"], "without launch.queue"),
+        (["launch.image=x", "launch.volume=runs:/runs", "run.dir=s3://runs/one"], "no object store has them"),
+        (["launch.image=x", "launch.volume=runs:/runs", "launch.fabric=roce"], "launch.resources=[rdma/"),
+        (["launch.image=x", "launch.volume=runs:/runs", "launch.resources=[rdma/a:0]"], "no resource of a pod"),
+        (["launch.image=x", "launch.volume=runs:/runs", "launch.levels=[a b]"], "which is no label"),
     ],
 )
 def test_what_a_pod_cannot_be_without_is_refused(words, said, capsys):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import random
 import sys
+import time
+from dataclasses import dataclass
 
 import pytest
 
-from gangline.config import default_run
+from gangline import UserError
+from gangline.config import ParallelConfig, default_run
 from gangline.tools import RunEnding
-from gangline_launch import fabric, storage
-from gangline_launch.nodes import PlacedAddress, addresses, nodes_per_rack
+from gangline_launch import clocks, fabric, storage
+from gangline_launch.explain import axes_by_tier
+from gangline_launch.kubernetes import levels
+from gangline_launch.nodes import GivenNode, PlacedAddress, addresses, nodes_per_rack, note_place, this_node
 from gangline_launch.slurm.after import decide
 from gangline_launch.slurm.commands import fields, gpus_in
 from gangline_launch.slurm.config import SlurmLaunch
@@ -121,10 +128,86 @@ def test_racks_of_different_numbers_promise_nothing():
     assert nodes_per_rack(["s.r0.a", "s.r0.b", "s.r1.c"]) == 1
 
 
+def test_pods_are_in_the_order_of_the_labels_of_their_nodes(tmp_path):
+    wanted = ["topology.kubernetes.io/zone", "rack"]
+    labels = {
+        f"ip-{number}.internal": {"topology.kubernetes.io/zone": f"z{number // 4}", "rack": f"r{number // 2 % 2}"}
+        for number in range(8)
+    }
+    places = {name: levels.place(name, of_node, wanted) for name, of_node in labels.items()}
+    assert places["ip-5.internal"] == "z1.r0.ip-5-internal"
+    assert nodes_per_rack(list(places.values())) == 2
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / levels.FILE).write_text(json.dumps(places))
+    given = []
+    for index, name in enumerate(random.Random(1).sample(sorted(places), 8)):
+        of_pod = {"GANGLINE_POD": f"10.0.0.{index}", "GANGLINE_KUBERNETES_NODE": name, "GANGLINE_PLACE": str(index)}
+        given.append(this_node(tmp_path, of_pod))
+    inside = [PlacedAddress(node.address, node.place) for node in given]
+    assert [address.place for address in sorted(inside)] == list(places.values())
+    unknown = this_node(tmp_path, {**of_pod, "GANGLINE_KUBERNETES_NODE": "new.internal"})
+    assert unknown.place == "7.new-internal"  # as without launch.levels
+
+
+def test_clocks_that_would_make_nodes_lose_each_other_are_named(tmp_path, monkeypatch):
+    real = time.time
+    clocks.compare(tmp_path, "n1", 4.0)
+    clocks.compare(tmp_path, "n2", 4.0)
+    monkeypatch.setattr("time.time", lambda: real() + 60.0)
+    with pytest.raises(UserError, match="clocks of n3 and n1 differ by 60 s"):
+        clocks.compare(tmp_path, "n3", 4.0)
+    for name in ("n1", "n2"):  # of a job of yesterday
+        os.utime(tmp_path / "launch" / "clocks" / name, (real() - 86400, real() - 86400))
+    clocks.compare(tmp_path, "n3", 4.0)
+
+
 def test_addresses_are_those_that_slurm_said(tmp_path):
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "nodes").write_text("NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.7 NodeHostName=n1\n")
     assert addresses(tmp_path) == {"n1": "10.0.0.7"}
+
+
+EXPLAINED = """\
+4 nodes, 8 ranks
+  spine.rack0.n1: ranks 0 to 1
+  spine.rack0.n2: ranks 2 to 3
+  spine.rack1.n3: ranks 4 to 5
+  spine.rack1.n4: ranks 6 to 7
+  dp_replicate 2: its ranks reach each other over the cluster
+  dp_shard 4: its ranks reach each other over the rack"""
+
+
+UNEVEN = EXPLAINED.replace("rack0.n2", "rack1.n2").replace("the rack", "the cluster")  # so no rack is promised
+SPARE = "  spine.rack1.n5: waits as a spare\n  dp_replicate"
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (["rack0", "rack0", "rack1", "rack1"], EXPLAINED),
+        (["rack0"] * 4, EXPLAINED.replace("rack1", "rack0").replace("the cluster", "the rack")),
+        (["rack0", "rack1", "rack1", "rack1"], UNEVEN),
+        (["rack0", "rack0", "rack1", "rack1", "rack1"], f"5{EXPLAINED[1:]}".replace("  dp_replicate", SPARE)),
+    ],
+)
+def test_each_axis_is_shown_with_the_links_between_the_nodes_that_were_given(tmp_path, where, expected):
+    run = default_run(parallel="ddp", launch=SlurmLaunch())
+    run.parallel = Halves()
+    names = [f"n{number}" for number, _ in enumerate(where, 1)]
+    for name, rack in zip(names, where, strict=True):
+        (tmp_path / "launch").mkdir(exist_ok=True)
+        note_place(tmp_path, GivenNode(name, name, f"spine.{rack}.{name}"))
+    launch = {"event": "launch", "nodes": names, "processes": 8, "spares": 2 * len(names) - 8}
+    (tmp_path / "events.jsonl").write_text(json.dumps(launch) + "\n")
+    assert "\n".join(axes_by_tier(run, tmp_path)) == expected
+
+
+@dataclass
+class Halves(ParallelConfig):
+    """Shards inside four ranks."""
+
+    def axes(self, world):
+        return {"dp_replicate": world // 4, "dp_shard": 4}
 
 
 @pytest.mark.parametrize("name", fabric.FABRICS)

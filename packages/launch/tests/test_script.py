@@ -10,8 +10,10 @@ import pytest
 from gangline import UserError
 from gangline.cli.train import main as train
 from gangline.config import default_run
+from gangline_launch.job import one_submit
 from gangline_launch.slurm import commands, script
-from gangline_launch.slurm.config import SlurmLaunch
+from gangline_launch.slurm.config import SlurmLaunch, seconds_of
+from gangline_launch.slurm.submit import submit
 
 GOLDEN = Path(__file__).parent / "golden"
 AGAIN = os.environ.get("REGENERATE") == "1"
@@ -110,12 +112,79 @@ def test_a_machine_without_slurm_is_told_where_to_go(words, tmp_path, capsys):
         ("launch.switches_wait=90", "launch.switches_wait=90 is no time for Slurm"),
         ("launch.switches_wait=60", "says nothing without launch.switches"),
         ("launch.fabric=token_ring", "launch.fabric"),
+        ("launch.time='2:00'", "no longer than the notice before its end, 120 s"),
+        ("launch.time='2:01'", ""),
+        ("launch.options=['--nodes=3']", "It comes from launch.nodes"),
+        ("launch.options=['--comment=mine']", "It comes from the launcher itself"),
+        ('launch.partition="a\nb"', "more than one line"),
+        ("run.dir=of-%j", "has a % in it"),
+        ("run.dir=s3://bucket/one", "no object store has them"),
         ("launch.gpus_per_node=0", ""),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_submit(words, word, said, capsys):
     assert train([*words, word, "launch.dry_run=true"]) == (2 if said else 0)
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("2:30", 150),
+        ("2:30:00", 9000),
+        ("1-12", 129600),
+        ("1-0:30", 88200),
+        ("0-0:0:7", 7),
+        ("soon", None),
+        (None, None),
+    ],
+)
+def test_times_are_read_as_slurm_reads_them(time, seconds):
+    assert seconds_of(time) == seconds
+
+
+def test_an_option_with_spaces_and_quotes_is_one_word_of_the_script():
+    assert script.quoted("--reservation=the night's") == "--reservation='the night'\"'\"'s'"
+    assert script.quoted("--hold") == "--hold"
+
+
+def test_a_second_command_does_not_submit_beside_the_first(words, tmp_path):
+    with one_submit(tmp_path), pytest.raises(UserError, match="another command submits"), one_submit(tmp_path):
+        pass
+    with one_submit(tmp_path):
+        pass
+
+
+def test_where_nothing_can_be_written_is_said(words, tmp_path, capsys, monkeypatch):
+    """A full disk, or one that this user may not write."""
+
+    def full(path, text):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gangline_launch.slurm.submit.write_whole", full)
+    assert train([*words, "launch.shared=[/]"]) == 2
+    said = capsys.readouterr().err
+    assert "cannot be written down" in said
+    assert "No space left on device" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_job_that_could_not_be_written_down_is_cancelled(tmp_path, monkeypatch):
+    for name in ("sbatch", "scancel"):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho {name} $* >> {tmp_path}/asked\necho 7\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+
+    def full(run_dir, job):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gangline_launch.job.write_job", full)
+    with pytest.raises(OSError, match="No space"):
+        submit(tmp_path / "job.sh", [tmp_path])
+    assert (tmp_path / "asked").read_text().splitlines()[-1] == "scancel 7"
+    (tmp_path / "scancel").write_text("#!/bin/sh\necho no >&2\nexit 1\n")
+    with pytest.raises(UserError, match="job 7 was submitted"):
+        submit(tmp_path / "job.sh", [tmp_path])
 
 
 def test_more_ranks_than_a_node_has_gpus_are_refused(words, capsys):

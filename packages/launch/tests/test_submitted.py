@@ -13,7 +13,7 @@ from gangline import UserError
 from gangline.cli.train import main as train
 from gangline.tools import RunEnding, write_ending
 from gangline_launch import commands, follow, job as jobs
-from gangline_launch.kubernetes import launcher, scheduler
+from gangline_launch.kubernetes import launcher, levels, scheduler
 from gangline_launch.state import SchedulerError
 
 KUBECTL = """#!{python}
@@ -36,7 +36,9 @@ if words[0] == "apply":
     for each in yaml.safe_load_all(open(words[2])):
         if each["kind"] == "JobSet":
             sets.setdefault(each["metadata"]["name"], each)
-if words[0] == "get" and words[2] in sets:
+if words[:2] == ["get", "nodes"]:
+    print(answer)
+elif words[0] == "get" and words[2] in sets:
     status = dict(conditions=[dict(type=answer, status="True")]) if answer else {{}}
     print(json.dumps({{**sets[words[2]], "status": status}}))
 if words[0] == "delete":
@@ -173,6 +175,25 @@ def test_cancel_ends_the_job_of_that_run_and_no_other(cluster, words, tmp_path):
     assert scheduler.KubernetesScheduler().state(jobs.job_of(tmp_path / "b" / "00")).phase == "gone"
     scheduler.KubernetesScheduler().cancel(jobs.job_of(tmp_path / "b" / "00"))
     assert cluster.names() == [second]
+
+
+def test_what_has_no_mark_of_a_submit_is_not_deleted(cluster):
+    with pytest.raises(SchedulerError, match="nobody can say whose it is"):
+        scheduler.KubernetesScheduler().cancel(jobs.SubmittedJob.now("kubernetes", "default/one"))
+    assert not (cluster.here / "asked").exists()
+
+
+def test_the_labels_of_nodes_are_asked_before_the_submit(cluster, words, tmp_path, capsys):
+    nodes = {"items": [{"metadata": {"name": f"n{number}", "labels": {"rack": f"r{number}"}}} for number in range(2)]}
+    cluster.says("get", json.dumps(nodes), "Failed")
+    assert train([*words, f"run.dir={tmp_path}/one", "launch.levels=[rack]"]) == 1
+    assert levels.read(tmp_path / "one") == {"n0": "r0.n0", "n1": "r1.n1"}
+    for answer, said in (("no:Forbidden", "cannot be read"), (json.dumps(nodes), "no node has that label")):
+        cluster.says("get", answer)
+        assert train([*words, f"run.dir={tmp_path}/two", "launch.levels=[row]"]) == 2
+        assert said in capsys.readouterr().err
+        assert not (tmp_path / "two").exists()
+    assert len(cluster.names()) == 1
 
 
 def test_a_second_job_of_a_run_is_refused_also_where_nobody_can_say(cluster, words, tmp_path, capsys):

@@ -6,9 +6,10 @@ python -m gangline_launch.agent RUN_DIR --nodes 4:5 --per-node 8 --processes 32
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import os
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,39 +18,20 @@ from gangline import UserError
 
 # By these core takes a process for a rank of Slurm's own; an agent is none.
 _OF_A_RANK = ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID")
-_OWNER = "GANGLINE_AGENT_OWNER"
-_NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-_HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *_NOTICES)
+_OF_THE_STORAGE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOENT, errno.ENOTDIR)
+_AGENT = "gangline_launch.agent:run"
 
 
 def main(argv: list[str]) -> int:
-    """The agent of this node, to the end of the job; its exit code.
-
-    A scheduler signals the whole process group of what it started. So the agent is in a group of its own, and it alone
-    is told: a rank that hears of a stop twice would end without a save.
-    """
-    parse(argv)
-    if _OWNER in os.environ:
-        return run(argv)
-    for signum in _NOTICES:  # before there is anything to save they mean nothing
+    """The agent of this node, to the end of the job; its exit code. What can be refused is, before torch is loaded."""
+    for signum in (signal.SIGUSR1, signal.SIGUSR2):  # before there is anything to save a notice means nothing
         signal.signal(signum, signal.SIG_IGN)
-    variables = {**os.environ, _OWNER: str(os.getpid())}
-    command = [sys.executable, "-m", "gangline_launch.agent", *argv]
-    agent = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, start_new_session=True)
-    for signum in _HANDED_ON:
-        signal.signal(signum, lambda signum, frame: agent.send_signal(signum))
-    code = agent.wait()
-    return code if code >= 0 else 128 - code
-
-
-def run(argv: list[str]) -> int:
-    """In the agent's own process."""
     asked = parse(argv)
-    from gangline.launch import die_with, run_node
+    from gangline.launch import fork_agent
     from gangline.tools import RunDirectory
-    from gangline_launch.nodes import PlacedAddress, note_place, this_node
+    from gangline_launch import clocks
+    from gangline_launch.nodes import note_place, this_node
 
-    die_with(int(os.environ.pop(_OWNER)))
     for name in _OF_A_RANK:
         os.environ.pop(name, None)
     try:
@@ -57,13 +39,41 @@ def run(argv: list[str]) -> int:
         directory = RunDirectory.open(asked.run_dir)
         refuse_other_code(directory.changed_parts())
         run = directory.run()
-        run.launch = replace(run.launch, nodes=asked.nodes, per_node=asked.per_node, processes=asked.processes)  # type: ignore[call-arg]
         note_place(asked.run_dir, node)
+        clocks.compare(asked.run_dir, node.name, run.launch.lost_seconds)  # type: ignore[attr-defined]
+        return fork_agent(_AGENT, (argv,), run)
+    except UserError as error:
+        return refused(asked.run_dir, error)
+    except OSError as error:
+        if error.errno not in _OF_THE_STORAGE:
+            raise
+        what = f"{os.uname().nodename} cannot write in {asked.run_dir}: {error.strerror}."
+        mend = "Make room there, mount it on that node, or give yourself the right to write."
+        return refused(asked.run_dir, UserError(what, "The nodes of a job meet in the run directory.", mend))
+
+
+def run(argv: list[str]) -> int:
+    """In the agent's own process."""
+    asked = parse(argv)
+    from gangline.launch import run_node
+    from gangline.tools import RunDirectory
+    from gangline_launch.nodes import PlacedAddress, this_node
+
+    try:
+        node = this_node(asked.run_dir)
+        run = RunDirectory.open(asked.run_dir).run()
+        run.launch = replace(run.launch, nodes=asked.nodes, per_node=asked.per_node, processes=asked.processes)  # type: ignore[call-arg]
         return run_node(asked.run_dir, run, node.name, PlacedAddress(node.address, node.place))
     except UserError as error:
-        print(f"train: {error}", file=sys.stderr, flush=True)
-        note_mistake(asked.run_dir, error)
-        return error.exit_code
+        return refused(asked.run_dir, error)
+
+
+def refused(run_dir: Path, error: UserError) -> int:
+    """Say a mistake here, and where the command that follows finds it; its exit code."""
+    print(f"train: {error}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):
+        note_mistake(run_dir, error)
+    return error.exit_code
 
 
 def note_mistake(run_dir: Path, error: UserError) -> None:

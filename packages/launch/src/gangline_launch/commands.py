@@ -29,7 +29,7 @@ def cancel(run_dir: Path) -> int:
         print(f"job {job.id} is over already: {state.line()}")
         return 0
     scheduler.cancel(job)
-    print(f"job {job.id} is cancelled; ranks save first where they can.\n  To go on:  train resume={run_dir}")
+    print(f"job {job.id} is cancelled; ranks save first where they can.\n{jobs.to_go_on(run_dir)}")
     return 0
 
 

@@ -62,12 +62,16 @@ class ClusterLaunch(ElasticLaunch, ABC):
         return self.processes or run.parallel.world(self.gpus(run) * self.most_nodes())
 
     def check(self, run: Run) -> list[Problem]:
-        """Numbers of nodes without sense, more ranks than a node has GPUs."""
+        """Numbers of nodes without sense, more ranks than a node has GPUs, a run directory where nodes cannot meet."""
         try:
             fewest_and_most(self.nodes)
         except UserError as error:
             return [error.problem()]
         found = []
+        if "://" in (run.run.dir or ""):
+            why = "Nodes meet there, with locks and with files that are replaced whole; no object store has them."
+            mend = "run.dir=/shared/..., on a file system that all nodes see. Checkpoints may go to an object store."
+            found.append(Problem(f"run.dir={run.run.dir} is no directory.", why, mend))
         if self.agents is not None:
             what = f"launch.agents={self.agents}: the scheduler starts one agent on each node."
             found.append(Problem(what, "", "Leave launch.agents out."))

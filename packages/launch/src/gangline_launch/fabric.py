@@ -75,6 +75,17 @@ FABRICS: dict[str, tuple[FabricLine, ...]] = {
     ),
 }
 
+_EFA = "https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html"  # its page was not opened
+_SHARED = "https://github.com/Mellanox/k8s-rdma-shared-dev-plugin/blob/master/README.md"
+# What a pod asks for in order to see an adapter, as an example to type, and who says so. The part behind rdma/ is the
+# site's own, from the settings of its device plugin.
+POD_DEVICES: dict[str, tuple[str, str]] = {
+    "infiniband": ("rdma/hca_shared_devices_a:1", _SHARED),
+    "infiniband_sharp": ("rdma/hca_shared_devices_a:1", _SHARED),
+    "roce": ("rdma/hca_shared_devices_a:1", _SHARED),
+    "efa": ("vpc.amazonaws.com/efa:32", _EFA),
+}
+
 
 def variables(fabric: str) -> dict[str, str]:
     """For the environment of the ranks."""

@@ -11,6 +11,7 @@ from typing import TextIO
 
 from gangline import UserError
 from gangline.tools import read_ending
+from gangline_launch import job as jobs
 from gangline_launch.job import FOLDER, SubmittedJob, job_of
 from gangline_launch.state import JobState, Scheduler, SchedulerError
 
@@ -70,7 +71,7 @@ def follow(run_dir: Path, scheduler: Scheduler, shown: Path, begun: bool = False
                     print(line, flush=True)
                     told, wait = line, ASK_SECONDS
                 if state.hopeless and begun:
-                    end = f"gangline launch cancel {shown}"
+                    end = f"gangline launch cancel {jobs.typed(shown)}"
                     raise UserError(
                         f"job {job.id} would never start: {state.why}.", state.hopeless, f"To end it:  {end}"
                     )
@@ -83,8 +84,8 @@ def follow(run_dir: Path, scheduler: Scheduler, shown: Path, begun: bool = False
     except KeyboardInterrupt:
         print(
             f"\ntrain: detached; job {job_of(run_dir).id} goes on.\n"
-            f"  To follow it again:  gangline launch attach {shown}\n"
-            f"  To end it:  gangline launch cancel {shown}",
+            f"  To follow it again:  gangline launch attach {jobs.typed(shown)}\n"
+            f"  To end it:  gangline launch cancel {jobs.typed(shown)}",
             flush=True,
         )
         return EXIT_INTERRUPTED
@@ -150,11 +151,14 @@ def how_it_ended(run_dir: Path, state: JobState, shown: Path) -> int:
         raise UserError(what, *details)
     if ending is not None:
         if ending.exit_code:
-            print(f"train: {ending.reason}: {ending.evidence}\n  To go on:  train resume={shown}", file=sys.stderr)
+            print(
+                f"train: {ending.reason}: {ending.evidence}\n{jobs.to_go_on(shown)}",
+                file=sys.stderr,
+            )
         return ending.exit_code
     never = "" if (run_dir / "events.jsonl").exists() else " before a rank began"
     print(
-        f"train: the job ended{never}: {state.line()}; see {shown / FOLDER}\n  To go on:  train resume={shown}",
+        f"train: the job ended{never}: {state.line()}; see {shown / FOLDER}\n{jobs.to_go_on(shown)}",
         file=sys.stderr,
     )
     return EXIT_FAILURE

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import shlex
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,6 +17,7 @@ from gangline.tools import write_whole
 
 FOLDER = "launch"
 FILE = "job.json"
+LOCK = "submit.lock"
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,40 @@ class SubmittedJob:
     @classmethod
     def now(cls, scheduler: str, id: str, task: int | None = None, mark: str = "") -> SubmittedJob:
         return cls(scheduler, id, time.time(), task, mark)
+
+
+@contextmanager
+def one_submit(run_dir: Path) -> Iterator[None]:
+    """While a command submits the run, no other one does. Raises UserError, also where the folder cannot be written."""
+    try:
+        handle = os.open(folder(run_dir) / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        finally:
+            os.close(handle)
+    except BlockingIOError:
+        raise UserError(
+            f"another command submits {run_dir} just now.",
+            "Two jobs of a run spoil it.",
+            f"To follow its job:  gangline launch attach {typed(run_dir)}",
+        ) from None
+    except OSError as error:
+        raise UserError(
+            f"what is submitted cannot be written down in {run_dir}: {error.strerror or error}.",
+            "The script of the job, its number and what its nodes say lie there.",
+            "Make room or give yourself the right to write there, or choose another run.dir.",
+        ) from error
+
+
+def typed(run_dir: str | Path) -> str:
+    """As it is typed in a shell."""
+    return shlex.quote(str(run_dir))
+
+
+def to_go_on(run_dir: str | Path) -> str:
+    """The second line of a message."""
+    return f"  To go on:  train resume={typed(run_dir)}"
 
 
 def folder(run_dir: str | Path) -> Path:
@@ -59,6 +99,6 @@ def job_of(run_dir: str | Path) -> SubmittedJob:
     if job is None:
         raise UserError(
             f"{run_dir} was never submitted: it has no {FOLDER}/{FILE}.",
-            f"To submit it:  train resume={run_dir} launch=slurm",
+            f"To submit it:  train resume={typed(run_dir)} launch=slurm",
         )
     return job

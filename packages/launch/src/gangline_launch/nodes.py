@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gangline_launch.job import FOLDER
+from gangline_launch.kubernetes import levels
 from gangline_launch.slurm.commands import fields
 
 
@@ -73,8 +74,9 @@ def this_node(run_dir: Path, environ: Mapping[str, str] = os.environ) -> GivenNo
     """The node of this process."""
     host = os.uname().nodename
     if "GANGLINE_POD" in environ:  # in a JobSet: the pod's own name in its network, and the node that it is on
-        place = f"{environ.get('GANGLINE_PLACE', '')}.{environ['GANGLINE_POD']}"
-        return GivenNode(environ.get("GANGLINE_KUBERNETES_NODE", host), environ["GANGLINE_POD"], place)
+        name, address = environ.get("GANGLINE_KUBERNETES_NODE", host), environ["GANGLINE_POD"]
+        index = environ.get("GANGLINE_PLACE", "")  # in the order of the places that Kueue has given to the pods
+        return GivenNode(name, address, levels.read(run_dir).get(name) or f"{index}.{name.replace('.', '-')}")
     name = environ.get("SLURMD_NODENAME", host)
     return GivenNode(name, addresses(run_dir).get(name, host), environ.get("SLURM_TOPOLOGY_ADDR", name))
 

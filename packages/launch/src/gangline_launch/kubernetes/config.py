@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Literal
 from gangline import Problem
 from gangline.config import NonNegativeInt
 from gangline_launch.config import ClusterLaunch
+from gangline_launch.fabric import POD_DEVICES
 
 if TYPE_CHECKING:
     from gangline.config import Run
 
+LABEL = re.compile(r"([a-z0-9]([-.a-z0-9]*[a-z0-9])?/)?[A-Za-z0-9]([-._A-Za-z0-9]*[A-Za-z0-9])?")
+RESOURCE = re.compile(rf"(?P<name>{LABEL.pattern}):(?P<count>[1-9]\d*[A-Za-z]*)")
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
@@ -26,6 +29,8 @@ class KubernetesLaunch(ClusterLaunch):
     priority: str | None = None  # a WorkloadPriorityClass of Kueue
     topology: str | None = None  # a label of nodes, such as cloud.provider.com/topology-rack: pods in one domain
     topology_mode: Literal["required", "preferred"] = "preferred"  # whether to wait for such a domain
+    levels: list[str] = field(default_factory=list)  # labels of nodes, the widest first, by which ranks are in order
+    resources: list[str] | None = None  # what a pod asks for beside GPUs, NAME:COUNT; []: the site adds what it needs
     volume: str | None = None  # CLAIM:/mount, the PersistentVolumeClaim on which the run directory lies
     secrets: list[str] = field(default_factory=list)  # names of Secrets whose keys are variables of the ranks
     job_restarts: NonNegativeInt = 3  # how often the whole JobSet may be started again
@@ -49,6 +54,38 @@ class KubernetesLaunch(ClusterLaunch):
         elif run.run.dir is None or not run.run.dir.startswith(mount.rstrip("/") + "/"):
             what = f"run.dir={run.run.dir} does not lie on launch.volume={self.volume}."
             found.append(Problem(what, "", f"run.dir={mount.rstrip('/')}/my-run, with the volume mounted here too."))
+        found += self._check_devices()
         if self.cluster_queue is not None and self.queue is None:
             found.append(Problem("launch.cluster_queue without launch.queue.", "", "Name the LocalQueue to make."))
+        return found
+
+    def devices(self) -> dict[str, str]:
+        """What a pod asks for beside GPUs."""
+        read = [RESOURCE.fullmatch(word) for word in self.resources or []]
+        return {each["name"]: each["count"] for each in read if each}
+
+    def _check_devices(self) -> list[Problem]:
+        found = [
+            Problem(
+                f"launch.resources holds {word!r}, which is no resource of a pod.",
+                "",
+                "NAME:COUNT:  'launch.resources=[vpc.amazonaws.com/efa:32,hugepages-2Mi:5120Mi,memory:900Gi]'",
+            )
+            for word in self.resources or []
+            if not RESOURCE.fullmatch(word)
+        ]
+        found += [
+            Problem(f"launch.levels holds {label!r}, which is no label.", "", "kubectl get nodes --show-labels")
+            for label in self.levels
+            if not LABEL.fullmatch(label)
+        ]
+        if self.fabric in POD_DEVICES and self.resources is None:
+            example, source = POD_DEVICES[self.fabric]
+            found.append(
+                Problem(
+                    f"launch.fabric={self.fabric}: a pod sees the adapters of its node only where it asks for them.",
+                    f"What they are called is said by the site's device plugin ({source}).",
+                    f"'launch.resources=[{example}]', as many as a node has; [] where the site adds them.",
+                )
+            )
         return found

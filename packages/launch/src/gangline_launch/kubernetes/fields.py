@@ -2,10 +2,11 @@
 
 Ours to keep: no schema is copied. What a manifest holds beyond these, or in another type, is found by `unknown`.
 
-Sources: JobSet v1alpha2 at github.com/kubernetes-sigs/jobset 816ba51e81dfd904329ac3dc5a540816764e8fa4,
-api/jobset/v1alpha2/jobset_types.go; LocalQueue at github.com/kubernetes-sigs/kueue
-60c45b3b52b69c3ada44ec8275be1dc624112622, config/components/crd/bases/kueue.x-k8s.io_localqueues.yaml;
-Job, pod and their parts: Kubernetes batch/v1 and core/v1.
+Sources: JobSet v1alpha2, and the Job and the pod in it, at github.com/kubernetes-sigs/jobset
+08dfbdfd682714a9ab929633eca8dc95315187e7, config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml;
+LocalQueue v1beta1 at github.com/kubernetes-sigs/kueue ff69552e79ad21652c36caa97038382e55625cf7,
+config/components/crd/bases/kueue.x-k8s.io_localqueues.yaml, served there beside v1beta2, and alone by older Kueues.
+Each field here is in them, of this type; what they need, we need, and some more.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ FIELDS: dict[str, dict[str, tuple[type, bool]]] = {
         "spec.network.publishNotReadyAddresses": (bool, False),
         "spec.failurePolicy": (dict, False),
         "spec.failurePolicy.maxRestarts": (int, False),
+        "spec.failurePolicy.restartStrategy": (str, False),
         "spec.failurePolicy.rules": (list, False),
         "spec.failurePolicy.rules[].name": (str, True),
         "spec.failurePolicy.rules[].action": (str, True),
@@ -79,6 +81,9 @@ FIELDS: dict[str, dict[str, tuple[type, bool]]] = {
         f"{_BOX}.envFrom": (list, False),
         f"{_BOX}.envFrom[].secretRef": (dict, False),
         f"{_BOX}.envFrom[].secretRef.name": (str, True),
+        f"{_BOX}.securityContext": (dict, False),
+        f"{_BOX}.securityContext.capabilities": (dict, False),
+        f"{_BOX}.securityContext.capabilities.add": (list, False),
         f"{_BOX}.resources": (dict, False),
         f"{_BOX}.resources.limits": (dict, False),
         f"{_BOX}.volumeMounts": (list, False),

@@ -16,7 +16,7 @@ from gangline_launch import job as jobs
 from gangline_launch.follow import follow
 from gangline_launch.give_back import give_back, handed_over
 from gangline_launch.job import SubmittedJob
-from gangline_launch.kubernetes import manifests
+from gangline_launch.kubernetes import levels, manifests
 from gangline_launch.kubernetes.scheduler import KubectlError, KubernetesScheduler, kubectl
 from gangline_launch.state import GONE
 
@@ -43,12 +43,14 @@ class KubernetesLauncher(Launcher):
         if self.config.dry_run:
             print(text, end="")
             return give_back(directory)
-        refuse_second(run_dir)
-        path = jobs.folder(run_dir) / FILE
-        path.write_text(text)
+        path = run_dir / jobs.FOLDER / FILE
         name = manifests.name_of(run_dir, mark)
         job = SubmittedJob.now("kubernetes", f"{self.config.namespace}/{name}", mark=mark)
-        submit(directory, job, path)
+        with jobs.one_submit(run_dir):
+            refuse_second(run_dir)
+            path.write_text(text)
+            levels.note(run_dir, self.config.levels)
+            submit(directory, job, path)
         with handed_over(directory, KubernetesScheduler()):
             print(f"train: JobSet {job.id}: {path}", flush=True)
             return follow(run_dir, KubernetesScheduler(), shown=directory.path)
@@ -69,8 +71,8 @@ def refuse_second(run_dir: Path) -> None:
     if not state.over:
         raise UserError(
             f"{run_dir} has a job already: {job.id}, {state.line()}.",
-            f"To follow it:  gangline launch attach {run_dir}",
-            f"To end it:  gangline launch cancel {run_dir}",
+            f"To follow it:  gangline launch attach {jobs.typed(run_dir)}",
+            f"To end it:  gangline launch cancel {jobs.typed(run_dir)}",
         )
 
 
@@ -99,9 +101,9 @@ def submit(directory: RunDirectory, job: SubmittedJob, manifest: Path) -> None:
         directory.hand_over()
         raise UserError(
             f"{error}; whether the cluster took the job is not known, and {directory.path} stays.",
-            f"To look:  gangline launch status {directory.path}",
-            f"To end what is there:  gangline launch cancel {directory.path}",
-            f"To submit it once more, after that:  train resume={directory.path}",
+            f"To look:  gangline launch status {jobs.typed(directory.path)}",
+            f"To end what is there:  gangline launch cancel {jobs.typed(directory.path)}",
+            f"To submit it once more, after that:  train resume={jobs.typed(directory.path)}",
         ) from error
 
 

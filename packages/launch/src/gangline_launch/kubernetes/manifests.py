@@ -66,7 +66,11 @@ def job_set(config: KubernetesLaunch, run: Run, run_dir: Path, mark: str) -> dic
         "metadata": {"name": name_of(run_dir, mark), "namespace": config.namespace, "labels": labels},
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "failurePolicy": {"maxRestarts": config.job_restarts, "rules": rules},
+            "failurePolicy": {
+                "maxRestarts": config.job_restarts,
+                "restartStrategy": "BlockingRecreate",  # no pod of a start lives beside those of the next one
+                "rules": rules,
+            },
             "replicatedJobs": [
                 {
                     "name": "nodes",
@@ -137,8 +141,11 @@ def pod(config: KubernetesLaunch, run: Run, run_dir: Path) -> dict[str, Any]:
         "env": variables,
         "volumeMounts": [{"name": "runs", "mountPath": mount}, {"name": "shm", "mountPath": "/dev/shm"}],
     }
-    if gpus := config.gpus(run):
-        container["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
+    limits = {"nvidia.com/gpu": str(gpus)} if (gpus := config.gpus(run)) else {}
+    if limits := {**limits, **config.devices()}:
+        container["resources"] = {"limits": limits}
+    if config.fabric in fabric.POD_DEVICES:  # adapters take memory that stays where it is
+        container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     if config.secrets:
         container["envFrom"] = [{"secretRef": {"name": name}} for name in config.secrets]
     metadata: dict[str, Any] = {"labels": {"app.kubernetes.io/managed-by": "gangline"}}

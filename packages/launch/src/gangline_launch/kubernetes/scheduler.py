@@ -48,7 +48,10 @@ class KubernetesScheduler:
         return state_of(job_set)
 
     def cancel(self, job: SubmittedJob) -> None:
+        """Deletes what this submit has made, by its mark, and nothing else."""
         namespace, _, _ = job.id.partition("/")
+        if not job.mark:
+            raise KubectlError(f"{job.id} has no mark of its submit, so nobody can say whose it is")
         kubectl("delete", "jobset", "--namespace", namespace, "--selector", f"{MARK}={job.mark}", "--wait=false")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from gangline import UserError
 from gangline.launch import excluded
 from gangline.tools import RunDirectory, RunEnding, read_ending
+from gangline_launch import job as jobs
 from gangline_launch.slurm import commands, requeues
 from gangline_launch.slurm.commands import SlurmError, patiently
 from gangline_launch.slurm.config import SlurmLaunch
@@ -62,8 +63,8 @@ def main(run_dir: str, code: str) -> int:
         said = patiently(lambda: commands.show_job(job))
         if said and said[0].get("JobState") == "RUNNING":  # else it was cancelled, or Slurm starts it again by itself
             again(path, job, ending, int(code))
-    except (SlurmError, UserError) as error:
-        print(f"train: job {job} is not started again: {error}\n  To go on:  train resume={path}", flush=True)
+    except (SlurmError, UserError, OSError) as error:
+        print(f"train: job {job} is not started again: {error}\n{jobs.to_go_on(path)}", flush=True)
     return end
 
 

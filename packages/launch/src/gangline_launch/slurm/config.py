@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gangline import Problem, UserError
@@ -16,6 +16,16 @@ from gangline_launch.slurm import commands
 if TYPE_CHECKING:
     from gangline.config import Run
 
+# Options of sbatch that the script holds anyway -> who says them.
+OWN = {
+    **{name: f"launch.{name}" for name in ("partition", "account", "qos", "time", "constraint", "nodes", "switches")},
+    **{"segment": "launch.segment", "gpus-per-node": "launch.gpus_per_node", "exclusive": "launch.exclusive"},
+    **{"signal": "launch.signal_seconds", "array": "train -m", "job-name": "run.name"},
+    **dict.fromkeys(("ntasks", "ntasks-per-node"), "launch.processes"),
+    **dict.fromkeys(
+        ("output", "error", "open-mode", "comment", "requeue", "no-requeue", "no-kill", "wrap"), "this package"
+    ),
+}
 TIME = re.compile(r"\d+-\d+(:\d+){0,2}|\d+(:\d+){1,2}")
 
 
@@ -65,8 +75,14 @@ class SlurmLaunch(ClusterLaunch):
         return [f"--exclude={','.join([*own, *left_out])}"] if left_out else []
 
     def check(self, run: Run) -> list[Problem]:
-        """As for any cluster; times that Slurm would not read."""
+        """As for any cluster; what Slurm would not read, or would read in another way than it is meant."""
         found = super().check(run)
+        found += self._check_text(run)
+        limit = seconds_of(self.time)
+        if limit is not None and self.signal_seconds is not None and limit <= self.signal_seconds:
+            what = f"launch.time={self.time} is no longer than the notice before its end, {self.signal_seconds:g} s."
+            why = "Each start would be asked to stop as soon as it has begun."
+            found.append(Problem(what, why, "A longer launch.time, or a shorter launch.signal_seconds."))
         for name, value in (("time", self.time), ("switches_wait", self.switches_wait)):
             if value is None or TIME.fullmatch(value):
                 continue
@@ -87,4 +103,34 @@ class SlurmLaunch(ClusterLaunch):
             for word in self.options
             if not re.fullmatch(r"--[a-z][a-z0-9-]*(=\S.*)?", word)
         ]
+        for word in self.options:
+            name = word.partition("=")[0].removeprefix("--")
+            if name in OWN:
+                what = f"launch.options holds {word!r}, and the script says --{name} by itself."
+                found.append(Problem(what, "Of two such options one is lost.", f"It comes from {OWN[name]}."))
         return found
+
+    def _check_text(self, run: Run) -> list[Problem]:
+        """A line of the script is one line; a % in a path is a pattern of Slurm's."""
+        found = []
+        if "%" in (run.run.dir or ""):
+            why = "Slurm puts numbers in the place of % in the names of the files that nodes write."
+            found.append(Problem(f"run.dir={run.run.dir} has a % in it.", why, "A directory without one."))
+        texts = {f"launch.{each.name}": getattr(self, each.name) for each in fields(self)}
+        texts |= {"run.dir": run.run.dir, "run.name": run.run.name}
+        for name, value in texts.items():
+            held = value if isinstance(value, list) and name != "launch.setup" else [value]
+            if any(isinstance(text, str) and "\n" in text for text in held):
+                found.append(Problem(f"{name} has more than one line.", "", "Each line of the script is one option."))
+        return found
+
+
+def seconds_of(time: str | None) -> int | None:
+    """Of a time as Slurm reads it: minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
+    if time is None or not TIME.fullmatch(time):
+        return None
+    days, dash, clock = time.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    parts = [*parts, 0, 0][:3] if dash else [0, 0, *parts][-3:]
+    hours, minutes, seconds = parts
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds

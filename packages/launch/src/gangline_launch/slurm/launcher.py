@@ -20,7 +20,7 @@ from gangline_launch.slurm import commands, requeues, script
 from gangline_launch.slurm.commands import SlurmAway, SlurmError
 from gangline_launch.slurm.requeues import JobRequeue
 from gangline_launch.slurm.scheduler import SlurmScheduler
-from gangline_launch.slurm.submit import found, submit
+from gangline_launch.slurm.submit import cancelled_on_error, found, submit
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -40,11 +40,12 @@ class SlurmLauncher(Launcher):
         if self.config.dry_run:
             print(script.render(self.config, self.run, run_dir), end="")
             return give_back(directory)
-        refuse_second(run_dir)
         self.config.refuse_unknown_gpus(self.run)
         self._refuse_storage(run_dir, [(self.run, run_dir)])
         try:
-            number = self._submit(run_dir, [run_dir])
+            with jobs.one_submit(run_dir):
+                refuse_second(run_dir)
+                number = self._submit(run_dir, [run_dir])
         except SlurmAway as error:
             return unknown(error, [directory])
         with handed_over(directory, SlurmScheduler()):
@@ -62,9 +63,10 @@ class SlurmLauncher(Launcher):
             return [give_back(directory) for directory in directories]
         self.config.refuse_unknown_gpus(self.run)
         self._refuse_storage(above, zip(runs, paths, strict=True))
-        (jobs.folder(above) / "runs").write_text("".join(f"{path}\n" for path in paths))
         try:
-            number = self._submit(above, paths, range(len(paths)))
+            with jobs.one_submit(above):
+                (jobs.folder(above) / "runs").write_text("".join(f"{path}\n" for path in paths))
+                number = self._submit(above, paths, range(len(paths)))
         except SlurmAway as error:
             return [unknown(error, directories)] * len(paths)
         for directory in directories:
@@ -91,10 +93,11 @@ class SlurmLauncher(Launcher):
                 if ending is not None:
                     write_ending(run_dir, ending)
             raise
-        for run_dir in run_dirs:
-            step = requeues.steps_done(run_dir)
-            line = JobRequeue(time.time(), number, step, 0, "submitted", requeues.BEGIN, tuple(names))
-            requeues.append(run_dir, line)
+        with cancelled_on_error(number):
+            for run_dir in run_dirs:
+                step = requeues.steps_done(run_dir)
+                line = JobRequeue(time.time(), number, step, 0, "submitted", requeues.BEGIN, tuple(names))
+                requeues.append(run_dir, line)
         return number
 
     def _refuse_storage(self, above: Path, runs: Iterable[tuple[Run, Path]]) -> None:
@@ -142,7 +145,7 @@ def unknown(error: SlurmAway, directories: Sequence[RunDirectory]) -> int:
         directory.hand_over()
     print(
         f"train: {error}; whether Slurm took the job is not known.\n"
-        f"  Once it answers, this looks the job up first:  train resume={directories[0].path}",
+        f"  Once it answers, this looks the job up first:  train resume={jobs.typed(directories[0].path)}",
         file=sys.stderr,
     )
     return EXIT_FAILURE
@@ -160,6 +163,6 @@ def refuse_second(run_dir: Path) -> None:
     if job is not None and state is not None and not state.over:
         raise UserError(
             f"{run_dir} has a job already: {job.id}, {state.line()}.",
-            f"To follow it:  gangline launch attach {run_dir}",
-            f"To end it:  gangline launch cancel {run_dir}",
+            f"To follow it:  gangline launch attach {jobs.typed(run_dir)}",
+            f"To end it:  gangline launch cancel {jobs.typed(run_dir)}",
         )

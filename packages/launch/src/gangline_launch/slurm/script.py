@@ -101,7 +101,13 @@ def options(config: SlurmLaunch, run: Run, run_dir: Path, tasks: int) -> list[st
     if tasks:
         running = f"%{config.most_running}" if config.most_running else ""
         words.append(f"--array=0-{tasks - 1}{running}")
-    return [*words, *config.options]
+    return [*words, *map(quoted, config.options)]
+
+
+def quoted(option: str) -> str:
+    """ "--reservation=my night" -> "--reservation='my night'"."""
+    name, sign, value = option.partition("=")
+    return f"{name}={shlex.quote(value)}" if sign else name
 
 
 def step(config: SlurmLaunch, run_dir: Path) -> list[str]:

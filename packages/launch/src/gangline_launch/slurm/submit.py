@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from gangline import UserError
@@ -13,7 +14,7 @@ from gangline.tools import write_whole
 from gangline_launch import job as jobs
 from gangline_launch.job import SubmittedJob
 from gangline_launch.slurm import commands
-from gangline_launch.slurm.commands import SlurmAway
+from gangline_launch.slurm.commands import SlurmAway, SlurmError
 
 FILE = "submitting"  # in RUN_DIR/launch, from before sbatch until job.json is written
 LOOKS, LOOK_SECONDS = 3, 5.0  # a job that sbatch heard nothing of is looked for so often, so far apart
@@ -41,10 +42,28 @@ def submit(
     except UserError:
         _forget(run_dirs)
         raise
-    for run_dir, task in zip(run_dirs, places, strict=True):
-        jobs.write_job(run_dir, SubmittedJob.now("slurm", number, task))
-    _forget(run_dirs)
+    with cancelled_on_error(number):
+        for run_dir, task in zip(run_dirs, places, strict=True):
+            jobs.write_job(run_dir, SubmittedJob.now("slurm", number, task))
+        _forget(run_dirs)
     return number
+
+
+@contextmanager
+def cancelled_on_error(number: str) -> Iterator[None]:
+    """A job that cannot be written down, such as on a full disk, is none. Raises UserError, or the OSError."""
+    try:
+        yield
+    except OSError as error:
+        try:
+            commands.ask("scancel", number)
+        except SlurmError as refused:
+            raise UserError(
+                f"job {number} was submitted, and could not be written down: {error}.",
+                f"Neither could it be cancelled: {refused}.",
+                f"To end it:  scancel {number}",
+            ) from error
+        raise
 
 
 def found(run_dir: Path) -> SubmittedJob | None:

@@ -1,0 +1,50 @@
+"""Places of nodes by their labels: asked before the submit, for a pod may not read its node's labels. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from gangline import UserError
+from gangline.tools import write_whole
+from gangline_launch import job as jobs
+from gangline_launch.kubernetes.scheduler import KubectlError, kubectl
+
+FILE = "levels.json"  # in RUN_DIR/launch: node -> place
+
+
+def note(run_dir: Path, levels: Sequence[str]) -> None:
+    """Write the places of all nodes into the run directory; none without levels. Raises UserError where that fails."""
+    path = jobs.folder(run_dir) / FILE
+    if not levels:
+        path.unlink(missing_ok=True)  # an earlier submit's
+        return
+    try:
+        nodes = json.loads(kubectl("get", "nodes", "--output", "json"))["items"]
+    except (KubectlError, ValueError, KeyError) as error:
+        raise UserError(
+            f"launch.levels: the labels of nodes cannot be read: {error}.",
+            "Ranks are to be in their order, so kubectl has to list the nodes.",
+            "Without launch.levels ranks are in the order in which the pods were placed.",
+        ) from error
+    labels = {node["metadata"]["name"]: node["metadata"].get("labels", {}) for node in nodes}
+    for level in levels:
+        if not any(level in of_node for of_node in labels.values()):
+            raise UserError(
+                f"launch.levels={level}: no node has that label.",
+                "Labels that nodes have:  kubectl get nodes --show-labels",
+            )
+    places = {name: place(name, of_node, levels) for name, of_node in labels.items()}
+    write_whole(path, json.dumps(places, indent=2) + "\n")
+
+
+def place(name: str, labels: dict[str, str], levels: Sequence[str]) -> str:
+    """ "zone-a.rack7.node-3": the values of the labels, the widest first, and the node."""
+    return ".".join(word.replace(".", "-") for word in (*(labels.get(level, "") for level in levels), name))
+
+
+def read(run_dir: Path) -> dict[str, str]:
+    """Node -> place; {} where nobody asked."""
+    path = Path(run_dir, jobs.FOLDER, FILE)
+    return json.loads(path.read_text()) if path.exists() else {}
