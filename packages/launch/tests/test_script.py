@@ -118,6 +118,7 @@ def test_a_machine_without_slurm_is_told_where_to_go(words, tmp_path, capsys):
         ("launch.options=['--comment=mine']", "It comes from the launcher itself"),
         ('launch.partition="a\nb"', "more than one line"),
         ("run.dir=of-%j", "has a % in it"),
+        ("run.dir='a\\b'", "has a \\ in it"),
         ("run.dir=s3://bucket/one", "no object store has them"),
         ("launch.gpus_per_node=0", ""),
     ],

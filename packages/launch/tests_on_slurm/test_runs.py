@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -132,13 +133,13 @@ def test_a_sweep_is_one_array_and_ends_with_a_table(slurm, runs):
 
 def test_a_command_detaches_from_a_full_queue_and_another_one_attaches_and_cancels(slurm, runs):
     blocker = slurm.ask("sbatch", "--parsable", "--nodes=5", "--exclusive", "--wrap=sleep 900", "--output=/dev/null")
-    place = "a dir"  # it has to be quoted
-    process = runs.start(f"run.dir={place}", *DDP, "run.steps=100000")
+    place = "it's a dir"
+    process = runs.start(f'run.dir="{place}"', *DDP, "run.steps=100000")
     out = runs.directory / place
     wait_for((out / "launch" / "job.json").exists)
     wait_for(lambda: "Resources: nodes are taken" in verb(runs, "status", place))
     os.killpg(process.pid, signal.SIGINT)
-    assert f"gangline launch attach '{place}'" in runs.finish(process, 130)
+    assert f"gangline launch attach {shlex.quote(place)}" in runs.finish(process, 130)
     assert "has a job already" in runs.finish(runs.start(f"resume={place}"), 2)
     slurm.ask("scancel", blocker.strip())
     attached = follower(runs, place)
@@ -147,7 +148,7 @@ def test_a_command_detaches_from_a_full_queue_and_another_one_attaches_and_cance
     assert "is cancelled" in verb(runs, "cancel", place)
     printed, _ = attached.communicate(timeout=240)
     assert attached.returncode != 0
-    assert f"train resume='{place}'" in printed
+    assert f"train resume={shlex.quote(place)}" in printed
     slurm.wait_idle(slurm.names())  # no process of the job is left on any node
     assert slurm.queue() == []
     assert "is over already" in verb(runs, "cancel", place)

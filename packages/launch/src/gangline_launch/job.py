@@ -84,11 +84,16 @@ def write_job(run_dir: str | Path, job: SubmittedJob) -> None:
 
 
 def read_job(run_dir: str | Path) -> SubmittedJob | None:
-    """The newest job; None where the run was never submitted."""
+    """The newest job; None where the run was never submitted. Raises UserError for a damaged file."""
     try:
         return SubmittedJob(**json.loads(Path(run_dir, FOLDER, FILE).read_text()))
     except FileNotFoundError:
         return None
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"{Path(run_dir, FOLDER, FILE)} is not as it was written: {error}.",
+            "It says which job the run is. The scheduler still knows it:  squeue --me   or   kubectl get jobsets",
+        ) from error
 
 
 def job_of(run_dir: str | Path) -> SubmittedJob:

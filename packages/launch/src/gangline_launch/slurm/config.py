@@ -113,9 +113,9 @@ class SlurmLaunch(ClusterLaunch):
     def _check_text(self, run: Run) -> list[Problem]:
         """A line of the script is one line; a % in a path is a pattern of Slurm's."""
         found = []
-        if "%" in (run.run.dir or ""):
-            why = "Slurm puts numbers in the place of % in the names of the files that nodes write."
-            found.append(Problem(f"run.dir={run.run.dir} has a % in it.", why, "A directory without one."))
+        if odd := [sign for sign in "%\\" if sign in (run.run.dir or "")]:
+            why = "Slurm puts numbers in the place of % in the names of files that nodes write, and takes \\ away."
+            found.append(Problem(f"run.dir={run.run.dir} has a {odd[0]} in it.", why, "A directory without one."))
         texts = {f"launch.{each.name}": getattr(self, each.name) for each in fields(self)}
         texts |= {"run.dir": run.run.dir, "run.name": run.run.name}
         for name, value in texts.items():
