@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from gangline.train.rank import train
 from gangline_health.burn_in.check import exact_sum
 from gangline_health.burn_in.config import BurnInHealth
 from gangline_health.burn_in.judge import RankRates, bad_links, bad_ranks
+from gangline_health.commands.burn_in import run, samples
 
 FAST = ("health.burn_in.seconds=0.02", "health.burn_in.repetitions=1")
 # on a busy machine of few cores a rank may be slow by itself: here only what is computed wrongly counts
@@ -143,13 +145,45 @@ def test_what_cannot_be_is_refused() -> None:
         check(small_run("health=[burn_in]", "health.burn_in.base=nowhere"))
 
 
+def commanded(runs: RealRuns, *words: str, **environment: str) -> subprocess.Popen[str]:
+    """`gangline health burn-in --json WORDS`."""
+    runs.settings = ()
+    variables = runs._variables(environment)
+    asked = ("health", "burn-in", "--json", *words, *FAST, *CALM)
+    return runs._start(warm.command("gangline.cli.main", variables), asked, variables)
+
+
 def test_the_command(tmp_path: Path) -> None:
+    """Without a word of processes they are as many as the strategy asks for."""
     with RealRuns(tmp_path) as runs:
-        variables = runs._variables({})
-        words = ("health", "burn-in", "--json", "run.dir=out", "launch.processes=2", *FAST, *CALM)
-        runs.settings = ()
-        printed = runs.finish(runs._start(warm.command("gangline.cli.main", variables), words, variables))
+        printed = runs.finish(commanded(runs, "run.dir=out"))
     found = json.loads(printed[printed.index("{\n") :])
     assert [row["rank"] for row in found["ranks"]] == [0, 1]
     assert found["bad"] == []
     assert load_cluster(str(tmp_path / found["cluster"])).about.startswith("2 ranks on 1 nodes, cpu")
+
+
+NODES = ("launch=elastic", "launch.nodes=1:2", "launch.agents=1", "launch.processes=2", "launch.lost_seconds=60")
+
+
+def test_the_command_on_each_of_two_nodes(tmp_path: Path) -> None:
+    """They are one run: neither may say what the other one does not."""
+    with RealRuns(tmp_path) as runs:
+        each = [commanded(runs, "run.dir=out", *NODES, GANGLINE_NODE=f"127.0.0.{n}") for n in (1, 2)]
+        printed = [runs.finish(process) for process in each]
+    for text in printed:
+        found = json.loads(text[text.index("{\n") :])
+        assert [(row["rank"], row["node"]) for row in found["ranks"]] == [(0, "127.0.0.1"), (1, "127.0.0.2")]
+        assert all(row["to_others"] > 0 for row in found["ranks"])
+
+
+def test_nodes_that_would_not_find_each_other_are_refused() -> None:
+    with pytest.raises(UserError, match="the other nodes would not find this one"):
+        run(["launch=elastic", "launch.nodes=2", "launch.agents=1", "launch.processes=2"])
+
+
+@pytest.mark.parametrize(("nodes", "size"), [("2", 4), ("2:3", 12), ("1:3", 12), ("6:7", 84)])
+def test_the_batch_divides_over_however_many_nodes_come(nodes: str, size: int) -> None:
+    words = ("parallel=ddp", "launch=elastic", f"launch.nodes={nodes}", "launch.per_node=2")
+    most = int(nodes.rpartition(":")[2])
+    assert samples(small_run(*words, f"launch.processes={2 * most}")) == size

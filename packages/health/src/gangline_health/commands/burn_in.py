@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-# A model that says nothing of the machine; the step after the measurements shows that a whole one can be done.
+from gangline import UserError
+from gangline.launch import ElasticLaunch, fewest_and_most
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+
+# A model that says nothing of the machine; the step after the measurements shows that a whole one can be done. The
+# commands of several nodes are one run, so nothing here differs between them: the text is Python's own source.
 MODEL = (
     "model.dim=64", "model.layers=1", "model.heads=2", "model.kv_heads=2", "model.hidden=128",
-    "batch.sequence_length=32",
+    "batch.sequence_length=32", "data=text", "data.path=null",
     "run.steps=1", "run.sample=0", "validate.every=null", "checkpoint=off", "track=[]", "parallel=ddp",
 )  # fmt: skip
-TEXT = "The machines are measured before anything is trained on them. " * 200
+MOST_SAMPLES = 4096  # of the one step
 
 
 def run(argv: Sequence[str]) -> int:
@@ -35,12 +42,10 @@ def run(argv: Sequence[str]) -> int:
     asked, words = parser.parse_known_args(list(argv))
     name = next((word.partition("=")[2] for word in words if word.startswith("run.dir=")), "")
     run_dir = Path(name or f"runs/burn-in-{time.strftime('%Y%m%d-%H%M%S')}")
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "text.txt").write_text(TEXT)
-        own = [f"data.path={folder}", *MODEL, "health=[burn_in]", f"run.dir={run_dir}"]
-        ranks = next((int(n) for word in words if (n := word.removeprefix("launch.processes=")) != word), 1)
-        command = [sys.executable, "-m", "gangline.cli.train", *own, f"batch.global_size={ranks}", *words]
-        code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
+    own = [*MODEL, "health=[burn_in]"]
+    own += [f"batch.global_size={samples(composed([*own, *words]))}", f"run.dir={run_dir}"]
+    command = [sys.executable, "-m", "gangline.cli.train", *own, *words]
+    code = subprocess.run(command, stdout=sys.stderr, check=False).returncode
     place = run_dir / "logs" / "burn-in.json"
     if code in (0, 3) and place.exists():
         found = json.loads(place.read_text())
@@ -48,7 +53,31 @@ def run(argv: Sequence[str]) -> int:
             print(json.dumps({**found, "cluster": str(run_dir / "cluster.yaml")}, indent=1))
         else:
             show(found, run_dir, Console())
+    elif code == 0:
+        print(f"nothing is measured yet: {place} comes with the job", file=sys.stderr)
     return code
+
+
+def composed(words: Sequence[str]) -> Run:
+    """The run that is to be launched. Raises UserError, also for nodes that would not find each other."""
+    from gangline.config import compose_one
+
+    run = compose_one(words)
+    if problems := run.launch.check(run):
+        raise UserError.of(problems)
+    return run
+
+
+def samples(run: Run) -> int:
+    """A global batch that divides over the ranks, also where fewer nodes come than the most."""
+    from gangline.config import world_of
+
+    worlds = [world_of(run)]
+    if isinstance(run.launch, ElasticLaunch):
+        fewest, most = fewest_and_most(run.launch.nodes)
+        worlds += [run.launch.ranks_of_node(run) * nodes for nodes in range(fewest, most)]
+    every = math.lcm(*worlds)
+    return every if every <= MOST_SAMPLES else worlds[0]
 
 
 def show(found: dict[str, Any], run_dir: Path, console: Console) -> None:
