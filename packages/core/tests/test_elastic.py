@@ -15,10 +15,13 @@ import pytest
 from gangline import pulse
 from gangline.ending import read_ending
 from gangline.events import read_events
-from gangline.launch import guard
+from gangline.launch import guard, node, several
 from gangline.launch.meeting import FileBackend
+from gangline.launch.nodes import NAME
+from gangline.rundir import RunDirectory
 from gangline.testing.processes import kill
 from gangline.testing.real_runs import SMALL, RealRuns
+from gangline.testing.runs import small_run
 
 SLOW = ("batch.global_size=8", "batch.sequence_length=128", "model.dim=64", "model.hidden=256")
 WORDS = (*SMALL, *SLOW, "parallel=ddp", "precision=fp64", "run.deterministic=on", "schedule=constant")
@@ -155,6 +158,24 @@ def test_everything_is_killed_and_the_same_command_goes_on(runs):
     assert "the run has ended: step 60 is done" in ended
     said = runs.refused(*words, "optimizer.learning_rate=0.5")
     assert "already holds another run: optimizer.learning_rate is 0.003 there, and 0.5 here" in said
+
+
+@pytest.mark.parametrize(
+    ("agents", "address"),
+    [
+        ("null", "127.0.0.1"),
+        ("2", "node-7"),
+    ],
+)
+def test_agents_that_are_not_all_are_found_from_other_machines(monkeypatch, tmp_path, agents, address):
+    """Two of four nodes on this machine: the ranks of the others must reach the first rank, which may be here."""
+    words = ("parallel=ddp", "launch=elastic", "launch.nodes=4", f"launch.agents={agents}", "launch.processes=4")
+    directory = RunDirectory.create(small_run(*words, f"run.dir={tmp_path / 'out'}"))
+    found = []
+    monkeypatch.setenv(NAME, "node-7")
+    monkeypatch.setattr(several, "run_node", lambda *given: found.append(given[2:]) or 0)
+    assert node.main(str(directory.path), "1", "0") == 0
+    assert found == [("node-7/1", address)]
 
 
 EXCLUDES = """

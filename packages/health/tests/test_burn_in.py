@@ -12,6 +12,7 @@ import torch
 
 from gangline import UserError
 from gangline.cluster import load_cluster, measure
+from gangline.config import compose_one
 from gangline.config.check import check
 from gangline.testing import HealthCheckSuite, warm
 from gangline.testing.pool import pool
@@ -184,6 +185,6 @@ def test_nodes_that_would_not_find_each_other_are_refused() -> None:
 
 @pytest.mark.parametrize(("nodes", "size"), [("2", 4), ("2:3", 12), ("1:3", 12), ("6:7", 84)])
 def test_the_batch_divides_over_however_many_nodes_come(nodes: str, size: int) -> None:
-    words = ("parallel=ddp", "launch=elastic", f"launch.nodes={nodes}", "launch.per_node=2")
+    words = ["parallel=ddp", "launch=elastic", f"launch.nodes={nodes}", "launch.per_node=2"]
     most = int(nodes.rpartition(":")[2])
-    assert samples(small_run(*words, f"launch.processes={2 * most}")) == size
+    assert samples(compose_one([*words, f"launch.processes={2 * most}"])) == size

@@ -9,6 +9,7 @@ from gangline_health.hangs import summary
 from gangline_health.hangs.config import HangsOptions
 from gangline_health.hangs.diagnose import Watched, diagnose
 from gangline_health.hangs.limits import learned, limit, percentile
+from gangline_health.hangs.watch import Watcher, alone
 
 WORLD = (0, 1, 2, 3)
 
@@ -108,6 +109,21 @@ def test_between_machines_it_is_the_same(tmp_path: Path):
     told = summary.told(tmp_path, "a")
     assert [one.seen.waits for one in told] == [one.seen.waits for one in there]
     assert diagnose([*here, *told]) == diagnose([*here, *there])
+
+
+def test_machines_of_one_name_watch_their_own_ranks(tmp_path: Path):
+    """Containers on one host's network and copied machines share a name: neither waits for the other one's watcher."""
+    (tmp_path / "logs").mkdir()
+    here = Watcher(tmp_path, HangsOptions())
+    there = Watcher(tmp_path, HangsOptions(), machine="elsewhere")
+    assert here.host == there.host
+    ours, theirs = [rank(0, collective(5)), rank(1, collective(5))], [rank(2, begun=4), rank(3, collective(5))]
+    summary.tell(tmp_path, here.machine, ours)
+    summary.tell(tmp_path, there.machine, theirs)
+    assert [one.rank for one in summary.told(tmp_path, here.machine)] == [2, 3]
+    assert [one.rank for one in summary.told(tmp_path, there.machine)] == [0, 1]
+    with alone(tmp_path, here.machine), alone(tmp_path, there.machine):
+        pass
 
 
 def test_limits_are_learned_and_at_most_five_times_the_99th_percentile():

@@ -36,6 +36,7 @@ from gangline.generation import VARIABLE
 from gangline.launch import failures, forkserver, worker
 from gangline.launch.config import LocalLaunch
 from gangline.launch.failures import EXIT_FAILURE, RankFailure
+from gangline.launch.network import interface_towards
 from gangline.launch.nodes import NAME
 from gangline.launch.signals import HANDED_ON, SAME_REQUEST_SECONDS, STOP
 from gangline.launch.starts import JobStart, Starts, end
@@ -296,11 +297,20 @@ class RankFiles(LogsSpecs):
             env["WORLD_SIZE"] = str(self.start.processes)
             if int(env["RANK"]) >= self.start.processes:
                 env[SPARE] = "1"
-            if sys.platform == "linux" and env["MASTER_ADDR"] == "127.0.0.1":
-                # gloo would ask the name service for this machine, and use what network it names
-                env["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+            if interface := self._interface(env["MASTER_ADDR"]):
+                env["GLOO_SOCKET_IFNAME"] = interface
         nowhere = dict.fromkeys(envs, "")
         return LogsDest(stdouts=nowhere, stderrs=dict(nowhere), error_files=dict.fromkeys(envs, os.devnull))
+
+    def _interface(self, first: str) -> str | None:
+        """For gloo, which would ask the name service for this machine, and use what network it names."""
+        if sys.platform != "linux" or "GLOO_SOCKET_IFNAME" in os.environ:
+            return None
+        if first == "127.0.0.1":
+            return "lo"
+        assert self.start is not None
+        _, *others = dict.fromkeys(name.partition("/")[0] for name in (self.node.name, *self.start.nodes))
+        return interface_towards(others)
 
 
 class _Request:

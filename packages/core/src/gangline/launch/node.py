@@ -14,14 +14,16 @@ def main(run_dir: str, index: str, owner: str) -> int:
     from gangline.ending import read_ending
     from gangline.launch import guard
     from gangline.launch.nodes import NAME, name_of_this_node
-    from gangline.launch.several import HERE, run_node
+    from gangline.launch.several import address_of, run_node
     from gangline.rundir import RunDirectory
 
     guard.die_with(int(owner))
-    name = f"{name_of_this_node()}/{index}"
+    machine = name_of_this_node()
+    name = f"{machine}/{index}"
     os.environ[NAME] = name
     try:
-        return run_node(Path(run_dir), RunDirectory.open(run_dir).run(), name, HERE)
+        run = RunDirectory.open(run_dir).run()
+        return run_node(Path(run_dir), run, name, address_of(run, machine))
     except UserError as error:
         ending = read_ending(run_dir)
         if ending is None or ending.evidence != "\n".join((error.what, *error.details)):

@@ -49,9 +49,15 @@ class ElasticLauncher(Launcher):
         here = self.config.agents or fewest_and_most(self.config.nodes)[1]
         if here == 1:
             name = name_of_this_node()
-            return run_node(run_dir, self.run, name, HERE if self.config.agents is None else name)
+            return run_node(run_dir, self.run, name, address_of(self.run, name))
         forkserver.drop()  # each agent has its own
         return Agents(run_dir, here).watch()
+
+
+def address_of(run: Run, machine: str) -> str:
+    """Where the ranks of the other nodes find this node's: by `machine`, unless this command plays all of the nodes."""
+    config: ElasticLaunch = run.launch  # type: ignore[assignment]
+    return HERE if config.agents is None else machine
 
 
 def run_node(run_dir: Path, run: Run, name: str, address: str) -> int:

@@ -5,6 +5,9 @@ A machine asks by writing its own, when one of its ranks is overdue; the others 
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import hashlib
 import json
 import os
 import time
@@ -18,23 +21,40 @@ from gangline_health.hangs.diagnose import Watched
 FRESH_SECONDS = 10.0  # an older one says nothing of now
 
 
-def path(run_dir: Path, host: str) -> Path:
-    return run_dir / "logs" / f"pulse-{host}.json"
+@functools.cache
+def this_machine() -> str:
+    """What can be seen from here, in 12 digits: its name is not enough, for containers and copied machines share it.
+
+    Two watchers read the same pulses where they see the same processes and the same shared memory.
+    """
+    seen = [os.uname().nodename]
+    for what in (
+        lambda: Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        lambda: os.readlink("/proc/self/ns/pid"),
+        lambda: str(Path("/dev/shm").stat().st_dev),
+    ):
+        with contextlib.suppress(OSError):
+            seen.append(what())
+    return hashlib.sha256(" ".join(seen).encode()).hexdigest()[:12]
 
 
-def tell(run_dir: Path, host: str, ranks: list[Watched]) -> None:
+def path(run_dir: Path, machine: str) -> Path:
+    return run_dir / "logs" / f"pulse-{machine}.json"
+
+
+def tell(run_dir: Path, machine: str, ranks: list[Watched]) -> None:
     """Write this machine's file, replaced as a whole."""
-    file = path(run_dir, host)
+    file = path(run_dir, machine)
     draft = file.with_name(f"{file.name}.{os.getpid()}")
     draft.write_text(json.dumps({"time": time.time(), "ranks": [_plain(one) for one in ranks]}))
     draft.replace(file)
 
 
-def told(run_dir: Path, host: str) -> list[Watched]:
+def told(run_dir: Path, machine: str) -> list[Watched]:
     """What the other machines have told lately."""
     found: list[Watched] = []
     for file in sorted((run_dir / "logs").glob("pulse-*.json")):
-        if file == path(run_dir, host):
+        if file == path(run_dir, machine):
             continue
         try:
             content = json.loads(file.read_text())

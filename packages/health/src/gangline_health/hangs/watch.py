@@ -62,6 +62,7 @@ class Watcher:
     options: HangsOptions
     alert: str = ""  # a command or a URL
     host: str = field(default_factory=lambda: os.uname().nodename)
+    machine: str = field(default_factory=summary.this_machine)
     standing: dict[Path, Standing] = field(default_factory=dict)
     known: dict[str, float] = field(default_factory=dict)
     learn_at: float = 0.0
@@ -78,7 +79,7 @@ class Watcher:
             self.known = learned([one.reader.read() for one in self.standing.values()], self.options)
         if not any(one.still >= self.options.floor_seconds - 2 * INTERVAL for one in self.standing.values()):
             if self._asked():
-                summary.tell(self.run_dir, self.host, self.watched())
+                summary.tell(self.run_dir, self.machine, self.watched())
             return None
         return self.judge()
 
@@ -89,9 +90,9 @@ class Watcher:
             return None
         world = max(one.seen.world for one in own)
         if len(own) < world:
-            summary.tell(self.run_dir, self.host, own)
+            summary.tell(self.run_dir, self.machine, own)
             generation = max(one.seen.generation for one in own)
-            others = [one for one in summary.told(self.run_dir, self.host) if one.seen.generation == generation]
+            others = [one for one in summary.told(self.run_dir, self.machine) if one.seen.generation == generation]
             own = sorted({one.rank: one for one in (*others, *own)}.values(), key=lambda one: one.rank)
         return diagnose(own)
 
@@ -109,7 +110,7 @@ class Watcher:
 
     def _asked(self) -> bool:
         """Whether another machine wants to know how the ranks of this one are."""
-        own = summary.path(self.run_dir, self.host)
+        own = summary.path(self.run_dir, self.machine)
         with contextlib.suppress(OSError):
             theirs = [file.stat().st_mtime for file in own.parent.glob("pulse-*.json") if file != own]
             mine = own.stat().st_mtime if own.exists() else 0.0
@@ -204,9 +205,9 @@ def report(diagnosis: Diagnosis, ranks: list[Watched], stacks: dict[int, str]) -
 
 
 @contextlib.contextmanager
-def alone(run_dir: Path, host: str) -> Iterator[None]:
-    """One watcher for a machine and a run; another waits here until it is gone."""
-    with (run_dir / "logs" / f"watch-{host}.lock").open("w") as file:
+def alone(run_dir: Path, machine: str) -> Iterator[None]:
+    """One watcher for a machine and a run, of however many agents; another waits here until it is gone."""
+    with (run_dir / "logs" / f"watch-{machine}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -215,7 +216,7 @@ def main(run_dir: str, options: dict) -> None:
     """The sidecar's target."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     watcher = Watcher(Path(run_dir), HangsOptions(**options), target_of(run_dir))
-    with alone(watcher.run_dir, watcher.host):
+    with alone(watcher.run_dir, watcher.machine):
         last = time.monotonic()
         while True:
             time.sleep(INTERVAL)

@@ -1,0 +1,63 @@
+"""launch=elastic on two machines: network namespaces of their own with a cable between them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from gangline.launch.network import interface_towards
+from gangline.testing.real_runs import SMALL, RealRuns
+
+# Each machine has a network, a name that stands for no address, and processes of its own.
+TWO = """
+ip link set lo up
+for n in 1 2; do
+    unshare -n -u -p -f --mount-proc sleep 600 & outer[$n]=$!
+done
+trap 'kill ${outer[@]}' EXIT
+for n in 1 2; do
+    until inner[$n]=$(cat /proc/${outer[$n]}/task/${outer[$n]}/children) && [ -n "${inner[$n]}" ]; do sleep 0.1; done
+    inner[$n]=$(echo ${inner[$n]})
+done
+sleep 0.5
+ip link add c1 type veth peer name c2
+for n in 1 2; do
+    ip link set c$n netns ${inner[$n]}
+    nsenter -t ${inner[$n]} -n -u -p -m sh -c "hostname node$n; ip link set lo up; ip addr add 10.7.0.$n/24 dev c$n;
+        ip link set c$n up"
+done
+for n in 1 2; do
+    GANGLINE_NODE=10.7.0.$n nsenter -t ${inner[$n]} -n -u -p -m "$@" > $n.txt 2>&1 & ran[$n]=$!
+done
+wait ${ran[1]} && wait ${ran[2]}
+"""
+UNSHARE = ["unshare", "--map-root-user", "--net", "--uts"]
+
+
+def can_have_machines() -> bool:
+    if not (shutil.which("unshare") and shutil.which("nsenter") and shutil.which("ip")):
+        return False
+    make = "ip link add c1 type veth peer name c2 && unshare -n -u -p -f --mount-proc true"
+    return subprocess.run([*UNSHARE, "sh", "-c", make], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_the_interface_is_the_one_that_leads_there():
+    assert interface_towards(["no.such.host.invalid", "127.0.0.2"]) == "lo"
+    assert interface_towards(["no.such.host.invalid"]) is None
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not can_have_machines(), reason="no network namespaces here")
+@pytest.mark.parametrize("agents", [1, 2])
+def test_two_machines_train_together(tmp_path, agents):
+    """Neither reaches the other one by 127.0.0.1, nor by what its own name stands for."""
+    with RealRuns(tmp_path, SMALL) as runs:
+        nodes = 2 * agents
+        words = ["run.dir=out", "parallel=ddp", "launch=elastic", f"launch.nodes={nodes}", f"launch.agents={agents}"]
+        words += [f"launch.processes={nodes}", "launch.timeout_seconds=60", "launch.futile_restarts=1"]
+        runs.finish(runs.start(*words, prefix=[*UNSHARE, "bash", "-c", TWO, "bash"]))
+        assert [record["step"] for record in runs.records("out")] == list(range(1, 7))
