@@ -161,10 +161,28 @@ def test_words_that_cannot_be_composed(tmp_path, monkeypatch, capsys, words, mes
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_the_command_says_it_and_exits_with_2(tmp_path, words, messages):
-    said = refused(tmp_path, *words)
+def test_the_command_says_it_and_exits_with_2(tmp_path, monkeypatch, capsys, words, messages):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("train: ")
+    assert not (tmp_path / "runs").exists()
     for message in messages:
-        assert message in said
+        assert message in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-m", "run.steps=1,x"], "run.steps=x: expected a whole number"),
+        (["data.path=nothing.txt"], "nothing.txt"),
+        (["--hlep"], "there is no flag --hlep."),
+        (["optimizer=adam"], "optimizer=adam is not available here."),
+    ],
+)
+def test_so_does_its_process(tmp_path, words, message):
+    assert message in refused(tmp_path, *words)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -111,18 +112,18 @@ class Law(StrategySuite):
             for (name, _, before), (_, _, after) in zip(first.last, second.last, strict=True):
                 close(f"second run: {name}", after, before, 0)
 
-    def any_rank_stops_all(self, composition: Composition) -> None:
+    def any_rank_stops_all(self, composition: Composition, culprits: Sequence[int]) -> None:
         """What is not finite on one rank alone is known to every rank, and is gone with its cause."""
-        answers = self.on_ranks(one_bad_rank, self.job_of(composition))
+        answers = self.on_ranks(one_bad_rank, self.job_of(composition), culprits)
         for index, (before, finite, after) in enumerate(answers):
-            unknown = [culprit for culprit, flags in enumerate(finite) if any(flags)]
+            unknown = [culprit for culprit, flags in zip(culprits, finite, strict=True) if any(flags)]
             assert not unknown, f"rank {index} does not know that the ranks {unknown} are not finite: {finite}"
             number_close("norm after it", after, before, 0)
             assert math.isfinite(after)
 
 
-def one_bad_rank(job: Job) -> tuple[float, list[tuple[bool, bool]], float]:
-    """(norm, for each rank whether the step counts as finite with that rank broken, norm when all is well again).
+def one_bad_rank(job: Job, culprits: Sequence[int]) -> tuple[float, list[tuple[bool, bool]], float]:
+    """(norm, for each culprit whether the step counts as finite with that rank broken, norm when all is well again).
 
     Broken in two ways: an array that the rank holds is not a number, which comes into the loss and all gradients; or
     one element of the gradient that comes back to the first module of the rank, which leaves the loss, and whatever
@@ -135,7 +136,7 @@ def one_bad_rank(job: Job) -> tuple[float, list[tuple[bool, bool]], float]:
     first = runtime.stages[0].segments[0].module  # type: ignore[attr-defined]
     before = strategy_ranks.one_step(runtime, batches).norm
     finite = []
-    for culprit in range(job.mesh.world):
+    for culprit in culprits:
         if rank.index == culprit:
             array.detach().fill_(math.nan)
         by_weights = strategy_ranks.one_step(runtime, batches).finite

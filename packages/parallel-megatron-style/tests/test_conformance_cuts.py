@@ -8,11 +8,13 @@ from __future__ import annotations
 from gangline.testing import StrategySuite
 from gangline.testing.scenarios import Layout
 
+FEW = ("batch.global_size=4",)  # no axis here divides the samples, and what is sent for each costs
 LONG = ("model.layers=4", "batch.global_size=8", "batch.micro_size=1")
 
 
 class TestTp(StrategySuite):
     choice = "parallel=tp"
+    settings = FEW
     layouts = (
         Layout(2),
         Layout(4),
@@ -35,7 +37,7 @@ class TestPp(StrategySuite):
 
 class TestCp(StrategySuite):
     choice = "parallel=3d"
-    settings = ("parallel.tp=1", "parallel.pp=1", "parallel.dp_shard=1")
+    settings = (*FEW, "parallel.tp=1", "parallel.pp=1", "parallel.dp_shard=1")
     layouts = (Layout(2, ("parallel.cp=2",)), Layout(2, ("parallel.cp=2", "parallel.context=ulysses")))
 
 

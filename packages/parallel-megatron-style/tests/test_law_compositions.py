@@ -33,7 +33,7 @@ ON_FOUR = (
     C("pp=2 dp_replicate=2 schedule=dualpipe_v", "layers=4 tied=true", lanes=2),
 )
 ON_EIGHT = (
-    C("pp=2 dp_shard=2 tp=2", "tied=true", **TRAINED),
+    C("pp=2 dp_shard=2 tp=2", "tied=true", steps=8, bound=1e-10),
     C("pp=2 cp=2 tp=2 zero=3", f"layers=3 {WINDOWS}", SELECTIVE, batches="documents"),
     C("dp_shard=2 cp=2 tp=2 zero=3 context=ulysses", f"tied=true {SEAMS}", TWO_EACH),
     C("pp=2 tp=4 schedule=dualpipe_v sequence_parallel=false", "layers=4 tied=true", SELECTIVE),
@@ -132,9 +132,12 @@ def test_two_runs_of_one_composition_give_the_same_bits(composition):
 # --- what is not finite -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(  # two opposite corners of the mesh have each coordinate of each axis
+    "culprits", [(1, 6), pytest.param((0, 2, 3, 4, 5, 7), marks=pytest.mark.nightly)], ids=str
+)
 @pytest.mark.parametrize("on", ["pp=2 dp_shard=2 tp=2 zero=3", "dp_shard=2 cp=2 tp=2 zero=1"])
-def test_what_is_not_finite_on_one_rank_is_known_to_all_before_the_optimizer(on):
-    Law().any_rank_stops_all(C(on, steps=1))
+def test_what_is_not_finite_on_one_rank_is_known_to_all_before_the_optimizer(on, culprits):
+    Law().any_rank_stops_all(C(on, steps=1), culprits)
 
 
 # --- any composition --------------------------------------------------------------------------------------------------

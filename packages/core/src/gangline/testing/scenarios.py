@@ -42,15 +42,15 @@ class Scenario:
     steps: int = 3
 
 
-PLAIN = Scenario()
-TIED = Scenario(("model.tied=true",))
+PLAIN = Scenario()  # three steps; elsewhere a step and one that stands on it
+TIED = Scenario(("model.tied=true",), steps=2)
 DOCUMENTS = Scenario(batches="documents", steps=1)
 ACCUMULATED = Scenario(("batch.global_size=16", "batch.micro_size=2"), steps=2)
-LANES = Scenario(lanes=2)
+LANES = Scenario(lanes=2, steps=2)
 RECOMPUTED = Scenario(lanes=2, recompute=True, steps=1)
 SINGLE = Scenario(dtype=torch.float32, steps=1)
-EXACT = Scenario(("run.deterministic=true",), dtype=torch.float32)
+EXACT = Scenario(("run.deterministic=true",), dtype=torch.float32, steps=2)
 EXACT_EVALUATION = Scenario(  # in float64, and many losses: their sum has other bits in another grouping
     ("run.deterministic=true", "batch.global_size=24"), batches="documents", steps=0
 )
-EXACT_TIED = Scenario(("run.deterministic=true", "model.tied=true"), dtype=torch.float32)
+EXACT_TIED = Scenario(("run.deterministic=true", "model.tied=true"), dtype=torch.float32, steps=2)
