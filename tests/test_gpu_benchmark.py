@@ -36,7 +36,7 @@ def benchmarks(monkeypatch):
     return gpu_checks, gpu_rates
 
 
-FEW = ("ring kernel", "law of experts", "fp8", "checkpoint", "8B blocks, fp8", "bare loop", "grouped rate")
+FEW = ("ring kernel", "fp8", "checkpoint", "8B blocks, fp8", "grouped rate")
 
 
 @pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.nightly)])

@@ -1,4 +1,4 @@
-"""Two agents of torchrun, as on two machines, with four processes each."""
+"""Two agents of torchrun, as on two machines, with two processes each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_two_agents_draw_the_curve_of_one_process(curves):
         "-m",
         "torch.distributed.run",
         "--nnodes=2",
-        "--nproc-per-node=4",
+        "--nproc-per-node=2",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint=127.0.0.1:{free_port()}",
         "--rdzv-id=two-agents",
