@@ -49,7 +49,7 @@ def holds(on: str, *settings: str, steps: int = 2, bound: float = FLOAT64) -> No
 @pytest.mark.parametrize(
     ("on", "ep", "out_of"),
     [
-        ("dp_shard=2", 2, "dp_shard"),
+        pytest.param("dp_shard=2", 2, "dp_shard", marks=pytest.mark.nightly),
         ("dp_shard=4 zero=3", 4, "dp_shard"),
         ("dp_shard=2 tp=2 zero=2", 2, "dp_shard"),
         ("dp_shard=2 tp=2 zero=3", 4, "dp_shard,tp"),
@@ -115,6 +115,7 @@ def test_more_ranks_share_the_experts(on, ep, out_of):
     holds(on, *settings, "run.recompute=full", *EVERYTHING)
 
 
-def test_three_axes_and_experts_on_eight_processes():
-    """Twenty steps carry roundings on, and a large step length makes them grow."""
-    holds("pp=2 dp_shard=2 tp=2", "moe.ep=2", *EVERYTHING, steps=20, bound=1e-9)
+@pytest.mark.parametrize("steps", [8, pytest.param(20, marks=pytest.mark.nightly)])
+def test_three_axes_and_experts_on_eight_processes(steps):
+    """Many steps carry roundings on, and a large step length makes them grow."""
+    holds("pp=2 dp_shard=2 tp=2", "moe.ep=2", *EVERYTHING, steps=steps, bound=1e-9)

@@ -44,7 +44,7 @@ def test_every_epoch_of_a_source_that_grew_shows_each_row_once(data):
     assert seen == sizes[-1]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(st.data())
 def test_every_epoch_of_each_source_of_a_mixture_that_grew_shows_each_row_once(data):
     """With caps and stages, too; samples before the cursor are what they were."""

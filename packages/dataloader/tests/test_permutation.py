@@ -11,8 +11,16 @@ from gangline_dataloader.order.permutation import KeyedPermutation, SpanPermutat
 LARGE = 50_000_017
 
 
-def test_every_small_range_is_permuted():
-    for n in range(1, 5001):
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        [*range(1, 301), *(at + n for at in (512, 1024, 2048, 4096) for n in range(-2, 3))],
+        pytest.param(range(301, 5001), marks=pytest.mark.nightly),
+    ],
+    ids=["few", "all"],
+)
+def test_every_small_range_is_permuted(ranges):
+    for n in ranges:
         tweak = n % 7
         assert np.array_equal(np.sort(KeyedPermutation(n, "key", n % 5)(np.arange(n), tweak)), np.arange(n)), n
 

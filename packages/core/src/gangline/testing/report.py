@@ -63,7 +63,9 @@ def run_file(path: Path, tests: Sequence[str] = ()) -> list[Result]:
     """
     collector = _Collector()
     options = ["-p", "no:terminal", "-p", "no:cacheprovider", "--import-mode=importlib", "-o", "addopts="]
-    options += ["-c", os.devnull, "--rootdir", str(path.parent)]  # no settings of where one happens to be
+    # No settings of where one happens to be, and no look at what else lies in the folders above.
+    options += ["-c", os.devnull, "--rootdir", str(path.parent), "--confcutdir", str(path.parent)]
+    options += ["-p", "no:unraisableexception"]  # it collects all garbage five times over
     chosen = [f"{path}::{test}" for test in tests] or [str(path)]
     code = pytest.main([*options, *chosen], plugins=[collector])
     for name, module in list(sys.modules.items()):  # another file of this name must not find this one's module
