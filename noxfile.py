@@ -148,9 +148,20 @@ TORCH_FREE = [
 ]
 
 
-@nox.session(python=["3.12", "3.13"], allow_parallel=True)
+@nox.session(python="3.13", allow_parallel=True)
 def light(session: nox.Session) -> None:
-    """The torch-free half on other Pythons, in an environment without torch."""
+    """The torch-free half on the newest Python, in an environment without torch."""
+    torch_free(session)
+
+
+@nox.session(python="3.12", default=False)
+def light_between(session: nox.Session) -> None:
+    """The same on the Python between the oldest, which runs all else, and the newest: a part of the nightly."""
+    torch_free(session)
+
+
+def torch_free(session: nox.Session) -> None:
+    """The tests of what needs no torch, where there is none."""
     install(session, "numpy", "hydra-core", "pluggy", "rich", "pytest", "hypothesis")
     install(session, "--no-deps", "-e", "packages/core")
     session.run(*PYTEST, *(f"packages/core/tests/test_{name}.py" for name in TORCH_FREE), *session.posargs)
@@ -277,6 +288,8 @@ def nightly(session: nox.Session) -> None:
     install(session, *everything())
     one_thread(session)
     session.run("pytest", "-q", "-m", "nightly", *(session.posargs or ("packages", "tests", "docs")))
+    if not session.posargs:
+        session.notify("light_between")
 
 
 def entries(built: Path) -> list[str]:
