@@ -28,7 +28,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "packages" / "launch" / "tests_on_slurm"))
 
-from own_cluster import OwnCluster  # type: ignore[import-not-found]  # noqa: E402
+from own_cluster import OwnCluster  # noqa: E402
 
 from gangline.testing import RealRuns  # noqa: E402
 from gangline.tools import read_events  # noqa: E402
