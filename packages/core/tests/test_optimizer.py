@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gangline.config.compose import compose
 from gangline.mesh import Mesh
 from gangline.optimizer.adamw import AdamwOptimizer
 from gangline.optimizer.config import Adamw, Muon
 from gangline.optimizer.muon import MuonOptimizer, orthogonalise
+from gangline.plan import chosen
 from gangline.runtime import ParamShard, ShardedParam
 from gangline.shard import Box, Division, Layout, Registry, Shard
 
@@ -197,3 +199,70 @@ def test_newton_schulz_makes_singular_values_about_one_and_keeps_directions(shap
 def test_muon_of_pieces_is_muon_of_the_whole_to_the_bit():
     one, other = (trained(muon_of(pieces), pieces) for pieces in (Pieces(values(0), cut) for cut in (False, True)))
     assert all(one[name].equal(other[name]) for name in SHAPES)
+
+
+BY_NAME = {"rates": {"a": 0.25, "b.bias": 3.0}, "decay": {"stack": 0.0, "gain": 0.5}, "weight_decay": 0.2}
+
+
+@pytest.mark.parametrize("deterministic", [False, True], ids=["fused", "foreach"])
+def test_rates_and_decay_by_name_are_those_of_torchs_groups(deterministic):
+    found = trained(adamw_of(pieces := Pieces(values(0), cut=False), deterministic, **BY_NAME), pieces)
+    weights = {name: x.requires_grad_() for name, x in values(0).items()}
+    factors = {"a.weight": 0.25, "b.bias": 3.0}
+    decays = {"a.weight": 0.2, "b.weight": 0.2, "gain": 0.5}
+    groups = [{"params": [x], "weight_decay": decays.get(name, 0.0), "name": name} for name, x in weights.items()]
+    theirs = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-8, fused=not deterministic)
+    for step in range(10):
+        for name, gradient in values(100 + step).items():
+            weights[name].grad = gradient
+        for group in theirs.param_groups:
+            group["lr"] = 1e-2 / (step + 1) * factors.get(group["name"], 1.0)
+        theirs.step()
+    for name, x in weights.items():
+        assert found[name].equal(x.detach()), name
+
+
+@pytest.mark.parametrize("of", [adamw_of, muon_of])
+def test_by_name_of_pieces_is_that_of_the_whole_to_the_bit(of):
+    cut, whole = Pieces(values(0), cut=True), Pieces(values(0), cut=False)
+    one, other = (trained(of(pieces, **BY_NAME), pieces) for pieces in (whole, cut))
+    assert all(one[name].equal(other[name]) for name in SHAPES)
+    plain = trained(of(pieces := Pieces(values(0), cut=False)), pieces)
+    assert not any(one[name].equal(plain[name]) for name in ("a.weight", "b.bias", "stack", "gain"))
+
+
+def test_muon_by_name_is_muon_at_that_rate():
+    """All names at half the rate: what half the learning rate does."""
+    half = trained(
+        muon_of(pieces := Pieces(values(0), cut=False), rates=dict.fromkeys(["a", "b", "stack", "gain"], 0.5)), pieces
+    )
+    pieces = Pieces(values(0), cut=False)
+    optimizer = muon_of(pieces)
+    for step in range(10):
+        pieces.set_gradients(values(100 + step))
+        optimizer.step(0.5 * (1e-2 / (step + 1)))
+    assert all(half[name].equal(x) for name, x in pieces.whole().items())
+
+
+def test_the_most_specific_pattern_counts():
+    values = {"blocks": 1.0, "blocks.*.wq": 2.0, "blocks.0.wq": 3.0, "blocks.*.wq.bias": 4.0}
+    assert [
+        chosen(values, name, 0.0)
+        for name in (
+            "embed.weight",
+            "blocks.1.wk.weight",
+            "blocks.1.wq.weight",
+            "blocks.0.wq.weight",
+            "blocks.0.wq.bias",
+        )
+    ] == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("option", ["rates", "decay"])
+def test_a_pattern_that_is_of_nothing_is_refused(option):
+    (run,) = compose(["recipe=tiny", f"optimizer.{option}={{embedd: 0.5, blocks.*.norm: 0.5}}"])
+    problems = run.optimizer.check(run)
+    assert ["'embedd'" in problems[0].what, "'embed'" in problems[0].why] == [True, True]
+    assert "'blocks.*.norm'" in problems[1].what
+    (run,) = compose(["recipe=tiny", f"optimizer.{option}={{embed: 0.5, blocks.*: 0.5}}"])
+    assert not run.optimizer.check(run)

@@ -54,6 +54,8 @@ def gangline_commands() -> Iterable[Command]:
         Command(
             name="plugins", run="gangline.cli.plugins:main", summary="What is installed, who supplies it, what failed"
         ),
+        Command(name="runs", run="gangline.cli.runs:main", summary="The runs in a folder: where each stands"),
+        Command(name="compare", run="gangline.cli.compare:main", summary="What differs between runs, and their curves"),
         Command(name="sample", run="gangline.cli.sample:main", summary="Write text with the model of a run"),
         Command(
             name="export",

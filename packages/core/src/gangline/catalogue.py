@@ -29,6 +29,7 @@ _FINETUNE = "gangline-finetune"
 _HEALTH = "gangline-health"
 _MODELS = "gangline-models"
 _LAUNCH = "gangline-launch"
+_TRACK = "gangline-track"
 
 ENTRIES = (
     KnownPart("parallel", "3d", _PARALLEL, "Tensor, pipeline, context and sharded data parallelism together"),
@@ -67,6 +68,9 @@ ENTRIES = (
     ),
     KnownPart("launch", "slurm", _LAUNCH, "A job of Slurm, with an elastic agent on each of its nodes"),
     KnownPart("launch", "kubernetes", _LAUNCH, "A JobSet in a queue of Kueue, with an elastic agent in each pod"),
+    KnownPart("track", "wandb", _TRACK, "Weights & Biases: online, offline or disabled"),
+    KnownPart("track", "mlflow", _TRACK, "MLflow: a tracking server, or a file of SQLite"),
+    KnownPart("track", "trackio", _TRACK, "Trackio: a file of SQLite here, a Space, or a server"),
     KnownPart("health", "on", _HEALTH, "Spikes, divergence, not finite: found before a step is applied, and answered"),
 )
 

@@ -74,6 +74,14 @@ class LineMark:
 
 
 @dataclass(frozen=True)
+class CurveMark:
+    """Straight lines from point to point."""
+
+    points: tuple[tuple[float, float], ...]
+    colour: str
+
+
+@dataclass(frozen=True)
 class TextMark:
     """(x, y) is the anchor on the base line; turned: reads from below to above."""
 
@@ -91,7 +99,7 @@ class Figure:
 
     def __init__(self, title: str, about: str, width: float) -> None:
         self.title, self.width = title, width
-        self.marks: list[RectMark | LineMark | TextMark] = []
+        self.marks: list[RectMark | LineMark | CurveMark | TextMark] = []
         self.bottom = float(GAP)  # of all that is in it so far
         for line in wrapped(title, TITLE, width - 2 * GAP, bold=True):
             self.text(GAP, self.bottom + TITLE, line, size=TITLE, bold=True)
@@ -109,6 +117,17 @@ class Figure:
     def line(self, x0: float, y0: float, x1: float, y1: float) -> None:
         self.marks.append(LineMark(x0, y0, x1, y1))
         self.bottom = max(self.bottom, y0, y1)
+
+    def curve(self, points: Iterable[tuple[float, float] | None], colour: str) -> None:
+        """Lines from point to point, left to right; None is a gap."""
+        whole: list[tuple[float, float]] = []
+        for point in [*points, None]:
+            if point is not None:
+                whole.append(point)
+            elif whole:
+                self.marks.append(CurveMark(tuple(whole if len(whole) > 1 else whole * 2), colour))
+                self.bottom = max(self.bottom, *(y for _, y in whole))
+                whole = []
 
     def text(
         self,
@@ -194,6 +213,8 @@ class Figure:
                 canvas.rectangle([round(place) for place in corners], mark.fill, INK if mark.outline else None)
             elif isinstance(mark, LineMark):
                 canvas.line([mark.x0, mark.y0, mark.x1, mark.y1], INK)
+            elif isinstance(mark, CurveMark):
+                canvas.line([place for point in mark.points for place in point], mark.colour, 2, "curve")
             else:
                 font: Any = ImageFont.load_default(mark.size)
                 corner = {"start": "ls", "middle": "ms", "end": "rs"}[mark.anchor]
@@ -211,7 +232,11 @@ class Figure:
         return wide, high, file.getvalue()
 
 
-def _element(mark: RectMark | LineMark | TextMark) -> str:
+def _element(mark: RectMark | LineMark | CurveMark | TextMark) -> str:
+    if isinstance(mark, CurveMark):
+        points = " ".join(f"{x:.2f},{y:.2f}" for x, y in mark.points)
+        line = 'fill="none" stroke-width="1.5" stroke-linejoin="round" stroke-linecap="round"'
+        return f'<polyline points="{points}" {line} stroke="{mark.colour}"/>'
     if isinstance(mark, LineMark):
         return f'<line x1="{mark.x0:.2f}" y1="{mark.y0:.2f}" x2="{mark.x1:.2f}" y2="{mark.y1:.2f}" stroke="{INK}"/>'
     if isinstance(mark, RectMark):

@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
     from gangline.mesh import Mesh
 
 
+V = TypeVar("V")
 EVERY_AXIS = "*"
 NO_DIM = sys.maxsize  # a dim that no array has
 
@@ -42,6 +43,15 @@ def names(pattern: str, name: str) -> bool:
 
 def _specific(pattern: str) -> tuple[int, int]:
     return pattern.count("."), -pattern.count("*")
+
+
+def chosen(values: Mapping[str, V], name: str, default: V) -> V:
+    """Of values by pattern, the one for `name`: of the most specific pattern that matches, of these the first.
+
+    The most specific has most components, of these the fewest stars.
+    """
+    found = [pattern for pattern in values if matches(pattern, name)]
+    return values[max(found, key=_specific)] if found else default
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,27 @@ class StepRecord:
         return json.dumps(plain(asdict(self)), allow_nan=False)
 
 
+def numbers(record: StepRecord) -> dict[str, float | list[float]]:
+    """The curves of one record by tag."""
+    found: dict[str, float | list[float]] = {
+        "loss": record.loss,
+        "grad_norm": record.grad_norm,
+        "learning_rate": record.learning_rate,
+        "tokens_per_second": record.tokens_per_second,
+        "step_seconds": record.step_seconds,
+        "memory_bytes": record.memory_bytes,
+    }
+    if record.mfu is not None:
+        found["mfu"] = record.mfu
+    if record.validation_loss is not None:
+        found["validation_loss"] = record.validation_loss
+    found |= {f"validation_losses/{name}": loss for name, loss in record.validation_losses.items()}
+    found |= {f"seconds/{phase}": seconds for phase, seconds in record.seconds.items()}
+    found |= {f"rank_seconds/{name}": seconds for name, seconds in (record.rank_seconds or {}).items()}
+    found |= {f"rank_phases/{phase}": seconds for phase, seconds in (record.rank_phases or {}).items()}
+    return found | record.metrics
+
+
 def newest(lines: Iterable[str]) -> list[dict[str, Any]]:
     """Of the lines of a metrics.jsonl each step's newest record, in order: none of a branch that was left behind.
 

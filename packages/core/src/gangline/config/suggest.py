@@ -16,7 +16,7 @@ SYNONYMS = {
     "validate.every": "eval_every eval_interval eval_steps val_interval",
     "optimizer.learning_rate": "lr max_lr peak_lr rate",
     "optimizer.clip_norm": "grad_clip clip clip_grad clip_grad_norm gradient_clipping max_norm max_grad_norm",
-    "optimizer.weight_decay": "wd decay",
+    "optimizer.weight_decay": "wd",
     "optimizer.betas": "beta1 beta2 adam_beta1 adam_beta2",
     "optimizer.eps": "epsilon adam_epsilon",
     "schedule.warmup_steps": "warmup warmup_iters num_warmup_steps",

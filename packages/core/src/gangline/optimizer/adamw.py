@@ -12,6 +12,7 @@ from torch.optim.adamw import adamw
 from gangline.config.schema import Run
 from gangline.optimizer.base import Optimizer
 from gangline.optimizer.config import Adamw
+from gangline.plan import chosen
 from gangline.runtime import ParamShard, Runtime, ShardedParam
 from gangline.shard import Shard, model_array
 
@@ -32,15 +33,15 @@ class AdamwOptimizer(Optimizer):
         arrays = [model_array(name) for name in names]
         model = runtime.registry
         self.registry = model.like("optimizer/exp_avg", arrays) | model.like("optimizer/exp_avg_sq", arrays)
-        self._groups = [
-            _Group(
-                weight_decay,
-                [(p.name, piece) for p in named if decays(p, config) == bool(weight_decay) for piece in p.pieces],
-            )
-            for weight_decay in dict.fromkeys((config.weight_decay, 0.0))
-        ]
+        alike: dict[tuple[float, float], list[tuple[str, ParamShard]]] = {}
+        for p in named:
+            key = chosen(config.rates, p.name, 1.0), decay_of(p, config)
+            alike.setdefault(key, []).extend((p.name, piece) for piece in p.pieces)
+        self._groups = [_Group(rate, decay, pieces) for (rate, decay), pieces in alike.items()]
+        self._steps = 0
 
     def step(self, learning_rate: float) -> None:
+        self._steps += 1
         for group in self._groups:
             group.step(learning_rate, self._fused, self._config)
 
@@ -49,37 +50,34 @@ class AdamwOptimizer(Optimizer):
             yield from group.shards()
 
     def state(self) -> dict[str, Any]:
-        return {"steps": max((group.steps for group in self._groups), default=0)}
+        return {"steps": self._steps}
 
     def load_state(self, state: dict[str, Any]) -> None:
+        self._steps = int(state["steps"])
         for group in self._groups:
-            group.steps = int(state["steps"])
+            group.count(self._steps)
 
 
 class _Group:
-    """Pieces with the same weight decay, their moments and their step counters (torch wants one each)."""
+    """Pieces with the same factor of the learning rate and the same weight decay.
 
-    def __init__(self, weight_decay: float, pieces: list[tuple[str, ParamShard]]) -> None:
-        self.weight_decay, self.pieces = weight_decay, pieces
+    With their moments and their step counters (torch wants one each).
+    """
+
+    def __init__(self, rate: float, weight_decay: float, pieces: list[tuple[str, ParamShard]]) -> None:
+        self.rate, self.weight_decay, self.pieces = rate, weight_decay, pieces
         self.tensors = [piece.tensor for _, piece in pieces]
         self.averages = [torch.zeros_like(x, requires_grad=False) for x in self.tensors]
         self.squares = [torch.zeros_like(x, requires_grad=False) for x in self.tensors]
         self._steps = [torch.zeros((), dtype=torch.float32, device=x.device) for x in self.tensors]
-        self._count = 0
 
-    @property
-    def steps(self) -> int:
-        return self._count
-
-    @steps.setter
-    def steps(self, count: int) -> None:
-        self._count = count
+    def count(self, steps: int) -> None:
+        """So many have been done."""
         for step in self._steps:
-            step.fill_(count)
+            step.fill_(steps)
 
     @torch.no_grad()
     def step(self, learning_rate: float, fused: bool, config: Adamw) -> None:
-        self._count += 1
         if not self.tensors:
             return
         gradients: list[Tensor] = [x.grad for x in self.tensors]  # type: ignore[misc]
@@ -94,7 +92,7 @@ class _Group:
             fused=fused,
             amsgrad=False,
             maximize=False,
-            lr=learning_rate,
+            lr=learning_rate * self.rate,
             weight_decay=self.weight_decay,
             beta1=config.betas[0],
             beta2=config.betas[1],
@@ -113,9 +111,10 @@ def state_shard(state: str, name: str, piece: ParamShard, tensor: Tensor) -> Sha
     return Shard(f"optimizer/{state}/{name}", of.global_shape, tensor.dtype, of.offset, tensor, of.primary)
 
 
-def decays(parameter: ShardedParam, config: Adamw) -> bool:
-    """Whether weight decay touches this parameter: matrices and stacks, vectors only on demand."""
-    return config.weight_decay != 0 and (len(parameter.shape) >= 2 or config.decay_vectors)
+def decay_of(parameter: ShardedParam, config: Adamw) -> float:
+    """Its weight decay: what `decay` says of its name, else that of matrices and stacks, and of vectors on demand."""
+    touched = len(parameter.shape) >= 2 or config.decay_vectors
+    return chosen(config.decay, parameter.name, config.weight_decay if touched else 0.0)
 
 
 def build(config: Adamw, run: Run, runtime: Runtime) -> AdamwOptimizer:

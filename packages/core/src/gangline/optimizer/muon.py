@@ -22,10 +22,10 @@ from torch import Tensor
 
 from gangline.config.schema import Run
 from gangline.model.compose import compose_model
-from gangline.optimizer.adamw import AdamwOptimizer, state_shard
+from gangline.optimizer.adamw import AdamwOptimizer, decay_of, state_shard
 from gangline.optimizer.base import Optimizer
 from gangline.optimizer.config import Muon
-from gangline.plan import matches
+from gangline.plan import chosen, matches
 from gangline.runtime import Runtime, ShardedParam
 from gangline.shard import Shard, model_array
 
@@ -76,9 +76,10 @@ class MuonOptimizer(Optimizer):
         mapped = self.runtime.map_matrices(partial(orthogonalise, iterations=config.iterations), self._looks_ahead())
         for parameter, (_, updates) in zip(self.matrices, mapped, strict=True):
             size = 0.2 * sqrt(max(parameter.shape[-2:]))
+            rate, decay = learning_rate * chosen(config.rates, parameter.name, 1.0), decay_of(parameter, config)
             for piece, update in zip(parameter.pieces, updates, strict=True):
-                piece.tensor.mul_(1 - learning_rate * config.weight_decay)
-                piece.tensor.add_(update, alpha=-learning_rate * size)
+                piece.tensor.mul_(1 - rate * decay)
+                piece.tensor.add_(update, alpha=-rate * size)
         self._rest.step(learning_rate)
 
     def _looks_ahead(self) -> Iterator[tuple[str, list[Tensor]]]:
@@ -108,15 +109,15 @@ def build(config: Muon, run: Run, runtime: Runtime) -> MuonOptimizer:
     """The optimizer `muon`: the matrices and stacks in the blocks that the plan names, and AdamW for all else."""
     _, plan = compose_model(run)
 
-    def chosen(name: str) -> bool:
+    def in_blocks(name: str) -> bool:
         return len(runtime.registry[model_array(name)].shape) >= 2 and matches(plan.blocks, name)
 
     named, names = runtime.parameters(), runtime.names()
     return MuonOptimizer(
         config,
         runtime,
-        [p for p in named if chosen(p.name)],
-        [p for p in named if not chosen(p.name)],
-        ([n for n in names if chosen(n)], [n for n in names if not chosen(n)]),
+        [p for p in named if in_blocks(p.name)],
+        [p for p in named if not in_blocks(p.name)],
+        ([n for n in names if in_blocks(n)], [n for n in names if not in_blocks(n)]),
         run.deterministic,
     )

@@ -13,7 +13,7 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from gangline.record import StepRecord
+from gangline.record import StepRecord, numbers
 from gangline.track.base import Start, Tracker
 
 if TYPE_CHECKING:
@@ -65,27 +65,6 @@ class TensorBoardTracker(Tracker):
 
     def _write(self, event: Event) -> None:
         self.writer.write(event.SerializeToString())
-
-
-def numbers(record: StepRecord) -> dict[str, float | list[float]]:
-    """The curves of one record by tag."""
-    found: dict[str, float | list[float]] = {
-        "loss": record.loss,
-        "grad_norm": record.grad_norm,
-        "learning_rate": record.learning_rate,
-        "tokens_per_second": record.tokens_per_second,
-        "step_seconds": record.step_seconds,
-        "memory_bytes": record.memory_bytes,
-    }
-    if record.mfu is not None:
-        found["mfu"] = record.mfu
-    if record.validation_loss is not None:
-        found["validation_loss"] = record.validation_loss
-    found |= {f"validation_losses/{name}": loss for name, loss in record.validation_losses.items()}
-    found |= {f"seconds/{phase}": seconds for phase, seconds in record.seconds.items()}
-    found |= {f"rank_seconds/{name}": seconds for name, seconds in (record.rank_seconds or {}).items()}
-    found |= {f"rank_phases/{phase}": seconds for phase, seconds in (record.rank_phases or {}).items()}
-    return found | record.metrics
 
 
 def _value(tag: str, value: float | list[float]) -> Summary.Value:

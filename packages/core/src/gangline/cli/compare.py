@@ -1,0 +1,179 @@
+"""`gangline compare`: what differs between runs, and their curves side by side, as text and as a picture."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gangline.cli import wide_open
+from gangline.config.suggest import near
+from gangline.errors import UserError
+from gangline.figure import PALETTE, Figure, PlotArea, number_ticks, room_left
+from gangline.record import StepRecord, numbers, plain, read_records
+from gangline.rundir import RunDirectory
+
+ROWS = 12  # of the table of curves
+ASIDE = ("run.dir", "run.name")  # differ in any two runs
+Curve = list[tuple[float, float]]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the differences and the curves; write the picture."""
+    parser = argparse.ArgumentParser(
+        prog="gangline compare", description="What differs between runs, and their curves side by side."
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN_DIR", help="two or more run directories")
+    parser.add_argument("--metric", default="loss", help="which number of metrics.jsonl; default: loss")
+    parser.add_argument("--over", choices=("step", "tokens", "hours"), default="step", help="along what; default: step")
+    parser.add_argument("--picture", metavar="FILE", help="also write the curves as FILE.svg or FILE.png")
+    parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
+    options = parser.parse_args(list(argv))
+    if options.picture and Path(options.picture).suffix not in (".svg", ".png"):
+        raise UserError(f"--picture={options.picture} must end with .svg or .png.")
+    names = _short(options.runs)
+    different = differences([RunDirectory.open(path).content() for path in options.runs])
+    found = [curve(path, options.metric, options.over) for path in options.runs]
+    if options.json:
+        print(json.dumps(plain({"runs": options.runs, "options": different, options.metric: found}), allow_nan=False))
+        return 0
+    _print_differences(names, different)
+    _print_curves(names, found, options.metric, options.over)
+    if options.picture:
+        drawn = picture(names, found, options.metric, options.over)
+        file = Path(options.picture)
+        file.write_bytes(drawn.png()[2] if file.suffix == ".png" else drawn.svg().encode())
+        print(f"\n{file}")
+    return 0
+
+
+def differences(contents: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Option -> its value in each run, of those that are not the same in all; a run that lacks one has null."""
+    flat = [_flat(content) for content in contents]
+    keys = list(dict.fromkeys(key for each in flat for key in each))
+    values = {key: [each.get(key) for each in flat] for key in keys if key not in ASIDE}
+    return {key: row for key, row in values.items() if any(value != row[0] for value in row)}
+
+
+def curve(run_dir: str | Path, metric: str, over: str) -> Curve:
+    """(place along the axis, value) of each step that has the number. Raises UserError where no step does."""
+    path = Path(run_dir) / "metrics.jsonl"
+    records = read_records(path) if path.exists() else []
+    found: Curve = []
+    known: set[str] = set()
+    tokens, began = 0, 0.0
+    fields = StepRecord.__dataclass_fields__
+    for line in records:
+        record = StepRecord(**{key: value for key, value in line.items() if key in fields})
+        tokens += record.tokens
+        began = began or record.time - record.step_seconds
+        values = numbers(record)
+        known |= set(values)
+        if metric in values and not isinstance(values[metric], list):
+            along = {"step": float(record.step), "tokens": float(tokens), "hours": (record.time - began) / 3600}
+            found.append((along[over], float(values[metric])))  # type: ignore[arg-type]
+    if records and not found:
+        more = f"There are: {', '.join(sorted(known))}."
+        raise UserError(f"no step of {run_dir} has the number {metric!r}.", near(metric, sorted(known)), more)
+    return found
+
+
+def picture(names: Sequence[str], curves: Sequence[Curve], metric: str, over: str) -> Figure:
+    """The curves over each other, with axes and a legend; values that are not finite are gaps."""
+    figure = Figure(f"{metric} of {', '.join(names)}", "", width=800)
+    finite = [(x, y) for each in curves for x, y in each if math.isfinite(y)]
+    if not finite:
+        figure.text(20, figure.bottom + 20, "No run has a step yet.")
+        return figure
+    low, high = min(y for _, y in finite), max(y for _, y in finite)
+    margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
+    low, high = low - margin, high + margin
+    right = max(x for x, _ in finite) or 1.0
+    ticks = [(1 - at, f"{low + at * (high - low):.4g}") for at in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    left = 12 + room_left(ticks)
+    area = PlotArea(left, figure.bottom + 8, 800 - left - 20, 320)
+    for number, each in enumerate(curves):
+        points = [
+            (area.left + x / right * area.width, area.bottom - (y - low) / (high - low) * area.height)
+            if math.isfinite(y)
+            else None
+            for x, y in each
+        ]
+        figure.curve(points, PALETTE[number % len(PALETTE)])
+    figure.axis_left(area, metric, ticks)
+    figure.axis_below(area, over, number_ticks(right))
+    figure.legend(area.left, figure.bottom + 14, [(PALETTE[i % len(PALETTE)], name) for i, name in enumerate(names)])
+    return figure
+
+
+def _print_differences(names: Sequence[str], different: dict[str, list[Any]]) -> None:
+    if not different:
+        print("Their configurations are the same." if len(names) > 1 else "")
+        return
+    table = _table("option", names)
+    for key, row in different.items():
+        table.add_row(key, *("null" if value is None else str(value) for value in row))
+    wide_open().print(table)
+
+
+def _print_curves(names: Sequence[str], curves: Sequence[Curve], metric: str, over: str) -> None:
+    places = sorted({x for each in curves for x, _ in each})
+    if not places:
+        print("\nNo run has a step yet.")
+        return
+    last = len(places) - 1
+    rows = [places[round(i * last / (ROWS - 1))] for i in range(ROWS)]
+    table = _table(over, names)
+    for place in dict.fromkeys(rows):
+        table.add_row(f"{place:.6g}", *(_at(each, place) for each in curves))
+    table.add_row("best", *(_best(each) for each in curves))
+    table.add_row("median of the last tenth", *(_late(each) for each in curves))
+    print(f"\n{metric}")
+    wide_open().print(table)
+
+
+def _table(first: str, names: Sequence[str]) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", overflow="fold")
+    return table
+
+
+def _at(curve: Curve, place: float) -> str:
+    """The value at the last step up to there; nothing before the first, and beyond the last."""
+    before = [y for x, y in curve if x <= place]
+    return f"{before[-1]:.4f}" if before and place <= curve[-1][0] else ""
+
+
+def _best(curve: Curve) -> str:
+    finite = [y for _, y in curve if math.isfinite(y)]
+    return f"{min(finite):.4f}" if finite else ""
+
+
+def _late(curve: Curve) -> str:
+    late = [y for _, y in curve[-max(1, len(curve) // 10) :] if math.isfinite(y)]
+    return f"{median(late):.4f}" if late else ""
+
+
+def _short(paths: Sequence[str]) -> list[str]:
+    """Their last folders' names, where these differ; else the paths."""
+    names = [Path(path).resolve().name for path in paths]
+    return names if len(set(names)) == len(names) else list(paths)
+
+
+def _flat(content: Any, prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            found |= _flat(value, f"{path}.")
+        else:
+            found[path.removeprefix("parts.")] = value
+    return found

@@ -1,0 +1,61 @@
+"""`gangline runs`: a table of the runs in a folder."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from gangline.cli import wide_open
+from gangline.record import plain
+from gangline.runs import RunSummary, summaries
+
+STYLES = {"running": "green", "failed": "red", "killed": "red", "damaged": "red", "stopped": "yellow"}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table, or one JSON object a line."""
+    parser = argparse.ArgumentParser(
+        prog="gangline runs", description="The runs in a folder: where each stands, and what was last said of it."
+    )
+    parser.add_argument("folder", nargs="?", default="runs", help="holds run directories, or is one; default: runs")
+    parser.add_argument("--state", action="append", default=[], help="only runs in this state; may come several times")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, for scripts")
+    options = parser.parse_args(list(argv))
+    found = [run for run in summaries(options.folder) if not options.state or run.state in options.state]
+    if options.json:
+        for run in found:
+            print(json.dumps(plain(asdict(run)), allow_nan=False))
+        return 0
+    if not found:
+        print(f"There are no such runs in {options.folder}.")
+        return 0
+    _print(found, Path(options.folder))
+    return 0
+
+
+def _print(found: list[RunSummary], folder: Path) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from gangline.track.console import quantity
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("directory", "name"):
+        table.add_column(column, no_wrap=True, overflow="ellipsis")
+    for column in ("step", "loss", "tokens/s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("last words", overflow="ellipsis", no_wrap=True)
+    for run in found:
+        place = Path(run.directory)
+        shown = place.relative_to(folder) if place != folder else place
+        step = f"{run.step}" if run.steps is None else f"{run.step}/{run.steps}"
+        loss = "" if run.loss is None else f"{run.loss:.4f}"
+        rate = "" if run.tokens_per_second is None else quantity(run.tokens_per_second)
+        state = Text(run.state, STYLES.get(run.state, ""))
+        words = " ".join(run.words.split())
+        table.add_row(Text(str(shown)), Text(run.name), step, loss, rate, state, Text(words))
+    wide_open().print(table)

@@ -1,0 +1,167 @@
+"""The runs in a folder, each in a few words, from the ends of their files: hundreds take a moment. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gangline import ending, events
+from gangline.errors import UserError
+from gangline.run_lock import held
+from gangline.rundir import RunDirectory
+
+TAIL = 1 << 16  # bytes of a file's end that are read first
+SILENT_SECONDS = 600.0  # of a run on another machine: it has written nothing for so long
+MARKS = ("config.yaml", "metrics.jsonl", "events.jsonl", "parts.json", "provenance.json")  # files of runs alone
+_ENDED = {"done": "done", "verdict": "stopped", "preempted": "preempted", "signal": "signal", "killed": "killed"}
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run as a row of a table.
+
+    state  "running", "silent" (on another machine, and nothing was written for ten minutes), "done", "stopped" (by a
+           verdict), "preempted" (saved, to be started again), "signal" (not saved), "killed", "failed", "new" (nothing
+           has begun), "damaged" (no whole config.yaml)
+    words  the last that is known of it: why it ended, or what was said
+    time   when something was last written, seconds since the epoch
+    """
+
+    name: str
+    directory: str
+    state: str
+    step: int = 0
+    steps: int | None = None
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    words: str = ""
+    time: float = 0.0
+
+
+def summaries(folder: str | Path) -> list[RunSummary]:
+    """Of all runs in a folder and in its folders, the one last written to last; of the folder itself, if it is a run.
+
+    Raises UserError where the folder is missing or cannot be read.
+    """
+    place = Path(folder)
+    if not place.is_dir():
+        raise UserError(f"there is no folder {folder}.", "Runs lie in runs/, unless run.dir says otherwise.")
+    try:
+        found = [place] if _is_run(place) else list(_runs_in(place, depth=2))
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}.") from error
+    return sorted(map(summary, found), key=lambda one: (one.time, one.directory))
+
+
+def summary(directory: Path) -> RunSummary:
+    """One run's row; nothing that its files hold raises."""
+    record = _record(directory)
+    told = list(_tail(directory / events.FILE))
+    written = _written(directory)
+    try:
+        content = RunDirectory(directory).content()
+        own = content.get("run") or {}
+        name, steps = str(own.get("name") or directory.name), own.get("steps")
+        state, words = _state(directory, record, told, written)
+    except UserError as error:
+        name, steps, state, words = directory.name, None, "damaged", str(error).splitlines()[0]
+    return RunSummary(
+        name=name,
+        directory=str(directory),
+        state=state,
+        step=int(record.get("step") or 0),
+        steps=steps if isinstance(steps, int) else None,
+        loss=_number(record.get("loss")),
+        tokens_per_second=_number(record.get("tokens_per_second")),
+        words=words,
+        time=written,
+    )
+
+
+def _state(directory: Path, record: dict[str, Any], told: list[dict[str, Any]], written: float) -> tuple[str, str]:
+    """(state, words)"""
+    said = ""
+    for event in told:
+        said = str(event.get("evidence") or said)
+    said = str((record.get("notes") or [said])[-1])
+    if held(directory):
+        return "running", said
+    end = ending.read_ending(directory)
+    if end is not None:
+        return _ENDED.get(end.reason, "failed"), end.evidence or end.reason
+    if not told:
+        return "new", ""
+    if told[-1].get("host") != os.uname().nodename:
+        return ("running" if time.time() - written < SILENT_SECONDS else "silent"), said
+    return "killed", said or "it has no end"
+
+
+def _is_run(directory: Path) -> bool:
+    return any((directory / mark).exists() for mark in MARKS)
+
+
+def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
+    """Run directories below, a sweep's among them: a folder of runs in a folder of runs."""
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or not path.is_dir():
+            continue
+        if _is_run(path):
+            yield path
+        elif depth > 1:
+            with suppress(PermissionError):
+                yield from _runs_in(path, depth - 1)
+
+
+def _record(directory: Path) -> dict[str, Any]:
+    """The newest whole record: the last line, for what is behind a way back is a branch that was left."""
+    found: dict[str, Any] = {}
+    for line in _tail(directory / "metrics.jsonl"):
+        if isinstance(line.get("step"), int):
+            found = line
+    return found
+
+
+def _tail(path: Path) -> Iterator[dict[str, Any]]:
+    """Whole lines from the end of a file of JSON lines: at least one, where it has any."""
+    size = TAIL
+    while True:
+        try:
+            with path.open("rb") as file:
+                length = file.seek(0, os.SEEK_END)
+                file.seek(max(0, length - size))
+                lines = file.read().split(b"\n")[size < length :]
+        except OSError:
+            return
+        found = []
+        for line in lines:
+            with suppress(ValueError):
+                content = json.loads(line)
+                if isinstance(content, dict):
+                    found.append(content)
+        if found or size >= length:
+            yield from found
+            return
+        size *= 8
+
+
+def _written(directory: Path) -> float:
+    """When a file that a run writes was last written to."""
+    found = 0.0
+    for name in (*MARKS, ending.FILE, "attempts.jsonl"):
+        with suppress(OSError):
+            found = max(found, (directory / name).stat().st_mtime)
+    return found
+
+
+def _number(value: Any) -> float | None:
+    """A number, also one that JSON had to keep as a string."""
+    try:
+        return None if value is None else float(value)
+    except (TypeError, ValueError):
+        return None

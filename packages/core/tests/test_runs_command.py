@@ -1,0 +1,211 @@
+"""gangline runs and gangline compare: of runs that live, have ended, were killed, or are no whole runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gangline.cli.compare import differences, main as compare
+from gangline.cli.runs import main as runs
+from gangline.config.compose import compose
+from gangline.ending import RunEnding, write_ending
+from gangline.errors import UserError
+from gangline.events import Events
+from gangline.record import StepRecord
+from gangline.rundir import RunDirectory
+from gangline.runs import summaries
+
+
+def record(step: int, loss: float, **more) -> StepRecord:
+    seconds = {"time": 1e9 + 3600 * step, "step_seconds": 3600.0}
+    return StepRecord(step, 1, loss, 0.5, 1e-3, 100, 12345.6, None, **(seconds | more))
+
+
+def made(
+    directory: Path, *words: str, losses: tuple[float, ...] = (3.0, 2.0, 1.0), reason: str | None = "done"
+) -> Path:
+    """A run directory as `train` leaves one."""
+    (run,) = compose(["recipe=tiny", f"run.dir={directory}", "run.steps=10", *words])
+    RunDirectory.create(run).unlock()
+    events = Events(directory, 1)
+    if losses:
+        events.write("start", processes=1)
+        lines = [record(i + 1, loss).to_json() for i, loss in enumerate(losses)]
+        (directory / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    if losses and reason:
+        events.write("end", why=reason, evidence="its evidence")
+        write_ending(directory, RunEnding(generation=1, reason=reason, exit_code=0, evidence=f"about {reason}"))
+    events.close()
+    return directory
+
+
+def table(capsys, *words: str) -> dict[str, dict]:
+    assert runs([*words, "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    return {Path(line["directory"]).name: line for line in lines}
+
+
+def test_each_state_is_told_from_the_others(tmp_path: Path, capsys) -> None:
+    for reason in ("done", "verdict", "preempted", "signal", "bug", "mistake"):
+        made(tmp_path / reason, reason=reason)
+    made(tmp_path / "lost", reason=None)
+    made(tmp_path / "fresh", losses=())
+    (tmp_path / "sweep").mkdir()
+    made(tmp_path / "sweep" / "inner")
+    damaged = made(tmp_path / "cut")
+    text = (damaged / "config.yaml").read_text()
+    (damaged / "config.yaml").write_text(text[: len(text) // 2])
+    (tmp_path / "gone" / "logs").mkdir(parents=True)
+    (tmp_path / "gone" / "parts.json").write_text("{")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("not a run")
+    found = table(capsys, str(tmp_path))
+    states = {name: one["state"] for name, one in found.items()}
+    assert states == {
+        "done": "done", "verdict": "stopped", "preempted": "preempted", "signal": "signal", "bug": "failed",
+        "mistake": "failed", "lost": "killed", "fresh": "new", "inner": "done", "cut": "damaged", "gone": "damaged",
+    }  # fmt: skip
+    assert found["done"] | {"time": 0, "directory": "", "name": ""} == {
+        "name": "", "directory": "", "state": "done", "step": 3, "steps": 10, "loss": 1.0, "tokens_per_second": 12345.6,
+        "words": "about done", "time": 0,
+    }  # fmt: skip
+    assert "cut short" in found["cut"]["words"]
+    assert runs([str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"done\s+tiny\s+3/10\s+1\.0000\s+12\.3 k\s+done\s+about done", shown), shown
+    assert runs([str(tmp_path), "--state", "damaged"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_run_that_lives(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "gangline.cli.train",
+        "recipe=tiny",
+        "run.steps=100000",
+        f"run.dir={tmp_path / 'a'}",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=tmp_path) as process:
+        until = time.monotonic() + 200
+        while time.monotonic() < until and process.poll() is None:
+            found = summaries(tmp_path)
+            if found and found[0].step > 0:
+                break
+            time.sleep(0.2)
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert found[0].state == "running"
+        process.terminate()
+        process.communicate(timeout=200)
+    assert summaries(tmp_path)[0].state in ("preempted", "signal")
+
+
+def test_a_run_of_another_machine_is_running_until_it_is_silent(tmp_path: Path, monkeypatch) -> None:
+    run = made(tmp_path / "a", reason=None)
+    lines = (run / "events.jsonl").read_text().replace(os.uname().nodename, "elsewhere")
+    (run / "events.jsonl").write_text(lines)
+    assert summaries(tmp_path)[0].state == "running"
+    for file in run.iterdir():
+        os.utime(file, (1e9, 1e9))
+    assert summaries(tmp_path)[0].state == "silent"
+
+
+def test_the_newest_record_is_read_from_the_end(tmp_path: Path) -> None:
+    """A torn last line, a record longer than what is read first, a way back."""
+    run = made(tmp_path / "a")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(record(2, 7.5, metrics={"x": [0.1] * 50_000}).to_json() + "\n" + record(3, 9.0).to_json()[:40])
+    assert (summaries(tmp_path)[0].step, summaries(tmp_path)[0].loss) == (2, 7.5)
+
+
+def test_hundreds_of_runs_take_a_moment(tmp_path: Path) -> None:
+    first = made(tmp_path / "first")
+    config, events = (first / "config.yaml").read_text(), (first / "events.jsonl").read_text()
+    long = "".join(record(step, 1.0).to_json() + "\n" for step in range(1, 5000))
+    for number in range(300):
+        run = tmp_path / f"run{number}"
+        run.mkdir()
+        (run / "config.yaml").write_text(config)
+        (run / "events.jsonl").write_text(events)
+        (run / "metrics.jsonl").write_text(long if number < 20 else long[:50_000])
+    start = time.process_time()
+    assert len(summaries(tmp_path)) == 301
+    assert time.process_time() - start < 15  # seconds of CPU; about 3 on a quiet machine
+
+
+def test_neither_command_imports_torch(tmp_path: Path) -> None:
+    run = made(tmp_path / "a")
+    code = f"""
+import sys
+from gangline.cli.main import main
+assert main(["runs", {str(tmp_path)!r}]) == 0
+assert main(["compare", {str(run)!r}, {str(run)!r}]) == 0
+assert "torch" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_folder_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no folder"):
+        runs([str(tmp_path / "none")])
+
+
+def test_compare_shows_options_and_curves(tmp_path: Path, capsys) -> None:
+    one = made(tmp_path / "one", losses=(3.0, 2.0, 1.0))
+    two = made(tmp_path / "two", "optimizer.learning_rate=0.5", "schedule=wsd", losses=(3.5, float("nan")))
+    assert compare([str(one), str(two)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"optimizer\.learning_rate\s+\S+\s+0\.5", shown), shown
+    assert re.search(r"schedule\s+cosine\s+wsd", shown), shown
+    assert re.search(r"^1\s+3\.0000\s+3\.5000$", shown, re.MULTILINE), shown
+    assert re.search(r"^3\s+1\.0000\s*$", shown, re.MULTILINE), shown  # the second has no third step
+    assert re.search(r"^best\s+1\.0000\s+3\.5000$", shown, re.MULTILINE), shown
+    assert "run.dir" not in shown
+
+
+def test_compare_over_tokens_and_hours_as_json(tmp_path: Path, capsys) -> None:
+    one, two = made(tmp_path / "one"), made(tmp_path / "two")
+    for over, places in (("tokens", [100, 200, 300]), ("hours", [1, 2, 3])):
+        assert compare([str(one), str(two), "--over", over, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["options"] == {}
+        assert [[x for x, _ in curve] for curve in found["loss"]] == [places, places]
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_compare_draws(tmp_path: Path, kind: str) -> None:
+    one, two = made(tmp_path / "one"), made(tmp_path / "two", losses=(3.0, float("nan"), 2.0, 1.5), reason=None)
+    file = tmp_path / f"curves.{kind}"
+    assert compare([str(one), str(two), "--picture", str(file)]) == 0
+    if kind == "svg":
+        text = file.read_text()
+        assert text.count("<polyline") == 3, "two curves, one of them with a gap"
+        assert "step" in text
+    else:
+        from PIL import Image
+
+        colours = {colour for _, colour in Image.open(file).getcolors(100_000)}
+        assert {(0x56, 0xB4, 0xE9), (0, 0x9E, 0x73)} <= colours
+
+
+def test_compare_refuses_what_is_not_there(tmp_path: Path) -> None:
+    one, two = made(tmp_path / "one"), made(tmp_path / "two")
+    with pytest.raises(UserError, match=r"no step of .* has the number 'los'"):
+        compare([str(one), str(two), "--metric", "los"])
+    with pytest.raises(UserError, match="there is no run directory"):
+        compare([str(one), str(tmp_path / "none")])
+    with pytest.raises(UserError, match=r"\.svg or \.png"):
+        compare([str(one), str(two), "--picture", "curves.gif"])
+
+
+def test_differences_of_runs_with_other_parts() -> None:
+    one = {"parts": {"optimizer": "adamw"}, "optimizer": {"eps": 1e-8}, "run": {"dir": "a", "seed": 1}}
+    two = {"parts": {"optimizer": "muon"}, "optimizer": {"eps": 1e-8, "momentum": 0.9}, "run": {"dir": "b", "seed": 1}}
+    assert differences([one, two]) == {"optimizer": ["adamw", "muon"], "optimizer.momentum": [None, 0.9]}

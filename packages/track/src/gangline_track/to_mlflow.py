@@ -1,0 +1,97 @@
+"""MLflow: one run of an experiment, by its client; the process's own active run is left alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
+
+from gangline.track import Start, StepRecord
+from gangline_track.background import Connection, flat, scalars
+from gangline_track.config import Mlflow
+from gangline_track.run_id import RunId
+
+METRICS, PARAMS, LENGTH = 1000, 100, 500  # of one call, and letters of a value: what every store takes
+NOTE = "mlflow.note.content"  # what its page shows as the run's description
+STATUS = {"done": "FINISHED", "stop": "FAILED", "error": "FAILED"}  # else a signal: KILLED
+
+
+class MlflowConnection(Connection):
+    """A run of MLflow. It has no histograms, so what is a list is left out."""
+
+    def __init__(self, config: Mlflow) -> None:
+        self.config = config
+
+    def open(self, start: Start) -> int:
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it tells of each table that it makes
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        uri = self.config.uri or os.environ.get("MLFLOW_TRACKING_URI") or local(start.directory)
+        self.client = MlflowClient(tracking_uri=uri)
+        known = RunId(start.directory, "mlflow", f"{uri} {self.config.project}")
+        self.id = known.read() or ""
+        options = {key: str(value)[:LENGTH] for key, value in flat(start.config).items()}
+        if not self._goes_on():
+            begun = self.client.create_run(self._experiment(start.directory), run_name=start.name)
+            self.id = begun.info.run_id
+            known.write(self.id)
+        held = self.client.get_run(self.id).data.params
+        new = [Param(key, value) for key, value in options.items() if key not in held]
+        for first in range(0, len(new), PARAMS):
+            self.client.log_batch(self.id, params=new[first : first + PARAMS])
+        changed = [(key, value) for key, value in options.items() if held.get(key, value) != value]
+        tags = [("attempt", start.attempt), ("world", start.world), ("parameters", start.parameters), *changed]
+        self.client.log_batch(self.id, tags=[RunTag(key, str(value)) for key, value in tags])
+        return max((point.step for point in self.client.get_metric_history(self.id, "loss")), default=0)
+
+    def _goes_on(self) -> bool:
+        """Whether the run is there, and is running again; one that was deleted begins anew."""
+        try:
+            alive = self.id and self.client.get_run(self.id).info.lifecycle_stage == "active"
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return False
+        if alive:
+            self.client.update_run(self.id, status="RUNNING")
+        return bool(alive)
+
+    def _experiment(self, directory: str) -> str:
+        found = self.client.get_experiment_by_name(self.config.project)
+        if found is not None:
+            return found.experiment_id
+        here = not (self.config.uri or os.environ.get("MLFLOW_TRACKING_URI"))
+        artifacts = (Path(directory) / "mlflow").absolute().as_uri() if here else None
+        return self.client.create_experiment(self.config.project, artifact_location=artifacts)
+
+    def send(self, records: list[StepRecord]) -> None:
+        points = [
+            Metric(name, value, int(record.time * 1000), record.step)
+            for record in records
+            for name, value in scalars(record).items()
+        ]
+        for first in range(0, len(points), METRICS):
+            self.client.log_batch(self.id, metrics=points[first : first + METRICS])
+
+    def close(self, summary: dict[str, Any], notes: list[str], pictures: list[Path]) -> None:
+        tags = [RunTag(f"run.{name}", str(value)[:LENGTH]) for name, value in summary.items() if value is not None]
+        if notes:
+            tags.append(RunTag(NOTE, "\n\n".join(notes)[-5000:]))
+        self.client.log_batch(self.id, tags=tags)
+        for picture in pictures:
+            self.client.log_artifact(self.id, str(picture), "pictures")
+        self.client.set_terminated(self.id, status=STATUS.get(str(summary.get("why")), "KILLED"))
+
+
+def local(directory: str | Path) -> str:
+    """The file of SQLite in a run directory."""
+    return f"sqlite:///{(Path(directory) / 'mlflow.db').absolute()}"
+
+
+def connect(config: Mlflow) -> MlflowConnection:
+    """What the tracker's thread works with."""
+    return MlflowConnection(config)

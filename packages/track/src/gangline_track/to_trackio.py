@@ -1,0 +1,59 @@
+"""Trackio. It knows a run by its name, so the name has letters that no other run's has."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import trackio
+
+from gangline.track import Start, StepRecord
+from gangline_track.background import Connection, lists, scalars
+from gangline_track.config import Trackio
+from gangline_track.run_id import RunId
+
+
+class TrackioConnection(Connection):
+    """A run of Trackio, on this machine unless a Space or a server is named."""
+
+    def __init__(self, config: Trackio) -> None:
+        self.config = config
+
+    def open(self, start: Start) -> int:
+        config = self.config
+        known = RunId(start.directory, "trackio", f"{config.space or config.server or ''} {config.project}")
+        name = known.read()
+        self.run = trackio.init(
+            project=config.project,
+            name=name or f"{start.name}-{uuid.uuid4().hex[:6]}",
+            space_id=config.space,
+            server_url=config.server,
+            config={**start.config, "parameters": start.parameters, "world": start.world},
+            resume="allow" if name else "never",
+            embed=False,
+            auto_log_cpu=False,  # the record has what the run measures
+            auto_log_gpu=False,
+        )
+        known.write(self.run.name)
+        self.newest = self.run._next_step - 1  # it asks for it as the run begins, and tells it nowhere else
+        return max(self.newest, 0)
+
+    def send(self, records: list[StepRecord]) -> None:
+        for record in records:
+            histograms = {name: trackio.Histogram(values) for name, values in lists(record).items() if values}
+            self.run.log({**scalars(record), **histograms}, step=record.step)
+            self.newest = record.step
+
+    def close(self, summary: dict[str, Any], notes: list[str], pictures: list[Path]) -> None:
+        end: dict[str, Any] = {f"run/{name}": value for name, value in summary.items() if value is not None}
+        if notes:
+            end["notes"] = trackio.Markdown("\n\n".join(notes))
+        end |= {f"pictures/{path.stem}": trackio.Image(str(path)) for path in pictures}
+        self.run.log(end, step=max(self.newest, 0))
+        self.run.finish()
+
+
+def connect(config: Trackio) -> TrackioConnection:
+    """What the tracker's thread works with."""
+    return TrackioConnection(config)

@@ -1,0 +1,99 @@
+"""Weights & Biases. Its step is the run's step, and the run keeps its id over all starts."""
+
+from __future__ import annotations
+
+import math
+import sys
+import uuid
+from pathlib import Path
+from typing import Any
+
+import wandb
+
+from gangline.track import Start, StepRecord
+from gangline_track.background import Connection, lists, scalars
+from gangline_track.config import Wandb
+from gangline_track.run_id import RunId
+from gangline_track.wandb_file import newest_step
+
+LINES = 200  # of the notes that are kept
+
+
+class WandbConnection(Connection):
+    """A run of wandb; its files are in RUN_DIR/wandb."""
+
+    def __init__(self, config: Wandb) -> None:
+        self.config = config
+
+    def open(self, start: Start) -> int:
+        known = RunId(start.directory, "wandb", f"{self.config.entity or ''}/{self.config.project}")
+        name = known.read() or uuid.uuid4().hex[:16]
+        mode, why = self.config.mode, ""
+        try:
+            if mode == "online" and not wandb.login(prompt=False):
+                mode, why = "offline", "there is no key: wandb login, or WANDB_API_KEY"
+            self.run = self._begun(start, name, mode)
+        except Exception as error:  # an expired key, no network, a project that is another's
+            if mode != "online":
+                raise
+            why = str(error).strip().splitlines()[0]
+            wandb.teardown()  # it holds the id of the run that it could not begin
+            self.run = self._begun(start, name, "offline")
+        if why:
+            later = f"wandb sync {Path(start.directory) / 'wandb'}/offline-run-*"
+            print(
+                f"train: track=wandb goes on offline: {why}\n  To send it later:  {later}", file=sys.stderr, flush=True
+            )
+        if mode == "disabled":
+            return 0
+        known.write(name)
+        return max(newest_step(start.directory, name), self.run.starting_step - 1)
+
+    def _begun(self, start: Start, name: str, mode: Any) -> wandb.Run:
+        config = self.config
+        settings = wandb.Settings(
+            init_timeout=config.connect_seconds,
+            finish_timeout=config.deadline_seconds,
+            silent=True,
+            console="off",  # core keeps what is printed
+            disable_git=True,  # provenance.json has it
+            disable_code=True,
+            x_disable_stats=True,  # the record has what the run measures
+        )
+        return wandb.init(
+            project=config.project,
+            entity=config.entity,
+            group=config.group,
+            tags=config.tags,
+            name=start.name,
+            id=name,
+            resume="allow",
+            dir=start.directory,
+            mode=mode,
+            config={**start.config, "parameters": start.parameters, "world": start.world, "attempt": start.attempt},
+            allow_val_change=True,
+            settings=settings,
+        )
+
+    def send(self, records: list[StepRecord]) -> None:
+        for record in records:
+            histograms = {name: histogram(values) for name, values in lists(record).items()}
+            self.run.log({**scalars(record), **histograms}, step=record.step)
+
+    def close(self, summary: dict[str, Any], notes: list[str], pictures: list[Path]) -> None:
+        if notes:
+            self.run.notes = "\n".join(notes[-LINES:])
+        self.run.summary.update({f"run/{name}": value for name, value in summary.items() if value is not None})
+        if pictures:
+            self.run.log({f"pictures/{path.stem}": wandb.Image(str(path)) for path in pictures})
+        self.run.finish(exit_code=0 if summary.get("why") == "done" else 1)
+
+
+def histogram(values: list[float]) -> wandb.Histogram:
+    """Of the finite ones."""
+    return wandb.Histogram([value for value in values if math.isfinite(value)])
+
+
+def connect(config: Wandb) -> WandbConnection:
+    """What the tracker's thread works with."""
+    return WandbConnection(config)

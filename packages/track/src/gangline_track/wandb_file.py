@@ -1,0 +1,54 @@
+"""What run-ID.wandb holds, wandb's own record of a run: the steps that an earlier start left there.
+
+A header of 7 bytes, then the log format of LevelDB: blocks of 32 KiB, in them chunks of (checksum, length, kind), of
+which one or several make a record, a message of wandb's protocol. Of a record that a kill tore, nothing is given.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+BLOCK, HEADER, CHUNK = 32768, 7, struct.Struct("<IHB")
+FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+
+
+def messages(path: Path) -> Iterator[bytes]:
+    """Every whole record, in order."""
+    content = path.read_bytes()
+    at, parts = HEADER, b""
+    while at + CHUNK.size <= len(content):
+        room = BLOCK - at % BLOCK
+        if room < CHUNK.size:
+            at += room
+            continue
+        _, length, kind = CHUNK.unpack_from(content, at)
+        piece = content[at + CHUNK.size : at + CHUNK.size + length]
+        if kind not in (FULL, FIRST, MIDDLE, LAST) or len(piece) < length:
+            return
+        at += CHUNK.size + length
+        parts = piece if kind in (FULL, FIRST) else parts + piece
+        if kind in (FULL, LAST):
+            yield parts
+
+
+def history(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """(step, name -> value as JSON) of every step that was logged."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    for message in messages(path):
+        record = Record()
+        try:
+            record.ParseFromString(message)
+        except Exception:  # a torn end
+            return
+        if record.HasField("history"):
+            items = {".".join(item.nested_key) or item.key: item.value_json for item in record.history.item}
+            yield record.history.step.num, items
+
+
+def newest_step(run_dir: str | Path, name: str) -> int:
+    """Of the run `name`, over all of its starts in the run directory; 0 where there is none."""
+    files = Path(run_dir).glob(f"wandb/*run-*-{name}/run-{name}.wandb")
+    return max((step for file in files for step, _ in history(file)), default=0)

@@ -1,0 +1,8 @@
+"""Lets the tests of this package share code: modules beside them are importable, here and in the ranks of a pool."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

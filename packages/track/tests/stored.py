@@ -1,0 +1,50 @@
+"""What a run directory's runs at the services hold, by the services' own readers where they have one."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from gangline_track.to_mlflow import local
+from gangline_track.wandb_file import history
+
+
+def known(directory: Path, service: str) -> str:
+    """The run at the service."""
+    return json.loads((directory / "track" / f"{service}.json").read_text())["id"]
+
+
+def wandb_history(directory: Path) -> list[tuple[int, dict[str, Any]]]:
+    """(step, values) of all starts, in order."""
+    name = known(directory, "wandb")
+    found = []
+    for file in sorted((directory / "wandb").glob(f"offline-run-*-{name}/run-{name}.wandb")):
+        for step, items in history(file):
+            values = {key: json.loads(value) for key, value in items.items()}
+            if "loss" in values:
+                found.append((step, values))
+    return found
+
+
+def mlflow_history(directory: Path) -> list[tuple[int, float]]:
+    """(step, loss), in the order in which they were sent."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=local(directory))
+    points = client.get_metric_history(known(directory, "mlflow"), "loss")
+    assert len({point.step for point in points}) == len(points), "a step shows twice"
+    return sorted((point.step, point.value) for point in points)
+
+
+def trackio_history(directory: Path, folder: Path | None = None) -> list[tuple[int, float]]:
+    """(step, loss), in the order in which they were sent; folder: TRACKIO_DIR, where it is not this process's own."""
+    file = Path(folder or os.environ["TRACKIO_DIR"]) / "gangline.db"
+    with closing(sqlite3.connect(file)) as base:
+        asked = "SELECT step, metrics FROM metrics WHERE run_name = ? ORDER BY id"
+        rows = base.execute(asked, (known(directory, "trackio"),)).fetchall()
+    found = [(step, json.loads(metrics)) for step, metrics in rows]
+    return [(step, float(values["loss"])) for step, values in found if "loss" in values]

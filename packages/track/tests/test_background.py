@@ -1,0 +1,138 @@
+"""Between a run and a service: nothing that a service does holds a step, and each step is sent once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.testing.health import healthy
+from gangline.track import Start, StepRecord
+from gangline_track.background import BackgroundTracker, Connection, TrackingFailed
+from gangline_track.config import Service
+
+
+class Kept(Connection):
+    """A service in memory that several starts share."""
+
+    def __init__(self, store: list[tuple[int, float]], gate: threading.Event | None = None, error: str = "") -> None:
+        self.store, self.gate, self.error, self.closed = store, gate, error, False
+
+    def open(self, start: Start) -> int:
+        return max((step for step, _ in self.store), default=0)
+
+    def send(self, records: list[StepRecord]) -> None:
+        if self.gate is not None:
+            self.gate.wait()
+        if self.error:
+            raise ConnectionError(self.error)
+        self.store += [(record.step, record.loss) for record in records]
+
+    def close(self, summary: dict[str, Any], notes: list[str], pictures: list[Path]) -> None:
+        self.closed = True
+        self.notes, self.pictures = notes, [path.name for path in pictures]
+
+
+def begun(directory: Path, connection: Connection, first: int = 0, **options: Any) -> BackgroundTracker:
+    tracker = BackgroundTracker("mine", Service(**options), lambda: connection)
+    tracker.begin(Start("run", str(directory), first, 100, 1, 10, 1))
+    return tracker
+
+
+def jsonl(directory: Path, records: list[StepRecord]) -> None:
+    (directory / "metrics.jsonl").write_text("".join(record.to_json() + "\n" for record in records))
+
+
+def test_a_service_that_hangs_holds_neither_a_step_nor_the_end(tmp_path: Path, capsys) -> None:
+    gate = threading.Event()
+    tracker = begun(tmp_path, Kept([], gate), queue=5, deadline_seconds=0.2)
+    start = time.monotonic()
+    for record in healthy(100):
+        tracker.record(record)
+    tracker.end({"why": "done"})
+    assert time.monotonic() - start < 20  # it would hang for good
+    said = capsys.readouterr().err
+    gate.set()
+    assert said.count("slower than the run") == 1
+    assert said.count("was left after 0.2 s") == 1
+
+
+def test_a_service_that_fails_is_said_by_the_next_call(tmp_path: Path) -> None:
+    tracker = begun(tmp_path, Kept([], error="the key has expired"))
+
+    def told() -> None:
+        until = time.monotonic() + 60
+        for record in healthy(10_000):
+            tracker.record(record)
+            time.sleep(0.01)
+            assert time.monotonic() < until
+
+    with pytest.raises(TrackingFailed, match="ConnectionError: the key has expired"):
+        told()
+
+
+def test_a_kill_leaves_no_gap_and_no_step_twice(tmp_path: Path) -> None:
+    """Eight steps, of which the service got six; the run goes on from step seven."""
+    records = healthy(12)
+    store = [(record.step, record.loss) for record in records[:6]]
+    jsonl(tmp_path, records[:8])
+    tracker = begun(tmp_path, Kept(store), first=7)
+    for record in records[7:]:
+        tracker.record(record)
+    tracker.end({"why": "done"})
+    assert store == [(record.step, record.loss) for record in records]
+
+
+def test_a_kill_behind_what_was_sent_sends_no_step_again(tmp_path: Path) -> None:
+    records = healthy(12)
+    store = [(record.step, record.loss) for record in records[:8]]
+    jsonl(tmp_path, records[:8])
+    tracker = begun(tmp_path, Kept(store), first=5)
+    for record in records[5:]:
+        tracker.record(record)
+    tracker.end({"why": "done"})
+    assert store == [(record.step, record.loss) for record in records]
+
+
+def test_a_way_back_sends_no_step_again(tmp_path: Path) -> None:
+    records, store = healthy(12), []
+    tracker = begun(tmp_path, Kept(store))
+    for record in [*records[:8], *records[5:]]:
+        tracker.record(record)
+    tracker.end({"why": "done"})
+    assert [step for step, _ in store] == [record.step for record in records]
+
+
+def test_one_of_so_many_steps(tmp_path: Path) -> None:
+    store: list[tuple[int, float]] = []
+    tracker = begun(tmp_path, Kept(store), every=5)
+    for record in healthy(12):
+        tracker.record(record)
+    tracker.end({"why": "done"})
+    assert [step for step, _ in store] == [5, 10]
+
+
+def test_notes_and_pictures_come_with_the_end(tmp_path: Path) -> None:
+    connection = Kept([])
+    (tmp_path / "load.png").write_bytes(b"")
+    tracker = begun(tmp_path, connection)
+    tracker.note("a line")
+    tracker.end({"why": "done"})
+    assert (connection.closed, connection.notes, connection.pictures) == (True, ["a line"], ["load.png"])
+
+
+def test_what_an_error_left_behind_is_closed_by_the_next_start(tmp_path: Path) -> None:
+    records, store = healthy(6), []
+    first = Kept(store)
+    left = begun(tmp_path, first)
+    for record in records[:3]:
+        left.record(record)
+    tracker = begun(tmp_path, Kept(store), first=3)
+    for record in records[3:]:
+        tracker.record(record)
+    tracker.end({"why": "done"})
+    assert first.closed
+    assert [step for step, _ in store] == [record.step for record in records]

@@ -1,0 +1,47 @@
+"""Each tracker passes core's suite on the service's own library and store, and what it wrote is read back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stored import mlflow_history, trackio_history, wandb_history
+
+from gangline.testing import TrackerSuite
+
+
+@pytest.fixture(scope="module", autouse=True)
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the libraries keep for a user is kept apart from this one's."""
+    with pytest.MonkeyPatch.context() as patch:
+        home = tmp_path_factory.mktemp("home")
+        for name in ("HOME", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "TRACKIO_DIR"):
+            patch.setenv(name, str(home))
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        yield
+
+
+class TestWandb(TrackerSuite):
+    choice = "track=wandb"
+    settings = ("track.wandb.mode=offline",)
+    can = {"keeps"}
+
+    def recorded(self, directory: Path) -> list[tuple[int, float]]:
+        return [(step, values["loss"]) for step, values in wandb_history(directory)]
+
+
+class TestMlflow(TrackerSuite):
+    choice = "track=mlflow"
+    can = {"keeps"}
+
+    def recorded(self, directory: Path) -> list[tuple[int, float]]:
+        return mlflow_history(directory)
+
+
+class TestTrackio(TrackerSuite):
+    choice = "track=trackio"
+    can = {"keeps"}
+
+    def recorded(self, directory: Path) -> list[tuple[int, float]]:
+        return trackio_history(directory)
