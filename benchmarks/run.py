@@ -27,6 +27,7 @@ SCRIPTS = (
     "moe",
     "moe_balance",
     "checkpoint",
+    "track",
 )
 
 

@@ -381,7 +381,7 @@ def test_a_cut_and_an_exclusion_hold_beside_a_stronger_order():
 def test_a_batch_has_no_sample_that_was_passed_over(cursor, expected):
     lines = [Attempt(2, "x", 40, skipped_from=100), Attempt(3, "y", 20, skipped_from=120), Attempt(4, "z")]
     lines += [Attempt(5, "w", 60, skipped_from=200)] if cursor == 193 else []
-    assert attempts.next_cursor(lines, cursor, 8) == expected
+    assert attempts.next_cursor(lines, cursor, lambda _: 8) == expected
 
 
 @pytest.mark.parametrize("wrong", [{"skip": -1}, {"rate": float("nan")}, {"rate": -0.5}])

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gangline.attempts import Attempt, append, next_cursor
+from gangline.config import BatchSection
 from gangline.errors import UserError
 from gangline.rundir import RunDirectory
 from gangline.testing.runs import small_run
@@ -23,13 +24,19 @@ ranges = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 80)), max_size=6
 
 
 @settings(max_examples=300, deadline=None)
-@given(passed=ranges, size=st.integers(1, 20), step=st.integers(1, 60))
-def test_the_first_sample_of_a_step_is_where_the_loop_has_its_cursor(passed, size, step):
+@given(
+    passed=ranges,
+    size=st.integers(1, 20),
+    step=st.integers(1, 60),
+    ramp=st.dictionaries(st.integers(1, 20), st.integers(1, 150), max_size=3),
+)
+def test_the_first_sample_of_a_step_is_where_the_loop_has_its_cursor(passed, size, step, ramp):
     lines = [Attempt(n + 1, None, skipped=skipped, skipped_from=first) for n, (first, skipped) in enumerate(passed)]
-    cursor = 0
+    batch, cursor = BatchSection(global_size=size, ramp=ramp), 0
     for _ in range(step - 1):
-        cursor = next_cursor(lines, cursor, size) + size
-    assert first_sample(lines, step, size) == next_cursor(lines, cursor, size)
+        cursor = next_cursor(lines, cursor, batch.size_at)
+        cursor += batch.size_at(cursor)
+    assert first_sample(lines, step, batch) == next_cursor(lines, cursor, batch.size_at)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -124,14 +124,14 @@ def stamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
-def next_cursor(lines: Iterable[Attempt], cursor: int, size: int) -> int:
-    """Where the next batch of `size` samples begins: at `cursor`, or behind samples that were once passed over.
+def next_cursor(lines: Iterable[Attempt], cursor: int, size_at: Callable[[int], int]) -> int:
+    """Where the next batch of `size_at(cursor)` samples begins: at `cursor`, or behind samples once passed over.
 
     That holds in every later attempt and after every restart: a batch has none of them.
     """
     passed = sorted((line.skipped_from, line.skipped_from + line.skipped) for line in lines if line.skipped)
     for first, end in passed:
-        if first < cursor + size and cursor < end:
+        if first < cursor + size_at(cursor) and cursor < end:
             cursor = end
     return cursor
 

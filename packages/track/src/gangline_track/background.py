@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gangline.config import Run
 
 BATCH = 200  # records that are sent together
-PAUSE = 1.0  # seconds between what is sent, so that records come together
+PAUSE = 5.0  # seconds between what is sent: records that come together cost less than one by one
 
 
 class TrackingFailed(RuntimeError):

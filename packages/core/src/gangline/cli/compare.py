@@ -23,7 +23,7 @@ Curve = list[tuple[float, float]]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the differences and the curves; write the picture."""
+    """Print the differences and the curves; write the picture. Raises UserError for a picture of another kind."""
     parser = argparse.ArgumentParser(
         prog="gangline compare", description="What differs between runs, and their curves side by side."
     )

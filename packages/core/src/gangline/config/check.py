@@ -9,6 +9,7 @@ from dataclasses import is_dataclass
 from typing import Any
 
 from gangline.config.fields import REQUIRED, comments_of, defaults, stated
+from gangline.config.ramp import ramp_problems
 from gangline.config.schema import Run
 from gangline.config.sections import SECTIONS
 from gangline.config.suggest import near
@@ -155,7 +156,7 @@ def layout_problems(run: Run) -> list[Problem]:
         product = " x ".join(f"{axis} {size}" for axis, size in axes.items() if size > 1) or "1"
         what = f"parallel={name} lays out {product} = {mesh.world} ranks, but this run has {world} processes."
         return [Problem(what, "", f"launch.processes={mesh.world}, or other axes.")]
-    return _batch(run, mesh.size(*DATA_AXES))
+    return _batch(run, mesh.size(*DATA_AXES)) + ramp_problems(run, mesh.size(*DATA_AXES))
 
 
 def _batch(run: Run, width: int) -> list[Problem]:

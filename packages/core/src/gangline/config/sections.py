@@ -42,8 +42,28 @@ class BatchSection:
     """How much data a step sees. global_size = micro_size x accumulation x data-parallel width."""
 
     global_size: PositiveInt = 16  # sequences a step, over all ranks
+    ramp: dict[PositiveInt, PositiveInt] = field(default_factory=dict)  # smaller ones, each until a sample: {4: 8000}
     micro_size: PositiveInt | None = None  # sequences a forward pass, on one rank; null: a rank's whole share
     sequence_length: PositiveInt = 128  # tokens
+
+    def sizes(self) -> list[int]:
+        """The global batches of the run, in the order in which they come."""
+        return [size for size, _ in self._stages()] + [self.global_size]
+
+    def size_at(self, cursor: int) -> int:
+        """Sequences of the step that begins at sample `cursor`: a function of it alone."""
+        return next((size for size, until in self._stages() if cursor < until), self.global_size)
+
+    def cursor_after(self, steps: int) -> int:
+        """The first sample behind so many steps, where none is passed over."""
+        cursor, left = 0, steps
+        for size, until in self._stages():
+            taken = min(left, -(-max(0, until - cursor) // size))
+            cursor, left = cursor + taken * size, left - taken
+        return cursor + left * self.global_size
+
+    def _stages(self) -> list[tuple[int, int]]:
+        return sorted(self.ramp.items(), key=lambda stage: stage[1])
 
 
 @dataclass

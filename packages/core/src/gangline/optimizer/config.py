@@ -24,7 +24,7 @@ class Adamw(OptimizerConfig):
     weight_decay: NonNegativeFloat = 0.1  # each step shrinks a matrix by this times the learning rate
     decay_vectors: bool = False  # decay biases and norm gains too, not matrices alone
     rates: dict[str, PositiveFloat] = field(default_factory=dict)  # factors of the learning rate: {embed: 0.1}
-    decay: dict[str, NonNegativeFloat] = field(default_factory=dict)  # in place of weight_decay: {blocks.*.norm1: 0.1}
+    decay: dict[str, NonNegativeFloat] = field(default_factory=dict)  # in place of weight_decay: {embed: 0}
 
     def check(self, run: Run) -> list[Problem]:
         problems = super().check(run)

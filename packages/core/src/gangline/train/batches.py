@@ -1,12 +1,13 @@
 """From the data cursor to microbatches: which samples a rank reads, and who reads them.
 
-Step k reads samples [cursor, cursor + global_size), whatever the layout; the rank at `index` of `width` takes a
+A step reads samples [cursor, cursor + its global batch), whatever the layout; the rank at `index` of `width` takes a
 contiguous share of them, in microbatches of `micro_size`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -31,9 +32,13 @@ class Batches:
         self._next: tuple[int, int] | None = None  # (cursor, step) that the reader gives if it is not begun anew
         self._copied: torch.cuda.Event | None = None
 
-    def take(self, cursor: int, step: int) -> list[Batch]:
-        """The microbatches of the step (counted from 0) that reads from sample `cursor` on."""
+    def take(self, cursor: int, step: int, size: int | None = None) -> list[Batch]:
+        """The microbatches of the step (counted from 0) that reads from sample `cursor` on; size: its global batch,
+        where that is not the place's.
+        """
         self._wait_for_copies()
+        if size is not None and size != self.place.global_size:
+            self._resize(size)
         given = self._given(lambda reader: self._read(reader, cursor, step))
         batches = [expand(stored, step, self.place.device) for stored in given]
         if self.place.device.type == "cuda":
@@ -84,6 +89,14 @@ class Batches:
         given = reader.take()
         self._next = cursor + self.place.global_size, step + 1
         return given
+
+    def _resize(self, size: int) -> None:
+        """Steps from here on are of another global batch: a reader reads ahead batches of one size."""
+        self.place = replace(self.place, global_size=size)
+        self._next = None
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = self.source.reader(self.place)
 
     def _wait_for_copies(self) -> None:
         """The reader fills its memory again: what a GPU copies from it must have left."""

@@ -80,9 +80,10 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, tuple[Verdict, ...]]:
 
     Where the step is not finite, or an order leaves it out, nothing is updated.
     """
-    s.cursor = attempts.next_cursor(s.history, s.cursor, s.run.batch.global_size)
+    s.cursor = attempts.next_cursor(s.history, s.cursor, s.run.batch.size_at)
+    size = s.run.batch.size_at(s.cursor)
     with clock("data"):
-        microbatches = s.batches.take(s.cursor, s.step)
+        microbatches = s.batches.take(s.cursor, s.step, size)
     with clock("forward_backward"):
         result = s.runtime.step(microbatches)
     loss = result.loss_sum / result.tokens if result.tokens else math.nan
@@ -97,10 +98,10 @@ def step(s: Session, clock: Clock) -> tuple[StepRecord, tuple[Verdict, ...]]:
         s.precision.update(found_inf=not result.finite)
     first = s.cursor
     s.step += 1
-    s.cursor += s.run.batch.global_size
+    s.cursor += size
     s.tokens += result.tokens
     seconds = sum(clock.seconds.get(phase, 0.0) for phase in ("agree", "data", "forward_backward", "optimizer"))
-    read = s.run.batch.global_size * s.run.batch.sequence_length / seconds
+    read = size * s.run.batch.sequence_length / seconds
     record = StepRecord(
         step=s.step,
         attempt=s.attempt,

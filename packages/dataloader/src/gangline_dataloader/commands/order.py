@@ -37,8 +37,9 @@ def run(argv: Sequence[str]) -> int:
     config, source = source_of(asked.run_dir)
     if not 1 <= asked.step <= config.steps:
         raise UserError(f"--step {asked.step}: the run has steps 1 to {config.steps}.")
-    lines, size = attempts.read(asked.run_dir), config.batch.global_size
-    first = first_sample(lines, asked.step, size)
+    lines = attempts.read(asked.run_dir)
+    first = first_sample(lines, asked.step, config.batch)
+    size = config.batch.size_at(first)
     samples = held(source, np.arange(first, first + size))
     attempt = attempts.newest(lines)
     if asked.json:

@@ -193,7 +193,7 @@ def problems(config: MixConfig, run: Run) -> list[Problem]:
             read += parts
         except UserError as error:
             return [error.problem()]
-        wanted = run.steps * run.batch.global_size
+        wanted = run.batch.cursor_after(run.steps)
         if split == "train" and order.end is not None and order.end < wanted:
             found.append(
                 Problem(

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from gangline import UserError, plugins
-from gangline.config import Run
-from gangline.tools import Attempt, RunDirectory
+from gangline.config import BatchSection, Run
+from gangline.tools import Attempt, RunDirectory, attempts
 from gangline_dataloader.sources.windows import WindowSource
 
 
@@ -51,14 +51,21 @@ def source_of(run_dir: str | Path) -> tuple[Run, WindowSource]:
     return run, source
 
 
-def first_sample(lines: Iterable[Attempt], step: int, size: int) -> int:
+def first_sample(lines: Iterable[Attempt], step: int, batch: BatchSection) -> int:
     """The first sample of step `step`, counted from 1, on the branch that the run is on.
 
     lines  of attempts.jsonl. Samples that were passed over count in every step, also in steps before they were: what
            the branch had read by then lies before them.
-    size   of the global batch
+    batch  of the run
     """
-    cursor, left = 0, step - 1
+    lines, cursor, left = list(lines), 0, step - 1
+    ramped = max(batch.ramp.values(), default=0)
+    while left and cursor < ramped:
+        cursor = attempts.next_cursor(lines, cursor, batch.size_at)
+        cursor, left = cursor + batch.size_at(cursor), left - 1
+    if cursor < ramped:
+        return attempts.next_cursor(lines, cursor, batch.size_at)
+    size = batch.global_size
     for first, end in sorted((line.skipped_from, line.skipped_from + line.skipped) for line in lines if line.skipped):
         whole = max(0, (first - cursor) // size)  # batches that lie before it
         if left < whole:

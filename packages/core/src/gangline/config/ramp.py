@@ -1,0 +1,46 @@
+"""Whether batch.ramp can be: stages that grow, each lawful on the layout. Torch-free."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+from gangline.config.schema import Run
+from gangline.errors import Problem
+from gangline.ranges import listed_divisors
+
+EXAMPLE = "batch.ramp={4: 8000, 8: 24000} batch.global_size=16"
+
+
+def ramp_problems(run: Run, width: int) -> list[Problem]:
+    """Of the stages before the full batch, over `width` data-parallel ranks."""
+    batch = run.batch
+    if not batch.ramp:
+        return []
+    sizes, ends = batch.sizes(), list(batch.ramp.values())
+    if sizes != sorted(set(sizes)) or len(set(ends)) < len(ends):
+        stages = ", ".join(f"{size} until sample {batch.ramp[size]}" for size in sizes[:-1])
+        what = f"batch.ramp does not grow up to batch.global_size={batch.global_size}: {stages}."
+        return [Problem(what, "It says of each size until which sample it holds.", f"Such as {EXAMPLE}")]
+    if batch.micro_size is None:
+        choices = listed_divisors(math.gcd(*sizes) // width) if math.gcd(*sizes) >= width else ""
+        mend = (
+            f"Choose batch.micro_size among {choices}." if choices else f"Choose sizes that divide over {width} ranks."
+        )
+        return [Problem("batch.ramp needs batch.micro_size.", "It stays the same in every stage.", mend)]
+    return [problem for size in sizes[:-1] for problem in _of_stage(run, size, batch.micro_size, width)]
+
+
+def _of_stage(run: Run, size: int, micro_size: int, width: int) -> list[Problem]:
+    """What is wrong with steps of `size` alone: the arithmetic, then what the strategy says of a run of that batch."""
+    whole = micro_size * width
+    if size % whole:
+        near = sorted({max(whole, size // whole * whole), -(-size // whole) * whole})
+        what = f"batch.ramp: {size} is no whole number of microbatches of {micro_size} on {width} data-parallel ranks."
+        why = "Every rank takes an equal share of each step; another batch would be another run."
+        return [Problem(what, why, f"Nearest: {' or '.join(map(str, near))}; or a smaller batch.micro_size.")]
+    stage, usual = copy.copy(run), run.parallel.check(run)
+    stage.batch = replace(run.batch, global_size=size, ramp={})
+    found = [problem for problem in run.parallel.check(stage) if problem not in usual]
+    return [replace(problem, what=f"batch.ramp, steps of {size}: {problem.what}") for problem in found]

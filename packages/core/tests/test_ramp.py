@@ -1,0 +1,100 @@
+"""batch.ramp: the global batch is a function of the cursor, on any layout, wherever the run went on from."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from gangline.attempts import Attempt, next_cursor
+from gangline.config.check import check
+from gangline.config.compose import compose
+from gangline.config.sections import BatchSection
+from gangline.errors import UserError
+from gangline.record import read_records
+
+RAMP = ("recipe=tiny", "run.sample=0", "batch.ramp={4:18,8:50}", "batch.global_size=16", "validate.every=null")
+FIRST = [0, 4, 8, 12, 16, 20, 28, 36, 44, 52, 68, 84]  # samples: of 4 until 18 are read, of 8 until 50, then of 16
+
+
+def train(run_dir: Path, *words: str) -> list[dict]:
+    command = [sys.executable, "-m", "gangline.cli.train", *words]
+    done = subprocess.run(command, cwd=run_dir.parent, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return read_records(run_dir / "metrics.jsonl")
+
+
+def test_the_run_is_the_same_on_two_ranks_and_after_a_resume_within_the_ramp(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    whole = train(one, *RAMP, f"run.dir={one}", "run.steps=12", "batch.micro_size=4")
+    rate = ("schedule.warmup_steps=1", "schedule=constant")
+    assert [record["first_sample"] for record in whole] == FIRST
+    assert [record["tokens"] / whole[0]["tokens"] for record in whole] == [1] * 5 + [2] * 4 + [4] * 3
+    straight = train(tmp_path / "a", *RAMP, *rate, f"run.dir={tmp_path / 'a'}", "run.steps=12", "batch.micro_size=2")
+    ranks = ("parallel=ddp", "launch.processes=2", "batch.micro_size=2")
+    train(two, *RAMP, *rate, f"run.dir={two}", "run.steps=7", *ranks)
+    again = train(two, f"resume={two}", "run.steps=12", "parallel=single", "launch.processes=1", "batch.micro_size=1")
+    assert [record["first_sample"] for record in again] == FIRST
+    for here, there in zip(straight, again, strict=True):
+        assert here["loss"] == pytest.approx(there["loss"], rel=1e-4), here["step"]
+        assert here["tokens"] == there["tokens"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    ramp=st.dictionaries(st.integers(1, 20), st.integers(1, 200), max_size=4),
+    size=st.integers(1, 40),
+    steps=st.integers(0, 80),
+)
+def test_the_cursor_after_so_many_steps_is_where_the_loop_has_it(ramp: dict[int, int], size: int, steps: int) -> None:
+    batch, cursor = BatchSection(global_size=size, ramp=ramp), 0
+    for _ in range(steps):
+        cursor += batch.size_at(cursor)
+    assert batch.cursor_after(steps) == cursor
+
+
+def test_samples_passed_over_may_end_a_stage() -> None:
+    batch = BatchSection(global_size=8, ramp={2: 10})
+    lines = [Attempt(2, None, skipped=20, skipped_from=4)]
+    assert next_cursor(lines, 2, batch.size_at) == 2
+    assert next_cursor(lines, 3, batch.size_at) == 24
+    assert batch.size_at(24) == 8
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("batch.ramp={8:20,4:40}",), "does not grow up to batch.global_size=16: 8 until sample 20, 4 until sample 40"),
+        (("batch.ramp={16:20}",), "does not grow"),
+        (("batch.ramp={4:20,8:20}",), "does not grow"),
+        (("batch.micro_size=null",), "needs batch.micro_size"),
+        (("batch.ramp={6:20}",), "6 is no whole number of microbatches of 4 on 1 data-parallel ranks"),
+        (("batch.ramp={6:20}",), "Nearest: 4 or 8"),
+        (("parallel=ddp", "launch.processes=2"), "4 is no whole number of microbatches of 4 on 2 data-parallel ranks"),
+        (("batch.ramp={4:0}",), "batch.ramp"),
+        (("batch.ramp={4:x}",), "batch.ramp"),
+    ],
+)
+def test_a_stage_that_cannot_be_is_refused(words: tuple[str, ...], said: str) -> None:
+    usual = [] if words[0].startswith("batch.ramp") else ["batch.ramp={4:20}"]
+
+    def refused() -> None:
+        (run,) = compose(["recipe=tiny", "batch.micro_size=4", *usual, *words])
+        check(run)
+
+    with pytest.raises(UserError) as error:
+        refused()
+    assert said in str(error.value)
+
+
+def test_a_ramp_that_changes_is_another_run(tmp_path: Path) -> None:
+    from gangline.config.resume import continued
+    from gangline.config.serial import to_dict
+
+    (run,) = compose([*RAMP, "batch.micro_size=4", f"run.dir={tmp_path}"])
+    with pytest.raises(UserError, match=r"keeps its batch\.ramp"):
+        continued(str(tmp_path), to_dict(run), ["batch.ramp.4=30"])
+    assert continued(str(tmp_path), to_dict(run), ["batch.micro_size=2"])[0].batch.ramp == {4: 18, 8: 50}
