@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from stored import mlflow_history, trackio_history, wandb_history
 
+from gangline.figure import Figure
 from gangline.track import read_records
 
 
@@ -28,6 +29,13 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 def train(home: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "gangline.cli.train", *words]
     return subprocess.run(command, env=environment(home, **more), cwd=home, capture_output=True, text=True, timeout=500)
+
+
+def picture(path: Path) -> None:
+    """A PNG, as a verb that draws leaves one."""
+    figure = Figure("load", "", 100)
+    figure.rect(10, 20, 50, 50, "#2166ac")
+    path.write_bytes(figure.png()[2])
 
 
 def test_a_killed_run_goes_on_in_all_three(tmp_path: Path) -> None:
@@ -54,6 +62,7 @@ def test_a_killed_run_goes_on_in_all_three(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     before = {path.name: path.read_text() for path in kept.iterdir()}
     last = read_records(out / "metrics.jsonl")[-1]["step"] + 5
+    picture(out / "load.png")
     again = train(tmp_path, f"resume={out}", f"run.steps={last}")
     assert again.returncode == 0, again.stderr
     assert {path.name: path.read_text() for path in kept.iterdir()} == before, "it is another run now"
@@ -61,6 +70,7 @@ def test_a_killed_run_goes_on_in_all_three(tmp_path: Path) -> None:
     assert [step for step, _ in wandb_history(out)] == steps
     assert [step for step, _ in mlflow_history(out)] == steps
     assert [step for step, _ in trackio_history(out, tmp_path / "trackio")] == steps
+    assert "pictures/load" in wandb_history(out)[-1][1]
     true = {record["step"]: record["loss"] for record in read_records(out / "metrics.jsonl")}
     assert all(abs(loss - true[step]) < 1e-6 for step, loss in mlflow_history(out))
     assert all(abs(values["loss"] - true[step]) < 1e-6 for step, values in wandb_history(out))

@@ -90,11 +90,10 @@ class BackgroundTracker(Tracker):
         if self.thread is None:
             return
         until = time.monotonic() + self.config.deadline_seconds
-        try:
-            self.waiting.put(summary, timeout=self.config.deadline_seconds)
-            self.thread.join(max(0.0, until - time.monotonic()))
-        except queue.Full:
-            pass
+        if self.thread.is_alive():
+            with suppress(queue.Full):
+                self.waiting.put(summary, timeout=self.config.deadline_seconds)
+                self.thread.join(max(0.0, until - time.monotonic()))
         late, self.thread = self.thread.is_alive(), None
         for key in [key for key, tracker in _LIVE.items() if tracker is self]:
             del _LIVE[key]

@@ -24,6 +24,7 @@ class WandbConnection(Connection):
 
     def __init__(self, config: Wandb) -> None:
         self.config = config
+        self.last: int | None = None  # the newest step of this start
 
     def open(self, start: Start) -> int:
         known = RunId(start.directory, "wandb", f"{self.config.entity or ''}/{self.config.project}")
@@ -79,13 +80,14 @@ class WandbConnection(Connection):
         for record in records:
             histograms = {name: histogram(values) for name, values in lists(record).items()}
             self.run.log({**scalars(record), **histograms}, step=record.step)
+            self.last = record.step
 
     def close(self, summary: dict[str, Any], notes: list[str], pictures: list[Path]) -> None:
         if notes:
             self.run.notes = "\n".join(notes[-LINES:])
         self.run.summary.update({f"run/{name}": value for name, value in summary.items() if value is not None})
-        if pictures:
-            self.run.log({f"pictures/{path.stem}": wandb.Image(str(path)) for path in pictures})
+        if pictures and self.last is not None:  # beside the last step: a step of their own would be one of the run's
+            self.run.log({f"pictures/{path.stem}": wandb.Image(str(path)) for path in pictures}, step=self.last)
         self.run.finish(exit_code=0 if summary.get("why") == "done" else 1)
 
 
