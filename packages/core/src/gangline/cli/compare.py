@@ -93,7 +93,7 @@ def picture(names: Sequence[str], curves: Sequence[Curve], metric: str, over: st
     margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
     low, high = low - margin, high + margin
     right = max(x for x, _ in finite) or 1.0
-    ticks = [(1 - at, f"{low + at * (high - low):.4g}") for at in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    ticks = [(at, f"{high - at * (high - low):.4g}") for at in (0.0, 0.25, 0.5, 0.75, 1.0)]
     left = 12 + room_left(ticks)
     area = PlotArea(left, figure.bottom + 8, 800 - left - 20, 320)
     for number, each in enumerate(curves):
