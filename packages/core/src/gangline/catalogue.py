@@ -52,6 +52,7 @@ ENTRIES = (
     KnownPart("model", "granite", _MODELS, "Granite 3"),
     KnownPart("model", "gemma2", _MODELS, "Gemma 2"),
     KnownPart("model", "gemma3", _MODELS, "Gemma 3"),
+    KnownPart("mup", "on", _MODELS, "Rates found on a narrow model hold for a wide one", edit=True),
     KnownPart("model", "gpt2", _MODELS, "GPT-2 as it is"),
     KnownPart(
         "checkpoint", "zarr", "gangline-ckpt-zarr", "Sharded, asynchronous checkpoints that any zarr reader opens"

@@ -86,6 +86,7 @@ if TYPE_CHECKING:
         Name as Name,
         Plan as Plan,
         Seam as Seam,
+        chosen as chosen,
         matches as matches,
         names as names,
     )
@@ -93,7 +94,7 @@ if TYPE_CHECKING:
 __getattr__, __all__ = lazily(
     __name__,
     {
-        "gangline.plan": "Cut Fold Init Name Plan Seam matches names",
+        "gangline.plan": "Cut Fold Init Name Plan Seam chosen matches names",
         "gangline.model.tree": (
             "LINEAR AttentionNode BlockNode CommVolume DecoderNode EmbeddingNode FeedForwardNode HeadNode "
             "LinearNode LocalSizes Node NormNode Shape SinksNode WrapNode by_path children "

@@ -1,0 +1,68 @@
+"""Whether the best learning rate stays where it is as a model grows wider, with mup=on and without.
+
+    python benchmarks/mup.py --widths 32 64 128 256 --steps 100
+
+Mean loss of the last fifth of the steps, by width and rate; * is the best of its row. Expected (arXiv 2203.03466,
+figure 1): with mup the stars stand below each other, without it they go to smaller rates. Only the heads' number grows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import tempfile
+from pathlib import Path
+
+from gangline.testing.sessions import lines, trained
+
+LINEARS = ("attention.wq", "attention.wk", "attention.wv", "attention.wo")
+LINEARS += ("feed_forward.w_gate", "feed_forward.w_up", "feed_forward.w_down")
+RUN = (
+    "data=text", "model.vocab_size=256", "model.layers=2", "batch.global_size=8", "batch.micro_size=8",
+    "batch.sequence_length=64", "precision=fp32", "optimizer.weight_decay=0", "checkpoint=off", "validate.every=null",
+    "run.deterministic=false",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256])
+    parser.add_argument(
+        "--powers", type=int, nargs="+", default=[-9, -8, -7, -6, -5, -4], help="rates as powers of two"
+    )
+    parser.add_argument("--steps", type=int, default=100)
+    options = parser.parse_args()
+    for mup in (True, False):
+        print(f"mup={'on' if mup else 'off'}\n  width  " + "  ".join(f"2^{power:<6}" for power in options.powers))
+        best = []
+        for width in options.widths:
+            losses = [loss(width, power, options, mup) for power in options.powers]
+            least = min(losses)
+            best.append(options.powers[losses.index(least)])
+            shown = "  ".join(f"{value:.4f}{'*' if value == least else ' '} " for value in losses)
+            print(f"  {width:>5}  {shown}", flush=True)
+        doublings = math.log2(options.widths[-1] / options.widths[0])
+        print(f"  the best power moves by {best[-1] - best[0]} over {doublings:g} doublings")
+
+
+def loss(width: int, power: int, options: argparse.Namespace, mup: bool) -> float:
+    """What a run of that width and rate gets to; what is not finite counts as infinite."""
+    words = [f"model.dim={width}", f"model.heads={width // 16}", f"model.kv_heads={width // 16}"]
+    words += [f"model.hidden={2 * width}", f"optimizer.learning_rate={2.0**power}", f"run.steps={options.steps}"]
+    if mup:
+        base = options.widths[0]
+        rates = ", ".join(f"blocks.*.{name}: {base / width}" for name in LINEARS)
+        words += ["mup=on", f"mup.base_dim={base}", f"optimizer.rates={{{rates}}}"]
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder, "run")
+        if trained(run, *RUN, *words) != 0:
+            return math.inf
+        late = [float(record["loss"]) for record in lines(run, "metrics.jsonl")[-options.steps // 5 :]]
+    mean = sum(late) / len(late)
+    return mean if math.isfinite(mean) else math.inf
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    main()

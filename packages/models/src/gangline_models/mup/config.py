@@ -1,0 +1,70 @@
+"""The options of mup=on, and what they ask of the optimizer. Torch-free."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gangline import Part, Problem
+from gangline.config import EditConfig, PositiveInt
+from gangline.optimizer import Adamw
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+    from gangline.model import Plan
+
+
+@dataclass
+class Mup(EditConfig):
+    """Maximal update parametrisation: learning rates found on a narrow model hold for a wide one (arXiv 2203.03466).
+
+    At `base_dim` the model is what it is without the edit. It needs the rates of the matrices in the blocks to fall as
+    one over the width, in `optimizer.rates`; a run without them is refused with the words that bring them.
+    """
+
+    base_dim: PositiveInt = 256  # model.dim of the narrow model
+    base_head_dim: PositiveInt | None = None  # width of its heads; null: that of this model, which then has more heads
+
+    def check(self, run: Run) -> list[Problem]:
+        from gangline.model import chosen, compose_model, parameter_shapes
+
+        optimizer = run.optimizer
+        if not isinstance(optimizer, Adamw) or optimizer.maps_matrices():
+            what = "mup=on is worked out for optimizer=adamw, and this run has another."
+            return [
+                Problem(what, "Each optimizer has rules of its own (arXiv 2203.03466, table 8).", "optimizer=adamw")
+            ]
+        tree, plan = compose_model(run)
+        shapes = {name: shape for name, shape in parameter_shapes(tree).items() if not plan.is_frozen(name)}
+        wanted = rates(shapes, plan, plan.facts["dim"] / self.base_dim)
+        if all(
+            math.isclose(chosen(optimizer.rates, name, 1.0), wanted.get(name, 1.0), rel_tol=1e-3) for name in shapes
+        ):
+            return []
+        block = re.compile(rf"^{re.escape(plan.blocks)}\.\d+\.")
+        patterns = {block.sub(f"{plan.blocks}.*.", name): rate for name, rate in wanted.items()}
+        words = ", ".join(f"{pattern}: {rate:.6g}" for pattern, rate in patterns.items())
+        what = f"mup=on at a width of {plan.facts['dim']} needs other rates for the matrices of the blocks."
+        why = (
+            f"Theirs are those of the narrow model times {self.base_dim}/{plan.facts['dim']}, all others are the same."
+        )
+        return [Problem(what, why, f"'optimizer.rates={{{words}}}'" if words else "optimizer.rates={}")]
+
+
+def rates(shapes: Mapping[str, tuple[int, ...]], plan: Plan, wider: float) -> dict[str, float]:
+    """Parameter -> factor of its rate, of those that have one: matrices of the blocks, which grow along both dims."""
+    if wider == 1:
+        return {}
+    return {name: 1 / wider for name, shape in shapes.items() if len(shape) >= 2 and name.startswith(f"{plan.blocks}.")}
+
+
+PART = Part(
+    name="on",
+    group="mup",
+    config=Mup,
+    build="gangline_models.mup.edit:edit",
+    summary="Maximal update parametrisation: rates found on a narrow model hold for a wide one",
+)

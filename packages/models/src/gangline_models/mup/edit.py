@@ -1,0 +1,47 @@
+"""Maximal update parametrisation for Adam (Yang et al., arXiv 2203.03466, table 8). Torch-free and pure.
+
+With m = width / base width, and beside the rates that the optimizer has (see `config`):
+
+    matrices of the blocks   first weights with 1/sqrt(m) of their deviation, rate 1/m
+    logits                   times 1/m; weights and rate of the head as they are
+    embedding, norms         as they are
+    scores of attention      q·k / head width, in the place of its root; equal at the base width (section 4, definition)
+
+So each activation, and what a step changes of it, has a size that does not depend on the width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import sqrt
+
+from gangline import UserError
+from gangline.model import AttentionNode, HeadNode, Node, Plan, matches, nodes, parameter_shapes, replaced
+from gangline_models.mup.config import Mup
+
+
+def edit(tree: Node, plan: Plan, options: Mup) -> tuple[Node, Plan, list[str]]:
+    """Scale logits, scores and first weights. Raises UserError for a model whose nodes it does not know."""
+    wider = plan.facts["dim"] / options.base_dim
+    found = dict(nodes(tree))
+    head = found.get(plan.head)
+    if not isinstance(head, HeadNode):
+        raise UserError("mup has no rule for the head of this model.", "", "mup=off, or another model.")
+    tree = replaced(tree, plan.head, replace(head, scale=head.scale / wider))
+    claimed = [plan.head]
+    for path, node in found.items():
+        if isinstance(node, AttentionNode):
+            base = options.base_head_dim or node.head_dim
+            scale = (node.scale or 1 / sqrt(base)) * base / node.head_dim
+            tree = replaced(tree, path, replace(node, scale=scale))
+            claimed.append(path)
+    matrices = [
+        name for name, shape in parameter_shapes(tree).items() if len(shape) >= 2 and name.startswith(f"{plan.blocks}.")
+    ]
+    inits = tuple(
+        replace(init, scale=init.scale / sqrt(wider))
+        if init.distribution != "constant" and any(matches(init.pattern, name) for name in matrices)
+        else init
+        for init in plan.inits
+    )
+    return tree, replace(plan, inits=inits), claimed
