@@ -75,7 +75,7 @@ def started(run_dir, *settings: str) -> list[int]:
     """The first sample of each step of a run, as its session reads them; it trains to the end without a check."""
     s = session(run_dir, "run.steps=8", *settings)
     found, take = [], s.batches.take
-    s.batches.take = lambda cursor, step: found.append(cursor) or take(cursor, step)
+    s.batches.take = lambda cursor, *rest: found.append(cursor) or take(cursor, *rest)
     train(s)
     return found
 
