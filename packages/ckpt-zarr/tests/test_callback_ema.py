@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gangline.sample import sample
+from gangline.sampling.sampler import sample
 from gangline.testing.sessions import session, trained, trained_on
 
 EMA = ("callback=ema", "callback.ema.decays=[0.5,0.9]", "checkpoint=zarr", "run.deterministic=true")

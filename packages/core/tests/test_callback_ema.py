@@ -12,7 +12,7 @@ from gangline.errors import UserError
 from gangline.interop.commands import export_run
 from gangline.plugins import build
 from gangline.rundir import RunDirectory
-from gangline.sample import load_model, sample
+from gangline.sampling.sampler import load_model, sample
 from gangline.testing.runs import small_run
 from gangline.testing.sessions import lines, session, trained, trained_on
 from gangline.train.callbacks import each

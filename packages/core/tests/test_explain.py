@@ -13,7 +13,8 @@ from gangline.explain import ActionTimes, AttentionProduct, MatrixProduct, StepA
 from gangline.mesh import Mesh
 from gangline.model.compose import compose_model
 from gangline.model.flops import flops_per_token
-from gangline.model.tree import LocalSizes, nodes
+from gangline.model.local_sizes import LocalSizes
+from gangline.model.tree import nodes
 
 
 def explained(words: str):

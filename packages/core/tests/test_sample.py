@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -26,7 +27,9 @@ from gangline.model.compose import compose_model
 from gangline.model.config import Tiny
 from gangline.model.init import initialise
 from gangline.rundir import RunDirectory
-from gangline.sample import generate, sample
+from gangline.sampling.options import Sampling, Written
+from gangline.sampling.prompts import read_prompts
+from gangline.sampling.sampler import Sampler, generate, sample
 from gangline.shard import Layout, Registry, Shard
 from gangline.testing.inputs import whole_sequences
 
@@ -68,23 +71,51 @@ def drawn(run: Run, seed: int):
 # --- generate --------------------------------------------------------------------------------------------------------
 
 
-def test_temperature_0_takes_the_likeliest_within_the_context(tmp_path):
+def written(model, start: list[int], tokens: int, seed: int = 0, cached: bool = True, **how) -> list[int]:
+    return generate(model, [start], Sampling(tokens=tokens, seed=seed, **how), cached=cached)[0].tokens
+
+
+def test_temperature_0_takes_the_likeliest(tmp_path):
     model, _ = drawn(make_run(tmp_path / "run"), seed=3)
     row = [1, 2, 3]
     with torch.no_grad():
-        for _ in range(2 * CONTEXT):
-            row.append(int(model.logits(whole_sequences(torch.tensor([row[-CONTEXT:]])))[0, -1].argmax()))
-    assert generate(model, [1, 2, 3], 2 * CONTEXT, 0.0, 0, CONTEXT) == row[3:]
-    assert generate(model, [1, 2, 3], 2 * CONTEXT, 0.9, 5, CONTEXT, top_k=1) == row[3:]
+        for _ in range(CONTEXT):
+            row.append(int(model.logits(whole_sequences(torch.tensor([row])))[0, -1].argmax()))
+    assert written(model, [1, 2, 3], CONTEXT) == row[3:]
+    assert written(model, [1, 2, 3], CONTEXT, cached=False) == row[3:]
+    assert written(model, [1, 2, 3], CONTEXT, 5, temperature=0.9, top_k=1) == row[3:]
+    assert written(model, [1, 2, 3], CONTEXT, 5, temperature=0.9, top_p=1e-9) == row[3:]
 
 
 def test_a_seed_writes_the_same_again_and_another_something_else(tmp_path):
     model, _ = drawn(make_run(tmp_path / "run"), seed=3)
     model.train()
-    texts = [generate(model, [65], 40, 1.0, seed, CONTEXT) for seed in (0, 0, 1)]
+    texts = [written(model, [65], 40, seed, temperature=1.0) for seed in (0, 0, 1)]
     assert texts[0] == texts[1] != texts[2]
     assert model.training, "the model is left as it was"
-    assert generate(model, [65], 0, 1.0, 0, CONTEXT) == []
+    assert written(model, [65], 0) == []
+
+
+def test_a_text_ends_with_its_end_token_and_another_goes_on(tmp_path):
+    model, _ = drawn(make_run(tmp_path / "run"), seed=3)
+    prompts = [[65], [9, 8, 7], [1, 2]]
+    long = generate(model, prompts, Sampling(tokens=30), cached=True)
+    assert [one.why for one in long] == ["length"] * 3
+    end = long[1].tokens[4]
+    for cached in (True, False):
+        short = generate(model, prompts, Sampling(tokens=30, ends=frozenset({end})), cached=cached)
+        assert short[1] == Written(long[1].tokens[: long[1].tokens.index(end)], "end")
+        for before, after in zip(long, short, strict=True):
+            assert before.tokens[: len(after.tokens)] == after.tokens
+            assert len(after.tokens) == 30 or before.tokens[len(after.tokens)] == end
+
+
+def test_what_has_no_meaning_is_refused():
+    for wrong in ({"tokens": -1}, {"temperature": float("nan")}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Sampling(**{"tokens": 3, **wrong})
+    with pytest.raises(UserError, match="not numbers"):
+        generate(Fixed([0.0, float("nan")]), [[0]], Sampling(tokens=1))
 
 
 class Fixed(torch.nn.Module):
@@ -100,7 +131,7 @@ class Fixed(torch.nn.Module):
 
 
 def shares(logits: list[float], **how) -> list[float]:
-    drawn = generate(Fixed(logits), [0], 4000, how.pop("temperature", 1.0), 0, 1, **how)
+    drawn = written(Fixed(logits), [0], 4000, cached=False, **{"temperature": 1.0, **how})
     return [drawn.count(token) / len(drawn) for token in range(len(logits))]
 
 
@@ -111,7 +142,9 @@ def test_tokens_are_drawn_as_often_as_the_model_says():
     assert shares(logits, temperature=0.5) == pytest.approx(colder, abs=0.03)
     two = (torch.tensor([1.0, 2.0])).softmax(0).tolist()
     assert shares(logits, top_k=2) == pytest.approx([0, *two, 0], abs=0.03)
-    assert shares(logits, top_k=99) == shares(logits)
+    assert shares(logits, top_k=99) == shares(logits) == shares(logits, top_p=1.0)
+    # 0.64, 0.24, 0.09, 0.03: the first two are the fewest that have 0.7 together.
+    assert shares(logits, top_p=0.7) == pytest.approx([0, *two, 0], abs=0.03)
 
 
 # --- from a run ------------------------------------------------------------------------------------------------------
@@ -122,11 +155,11 @@ def test_the_newest_checkpoint_is_taken_or_the_one_asked_for(tmp_path, tied):
     run = make_run(tmp_path / "run", 5, 9, tied=tied)
 
     def expected(step: int) -> str:
-        tokens = generate(drawn(run, step)[0], list(b"def "), 30, 0.8, 0, CONTEXT)
+        tokens = written(drawn(run, step)[0], list(b"def "), 10, temperature=0.8, ends=frozenset({0}))
         return "def " + bytes(tokens).decode(errors="replace").replace("\0", "\n")
 
-    assert sample(run.run.dir, "def ", 30) == expected(9)
-    assert sample(run.run.dir, "def ", 30, checkpoint="step-00000005") == expected(5)
+    assert sample(run.run.dir, "def ", 10) == expected(9)
+    assert sample(run.run.dir, "def ", 10, checkpoint="step-00000005") == expected(5)
     assert expected(5) != expected(9)
 
 
@@ -192,15 +225,96 @@ def test_a_prompt_outside_the_vocabulary_is_refused(tmp_path, monkeypatch):
 
 def test_the_command_prints_the_text(tmp_path, capsys):
     run = make_run(tmp_path / "run", 1)
-    arguments = ["sample", run.run.dir, "--prompt", "def ", "--tokens", "20", "--temperature", "0.5", "--seed", "3"]
+    arguments = ["sample", run.run.dir, "--prompt", "def ", "--tokens", "10", "--temperature", "0.5", "--seed", "3"]
     assert main([*arguments, "--top-k", "40", "--device", "cpu"]) == 0
-    assert capsys.readouterr().out == sample(run.run.dir, "def ", 20, temperature=0.5, seed=3, top_k=40) + "\n"
+    assert capsys.readouterr().out == sample(run.run.dir, "def ", 10, temperature=0.5, seed=3, top_k=40) + "\n"
+
+
+def test_the_command_writes_after_several_prompts_as_json(tmp_path, capsys):
+    run = make_run(tmp_path / "run", 1)
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('"class A"\n\n{"prompt": "x"}\n')
+    words = ["sample", run.run.dir, "--prompt", "def ", "--prompts", str(file), "--tokens", "8", "--device", "cpu"]
+    assert main([*words, "--top-p", "0.9", "--json"]) == 0
+    texts = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [text["prompt"] for text in texts] == ["def ", "class A", "x"]
+    told = Sampler(run.run.dir).write(["def ", "class A", "x"], 8, top_p=0.9)
+    assert [(text["text"], text["tokens"], text["why"]) for text in texts] == [(t.text, t.tokens, t.why) for t in told]
+    assert main(words) == 0
+    assert capsys.readouterr().out.count("---\n") == 2
+
+
+def test_a_text_ends_before_a_stop_string(tmp_path):
+    sampler = Sampler(make_run(tmp_path / "run", 1).run.dir)
+    (whole,) = sampler.write(["ab"], 12, temperature=0)
+    stop = whole.text[5:7]
+    (cut,) = sampler.write(["ab"], 12, temperature=0, stop=["never there", stop])
+    assert cut.why == "stop"
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert whole.tokens[: len(cut.tokens)] == cut.tokens
+
+
+def test_a_text_beyond_the_context_is_refused(tmp_path, capsys):
+    run = make_run(tmp_path / "run", 1)
+    assert main(["sample", run.run.dir, "--prompt", "abcdef", "--tokens", str(CONTEXT - 5)]) == 2
+    assert f"Take {CONTEXT - 6} tokens at most" in capsys.readouterr().err
+    assert main(["sample", run.run.dir, "--prompt", "a" * CONTEXT]) == 2
+    assert "Take a shorter prompt" in capsys.readouterr().err
+    (text,) = Sampler(run.run.dir).write(["abcdef"])
+    assert len(text.tokens) <= CONTEXT - 6
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }} : {{ m.content }} {% endfor %}{% if add_generation_prompt %}bot :{% endif %}"
+)
+
+
+def test_chats_go_through_the_template_and_end_with_its_end(tmp_path, capsys):
+    known = ["user", "bot", ":", "hello", "stop", "there"]
+    data = words(tmp_path / "tokenizer.json", *known)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "stop"}))
+    run = make_run(tmp_path / "run", 1, data=data)
+    file = tmp_path / "chats.jsonl"
+    file.write_text(json.dumps({"messages": [{"role": "user", "content": "there"}]}) + "\n")
+    command = ["sample", run.run.dir, "--prompt", "hello", "--prompts", str(file), "--tokens", "3", "--json"]
+    assert main([*command, "--chat"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [text["prompt"] for text in found] == ["user : hello bot :", "user : there bot :"]
+    assert Sampler(run.run.dir).ends == frozenset({known.index("stop")})
+    assert main(command) == 2
+    assert "--chat" in capsys.readouterr().err
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert main([*command, "--chat"]) == 2
+    assert "has no chat template" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("absent.txt", None, "cannot be read"),
+        ("empty.txt", "\n\n", "has no prompt"),
+        ("broken.jsonl", '"a"\n{"prompt"', ":2 is no JSON"),
+        ("number.jsonl", "3\n", ":1 is no prompt"),
+        ("silent.jsonl", '{"messages": [{"content": "a"}]}\n', "without a role"),
+    ],
+)
+def test_a_file_of_prompts_that_cannot_be_read_is_refused(tmp_path, name, content, what):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=what):
+        read_prompts(tmp_path / name)
 
 
 def test_the_command_refuses_with_code_2_and_no_traceback(tmp_path, capsys):
     assert main(["sample", str(tmp_path / "absent")]) == 2
     assert "there is no run directory" in capsys.readouterr().err
-    for wrong in (["--tokens", "-1"], ["--temperature", "-0.5"], ["--top-k", "0"], ["--tokens", "many"]):
+    for wrong in (
+        ["--tokens", "-1"],
+        ["--top-p", "0"],
+        ["--temperature", "-0.5"],
+        ["--top-k", "0"],
+        ["--tokens", "many"],
+    ):
         with pytest.raises(SystemExit) as ended:
             main(["sample", str(tmp_path), *wrong])
         assert ended.value.code == 2
@@ -209,9 +323,9 @@ def test_the_command_refuses_with_code_2_and_no_traceback(tmp_path, capsys):
 
 def test_what_several_processes_trained_one_samples(runs):
     runs.train("parallel=ddp", "launch.processes=2", "run.dir=r")
-    command = [sys.executable, "-m", "gangline.cli.main", "sample", "r", "--prompt", "the ", "--tokens", "20"]
+    command = [sys.executable, "-m", "gangline.cli.main", "sample", "r", "--prompt", "the ", "--tokens", "12"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=runs.directory, capture_output=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stdout.startswith(b"the ")
-    assert len(done.stdout) > 10
+    assert len(done.stdout) > 5

@@ -10,10 +10,11 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from gangline.config.check import problems
+from gangline.data import ChatTemplate
 from gangline.errors import UserError
 from gangline.testing.runs import small_run
 from gangline_dataloader import commands
-from gangline_dataloader.prepare.chat import ChatTemplate
+from gangline_dataloader.prepare.chat import conversation
 from gangline_dataloader.prepare.rule import Dropped
 from gangline_dataloader.sources import build
 from gangline_dataloader.store.local import LocalTokens
@@ -126,15 +127,15 @@ def test_a_run_counts_only_what_is_to_be_learnt(chats, tokenizer, packing, apart
 def test_a_template_that_changes_what_came_before_makes_no_conversation():
     """As those do that leave out thoughts of earlier turns; a single answer is whole."""
     template = "{% for m in messages %}[{{ m.role }}{{ ' thinks' if loop.last else '' }}:{{ m.content }}]{% endfor %}"
-    found = ChatTemplate(template, {}, "mine").conversation(talk(3))
+    found = conversation(ChatTemplate(template, {}, "mine"), talk(3))
     assert found == Dropped("chat: the template changes earlier turns")
     strict = "{{ raise_exception('roles must alternate') }}"
-    assert ChatTemplate(strict, {}, "mine").conversation(talk(3)) == Dropped("chat: roles must alternate")
+    assert conversation(ChatTemplate(strict, {}, "mine"), talk(3)) == Dropped("chat: roles must alternate")
 
 
 def test_a_template_reaches_nothing_but_its_messages():
     template = "{{ messages.__class__.__mro__[-1].__subclasses__() }}"
-    found = ChatTemplate(template, {}, "mine").conversation(talk(1))
+    found = conversation(ChatTemplate(template, {}, "mine"), talk(1))
     assert isinstance(found, Dropped)
 
 

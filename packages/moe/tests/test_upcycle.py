@@ -11,7 +11,7 @@ from gangline.errors import UserError
 from gangline.model.compose import compose_model
 from gangline.model.init import shards_of, whole_model
 from gangline.rundir import RunDirectory
-from gangline.sample import load_model
+from gangline.sampling.sampler import load_model
 from gangline.shard import Shard
 from gangline.testing import RealRuns
 from gangline.testing.inputs import whole_sequences

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+    from gangline.model.cache import Cache
+
 
 @dataclass
 class Batch:
@@ -23,6 +25,7 @@ class Batch:
                                ascending, every row's end among them); None: nobody counted
     extra      further tensors (B, ...) by name, as the data source gives them: every rank has them whole
     step       the step this batch belongs to: with sample and position the key of every random draw
+    cache      where modules keep what they need of earlier tokens, while a text is written; None: all tokens are here
     valid      how many targets count, where the host knows it of a batch on another device; None: sum loss_mask
     """
 
@@ -36,6 +39,7 @@ class Batch:
     valid: int | None = None
     ends: torch.Tensor | None = None
     extra: dict[str, torch.Tensor] = field(default_factory=dict)
+    cache: Cache | None = None
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on `device`; from pinned memory the copy does not block.

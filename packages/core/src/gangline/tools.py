@@ -29,7 +29,8 @@ if TYPE_CHECKING:
         part_versions as part_versions,
         write_whole as write_whole,
     )
-    from gangline.sample import sample as sample
+    from gangline.sampling.options import Sampling as Sampling, Written as Written
+    from gangline.sampling.sampler import Sampler as Sampler, Text as Text, sample as sample
 
 __getattr__, __all__ = lazily(
     __name__,
@@ -40,7 +41,8 @@ __getattr__, __all__ = lazily(
         "gangline.record": "read_records",
         "gangline.ending": "RunEnding clear_ending read_ending write_ending",
         "gangline.events": "Events read_events",
-        "gangline.sample": "sample",
+        "gangline.sampling.options": "Sampling Written",
+        "gangline.sampling.sampler": "Sampler Text sample",
         "gangline.interop": "load_pretrained",
         "gangline.interop.commands": "add_output words_for write_model",
         "gangline.interop.names": "Theirs theirs_of",

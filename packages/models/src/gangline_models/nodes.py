@@ -8,6 +8,7 @@ from typing import ClassVar
 from gangline.model import (
     LINEAR,
     DecoderNode,
+    Decoding,
     EmbeddingNode,
     LocalSizes,
     Node,
@@ -30,12 +31,18 @@ class SandwichBlockNode(Node):
     feed_forward_out_norm: Node | None = None
     residual_scale: float = 1.0
 
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
+
 
 @dataclass(frozen=True, kw_only=True)
 class WidthNormNode(NormNode):
     """Root-mean-square normalisation over all heads together; dim: the width of all."""
 
     module: ClassVar[str] = "gangline_models.modules.width_norm:WidthNorm"
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
 
     def activation_bytes(self, sizes: LocalSizes) -> int:
         """Its input and one number a token; a rank has the heads that tp leaves it."""
@@ -53,6 +60,9 @@ class LayerNormNode(Node):
 
     def shapes(self) -> dict[str, Shape]:
         return {"weight": (self.dim,), "bias": (self.dim,)}
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
 
     def activation_bytes(self, sizes: LocalSizes) -> int:
         """Its input, and of each token mean and deviation."""
@@ -72,6 +82,9 @@ class UngatedFeedForwardNode(Node):
     def __post_init__(self) -> None:
         fitted(self, {"w_up": (self.dim, self.hidden), "w_down": (self.hidden, self.dim)})
 
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
+
     def activation_bytes(self, sizes: LocalSizes) -> int:
         """x, the first product, and its activation."""
         inner = sizes.inner_tokens * self.hidden // sizes.size("tp")
@@ -85,6 +98,9 @@ class PositionedEmbeddingNode(Node):
     module: ClassVar[str] = "gangline_models.modules.positions:PositionedEmbedding"
     tokens: EmbeddingNode
     positions: EmbeddingNode
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
 
 
 @dataclass(frozen=True, kw_only=True)

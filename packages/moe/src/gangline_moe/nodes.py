@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from gangline.model import (
     LINEAR,
     CommVolume,
+    Decoding,
     FeedForwardNode,
     LinearNode,
     LocalSizes,
@@ -69,6 +70,9 @@ class SoftmaxNode(RouterNode):
     module: ClassVar[str] = "gangline_moe.routers.softmax:SoftmaxRouter"
     renormalise: bool = True
 
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
+
     def activation_bytes(self, sizes: LocalSizes) -> int:
         return super().activation_bytes(sizes) + self.renormalise * self.divides(sizes)
 
@@ -78,6 +82,9 @@ class SigmoidNode(RouterNode):
     module: ClassVar[str] = "gangline_moe.routers.sigmoid:SigmoidRouter"
     renormalise: bool = True
     scale: float = 1.0
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
 
     def activation_bytes(self, sizes: LocalSizes) -> int:
         shares = self.sequence_loss or self.step_loss  # scores as shares of 1: their sums are kept
@@ -90,6 +97,9 @@ class GroupedNode(SigmoidNode):
     module: ClassVar[str] = "gangline_moe.routers.grouped:GroupedRouter"
     groups: int
     top_groups: int
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +150,9 @@ class StackNode(LinearNode):
     experts: int = 0
     top_k: int = 0
 
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
+
     def shapes(self) -> dict[str, Shape]:
         return {"weight": (self.experts, self.out_features, self.in_features)}
 
@@ -178,6 +191,9 @@ class ExpertsNode(Node):
     w_up: Node = STACK
     w_down: Node = STACK
 
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
+
     def __post_init__(self) -> None:
         up, down = (self.dim, self.hidden), (self.hidden, self.dim)
         for name, (inside, out) in {"w_gate": up, "w_up": up, "w_down": down}.items():
@@ -205,6 +221,10 @@ class MoeNode(Node):
     shared: FeedForwardNode | None = None
     capacity_factor: float | None = None
     ranks_per_node: int | None = None
+
+    def decodes(self) -> Decoding | None:
+        """Over a capacity a token is dropped or not by the other tokens of its microbatch."""
+        return "tokenwise" if self.capacity_factor is None else None
 
     def rows(self, sizes: LocalSizes) -> int:
         """Pairs of a token and an expert of it in a microbatch on one rank, if all experts get as many: as many leave

@@ -8,6 +8,12 @@ from gangline.lazy import lazily
 
 if TYPE_CHECKING:
     from gangline.data.base import DataSource as DataSource, Sample as Sample, Split as Split
+    from gangline.data.chat import (
+        ChatTemplate as ChatTemplate,
+        TemplateRefusal as TemplateRefusal,
+        messages_of as messages_of,
+        template_of as template_of,
+    )
     from gangline.data.codec import (
         ByteCodec as ByteCodec,
         TextCodec as TextCodec,
@@ -26,6 +32,7 @@ __getattr__, __all__ = lazily(
     __name__,
     {
         "gangline.data.base": "DataSource Sample Split",
+        "gangline.data.chat": "ChatTemplate TemplateRefusal messages_of template_of",
         "gangline.data.codec": "ByteCodec TextCodec TokenizerCodec chunks open_codec",
         "gangline.data.compressed": "COMPRESSED decompressed",
         "gangline.data.corpus": "FilePart TextFile listing split",

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from math import gcd
 
 from gangline.model.calls import LOSS_CHUNK
+from gangline.model.local_sizes import LocalSizes
 from gangline.model.tree import (
     AttentionNode,
     FeedForwardNode,
     LinearNode,
-    LocalSizes,
     Node,
     NormNode,
     WrapNode,

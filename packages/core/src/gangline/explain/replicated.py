@@ -15,8 +15,9 @@ from gangline.explain.work import StageWork, work_of
 from gangline.mesh import DATA_AXES, Mesh
 from gangline.model.compose import compose_model
 from gangline.model.flops import flops_per_token, parameter_count
+from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct
-from gangline.model.tree import LocalSizes, Node, by_path, parameter_shapes
+from gangline.model.tree import Node, by_path, parameter_shapes
 from gangline.plan import Plan
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gangline.interop.config import read_config as read_config
     from gangline.model.attention import PLAIN as PLAIN, PlainAttention as PlainAttention
     from gangline.model.build import Wrapper as Wrapper, construct as construct
+    from gangline.model.cache import Cache as Cache
     from gangline.model.calls import (
         LOSS_CHUNK as LOSS_CHUNK,
         AttentionCall as AttentionCall,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     )
     from gangline.model.init import shards_of as shards_of, whole_model as whole_model
     from gangline.model.linear import Embedding as Embedding, Linear as Linear
+    from gangline.model.local_sizes import CommVolume as CommVolume, LocalSizes as LocalSizes
     from gangline.model.loss import (
         cap_logits_ as cap_logits_,
         log_sum_exp as log_sum_exp,
@@ -60,13 +62,12 @@ if TYPE_CHECKING:
         LINEAR as LINEAR,
         AttentionNode as AttentionNode,
         BlockNode as BlockNode,
-        CommVolume as CommVolume,
         DecoderNode as DecoderNode,
+        Decoding as Decoding,
         EmbeddingNode as EmbeddingNode,
         FeedForwardNode as FeedForwardNode,
         HeadNode as HeadNode,
         LinearNode as LinearNode,
-        LocalSizes as LocalSizes,
         Node as Node,
         NormNode as NormNode,
         Shape as Shape,
@@ -96,10 +97,12 @@ __getattr__, __all__ = lazily(
     {
         "gangline.plan": "Cut Fold Init Name Plan Seam chosen matches names",
         "gangline.model.tree": (
-            "LINEAR AttentionNode BlockNode CommVolume DecoderNode EmbeddingNode FeedForwardNode HeadNode "
-            "LinearNode LocalSizes Node NormNode Shape SinksNode WrapNode by_path children "
+            "LINEAR AttentionNode BlockNode Decoding DecoderNode EmbeddingNode FeedForwardNode HeadNode "
+            "LinearNode Node NormNode Shape SinksNode WrapNode by_path children "
             "fitted nodes parameter_shapes replaced"
         ),
+        "gangline.model.local_sizes": "CommVolume LocalSizes",
+        "gangline.model.cache": "Cache",
         "gangline.model.rope_rates": "BandScaling Rope RopeScaling plain_rates",
         "gangline.model.products": "AttentionProduct MatrixProduct Product",
         "gangline.model.plan": "plan_decoder",

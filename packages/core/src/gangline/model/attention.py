@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from gangline.batch import Batch
 from gangline.comm.base import Comm
 from gangline.model import documents
 from gangline.model.build import construct
+from gangline.model.cache import KeyValues
 from gangline.model.calls import AttentionCall
 from gangline.model.flex import block_mask, flex, takes
 from gangline.model.recall import Recall
@@ -116,6 +117,7 @@ class Attention(nn.Module):
         self.head_dim = node.head_dim
         self.rates = frequencies(node.rope, node.head_dim) if node.rope else ()
         self.magnitude = node.rope.scaling.magnitude if node.rope and node.rope.scaling else 1.0
+        self.call = node.call
         self.attention = plain(node.call)
         self.sinks = construct(node.sinks) if node.sinks else None
 
@@ -131,5 +133,8 @@ class Attention(nn.Module):
         if self.rates:
             q, k = rotated(q, k, batch.position, self.rates, self.magnitude)
         more = () if self.sinks is None else (self.sinks.weight,)
-        out_BHTC = self.attention(q, k, v_BTKC.transpose(1, 2), batch.document, batch.position, *more)
+        attention = self.attention
+        if batch.cache is not None:
+            attention = batch.cache.of(self, partial(KeyValues, self.attention, self.call)).attend
+        out_BHTC = attention(q, k, v_BTKC.transpose(1, 2), batch.document, batch.position, *more)
         return self.wo(out_BHTC.transpose(1, 2).flatten(-2))

@@ -16,12 +16,26 @@ def said(node: Node, seam: str) -> Call | None:
     A class that names another module than its base and does not say anew what that computes (`seams`) says nothing:
     what the base says is of the base's module.
     """
+    return node.seams().get(seam) if _says(node, "seams") else None
+
+
+def recomputed(tree: Node) -> list[str]:
+    """Paths of the nodes that do not say how their modules take one more token (`Node.decodes`), with their classes."""
+    return [
+        f"{path or 'the model'} ({type(node).__name__})"
+        for path, node in nodes(tree)
+        if not _says(node, "decodes") or node.decodes() is None
+    ]
+
+
+def _says(node: Node, method: str) -> bool:
+    """Whether what `method` says is of the module that the node's very class names, not of a base's."""
     for cls in type(node).__mro__:
-        if "seams" in vars(cls):
-            return node.seams().get(seam)
+        if method in vars(cls):
+            return True
         if "module" in vars(cls):
-            return None
-    return None
+            return False
+    return False
 
 
 def calls(tree: Node, plan: Plan, seam: Literal["attention", "loss"]) -> dict[str, Call | None]:

@@ -13,50 +13,12 @@ from math import prod
 from typing import ClassVar, Literal
 
 from gangline.model.calls import AttentionCall, Call, LossCall
+from gangline.model.local_sizes import CommVolume, LocalSizes
 from gangline.model.products import AttentionProduct, Product, of_shapes
 from gangline.model.rope_rates import PLAIN_ROPE, Rope
 
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalSizes:
-    """Sizes of one microbatch on one rank: what the cost of a module depends on besides its node.
-
-    tokens           of the hidden state that a block is given on this rank
-    inner_tokens     the same between products that tp cuts, where a rank may see more of them (sequence parallelism)
-    itemsize         bytes of a number in an activation
-    master_itemsize  bytes of a number that is computed in the dtype of the masters (`Plan.master_dtype`)
-    ranks            how many ranks an axis or a fold has, by its name; see `size`
-    """
-
-    tokens: int
-    inner_tokens: int
-    itemsize: int
-    master_itemsize: int
-    ranks: Mapping[str, int]
-
-    def size(self, axis: str) -> int:
-        """Ranks of a mesh axis, or of a fold: 1 where the mesh has none for it."""
-        return self.ranks.get(axis, 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommVolume:
-    """Communication volume of a module over the fold that it is bound to: bytes that leave a rank for one microbatch.
-
-    fold      the name of the fold
-    what      in a few words, for a table of a run's traffic; what is assumed of the data belongs here, too
-    forward   (calls, bytes) of its forward pass
-    backward  (calls, bytes) of its backward pass
-    among     so many neighbours of the fold, beyond whom nothing of it goes; None: all of it
-    """
-
-    fold: str
-    what: str
-    forward: tuple[int, int]
-    backward: tuple[int, int]
-    among: int | None = None
+Decoding = Literal["tokenwise", "cached"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +68,17 @@ class Node(ABC):
         `return super().seams()`, or else what its module computes there is unknown (`gangline.model.seams`).
         """
         return {}
+
+    def decodes(self) -> Decoding | None:
+        """How this module, children left out, takes one more token of a text that it has seen the beginning of.
+
+        tokenwise  what it gives for a token depends on that token alone, and on what the batch says of it
+        cached     it keeps what it needs of earlier tokens in `Batch.cache` (`gangline.model.cache`)
+        None       it does not say, and all tokens of the text are computed again for each that is written
+
+        It counts for the `module` of this very class, as `seams` does.
+        """
+        return None
 
     def ties(self) -> dict[str, str]:
         """Parameters of this module that are another one of it: alias -> the name it is kept under."""
@@ -199,6 +172,9 @@ class NormNode(Node):
     def shapes(self) -> dict[str, Shape]:
         return {"weight": (self.dim,)}
 
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
+
 
 @dataclass(frozen=True, kw_only=True)
 class LinearNode(Node):
@@ -212,6 +188,9 @@ class LinearNode(Node):
     def shapes(self) -> dict[str, Shape]:
         shapes: dict[str, Shape] = {"weight": (self.out_features, self.in_features)}
         return shapes | ({"bias": (self.out_features,)} if self.bias else {})
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
 
     def activation_bytes(self, sizes: LocalSizes) -> int:
         """Nothing of its own: the module around it counts its input, for it knows who else reads that."""
@@ -247,6 +226,9 @@ class SinksNode(Node):
 
     def shapes(self) -> dict[str, Shape]:
         return {"weight": (self.heads,)}
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,6 +289,9 @@ class AttentionNode(Node):
     def seams(self) -> Mapping[str, Call]:
         return {"attention": self.call}
 
+    def decodes(self) -> Decoding | None:
+        return "cached" if self.causal and not self.call.beyond else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardNode(Node):
@@ -324,6 +309,9 @@ class FeedForwardNode(Node):
         up, down = (self.dim, self.hidden), (self.hidden, self.dim)
         fitted(self, {"w_gate": up, "w_up": up, "w_down": down})
 
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
+
 
 @dataclass(frozen=True, kw_only=True)
 class BlockNode(Node):
@@ -334,6 +322,9 @@ class BlockNode(Node):
     attention: Node
     feed_forward_norm: Node
     feed_forward: Node
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,6 +338,9 @@ class EmbeddingNode(Node):
 
     def shapes(self) -> dict[str, Shape]:
         return {"weight": (self.vocab_size, self.dim)}
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
 
     def flops(self, sequence_length: int) -> int:
         """None: a row is looked up, nothing is multiplied."""
@@ -382,6 +376,9 @@ class HeadNode(Node):
     def shapes(self) -> dict[str, Shape]:
         return {"weight": (self.vocab_size, self.dim)}
 
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderNode(Node):
@@ -392,6 +389,9 @@ class DecoderNode(Node):
     blocks: tuple[Node, ...]
     head: Node
     tied: bool = False
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
 
     def ties(self) -> dict[str, str]:
         return {"head.weight": "embed.weight"} if self.tied else {}

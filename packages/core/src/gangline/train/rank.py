@@ -26,7 +26,7 @@ from gangline.mesh import Mesh
 from gangline.pulse.layout import NUMBER
 from gangline.pulse.write import current
 from gangline.rundir import RunDirectory
-from gangline.sample import sample
+from gangline.sampling.sampler import Sampler
 from gangline.train.build import build, device_of
 from gangline.train.callbacks import each, tell_of_error
 from gangline.train.loop import loop
@@ -170,13 +170,14 @@ def fleeting(s: Session) -> bool:
 def show_sample(run_dir: str, tokens: int) -> None:
     """Print what the finished model writes, where its data is text."""
     try:
-        text = sample(run_dir, tokens=tokens)
+        sampler = Sampler(run_dir)
+        (text,) = sampler.write([""], min(tokens, sampler.context - 1))
     except UserError:
         return
     except Exception as error:  # the run is done, whatever a model on one device comes to
         print(f"train: no sample: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return
-    print(f"\n{text}\n\nmore: gangline sample {run_dir} --prompt 'def '", flush=True)
+    print(f"\n{text.text}\n\nmore: gangline sample {run_dir} --prompt 'def '", flush=True)
 
 
 def summary(s: Session, ending: Ending, seconds: float, steps: int) -> dict:

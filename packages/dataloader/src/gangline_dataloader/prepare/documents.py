@@ -9,8 +9,7 @@ from functools import partial
 from typing import Any, BinaryIO, cast
 
 from gangline import UserError
-from gangline.data import decompressed
-from gangline_dataloader.prepare.chat import messages_of
+from gangline.data import decompressed, messages_of
 from gangline_dataloader.prepare.inputs import Input
 
 PROBE = 1 << 13  # bytes that are looked at to tell text from what is not

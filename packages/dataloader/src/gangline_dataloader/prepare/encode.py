@@ -62,7 +62,7 @@ class DocumentEncoder:
             if isinstance(text, Dropped):
                 return text
             messages.append({**message, "content": text})
-        found = self.template.conversation(messages)
+        found = chat.conversation(self.template, messages)
         if isinstance(found, Dropped):
             return found
         tokens, counted = self._with_answers(found)

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from gangline import UserError
-from gangline.data import ByteCodec, TextCodec, TokenizerCodec
+from gangline.data import ByteCodec, ChatTemplate, TextCodec, TokenizerCodec, template_of
 from gangline_dataloader.prepare import language, near
-from gangline_dataloader.prepare.chat import ChatTemplate, find
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.fast_bpe import fast
 from gangline_dataloader.prepare.inputs import Input
@@ -65,7 +64,9 @@ class Settings:
 
     def template(self) -> ChatTemplate | None:
         """What conversations become text by. Raises UserError where there is none."""
-        return find(self.tokenizer, self.chat_template) if self.chat else None
+        if not self.chat:
+            return None
+        return template_of(None if self.tokenizer == BYTES else self.tokenizer, self.chat_template)
 
     def beginning(self) -> int:
         """The token before each document. Raises UserError where it is none."""

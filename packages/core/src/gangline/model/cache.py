@@ -1,0 +1,137 @@
+"""What attention keeps of a text's tokens while the next ones are written (Pope et al., arXiv 2211.05102, section 2).
+
+The first pass through the model is of all prompts, each further one of one token a row. A module that looks at earlier
+tokens keeps what it needs of them in `Batch.cache`, as whatever it likes: `KeyValues` for attention. Its node says so
+(`gangline.model.tree.Node.decodes`). Rows of prompts of different lengths are filled up on the left; what fills them is
+another document (0) than the text (1), so whatever keeps documents apart keeps it out.
+
+B batch, T tokens, S tokens kept, H query heads, K key and value heads, C width of a head, W window
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from gangline.model.calls import AttentionCall
+
+S = TypeVar("S")
+
+
+class Cache:
+    """What the modules of one model keep while one batch of texts is written. length: tokens of a row at its end."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self._states: dict[nn.Module, object] = {}
+
+    def of(self, module: nn.Module, make: Callable[[int], S]) -> S:
+        """What `module` keeps; on the first call what `make(length)` gives."""
+        if module not in self._states:
+            self._states[module] = make(self.length)
+        return self._states[module]  # type: ignore[return-value]
+
+
+class KeyValues:
+    """Rotated keys, and values, of the tokens that a later query may see, for one attention with grouped heads.
+
+    Under a window of W that is the last W; memory is for twice as many, so that they are moved once in W tokens.
+    """
+
+    def __init__(self, attention: Callable[..., Tensor], call: AttentionCall, length: int) -> None:
+        self._attention, self._call = attention, call
+        self._window = min(call.window or length, length)
+        self._room = min(2 * self._window, length)
+        self._kept: tuple[Tensor, Tensor] | None = None  # (B, K, room, C) each, of which the first `_used` are filled
+        self._used = 0
+        self._text: Tensor | None = None  # (B, 1, 1, room): whether a kept token is of the text
+
+    def attend(
+        self,
+        q_BHTC: Tensor,
+        k_BKTC: Tensor,
+        v_BKTC: Tensor,
+        document_BT: Tensor | None,
+        position_BT: Tensor,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        """As the seam `attention`, of the first tokens, or of the one that follows those kept: (B, H, T, C).
+
+        A later token is of the document of the last one before it. Raises ValueError for several later ones at a time.
+        """
+        if self._kept is None:
+            more = () if sinks_H is None else (sinks_H,)
+            out = self._attention(q_BHTC, k_BKTC, v_BKTC, document_BT, position_BT, *more)
+            self._begin(k_BKTC, v_BKTC, document_BT)
+            return out
+        if q_BHTC.shape[2] != 1:
+            raise ValueError(f"{q_BHTC.shape[2]} tokens at a time follow those that are kept; one is expected")
+        keys, values = self._add(k_BKTC, v_BKTC)
+        first = max(0, self._used - self._window)
+        text = None if self._text is None else self._text[..., first : self._used]
+        return one_query(
+            q_BHTC, keys[:, :, first : self._used], values[:, :, first : self._used], text, self._call, sinks_H
+        )
+
+    def _begin(self, k: Tensor, v: Tensor, document_BT: Tensor | None) -> None:
+        B, K, T, _ = k.shape
+        self._used = min(T, self._window)
+        self._kept = (k.new_empty(B, K, self._room, k.shape[-1]), v.new_empty(B, K, self._room, v.shape[-1]))
+        for kept, new in zip(self._kept, (k, v), strict=True):
+            kept[:, :, : self._used] = new[:, :, T - self._used :]
+        if document_BT is not None:
+            self._text = torch.ones(B, 1, 1, self._room, dtype=torch.bool, device=k.device)
+            self._text[:, 0, 0, : self._used] = (document_BT == document_BT[:, -1:])[:, T - self._used :]
+
+    def _add(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        assert self._kept is not None
+        if self._used == self._room:
+            if self._window >= self._room:
+                raise ValueError(f"more tokens than the {self._room} that there is memory for")
+            self._forget()
+        for kept, new in zip(self._kept, (k, v), strict=True):
+            kept[:, :, self._used] = new[:, :, 0]
+        self._used += 1
+        return self._kept
+
+    def _forget(self) -> None:
+        """Move what a later query may see to the front: the window without the token that comes."""
+        assert self._kept is not None
+        keep = self._window - 1
+        for kept in self._kept:
+            kept[:, :, :keep] = kept[:, :, self._used - keep : self._used].clone()
+        if self._text is not None:
+            self._text[..., :keep] = self._text[..., self._used - keep : self._used].clone()
+            self._text[..., keep:] = True
+        self._used = keep
+
+
+def one_query(
+    q_BH1C: Tensor,
+    k_BKSC: Tensor,
+    v_BKSC: Tensor,
+    seen_B11S: Tensor | None,
+    call: AttentionCall,
+    sinks_H: Tensor | None,
+) -> Tensor:
+    """What one query a row sees of all keys given, as `AttentionCall` says it: (B, H, 1, C), as `attend`.
+
+    Query heads that share a key head are multiplied together, so keys are read once and never repeated.
+    """
+    B, H, _, C = q_BH1C.shape
+    K = k_BKSC.shape[1]
+    wide = torch.promote_types(q_BH1C.dtype, torch.float32)
+    q_BKGC = q_BH1C.reshape(B, K, H // K, C) * (C**-0.5 if call.scale is None else call.scale)
+    z_BKGS = (q_BKGC @ k_BKSC.mT).to(wide)
+    if call.soft_cap is not None:
+        z_BKGS = call.soft_cap * (z_BKGS / call.soft_cap).tanh()
+    if seen_B11S is not None:
+        z_BKGS = z_BKGS.masked_fill(~seen_B11S, -torch.inf)
+    if sinks_H is not None:
+        sinks = sinks_H.to(wide).view(1, K, H // K, 1).expand(B, -1, -1, -1)
+        z_BKGS = torch.cat((z_BKGS, sinks), dim=-1)
+    p_BKGS = z_BKGS.softmax(-1)[..., : k_BKSC.shape[2]]
+    return (p_BKGS.to(v_BKSC.dtype) @ v_BKSC).reshape(B, H, 1, -1)

@@ -1,0 +1,43 @@
+"""One token from each row of logits: a function of (seed, row's number, step), in float64 on the CPU.
+
+B rows, V vocabulary
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gangline.draws import uniforms
+from gangline.errors import UserError
+from gangline.sampling.options import Sampling
+
+
+def draw(logits_BV: Tensor, sampling: Sampling, numbers_B: Tensor, step: int) -> list[int]:
+    """The token of each row. numbers_B: int64, which text a row is of; step: how many tokens it has.
+
+    Raises UserError where a logit is not a number.
+    """
+    logits_BV = logits_BV.double().cpu()
+    if logits_BV.isnan().any():
+        raise UserError("the model's logits are not numbers.", "Its weights, or what it computes, are not finite.")
+    if sampling.temperature == 0:
+        return logits_BV.argmax(-1).tolist()
+    p_BV = _probabilities(logits_BV / sampling.temperature, sampling)
+    up_to_BV = p_BV.cumsum(-1)
+    place_B1 = uniforms(sampling.seed, step, numbers_B, "token").double()[:, None] * up_to_BV[:, -1:]
+    # The first token whose cumulated probability is above the place: never one of probability 0.
+    return torch.searchsorted(up_to_BV, place_B1, right=True).squeeze(1).clamp_(max=p_BV.shape[1] - 1).tolist()
+
+
+def _probabilities(logits_BV: Tensor, sampling: Sampling) -> Tensor:
+    """Of the tokens that may be drawn; the others have 0. Tokens as likely as the last of the top k are all kept."""
+    if sampling.top_k is not None and sampling.top_k < logits_BV.shape[1]:
+        least_B1 = logits_BV.topk(sampling.top_k).values[:, -1:]
+        logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
+    p_BV = logits_BV.softmax(-1)
+    if sampling.top_p is None or sampling.top_p == 1:
+        return p_BV
+    sorted_BV, order_BV = p_BV.sort(descending=True, stable=True)
+    beyond_BV = sorted_BV.cumsum(-1) - sorted_BV >= sampling.top_p  # those before it are enough
+    return p_BV.masked_fill(torch.zeros_like(beyond_BV).scatter_(1, order_BV, beyond_BV), 0.0)

@@ -1,0 +1,198 @@
+"""Text from the model of a run: the weights of a checkpoint, whole, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from gangline import plugins
+from gangline.batch import Batch
+from gangline.checkpoint.base import Checkpointer
+from gangline.checkpoint.id import CheckpointId
+from gangline.checkpoint.weights import weights_under
+from gangline.comm.solo import Solo
+from gangline.data.chat import TemplateRefusal, template_of
+from gangline.data.codec import TokenizerCodec
+from gangline.errors import UserError
+from gangline.mesh import Mesh
+from gangline.model.build import construct, materialise
+from gangline.model.compose import compose_model
+from gangline.model.seams import recomputed
+from gangline.parallel.prepare import bind_folds
+from gangline.rundir import RunDirectory
+from gangline.sampling.decode import Stop, decode
+from gangline.sampling.options import Sampling, Why, Written, check_lengths
+from gangline.sampling.text import after, before_stop, codec_of, encode, ends_of
+from gangline.shard import MODEL, Layout, Registry, Shard, model_array
+
+if TYPE_CHECKING:
+    from gangline.config.schema import Run
+    from gangline.model.decoder import Decoder
+
+USUAL = 200  # tokens of a text where nobody says how many, if the context has room for them
+
+
+@dataclass(frozen=True)
+class Text:
+    """What follows a prompt. tokens: of `text`, an end token or a stop string that ended it among the latter's."""
+
+    prompt: str
+    text: str
+    tokens: list[int]
+    why: Why
+
+
+class Sampler:
+    """The model of a run, ready to write. Nothing is read of its weights before the first text.
+
+    checkpoint: by default the newest. weights: those under another prefix than the model's own, such as
+    "callback/ema/0.999". device: by default a GPU where there is one.
+    Raises UserError where there is no run or no checkpoint.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        *,
+        checkpoint: str | None = None,
+        weights: str = MODEL,
+        device: str | None = None,
+    ) -> None:
+        self.run = RunDirectory.open(run_dir).run()
+        self._kept: Checkpointer = plugins.build(self.run.checkpoint, self.run, None)
+        self._id = _choose(self._kept, self.run, checkpoint)
+        self._weights, self._device = weights, device
+        self.codec = codec_of(self.run)
+        self.ends = ends_of(self.run, self.codec)
+        self.context = self.run.batch.sequence_length
+
+    @cached_property
+    def model(self) -> Decoder:
+        return load_model(self.run, self._kept, self._id, self._device, self._weights)
+
+    @cached_property
+    def recomputed(self) -> list[str]:
+        """What keeps the model from going on from what it has computed: empty where nothing does."""
+        return recomputed(compose_model(self.run)[0])
+
+    def chat(self, messages: Sequence[dict[str, Any]]) -> str:
+        """A conversation as text up to where the answer begins, by the tokenizer's own template. Raises UserError."""
+        path = self.codec.path if isinstance(self.codec, TokenizerCodec) else None
+        template = template_of(path)
+        try:
+            return template.render(list(messages), prompt=True)
+        except TemplateRefusal as error:
+            raise UserError(f"the chat template {template.name} refuses the conversation.", str(error)) from error
+
+    def write(
+        self,
+        prompts: Sequence[str],
+        tokens: int | None = None,
+        *,
+        temperature: float = 0.8,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        stop: Sequence[str] = (),
+    ) -> list[Text]:
+        """What follows each prompt, each the same as if it were alone with its number.
+
+        tokens: at most, an error where the context has no room for them; None: 200, or what it has room for.
+        stop: a text ends before the first of these. As `Sampling` says what else there is.
+        Raises UserError where a prompt cannot be put in tokens, or is too long.
+        """
+        starts = [encode(self.codec, prompt, self.run) for prompt in prompts]
+        if tokens is None:
+            tokens = max(1, min([USUAL, *(self.context - len(start) for start in starts)]))
+        check_lengths(starts, tokens, self.context)
+        sampling = Sampling(
+            tokens=tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            ends=self.ends,
+        )
+        stopped: Stop | None = None
+        if stop:
+            stopped = lambda written: any(word in (self.codec.decode(written) or "") for word in stop)  # noqa: E731
+        cached = not self.recomputed
+        written = generate(self.model, starts, sampling, cached=cached, stop=stopped)
+        return [
+            Text(prompt, before_stop(after(self.codec, start, one.tokens), stop), one.tokens, one.why)
+            for prompt, start, one in zip(prompts, starts, written, strict=True)
+        ]
+
+
+def sample(run_dir: str | Path, prompt: str = "", tokens: int | None = None, **how: Any) -> str:
+    """The prompt and what the newest model of a run writes after it. how: as `Sampler` and its `write` take it."""
+    opened = {name: how.pop(name) for name in ("checkpoint", "weights", "device") if name in how}
+    (text,) = Sampler(run_dir, **opened).write([prompt], tokens, **how)
+    return prompt + text.text
+
+
+def load_model(
+    run: Run, kept: Checkpointer, id: CheckpointId, device: str | None = None, weights: str = MODEL
+) -> Decoder:
+    """The run's model on one device, with the master weights of a checkpoint or others that it holds (`weights`)."""
+    tree, plan = compose_model(run)
+    model = construct(tree)
+    bind_folds(model, plan, Solo)
+    materialise(model, plan, device=device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    whole = {name: tensor for name, tensor in model.state_dict().items() if plan.owner(name) == name}
+    arrays = weights_under(weights, kept.arrays(id), whole)
+    shards = [
+        Shard(arrays.get(name, model_array(name)), tuple(tensor.shape), tensor.dtype, (0,) * tensor.dim(), tensor)
+        for name, tensor in whole.items()
+    ]
+    layouts = {shard.name: Layout(shard.global_shape, str(shard.dtype).removeprefix("torch.")) for shard in shards}
+    kept.load(id, shards, Registry.of(Mesh.of({}), layouts))
+    return model
+
+
+@torch.no_grad()
+def generate(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    *,
+    cached: bool = False,
+    stop: Stop | None = None,
+) -> list[Written]:
+    """What a whole model on one device writes after each prompt (of at least one token).
+
+    model: has `hidden(batch)` -> (B, T, D) and a `head` with `logits(hidden)` -> (B, T, V). cached: as `decode` has it.
+    """
+    was_training = model.training
+    model.eval()
+
+    def forward(batch: Batch) -> Tensor:
+        return model.head.logits(model.hidden(batch)[:, -1:])[:, -1]
+
+    try:
+        device = next(model.parameters()).device
+        return decode(forward, prompts, sampling, cached=cached, device=device, stop=stop)
+    finally:
+        model.train(was_training)
+
+
+def _choose(kept: Checkpointer, run: Run, wanted: str | None) -> CheckpointId:
+    held = kept.list()
+    if not held:
+        why = "A run saves at its end, and before that as checkpoint.every says." if kept.keeps else "checkpoint=off."
+        raise UserError(f"{run.run.dir} has no checkpoint to sample from.", why)
+    if wanted is None:
+        return kept.latest() or held[-1]
+    found = CheckpointId.parse(wanted)
+    if found not in held:
+        raise UserError(
+            f"{run.run.dir} has no checkpoint {wanted}.",
+            f"It has {', '.join(map(str, held))}; without --checkpoint the newest.",
+        )
+    return found

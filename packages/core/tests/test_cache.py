@@ -1,0 +1,96 @@
+"""What attention keeps while a text is written changes nothing; who does not say how it goes on is computed again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from gangline.config import default_run
+from gangline.model.cache import KeyValues
+from gangline.model.calls import AttentionCall
+from gangline.model.compose import compose_model
+from gangline.model.config import Tiny
+from gangline.model.init import whole_model
+from gangline.model.seams import recomputed
+from gangline.model.tree import AttentionNode, FeedForwardNode, nodes, replaced
+from gangline.sampling.options import Sampling
+from gangline.sampling.sampler import generate
+
+SHAPE = {"dim": 24, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 6, "hidden": 40, "init_std": 0.5}
+
+
+def model_of(dtype: torch.dtype = torch.float64, **options):
+    run = default_run(model=Tiny(**(SHAPE | options)))
+    tree, plan = compose_model(run)
+    return tree, whole_model(tree, plan, seed=3, dtype=dtype)
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(256, (length,), generator=generator).tolist() for length in lengths]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"kv_heads": 4, "qk_norm": True},
+        {"kv_heads": 1, "attention_scale": 0.7},
+        {"window": 1},
+        {"window": 5},
+        {"window": 5, "full_every": 2, "sinks": True},
+        {"window": 30, "soft_cap": 1.5},
+        {"soft_cap": 0.7, "sinks": True},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("lengths", [(7,), (6, 6, 6), (1, 13, 4)], ids=str)
+def test_tokens_are_those_of_a_model_that_keeps_nothing(options, lengths):
+    tree, model = model_of(**options)
+    assert recomputed(tree) == []
+    for how in (Sampling(tokens=33), Sampling(tokens=33, temperature=1.0, seed=2)):
+        kept = generate(model, prompts(*lengths), how, cached=True)
+        assert kept == generate(model, prompts(*lengths), how, cached=False)
+        assert len({tuple(one.tokens) for one in kept}) == len(lengths), "the test tells rows apart"
+
+
+def test_narrow_numbers_are_kept_as_they_are():
+    _, model = model_of(torch.bfloat16, window=5, sinks=True)
+    (one,) = generate(model, prompts(7), Sampling(tokens=9), cached=True)
+    assert len(one.tokens) == 9
+
+
+@dataclass(frozen=True, kw_only=True)
+class SilentNode(FeedForwardNode):
+    module: ClassVar[str] = "gangline.model.feed_forward:FeedForward"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnAttentionNode(AttentionNode):
+    module: ClassVar[str] = "gangline.model.attention:Attention"
+
+
+def test_a_node_that_says_nothing_of_its_own_module_is_named():
+    tree, _ = model_of()
+    for path, kind in (("blocks.1.feed_forward", SilentNode), ("blocks.2.attention", OwnAttentionNode)):
+        node = dict(nodes(tree))[path]
+        silent = replaced(tree, path, kind(**{item.name: getattr(node, item.name) for item in fields(node)}))
+        assert recomputed(silent) == [f"{path} ({kind.__name__})"]
+    everything = replaced(tree, "blocks.0.attention", replace(dict(nodes(tree))["blocks.0.attention"], causal=False))
+    assert recomputed(everything) == ["blocks.0.attention (AttentionNode)"]
+
+
+def test_several_tokens_at_a_time_and_more_than_there_is_room_for_are_refused():
+    kept = KeyValues(lambda q, k, v, document, position: v, AttentionCall(), 3)
+    x = torch.ones(1, 1, 2, 4)
+    position = torch.arange(2)[None]
+    kept.attend(x, x, x, None, position)
+    with pytest.raises(ValueError, match="2 tokens at a time"):
+        kept.attend(x, x, x, None, position)
+    one = x[:, :, :1]
+    kept.attend(one, one, one, None, position[:, :1])
+    with pytest.raises(ValueError, match="more tokens than the 3"):
+        kept.attend(one, one, one, None, position[:, :1])

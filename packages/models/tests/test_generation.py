@@ -1,0 +1,64 @@
+"""What a family writes with what it keeps is what it writes without, and what transformers writes, token for token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from family_cases import CASES, LENGTH, theirs
+from test_families import ours, run_of
+
+from gangline.model import compose_model
+from gangline.model.seams import recomputed
+from gangline.sampling.options import Sampling
+from gangline.sampling.sampler import generate
+
+START = 9
+# Their rotary positions turn faster or slower as the text grows; ours are of the run's rows (`gangline_models.rope`).
+GROWING = {"qwen2-dynamic", "phi3-longrope"}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """name -> (their model, our run and model, in float64)."""
+
+    def make(name: str):
+        directory = tmp_path_factory.mktemp(name)
+        model = theirs(name)
+        model.save_pretrained(directory)
+        run = run_of(directory)
+        return model.double(), run, ours(run, torch.float64)
+
+    return make
+
+
+def prompts(vocab_size: int, *lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(11)
+    return [torch.randint(2, vocab_size, (length,), generator=generator).tolist() for length in lengths]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_greedy_tokens_are_theirs(name, pair):
+    model, run, mine = pair(name)
+    assert recomputed(compose_model(run)[0]) == []
+    starts = prompts(model.config.vocab_size, START, START)
+    how = Sampling(tokens=LENGTH - START)
+    cached = [one.tokens for one in generate(mine, starts, how, cached=True)]
+    assert cached == [one.tokens for one in generate(mine, starts, how, cached=False)]
+    if name in GROWING:
+        return
+    with torch.no_grad():
+        whole = model.generate(
+            torch.tensor(starts), max_new_tokens=how.tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+    assert cached == whole[:, START:].tolist()
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen2-windows", "olmo3", "gemma2", "gemma3", "gpt2", "phi3"])
+def test_prompts_of_different_lengths_are_each_as_if_alone(name, pair):
+    model, _, mine = pair(name)
+    starts = prompts(model.config.vocab_size, 1, 17, 4, 9)
+    for how in (Sampling(tokens=24), Sampling(tokens=24, temperature=1.3, top_p=0.9, seed=4)):
+        together = generate(mine, starts, how, cached=True)
+        assert together == generate(mine, starts, how, cached=False)
+        assert together[0] == generate(mine, starts[:1], how, cached=True)[0]
+    assert len({tuple(one.tokens) for one in together}) == len(starts)
