@@ -40,7 +40,7 @@ def test_a_sample_that_fails_does_not_fail_a_run_that_is_done(monkeypatch, capsy
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(rank, "sample", full)
+    monkeypatch.setattr(rank, "Sampler", full)
     rank.show_sample("out", 20)
     assert "no sample: OutOfMemoryError: CUDA out of memory" in capsys.readouterr().err
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gangline.config.schema import Run
     from gangline.model.decoder import Decoder
 
-USUAL = 200  # tokens of a text where nobody says how many, if the context has room for them
+USUAL = 200
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,8 @@ class Sampler:
     """The model of a run, ready to write. Nothing is read of its weights before the first text.
 
     checkpoint: by default the newest. weights: those under another prefix than the model's own, such as
-    "callback/ema/0.999". device: by default a GPU where there is one.
+    "callback/ema/0.999". device: by default a GPU where there is one. usual: tokens of a text where nobody says how
+    many, if the context has room for them.
     Raises UserError where there is no run or no checkpoint.
     """
 
@@ -63,7 +64,9 @@ class Sampler:
         checkpoint: str | None = None,
         weights: str = MODEL,
         device: str | None = None,
+        usual: int = USUAL,
     ) -> None:
+        self.usual = usual
         self.run = RunDirectory.open(run_dir).run()
         self._kept: Checkpointer = plugins.build(self.run.checkpoint, self.run, None)
         self._id = _choose(self._kept, self.run, checkpoint)
@@ -103,13 +106,13 @@ class Sampler:
     ) -> list[Text]:
         """What follows each prompt, each the same as if it were alone with its number.
 
-        tokens: at most, an error where the context has no room for them; None: 200, or what it has room for.
+        tokens: at most, an error where the context has no room for them; None: the usual, or what it has room for.
         stop: a text ends before the first of these. As `Sampling` says what else there is.
         Raises UserError where a prompt cannot be put in tokens, or is too long.
         """
         starts = [encode(self.codec, prompt, self.run) for prompt in prompts]
         if tokens is None:
-            tokens = max(1, min([USUAL, *(self.context - len(start) for start in starts)]))
+            tokens = max(1, min([self.usual, *(self.context - len(start) for start in starts)]))
         check_lengths(starts, tokens, self.context)
         sampling = Sampling(
             tokens=tokens,

@@ -170,8 +170,7 @@ def fleeting(s: Session) -> bool:
 def show_sample(run_dir: str, tokens: int) -> None:
     """Print what the finished model writes, where its data is text."""
     try:
-        sampler = Sampler(run_dir)
-        (text,) = sampler.write([""], min(tokens, sampler.context - 1))
+        (text,) = Sampler(run_dir, usual=tokens).write([""])
     except UserError:
         return
     except Exception as error:  # the run is done, whatever a model on one device comes to

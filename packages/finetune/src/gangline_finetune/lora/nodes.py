@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gangline.model import LinearNode, LocalSizes, Node, Shape, WrapNode
+from gangline.model import Decoding, LinearNode, LocalSizes, Node, Shape, WrapNode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +17,9 @@ class LengthsNode(Node):
 
     def shapes(self) -> dict[str, Shape]:
         return {"weight": (self.out_features,)}
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
 
     def flops(self, sequence_length: int) -> int:
         return 0
@@ -31,6 +34,9 @@ class LoraNode(WrapNode):
     lora_b: LinearNode
     scale: float
 
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
+
     def activation_bytes(self, sizes: LocalSizes) -> int:
         """A x, for the gradient of B."""
         return self.lora_a.rows(sizes) * self.lora_a.out_features * sizes.itemsize
@@ -42,6 +48,9 @@ class DroppedLoraNode(LoraNode):
 
     module: ClassVar[str] = "gangline_finetune.lora.modules:DroppedLora"
     dropout: float = 0.0
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
 
     def activation_bytes(self, sizes: LocalSizes) -> int:
         """And what A sees of x, and which features that is."""
@@ -55,6 +64,9 @@ class DoraNode(DroppedLoraNode):
 
     module: ClassVar[str] = "gangline_finetune.lora.modules:Dora"
     lora_lengths: LengthsNode
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
 
     def activation_bytes(self, sizes: LocalSizes) -> int:
         """And the sum of both products, for the gradient of the lengths."""
