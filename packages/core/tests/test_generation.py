@@ -14,6 +14,7 @@ from torch.distributed.elastic.agent.server.api import WorkerState
 
 from gangline import attempts, generation
 from gangline.attempts import Attempt
+from gangline.cluster import GivenNodes, given_nodes
 from gangline.ending import EXIT_REQUEUE, RunEnding, clear_ending, read_ending, write_ending
 from gangline.errors import Problem, UserError
 from gangline.events import Events, read_events
@@ -119,8 +120,13 @@ def starts(run_dir, usable=8, **options) -> tuple[Starts, list[str]]:
 def test_ranks_beyond_the_layout_wait(tmp_path):
     (tmp_path / "logs").mkdir()
     decides, _ = starts(tmp_path, usable=4)
+    decides.places = ["top.rack0.a", "top.rack0.b", "top.rack1.c"]
+    assert given_nodes(tmp_path) is None
     start = decides.begin(["a", "b", "c"], 6, first=True)
     assert start == JobStart(1, ("a", "b", "c"), 4, 2)
+    given = given_nodes(tmp_path)
+    assert given == GivenNodes(("a", "b", "c"), ("top.rack0.a", "top.rack0.b", "top.rack1.c"), 4, 2)
+    assert (given.topology().gpus_per_node, given.topology().nodes_per_rack) == (2, 2)
     assert JobStart.of(start.to_dict()) == start
     (launch,) = read_events(tmp_path)
     assert (launch["event"], launch["by"], launch["why"], launch["spares"]) == ("launch", "launcher", "start", 2)

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import pytest
 
 from gangline import UserError
+from gangline.cluster import nodes_per_rack
 from gangline.config import ParallelConfig, default_run
 from gangline.tools import RunEnding
 from gangline_launch import clocks, fabric, storage
 from gangline_launch.explain import axes_by_tier
 from gangline_launch.kubernetes import levels
-from gangline_launch.nodes import GivenNode, PlacedAddress, addresses, nodes_per_rack, note_place, this_node
+from gangline_launch.nodes import PlacedAddress, addresses, this_node
 from gangline_launch.slurm.after import decide
 from gangline_launch.slurm.commands import fields, gpus_in
 from gangline_launch.slurm.config import SlurmLaunch
@@ -194,10 +195,8 @@ def test_each_axis_is_shown_with_the_links_between_the_nodes_that_were_given(tmp
     run = default_run(parallel="ddp", launch=SlurmLaunch())
     run.parallel = Halves()
     names = [f"n{number}" for number, _ in enumerate(where, 1)]
-    for name, rack in zip(names, where, strict=True):
-        (tmp_path / "launch").mkdir(exist_ok=True)
-        note_place(tmp_path, GivenNode(name, name, f"spine.{rack}.{name}"))
-    launch = {"event": "launch", "nodes": names, "processes": 8, "spares": 2 * len(names) - 8}
+    places = [f"spine.{rack}.{name}" for name, rack in zip(names, where, strict=True)]
+    launch = {"event": "launch", "nodes": names, "places": places, "processes": 8, "spares": 2 * len(names) - 8}
     (tmp_path / "events.jsonl").write_text(json.dumps(launch) + "\n")
     assert "\n".join(axes_by_tier(run, tmp_path)) == expected
 

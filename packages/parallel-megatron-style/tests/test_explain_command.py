@@ -10,7 +10,9 @@ import pytest
 
 from gangline.cli.main import main
 from gangline.config.compose import compose_one
+from gangline.events import Events
 from gangline.plugins import installed
+from gangline.rundir import RunDirectory
 from gangline.testing import readable
 from gangline_parallel_megatron_style.explain.explained import explained
 
@@ -53,6 +55,22 @@ def test_a_page_of_a_small_run(say):
         table(text, "memory of a rank")
     )
     assert text.endswith("fits a GPU of 80 GB\n")
+
+
+def test_a_run_is_explained_on_the_nodes_that_it_was_given(say, tmp_path):
+    """Two ranks a node; the layout stays that of the run, whose options know of eight."""
+    RunDirectory.create(compose_one(["parallel=3d", "launch.processes=8", "run.dir=out"]))
+    assert table(say("explain out")[1], "8 ranks")["pp"][2] == "node"
+    for racks, links in (("0011", ["cluster", "rack", "node"]), ("0111", ["cluster", "cluster", "node"])):
+        events = Events(tmp_path / "out", 1, by="launcher")
+        names = ["n1", "n2", "n3", "n4"]
+        places = [f"top.rack{rack}.{name}" for rack, name in zip(racks, names, strict=True)]
+        events.write("launch", nodes=names, places=places, processes=8, spares=0)
+        events.close()
+        code, text = say("explain out")
+        assert code == 0
+        axes = table(text, "8 ranks, 2 a node")
+        assert [axes[axis][2] for axis in ("pp", "dp_shard", "tp")] == links
 
 
 def test_llama_3_405b_on_16384_gpus(say):

@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     from gangline.launch import fork_agent
     from gangline.tools import RunDirectory
     from gangline_launch import clocks
-    from gangline_launch.nodes import note_place, this_node
+    from gangline_launch.nodes import this_node
 
     for name in _OF_A_RANK:
         os.environ.pop(name, None)
@@ -39,7 +39,6 @@ def main(argv: list[str]) -> int:
         directory = RunDirectory.open(asked.run_dir)
         refuse_other_code(directory.changed_parts())
         run = directory.run()
-        note_place(asked.run_dir, node)
         clocks.compare(asked.run_dir, node.name, run.launch.lost_seconds)  # type: ignore[attr-defined]
         return fork_agent(_AGENT, (argv,), run)
     except UserError as error:
@@ -63,7 +62,7 @@ def run(argv: list[str]) -> int:
         node = this_node(asked.run_dir)
         run = RunDirectory.open(asked.run_dir).run()
         run.launch = replace(run.launch, nodes=asked.nodes, per_node=asked.per_node, processes=asked.processes)  # type: ignore[call-arg]
-        return run_node(asked.run_dir, run, node.name, PlacedAddress(node.address, node.place))
+        return run_node(asked.run_dir, run, node.name, PlacedAddress(node.address, node.place), node.place)
     except UserError as error:
         return refused(asked.run_dir, error)
 

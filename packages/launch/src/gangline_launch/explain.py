@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gangline.cluster import Topology
+from gangline.cluster import given_nodes
 from gangline.strategy import Mesh
-from gangline.tools import RunDirectory, read_events
+from gangline.tools import RunDirectory
 from gangline_launch.config import ClusterLaunch
 from gangline_launch.fabric import FABRICS
-from gangline_launch.nodes import nodes_per_rack, places
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -31,20 +30,15 @@ def explain(run_dir: Path) -> int:
 
 def axes_by_tier(run: Run, run_dir: Path) -> list[str]:
     """Lines: the newest start's nodes in the order of their ranks, then each axis and the slowest links it crosses."""
-    launches = [line for line in read_events(run_dir) if line.get("event") == "launch"]
-    if not launches:
+    given = given_nodes(run_dir)
+    if given is None:
         return ["no node was given yet"]
-    nodes, world = launches[-1]["nodes"], launches[-1]["processes"]
-    known = places(run_dir)
-    given = [known.get(name, name) for name in nodes]
-    each = (world + launches[-1]["spares"]) // len(nodes)
-    lines = [f"{len(nodes)} nodes, {world} ranks"]
-    for number, place in enumerate(given):
+    each, world = given.ranks_of_node, given.processes
+    lines = [f"{len(given.names)} nodes, {world} ranks"]
+    for number, place in enumerate(given.places):
         first, last = number * each, min(world, (number + 1) * each) - 1
         lines.append(f"  {place}: " + (f"ranks {first} to {last}" if first <= last else "waits as a spare"))
-    trains = given[: -(-world // each)]
-    topology = Topology(gpus_per_node=each, nodes_per_rack=nodes_per_rack(trains))
-    mesh = Mesh.of(run.parallel.axes(world))
+    topology, mesh = given.topology(), Mesh.of(run.parallel.axes(world))
     for axis, size in mesh.sizes:
         if size > 1:
             lines.append(f"  {axis} {size}: its ranks reach each other over the {topology.tier(mesh, axis)}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,22 +85,3 @@ def addresses(run_dir: Path) -> dict[str, str]:
     path = Path(run_dir, FOLDER, "nodes")
     lines = [fields(line) for line in path.read_text().splitlines()] if path.exists() else []
     return {line["NodeName"]: line.get("NodeAddr") or line["NodeName"] for line in lines if "NodeName" in line}
-
-
-def note_place(run_dir: Path, node: GivenNode) -> None:
-    """For `gangline launch explain`: which place each node has."""
-    folder = Path(run_dir, FOLDER, "places")
-    folder.mkdir(exist_ok=True)
-    (folder / node.name.replace("/", "-")).write_text(node.place + "\n")
-
-
-def places(run_dir: Path) -> dict[str, str]:
-    """Name -> place of all nodes that the run ever had."""
-    return {path.name: path.read_text().strip() for path in Path(run_dir, FOLDER, "places").glob("*")}
-
-
-def nodes_per_rack(given: list[str]) -> int:
-    """How many neighbours share the lowest switch; 1 where racks have different numbers, for then none can be said."""
-    racks = Counter(place.rpartition(".")[0] for place in given)
-    sizes = set(racks.values())
-    return sizes.pop() if len(sizes) == 1 else 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gangline import UserError
 from gangline.config import near
@@ -14,14 +16,20 @@ from gangline_parallel_megatron_style.pipeline.actions import Schedule
 from gangline_parallel_megatron_style.pipeline.draw import Caption, as_svg, as_text
 from gangline_parallel_megatron_style.pipeline.simulate import Timeline
 
+if TYPE_CHECKING:
+    from gangline.cluster import GivenNodes
+    from gangline.config import Run
+
 USAGE = """\
 usage: gangline parallel explain [--gpu-memory GB] [--trace] [WORDS OF train ...]
+       gangline parallel explain [--gpu-memory GB] [--trace] RUN_DIR
        gangline parallel draw [--schedule NAME --stages N --microbatches N [--chunks N]] [--svg FILE] [--width N]
        gangline parallel draw [--svg FILE] [--width N] WORDS OF train ...
        gangline parallel draw [--svg FILE] [--width N] RUN_DIR
 
   explain   what a layout sends, keeps and waits for; nothing is started, and no GPU is needed. With --trace the rank
-            that needs most memory is run through its real operators, without their memory, and measured
+            that needs most memory is run through its real operators, without their memory, and measured. Of a run
+            directory: on the nodes that its newest start was given, by their places in the network
   draw      a pipeline's schedule as a picture: of the numbers given, of a run as it should be, or of the last step
             that a run with parallel.record=true has recorded
 
@@ -45,15 +53,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _explain(argv: Sequence[str]) -> int:
-    from gangline.config import compose_one
     from gangline_parallel_megatron_style.explain.explained import case_of, of_case
     from gangline_parallel_megatron_style.explain.page import text, traced
     from gangline_parallel_megatron_style.layout.fits import untraceable
 
     flags, words = flags_of([word for word in argv if word != "--trace"], ("gpu-memory",))
     gpu = number("gpu-memory", flags.get("gpu-memory", "80"))
-    run = compose_one(words)
+    run, given = _asked(words)
     case = case_of(run)
+    if given is not None:  # the layout is that of the run's options; its links are those of the nodes
+        case = replace(case, config=replace(case.config, topology=given.topology(case.config.topology)))
     found = of_case(case, run.run.device != "cpu", run.precision.products())
     if "--trace" in argv and (problems := list(untraceable(case.tree, case.plan))):
         raise UserError.of(problems)
@@ -63,6 +72,20 @@ def _explain(argv: Sequence[str]) -> int:
 
         print(traced(found, trace(run, case, found.fullest)))
     return 0
+
+
+def _asked(words: Sequence[str]) -> tuple[Run, GivenNodes | None]:
+    """A run of `train`'s words; or one that lies in a directory, with the nodes that its newest start was given."""
+    from gangline.cluster import given_nodes
+    from gangline.config import compose_one
+    from gangline.tools import RunDirectory
+
+    if len(words) != 1 or not Path(words[0], "config.yaml").exists():
+        return compose_one(words), None
+    run, given = RunDirectory.open(words[0]).run(), given_nodes(words[0])
+    if given is not None:
+        run.launch = replace(run.launch, processes=given.processes)
+    return run, given
 
 
 def _draw(argv: Sequence[str]) -> int:

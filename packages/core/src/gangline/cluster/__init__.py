@@ -16,12 +16,18 @@ if TYPE_CHECKING:
         save_cluster as save_cluster,
         shipped as shipped,
     )
+    from gangline.cluster.given import (
+        GivenNodes as GivenNodes,
+        given_nodes as given_nodes,
+        nodes_per_rack as nodes_per_rack,
+    )
     from gangline.cluster.topology import Tier as Tier, Topology as Topology
 
 __getattr__, __all__ = lazily(
     __name__,
     {
         "gangline.cluster.topology": "Tier Topology",
+        "gangline.cluster.given": "GivenNodes given_nodes nodes_per_rack",
         "gangline.cluster.file": "NUMBERS VERSION Cluster Quantity load_cluster save_cluster shipped",
     },
 )

@@ -69,6 +69,7 @@ class AgentNode:
     ranks: int  # that it starts
     handler: RendezvousHandler
     count: Callable[[], int]  # of the job's starts, with this one: asked by the node that leads it
+    place: str = ""  # in the network, from its top to this node, where that is known
     alone: bool = True  # whether there are no other nodes
     log: str = "agent.log"
     met: Callable[[], None] = lambda: None  # called when the nodes have met for the first time
@@ -98,11 +99,12 @@ class Agent(LocalElasticAgent):
         """The first node's word, in the store of this start."""
         store: Any = group.store
         self.leads = group.group_rank == 0
-        store.set(f"gangline/node/{group.group_rank}", self.node.name)
+        store.set(f"gangline/node/{group.group_rank}", json.dumps([self.node.name, self.node.place]))
         if self.leads:
-            nodes = [store.get(f"gangline/node/{index}").decode() for index in range(group.group_world_size or 1)]
+            told = [json.loads(store.get(f"gangline/node/{index}")) for index in range(group.group_world_size or 1)]
             first = self.node.count() == 1
-            start = self.starts.begin(nodes, self.node.ranks * len(nodes), first)
+            self.starts.places = [place or name for name, place in told]
+            start = self.starts.begin([name for name, _ in told], self.node.ranks * len(told), first)
             store.set("gangline/start", json.dumps(start.to_dict()))
         return JobStart.of(json.loads(store.get("gangline/start")))
 

@@ -60,8 +60,8 @@ def address_of(run: Run, machine: str) -> str:
     return HERE if config.agents is None else machine
 
 
-def run_node(run_dir: Path, run: Run, name: str, address: str) -> int:
-    """The agent of this node, to the end of the job."""
+def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "") -> int:
+    """The agent of this node, to the end of the job. place: in the network, from its top, "spine.rack0.n1"."""
     config: ElasticLaunch = run.launch  # type: ignore[assignment]
     directory = RunDirectory(run_dir)
     job = directory.share(waits=False)  # the command that waits for this one has the same job
@@ -81,6 +81,7 @@ def run_node(run_dir: Path, run: Run, name: str, address: str) -> int:
             config.ranks_of_node(run),
             meeting.handler,
             count=lambda: meeting.store.add("gangline/starts", 1),
+            place=place,
             alone=False,
             met=meeting.met,
             replaced=meeting.replaced,

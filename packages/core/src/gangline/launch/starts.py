@@ -52,6 +52,7 @@ class Starts:
     def __init__(self, run_dir: Path, config: LocalLaunch, usable: Usable, say: Callable[[str], None]) -> None:
         self.run_dir, self.config, self.usable, self.say = run_dir, config, usable, say
         self.logs = run_dir / "logs"
+        self.places: Sequence[str] = ()  # of the nodes that are about to begin, in the network
         self.found: tuple[str, float] | None = None  # when the start before was seen to have ended
 
     def ended(self) -> None:
@@ -147,6 +148,7 @@ class Starts:
         events.write(
             "launch",
             nodes=list(start.nodes),
+            places=list(self.places),
             processes=start.processes,
             spares=start.spares,
             why=why,

@@ -1,0 +1,48 @@
+"""The nodes that a run was given, and their places in the network, as its newest start has them. Torch-free."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gangline.cluster.topology import Topology
+
+
+@dataclass(frozen=True)
+class GivenNodes:
+    """Nodes in the order of their ranks. places: from the top of the network, "spine.rack0.n1", or their names."""
+
+    names: tuple[str, ...]
+    places: tuple[str, ...]
+    processes: int  # that train
+    spares: int  # that wait
+
+    @property
+    def ranks_of_node(self) -> int:
+        return (self.processes + self.spares) // len(self.names)
+
+    def topology(self, base: Topology | None = None) -> Topology:
+        """`base` with the nodes and racks of the ranks that train."""
+        each = self.ranks_of_node
+        training = self.places[: -(-self.processes // each)]
+        return replace(base or Topology(), gpus_per_node=each, nodes_per_rack=nodes_per_rack(training))
+
+
+def given_nodes(run_dir: str | Path) -> GivenNodes | None:
+    """Of the newest start; None where no rank was started yet."""
+    from gangline.events import read_events
+
+    launches = [line for line in read_events(run_dir) if line.get("event") == "launch"]
+    if not launches:
+        return None
+    last = launches[-1]
+    names = tuple(last["nodes"])
+    return GivenNodes(names, tuple(last.get("places") or names), last["processes"], last["spares"])
+
+
+def nodes_per_rack(places: Sequence[str]) -> int:
+    """How many neighbours share the lowest switch; 1 where racks have different numbers, for then none can be said."""
+    sizes = set(Counter(place.rpartition(".")[0] for place in places).values())
+    return sizes.pop() if len(sizes) == 1 else 1
