@@ -22,7 +22,7 @@ from gangline.testing.sessions import session
 from gangline.train import loop as training, verdicts
 from gangline.train.report import Clock
 from gangline_health.config import CorruptionOptions
-from gangline_health.monitors.corruption import fingerprint
+from gangline_health.monitors.bits import fingerprint, gradients, weights
 
 Ratios = list[tuple[float, float, float, float]]  # wall with and without, CPU with and without
 MODEL = (
@@ -72,7 +72,8 @@ def steps(run_dir: Path, pairs: int) -> tuple[Ratios, float]:
             seconds[checks] = time.perf_counter() - began, time.process_time() - used
         found.append((seconds[True][0], seconds[False][0], seconds[True][1], seconds[False][1]))
     began = time.perf_counter()
-    fingerprint(s.runtime)
+    for pieces in (weights(s.runtime), gradients(s.runtime)):
+        fingerprint(pieces)
     return found, time.perf_counter() - began
 
 

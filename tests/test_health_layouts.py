@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gangline.testing.health_ranks import lived
 from gangline.testing.pool import pool
+from gangline.tools import attempts, read_records
 
 
 def test_ranks_whose_weights_no_other_holds_are_told_that_nothing_is_compared(tmp_path: Path) -> None:
@@ -13,3 +16,42 @@ def test_ranks_whose_weights_no_other_holds_are_told_that_nothing_is_compared(tm
     (notes, _), _ = pool(2).run(lived, tmp_path / "out", *settings)
     (told,) = [note for note in notes if "not-compared" in note]
     assert "compares the weights of 0 of 2 ranks" in told
+
+
+LAYOUTS = {
+    "fsdp": (2, "parallel=fsdp"),
+    "stages": (2, "parallel=3d", "parallel.pp=2"),
+    "stages of tied weights": (2, "parallel=3d", "parallel.pp=2", "model.tied=true"),
+    "tensors": (2, "parallel=3d", "parallel.tp=2"),
+    "experts": (2, "parallel=fsdp", "moe=on", "moe.experts=4", "moe.every=1"),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_checksums_of_weights_do_not_depend_on_the_layout(tmp_path: Path, name: str) -> None:
+    """Saved by several ranks and read by one: nothing is found to be damaged."""
+    world, *layout = LAYOUTS[name]
+    model = [word for word in layout if not word.startswith("parallel")]
+    out = tmp_path / "out"
+    pool(world).run(lived, out, "health=[on]", "checkpoint.every=2", "run.steps=2", *layout)
+    notes, _ = lived(out, "health=[on]", "checkpoint.every=2", "run.steps=4", "parallel=single", *model)
+    assert not [note for note in notes if "corruption at" in note]
+    assert [record["step"] for record in read_records(out / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert not [line for line in attempts.read(out) if line.order]
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_step_that_is_done_twice_changes_nothing_under_any_layout(tmp_path: Path, name: str) -> None:
+    """What a runtime keeps between two steps is no part of a step: both runs of it come to the same bits."""
+    world, *layout = LAYOUTS[name]
+    words = ("health=[on]", "run.steps=3", *layout)
+    pool(world).run(lived, tmp_path / "once", *words)
+    every = "health.on.corruption.recompute_every=1"
+    (notes, _), *_ = pool(world).run(lived, tmp_path / "twice", *words, every)
+    assert any("each 1 steps one is done twice" in note for note in notes)
+    assert not [note for note in notes if "corruption at" in note]
+    curves = [
+        [(r["loss"], r["grad_norm"]) for r in read_records(tmp_path / way / "metrics.jsonl")]
+        for way in ("once", "twice")
+    ]
+    assert curves[0] == curves[1]

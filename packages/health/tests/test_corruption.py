@@ -4,20 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
+import pytest
 import torch
 
+from gangline import UserError
+from gangline.checkpoint import Shard
+from gangline.checkpoint.torch_dcp import DcpCheckpointer
 from gangline.comm import Comm
+from gangline.config.check import check
 from gangline.launch.failures import RestartWanted
 from gangline.launch.nodes import name_of_this_node
 from gangline.testing.health_ranks import lived
 from gangline.testing.pool import pool
+from gangline.testing.real_runs import RealRuns
+from gangline.testing.runs import small_run
 from gangline.testing.sessions import session
-from gangline.tools import attempts, read_records
+from gangline.tools import attempts, read_events, read_records
 from gangline.train.rank import train
 from gangline_health.config import CorruptionOptions
-from gangline_health.monitors.corruption import CorruptionMonitor, fingerprint, odd_ones, words
+from gangline_health.monitors.bits import array_sums, fingerprint, weights, words
+from gangline_health.monitors.corruption import CorruptionMonitor, odd_ones
+from gangline_health.monitors.recompute import COMPUTED, RECEIVED, SAME, Event, first_difference
 
 WORDS = ("health=[on]", "health.on.corruption.every=2", "parallel=ddp", "run.steps=8", "checkpoint.every=2")
 
@@ -89,6 +98,125 @@ def test_replicas_that_are_all_compared_are_no_news(tmp_path: Path) -> None:
     assert not any("not-compared" in note for note in notes)
 
 
+def with_a_gradient_flipped(run_dir: Path, bad: int | None, *settings: str) -> tuple[int, list[attempts.Attempt]]:
+    """A run of which one rank's gradient has another bit in its fifth step, once the ranks have added theirs."""
+    s = session(run_dir, *WORDS, *settings)
+    once = s.runtime.step
+
+    def step(microbatches):
+        found = once(microbatches)
+        if s.comms.rank == bad and s.step == 4 and s.attempt == 1:
+            piece = next(piece for each in s.runtime.parameters() for piece in each.pieces)
+            words(piece.tensor.grad)[3] ^= 1 << 20
+        return found
+
+    s.runtime.step = step  # type: ignore[method-assign]
+    return train(s), [line for line in s.history if line.order]
+
+
+def test_a_gradient_that_is_odd_is_named_with_its_rank(tmp_path: Path) -> None:
+    every = "health.on.corruption.every=1"
+    for code, (order,) in pool(4).run(with_a_gradient_flipped, tmp_path / "bad", 1, every):
+        assert (code, order.order, order.start) == (0, "roll_back", "step-00000004")
+        assert "the gradients of rank 1 are those of 1 of 4 replicas" in order.why
+    assert pool(4).run(with_a_gradient_flipped, tmp_path / "good", None, every) == [(0, [])] * 4
+    assert losses(tmp_path / "bad") == losses(tmp_path / "good")
+
+
+def reads(run_dir: Path, bad: bool, steps: int, *layout: str) -> tuple[int, list[attempts.Attempt]]:
+    """A run that goes on from a checkpoint of which one weight is read with another bit."""
+    load = DcpCheckpointer.load
+
+    def damages(self, id, shards, registry):
+        load(self, id, shards, registry)
+        if str(id) == "step-00000004":
+            for shard in shards:
+                if shard.name.startswith("model/") and shard.offset == (0,) * len(shard.offset):
+                    words(shard.local)[0] ^= 1 << 20
+                    return
+
+    DcpCheckpointer.load = damages if bad else load  # type: ignore[method-assign]
+    try:
+        s = session(run_dir, "health=[on]", "checkpoint.every=2", *layout, f"run.steps={steps}")
+        code = train(s)
+    finally:
+        DcpCheckpointer.load = load  # type: ignore[method-assign]
+    return code, [line for line in s.history if line.order]
+
+
+def test_weights_that_are_read_otherwise_than_saved_are_found(tmp_path: Path) -> None:
+    """Whatever the layout that saved them: two ranks here, one that reads."""
+    for name in ("bad", "good"):
+        assert pool(2).run(reads, tmp_path / name, False, 4, "parallel=ddp") == [(0, [])] * 2
+    assert reads(tmp_path / "good", False, 6, "parallel=single") == (0, [])
+    code, (order,) = reads(tmp_path / "bad", True, 6, "parallel=single")
+    assert (code, order.order, order.start) == (0, "roll_back", "step-00000002")
+    assert "weights that were read from the checkpoint of step 4 are not those saved: model/" in order.why
+
+
+def test_a_checksum_of_an_array_does_not_depend_on_how_it_is_cut() -> None:
+    whole = torch.randn(6, 5, 4, generator=torch.Generator().manual_seed(0))
+
+    def total(*boxes: tuple[slice, ...]) -> int:
+        shards = [
+            Shard("model/w", (6, 5, 4), torch.float32, tuple(s.start or 0 for s in box), whole[box].clone(), True)
+            for box in boxes
+        ]
+        runtime = SimpleNamespace(registry=["model/w"], shards=lambda: shards)
+        return int(array_sums(cast(Any, runtime), torch.device("cpu"))[1])
+
+    every = slice(None)
+    uncut = total((every, every, every))
+    assert total((slice(0, 2), every, every), (slice(2, 6), every, every)) == uncut
+    top, left, right = slice(0, 3), slice(0, 1), slice(1, 4)
+    assert total((every, top, left), (every, top, right), (every, slice(3, 5), every)) == uncut
+    whole[0, 0, 0], whole[5, 4, 3] = whole[5, 4, 3].clone(), whole[0, 0, 0].clone()
+    assert total((every, every, every)) != uncut
+
+
+def test_a_rank_that_computes_wrongly_is_named_without_a_replica(tmp_path: Path) -> None:
+    """All ranks get the same wrong sum: their weights and gradients agree."""
+    words = ("parallel=ddp", "launch.processes=2", "run.steps=12", "checkpoint.every=3", "run.deterministic=on")
+    twice = ("health.on.corruption.recompute_every=3", "health.on.corruption.every=1")
+    with RealRuns(tmp_path) as runs:
+        runs.train("run.dir=calm", *words)
+        runs.train("run.dir=wild", *words, "health=[on,chaos]", "health.chaos.at=[miscompute@6:1]", *twice)
+        assert runs.curve("wild") == runs.curve("calm")
+        found = [line for line in read_events(tmp_path / "wild") if line.get("kind") == "corruption"]
+    (verdict,) = [line for line in found if line["event"] == "verdict"]
+    assert (verdict["where"], verdict["details"]["exclude"], verdict["step"]) == ("rank 1", "rank 1", 6)
+    assert "step 6 was done twice" in verdict["evidence"]
+    assert "first in all_reduce along" in verdict["evidence"]
+
+
+def test_a_weight_that_chaos_does_not_read_as_it_was_saved_is_found(tmp_path: Path) -> None:
+    words = ("parallel=ddp", "launch.processes=2", "run.steps=4", "checkpoint.every=2", "health=[on]")
+    with RealRuns(tmp_path) as runs:
+        runs.train("run.dir=out", *words)
+        runs.train("resume=out", "run.steps=8", "health=[on,chaos]", "health.chaos.at=[bad-restore@1:0]")
+        found = [line for line in read_events(tmp_path / "out") if line.get("kind") == "corruption"]
+    said = {line["where"]: line["evidence"] for line in found if line["event"] == "verdict"}
+    assert "checkpoint of step 4" in said["the checkpoint"]
+    assert "the weights of rank 0" in said["rank 0"]
+
+
+def test_what_a_step_done_twice_needs_is_asked_for() -> None:
+    every = "health.on.corruption.recompute_every=5"
+    words = ("model.vocab_size=256", "run.deterministic=false", "health=[on]", every)
+    with pytest.raises(UserError, match=r"run.deterministic=on, or health.on.corruption.recompute_every=null"):
+        check(small_run(*words))
+
+
+def test_a_rank_is_to_blame_where_it_gave_other_bits_before_it_got_any() -> None:
+    def events(*numbers: int) -> list[Event]:
+        return [Event(f"all_reduce {n}", n % 2 == 0, torch.tensor([each])) for n, each in enumerate(numbers)]
+
+    assert first_difference(events(1, 2, 3), events(1, 2, 3)) == (SAME, "")
+    assert first_difference(events(1, 2, 3), events(9, 8, 7)) == (COMPUTED, "all_reduce 0")
+    assert first_difference(events(1, 2, 3), events(1, 8, 7)) == (RECEIVED, "all_reduce 1")
+    assert first_difference(events(1, 2, 3), events(1, 2))[0] == COMPUTED
+
+
 def test_of_two_it_is_known_that_they_differ() -> None:
     assert odd_ones([(7, 1, 1), (7, 2, 1)]) == {0: (2, 1), 1: (2, 1)}
     assert odd_ones([(7, 1, 1), (8, 2, 1)]) == {}
@@ -98,7 +226,7 @@ def test_of_two_it_is_known_that_they_differ() -> None:
 
 def test_any_bit_of_any_element_and_any_swap_is_seen(tmp_path: Path) -> None:
     s = session(tmp_path / "out", "parallel=single")
-    before = fingerprint(s.runtime)
+    before = fingerprint(weights(s.runtime))
     generator = torch.Generator().manual_seed(0)
     shards = list(s.runtime.shards())
     for _ in range(64):
@@ -107,14 +235,14 @@ def test_any_bit_of_any_element_and_any_swap_is_seen(tmp_path: Path) -> None:
         at = int(torch.randint(bits.numel(), (), generator=generator))
         bit = int(torch.randint(8 * shard.local.element_size() - 1, (), generator=generator))
         bits[at] ^= 1 << bit
-        assert fingerprint(s.runtime) != before
+        assert fingerprint(weights(s.runtime)) != before
         bits[at] ^= 1 << bit
     for sign in (words(shard.local) for shard in shards[:4]):
         sign[0] ^= -(1 << 63)
-        assert fingerprint(s.runtime) != before
+        assert fingerprint(weights(s.runtime)) != before
         sign[0] ^= -(1 << 63)
     bits = next(words(shard.local) for shard in shards if float(shard.local.std()) > 0)
     bits[[0, 1]] = bits[[1, 0]]
-    assert fingerprint(s.runtime) != before
+    assert fingerprint(weights(s.runtime)) != before
     bits[[0, 1]] = bits[[1, 0]]
-    assert fingerprint(s.runtime) == before
+    assert fingerprint(weights(s.runtime)) == before

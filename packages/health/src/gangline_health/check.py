@@ -34,7 +34,8 @@ class WatchCheck(HealthCheck):
         if config.numbers.on:
             self._add(NumbersMonitor(config.numbers, scaled=plugins.build(run.precision, run).scales))
         if config.corruption.on:
-            self._add(CorruptionMonitor(config.corruption))
+            every = run.checkpoint.every
+            self._add(CorruptionMonitor(config.corruption, every if isinstance(every, int) else None))
         if config.stragglers.on:
             self._add(StragglersMonitor(config.stragglers))
         if config.saves.on:
@@ -68,6 +69,12 @@ class WatchCheck(HealthCheck):
 
     def before_step(self, step: int) -> None:
         self.step = step
+
+        def begins(monitor: Monitor) -> Iterable[Verdict]:
+            monitor.before_step(step)
+            return ()
+
+        self._each(begins)
 
     def before_update(self, loss: float, grad_norm: float) -> Iterable[Verdict]:
         yield from self._each(lambda monitor: monitor.before_update(self.step, loss, grad_norm))

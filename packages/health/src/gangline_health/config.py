@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from gangline import Part, Problem
 from gangline.config import (
@@ -27,6 +27,9 @@ from gangline_health.hangs.config import HangsOptions
 from gangline_health.live.target import malformed, tells_a_secret
 from gangline_health.monitors.straggler_options import StragglersOptions
 
+if TYPE_CHECKING:
+    from gangline.comm import Comms
+
 ACTIONS = ("note", "warn", "skip", "lower_rate", "roll_back", "restart", "exclude", "stop")
 
 ActionWord = Annotated[str, OneOf(ACTIONS)]
@@ -47,10 +50,13 @@ class NumbersOptions:
 
 @dataclass
 class CorruptionOptions:
-    """What is compared between replicas."""
+    """What must be the same to the last bit."""
 
     on: bool = True  # whether the weights of replicas are compared
     every: PositiveInt = 100  # steps from one comparison to the next
+    gradients: bool = True  # whether the gradients of replicas are compared too, before they are applied
+    checkpoints: bool = True  # whether weights are compared with those saved, at saves due by checkpoint.every
+    recompute_every: PositiveInt | None = None  # do each so many-th step twice, and compare; null: none
 
 
 @dataclass
@@ -148,6 +154,15 @@ class WatchedHealth(HealthConfig):
                 found.append(Problem(f"{place}.actions is empty: name one of {', '.join(ACTIONS)}"))
             if "lower_rate" in playbook.actions and (playbook.rate == 1 or not playbook.rate_steps):
                 found.append(Problem(f"{place} lowers the rate: set {place}.rate below 1 and {place}.rate_steps"))
+        if self.corruption.on and self.corruption.recompute_every and not run.deterministic:
+            found.append(
+                Problem(
+                    f"health.on.corruption.recompute_every={self.corruption.recompute_every} compares the bits of a "
+                    "step that is done twice.",
+                    "Without run.deterministic=on some kernels add in another order each time.",
+                    "run.deterministic=on, or health.on.corruption.recompute_every=null",
+                )
+            )
         if self.numbers.warmup > self.numbers.window:
             found.append(
                 Problem(
@@ -184,6 +199,13 @@ class WatchedHealth(HealthConfig):
             where = (self.metrics_host, self.metrics_port)
             found.append(Sidecar(name="metrics", target="gangline_health.live.serve:main", args=where))
         return found
+
+    def wrap(self, run: Run, comms: Comms) -> Comms:
+        if not (self.corruption.on and self.corruption.recompute_every):
+            return comms
+        from gangline_health.monitors.recompute import recorded
+
+        return recorded(comms)
 
     def notices(self, run: Run) -> list[str]:
         """Playbooks that go back, in a run that keeps no checkpoint to go back to."""

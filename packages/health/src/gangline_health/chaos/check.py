@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from gangline.strategy import Runtime
     from gangline.track import StepRecord
 
+READS = "bad-restore"  # comes with a checkpoint that is read, not with a step
 FULL_BYTES = 1 << 12  # that a file may have while a disk is full
+
+
+Step = Callable[[Sequence[Any]], Any]
 
 
 class ChaosCheck(HealthCheck):
@@ -58,6 +62,8 @@ class ChaosCheck(HealthCheck):
         for fault in self.faults:
             drawn = fault.step is None
             if fault in self.done or not fault.due(step, seconds) or (drawn and step < self.begun + APART):
+                continue
+            if fault.kind == READS:
                 continue
             if fault.rank % self.world == self.rank and self.done.claim(fault):
                 if drawn:
@@ -114,28 +120,54 @@ class ChaosCheck(HealthCheck):
 
     # --- numbers ------------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def _bit_flip(self, step: int) -> None:
-        """The highest bit of an exponent but one, of one weight on this rank."""
-        shards = (shard for shard in self.runtime.shards() if shard.local.is_floating_point())
-        shard = next(shard for shard in shards if shard.local.numel())
-        words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[shard.local.element_size()]
-        bit = {2: 12, 4: 28, 8: 60}[shard.local.element_size()]
-        flat = shard.local.detach().view(-1)
-        flat[0] = flat[:1].view(words).bitwise_xor(1 << bit).view(flat.dtype)[0]
+        """Of one weight on this rank."""
+        flip([shard.local for shard in self.runtime.shards()])
+
+    def _gradient_flip(self, step: int) -> None:
+        """Of the gradient of one weight on this rank, once the ranks have added theirs."""
+
+        def flips(own: Step, microbatches: Sequence[Any]) -> Any:
+            result = own(microbatches)
+            pieces = [piece for parameter in self.runtime.parameters() for piece in parameter.pieces]
+            flip([piece.tensor.grad for piece in pieces if piece.tensor.grad is not None])
+            return result
+
+        self._once(flips)
+
+    def _miscompute(self, step: int) -> None:
+        """A number that this rank gives into a sum over ranks is wrong: all get the same wrong sum."""
+        state.now.miscompute = True
+
+    def _bad_restore(self, step: int) -> None:
+        """A weight is not read as it was saved."""
+        flip([shard.local for shard in self.runtime.shards()])
+
+    def load_state(self, given: dict[str, Any]) -> None:
+        for fault in self.faults:
+            if fault.kind != READS or self.run_dir is None or fault.rank % self.world != self.rank:
+                continue
+            self.done = self.done or FaultsDone(self.run_dir)
+            if fault not in self.done and self.done.claim(fault):
+                self._do(fault, fault.step or 0)
+
+    def _once(self, instead: Callable[[Step, Sequence[Any]], Any]) -> None:
+        """The next step goes through `instead`."""
+        own = self.runtime.step
+
+        def step(microbatches: Sequence[Any]) -> Any:
+            self.runtime.step = own  # type: ignore[method-assign]
+            return instead(own, microbatches)
+
+        self.runtime.step = step  # type: ignore[method-assign]
 
     def _bad_batch(self, step: int) -> None:
         """The tokens of this rank's next batch are others: as where a shard was read from the wrong place."""
-        own = self.runtime.step
 
         def changed(batch: Any) -> Any:
             return replace(batch, tokens=batch.tokens.flip(-1), targets=batch.targets.max() - batch.targets)
 
-        def once(microbatches: Sequence[Any]) -> Any:
-            del self.runtime.step
-            return own([changed(batch) for batch in microbatches])
-
-        self.runtime.step = once  # type: ignore[method-assign]
+        self._once(lambda own, microbatches: own([changed(batch) for batch in microbatches]))
 
     # --- the machine --------------------------------------------------------------------------------------------------
 
@@ -149,3 +181,12 @@ class ChaosCheck(HealthCheck):
             self.full_until = 0.0
             hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
+
+@torch.no_grad()
+def flip(tensors: Sequence[torch.Tensor]) -> None:
+    """The highest bit of an exponent but one, of the first number."""
+    flat = next(each for each in tensors if each.is_floating_point() and each.numel()).detach().view(-1)
+    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]
+    bit = {2: 12, 4: 28, 8: 60}[flat.element_size()]
+    flat[0] = flat[:1].view(words).bitwise_xor(1 << bit).view(flat.dtype)[0]

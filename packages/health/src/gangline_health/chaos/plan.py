@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KINDS = (
-    "kill", "kill-all", "kill-agent", "stop", "slow", "hang", "exception", "nan", "bit-flip", "bad-batch", "disk-full",
-    "lost-store",
+    "kill", "kill-all", "kill-agent", "stop", "slow", "hang", "exception", "nan", "bit-flip", "gradient-flip",
+    "miscompute", "bad-restore", "bad-batch", "disk-full", "lost-store",
 )  # fmt: skip
 # What a run survives by itself with the same losses: no kill of those who would start it again, no changed numbers.
 ANYWHERE = ("kill", "stop", "slow", "hang", "exception")

@@ -12,6 +12,7 @@ class Broken:
     hang: bool = False
     exception: bool = False
     nan: bool = False
+    miscompute: bool = False
     slow_until: int = 0  # the last step that is slow
     slow_from: int = 0  # the step in which it was slow last
     step: int = 0

@@ -50,9 +50,14 @@ class BrokenComm(Wrapped):
             now.hang = False
             while True:
                 time.sleep(3600.0)
-        if now.nan and x is not None and x.dtype.is_floating_point and x.numel() >= LEAST:
+        if x is None or not x.dtype.is_floating_point or x.numel() < LEAST:
+            return
+        if now.nan:
             now.nan = False
             x.detach().view(-1)[0] = math.nan
+        if now.miscompute:
+            now.miscompute = False
+            x.detach().view(-1)[0] += 1e-3
 
     def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
         self._break(x)

@@ -39,6 +39,9 @@ class Monitor(ABC):
         """Verdicts before the first step of this start."""
         return ()
 
+    def before_step(self, step: int) -> None:
+        """Step number `step` is about to begin."""
+
     def before_update(self, step: int, loss: float, grad_norm: float) -> Iterable[Verdict]:
         """Verdicts between clip and update, on global numbers that are finite."""
         return ()

@@ -1,32 +1,33 @@
-"""Silent data corruption: ranks that hold the same boxes of the weights compare what the bits add up to.
+"""Silent data corruption: what must be the same to the last bit is compared, by the sums of its words.
 
-Replicas take the same steps on the same gradients, so their weights agree to the last bit; a flipped bit in one of
-them, in memory or in a product, stays in its weights. Every so many steps each rank adds up the words of its boxes,
-plainly and weighted by their place, modulo 2^64 (Fletcher's idea): a pass over the weights, and 24 bytes a rank on the
-wire. Of three replicas and more the odd one out is named; of two it is known that they differ. A rank whose boxes no
-other holds exactly has none to be compared with, and that is said.
+- Ranks that hold the same boxes of the weights: replicas take the same steps on the same gradients, so a flipped bit in
+  one of them, in memory or in a product, stays in its weights. Their gradients too, once the ranks have added theirs.
+  Of three replicas and more the odd one out is named; of two it is known that they differ. A rank whose boxes no other
+  holds exactly has none to be compared with, and that is said.
+- The weights of a checkpoint, when they were saved and when they are read.
+- A step that is done twice (`gangline_health.monitors.recompute`), which needs no replica.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gangline.health import Action, Verdict
 from gangline_health.config import CorruptionOptions
 from gangline_health.monitors.base import Monitor
+from gangline_health.monitors.bits import array_sums, fingerprint, gradients, held, weights
+from gangline_health.monitors.recompute import RepeatedSteps
 
 if TYPE_CHECKING:
-    from gangline.checkpoint import Shard
     from gangline.comm import Comm, Comms, Store
     from gangline.strategy import Runtime
     from gangline.track import StepRecord
 
-CHUNK = 1 << 22  # words that are widened to 64 bits at once
+NO_GRADIENT = (0, 0, 0)
 
 
 class CorruptionMonitor(Monitor):
@@ -34,56 +35,132 @@ class CorruptionMonitor(Monitor):
 
     name = "corruption"
 
-    def __init__(self, options: CorruptionOptions) -> None:
-        self.options = options
+    def __init__(self, options: CorruptionOptions, save_every: int | None = None) -> None:
+        self.options, self.save_every = options, save_every
         self.agreed: int | None = None  # the last step at which replicas had the same weights; None: not known yet
-        self.odd: dict[int, tuple[int, int]] = {}  # rank -> replicas, of them equal
+        self.odd: dict[int, dict[str, tuple[int, int]]] = {}  # rank -> what is odd -> (replicas, of them equal)
         self.alone: list[int] | None = None  # ranks that are compared with no other; None: not looked at yet
         self.untold = False  # whether that has to be said
-        self.rank, self.ranks = 0, 1
+        self.rank, self.ranks, self.device = 0, 1, torch.device("cpu")
+        self.gradient = NO_GRADIENT  # of the step under way, where it is compared
+        self.saved: dict[str, Any] = {}  # {step, sums: {array: [dtype, checksum]}} of the newest step that is saved
+        self.stored: dict[str, Any] = {}  # the same, of the checkpoint that the run goes on from
+        self.read: tuple[list[str], torch.Tensor] | None = None  # this rank's share of the checksums of what was read
+        self.damaged: list[str] = []  # arrays that were read otherwise than they were saved
+        self.begun: int | None = None  # the step of the checkpoint that was read, in the first step after it
+        self.recompute = RepeatedSteps(options.recompute_every)
 
     def watches(self) -> str:
-        if self.ranks == 1:
-            return "nothing: one rank has no replicas"
-        return f"weights of ranks that hold the same boxes compared each {self.options.every} steps"
+        each = f"each {self.options.every} steps"
+        what = "weights and gradients" if self.options.gradients else "weights"
+        found = [f"{what} of ranks that hold the same boxes compared {each}" if self.ranks > 1 else "no replicas"]
+        if self.options.checkpoints and self.save_every:
+            found.append("weights of checkpoints compared with what was saved")
+        if self.recompute.every:
+            found.append(f"each {self.recompute.every} steps one is done twice")
+        elif self.options.recompute_every:
+            found.append("no step is done twice, for compressed gradients depend on the step before")
+        return ", ".join(found)
 
     def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
         self.runtime, self.device = runtime, device
         self.rank, self.ranks = comms.rank, comms.world.size
+        self.recompute.attach(runtime, self.rank)
+
+    def before_step(self, step: int) -> None:
+        self.recompute.step = step
+        self.gradient = NO_GRADIENT
+        if self.stored and self.read is None:  # the weights are still what was read
+            self.read = array_sums(self.runtime, self.device)
+
+    def before_update(self, step: int, loss: float, grad_norm: float) -> Iterable[Verdict]:
+        if self.options.gradients and self.ranks > 1 and step % self.options.every == 0:
+            self.gradient = fingerprint(gradients(self.runtime))
+        return ()
 
     def collective(self, comm: Comm, step: int) -> None:
-        self.odd = {}
+        self.odd, self.damaged = {}, []
         if self.agreed is None:  # what all have read from one checkpoint, or drawn from one seed, is the same
             self.agreed = step - 1
+        self.begun = int(self.stored["step"]) if self.read is not None else None
+        self._compare_read(comm)
+        self._add_up(comm, step)
+        self.recompute.collective(comm, self.device)
         if comm.size == 1:
             return
         if self.alone is None:
-            mine = torch.tensor([held(self.runtime)], dtype=torch.int64, device=self.device)
+            mine = torch.tensor([held(weights(self.runtime))], dtype=torch.int64, device=self.device)
             rows = comm.all_gather(mine).flatten().tolist()
             self.alone = [rank for rank, boxes in enumerate(rows) if not boxes or rows.count(boxes) == 1]
             self.untold = bool(self.alone) and self.rank == 0
-        if step % self.options.every or len(self.alone) == comm.size:
+        if (step % self.options.every and self.begun is None) or len(self.alone) == comm.size:
             return
-        mine = torch.tensor([fingerprint(self.runtime)], dtype=torch.int64, device=self.device)
-        self.odd = odd_ones([tuple(row) for row in comm.all_gather(mine).tolist()])
+        row = (*fingerprint(weights(self.runtime)), *self.gradient)
+        mine = torch.tensor([row], dtype=torch.int64, device=self.device)
+        rows = comm.all_gather(mine).tolist()
+        for what, columns in (("gradients", slice(3, 6)), ("weights", slice(3))):
+            for rank, counts in odd_ones([tuple(each[columns]) for each in rows]).items():
+                self.odd.setdefault(rank, {})[what] = counts
         if not self.odd:
             self.agreed = step
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def _add_up(self, comm: Comm, step: int) -> None:
+        """At a step that is saved: what the whole weights add up to, for the checkpoint's document."""
+        if not self.options.checkpoints or not self.save_every or step % self.save_every:
+            return
+        names, sums = array_sums(self.runtime, self.device)
+        total = comm.all_reduce(sums).tolist()
+        self.saved = {"step": step, "sums": {n: [self._dtype(n), each] for n, each in zip(names, total, strict=True)}}
+
+    def _compare_read(self, comm: Comm) -> None:
+        """In the first step after a checkpoint was read. Arrays that it lacks or that have another dtype are not."""
+        if self.read is None:
+            return
+        names, sums = self.read
+        read = dict(zip(names, comm.all_reduce(sums).tolist(), strict=True))
+        for name, (dtype, checksum) in self.stored["sums"].items():
+            if name in read and dtype == self._dtype(name) and read[name] != checksum:
+                self.damaged.append(name)
+        if not self.damaged:
+            self.stored = {}
+        self.read = None
+
+    def _dtype(self, name: str) -> str:
+        return str(self.runtime.registry[name].dtype)
+
+    # --- what is said -------------------------------------------------------------------------------------------------
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
         if self.untold and self.alone:
             self.untold = False
             yield self._not_compared(len(self.alone), self.alone)
-        for rank, (replicas, alike) in self.odd.items():
+        if damaged := self.damaged:
+            yield self._damaged(record)
+        yield from self.recompute.verdicts(record.step)
+        for rank, odd in self.odd.items():
             first = (self.agreed or 0) + 1
+            if self.begun is not None:  # what all have read is the same, unless it was read wrongly
+                first = self.begun + (0 if damaged else 1)
             details: dict[str, int | str] = {"step": record.step, "first": first, "row": 1, "rank": rank}
-            sure = alike == 1 and replicas > 2
-            evidence = f"the weights of rank {rank} are those of {alike} of {replicas} replicas"
+            sure = all(alike == 1 and replicas > 2 for replicas, alike in odd.values())
+            (replicas, alike), what = next(iter(odd.values())), " and the ".join(odd)
+            evidence = f"the {what} of rank {rank} are those of {alike} of {replicas} replicas"
             if not sure:
                 evidence += "; no majority says which are right"
             if sure:
                 details["exclude"] = f"rank {rank}"
             where, confidence = f"rank {rank}", 1.0 if sure else 0.5
             yield Verdict("corruption", where, confidence, evidence, Action.ROLL_BACK, details=details)
+
+    def _damaged(self, record: StepRecord) -> Verdict:
+        step, some = int(self.stored["step"]), ", ".join(self.damaged[:4])
+        more = f" and {len(self.damaged) - 4} more" if len(self.damaged) > 4 else ""
+        evidence = f"weights that were read from the checkpoint of step {step} are not those saved: {some}{more}"
+        self.stored = {}
+        details = {"step": record.step, "first": step, "row": 1, "arrays": self.damaged[:4]}
+        return Verdict("corruption", "the checkpoint", 1.0, evidence, Action.ROLL_BACK, details=details)
 
     def _not_compared(self, count: int, alone: list[int]) -> Verdict:
         some = ", ".join(map(str, alone[:8])) + (", ..." if count > 8 else "")
@@ -93,11 +170,19 @@ class CorruptionMonitor(Monitor):
         )
         return Verdict("not-compared", "the run", 1.0, evidence, Action.WARN)
 
-    def state(self) -> dict[str, int]:
-        return {} if self.agreed is None else {"agreed": self.agreed}
+    # --- state --------------------------------------------------------------------------------------------------------
 
-    def load_state(self, state: dict[str, int]) -> None:
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = {} if self.agreed is None else {"agreed": self.agreed}
+        if self.saved and self.saved["step"] == self.recompute.step:
+            found["saved"] = self.saved
+        return found
+
+    def load_state(self, state: dict[str, Any]) -> None:
         self.agreed, self.odd = int(state["agreed"]) if "agreed" in state else None, {}
+        self.stored = state.get("saved", {}) if self.options.checkpoints else {}
+        self.read = None
+        self.recompute.trusted = None
 
 
 def odd_ones(rows: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, int]]:
@@ -116,40 +201,3 @@ def odd_ones(rows: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, int]]:
             if rows[rank][1:] != most or 2 * number <= len(ranks):
                 found[rank] = (len(ranks), count[rows[rank][1:]])
     return found
-
-
-def held(runtime: Runtime) -> int:
-    """Which boxes of the model this rank holds: a hash of 64 bits, 0 where it holds none."""
-    boxes = [(shard.name, shard.offset, tuple(shard.local.shape)) for shard in _sorted(runtime)]
-    digest = hashlib.blake2b(repr(boxes).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True) if boxes else 0
-
-
-def fingerprint(runtime: Runtime) -> tuple[int, int, int]:
-    """(which boxes of the model this rank holds, the sum of their words, the sum weighted by place)."""
-    sums: dict[torch.device, torch.Tensor] = {}  # a shard is added up where it is
-    for number, shard in enumerate(_sorted(runtime)):
-        device = shard.local.device
-        if device not in sums:
-            sums[device] = torch.zeros(2, dtype=torch.int64, device=device)
-        plain, weighted = sums[device]
-        bits, odd = words(shard.local), 2 * number + 1  # an odd factor loses no bit modulo 2^64
-        for at in range(0, bits.numel(), CHUNK):
-            part = bits[at : at + CHUNK].to(torch.int64)
-            place = torch.arange(at + 1, at + 1 + part.numel(), dtype=torch.int64, device=device)
-            plain += part.sum() * odd
-            weighted += (part * place).sum() * odd
-    total = torch.zeros(2, dtype=torch.int64)
-    for each in sums.values():
-        total += each.cpu()
-    return held(runtime), int(total[0]), int(total[1])
-
-
-def _sorted(runtime: Runtime) -> list[Shard]:
-    return sorted(runtime.shards(), key=lambda shard: (shard.name, shard.offset))
-
-
-def words(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of a tensor as whole numbers, one for each element."""
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.detach().contiguous().view(kinds[tensor.element_size()]).reshape(-1)

@@ -1,0 +1,183 @@
+"""A step done twice from the same weights and data: a rank that comes to other bits computes wrongly.
+
+No replica is needed. What a rank gives into collectives, what it gets out of them and what it comes to at the end is
+added up in both runs. Where one rank computes wrongly the results of all differ; it is the one whose first difference
+is in what it gave: until then it had got the same. Where there is none, a transfer changed what it carried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+
+from gangline.comm import Comm, Comms, Pending, Reduction, Wrapped, WrappedComms
+from gangline.health import Action, Verdict
+from gangline_health.monitors.bits import added_up, gradients
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gangline.strategy import Batch, Runtime, StepResult
+
+T = TypeVar("T")
+
+SAME, COMPUTED, RECEIVED = 0, 1, 2
+
+
+@dataclass
+class Event:
+    """Something that a rank gave (`own`) or got, in the order in which it did."""
+
+    what: str
+    own: bool
+    sums: Tensor
+
+
+class Recorder:
+    """The events of the step that is being recorded, if one is."""
+
+    events: list[Event] | None = None
+
+    def note(self, what: str, own: bool, *tensors: Tensor) -> None:
+        if self.events is not None:
+            self.events += [Event(what, own, added_up(tensor)) for tensor in tensors if tensor.numel()]
+
+    @contextmanager
+    def recording(self) -> Iterator[list[Event]]:
+        """Within, all traffic of this rank is noted."""
+        found: list[Event] = []
+        self.events = found
+        try:
+            yield found
+        finally:
+            self.events = None
+
+
+RECORDER = Recorder()  # of this rank: its comms are made before the check that asks for it
+
+
+class Heard(Generic[T]):
+    """A collective under way whose result is noted."""
+
+    def __init__(self, inner: Pending[T], what: str) -> None:
+        self.inner, self.what = inner, what
+
+    def wait(self) -> T:
+        result = self.inner.wait()
+        got: Any = result
+        RECORDER.note(self.what, False, *([got] if isinstance(got, torch.Tensor) else got))
+        return result
+
+
+class RecordedComm(Wrapped):
+    """Notes what goes in and what comes out, while a step is recorded."""
+
+    def _noted(self, name: str, call: Callable[[], Pending[T]], *given: Tensor) -> Pending[T]:
+        if RECORDER.events is None:
+            return call()
+        what = f"{name} along {self.axis}"
+        RECORDER.note(what, True, *given)
+        return Heard(call(), what)
+
+    def _all_reduce(self, x: Tensor, op: Reduction, background: bool) -> Pending[Tensor]:
+        return self._noted("all_reduce", lambda: self.inner._all_reduce(x, op, background), x)
+
+    def _all_gather(self, x: Tensor, into: Tensor | None, background: bool) -> Pending[Tensor]:
+        return self._noted("all_gather", lambda: self.inner._all_gather(x, into, background), x)
+
+    def _reduce_scatter(self, x: Tensor, background: bool) -> Pending[Tensor]:
+        return self._noted("reduce_scatter", lambda: self.inner._reduce_scatter(x, background), x)
+
+    def _all_to_all(self, x: Tensor, in_splits: Any, out_splits: Any, background: bool) -> Pending[Tensor]:
+        return self._noted("all_to_all", lambda: self.inner._all_to_all(x, in_splits, out_splits, background), x)
+
+    def _broadcast(self, x: Tensor, source: int, background: bool) -> Pending[Tensor]:
+        given = [x] if source == self.index else []
+        return self._noted("broadcast", lambda: self.inner._broadcast(x, source, background), *given)
+
+    def _exchange(self, sends: Any, recvs: Any, background: bool) -> Pending[Sequence[Tensor]]:
+        given = [x for x, _ in sends]
+        return self._noted("exchange", lambda: self.inner._exchange(sends, recvs, background), *given)
+
+
+def recorded(comms: Comms) -> Comms:
+    """Comms whose traffic can be noted."""
+    return WrappedComms(comms, RecordedComm)
+
+
+class RepeatedSteps:
+    """Each `every`-th step is done twice, and the second result is the one that counts."""
+
+    def __init__(self, every: int | None) -> None:
+        self.every = every
+        self.step = 0  # the one under way
+        self.trusted: int | None = None  # the last step that came to the same twice
+        self.rank = 0
+        self.mine, self.where = SAME, ""  # this rank's first difference
+        self.looked = False  # whether this step was done twice
+        self.found: list[int] = []  # by rank
+
+    def attach(self, runtime: Runtime, rank: int) -> None:
+        """From here on `runtime.step` does some steps twice."""
+        self.rank = rank
+        if any(name.startswith("local/") for name in runtime.registry):  # what compression left over goes into the next
+            self.every = None
+        if self.every is None:
+            return
+        once, every = runtime.step, self.every
+
+        def step(microbatches: Sequence[Batch]) -> StepResult:
+            if self.trusted is None:
+                self.trusted = self.step - 1
+            self.looked = self.step % every == 0
+            return self._twice(runtime, once, microbatches) if self.looked else once(microbatches)
+
+        runtime.step = step  # type: ignore[method-assign]
+
+    def _twice(
+        self, runtime: Runtime, once: Callable[[Sequence[Batch]], StepResult], batches: Sequence[Batch]
+    ) -> StepResult:
+        runs = []
+        for _ in range(2):
+            with RECORDER.recording() as events:
+                result = once(batches)
+                loss = torch.tensor([result.loss_sum], dtype=torch.float64)
+                RECORDER.note("the loss and the gradients", True, loss, *(g for _, _, g in gradients(runtime)))
+            runs.append(events)
+        self.mine, self.where = first_difference(*runs)
+        return result
+
+    def collective(self, comm: Comm, device: torch.device) -> None:
+        """What every rank found, where the step was done twice."""
+        self.found = []
+        if self.looked:
+            mine = torch.tensor([self.mine], dtype=torch.int64, device=device)
+            self.found = comm.all_gather(mine).tolist() if comm.size > 1 else [self.mine]
+            if not any(self.found):
+                self.trusted = self.step
+
+    def verdicts(self, step: int) -> Iterable[Verdict]:
+        """A rank says of itself that it computes wrongly: it alone knows where."""
+        if not any(self.found):
+            return
+        details: dict[str, int | str] = {"step": step, "first": (self.trusted or 0) + 1, "row": 1}
+        said = f"step {step} was done twice from the same weights and data, and "
+        if COMPUTED not in self.found:
+            evidence = f"{said}a transfer changed what it carried: every rank gave the same, and got another sum"
+            yield Verdict("corruption", "the network", 0.8, evidence, Action.ROLL_BACK, details=details)
+        elif self.mine == COMPUTED:
+            evidence = f"{said}rank {self.rank} did not come to the same, first in {self.where}"
+            details |= {"rank": self.rank, "exclude": f"rank {self.rank}"}
+            yield Verdict("corruption", f"rank {self.rank}", 1.0, evidence, Action.ROLL_BACK, details=details)
+
+
+def first_difference(before: Sequence[Event], after: Sequence[Event]) -> tuple[int, str]:
+    """(SAME, COMPUTED or RECEIVED, where) of the first event that is not the same in both."""
+    for one, other in zip(before, after, strict=False):
+        if one.what != other.what or one.own != other.own or not torch.equal(one.sums, other.sums):
+            return (COMPUTED if one.own or other.own else RECEIVED), one.what
+    return (SAME, "") if len(before) == len(after) else (COMPUTED, "the number of transfers")
