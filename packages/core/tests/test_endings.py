@@ -10,18 +10,26 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import torch.distributed as dist
 
 from gangline import run_lock
+from gangline.checkpoint.base import SaveFailed
+from gangline.checkpoint.id import CheckpointId
 from gangline.config import default_run
 from gangline.config.check import _variables
 from gangline.ending import RunEnding, read_ending, write_ending
 from gangline.errors import UserError
 from gangline.events import Events, read_events
+from gangline.generation import Progress
 from gangline.launch import failures, several
+from gangline.launch.config import LocalLaunch
 from gangline.launch.failures import RankFailure
 from gangline.launch.several import Agents
 from gangline.launch.starts import Starts
 from gangline.rundir import RunDirectory
+from gangline.testing.pool import pool
+from gangline.testing.sessions import session
+from gangline.train.rank import train
 
 DONE = RunEnding(generation=1, reason="done", exit_code=0, evidence="step 5 is done")
 
@@ -53,6 +61,68 @@ def test_under_a_foreign_agent_ranks_that_saved_start_again(tmp_path, code, goes
     environment = {**os.environ, "TORCHELASTIC_RESTART_COUNT": "1", "RANK": "0", "OMP_NUM_THREADS": "1"}
     ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, timeout=120)
     assert ended.returncode == (len(str(tmp_path)) % 256 if goes_on else code)
+
+
+class CutOff:
+    """A job's store whose connection breaks with the third step, as torch's client says it."""
+
+    def __init__(self, inner, s):
+        self.inner, self.s = inner, s
+
+    def __getattr__(self, name):
+        if self.s.step >= 3:
+            raise dist.DistNetworkError("Broken pipe")
+        return getattr(self.inner, name)
+
+
+def cut_off(run_dir, bad):
+    """(how it ended, orders) of a run of which one rank loses the job's store; no save comes to anything then."""
+    s = session(run_dir, "parallel=ddp", "run.steps=12", "checkpoint.every=2")
+    saves = s.checkpointer.save
+
+    def save(request, *rest):
+        if bad is not None and request.step >= 4:
+            raise SaveFailed(CheckpointId(request.step, s.attempt), "the job's store is lost")
+        return saves(request, *rest)
+
+    s.checkpointer.save = save
+    store = s.comms.store
+    if s.comms.rank == bad:
+        s.comms.store = CutOff(store, s)
+    try:
+        ended = train(s)
+    except UserError as error:
+        ended = error.what
+    except failures.RestartWanted as error:
+        ended = failures.RankFailure.of(s.comms.rank, error)
+    finally:
+        s.comms.store = store  # the ranks of a pool live on
+    return ended, [line.order for line in s.history if line.order], s.step
+
+
+def test_a_store_that_is_lost_for_good_ends_the_run_for_new_workers(tmp_path):
+    """All ranks, at the same step, also where one alone is cut off: the next run goes on from the newest checkpoint."""
+    for ended, orders, step in pool(2).run(cut_off, tmp_path / "out", 1):
+        assert (ended.kind, ended.exit_code, orders, step) == ("restart", 75, ["restart"], 5)
+        assert "store-lost at rank 1: the job's store is lost for good (Broken pipe)" in ended.what
+        assert "step-00000002 is the newest checkpoint" in ended.what
+    assert [found[0] for found in pool(2).run(cut_off, tmp_path / "out", None)] == [0, 0]
+
+
+def test_a_failed_save_alone_is_no_reason_for_new_workers(tmp_path):
+    """A disk may have room again."""
+    found = pool(2).run(cut_off, tmp_path / "out", 7)  # no rank has this number
+    assert all(orders == [] for _, orders, _ in found)
+
+
+@pytest.mark.parametrize(("code", "requeue"), [(75, True), (3, False)])
+def test_without_a_restart_left_it_is_to_be_requeued(tmp_path, code, requeue):
+    failure = RankFailure(0, "restart", code, "store-lost at rank 0: Broken pipe")
+    starts = Starts(tmp_path, LocalLaunch(futile_restarts=0), lambda ranks: (ranks, []), lambda text: None)
+    assert starts.stop(Progress(2, 0, 0, futile=1, restarts=1), failure) == failure, "the budget counts it as any"
+    Starts.end(tmp_path, 1, failure)
+    ending = read_ending(tmp_path)
+    assert (ending.exit_code, ending.requeue) == (code, requeue)
 
 
 def test_a_job_that_is_over_is_not_joined(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from gangline.ending import EXIT_REQUEUE
 from gangline.errors import PeerFailed, UserError
 from gangline.launch.output import log_path
 
@@ -25,7 +26,14 @@ _LOST_PEER_TYPES = ("DistBackendError", "DistNetworkError", "DistStoreError")
 
 
 class RestartWanted(Exception):
-    """A verdict asks for new workers: the launcher starts them again, from the latest checkpoint."""
+    """A verdict asks for new workers: the launcher starts them again, from the latest checkpoint.
+
+    requeue: where it cannot, a scheduler is to do so.
+    """
+
+    def __init__(self, what: str, requeue: bool = False) -> None:
+        self.requeue = requeue
+        super().__init__(what)
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class RankFailure:
         if isinstance(error, UserError):
             return cls(rank, "user", error.exit_code, error.what, list(error.details))
         if isinstance(error, RestartWanted):
-            return cls(rank, "restart", EXIT_STOPPED, str(error))
+            return cls(rank, "restart", EXIT_REQUEUE if error.requeue else EXIT_STOPPED, str(error))
         what = "".join(traceback.format_exception_only(error)).strip()
         return cls(rank, "bug", EXIT_FAILURE, what, trace="".join(traceback.format_exception(error)))
 

@@ -85,7 +85,7 @@ class Starts:
 
         That is a mistake, a verdict that stops, and a budget that is used up.
         """
-        if failure is not None and failure.exit_code == EXIT_REQUEUE:
+        if failure is not None and failure.exit_code == EXIT_REQUEUE and failure.kind == "ended":
             return None  # a node was asked to go, and what it had is saved
         if failure is not None and not failure.mends_itself:
             return failure
@@ -117,7 +117,7 @@ class Starts:
                 generation=start,
                 reason=reason,
                 exit_code=stop.exit_code,
-                requeue=reason in ("bug", "killed", "preempted"),
+                requeue=reason in ("bug", "killed", "preempted") or stop.exit_code == EXIT_REQUEUE,
                 exclude=lines[-1].exclude if lines and reason in ("restart", "verdict") else (),
                 evidence=text,
             ),

@@ -10,14 +10,19 @@ from gangline.health import Action, Agreed, Order
 from gangline.train.restore import begin
 from gangline.train.rollback import return_points, roll_back
 from gangline.train.session import Session
+from gangline.train.verdicts import STORE_LOST
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How the loop ended: why is "done", a signal's name, "stop" or "restart"; evidence says more."""
+    """How the loop ended: why is "done", a signal's name, "stop" or "restart"; evidence says more.
+
+    requeue: the same command, given again, is what mends it.
+    """
 
     why: str
     evidence: str = ""
+    requeue: bool = False
 
 
 def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
@@ -55,7 +60,7 @@ def carry_out(s: Session, order: Order, agreed: Agreed) -> Ending | None:
             return Ending("stop", f"{evidence}; there is no checkpoint to start again from")
         line = way[1]
     begin(s, line)
-    return Ending(line.order, evidence)
+    return Ending(line.order, evidence, requeue=set(order.kinds) == {STORE_LOST})
 
 
 def excluded(s: Session, names: Iterable[str]) -> tuple[str, ...]:

@@ -198,10 +198,12 @@ def summary(s: Session, ending: Ending, seconds: float, steps: int) -> dict:
 def exit_code(s: Session, ending: Ending) -> int:
     """0 done, 3 stopped by a verdict, 75 saved and to be requeued, 128 + n by signal n without that.
 
+    New workers that are asked for are started by the launcher; where it has no restart left, 3, or 75 where that mends.
+
     Raises where the last checkpoint could not be kept.
     """
     if ending.why == "restart":
-        raise RestartWanted(ending.evidence)
+        raise RestartWanted(ending.evidence, requeue=ending.requeue)
     if s.failed_save:
         raise UserError(
             f"the last checkpoint could not be saved: {s.failed_save}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch.distributed as dist
+
 from gangline.checkpoint.base import SaveFailed, SaveRequest
 from gangline.launch.signals import watched
 from gangline.train.callbacks import each
@@ -58,8 +60,21 @@ def tell(s: Session) -> None:
     s.notes.clear()
 
 
+def why_cut_off(s: Session) -> str:
+    """Why this rank will never reach the job's store again, or "". torch's client connects once, and never anew."""
+    try:
+        if s.comms.store is not None:
+            s.comms.store.check(["gangline/reached"])
+    except dist.DistError as error:
+        return str(error).partition("\n")[0]
+    except ConnectionError:  # of another store: it may be back
+        pass
+    return ""
+
+
 def give_up(s: Session, error: SaveFailed) -> None:
     """A save came to nothing: say so, once, and train on; the end of the run looks at it again."""
     s.failed_save = error.why
+    s.cut_off = s.cut_off or why_cut_off(s)
     goes_on = ", and training goes on" if s.step < s.run.steps else ""
     s.reporter.note(f"{error}; what was saved before is untouched{goes_on}")

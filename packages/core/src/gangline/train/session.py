@@ -58,6 +58,7 @@ class Session:
     other_data: str = ""  # what attempts.jsonl says of data that is not what the checkpoint was made with
     saving: Handle | None = None
     failed_save: str | None = None  # why the newest save came to nothing
+    cut_off: str = ""  # why this rank has lost the job's store for good, and with it every later save
     first_states: dict[str, dict[str, Any]] = field(default_factory=dict)  # of callbacks and checks, as built
     untold: dict[str, bool] = field(default_factory=dict)  # what checks raised on this rank -> whether rank 0 knows
     notes: list[str] = field(default_factory=list)

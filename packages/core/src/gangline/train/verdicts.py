@@ -15,6 +15,8 @@ from gangline.train.agree import gather_verdicts
 from gangline.train.callbacks import failures, named, together
 from gangline.train.session import Session
 
+STORE_LOST = "store-lost"
+
 Said = TypeVar("Said", bound=Verdict | Order | None)
 
 
@@ -42,6 +44,8 @@ def before_update(s: Session, loss: float, grad_norm: float) -> tuple[str, tuple
 def after_step(s: Session, record: StepRecord) -> list[Verdict]:
     """What this rank's checks find in the step just done, and core itself."""
     found = [] if record.finite or s.precision.scales else [not_finite(record)]
+    if s.cut_off:
+        found.append(cut_off(s))
     for name, check in s.health.items():
         if record.step % check.every == 0:
             together(s, f"health/{name}", check.collective, s.comms.world)
@@ -78,6 +82,13 @@ def _as_json(said: Said) -> Said:
 def asks_before_update(check: HealthCheck) -> bool:
     """Whether a check has a word between clip and update: only then does a step wait for the gather."""
     return type(check).before_update is not HealthCheck.before_update
+
+
+def cut_off(s: Session) -> Verdict:
+    """Core's own verdict: training could go on, and everything from here on would be lost with the ranks."""
+    why = f"the job's store is lost for good ({s.cut_off}), and without it nothing can be saved"
+    newest = f"{s.saved} is the newest checkpoint" if s.saved else "there is no checkpoint"
+    return Verdict(STORE_LOST, f"rank {s.comms.rank}", 1.0, f"{why}; {newest}", Action.RESTART)
 
 
 def not_finite(record: StepRecord) -> Verdict:
