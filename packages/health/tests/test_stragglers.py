@@ -5,15 +5,20 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from gangline.health import Verdict
+from gangline.health import Action, Agreed, Verdict
 from gangline.testing.health import healthy
+from gangline_health.config import Budget, Playbook, Playbooks
+from gangline_health.monitors.slow_ranks import SlowRanks
 from gangline_health.monitors.straggler_options import StragglersOptions
 from gangline_health.monitors.stragglers import OWN, StragglersMonitor
+from gangline_health.playbooks import respond
 
 RANKS = 8
 
 
-def rows(steps: int, slow: int | None = None, since: int = 0, phase: str = "forward", seed: int = 0):
+def rows(
+    steps: int, slow: int | None = None, since: int = 0, phase: str = "forward", seed: int = 0, times: float = 2.5
+):
     """Records of ranks with noise of five percent and pauses now and then; one is slow in one phase."""
     draw = random.Random(seed)
     usual = {"data": 0.001, "forward": 0.1, "backward": 0.2, "optimizer": 0.02, "other": 0.004}
@@ -22,7 +27,7 @@ def rows(steps: int, slow: int | None = None, since: int = 0, phase: str = "forw
         if draw.random() < 0.1:  # any rank may be held up once
             own["forward"][draw.randrange(RANKS)] += 0.5
         if slow is not None and record.step >= since:
-            own[phase][slow] *= 2.5
+            own[phase][slow] *= times
         total = [sum(own[name][rank] for name in OWN) for rank in range(RANKS)]
         own["collective"], own["checkpoint"] = [max(total) - one for one in total], [0.0] * RANKS
         yield replace(record, rank_phases=own, step_seconds=max(total))
@@ -61,3 +66,32 @@ def test_one_rank_and_ranks_that_say_nothing_are_no_stragglers():
         replace(record, rank_phases=phases) for record, phases in zip(healthy(40), [None, alone] * 20, strict=True)
     ]
     assert said(monitor, records) == []
+
+
+def test_a_rank_that_is_always_slower_by_a_few_percent_is_noted() -> None:
+    """5 % in its products are lost in the noise of every single step, and are no straggler's."""
+    for seed in range(5):
+        monitor = StragglersMonitor(StragglersOptions())
+        found = said(monitor, rows(1002, slow=3, phase="backward", seed=seed, times=1.08))
+        assert [(one.kind, one.where, one.suggestion) for one in found] == [("slow-rank", "rank 3", Action.NOTE)]
+        assert 1.03 < found[0].details["times"] < 1.07
+
+
+def test_by_option_such_a_rank_is_excluded() -> None:
+    (found,) = said(StragglersMonitor(StragglersOptions()), rows(1002, slow=3, phase="backward", times=1.08))
+    agreed = Agreed((found,))
+    default = respond(Playbooks(), Budget(), agreed, 1001)
+    assert default is not None
+    assert (default.action, default.exclude) == (Action.NOTE, ())
+    asked = respond(Playbooks(slow_rank=Playbook(["exclude"])), Budget(), agreed, 1001)
+    assert asked is not None
+    assert (asked.action, asked.exclude, asked.before_step) == (Action.RESTART, ("rank 3",), None)
+
+
+def test_a_rank_that_is_slower_now_and_then_is_not_noted() -> None:
+    draw = random.Random(0)
+    found = SlowRanks(1.03, 1000)
+    for step in range(20_000):
+        times = [draw.gauss(1.0, 0.1) for _ in range(RANKS)]
+        times[step // 150 % RANKS] *= 1.2
+        assert found.add(times) == {}

@@ -110,6 +110,7 @@ class Playbooks:
     not_saved: Playbook = field(default_factory=lambda: Playbook(["warn"]))
     corruption: Playbook = field(default_factory=lambda: Playbook(["roll_back", "exclude", "stop"], skip=False))
     straggler: Playbook = field(default_factory=Playbook)
+    slow_rank: Playbook = field(default_factory=lambda: Playbook(["note"]))
 
     def of(self, kind: str) -> Playbook | None:
         """The playbook for a kind of verdict ("loss-spike"); None: there is none."""

@@ -18,3 +18,5 @@ class StragglersOptions:
     score: Annotated[float, MoreThan(3)] = 6.0  # and so many robust deviations of the ranks above it
     least_seconds: Annotated[float, AtLeast(0)] = 0.01  # a difference below this is nobody's concern
     again: PositiveInt = 500  # steps until the same rank is told again
+    steadily: Annotated[float, MoreThan(1)] = 1.03  # so much slower in each tenth of steady_steps: slow-rank
+    steady_steps: Annotated[int, AtLeast(100)] = 1000  # steps that it must be so much slower, all the time

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.health import Action, Verdict
 from gangline_health.monitors.base import Monitor
+from gangline_health.monitors.slow_ranks import SlowRanks
 from gangline_health.monitors.straggler_options import StragglersOptions
 from gangline_health.robust import NORMAL
 
@@ -33,6 +34,7 @@ class StragglersMonitor(Monitor):
         self.previous: StepRecord | None = None
         self.since: dict[str, int] = {}  # rank -> the step from which on it was slow
         self.told: dict[str, int] = {}  # rank -> the step in which it was said
+        self.steady = SlowRanks(options.steadily, options.steady_steps)
 
     def watches(self) -> str:
         return f"ranks {self.options.slower:g} times slower than the median of all over {self.options.window} steps"
@@ -50,6 +52,9 @@ class StragglersMonitor(Monitor):
         if self.rows and len(self.rows[0]["data"]) != len(phases["data"]):
             self.rows, self.since, self.told = [], {}, {}
         self.rows = [*self.rows, {phase: phases[phase] for phase in OWN}][-self.options.window :]
+        ranks = range(len(phases["data"]))
+        for rank, times in self.steady.add([sum(phases[phase][rank] for phase in OWN) for rank in ranks]).items():
+            yield self._slower(rank, times, record)
         if len(self.rows) < self.options.window:
             return
         own = self._medians(OWN)
@@ -106,7 +111,17 @@ class StragglersMonitor(Monitor):
         }  # fmt: skip
         return Verdict("straggler", f"rank {rank}", 0.9, evidence, Action.WARN, details=details)
 
+    def _slower(self, rank: int, times: float, record: StepRecord) -> Verdict:
+        steps = self.options.steady_steps
+        evidence = (
+            f"rank {rank} works {times - 1:.1%} longer a step than the median rank, in each tenth of {steps} steps; "
+            "as far as the others wait for it the job is slower by that"
+        )
+        details = {"rank": rank, "times": times, "step": record.step, "exclude": f"rank {rank}"}
+        return Verdict("slow-rank", f"rank {rank}", 0.8, evidence, Action.NOTE, details=details)
+
     def load_state(self, state: dict[str, Any]) -> None:
         """Nothing is kept: another start has other processes, perhaps on other machines."""
         self.previous = None
         self.rows, self.since, self.told = [], {}, {}
+        self.steady = SlowRanks(self.options.steadily, self.options.steady_steps)
