@@ -14,7 +14,7 @@ from gangline.config.defaults import DEFAULTS
 from gangline.config.fields import Option, options
 from gangline.config.sections import SECTIONS
 from gangline.config.values import describe
-from gangline.parts import LISTS
+from gangline.parts import LISTS, VERBS_READ
 from gangline.plugins import Offer, installed
 
 ROOT = Path(__file__).parent.parent
@@ -59,6 +59,8 @@ def _about(group: str) -> str:
     if group in LISTS:
         usual = ",".join(default or [])
         return f"A list, `{group}=[{usual}]` by default; options are set as `{group}.<name>.<option>`."
+    if group in VERBS_READ:
+        return "Verbs of `gangline` read it, and no run."
     return f"`{group}={default or 'off'}` by default."
 
 

@@ -111,6 +111,12 @@ SUITES = {
         Mutant("schedule=from-nothing", "test_warm_up", "assert"),
         Mutant("schedule=with-torch", "test_builds_without_torch", "torch is imported"),
     ],
+    "SimulatorSuite": [
+        Mutant("simulator=loses-time", "test_every_second_is_in_one_account", "s of"),
+        Mutant("simulator=remembers-its-dice", "test_a_course_is_a_function_of_the_job", "comes to something else"),
+        Mutant("simulator=hopeful", "test_on_average_it_comes_to_the_closed_form", "an ETTR of"),
+        Mutant("simulator=unshaken", "test_more_faults_cost_more", "four times the faults"),
+    ],
 }
 ALL = [(suite, mutant) for suite, mutants in SUITES.items() for mutant in mutants]
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from gangline.testing import HealthCheckSuite
+from gangline.testing import HealthCheckSuite, SimulatorSuite
 
 
 class TestOn(HealthCheckSuite):
     choice = "health=on"
     can = {"not-finite", "loss-spike", "gradient-spike", "divergence"}
+
+
+class TestEvents(SimulatorSuite):
+    choice = "simulator=events"

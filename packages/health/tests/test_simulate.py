@@ -8,8 +8,11 @@ import time
 import pytest
 
 from gangline import UserError
-from gangline.reliability import Reliability, SimulatedJob
+from gangline.config.check import check
+from gangline.reliability import Reliability, SimulatedJob, simulator
+from gangline.testing.runs import small_run
 from gangline_health.commands.simulate import run, simulated
+from gangline_health.simulate import EventSimulator
 
 JOBS = {
     "a thousand GPUs": SimulatedJob(nodes=128, days=300, save_seconds=60, restart_seconds=600, spares=99),
@@ -80,3 +83,19 @@ def test_what_is_no_job_is_refused(words: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
         run(words.split())
     assert said in str(caught.value)
+
+
+def test_a_simulator_is_chosen_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--nodes", "64", "--days", "10", "--json"]
+    assert run([*words, "--simulator", "events"]) == 0
+    named = json.loads(capsys.readouterr().out)
+    assert run(words) == 0
+    assert json.loads(capsys.readouterr().out) == named
+    assert type(simulator("events")) is EventSimulator
+    with pytest.raises(UserError, match="Installed choices for simulator: events"):
+        run([*words, "--simulator", "oracle"])
+
+
+def test_a_run_has_no_use_for_one() -> None:
+    with pytest.raises(UserError, match="No part of a run reads that group"):
+        check(small_run("model.vocab_size=256", "simulator=events"))

@@ -72,6 +72,7 @@ ENTRIES = (
     KnownPart("track", "wandb", _TRACK, "Weights & Biases: online, offline or disabled"),
     KnownPart("track", "mlflow", _TRACK, "MLflow: a tracking server, or a file of SQLite"),
     KnownPart("track", "trackio", _TRACK, "Trackio: a file of SQLite here, a Space, or a server"),
+    KnownPart("simulator", "events", _HEALTH, "Faults, saves, spares and repairs of a long job, from event to event"),
     KnownPart("health", "on", _HEALTH, "Spikes, divergence, not finite: found before a step is applied, and answered"),
 )
 

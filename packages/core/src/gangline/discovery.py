@@ -17,7 +17,7 @@ import pluggy
 
 from gangline import catalogue, hooks
 from gangline.hooks import ENTRY_POINTS, GROUP_OF, PROJECT, Command, Kind
-from gangline.parts import GROUPS, LISTS, EditConfig, Part, PartConfig
+from gangline.parts import GROUPS, LISTS, VERBS_READ, EditConfig, Part, PartConfig
 
 VARIABLE = "GANGLINE_PLUGINS"  # names of plugins or distributions, comma-separated; "" for core alone
 
@@ -258,7 +258,7 @@ def _nobody_builds(found: Found, offer: Offer) -> tuple[str, str] | None:
     else:
         others = [other.part for offers in found.offers.values() for other in offers.values()]
         edit = issubclass(offer.part.config, EditConfig)
-        if group in GROUPS or edit or any(group in other.reads for other in others):
+        if group in GROUPS or group in VERBS_READ or edit or any(group in other.reads for other in others):
             return None
         why = (
             "it is no group of core's, no model edit (its class does not derive from EditConfig), and no part reads it"

@@ -21,6 +21,7 @@ KINDS = tuple(
         ("checkpoint", "checkpoint", "CheckpointerSuite", "gangline.hooks:gangline_checkpointers", "keeps state"),
         ("strategy", "parallel", "StrategySuite", "gangline.hooks:gangline_parallel_strategies", "cuts the run"),
         ("launcher", "launch", "PartSuite", f"{_EXAMPLES}.timed", "how processes are started"),
+        ("simulator", "simulator", "SimulatorSuite", f"{_EXAMPLES}.expected", "what failures cost a long job"),
         ("group", "", "PartSuite", f"{_EXAMPLES}.greeting", "a group of one's own, and the part that reads it"),
         ("command", "", "CommandSuite", "gangline.hooks:gangline_commands", "a verb of gangline"),
     )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, is_dataclass
 from gangline.config.schema import (
     GROUPS,
     LISTS,
+    VERBS_READ,
     CallbackConfig,
     CheckpointConfig,
     DataConfig,
@@ -64,6 +65,7 @@ class Part:
 __all__ = [
     "GROUPS",
     "LISTS",
+    "VERBS_READ",
     "CallbackConfig",
     "CheckpointConfig",
     "DataConfig",

@@ -19,7 +19,7 @@ from gangline.config.suggest import foreign
 from gangline.discovery import VARIABLE, BrokenPlugin, Found, Offer, discover, normal, version_of
 from gangline.errors import UserError
 from gangline.hooks import Command, Kind
-from gangline.parts import GROUPS, EditConfig, PartConfig
+from gangline.parts import GROUPS, VERBS_READ, EditConfig, PartConfig
 
 OFF = "off"  # the choice that every group beside core's own has without anyone supplying it
 SEE = "(gangline plugins  lists who offers what)"
@@ -62,7 +62,8 @@ class Installed:
     def choices(self, group: str) -> list[str]:
         """What a user may type after ``group=`` here."""
         names = sorted(self.offers(group))
-        return names if group in GROUPS or "/" in group else [OFF, *(name for name in names if name != OFF)]
+        chosen = group in GROUPS or group in VERBS_READ or "/" in group
+        return names if chosen else [OFF, *(name for name in names if name != OFF)]
 
     def commands(self) -> dict[str, Command]:
         """The verbs of `gangline`."""

@@ -12,6 +12,9 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
+from gangline.parts import PartConfig
+
+GROUP = "simulator"
 DAY = 86400.0
 
 
@@ -90,6 +93,11 @@ class SimulatedTime:
         return self.seconds.get("compute", 0.0) / self.wall_seconds if self.wall_seconds else 0.0
 
 
+@dataclass
+class SimulatorConfig(PartConfig):
+    """`build(config) -> FailureSimulator`; a part of group `simulator`, which tools read, and no run."""
+
+
 class FailureSimulator(ABC):
     """Something that plays the course of a job."""
 
@@ -98,4 +106,11 @@ class FailureSimulator(ABC):
         """One course of the job: a function of `job` alone, its seed included."""
 
 
-__all__ = ["DAY", "FailureSimulator", "Reliability", "SimulatedJob", "SimulatedTime"]
+def simulator(name: str) -> FailureSimulator:
+    """The simulator of that name, with its defaults. Raises UserError where it is not installed, with the choices."""
+    from gangline import plugins
+
+    return plugins.build(plugins.installed().find(GROUP, name).part.config())
+
+
+__all__ = ["DAY", "FailureSimulator", "Reliability", "SimulatedJob", "SimulatedTime", "SimulatorConfig", "simulator"]

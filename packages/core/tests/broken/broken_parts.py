@@ -10,8 +10,10 @@ from gangline.hooks import hookimpl
 from gangline.optimizer.config import Adamw
 from gangline.parts import EditConfig, HealthConfig, Part, PrecisionConfig, ScheduleConfig, TrackConfig
 from gangline.precision.config import Fp16
+from gangline.reliability import SimulatorConfig
 from gangline.testing.toys.plugin import Files, Lanes, Nan, Numbers, Previous, Rows
 
+OWN = ("edit", "track", "optimizer", "schedule", "callback", "simulator")  # offered by gangline_parts
 PARTS: dict[str, list[Part]] = {}
 
 
@@ -21,7 +23,7 @@ def broken(group: str, base: type, module: str, *names: str) -> None:
         title = "".join(word.title() for word in name.split("-"))
         config = dataclass(type(f"{title}Config", (base,), {"__module__": __name__}))
         globals()[config.__name__] = config
-        own = group if group in ("optimizer", "schedule", "track", "callback") else None
+        own = group if group in ("optimizer", "schedule", "track", "callback", "simulator") else None
         where = name.replace("-", "_") if group == "edit" else group
         part = Part(
             name="on" if group == "edit" else name,
@@ -181,6 +183,7 @@ broken("callback", Exported, "broken_callbacks", "sets-variables")
 broken("callback", Numbered, "broken_callbacks", "says-numbers")
 broken("optimizer", Adamw, "broken_others", "late-state", "no-counters", "drifts", "local-norm", "copies")
 broken("schedule", ScheduleConfig, "broken_others", "counts-calls", "too-high", "from-nothing", "with-torch")
+broken("simulator", SimulatorConfig, "broken_simulators", "loses-time", "remembers-its-dice", "hopeful", "unshaken")
 
 
 @hookimpl
@@ -210,4 +213,4 @@ def gangline_precisions():
 
 @hookimpl
 def gangline_parts():
-    return [*PARTS["edit"], *PARTS["track"], *PARTS["optimizer"], *PARTS["schedule"], *PARTS["callback"]]
+    return [part for group in OWN for part in PARTS[group]]

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gangline import Command, Part, hookimpl
-from gangline_health import config
+from gangline_health import config, simulate
 
 
 @hookimpl
 def gangline_health_checks() -> Iterable[Part]:
     return config.PARTS
+
+
+@hookimpl
+def gangline_parts() -> Iterable[Part]:
+    return [simulate.PART]
 
 
 @hookimpl

@@ -8,9 +8,30 @@ from __future__ import annotations
 
 import heapq
 import random
+from dataclasses import dataclass
 
-from gangline.reliability import FailureSimulator, SimulatedJob, SimulatedTime
+from gangline import Part
+from gangline.reliability import FailureSimulator, SimulatedJob, SimulatedTime, SimulatorConfig
 from gangline_health.ledger.spans import KINDS
+
+
+@dataclass
+class EventSimulation(SimulatorConfig):
+    """Faults of all nodes together, drawn from the exponential distribution."""
+
+
+PART = Part(
+    name="events",
+    group="simulator",
+    config=EventSimulation,
+    build="gangline_health.simulate:build",
+    summary="faults, saves, spares and repairs of a long job, from event to event",
+)
+
+
+def build(config: EventSimulation) -> FailureSimulator:
+    """The part `simulator=events`."""
+    return EventSimulator()
 
 
 class EventSimulator(FailureSimulator):

@@ -125,11 +125,12 @@ def _unread(run: Run) -> Iterator[Problem]:
     reading = {group for config in _configs(run) for group in installed().part_of(config).part.reads}
     for group in sorted(set(run.extra) - reading):
         name = installed().part_of(run.extra[group]).part.name
-        yield Problem(
-            f"{group}={name} does nothing in this run.",
-            f"It is read by {', '.join(installed().readers(group))}, which this run does not have.",
-            f"Choose that too, or {group}=off.",
-        )
+        readers = ", ".join(installed().readers(group))
+        if readers:
+            why, mend = f"It is read by {readers}, which this run does not have.", f"Choose that too, or {group}=off."
+        else:
+            why, mend = "No part of a run reads that group: verbs of gangline do.", f"Leave {group}={name} out."
+        yield Problem(f"{group}={name} does nothing in this run.", why, mend)
 
 
 def _configs(run: Run) -> Iterator[PartConfig]:

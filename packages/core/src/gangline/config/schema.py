@@ -380,6 +380,7 @@ GROUPS: dict[str, type[PartConfig]] = {
     "launch": LaunchConfig,
 }
 LISTS = ("track", "health", "callback")  # groups of which a run has any number
+VERBS_READ = ("simulator",)  # groups whose parts verbs of gangline build, and no run
 
 
 @dataclass

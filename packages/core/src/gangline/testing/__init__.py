@@ -31,6 +31,7 @@ _WHERE = {
     "RealRuns": "real_runs",
     "Scenario": "scenarios",
     "ScheduleSuite": "schedule",
+    "SimulatorSuite": "simulator",
     "StrategySuite": "strategy",
     "TrackerSuite": "tracker",
     "as_installed": "install",

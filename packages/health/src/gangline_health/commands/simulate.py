@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from gangline import UserError
-from gangline.reliability import SimulatedJob
+from gangline.reliability import FailureSimulator, SimulatedJob, simulator
 from gangline_health.ledger.picture import words
 from gangline_health.simulate import EventSimulator
 
@@ -42,9 +42,10 @@ def run(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--courses", type=int, default=10, help="how often it is simulated, each with a seed of its own"
     )
+    parser.add_argument("--simulator", default="events", help="a part of the group simulator, by name (events)")
     parser.add_argument("--json", action="store_true", help="as JSON, for scripts")
     asked = vars(parser.parse_args(list(argv)))
-    as_json, courses = asked.pop("json"), asked.pop("courses")
+    as_json, courses, plays = asked.pop("json"), asked.pop("courses"), simulator(asked.pop("simulator"))
     for name, value in {**asked, "courses": courses}.items():
         if value is None or name == "seed":
             continue
@@ -62,7 +63,7 @@ def run(argv: Sequence[str]) -> int:
             "fewer of --nodes, --days, --courses or --faults-per-node-day",
         )
     try:
-        found = simulated(job, courses)
+        found = simulated(job, courses, plays)
     except (OverflowError, ZeroDivisionError) as error:
         between, recovery = job.reliability.mtbf_seconds, job.detection_seconds + job.restart_seconds
         raise UserError(
@@ -75,9 +76,10 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def simulated(job: SimulatedJob, courses: int) -> dict[str, Any]:
+def simulated(job: SimulatedJob, courses: int, plays: FailureSimulator | None = None) -> dict[str, Any]:
     """Means over some courses, beside the closed forms."""
-    every = [EventSimulator().simulate(replace(job, seed=job.seed + n)) for n in range(courses)]
+    plays = plays or EventSimulator()
+    every = [plays.simulate(replace(job, seed=job.seed + n)) for n in range(courses)]
     kinds = {kind: sum(one.seconds[kind] for one in every) / courses for kind in every[0].seconds}
     return {
         "version": 1,
