@@ -1,10 +1,12 @@
-"""From kill -9 to the next completed step: a rank, and a node with its agent; beside torchrun with its defaults.
+"""From kill -9 to the next completed step: a rank, an agent, and a node with its agent; beside torchrun's defaults.
 
     python benchmarks/recovery.py [--rounds 10]
 
 Every round runs each of them once, on the CPU, so that a busy machine slows all alike; medians and the worst. All train
-the same small model and keep a checkpoint of every fifth step; torchrun starts `train` as its ranks. Goals: a rank of
-four in at most 1.5 x `import torch` (four at once) + 2 s; a node of two in at most 10 s.
+the same small model and keep a checkpoint of every fifth step; torchrun starts `train` as its ranks. Beside the seconds
+stand the steps that were done again: none where a memory tier has every step, with a copy in another node's memory also
+where a node is lost. Goals: a rank of four in at most 1.5 x `import torch` (four at once) + 2 s; a node of two in at
+most 10 s.
 """
 
 from __future__ import annotations
@@ -30,6 +32,9 @@ SECONDS = 240.0
 HOSTS_SECONDS = 15.0  # torchrun's first agent is to hold the store; the loss of that one ends its job
 TRAIN = ["-m", "gangline.cli.train"]
 TORCHRUN = ["-m", "torch.distributed.run"]
+IMPORT = "import torch, four at once"
+MEMORY = ("checkpoint=zarr", "checkpoint.memory_every=1")
+COPIES = "checkpoint.memory_copies=1"
 LAYOUT = ["parallel=ddp", "checkpoint.every=5", "run.steps=1000000", "batch.sequence_length=128"]
 
 
@@ -38,34 +43,41 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--only", default="", help="ways with this in their name")
     options = parser.parse_args()
-    ways: dict[str, Callable[[], float]] = {
-        "import torch, four at once": time_import,
+    ways: dict[str, Callable[[], tuple[float, int]]] = {
+        IMPORT: time_import,
         "rank of four, elastic": lambda: recover(elastic("1", 4), rank_of(1)),
         "rank of four, torchrun": lambda: recover([torchrun(4)], rank_of(1)),
+        "rank of four, memory": lambda: recover(elastic("1", 4, *MEMORY), rank_of(1)),
+        "agent of two, elastic": lambda: recover(elastic("1:2", 2), agent),
+        "agent of two, memory": lambda: recover(elastic("1:2", 2, *MEMORY), agent),
         "node of two, elastic": lambda: recover(elastic("1:2", 2), node),
+        "node of two, a peer's memory": lambda: recover(elastic("1:2", 2, *MEMORY, COPIES), node_and_memory),
         "node of two, torchrun": lambda: recover(torchruns(), node),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways if options.only in name}
+    again: dict[str, list[int]] = {name: [] for name in seconds}
     for _ in range(options.rounds):
         for name, measure in ((name, ways[name]) for name in seconds):
-            seconds[name].append(measure())
-            print(f"{name:<28} {seconds[name][-1]:7.2f}", flush=True)
-    print(f"\n{'seconds':<28} {'median':>7} {'worst':>7}")
+            took, steps = measure()
+            seconds[name].append(took)
+            again[name].append(steps)
+            print(f"{name:<28} {took:7.2f} {steps:6} steps again; load {os.getloadavg()[0]:.1f}", flush=True)
+    print(f"\n{'seconds':<28} {'median':>7} {'worst':>7} {'most steps again':>17}")
     for name, found in seconds.items():
-        print(f"{name:<28} {statistics.median(found):7.2f} {max(found):7.2f}")
-    if imports := seconds.get("import torch, four at once"):
+        print(f"{name:<28} {statistics.median(found):7.2f} {max(found):7.2f} {max(again[name]):17}")
+    if imports := seconds.get(IMPORT):
         print(f"goals: a rank {1.5 * statistics.median(imports) + 2:.2f}, a node 10.00")
 
 
-def time_import() -> float:
+def time_import() -> tuple[float, int]:
     began = time.time()
     for process in [subprocess.Popen([sys.executable, "-c", "import torch"]) for _ in range(4)]:
         process.wait()
-    return time.time() - began
+    return time.time() - began, 0
 
 
-def elastic(nodes: str, ranks: int) -> list[list[str]]:
-    words = ["launch=elastic", f"launch.nodes={nodes}", f"launch.processes={ranks}", "launch.agents=1"]
+def elastic(nodes: str, ranks: int, *more: str) -> list[list[str]]:
+    words = ["launch=elastic", f"launch.nodes={nodes}", f"launch.processes={ranks}", "launch.agents=1", *more]
     return [[*TRAIN, *words]] * int(nodes[-1])  # in each, the agent of one node
 
 
@@ -78,20 +90,20 @@ def torchruns() -> list[list[str]]:
     return [torchrun(1, "--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-id=bench", meet)] * 2
 
 
-def recover(commands: list[list[str]], victims: Callable[[list[int], Path], list[int]]) -> float:
-    """Seconds from the kill to the end of the next step of another start."""
+def recover(commands: list[list[str]], victims: Callable[[list[int], Path], list[int]]) -> tuple[float, int]:
+    """(seconds from the kill to the end of the next step of another start, steps that were done again)."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "out")
         words = [f"data.path={small_text(Path(folder, 'corpus'))}", *SMALL, *LAYOUT, f"run.dir={out}"]
-        environment = {**own_environment(), "OMP_NUM_THREADS": "1", "GANGLINE_NODE": "127.0.0.1"}
+        environment = {**own_environment(), "OMP_NUM_THREADS": "1"}
         agents: list[subprocess.Popen[bytes]] = []
         try:
-            for command in commands:
+            for number, command in enumerate(commands, 1):
                 agents.append(
                     subprocess.Popen(
                         [sys.executable, *command, *words],
                         cwd=folder,
-                        env=environment,
+                        env={**environment, "GANGLINE_NODE": f"127.0.0.{number}"},
                         stdout=subprocess.DEVNULL,
                         stderr=subprocess.DEVNULL,
                         start_new_session=True,
@@ -105,7 +117,10 @@ def recover(commands: list[list[str]], victims: Callable[[list[int], Path], list
             for pid in victims([agent.pid for agent in agents], out):
                 os.kill(pid, signal.SIGKILL)
             found = wait_for(lambda: [record for record in newest(out) if record["generation"] > before])
-            return found[0]["time"] - began if found else math.inf
+            if not found:
+                return math.inf, -1
+            done = max(record["step"] for record in newest(out) if record["generation"] == before)
+            return found[0]["time"] - began, done + 1 - found[0]["step"]
         finally:
             for agent in agents:
                 os.killpg(agent.pid, signal.SIGKILL)
@@ -119,13 +134,38 @@ def rank_of(rank: int) -> Callable[[list[int], Path], list[int]]:
     return victims
 
 
+def agent(agents: list[int], out: Path) -> list[int]:
+    """The agent of rank 1 alone: what it has started ends with it."""
+    return node(agents, out)[:1]
+
+
 def node(agents: list[int], out: Path) -> list[int]:
     """The agent of rank 1, and rank 1 with it, as a machine goes."""
     (rank,) = [seen.pid for seen in seen_ranks(out) if seen.rank == 1]
     above = rank
     while above not in agents:
-        above = int(Path(f"/proc/{above}/stat").read_text().rpartition(")")[2].split()[1])
+        above = parent(above)
     return [above, rank]
+
+
+def node_and_memory(agents: list[int], out: Path) -> list[int]:
+    """The same, and what keeps that node's part of checkpoints in memory."""
+    agent, rank = node(agents, out)
+    beside = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and kept_by(entry, agent)]
+    return [agent, rank, *beside]
+
+
+def kept_by(entry: Path, agent: int) -> bool:
+    """Whether it is a process beside the ranks of this agent."""
+    try:
+        words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return False
+    return "gangline.launch.sidecars" in words and str(agent) in words
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def seen_ranks(out: Path) -> list[pulse.Seen]:
