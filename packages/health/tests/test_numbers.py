@@ -141,3 +141,12 @@ def test_a_loss_of_exactly_zero_is_no_measure_of_what_comes() -> None:
     later = 3 + 0.05 * noise(100, 30.0)
     assert found(series([0.0] * 100 + list(later)))[0][0] > 100
     assert "divergence" not in {kind for _, kind, _ in found(series([0.0] * 100 + list(later)))}
+
+
+def test_one_sentence_that_nobody_could_foresee_is_no_spike() -> None:
+    """A batch of 64 tokens, of a text that the model knows by heart but for a number in it: the run is healthy."""
+    losses = 0.04 + 0.01 * np.abs(noise(200))
+    losses[150] = 0.62
+    assert found(series(losses), NumbersMonitor(NumbersOptions(), tokens=64)) == []
+    large = found(series(losses), NumbersMonitor(NumbersOptions(), tokens=64_000))
+    assert large == [(151, "loss-spike", 1)], "there the same rise is a thousand sentences"

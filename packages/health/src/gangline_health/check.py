@@ -32,7 +32,9 @@ class WatchCheck(HealthCheck):
         self.config = config
         self.monitors: dict[str, Monitor] = {}
         if config.numbers.on:
-            self._add(NumbersMonitor(config.numbers, scaled=plugins.build(run.precision, run).scales))
+            scaled = plugins.build(run.precision, run).scales
+            tokens = run.batch.global_size * run.batch.sequence_length
+            self._add(NumbersMonitor(config.numbers, scaled, tokens))
         if config.corruption.on:
             every = run.checkpoint.every
             self._add(CorruptionMonitor(config.corruption, every if isinstance(every, int) else None))

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 LEAST_LOSS = 0.01  # a deviation of the loss below this share of its median is taken as this
 LEAST_LOG_NORM = 0.15  # and of the logarithm of the gradient norm below this: twice the usual norm is no spike
 FARTHER = 2.0  # a spike is so many times as far above the last steps as the largest rise of the window
+SURPRISE = 100.0  # nats that a batch may hold together: one sentence that nobody could foresee, in a small batch
 SEVERAL = 4  # spikes that came alone in one window, before rises of their size are usual
 ROUTINE = 24  # steps in a row in which a loss scale may be halved before that is no search for one any more
 
@@ -34,8 +35,10 @@ class NumbersMonitor(Monitor):
 
     name = "numbers"
 
-    def __init__(self, options: NumbersOptions, scaled: bool = False) -> None:
+    def __init__(self, options: NumbersOptions, scaled: bool = False, tokens: int | None = None) -> None:
+        """tokens: of a step."""
         self.options = options
+        self.one_sentence = SURPRISE / tokens if tokens else 0.0
         self.routine = ROUTINE if scaled else 0  # steps in a row that are not finite and nobody's concern
         self.losses: list[float] = []
         self.norms: list[float] = []  # logarithms
@@ -72,6 +75,8 @@ class NumbersMonitor(Monitor):
         above = (math.log(value) if logarithmic else value) - middle
         far = above / noise
         if far <= limit or above <= FARTHER * max(rise(window), self._usual(kind, step)):
+            return
+        if not logarithmic and above <= self.one_sentence:
             return
         self.found.add(kind)
         row = self.rows.get(kind, 0) + 1
