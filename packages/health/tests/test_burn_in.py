@@ -181,6 +181,8 @@ def test_the_command_on_each_of_two_nodes(tmp_path: Path) -> None:
 def test_nodes_that_would_not_find_each_other_are_refused() -> None:
     with pytest.raises(UserError, match="the other nodes would not find this one"):
         run(["launch=elastic", "launch.nodes=2", "launch.agents=1", "launch.processes=2"])
+    with pytest.raises(UserError, match="resume=runs/a: burn-in measures with a run of its own"):
+        run(["resume=runs/a"])
 
 
 @pytest.mark.parametrize(("nodes", "size"), [("2", 4), ("2:3", 12), ("1:3", 12), ("6:7", 84)])

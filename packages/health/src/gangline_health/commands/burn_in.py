@@ -62,6 +62,8 @@ def composed(words: Sequence[str]) -> Run:
     """The run that is to be launched. Raises UserError, also for nodes that would not find each other."""
     from gangline.config import compose_one
 
+    if earlier := next((word for word in words if word.startswith(("resume=", "from="))), ""):
+        raise UserError(f"{earlier}: burn-in measures with a run of its own, and goes on with none.", "Leave it out.")
     run = compose_one(words)
     if problems := run.launch.check(run):
         raise UserError.of(problems)
