@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 from pathlib import Path
+
+import pytest
 
 from gangline.pulse import Collective, Seen
 from gangline_health.hangs import summary
@@ -123,6 +127,16 @@ def test_machines_of_one_name_watch_their_own_ranks(tmp_path: Path):
     assert [one.rank for one in summary.told(tmp_path, here.machine)] == [2, 3]
     assert [one.rank for one in summary.told(tmp_path, there.machine)] == [0, 1]
     with alone(tmp_path, here.machine), alone(tmp_path, there.machine):
+        pass
+
+
+def test_where_no_file_can_be_locked_ranks_are_watched_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def refuses(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    (tmp_path / "logs").mkdir()
+    monkeypatch.setattr(fcntl, "flock", refuses)
+    with alone(tmp_path, "here"), alone(tmp_path, "here"):
         pass
 
 

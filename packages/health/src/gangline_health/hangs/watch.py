@@ -206,9 +206,13 @@ def report(diagnosis: Diagnosis, ranks: list[Watched], stacks: dict[int, str]) -
 
 @contextlib.contextmanager
 def alone(run_dir: Path, machine: str) -> Iterator[None]:
-    """One watcher for a machine and a run, of however many agents; another waits here until it is gone."""
+    """One watcher for a machine and a run, of however many agents; another waits here until it is gone.
+
+    Where no file can be locked each agent's watches: what one finds is then said as often.
+    """
     with (run_dir / "logs" / f"watch-{machine}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
