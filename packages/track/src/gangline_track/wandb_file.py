@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 BLOCK, HEADER, CHUNK = 32768, 7, struct.Struct("<IHB")
@@ -35,10 +36,9 @@ def messages(path: Path) -> Iterator[bytes]:
 
 def history(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     """(step, name -> value as JSON) of every step that was logged."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
+    protocol = import_module("wandb.proto.wandb_internal_pb2")  # made at run time: type checkers find nothing in it
     for message in messages(path):
-        record = Record()
+        record = protocol.Record()
         try:
             record.ParseFromString(message)
         except Exception:  # a torn end
