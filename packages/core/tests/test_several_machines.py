@@ -15,9 +15,9 @@ from gangline.testing.real_runs import SMALL, RealRuns
 TWO = """
 ip link set lo up
 for n in 1 2; do
-    unshare -n -u -p -f --mount-proc sleep 600 & outer[$n]=$!
+    unshare -n -u -p -f --kill-child --mount-proc sleep 600 > /dev/null 2>&1 & outer[$n]=$!
 done
-trap 'kill ${outer[@]}' EXIT
+trap 'kill -9 ${outer[@]}' EXIT  # unshare takes no SIGTERM
 for n in 1 2; do
     until inner[$n]=$(cat /proc/${outer[$n]}/task/${outer[$n]}/children) && [ -n "${inner[$n]}" ]; do sleep 0.1; done
     inner[$n]=$(echo ${inner[$n]})
@@ -30,7 +30,7 @@ for n in 1 2; do
         ip link set c$n up"
 done
 for n in 1 2; do
-    GANGLINE_NODE=10.7.0.$n nsenter -t ${inner[$n]} -n -u -p -m "$@" > $n.txt 2>&1 & ran[$n]=$!
+    GANGLINE_NODE=10.7.0.$n nsenter -t ${inner[$n]} -n -u -p -m "$@" > "$PWD/$n.txt" 2>&1 & ran[$n]=$!
 done
 wait ${ran[1]} && wait ${ran[2]}
 """
@@ -57,7 +57,8 @@ def test_two_machines_train_together(tmp_path, agents):
     """Neither reaches the other one by 127.0.0.1, nor by what its own name stands for."""
     with RealRuns(tmp_path, SMALL) as runs:
         nodes = 2 * agents
-        words = ["run.dir=out", "parallel=ddp", "launch=elastic", f"launch.nodes={nodes}", f"launch.agents={agents}"]
+        out = runs.directory / "out"  # whoever enters a namespace of mounts is in its root
+        words = [f"run.dir={out}", "parallel=ddp", "launch=elastic", f"launch.nodes={nodes}", f"launch.agents={agents}"]
         words += [f"launch.processes={nodes}", "launch.timeout_seconds=60", "launch.futile_restarts=1"]
         runs.finish(runs.start(*words, prefix=[*UNSHARE, "bash", "-c", TWO, "bash"]))
         assert [record["step"] for record in runs.records("out")] == list(range(1, 7))
