@@ -48,6 +48,7 @@ def can_have_machines() -> bool:
 def test_the_interface_is_the_one_that_leads_there():
     assert interface_towards(["no.such.host.invalid", "127.0.0.2"]) == "lo"
     assert interface_towards(["no.such.host.invalid"]) is None
+    assert interface_towards(["no.such.host.invalid"] * 1000) is None, "within seconds"
 
 
 @pytest.mark.nightly

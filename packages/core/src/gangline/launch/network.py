@@ -13,11 +13,15 @@ from contextlib import suppress
 
 _ADDRESS_OF_INTERFACE = 0x8915  # SIOCGIFADDR of Linux
 _ANY_PORT = 9  # nothing is sent
+_ASKED = 3  # hosts: a name that no name service knows may take seconds
 
 
 def interface_towards(hosts: Sequence[str]) -> str | None:
-    """The interface by which this machine sends to the first of `hosts` that it has a way to; None: unknown."""
-    for host in hosts:
+    """The interface by which this machine sends to the first of `hosts` that it has a way to; None: unknown.
+
+    Of many hosts the first few are asked.
+    """
+    for host in hosts[:_ASKED]:
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, _ANY_PORT))
             if found := _with_address(probe.getsockname()[0]):
