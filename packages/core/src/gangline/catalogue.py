@@ -43,6 +43,7 @@ ENTRIES = (
     KnownPart("moe", "qwen3_30b_a3b", _MOE, "The experts of Qwen3 30B-A3B", edit=True),
     KnownPart("moe", "deepseek_v3", _MOE, "The experts of DeepSeek-V3", edit=True),
     KnownPart("lora", "on", _FINETUNE, "Low-rank adapters around linears", edit=True),
+    KnownPart("dpo", "on", _FINETUNE, "The loss of direct preference optimization", edit=True),
     KnownPart("model", "qwen2", _MODELS, "Qwen2 and Qwen2.5"),
     KnownPart("model", "ministral", _MODELS, "Ministral"),
     KnownPart("model", "olmo2", _MODELS, "OLMo 2"),
@@ -60,6 +61,7 @@ ENTRIES = (
     KnownPart("data", "tokens", _DATA, "A corpus prepared as tokens, mapped from disk or a store"),
     KnownPart("data", "mix", _DATA, "A weighted mixture of sources"),
     KnownPart("data", "chat", _FINETUNE, "Conversations, of which what the assistant says is learnt"),
+    KnownPart("data", "preferences", _FINETUNE, "Pairs of answers, one chosen and one rejected"),
     KnownPart("data", "dali", _DATA, "Data read and prepared by NVIDIA DALI"),
     KnownPart(
         "health",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gangline import Part
 from gangline_finetune.chat.config import ChatConfig
+from gangline_finetune.dpo.config import DpoConfig, PreferencesConfig
 from gangline_finetune.lora.config import LoraConfig
 
 PARTS = (
@@ -14,6 +15,13 @@ PARTS = (
         build="gangline_finetune.lora.edit:edit",
         summary="Low-rank adapters around linears, trained alone: LoRA, rsLoRA, DoRA",
     ),
+    Part(
+        group="dpo",
+        name="on",
+        config=DpoConfig,
+        build="gangline_finetune.dpo.edit:edit",
+        summary="The loss of direct preference optimization, for data=preferences",
+    ),
 )
 SOURCES = (
     Part(
@@ -21,5 +29,11 @@ SOURCES = (
         config=ChatConfig,
         build="gangline_finetune.chat.source:build",
         summary="conversations by the tokenizer's own chat template: what the assistant says is learnt",
+    ),
+    Part(
+        name="preferences",
+        config=PreferencesConfig,
+        build="gangline_finetune.dpo.source:build",
+        summary="pairs of answers, one chosen and one rejected, for dpo=on",
     ),
 )

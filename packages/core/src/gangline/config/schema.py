@@ -316,6 +316,10 @@ class DataConfig(PartConfig):
         """Text to tokens and back, without reading the data; None: ask the source. Raises UserError."""
         return None
 
+    def exported(self, run: Run) -> dict[str, bytes]:
+        """Files that go beside the weights of a model that learnt this, by name: a tokenizer's. Raises UserError."""
+        return {}
+
 
 @dataclass
 class CallbackConfig(PartConfig):

@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING
 from gangline.lazy import lazily
 
 if TYPE_CHECKING:
-    from gangline.data.base import DataSource as DataSource, Sample as Sample, Split as Split
+    from gangline.data.base import (
+        DataSource as DataSource,
+        FirstModel as FirstModel,
+        Sample as Sample,
+        Split as Split,
+    )
     from gangline.data.chat import (
         ChatTemplate as ChatTemplate,
         TemplateRefusal as TemplateRefusal,
@@ -31,7 +36,7 @@ if TYPE_CHECKING:
 __getattr__, __all__ = lazily(
     __name__,
     {
-        "gangline.data.base": "DataSource Sample Split",
+        "gangline.data.base": "DataSource FirstModel Sample Split",
         "gangline.data.chat": "ChatTemplate TemplateRefusal messages_of template_of",
         "gangline.data.codec": "ByteCodec TextCodec TokenizerCodec chunks open_codec",
         "gangline.data.compressed": "COMPRESSED decompressed",

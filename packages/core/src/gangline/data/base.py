@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NotRequired, TypedDict
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
 
     from gangline.data.reader import BatchReader, ReadPlace
@@ -29,6 +33,23 @@ class Sample(TypedDict):
     loss_mask: NotRequired[np.ndarray]
     document: NotRequired[np.ndarray]
     position: NotRequired[np.ndarray]
+
+
+@dataclass(frozen=True)
+class FirstModel:
+    """What a source may ask of the run before anything of it is read (`DataSource.begin`).
+
+    score      log-likelihood in nats of the targets that count of each of these samples, (n,) float64, by the model as
+               it is now. All ranks call it with the same samples, and all get all of the answer
+    directory  of the run: what is kept there outlives the process
+    step       steps that are done: 0 where the model is the one that the run begins with
+    writes     whether this rank is the one to write into the directory
+    """
+
+    score: Callable[[Sequence[Sample]], np.ndarray]
+    directory: Path
+    step: int
+    writes: bool
 
 
 class DataSource(ABC):
@@ -66,6 +87,12 @@ class DataSource(ABC):
         `state`, and its own `fingerprint` and `state` tell it on.
         """
         return fingerprint == self.fingerprint()
+
+    def begin(self, model: FirstModel) -> None:
+        """Called once on all ranks, when the weights are there and before the first sample is read.
+
+        For a source whose samples hold what the model says of them. Raises UserError where it cannot be had.
+        """
 
     def reader(self, place: ReadPlace) -> BatchReader:
         """Whole batches of this source, read ahead of need: core's own reader of `sample`, or one that knows better."""

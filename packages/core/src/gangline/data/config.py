@@ -44,6 +44,11 @@ class TextConfig(DataConfig):
 
         return open_codec(self.tokenizer, self.separator, self.encoding_errors)
 
+    def exported(self, run: Run) -> dict[str, bytes]:
+        from gangline.interop.tokenizer_files import tokenizer_files
+
+        return tokenizer_files(self.tokenizer, run.model.pretrained()) if self.tokenizer else {}
+
     def check(self, run: Run) -> list[Problem]:
         """Everything that names, sizes and beginnings of files can tell."""
         from gangline.data.compressed import compression

@@ -96,7 +96,14 @@ def write_model(
     shapes = {name: shape for name, shape in found.items() if theirs_of(plan, name, shape)}
     most = int(options.shard_gb * 1e9)
     export(
-        options.out, read(shapes), plan=plan, shapes=shapes, config=config, dtype=options.dtype, max_shard_bytes=most
+        options.out,
+        read(shapes),
+        plan=plan,
+        shapes=shapes,
+        config=config,
+        dtype=options.dtype,
+        max_shard_bytes=most,
+        beside=run.data.exported(run),
     )
     return len(shapes)
 

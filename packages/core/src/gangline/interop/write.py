@@ -49,12 +49,14 @@ def export(
     config: Mapping[str, Any],
     dtype: str = "float32",
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    beside: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write `directory` whole or not at all.
 
     arrays  (name, whole tensor) in any order, drawn one at a time; each of `shapes` once
     shapes  global shape of every parameter by name (`gangline.model.tree.parameter_shapes`)
     config  the content of config.json
+    beside  further files by name: a tokenizer's
 
     Raises UserError where the directory exists or cannot be written, ValueError where `arrays` are not those of
     `shapes`.
@@ -72,6 +74,8 @@ def export(
         partial.mkdir(parents=True)
         _write(partial, arrays, slots, dtype, max_shard_bytes)
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        for name, content in (beside or {}).items():
+            (partial / name).write_bytes(content)
         partial.rename(target)
     except OSError as error:
         raise UserError(f"{target} cannot be written.", error.strerror or str(error)) from error

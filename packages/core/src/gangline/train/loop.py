@@ -14,6 +14,7 @@ from gangline.record import StepRecord
 from gangline.train import verdicts
 from gangline.train.agree import agree
 from gangline.train.callbacks import each
+from gangline.train.first_model import introduce
 from gangline.train.orders import Ending, announce, carry_out
 from gangline.train.report import Clock, peak_memory
 from gangline.train.save import asked, poll, save, tell
@@ -27,6 +28,7 @@ def loop(s: Session) -> Ending:
     announce(s, found)
     if ending := carry_out(s, order, found):
         return ending
+    introduce(s)
     each(s, "begin", s.step)
     s.checkpointer.prepare(s.registry)
     clock = Clock()

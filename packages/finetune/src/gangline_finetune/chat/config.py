@@ -30,6 +30,13 @@ class TemplatedConfig(DataConfig):
 
         return None if self.tokenizer is None else TokenizerCodec(self.tokenizer, None, "replace")
 
+    def exported(self, run: Run) -> dict[str, bytes]:
+        from gangline.tools import tokenizer_files
+        from gangline_finetune.chat.encode import tokenizer_of
+
+        weights = run.model.pretrained()
+        return tokenizer_files(tokenizer_of(self.tokenizer, weights), weights, self.template)
+
     def check(self, run: Run) -> list[Problem]:
         """The tokenizer, its template, and every row: all but what rendering and tokenizing come to."""
         from gangline.data import TokenizerCodec

@@ -67,9 +67,8 @@ class LoraConfig(EditConfig):
 
     def apart(self, shapes: Mapping[str, tuple[int, ...]], plan: Plan) -> Adapter:
         """As peft keeps it."""
+        from gangline_finetune.lora.lengths import whole_lengths
         from gangline_finetune.lora.peft import CONFIG, config_of, names_of
 
-        change = None
-        if self.dora:
-            from gangline_finetune.lora.lengths import whole_lengths as change
-        return Adapter(names_of(shapes, plan), {CONFIG: config_of(self, shapes, plan)}, change=change)
+        files = {CONFIG: config_of(self, shapes, plan)}
+        return Adapter(names_of(shapes, plan), files, change=whole_lengths if self.dora else None)

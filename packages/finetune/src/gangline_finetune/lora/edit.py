@@ -17,7 +17,10 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
     linears = {path: node for path, node in nodes(tree) if isinstance(node, LinearNode)}
     found = chosen(linears, options.targets)
     _check_stacks(found, options)
-    cuts, inits, theirs, trained = {}, {}, {}, {}
+    cuts: dict[str, tuple] = {}
+    inits: dict[str, tuple] = {}
+    theirs: dict[str, tuple] = {}
+    trained: dict[str, tuple] = {}
     for path, linear in found.items():
         tree = replaced(tree, path, _wrapped(by_path(tree)[path], linear, options))
         place = ".".join("*" if part.isdigit() else part for part in path.split("."))  # one rule for all blocks
@@ -31,8 +34,8 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
         )
         theirs[place] = tuple(Name(f"{part}.weight", "") for part in parts)  # not in a directory of the base model
         trained[place] = parts
-    rules = {"cuts": cuts, "inits": inits, "names": theirs, "trained": trained}
-    rules = {kind: sum(of_places.values(), ()) for kind, of_places in rules.items()}
+    every = {"cuts": cuts, "inits": inits, "names": theirs, "trained": trained}
+    rules: dict[str, tuple] = {kind: sum(of_places.values(), ()) for kind, of_places in every.items()}
     return tree, plan.extended(**rules, frozen=("*",)), list(found)
 
 

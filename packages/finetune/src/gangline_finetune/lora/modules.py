@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +24,9 @@ class Lengths(nn.Module):
 class Lora(Wrapper):
     """x (..., I) -> what is inside + scale · B A x, (..., O). `where` says which rows are whose, in a stack."""
 
+    lora_a: Any
+    lora_b: Any
+
     def wrap(self, node: LoraNode) -> None:
         self.lora_a, self.lora_b, self.scale = construct(node.lora_a), construct(node.lora_b), node.scale
 
@@ -37,6 +42,8 @@ class Lora(Wrapper):
 class DroppedLora(Lora):
     """The same, but A sees only some features of x: drawn by (seed, step, sample, position, feature)."""
 
+    weight: Tensor  # of what is inside
+    bias: Tensor | None
     tp: Comm | None = None  # the ranks that have the other parts of the weight
 
     def wrap(self, node: DroppedLoraNode) -> None:  # type: ignore[override]
@@ -68,7 +75,7 @@ class Dora(DroppedLora):
 
     def wrap(self, node: DoraNode) -> None:  # type: ignore[override]
         super().wrap(node)
-        self.lora_lengths = construct(node.lora_lengths)
+        self.lora_lengths: Lengths = construct(node.lora_lengths)
 
     def forward(self, x: Tensor, *where: Tensor) -> Tensor:
         y, bias = super().forward(x, *where), self.bias

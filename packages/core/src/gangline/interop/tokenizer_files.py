@@ -1,0 +1,64 @@
+"""What lies beside the weights for those who write text: tokenizer, chat template, generation config. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gangline.errors import UserError
+
+# As transformers writes them; which there are depends on the tokenizer.
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+GENERATION = "generation_config.json"
+TEMPLATE = "chat_template.jinja"
+
+
+def tokenizer_files(tokenizer: str | None, weights: str | None, template: str | None = None) -> dict[str, bytes]:
+    """Name -> content of the files that go with a model's weights.
+
+    tokenizer: a tokenizer.json, with whatever lies beside it; None: the data has none. weights: the directory that the
+    run began with, whose generation config goes on. template: a file with a chat template in place of the tokenizer's.
+    Raises UserError where one cannot be read.
+    """
+    found: dict[str, bytes] = {}
+    try:
+        if tokenizer is not None:
+            path = Path(tokenizer).expanduser()
+            found = {name: (path.parent / name).read_bytes() for name in TOKENIZER if (path.parent / name).exists()}
+            found["tokenizer.json"] = path.read_bytes()
+        if template is not None:
+            found[TEMPLATE] = Path(template).expanduser().read_bytes()
+        own = None if weights is None else Path(weights).expanduser() / GENERATION
+        if own is not None and own.exists():
+            found[GENERATION] = own.read_bytes()
+        elif generation := _generation(found):
+            found[GENERATION] = (json.dumps(generation, indent=2) + "\n").encode()
+    except (OSError, ValueError) as error:
+        raise UserError("a file of the tokenizer cannot be read.", str(error)) from error
+    return found
+
+
+def _generation(files: dict[str, bytes]) -> dict[str, Any]:
+    """What generation needs to know: the tokens that begin and end a text."""
+    if not {"tokenizer.json", "tokenizer_config.json"} <= files.keys():
+        return {}
+    config, tokenizer = json.loads(files["tokenizer_config.json"]), json.loads(files["tokenizer.json"])
+    ids = {**tokenizer["model"].get("vocab", {})} if isinstance(tokenizer["model"].get("vocab"), dict) else {}
+    ids |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}
+    found = {}
+    for name in ("bos", "eos", "pad"):
+        word = config.get(f"{name}_token")
+        word = word.get("content") if isinstance(word, dict) else word
+        if word in ids:
+            found[f"{name}_token_id"] = ids[word]
+    return found

@@ -1,0 +1,76 @@
+"""The options of `data=preferences` and `dpo=on`. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gangline import Problem, UserError
+from gangline.config import EditConfig, PositiveFloat
+from gangline_finetune.chat.config import TemplatedConfig
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+
+
+@dataclass
+class PreferencesConfig(TemplatedConfig):
+    """Pairs of answers to one prompt, of which one was chosen and the other rejected, for `dpo=on`.
+
+    A row of a file has `prompt`, `chosen` and `rejected`: texts, or lists of messages. Without `prompt` the two others
+    are whole chats that begin alike. A sample is a pair: both chats in one row, of which none sees the other.
+    """
+
+    def check(self, run: Run) -> list[Problem]:
+        if "dpo" not in run.edits:
+            why = "Their samples are pairs, which a loss for texts would take for nothing."
+            return [
+                *super().check(run),
+                Problem("data=preferences is learnt by dpo=on, and that is off.", why, "dpo=on"),
+            ]
+        return super().check(run)
+
+    def check_rows(self) -> None:
+        from gangline_finetune.chat.rows import rows
+        from gangline_finetune.dpo.pairs import pair_of
+
+        empty = True
+        for where, row in rows(self.path):
+            pair_of(row, where)
+            empty = False
+        if empty:
+            raise UserError(f"data.path={self.path} holds no pairs.", "Every line of a .jsonl is one.")
+
+
+@dataclass
+class DpoConfig(EditConfig):
+    """The loss of direct preference optimization, in the place of cross-entropy: a mean over pairs.
+
+        -log sigmoid(beta · (log p(chosen) / q(chosen) - log p(rejected) / q(rejected)))
+
+    q is the model that the run begins with: it is asked once, before the first step, and no second copy is kept.
+    """
+
+    beta: PositiveFloat = 0.1  # how dear it is to leave the model that the run begins with
+
+    def check(self, run: Run) -> list[Problem]:
+        if isinstance(run.data, PreferencesConfig):
+            return []
+        return [
+            Problem("dpo=on learns from pairs.", "The data of this run has none.", "data=preferences data.path=FILE")
+        ]
+
+    def to_hugging_face(self, config: dict[str, Any]) -> dict[str, Any]:
+        """The same: only the loss is another."""
+        return config
+
+    def summary(self, metrics: Mapping[str, float | list[float]]) -> dict[str, float | list[float]]:
+        """Of the pairs of a step: the share whose chosen answer won, and by how much on average."""
+        pairs = metrics.get("dpo_pairs")
+        if not isinstance(pairs, float | int) or not pairs:
+            return {}
+        return {
+            f"dpo/{name}": float(metrics[f"dpo_{kept}"]) / pairs  # type: ignore[arg-type]
+            for name, kept in (("accuracy", "won"), ("margin", "margin"))
+        }

@@ -1,0 +1,19 @@
+"""The edit: the head's loss is of pairs. Torch-free."""
+
+from __future__ import annotations
+
+from gangline import UserError
+from gangline.model import LossCall, Node, Plan, by_path, replaced
+from gangline.strategy import calls
+from gangline_finetune.dpo.config import DpoConfig
+from gangline_finetune.dpo.nodes import DpoHeadNode
+
+
+def edit(tree: Node, plan: Plan, options: DpoConfig) -> tuple[Node, Plan, list[str]]:
+    """Wrap the head. Raises UserError for a head of which nobody says that it computes log-likelihoods."""
+    call = calls(tree, plan, "loss").get(plan.head)
+    if not isinstance(call, LossCall) or call.z:
+        told = "nobody says what" if call is None else str(call)
+        raise UserError("dpo=on needs the log-likelihood of answers.", f"The head of this model computes {told}.")
+    head = DpoHeadNode(inner=by_path(tree)[plan.head], beta=options.beta)
+    return replaced(tree, plan.head, head), plan, [plan.head]

@@ -1,0 +1,74 @@
+"""The loss over pairs of answers (arXiv 2305.18290, equation 7).
+
+B batch, T tokens, D model width
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gangline.batch import Batch
+from gangline.forward_context import emit_metric, over_sequence
+from gangline.model import Wrapper
+from gangline_finetune.dpo.nodes import DpoHeadNode
+
+
+def dpo_losses(now_B2: Tensor, first_B2: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """Log-likelihoods of (chosen, rejected), by the model as it is and as it was -> losses (B,), and margins (B,): by
+    how much the chosen answer has gained on the other, times beta.
+    """
+    gained_B2 = now_B2 - first_B2
+    margin_B = beta * (gained_B2[:, 0] - gained_B2[:, 1])
+    return -F.logsigmoid(margin_B), margin_B
+
+
+class DpoHead(Wrapper):
+    """hidden (B, T, D), rows of pairs -> the sum of their losses. Rows without `dpo_first` are texts, as before.
+
+    A rank has some tokens of a row, and so a part of the log-likelihoods; their sum over the ranks is the same on all.
+    Of a pair the rank speaks that has the one target that counts.
+    """
+
+    def wrap(self, node: DpoHeadNode) -> None:
+        self.beta = node.beta
+
+    def forward(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:
+        if "dpo_first" not in batch.extra:
+            return super().forward(hidden_BTD, batch)
+        now_B2, often = self.log_likelihoods(self.normed(hidden_BTD), batch)
+        losses_B, margin_B = dpo_losses(now_B2, batch.extra["dpo_first"].to(now_B2.dtype), self.beta)
+        mine_B = batch.loss_mask.any(1).to(losses_B.dtype)
+        for name, of_each_B in (("pairs", 1.0), ("won", margin_B > 0), ("margin", margin_B)):
+            emit_metric(f"dpo_{name}", (mine_B * of_each_B).sum() / often)
+        return (losses_B * mine_B).sum()
+
+    def log_likelihoods(self, x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """((B, 2) of both answers of each row, how many ranks have each token)."""
+        assert batch.document is not None, "pairs are documents"
+        found = []
+        for b in range(len(batch.tokens)):
+            row = slice(b, b + 1)
+            for side, (start, stop) in enumerate(batch.extra["dpo_answers"][b]):
+                position, document = batch.position[row], batch.document[row]
+                counts = (document == side) & (position >= start) & (position < stop)
+                found.append(-self._loss_of(x_BTD[row], batch.targets[row], counts))
+        here_2B = torch.stack(found)
+        # Ranks beside each other may have the same tokens, all of them: how often a token is counted, the number of
+        # ranks says, for together they have each token of a row once.
+        every = over_sequence(torch.cat((here_2B, torch.ones_like(here_2B[:1]))))
+        often = (every[-1] * batch.tokens.shape[1] / batch.extra["dpo_length"][0]).detach()
+        return (every[:-1] / often).view(-1, 2), often
+
+    def _loss_of(self, x_1TD: Tensor, targets_1T: Tensor, counts_1T: Tensor) -> Tensor:
+        """The sum over the targets that count, and no logits of others where x has as many tokens as there are targets
+        (under sequence parallelism it has a part of them).
+        """
+        if x_1TD.shape[1] == targets_1T.shape[1]:
+            x_1TD, targets_1T, counts_1T = (
+                x_1TD[counts_1T][None],
+                targets_1T[counts_1T][None],
+                counts_1T[counts_1T][None],
+            )
+        return self.loss(x_1TD, self.weight, targets_1T, counts_1T)

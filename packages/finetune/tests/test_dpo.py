@@ -1,0 +1,171 @@
+"""Preferences: pairs as data, and the loss, beside TRL's and beside transformers' of the exported model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from chats import TEMPLATE, tokenizer, write
+from small_models import llama, opened
+
+from gangline.cli.main import main
+from gangline.config import compose_one
+from gangline.testing import RealRuns
+from gangline_finetune.dpo.modules import dpo_losses
+from gangline_finetune.dpo.source import build
+
+BETA = 0.3
+SETTINGS = (
+    "batch.global_size=8",
+    "batch.sequence_length=120",
+    "run.steps=4",
+    "run.sample=0",
+    "track=[jsonl]",
+    "precision=fp32",
+    "optimizer.learning_rate=0.01",
+    "schedule=constant",
+    "validate.every=4",
+    "data=preferences",
+    "data.validation_fraction=0.2",
+    "dpo=on",
+    f"dpo.beta={BETA}",
+    "lora=on",
+)
+
+
+def pairs(count: int = 40) -> list[dict]:
+    return [
+        {"prompt": f"{n % 9}+{n % 4}?", "chosen": f"It is {n % 9 + n % 4}.", "rejected": "No idea."}
+        for n in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("dpo")
+    base = llama(folder / "base")
+    path, file = tokenizer(folder / "base"), write(folder / "pairs.jsonl", pairs())
+    with RealRuns(folder, SETTINGS) as found:
+        found.settings = (*SETTINGS, *base, f"data.path={file}", f"data.tokenizer={path}")
+        yield found
+
+
+def source(runs, *more, split="train"):
+    run = compose_one([*runs.settings, *more])
+    assert not run.data.check(run)
+    return build(run.data, run, split)
+
+
+def log_likelihoods(model, of) -> torch.Tensor:
+    """(pairs, 2) by transformers, a chat at a time."""
+    found = []
+    for pair in of.pairs:
+        for side in pair:
+            tokens = torch.tensor(side.tokens.astype("int64"))[None]
+            with torch.no_grad():
+                each = model(tokens).logits[0, :-1].double().log_softmax(-1).gather(1, tokens[0, 1:, None])[:, 0]
+            found.append(each[torch.tensor(side.learnt[1:])].sum())
+    return torch.stack(found).view(-1, 2)
+
+
+def test_the_loss_of_a_run_is_that_of_its_export_by_transformers(runs):
+    runs.train("run.dir=a")
+    here = runs.directory
+    assert main(["export", str(here / "a"), str(here / "merged"), "--merge"]) == 0
+    of = source(runs, split="validation")
+    assert len(of.pairs) == 8
+    now, first = (log_likelihoods(opened(here / name), of) for name in ("merged", "base"))
+    losses, margins = dpo_losses(now, first, BETA)
+    record = runs.records("a")[-1]
+    assert record["validation_loss"] == pytest.approx(losses.mean().item(), rel=1e-4)
+    assert margins.mean() > 0.1, "nothing was learnt"
+    begin = runs.records("a")[0]
+    assert begin["loss"] == pytest.approx(torch.tensor(2.0).log().item(), rel=1e-5)
+    assert record["metrics"]["dpo_pairs"] == 8
+
+
+def test_a_resume_asks_the_model_that_the_run_began_with(runs):
+    runs.train("run.dir=whole", "checkpoint.every=2", "run.steps=4")
+    runs.train("run.dir=parted", "run.steps=2")
+    runs.train("resume=parted", "run.steps=4")
+    assert runs.curve("parted") == runs.curve("whole")
+    for path in (runs.directory / "parted").glob("first-model-*.npy"):
+        path.unlink()
+    assert "began with" in runs.refused("resume=parted", "run.steps=6")
+
+
+def test_two_ranks_learn_what_one_does(runs):
+    runs.train("run.dir=two", "parallel=ddp", "launch.processes=2")
+    runs.train("run.dir=one")
+    for ours, theirs in zip(runs.curve("two"), runs.curve("one"), strict=True):
+        assert ours == pytest.approx(theirs, rel=2e-5)
+
+
+def test_the_loss_is_that_of_trl(runs, tmp_path, monkeypatch):
+    """The same pairs through TRL's trainer: its policy is not its reference, as after some steps."""
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import DPOConfig, DPOTrainer
+
+    monkeypatch.setenv("WANDB_DISABLED", "true")
+    of = source(runs, "data.validation_fraction=0")
+    here = runs.directory
+    base, policy = opened(here / "base"), opened(here / "base")
+    torch.manual_seed(3)
+    for parameter in policy.parameters():
+        parameter.data += 0.05 * torch.randn_like(parameter)
+    theirs = AutoTokenizer.from_pretrained(here / "base", chat_template=TEMPLATE)
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": pair["prompt"]}],
+            "chosen": [{"role": "assistant", "content": pair["chosen"]}],
+            "rejected": [{"role": "assistant", "content": pair["rejected"]}],
+        }
+        for pair in pairs()
+    ]
+    asked = DPOConfig(
+        str(tmp_path),
+        beta=BETA,
+        per_device_train_batch_size=40,
+        report_to="none",
+        use_cpu=True,
+        bf16=False,
+        max_length=None,
+    )
+    trainer = DPOTrainer(policy, base, asked, train_dataset=Dataset.from_list(rows), processing_class=theirs)
+    inputs = next(iter(trainer.get_train_dataloader()))
+    policy.eval()
+    with torch.no_grad():
+        wanted = trainer.compute_loss(policy, inputs)
+    losses, _ = dpo_losses(log_likelihoods(policy, of), log_likelihoods(base, of), BETA)
+    assert wanted.item() == pytest.approx(losses.mean().item(), rel=1e-4)
+
+
+def test_pairs_that_are_empty_or_equal_are_refused_with_the_line(runs):
+    bad = {
+        "line 2": [pairs()[0], {**pairs()[1], "rejected": pairs()[1]["chosen"]}],
+        "is empty": [{**pairs()[0], "chosen": " "}],
+        "has no 'rejected'": [{"prompt": "a", "chosen": "b"}],
+        "is empty.": [],
+        "has no prompt": [{"chosen": "a", "rejected": "b"}],
+    }
+    for told, rows in bad.items():
+        file = write(runs.directory / "bad.jsonl", rows)
+        run = compose_one([*runs.settings, f"data.path={file}"])
+        assert told in "\n".join(map(str, run.data.check(run))), told
+    run = compose_one([word for word in runs.settings if not word.startswith("dpo")])
+    assert "dpo=on" in str(run.data.check(run)[0])
+    assert "longer" in runs.refused("run.dir=no", "batch.sequence_length=40")
+
+
+def test_chats_that_begin_alike_are_a_pair(runs):
+    chat = [{"role": "user", "content": "1+1?"}]
+    answers = [[{"role": "assistant", "content": text}] for text in ("2", "3")]
+    rows = [
+        {"chosen": chat + answers[0], "rejected": chat + answers[1]},
+        {"prompt": chat, "chosen": answers[0], "rejected": answers[1]},
+    ]
+    file = write(runs.directory / "other.jsonl", rows)
+    one, two = source(runs, f"data.path={file}", "data.validation_fraction=0").pairs
+    for ours, theirs in zip(one, two, strict=True):
+        assert ours.tokens.tolist() == theirs.tokens.tolist()
+        assert ours.learnt.tolist() == theirs.learnt.tolist()
