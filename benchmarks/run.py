@@ -20,6 +20,7 @@ SCRIPTS = (
     "tokenise",
     "near_doubles",
     "data_parallel",
+    "finetune",
     "muon",
     "tensor",
     "pipeline",

@@ -82,3 +82,33 @@ def test_every_axis_learns_what_one_process_does(runs, kind):
             assert ours["tokens"] == theirs["tokens"]
             if kind == "preferences":
                 assert ours["metrics"]["dpo_pairs"] == theirs["metrics"]["dpo_pairs"] == 8
+
+
+@pytest.mark.nightly
+def test_from_a_directory_of_others_to_one_that_transformers_writes_with(tmp_path):
+    """Import, fine-tune with adapters on eight processes, export: the same tokens as `gangline sample`."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+
+    from gangline.cli.main import main
+    from gangline.tools import sample, words_for
+
+    base = tmp_path / "base"
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 256, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
+    Qwen2ForCausalLM(Qwen2Config(**sizes, **heads, initializer_range=0.3)).save_pretrained(base)
+    tokenizer(base)
+    more = ("batch.global_size=8", "batch.sequence_length=64", "run.steps=3", "precision=fp32", "run.sample=0")
+    with RealRuns(tmp_path, more) as runs:
+        runs.settings = (*more, *words_for(base))
+        learn = ("lora=on", "data=chat", f"data.path={base}/chats.jsonl", "optimizer.learning_rate=0.02")
+        runs.train("run.dir=run", *learn, "parallel=3d", "launch.processes=8", "track=[console]")
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out"), "--merge"]) == 0
+    model, codec = (cls.from_pretrained(tmp_path / "out") for cls in (AutoModelForCausalLM, AutoTokenizer))
+    prompt = codec.apply_chat_template([{"role": "user", "content": "3?"}], tokenize=False, add_generation_prompt=True)
+    row = codec(prompt, return_tensors="pt", add_special_tokens=False)["input_ids"]
+    with torch.no_grad():
+        for _ in range(16):
+            row = torch.cat((row, model(row).logits[:, -1:].argmax(-1)), 1)
+    assert sample(tmp_path / "run", prompt, 16, temperature=0.0) == codec.decode(row[0])

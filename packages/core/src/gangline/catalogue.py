@@ -83,6 +83,7 @@ ENTRIES = (
 VERBS = {
     "ckpt": "gangline-ckpt-zarr",
     "data": _DATA,
+    "eval": _FINETUNE,
     "health": _HEALTH,
     "launch": _LAUNCH,
     "moe": _MOE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gangline import Part, hookimpl
+from gangline import Command, Part, hookimpl
 from gangline_finetune import parts
 
 
@@ -16,3 +16,9 @@ def gangline_parts() -> Iterable[Part]:
 @hookimpl
 def gangline_data_sources() -> Iterable[Part]:
     return parts.SOURCES
+
+
+@hookimpl
+def gangline_commands() -> Iterable[Command]:
+    run = "gangline_finetune.evaluate.command:main"
+    return (Command(name="eval", run=run, summary="Evaluate the model of a run by the tasks of lm-eval"),)

@@ -1,0 +1,1 @@
+"""`gangline eval`: tasks of lm-eval on the model of a run."""

@@ -1,0 +1,111 @@
+"""`gangline eval`: the numbers are those of lm-eval on the exported directory."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from chats import TEMPLATE, tokenizer, write
+from small_models import llama
+
+from gangline.cli.main import main
+from gangline.testing import RealRuns
+
+SETTINGS = ("batch.global_size=4", "batch.sequence_length=64", "run.steps=2", "run.sample=0", "track=[jsonl]")
+SETTINGS += ("precision=fp32", "data=chat", "lora=on", "optimizer.learning_rate=0.02", "schedule=constant")
+
+TASKS = {
+    "choice": """
+output_type: multiple_choice
+doc_to_text: "{{question}}"
+doc_to_target: "{{answer}}"
+doc_to_choice: ["It is 3.", "It is 7.", "no"]
+metric_list: [{metric: acc}, {metric: acc_norm}]
+""",
+    "text": """
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{question * 9}}"
+metric_list: [{metric: word_perplexity}, {metric: bits_per_byte}]
+""",
+    "write": """
+output_type: generate_until
+doc_to_text: "{{question}}"
+doc_to_target: "It"
+generation_kwargs: {until: ["e"], max_gen_toks: 6, do_sample: false}
+metric_list: [{metric: exact_match}]
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("eval")
+    base = llama(folder / "base")
+    path = tokenizer(folder / "base")
+    rows = [{"question": f"{n % 7}+{n % 3}?", "answer": n % 3} for n in range(12)]
+    data = write(folder / "rows.jsonl", rows)
+    chats = [
+        {"messages": [{"role": "user", "content": r["question"]}, {"role": "assistant", "content": "It is 3."}]}
+        for r in rows
+    ]
+    write(folder / "chats.jsonl", chats)
+    for name, text in TASKS.items():
+        source = f"dataset_path: json\ndataset_kwargs: {{data_files: {{test: {data}}}}}\ntest_split: test\n"
+        (folder / f"{name}.yaml").write_text(f"task: own_{name}\n{source}{text}")
+    with RealRuns(folder, SETTINGS) as runs:
+        runs.settings = (*SETTINGS, *base, f"data.tokenizer={path}", "data.path=chats.jsonl")
+        runs.train("run.dir=run")
+    assert main(["export", str(folder / "run"), str(folder / "out"), "--merge"]) == 0
+    return folder
+
+
+def test_numbers_are_those_of_the_exported_directory(here, monkeypatch, capsys):
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(here / "cache"))
+    files = [str(here / f"{name}.yaml") for name in TASKS]
+    assert main(["eval", str(here / "run"), "--tasks", *files, "--out", str(here / "found.json")]) == 0
+    assert "own_choice" in capsys.readouterr().out
+    ours = json.loads((here / "found.json").read_text())
+    theirs = lm_eval.simple_evaluate(
+        model="hf",
+        model_args={"pretrained": str(here / "out"), "dtype": "float32"},
+        tasks=[f"own_{name}" for name in TASKS],
+        task_manager=TaskManager(include_path=str(here)),
+        device="cpu",
+        batch_size=4,
+        bootstrap_iters=0,
+    )["results"]
+    assert ours.keys() == theirs.keys() == {f"own_{name}" for name in TASKS}
+    for task, numbers in theirs.items():
+        wanted = {name: value for name, value in numbers.items() if isinstance(value, float)}
+        assert wanted, task
+        for name, value in wanted.items():
+            assert ours[task][name] == pytest.approx(value, rel=1e-4), (task, name)
+
+
+def test_answers_are_those_of_transformers(here):
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from gangline_finetune.evaluate.run_model import RunModel
+
+    ours, theirs = RunModel(str(here / "run")), AutoModelForCausalLM.from_pretrained(here / "out")
+    codec = AutoTokenizer.from_pretrained(here / "out")
+    asked = codec.apply_chat_template([{"role": "user", "content": "2+1?"}], tokenize=False, add_generation_prompt=True)
+    assert asked == ours.apply_chat_template([{"role": "user", "content": "2+1?"}])
+    assert codec.chat_template == TEMPLATE
+    tokens = torch.tensor([codec(asked, add_special_tokens=False)["input_ids"]])
+    with torch.no_grad():
+        written = theirs.generate(tokens, max_new_tokens=8, do_sample=False)[0, tokens.shape[1] :]
+    assert theirs.generation_config.eos_token_id == codec.eos_token_id == ours.eot_token_id
+    wanted = codec.decode(written, skip_special_tokens=True)
+    assert ours._answer(asked, {"max_gen_toks": 8}) == wanted
+
+
+def test_tasks_that_there_are_not_are_refused(here, capsys):
+    for task, told in (("no_such_task_at_all", "has no task"), (str(here / "no.yaml"), "cannot be read")):
+        assert main(["eval", str(here / "run"), "--tasks", task]) == 2
+        assert told in capsys.readouterr().err
