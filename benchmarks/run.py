@@ -20,7 +20,6 @@ SCRIPTS = (
     "tokenise",
     "near_doubles",
     "data_parallel",
-    "finetune",
     "muon",
     "tensor",
     "pipeline",
