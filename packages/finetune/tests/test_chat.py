@@ -70,6 +70,7 @@ def test_what_is_held_out_is_not_trained_on(words):
     trained, kept = source([*words, share]).chats, source([*words, share], "validation").chats
     whole = source([*words, "data.validation_fraction=0"]).chats
     assert (len(trained), len(kept)) == (30, 10)
+    assert len(source(words, "validation").chats) == 1, "a 50th of 40 chats is held out as one"
     assert sorted(bytes(c.tokens) for c in [*trained, *kept]) == sorted(bytes(c.tokens) for c in whole)
 
 

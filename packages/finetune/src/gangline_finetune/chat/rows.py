@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gangline import UserError
 from gangline.data import decompressed, listing
 from gangline_finetune.chat.template import Messages
 
+Row = tuple[str, dict[str, Any]]  # where it stands, for messages; its fields
 LINES, COLUMNS = (".jsonl", ".ndjson", ".json"), ".parquet"
 
 
-def rows(path: str | list[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
+def rows(path: str | list[str] | None) -> Iterator[Row]:
     """(where it stands, for messages; the row) of all files that `path` names, in order.
 
     Raises UserError for what is missing, is no such file, or is damaged.
@@ -32,7 +33,7 @@ def rows(path: str | list[str] | None) -> Iterator[tuple[str, dict[str, Any]]]:
             )
 
 
-def _lines(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _lines(path: str) -> Iterator[Row]:
     with decompressed(path, said="data.path: ") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -47,7 +48,7 @@ def _lines(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
             yield where, row
 
 
-def _columns(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _columns(path: str) -> Iterator[Row]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
@@ -85,6 +86,9 @@ def messages_of(value: Any, where: str) -> Messages:
     return [{key: one for key, one in message.items() if one is not None} for message in value]
 
 
-def held_out(number: int, fraction: float) -> bool:
-    """Whether row `number` is of the held-out part: spread evenly over all rows."""
-    return int((number + 1) * fraction) > int(number * fraction)
+def of_split(every: Sequence[Row], fraction: float, split: str) -> list[Row]:
+    """The rows of a split: held out is `fraction` of all, evenly spread, and one at the least where it is not 0."""
+    count = len(every)
+    kept = min(count, max(1, round(count * fraction))) if fraction else 0
+    held = [(number + 1) * kept // max(1, count) > number * kept // max(1, count) for number in range(count)]
+    return [row for row, is_held in zip(every, held, strict=True) if is_held is not (split == "train")]

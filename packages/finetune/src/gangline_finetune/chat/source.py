@@ -18,7 +18,7 @@ from gangline.data import DataSource, Sample, Split, TokenizerCodec
 from gangline_finetune.chat.encode import MaskedTokens, encode, tokenizer_of
 from gangline_finetune.chat.order import RowOrder
 from gangline_finetune.chat.packing import best_fit
-from gangline_finetune.chat.rows import field_of, held_out, messages_of, rows
+from gangline_finetune.chat.rows import field_of, messages_of, of_split, rows
 from gangline_finetune.chat.template import Rendered, Unrenderable, find
 
 if TYPE_CHECKING:
@@ -103,9 +103,7 @@ def build(config: ChatConfig, run: Run, split: Split) -> ChatSource:
     codec, template = TokenizerCodec(tokenizer, None, "replace"), find(tokenizer, config.template)
     texts: list[Rendered] = []
     left_out: Counter[str] = Counter()
-    for number, (where, row) in enumerate(rows(config.path)):
-        if held_out(number, config.validation_fraction) is (split == "train"):
-            continue
+    for where, row in of_split(list(rows(config.path)), config.validation_fraction, split):
         try:
             texts.append(template.rendered(messages_of(field_of(row, config.field, where), where)))
         except Unrenderable as error:

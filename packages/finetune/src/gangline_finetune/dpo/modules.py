@@ -5,6 +5,8 @@ B batch, T tokens, D model width
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,6 +32,10 @@ class DpoHead(Wrapper):
     A rank has some tokens of a row, and so a part of the log-likelihoods; their sum over the ranks is the same on all.
     Of a pair the rank speaks that has the one target that counts.
     """
+
+    weight: Tensor  # of what is inside
+    loss: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    normed: Callable[[Tensor], Tensor]
 
     def wrap(self, node: DpoHeadNode) -> None:
         self.beta = node.beta

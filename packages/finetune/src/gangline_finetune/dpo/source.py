@@ -18,7 +18,7 @@ from gangline import UserError
 from gangline.data import DataSource, FirstModel, Sample, Split, TokenizerCodec
 from gangline_finetune.chat.encode import MaskedTokens, encode, tokenizer_of
 from gangline_finetune.chat.order import RowOrder
-from gangline_finetune.chat.rows import held_out, rows
+from gangline_finetune.chat.rows import of_split, rows
 from gangline_finetune.chat.template import JinjaTemplate, Rendered, Unrenderable, find
 from gangline_finetune.dpo.pairs import Pair, pair_of
 
@@ -157,9 +157,7 @@ def build(config: PreferencesConfig, run: Run, split: Split) -> PreferenceSource
     codec, template = TokenizerCodec(tokenizer, None, "replace"), find(tokenizer, config.template)
     texts: list[Rendered] = []
     left_out: Counter[str] = Counter()
-    for number, (where, row) in enumerate(rows(config.path)):
-        if held_out(number, config.validation_fraction) is (split == "train"):
-            continue
+    for where, row in of_split(list(rows(config.path)), config.validation_fraction, split):
         try:
             texts += _rendered(template, pair_of(row, where))
         except Unrenderable as error:

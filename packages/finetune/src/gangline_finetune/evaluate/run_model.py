@@ -33,8 +33,8 @@ class RunModel(TemplateLM):
         held = {str(id): id for id in kept.list()}
         if checkpoint not in {None, *held} or not held:
             raise UserError(f"{run_dir} has no checkpoint {checkpoint or ''}.", f"It has {', '.join(held) or 'none'}.")
-        self.id = held[checkpoint] if checkpoint else kept.latest()
-        self.codec = run.data.codec() or plugins.build(run.data, run, "train")
+        self.id = held[checkpoint] if checkpoint else kept.latest() or list(held.values())[-1]
+        self.codec: Any = run.data.codec() or plugins.build(run.data, run, "train")
         if self.codec.encode("a") is None:
             raise UserError(f"the data of {run_dir} is not text.", "Its model cannot be asked in words.")
         self.model = load_model(run, kept, self.id).eval()
