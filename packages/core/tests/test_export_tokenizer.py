@@ -33,7 +33,7 @@ def test_the_generation_config_of_the_base_goes_on(tokenizer, tmp_path):
     base = tmp_path / "base"
     base.mkdir()
     (base / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
-    assert json.loads(tokenizer_files(tokenizer, str(base))["generation_config.json"]) == {"eos_token_id": [3, 4]}
+    assert json.loads(tokenizer_files(tokenizer, str(base))["generation_config.json"]) == {"eos_token_id": [3, 4, 7]}
     assert set(tokenizer_files(None, str(base))) == {"generation_config.json"}
 
 

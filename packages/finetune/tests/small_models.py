@@ -25,6 +25,7 @@ def llama(directory: Path, seed: int = 0, hidden: int = 48) -> list[str]:
         max_position_embeddings=64,
         tie_word_embeddings=False,
         initializer_range=0.3,
+        eos_token_id=255,
     )
     LlamaForCausalLM(config).save_pretrained(directory)
     return words_for(directory)

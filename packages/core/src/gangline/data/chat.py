@@ -28,11 +28,13 @@ class ChatTemplate:
         try:
             from jinja2 import TemplateError
             from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+            from gangline.data.chat_tags import GenerationTag
         except ImportError as error:
             raise UserError("chat templates need jinja2.", "", "pip install 'gangline[chat]'") from error
         self.source, self.name, self.special, self._error = source, name, special, TemplateError
         environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
         )
         environment.globals.update(raise_exception=self._raise)
         environment.filters["tojson"] = _tojson

@@ -27,7 +27,8 @@ def tokenizer_files(tokenizer: str | None, weights: str | None, template: str | 
     """Name -> content of the files that go with a model's weights.
 
     tokenizer: a tokenizer.json, with whatever lies beside it; None: the data has none. weights: the directory that the
-    run began with, whose generation config goes on. template: a file with a chat template in place of the tokenizer's.
+    run began with, whose generation config goes on, with the tokenizer's end beside its own. template: a file with a
+    chat template in place of the tokenizer's.
     Raises UserError where one cannot be read.
     """
     found: dict[str, bytes] = {}
@@ -39,17 +40,22 @@ def tokenizer_files(tokenizer: str | None, weights: str | None, template: str | 
         if template is not None:
             found[TEMPLATE] = Path(template).expanduser().read_bytes()
         own = None if weights is None else Path(weights).expanduser() / GENERATION
-        if own is not None and own.exists():
-            found[GENERATION] = own.read_bytes()
-        elif generation := _generation(found):
+        generation = json.loads(own.read_bytes()) if own is not None and own.exists() else {}
+        for name, token in _named_tokens(found).items():
+            before = generation.get(name)
+            ends = before if isinstance(before, list) else [] if before is None else [before]
+            if name == "eos_token_id" and ends and token not in ends:
+                generation[name] = [*ends, token]  # a text ends where either says so
+            generation.setdefault(name, token)
+        if generation:
             found[GENERATION] = (json.dumps(generation, indent=2) + "\n").encode()
     except (OSError, ValueError) as error:
         raise UserError("a file of the tokenizer cannot be read.", str(error)) from error
     return found
 
 
-def _generation(files: dict[str, bytes]) -> dict[str, Any]:
-    """What generation needs to know: the tokens that begin and end a text."""
+def _named_tokens(files: dict[str, bytes]) -> dict[str, Any]:
+    """The tokens that begin, end and fill up a text, in the words of a generation config."""
     if not {"tokenizer.json", "tokenizer_config.json"} <= files.keys():
         return {}
     config, tokenizer = json.loads(files["tokenizer_config.json"]), json.loads(files["tokenizer.json"])

@@ -39,15 +39,14 @@ class TemplatedConfig(DataConfig):
 
     def check(self, run: Run) -> list[Problem]:
         """The tokenizer, its template, and every row: all but what rendering and tokenizing come to."""
-        from gangline.data import TokenizerCodec
+        from gangline.data import TokenizerCodec, template_of
         from gangline_finetune.chat.encode import check_same, tokenizer_of
-        from gangline_finetune.chat.template import find
 
         try:
             tokenizer = tokenizer_of(self.tokenizer, run.model.pretrained())
             codec = TokenizerCodec(tokenizer, None, "replace")
             check_same(tokenizer, codec, run.model.pretrained())
-            find(tokenizer, self.template)
+            template_of(tokenizer, self.template)
             self.check_rows()
         except UserError as error:
             return [error.problem()]
@@ -69,12 +68,13 @@ class ChatConfig(TemplatedConfig):
     field: str = "messages"  # of a row: its list of {"role": ..., "content": ...}
 
     def check_rows(self) -> None:
-        from gangline_finetune.chat.rows import field_of, messages_of, rows
+        from gangline.data import messages_of
+        from gangline_finetune.chat.rows import field_of, rows
         from gangline_finetune.chat.template import ROLE
 
         empty = True
         for where, row in rows(self.path):
-            messages = messages_of(field_of(row, self.field, where), where)
+            messages = messages_of(field_of(row, self.field, where), f"data.path: {where}")
             if not any(message["role"] == ROLE and message["content"].strip() for message in messages):
                 raise UserError(f"data.path: {where} has nothing that an {ROLE} says.", "There is nothing to learn.")
             empty = False

@@ -8,7 +8,6 @@ from typing import Any
 
 from gangline import UserError
 from gangline.data import decompressed, listing
-from gangline_finetune.chat.template import Messages
 
 Row = tuple[str, dict[str, Any]]  # where it stands, for messages; its fields
 LINES, COLUMNS = (".jsonl", ".ndjson", ".json"), ".parquet"
@@ -71,19 +70,6 @@ def field_of(row: dict[str, Any], field: str, where: str) -> Any:
             f"data.field={lists[0]}" if lists and field == "messages" else "",
         )
     return row[field]
-
-
-def messages_of(value: Any, where: str) -> Messages:
-    """A list of {role, content}. Raises UserError that names the row: also for an empty one."""
-    if not isinstance(value, list) or not value:
-        what = "is empty" if value == [] else f"is no chat: {value!r:.60}"
-        raise UserError(f"data.path: {where} {what}.", 'A chat is a list of {"role": ..., "content": ...}.')
-    for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise UserError(f"data.path: {where} has a message without a role: {message!r:.60}.")
-        if not isinstance(message.get("content"), str):
-            raise UserError(f"data.path: {where} has a message whose content is no text: {message!r:.60}.")
-    return [{key: one for key, one in message.items() if one is not None} for message in value]
 
 
 def of_split(every: Sequence[Row], fraction: float, split: str) -> list[Row]:

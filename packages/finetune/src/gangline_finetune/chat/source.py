@@ -14,12 +14,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gangline import UserError
-from gangline.data import DataSource, Sample, Split, TokenizerCodec
+from gangline.data import (
+    DataSource,
+    Sample,
+    Split,
+    TemplateRefusal,
+    TokenizerCodec,
+    messages_of,
+    template_of,
+)
 from gangline_finetune.chat.encode import MaskedTokens, encode, tokenizer_of
 from gangline_finetune.chat.order import RowOrder
 from gangline_finetune.chat.packing import best_fit
-from gangline_finetune.chat.rows import field_of, messages_of, of_split, rows
-from gangline_finetune.chat.template import Rendered, Unrenderable, find
+from gangline_finetune.chat.rows import field_of, of_split, rows
+from gangline_finetune.chat.template import Rendered, rendered
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -100,13 +108,13 @@ class ChatSource(DataSource):
 def build(config: ChatConfig, run: Run, split: Split) -> ChatSource:
     """Read and tokenize one split. Raises UserError where nothing is left to learn."""
     tokenizer = tokenizer_of(config.tokenizer, run.model.pretrained())
-    codec, template = TokenizerCodec(tokenizer, None, "replace"), find(tokenizer, config.template)
+    codec, template = TokenizerCodec(tokenizer, None, "replace"), template_of(tokenizer, config.template)
     texts: list[Rendered] = []
     left_out: Counter[str] = Counter()
     for where, row in of_split(list(rows(config.path)), config.validation_fraction, split):
         try:
-            texts.append(template.rendered(messages_of(field_of(row, config.field, where), where)))
-        except Unrenderable as error:
+            texts.append(rendered(template, messages_of(field_of(row, config.field, where), f"data.path: {where}")))
+        except TemplateRefusal as error:
             left_out[str(error)] += 1
     room = run.batch.sequence_length + 1
     chats = encode(codec, texts)

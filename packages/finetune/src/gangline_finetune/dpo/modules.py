@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gangline.batch import Batch
 from gangline.forward_context import emit_metric, over_sequence
 from gangline.model import Wrapper
+from gangline.strategy import Batch
 from gangline_finetune.dpo.nodes import DpoHeadNode
 
 

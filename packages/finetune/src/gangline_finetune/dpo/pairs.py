@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangline import UserError
-from gangline_finetune.chat.rows import field_of, messages_of
+from gangline.data import messages_of
+from gangline_finetune.chat.rows import field_of
 from gangline_finetune.chat.template import ROLE, Messages
 
 
@@ -39,7 +40,7 @@ def pair_of(row: dict[str, Any], where: str) -> Pair:
 
 def _messages(value: Any, role: str, where: str, field: str) -> Messages:
     """A text is one message of that role. Raises UserError for an empty one."""
-    found = [{"role": role, "content": value}] if isinstance(value, str) else messages_of(value, where)
+    found = [{"role": role, "content": value}] if isinstance(value, str) else messages_of(value, f"data.path: {where}")
     if not all(message["content"].strip() for message in found):
         raise UserError(f"data.path: {field} of {where} is empty.", "A pair is a prompt, and two answers to it.")
     return found

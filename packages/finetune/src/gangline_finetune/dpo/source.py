@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gangline import UserError
-from gangline.data import DataSource, FirstModel, Sample, Split, TokenizerCodec
+from gangline.data import DataSource, FirstModel, Sample, Split, TemplateRefusal, TokenizerCodec, template_of
 from gangline_finetune.chat.encode import MaskedTokens, encode, tokenizer_of
 from gangline_finetune.chat.order import RowOrder
 from gangline_finetune.chat.rows import of_split, rows
-from gangline_finetune.chat.template import JinjaTemplate, Rendered, Unrenderable, find
-from gangline_finetune.dpo.pairs import Pair, pair_of
+from gangline_finetune.chat.template import Rendered, rendered_after
+from gangline_finetune.dpo.pairs import pair_of
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -154,13 +154,14 @@ class PreferenceSource(DataSource):
 def build(config: PreferencesConfig, run: Run, split: Split) -> PreferenceSource:
     """Read and tokenize one split. Raises UserError where no pair is left."""
     tokenizer = tokenizer_of(config.tokenizer, run.model.pretrained())
-    codec, template = TokenizerCodec(tokenizer, None, "replace"), find(tokenizer, config.template)
+    codec, template = TokenizerCodec(tokenizer, None, "replace"), template_of(tokenizer, config.template)
     texts: list[Rendered] = []
     left_out: Counter[str] = Counter()
     for where, row in of_split(list(rows(config.path)), config.validation_fraction, split):
         try:
-            texts += _rendered(template, pair_of(row, where))
-        except Unrenderable as error:
+            pair = pair_of(row, where)
+            texts += [rendered_after(template, pair.prompt, side) for side in (pair.chosen, pair.rejected)]
+        except TemplateRefusal as error:
             left_out[str(error)] += 1
     sides = encode(codec, texts)
     pairs = list(zip(sides[::2], sides[1::2], strict=True))
@@ -178,14 +179,3 @@ def build(config: PreferencesConfig, run: Run, split: Split) -> PreferenceSource
         )
     T = run.batch.sequence_length
     return PreferenceSource(kept, codec, sequence_length=T, seed=run.seed, split=split, told=told)
-
-
-def _rendered(template: JinjaTemplate, pair: Pair) -> list[Rendered]:
-    """Both chats; of each, what follows the prompt is the answer. Raises Unrenderable."""
-    before, found = template.text(pair.prompt, prompt=True), []
-    for side in (pair.chosen, pair.rejected):
-        whole = template.text([*pair.prompt, *side])
-        if not whole.startswith(before):
-            raise Unrenderable("the template writes a prompt in another way once an answer follows")
-        found.append(Rendered(whole, ((len(before), len(whole)),)))
-    return found

@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         bootstrap_iters=0,
         log_samples=False,
     )
-    print(f"{model.id} of {options.run_dir}\n{make_table(found)}")
+    print(f"{options.run_dir}\n{make_table(found)}")
     if options.out is not None:
         Path(options.out).write_text(json.dumps(found["results"], indent=2, default=str) + "\n")
     return 0

@@ -15,10 +15,10 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 
-from gangline import UserError, plugins
+from gangline import UserError
+from gangline.data import ChatTemplate, template_of
 from gangline.strategy import Batch
-from gangline.tools import RunDirectory, load_model
-from gangline_finetune.chat.template import JinjaTemplate, find, special_tokens
+from gangline.tools import Sampler
 
 Asked = tuple[tuple[str, str], list[int], list[int]]  # texts, and tokens of context and continuation
 
@@ -28,19 +28,14 @@ class RunModel(TemplateLM):
 
     def __init__(self, run_dir: str, *, checkpoint: str | None = None, batch: int = 8) -> None:
         super().__init__()
-        run = RunDirectory.open(run_dir).run()
-        kept = plugins.build(run.checkpoint, run, None)
-        held = {str(id): id for id in kept.list()}
-        if checkpoint not in {None, *held} or not held:
-            raise UserError(f"{run_dir} has no checkpoint {checkpoint or ''}.", f"It has {', '.join(held) or 'none'}.")
-        self.id = held[checkpoint] if checkpoint else kept.latest() or list(held.values())[-1]
-        self.codec: Any = run.data.codec() or plugins.build(run.data, run, "train")
+        self.sampler = Sampler(run_dir, checkpoint=checkpoint)
+        self.codec: Any = self.sampler.codec
         if self.codec.encode("a") is None:
             raise UserError(f"the data of {run_dir} is not text.", "Its model cannot be asked in words.")
-        self.model = load_model(run, kept, self.id).eval()
-        self.max_length, self.batch = run.batch.sequence_length, batch
+        self.model = self.sampler.model.eval()
+        self.max_length, self.batch = self.sampler.context, batch
         self._device = next(self.model.parameters()).device
-        self.path = getattr(self.codec, "path", None)
+        self.path: str | None = getattr(self.codec, "path", None)
         self._special = _special_of(self.path)
 
     # --- tokens ------------------------------------------------------------------------------------------------------
@@ -70,13 +65,13 @@ class RunModel(TemplateLM):
         return list(self.codec.encode(string))
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return self._template.text(chat_history, prompt=add_generation_prompt)
+        return self._template.render(chat_history, prompt=add_generation_prompt)
 
     @property
-    def _template(self) -> JinjaTemplate:
+    def _template(self) -> ChatTemplate:
         if self.path is None:
             raise UserError("the data of this run has no chat template.", "", "Ask without --chat.")
-        return find(self.path, None)
+        return template_of(self.path)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         return self._template.source if chat_template else None
@@ -117,20 +112,12 @@ class RunModel(TemplateLM):
             raise UserError("the task wants answers that are drawn.", "gangline eval writes the likeliest.")
         until = asked.get("until") or []
         until = [until] if isinstance(until, str) else list(until)
-        most = int(asked.get("max_gen_toks", 256))
-        row = self.tok_encode(text)[-max(1, self.max_length - most) :] or [self.prefix_token_id]
-        written: list[int] = []
-        while len(written) < most and len(row) < self.max_length:
-            token = int(self._logits([row])[0, -1].argmax())
-            if token == self.eot_token_id:
-                break
-            row, written = [*row, token], [*written, token]
-            if any(stop in self.codec.decode(written) for stop in until):
-                break
-        answer = self.codec.decode(written) or ""
-        for stop in filter(None, until):
-            answer = answer.split(stop)[0]
-        return answer
+        most = min(int(asked.get("max_gen_toks", 256)), self.max_length - 1)
+        row = self.tok_encode(text)
+        if len(row) > self.max_length - most:
+            text = self.codec.decode(row[most - self.max_length :]) or ""
+        (answer,) = self.sampler.write([text], most, temperature=0.0, stop=list(filter(None, until)))
+        return answer.text
 
     @torch.inference_mode()
     def _logits(self, rows: list[list[int]]) -> Tensor:
@@ -149,11 +136,14 @@ class RunModel(TemplateLM):
 
 
 def _special_of(tokenizer: str | None) -> dict[str, str]:
-    """bos_token and the like, of the tokenizer_config.json beside a tokenizer.json."""
+    """bos_token and eos_token of the tokenizer_config.json beside a tokenizer.json, where it has them."""
     beside = None if tokenizer is None else Path(tokenizer).expanduser().parent / "tokenizer_config.json"
     if beside is None or not beside.exists():
         return {}
     try:
-        return special_tokens(json.loads(beside.read_text()))
+        said = json.loads(beside.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{beside} cannot be read.", str(error)) from error
+    words = {name: said.get(name) for name in ("bos_token", "eos_token")}
+    words = {name: word.get("content") if isinstance(word, dict) else word for name, word in words.items()}
+    return {name: word for name, word in words.items() if isinstance(word, str)}
