@@ -1,6 +1,6 @@
 """Whether the best learning rate stays where it is as a model grows wider, with mup=on and without.
 
-    python benchmarks/mup.py --widths 32 64 128 256 --steps 100
+    python benchmarks/mup.py --widths 32 64 128 256 --steps 200
 
 Mean loss of the last fifth of the steps, by width and rate; * is the best of its row. Expected (arXiv 2203.03466,
 figure 1): with mup the stars stand below each other, without it they go to smaller rates. Only the heads' number grows.
@@ -21,7 +21,7 @@ LINEARS += ("feed_forward.w_gate", "feed_forward.w_up", "feed_forward.w_down")
 RUN = (
     "data=text", "model.vocab_size=256", "model.layers=2", "batch.global_size=8", "batch.micro_size=8",
     "batch.sequence_length=64", "precision=fp32", "optimizer.weight_decay=0", "checkpoint=off", "validate.every=null",
-    "run.deterministic=false",
+    "run.deterministic=false", "schedule=cosine",
 )  # fmt: skip
 
 
@@ -29,9 +29,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 128, 256])
     parser.add_argument(
-        "--powers", type=int, nargs="+", default=[-9, -8, -7, -6, -5, -4], help="rates as powers of two"
+        "--powers", type=int, nargs="+", default=[-11, -10, -9, -8, -7, -6, -5], help="rates as powers of two"
     )
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=200)
     options = parser.parse_args()
     for mup in (True, False):
         print(f"mup={'on' if mup else 'off'}\n  width  " + "  ".join(f"2^{power:<6}" for power in options.powers))
