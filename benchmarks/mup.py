@@ -16,8 +16,10 @@ from pathlib import Path
 
 from gangline.testing.sessions import lines, trained
 
-LINEARS = ("attention.wq", "attention.wk", "attention.wv", "attention.wo")
-LINEARS += ("feed_forward.w_gate", "feed_forward.w_up", "feed_forward.w_down")
+LINEARS = (
+    "attention.wq", "attention.wk", "attention.wv", "attention.wo",
+    "feed_forward.w_gate", "feed_forward.w_up", "feed_forward.w_down",
+)  # fmt: skip
 RUN = (
     "data=text", "model.vocab_size=256", "model.layers=2", "batch.global_size=8", "batch.micro_size=8",
     "batch.sequence_length=64", "precision=fp32", "optimizer.weight_decay=0", "checkpoint=off", "validate.every=null",
