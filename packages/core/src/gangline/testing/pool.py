@@ -37,6 +37,9 @@ PRELOAD = [
     "torch.utils.checkpoint",
     "torch.distributed.checkpoint",
     "numpy",
+    "gangline.builtin",
+    "gangline.comm.transport",
+    "gangline.model.decoder",
     "gangline.testing.rank",
 ]
 GRACE_SECONDS = 2.0  # for the other ranks, once one has failed
