@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from chats import tokenizer, write
 
 from gangline.testing import DataSourceSuite, ModelEditSuite
@@ -13,6 +14,7 @@ class TestLora(ModelEditSuite):
     can = {"law"}
 
 
+@pytest.mark.nightly
 class TestDora(ModelEditSuite):
     """Lengths of rows that tp has cut, and draws of features that it has cut."""
 

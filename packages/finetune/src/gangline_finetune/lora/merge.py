@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 
@@ -16,4 +17,4 @@ def merged(name: str, weight: Tensor, stored: Mapping[str, Tensor], scale: float
     if f"{path}.lora_lengths.weight" not in stored:
         return v
     lengths = weight.norm(dim=1) + stored[f"{path}.lora_lengths.weight"]
-    return (lengths / v.norm(dim=1))[:, None] * v
+    return (lengths / v.norm(dim=1).clamp_min(torch.finfo(v.dtype).tiny))[:, None] * v

@@ -93,4 +93,4 @@ class Dora(DroppedLora):
         if self.row_cut:
             squares = self.row_cut.all_reduce(squares)
         before, after = squares.sqrt()
-        return before, after
+        return before, after.clamp_min(torch.finfo(wide).tiny)  # of a row of zeros nothing comes
