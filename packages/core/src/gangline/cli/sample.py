@@ -12,7 +12,7 @@ from gangline.errors import UserError
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print each prompt and what the model writes after it."""
+    """Print each prompt and what the model writes after it. Raises UserError for words that do not fit together."""
     parser = argparse.ArgumentParser(prog="gangline sample", description="Write text with the model of a run.")
     _words(parser)
     options = parser.parse_args(list(argv))

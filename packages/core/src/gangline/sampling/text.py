@@ -22,7 +22,10 @@ def codec_of(run: Run) -> Codec:
 
 
 def encode(codec: Codec, prompt: str, run: Run) -> list[int]:
-    """The prompt's tokens; of an empty one those of a line's end, so that there is something to go on from."""
+    """The prompt's tokens; of an empty one those of a line's end, so that there is something to go on from.
+
+    Raises UserError where the data is not text, or a token of the prompt is none of the model's.
+    """
     tokens = codec.encode(prompt or "\n")
     if tokens is None:
         raise UserError("the data of this run is not text, so there is nothing to sample.")
