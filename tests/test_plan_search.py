@@ -10,8 +10,10 @@ import pytest
 from gangline.cli.main import main
 from gangline.cluster import Quantity, load_cluster
 from gangline.config import compose_one
-from gangline_planner.assumed import planned, refused
-from gangline_planner.choose import bounded, planned_as
+from gangline_planner.assumed import explain, planned, refused
+from gangline_planner.choose import NEAR, bounded, chosen, planned_as
+from gangline_planner.forecast import forecast
+from gangline_planner.price.step import Pieces
 from gangline_planner.search import search
 
 MODEL = "model.layers=8 model.heads=8 model.kv_heads=8"
@@ -34,6 +36,8 @@ def test_nothing_is_passed_over_that_is_faster_or_fits(words, cluster):
     for one, plan in every:
         assert one.least <= plan.step.seconds, one.words
         assert one.bytes <= plan.memory, one.words
+        least = Pieces.of(plan.explained, machine).least(plan.explained, machine)
+        assert least <= plan.step.seconds * (1 + 1e-9), one.words
     allowed = sorted(plan.step.seconds for one, plan in every if refused(one.run) is None)
     assert [one.plan.step.seconds for one in found.fit] == pytest.approx(allowed[:3])
     assert found.large == ()
@@ -68,6 +72,17 @@ def test_what_does_not_fit_says_what_it_lacks():
     assert len(found.fit) == len(found.large) == 4
     assert all(one.plan.memory <= 25e6 for one in found.fit)
     assert [one.lacks for one in found.large] == sorted(one.plan.memory - 25e6 for one in found.large)
+
+
+def test_what_a_plan_chooses_is_hardly_slower_than_the_fastest_that_fits():
+    """Where the layout that would train does not fit."""
+    case, small = planned([*WORDS.split(), "batch.micro_size=2"]), load_cluster("h100_ib")
+    would = forecast(explain(case, case.run, small), small)
+    small = small.with_numbers({"memory.bytes": Quantity(0.9 * would.memory, "a test")})
+    plan, words = chosen(case, small, None)
+    assert plan.fits
+    assert any(word.startswith("parallel.") for word in words)
+    assert plan.step.seconds <= (1 + NEAR) * search(case, small, shown=1).fit[0].plan.step.seconds
 
 
 def test_of_those_on_the_front_none_is_better_in_both():

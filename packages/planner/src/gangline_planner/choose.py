@@ -6,17 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import product
+from math import inf
 
 from gangline.cluster import Cluster
 from gangline.config import LayoutBounds, ParallelConfig, PartConfig, Recompute, Run
+from gangline.explain import Explained
 from gangline.model import Node, Plan, compose_model, flops_per_token
 from gangline.strategy import AXES, DATA_AXES, Mesh
 from gangline_planner.assumed import Planned, explain, kernels_of, refused
 from gangline_planner.forecast import Forecast, forecast
 from gangline_planner.price.products import Rates
-from gangline_planner.price.step import StageTime, jitter_of
+from gangline_planner.price.step import Pieces, StageTime, jitter_of
 from gangline_planner.price.transfers import transfer_seconds
 
+NEAR = 0.05  # of a step: what one plan takes less than another is then within their error
 SPLIT = 0.9  # of the way through a pipeline: stages are not all as long
 LARGEST = 8  # sequences of a microbatch that are tried where the words leave them open
 
@@ -44,22 +47,15 @@ class Alternative:
 
 
 def chosen(case: Planned, cluster: Cluster, tokens: float | None) -> tuple[Forecast, tuple[str, ...]]:
-    """(its plan, the words that were assumed or chosen). Raises UserError where no layout can be."""
+    """(its plan, the words that were assumed or chosen). Raises UserError where no layout can be.
+
+    What is left open is chosen such that no layout is faster by more than `NEAR`; `search` finds the fastest.
+    """
     problem = refused(case.run)
     plan = None if problem else forecast(explain(case, case.run, cluster), cluster, tokens)
     if plan is not None and plan.fits:
         return plan, case.assumed
-    best: Forecast | None = None
-    words: tuple[str, ...] = ()
-    for other in bounded(case, cluster):
-        if best is not None and other.least >= best.step.seconds:
-            break  # all that follow are slower than this one at their best
-        if other.bytes > cluster["memory.bytes"]:
-            continue
-        found = planned_as(other, cluster, tokens)
-        better = found is not None and found.fits and (best is None or found.step.seconds < best.step.seconds)
-        if better and refused(other.run) is None:
-            best, words = found, other.words
+    best, words = fastest(case, cluster, tokens, NEAR)
     if best is not None:
         return best, all_words(case, words)
     if plan is not None:
@@ -68,10 +64,58 @@ def chosen(case: Planned, cluster: Cluster, tokens: float | None) -> tuple[Forec
     raise problem
 
 
-def planned_as(other: Alternative, cluster: Cluster, tokens: float | None = None) -> Forecast | None:
-    """The plan of an alternative; None: it does not divide. `refused` takes longer, and is asked of the best alone."""
+def fastest(
+    case: Planned, cluster: Cluster, tokens: float | None = None, within: float = 0.0
+) -> tuple[Forecast | None, tuple[str, ...]]:
+    """(the plan of the fastest layout that fits and that the words leave open, its words); None: none does.
+
+    within: a share of its step by which another may be faster, where looking for that would take long.
+    """
+    best: Forecast | None = None
+    words: tuple[str, ...] = ()
+    for other in bounded(case, cluster):
+        if best is not None and other.least >= best.step.seconds / (1 + within):
+            break  # all that follow are slower than this one at their best
+        if other.bytes > cluster["memory.bytes"]:
+            continue
+        beaten = Beaten([best] if best is not None else [], limit=cluster["memory.bytes"])
+        found = planned_as(other, cluster, tokens, beaten)
+        better = found is not None and found.fits and (best is None or found.step.seconds < best.step.seconds)
+        if better and refused(other.run) is None:
+            best, words = found, other.words
+    return best, words
+
+
+class Beaten:
+    """Whether what a layout takes at least, known before its timeline, is more than others take.
+
+    plans   those with which it is compared
+    memory  whether one of them must take no more memory, too
+    limit   bytes beyond which no layout is of use
+    """
+
+    def __init__(self, plans: Sequence[Forecast], memory: bool = False, limit: float = inf) -> None:
+        self.plans, self.memory, self.limit = plans, memory, limit
+
+    def __call__(self, explained: Explained, least: float) -> bool:
+        held = explained.ranks[explained.fullest].memory
+        if held > self.limit:
+            return True
+        return any(one.step.seconds <= least and (not self.memory or one.memory <= held) for one in self.plans)
+
+
+def planned_as(
+    other: Alternative, cluster: Cluster, tokens: float | None = None, beaten: Beaten | None = None
+) -> Forecast | None:
+    """The plan of an alternative. None: it does not divide, or is beaten. `refused` takes longer, and is asked of the
+    best alone.
+    """
     try:
-        return forecast(explain(other.case, other.run, cluster), cluster, tokens)
+        explained = explain(other.case, other.run, cluster)
+        pieces = Pieces.of(explained, cluster)
+        if beaten is not None and beaten(explained, pieces.least(explained, cluster)):
+            return None
+        return forecast(explained, cluster, tokens, pieces)
     except ValueError:
         return None
 

@@ -9,7 +9,7 @@ from gangline import UserError
 from gangline.cluster import Cluster
 from gangline.explain import Explained
 from gangline.reliability import DAY, Reliability
-from gangline_planner.price.step import StepTime, step_time
+from gangline_planner.price.step import Pieces, StepTime, step_time
 
 STATE = ("master weights", "optimizer state", "callbacks")  # what a checkpoint holds of a rank, beside its weights
 LEAST = 1e-3  # of the time: with less progress than that nobody trains
@@ -97,6 +97,10 @@ class Forecast:
         price = self.cluster.get("price.kwh")
         return None if price is None or self.megawatt_hours is None else self.megawatt_hours * 1000 * price
 
+    def of(self, tokens: float) -> Forecast:
+        """The plan of so many tokens."""
+        return replace(self, tokens=tokens)
+
     def within(self, budget: float) -> Forecast:
         """The plan of as many tokens as so many dollars pay for. Raises UserError where nobody says a price."""
         price = self.cluster.get("price.hour")
@@ -106,7 +110,7 @@ class Forecast:
                 "It names no price.hour, and none is invented.",
                 "--price=DOLLARS says what an accelerator costs an hour.",
             )
-        return replace(self, tokens=budget / (24 * self.world * price) * self.tokens_per_day)
+        return self.of(budget / (24 * self.world * price) * self.tokens_per_day)
 
     @property
     def megawatt_hours(self) -> float | None:
@@ -149,9 +153,12 @@ class Forecast:
         }
 
 
-def forecast(explained: Explained, cluster: Cluster, tokens: float | None = None) -> Forecast:
+def forecast(
+    explained: Explained, cluster: Cluster, tokens: float | None = None, pieces: Pieces | None = None
+) -> Forecast:
     """Raises UserError where the cluster file lacks what a step's time is made of."""
-    return Forecast(explained, cluster, step_time(explained, cluster), _reliability(explained, cluster), tokens)
+    step = step_time(explained, cluster, pieces)
+    return Forecast(explained, cluster, step, _reliability(explained, cluster), tokens)
 
 
 def _reliability(explained: Explained, cluster: Cluster) -> Reliability | None:

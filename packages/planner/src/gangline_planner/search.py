@@ -12,7 +12,7 @@ from gangline import UserError
 from gangline.cluster import Cluster
 from gangline.figure import Figure
 from gangline_planner.assumed import Planned, refused
-from gangline_planner.choose import Alternative, all_words, bounded, planned_as
+from gangline_planner.choose import Alternative, Beaten, all_words, bounded, planned_as
 from gangline_planner.forecast import Forecast
 from gangline_planner.pictures.terminal import plane
 
@@ -81,7 +81,8 @@ def search(case: Planned, cluster: Cluster, shown: int = SHOWN) -> SearchResult:
         if other.bytes > cluster["memory.bytes"]:
             crowded.append(other)
             continue
-        plan = planned_as(other, cluster)
+        slow = Beaten([one.plan for one in fit], memory=True) if len(fit) >= shown else None
+        plan = planned_as(other, cluster, beaten=slow)
         if plan is None:
             continue
         found = Candidate(plan, other.words)

@@ -44,8 +44,8 @@ def angles(case: Case, sizes: ActivationSizes, stage: int | None = None) -> int:
     """cos and sin of every position, which blocks of a stage share that rotate alike; None: of all stages."""
     key = ("angles", sizes.gpu, stage)
     if key not in case.known:
-        blocks = case.blocks if stage is None else [case.blocks[index] for index in case.stages[stage]]
-        case.known[key] = of_angles(blocks, sizes)
+        of = range(len(case.blocks)) if stage is None else case.stages[stage]
+        case.known[key] = of_angles([case.blocks[kind] for kind in {case.model.kinds[index] for index in of}], sizes)
     return int(case.known[key])
 
 

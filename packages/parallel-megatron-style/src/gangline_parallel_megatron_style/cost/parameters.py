@@ -15,6 +15,8 @@ from gangline_parallel_megatron_style.layout.alike import AlikeBlocks
 from gangline_parallel_megatron_style.sharding.arrays import EMBED, HEAD, TIED, ModelShapes, ParamKind, lay_out
 from gangline_parallel_megatron_style.sharding.ranks import StateRanks
 
+KNOWN = 4096  # blocks whose arrays are kept
+
 
 @dataclass(frozen=True)
 class ParamGroup:
@@ -86,6 +88,7 @@ class ModelArrays:
         self.model = model
         plan, prefix = model.plan, f"{model.plan.blocks}."
         self._prefix = prefix
+        self._known: dict[tuple[int | str, tuple[int, ...], int], list[Array]] = {}
         kinds = set(model.kinds)
         shapes = {
             name: shape
@@ -114,6 +117,14 @@ class ModelArrays:
 
         last: the number of the last stage, which has the tied ones of the embedding too.
         """
+        key = (place, stages, last)
+        if key not in self._known:
+            if len(self._known) >= KNOWN:
+                self._known.clear()
+            self._known[key] = self._made(place, stages, last)
+        return self._known[key]
+
+    def _made(self, place: int | str, stages: tuple[int, ...], last: int) -> list[Array]:
         if isinstance(place, str):
             tied = tuple(sorted({*stages, last}))
             return [
@@ -122,12 +133,12 @@ class ModelArrays:
             ]
         kind = self.model.kinds[place]
         before, behind = f"{self._prefix}{place}.", len(f"{self._prefix}{kind}.")
-        groups: dict[ParamGroup, ParamGroup] = {}
+        groups = {group: replace(group, place=place) for group in {t.group for t in self._templates[kind]}}
         return [
             Array(
                 before + t.name[behind:],
                 t.shape,
-                groups.setdefault(t.group, replace(t.group, place=place)),
+                groups[t.group],
                 stages,
                 t.own,
                 t.sums,

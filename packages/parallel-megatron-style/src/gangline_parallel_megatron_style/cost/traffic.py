@@ -218,7 +218,8 @@ def _positions(case: Case, stage: int) -> int:
     """How often a microbatch gathers them: once for all layers; the ring does it for each kind of window."""
     if case.config.context == "ulysses":
         return 1
-    inside = [node for index in case.stages[stage] for _, node in nodes(case.blocks[index])]
+    kinds = {case.model.kinds[index] for index in case.stages[stage]}
+    inside = [node for index in kinds for _, node in nodes(case.blocks[index])]
     return len({node.call for node in inside if isinstance(node, AttentionNode) and node.window is not None})
 
 

@@ -107,6 +107,24 @@ class Pieces:
         updates = [rank.updated * explained.state_bytes / rates.memory for rank in explained.ranks]
         return cls(rates, stages, waits, times, updates)
 
+    def least(self, explained: Explained, cluster: Cluster) -> float:
+        """Seconds that the step takes at least, jitter included: before a rank's first action the stages before it
+        run, after its last one those whose gradients are still to come.
+        """
+        ready, back = [0.0], [0.0]
+        for time in self.times:
+            ready.append(ready[-1] + time.F)
+            back.append(back[-1] + time.I)
+        most = 0.0
+        for rank, wait, update in zip(explained.ranks, self.waits, self.updates, strict=True):
+            busy = explained.microbatches * sum(self.times[s].F + self.times[s].of("B") for s in rank.stages)
+            most = max(most, ready[min(rank.stages)] + busy + wait.end + wait.update + update)
+            last = rank.turns[-1][-1]
+            if last.kind != "W":
+                most = max(most, ready[min(rank.stages)] + busy + back[last.stage])
+        plain = most + cluster["host.seconds"]
+        return plain + jitter_of(plain, explained.mesh.world, cluster)
+
     def busiest(self, explained: Explained) -> float:
         """Seconds in which the busiest rank computes and waits inside its actions."""
         each = (
@@ -128,9 +146,9 @@ def estimate(explained: Explained, cluster: Cluster, stretch: float) -> float:
     return plain + jitter_of(plain, explained.mesh.world, cluster)
 
 
-def step_time(explained: Explained, cluster: Cluster) -> StepTime:
-    """Raises UserError for a number that the cluster file does not have."""
-    pieces = Pieces.of(explained, cluster)
+def step_time(explained: Explained, cluster: Cluster, pieces: Pieces | None = None) -> StepTime:
+    """pieces: where they are known. Raises UserError for a number that the cluster file does not have."""
+    pieces = pieces or Pieces.of(explained, cluster)
     rates, stages, waits, times, updates = pieces.rates, pieces.stages, pieces.waits, pieces.times, pieces.updates
     hop = max(wait.hop for wait in waits)
     found = step_timeline(explained, times, latency=hop)
