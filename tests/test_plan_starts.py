@@ -1,0 +1,51 @@
+"""The lines that `gangline plan search` prints are typed: each starts, trains, and ends where one process ends."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gangline.cli.main import main
+from gangline.testing.real_runs import RealRuns
+
+SHAPE = ("model.dim=32", "model.layers=4", "model.heads=4", "model.kv_heads=4", "model.hidden=64")
+BATCH = ("batch.global_size=8", "batch.sequence_length=16")
+REST = ("run.steps=2", "run.sample=0", "run.device=cpu", "validate.every=null", "track=[jsonl]")
+RUNS = 4
+
+
+@pytest.fixture
+def runs(tmp_path):
+    with RealRuns(tmp_path) as found:
+        yield found
+
+
+def printed(capsys, *words: str) -> list[list[str]]:
+    """The lines for `train`, as words."""
+    assert main(["plan", "search", "parallel=3d", *SHAPE, *BATCH, *words, "cluster=h100_ib"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "  train " in line]
+    return [line.split("  train ")[1].split() for line in lines]
+
+
+def different(lines: list[list[str]]) -> list[list[str]]:
+    """Of each pipeline schedule and number of tensor-parallel ranks the first."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for words in lines:
+        key = tuple(sorted(word for word in words if word.startswith(("parallel.schedule=", "parallel.tp="))))
+        found.setdefault(key, words)
+    return list(found.values())[:RUNS]
+
+
+def test_what_search_prints_starts_and_trains_as_one_process_does(runs, capsys):
+    rows = [
+        *different(printed(capsys, "launch.processes=4"))[: RUNS - 2],
+        *different(printed(capsys, "launch.processes=4", "parallel.pp=4"))[-1:],
+        *different(printed(capsys, "launch.processes=2", "parallel.tp=2"))[:1],
+    ]
+    assert len({json.dumps(row) for row in rows}) == RUNS
+    runs.train("run.dir=alone", "parallel=single", "launch.processes=1", *SHAPE, *BATCH, *REST)
+    alone = [record["loss"] for record in runs.records("alone")]
+    for number, words in enumerate(rows):
+        runs.train(f"run.dir=row-{number}", *words, *REST)
+        assert [record["loss"] for record in runs.records(f"row-{number}")] == pytest.approx(alone, rel=1e-4), words
