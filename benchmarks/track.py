@@ -3,8 +3,9 @@
     python benchmarks/track.py --rounds 6
 
 The loop's own share is the time that it spends in `record`; the rest is CPU seconds of the tracker's threads (of all of
-the process but the loop's, less what those use without a tracker), which share the interpreter with the loop, and what
-the service's own process uses (wandb's), on another core. Each is a share of a step's CPU seconds. Goal: 0.5 %.
+the process but the loop's, less what those use without a tracker), which share the interpreter with the loop. Processes
+beside it are wandb's own, on another core, which runs through all blocks. Each is a share of a step's CPU seconds.
+Goal: 0.5 %.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def measure(run_dir: Path, rounds: int, steps: int) -> None:
         print(
             f"{name:<8} in record {told * 1e6:5.0f} us {told / step:8.3%}   "
             f"threads {thread * 1e3:6.2f} ms {thread / step:8.3%}   "
-            f"own process {beside * 1e3:6.2f} ms {beside / step:8.3%}"
+            f"processes beside it {beside * 1e3:6.2f} ms {beside / step:8.3%}"
         )
     for tracker in trackers.values():
         tracker.end({"why": "done"})
