@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
         from lm_eval.utils import make_table
     except ImportError as error:
         raise UserError("gangline eval needs lm-eval.", "", "pip install 'gangline-finetune[eval]'") from error
-    from gangline_finetune.evaluate.run_model import RunModel
+    from gangline_finetune.evaluate.run_model import lm_of
 
     if options.out is not None and Path(options.out).exists():
         raise UserError(f"{options.out} exists.", "Nothing is overwritten.", "Name another file.")
@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
     manager = TaskManager(include_path=folders or None)
     if unknown := [name for name in tasks if name not in manager.all_tasks]:
         raise UserError(f"lm-eval has no task {unknown[0]}.", "lm-eval ls tasks  lists them; a YAML file is one, too.")
-    model = RunModel(options.run_dir, checkpoint=options.checkpoint, batch=options.batch)
+    model = lm_of(options.run_dir, checkpoint=options.checkpoint, batch=options.batch)
     found: dict[str, Any] = lm_eval.simple_evaluate(
         model=model,
         tasks=tasks,

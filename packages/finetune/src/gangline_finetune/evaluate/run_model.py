@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lm_eval.api.instance import Instance
-from lm_eval.api.model import TemplateLM
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from torch import Tensor
 
 from gangline import UserError
@@ -23,8 +20,18 @@ from gangline.tools import Sampler
 Asked = tuple[tuple[str, str], list[int], list[int]]  # texts, and tokens of context and continuation
 
 
-class RunModel(TemplateLM):
-    """The weights of a checkpoint, whole, in one process. Raises UserError where there are none, and for no text."""
+def lm_of(run_dir: str, **options: Any) -> Any:
+    """The model of a run as lm-eval's `LM`. options: as `RunModel` has them. Raises UserError as it does."""
+    from lm_eval.api.model import TemplateLM
+
+    return type("RunLM", (RunModel, TemplateLM), {})(run_dir, **options)
+
+
+class RunModel:
+    """What lm-eval's `TemplateLM` wants of a model, of the weights of a checkpoint, whole, in one process.
+
+    Raises UserError where there are none, and for a run whose data is not text.
+    """
 
     def __init__(self, run_dir: str, *, checkpoint: str | None = None, batch: int = 8) -> None:
         super().__init__()
@@ -94,8 +101,10 @@ class RunModel(TemplateLM):
                 found[number] = (float(p_TV.gather(-1, wanted[:, None]).sum()), greedy)
         return found
 
-    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Of each whole text, in windows of the context that the model was trained with."""
+        from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
         found = []
         for (text,) in (request.args for request in requests):
             windows = get_rolling_token_windows(self.tok_encode(text), self.prefix_token_id, self.max_length, 1)
@@ -103,7 +112,7 @@ class RunModel(TemplateLM):
             found.append(sum(value for value, _ in self._loglikelihood_tokens(asked)))
         return found
 
-    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """What the model writes, greedily. Raises UserError where a task wants it drawn."""
         return [self._answer(*request.args) for request in requests]
 
