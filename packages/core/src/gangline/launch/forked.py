@@ -36,7 +36,7 @@ def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
     told = _Told()
     before = {signum: signal.signal(signum, signal.SIG_IGN if signum in NOTICES else told) for signum in STOP}
     try:
-        forkserver.warm({*forkserver.needs(run), *OF_AN_AGENT})
+        forkserver.warm(OF_AN_AGENT, run)
         context = multiprocessing.get_context("forkserver")
         ready, tell = context.Pipe(duplex=False)
         agent = context.Process(target=_enter, args=(target, args, os.getpid(), forkserver.loading(), tell))

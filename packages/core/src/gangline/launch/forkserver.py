@@ -19,7 +19,8 @@ from gangline.launch import semaphores
 if TYPE_CHECKING:
     from gangline.config.schema import Run
 
-# What every rank needs. A name that does not import is passed over in silence; a test imports each.
+# What every rank needs, or may need while its run is not known yet. A name that does not import is passed over in
+# silence; a test imports each.
 PRELOAD = (
     "gangline.launch.server",  # first: how the server itself takes signals
     "torch",
@@ -34,26 +35,31 @@ PRELOAD = (
     "gangline.launch.ready",
 )
 
+# Of these: what a run that is known needs only where it has chosen a part with it, which `of_run` adds.
+OF_SOME_PARTS = ("torch.distributed.checkpoint", "gangline.launch.ready")
+
 _loading: set[str] = set()  # by the running server
 _adopted = 0  # the process id of a server that another process started
 
 
-def warm(more: Iterable[str] = ()) -> None:
+def warm(more: Iterable[str] = (), run: Run | None = None) -> None:
     """Start the server in the background, where none runs yet that loads `more` too; returns at once.
 
     Call it before anything slow, and again with what the run turns out to need. The server's environment is that of its
     start: what is set later reaches no rank. What an adopted server lacks each rank loads for itself.
+    run: whose ranks alone will be forked, so that nothing is loaded for other parts than its own.
     """
     if _adopted:
         return
-    wanted = {*PRELOAD, *more}
+    every = PRELOAD if run is None else tuple(name for name in PRELOAD if name not in OF_SOME_PARTS)
+    wanted = {*every, *more, *(of_run(run) if run is not None else ())}
     if not wanted <= _loading:
         if _loading:
             drop()
         set_environment()
         semaphores.own()
         _loading.update(wanted)
-        multiprocessing.set_forkserver_preload([*PRELOAD, *sorted(_loading - set(PRELOAD))])
+        multiprocessing.set_forkserver_preload([*every, *sorted(_loading - set(every))])
     forkserver.ensure_running()
 
 
@@ -84,6 +90,14 @@ def needs(run: Run) -> set[str]:
     if run.run.compile or run.run.recompute is not Recompute.none:
         found.add("torch._dynamo")
     return found
+
+
+def of_run(run: Run) -> set[str]:
+    """`needs`, and the modules of those of core's own parts that the run has chosen."""
+    from gangline.plugins import installed
+
+    built = {installed().part_of(config).part.build.partition(":")[0] for _, config in run.parts()}
+    return {*needs(run), *(name for name in built if name.partition(".")[0] == "gangline")}
 
 
 def set_environment() -> None:
