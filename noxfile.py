@@ -212,12 +212,15 @@ def together(session: nox.Session) -> None:
 SLURM = ("munge", "slurmctld", "slurmd", "slurm-client")
 
 
-@nox.session(default=False)
+@nox.session
 def slurm(session: nox.Session) -> None:
     """A real Slurm on this machine: its packages by apt where they are missing (as root), runs on five nodes."""
     if not shutil.which("sbatch") or not shutil.which("slurmctld", path=f"{os.environ['PATH']}:/usr/sbin"):
         if not shutil.which("apt-get") or os.geteuid():
-            session.error(f"needs Slurm, and can install it only as root with apt:  apt-get install {' '.join(SLURM)}")
+            what = f"needs Slurm, and can install it only as root with apt:  apt-get install {' '.join(SLURM)}"
+            if "slurm" in sys.argv:  # asked for, as the public checks do
+                session.error(what)
+            session.skip(what)
         quiet = {"DEBIAN_FRONTEND": "noninteractive"}
         session.run("apt-get", "update", "-q", external=True)
         get = ("apt-get", "install", "-q", "-y", "--no-install-recommends")
