@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import torch
 
     from gangline.batch import Batch
+    from gangline.sampling.decode import Stop
+    from gangline.sampling.options import Sampling, Written
     from gangline.shard import Registry, Shard
 
 
@@ -81,6 +83,22 @@ class Runtime(ABC):
         `data_coordinate`. Valid targets are summed; in evaluation, without gradients. Raises ValueError, on all ranks,
         where the shares differ in length.
         """
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None
+    ) -> list[Written]:
+        """What the model writes after each prompt (of at least one token): the same on all ranks and in any layout.
+
+        All ranks pass the same prompts. stop: whether a text of these tokens is done, the same on all ranks.
+        Raises UserError, on all ranks, where this strategy does not write.
+        """
+        from gangline.errors import UserError
+
+        raise UserError(
+            f"{type(self).__name__} does not write text during a run.",
+            "Its strategy has no `generate`.",
+            "gangline sample RUN_DIR writes with the checkpoints of any run.",
+        )
 
     @abstractmethod
     def clip(self, max_norm: float | None) -> float:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         bind_linear as bind_linear,
         seam_function as seam_function,
     )
-    from gangline.model.seams import call_at as call_at, calls as calls
+    from gangline.model.seams import call_at as call_at, calls as calls, recomputed as recomputed
     from gangline.parallel import norm as norm
     from gangline.parallel.config import Ddp as Ddp, Single as Single
     from gangline.parallel.matrices import Matrices as Matrices
@@ -61,6 +61,9 @@ if TYPE_CHECKING:
         ShardedParam as ShardedParam,
         StepResult as StepResult,
     )
+    from gangline.sampling.decode import Stop as Stop, decode as decode
+    from gangline.sampling.on_ranks import writing as writing
+    from gangline.sampling.options import Sampling as Sampling, Written as Written
     from gangline.shard import (
         Division as Division,
         Layout as Layout,
@@ -86,6 +89,9 @@ __getattr__, __all__ = lazily(
         "gangline.batch": "Batch",
         "gangline.mesh": "AXES DATA_AXES Mesh",
         "gangline.plan": "Cut Fold Plan matches names",
+        "gangline.sampling.decode": "Stop decode",
+        "gangline.sampling.on_ranks": "writing",
+        "gangline.sampling.options": "Sampling Written",
         "gangline.shard": "Division Layout Registry Shard model_array parameter_of",
         "gangline.parallel.config": "Ddp Single",
         "gangline.parallel.matrices": "Matrices",
@@ -102,7 +108,7 @@ __getattr__, __all__ = lazily(
         "gangline.model.build": "model_of",
         "gangline.model.calls": "call_of",
         "gangline.model.contracts": "OwnProducts StepListener bind_around bind_linear seam_function",
-        "gangline.model.seams": "call_at calls",
+        "gangline.model.seams": "call_at calls recomputed",
         "gangline.train.recompute_and_compile": "finisher",
         "gangline.weight_grads": "Closure accumulate_grad defer deferring is_deferring when_accumulated",
     },

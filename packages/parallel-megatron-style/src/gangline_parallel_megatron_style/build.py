@@ -12,7 +12,18 @@ from gangline.comm import Comm, Comms
 from gangline.config import Run
 from gangline.model import Linear, Node
 from gangline.precision import Precision
-from gangline.strategy import Batch, Finish, Mesh, Plan, bind_folds, calls, dtype_name, model_array, set_products
+from gangline.strategy import (
+    Batch,
+    Finish,
+    Mesh,
+    Plan,
+    bind_folds,
+    calls,
+    dtype_name,
+    model_array,
+    recomputed,
+    set_products,
+)
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.config import Composed
 from gangline_parallel_megatron_style.data_parallel.describe import describe
@@ -30,6 +41,7 @@ from gangline_parallel_megatron_style.sharding.arrays import (
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
 from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, over_sequence
+from gangline_parallel_megatron_style.tensor.setting import Setting
 
 
 def build(
@@ -59,9 +71,10 @@ def build(
         sequence_parallel=sequence_parallel,
         dtype=dtype_name(precision.param_dtype),
     )
+    setting: Setting | None = None
     if tp.size > 1:
         rows = first_rows(arrays, plan, mesh, comms.rank, given)
-        cut_modules(
+        setting = cut_modules(
             model,
             plan,
             tp,
@@ -74,7 +87,7 @@ def build(
         set_products(model, plan, precision)
         if stages.splits:
             split_products(model, precision)
-    own_part = cut_context(config, model, plan, cp, stages.tree)
+    own_part, attentions = cut_context(config, model, plan, cp, stages.tree)
     bind_folds(model, plan, partial(fold_comm, plan, mesh, comms))
     each_microbatch = config.zero >= 2 and not run.deterministic
     codec = CODECS[config.compress]() if config.compress in CODECS else None
@@ -108,20 +121,25 @@ def build(
             shapes={name: shape for name, shape in given.shapes.items() if name not in given.frozen},
             executor=partial(stages.executor, comm=pp, device=comms.device),
             records=stages.records,
+            setting=setting,
+            attentions=attentions,
+            cached=not recomputed(stages.tree),
         )
     )
 
 
-def cut_context(config: Composed, model: nn.Module, plan: Plan, cp: Comm, tree: Node) -> Callable[[Batch], Batch]:
-    """Let attention see the whole sequence; how a batch is cut for it."""
+def cut_context(
+    config: Composed, model: nn.Module, plan: Plan, cp: Comm, tree: Node
+) -> tuple[Callable[[Batch], Batch], list[tuple[nn.Module, Callable[..., Tensor]]]]:
+    """Let attention see the whole sequence: how a batch is cut for it, and whose functions it took the places of."""
     if cp.size == 1:
-        return _as_it_is
+        return _as_it_is, []
     from gangline_parallel_megatron_style.context.apply import ORDERS, set_attention
     from gangline_parallel_megatron_style.context.cut import cut_batch
 
     method = config.context
-    set_attention(model, plan, cp, method, calls(tree, plan, "attention"))
-    return partial(cut_batch, index=cp.index, size=cp.size, order=ORDERS[method])
+    taken = set_attention(model, plan, cp, method, calls(tree, plan, "attention"))
+    return partial(cut_batch, index=cp.index, size=cp.size, order=ORDERS[method]), taken
 
 
 def split_products(model: nn.Module, precision: Precision) -> None:

@@ -14,6 +14,7 @@ from gangline_parallel_megatron_style.data_parallel.storage import Storage
 from gangline_parallel_megatron_style.pipeline.executor import Executor
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.stage import Segment
+from gangline_parallel_megatron_style.tensor.setting import Setting
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,9 @@ class Components:
     listeners      (block's path, module) of modules with `after_step`
     shapes         of all trained parameters of the run, in the order of one process
     records        the times of each step's actions become metrics
+    setting        what modules that tp cuts share, None for one rank
+    attentions     modules whose attention sees other ranks' tokens, with what was there before
+    cached         all modules say how they take one more token of a text
     executor       the stages of a rank -> what runs this rank's part of the schedule
     """
 
@@ -53,4 +57,7 @@ class Components:
     listeners: list[tuple[str, StepListener]]
     shapes: Mapping[str, tuple[int, ...]]
     records: bool
+    setting: Setting | None
+    attentions: list[tuple[nn.Module, Callable[..., Tensor]]]
+    cached: bool
     executor: Callable[[RankStages], Executor]

@@ -24,14 +24,20 @@ from gangline.strategy import (
     Matrices,
     Registry,
     Runtime,
+    Sampling,
     Shard,
     ShardedParam,
     StepResult,
+    Stop,
     Tally,
+    Written,
     check_share,
     count_tokens,
+    decode,
     evaluated,
+    frame_of,
     in_global_order,
+    writing,
 )
 from gangline_parallel_megatron_style.components import Components
 from gangline_parallel_megatron_style.data_parallel.group_schedule import GroupSchedule
@@ -40,6 +46,7 @@ from gangline_parallel_megatron_style.pipeline import record
 from gangline_parallel_megatron_style.pipeline.rank_stages import RankStages
 from gangline_parallel_megatron_style.pipeline.stage import Stage
 from gangline_parallel_megatron_style.step_context import StepContext, local_frame
+from gangline_parallel_megatron_style.write import everywhere, whole_sequences
 
 
 class ComposedRuntime(Runtime, RankStages):
@@ -61,7 +68,7 @@ class ComposedRuntime(Runtime, RankStages):
         self._grad_norm = GradNorm(
             self._parameters, self.registry, made.shapes, self.world, self.device, made.deterministic
         )
-        self._norm = 0.0
+        self._norm, self._tokens_cut = 0.0, made.tokens_cut
         self._groups = GroupSchedule(made.storage, made.stages, made.prefetch)
         self.stages = [Stage(segments, self._groups.before, self._groups.after) for segments in made.stages]
         self._executor = made.executor(self)
@@ -119,6 +126,23 @@ class ComposedRuntime(Runtime, RankStages):
         self._context = self._begin((), None)
         return in_global_order(losses, len(batches), self.data_coordinate, self.world, self.device)
 
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None
+    ) -> list[Written]:
+        self.storage.refresh()
+        with writing(self.made.model), whole_sequences(self.made, self.stages):
+            self._tokens_cut = 1
+            try:
+                return decode(self._next, prompts, sampling, cached=self.made.cached, device=self.device, stop=stop)
+            finally:
+                self._tokens_cut = self.made.tokens_cut
+                self._context = self._begin((), None)
+
+    def _next(self, batch: Batch) -> Tensor:
+        """(B, V), on every rank: the logits of what follows each row's last token."""
+        self._context = StepContext([batch], [frame_of(batch, 0, self.made.seed, None)], None)
+        return everywhere(self.made, self._executor.evaluate(1))
+
     @torch.no_grad()
     def _losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:
         """In evaluation, of each microbatch the loss of this rank's tokens; none where another rank counts them."""
@@ -163,7 +187,7 @@ class ComposedRuntime(Runtime, RankStages):
 
     def empty(self, microbatch: int) -> Tensor:
         B, T = self._context.batches[microbatch].shape
-        t = T // self.made.tokens_cut
+        t = T // self._tokens_cut
         return torch.empty(B, t, self.made.width, dtype=self.made.precision.compute_dtype, device=self.device)
 
     # --- after the step ---------------------------------------------------------------------------------------------

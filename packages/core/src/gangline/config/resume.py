@@ -20,6 +20,7 @@ MAY_CHANGE = (
     "run.deterministic",
     "run.recompute",
     "run.recompute_every",
+    "run.loss_chunk",
     "run.compile",
     "run.sample",
     "run.save_on_signal",

@@ -32,6 +32,7 @@ class RunSection:
     device: str | None = None  # null: a GPU where there is one
     recompute: Recompute = Recompute.none  # what the backward pass computes again: none, selective (attention), full
     recompute_every: PositiveInt = 1  # of every n blocks one is recomputed
+    loss_chunk: PositiveInt | None = None  # tokens that the loss has logits of at a time, computed twice; null: all
     compile: bool = False  # torch.compile, block by block
     sample: NonNegativeInt = 200  # tokens to write from the finished model; 0: none
     save_on_signal: bool = True  # SIGTERM or Ctrl-C: save a checkpoint at the step boundary, then end

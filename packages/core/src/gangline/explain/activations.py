@@ -161,11 +161,12 @@ def of_angles(blocks: Iterable[Node], sizes: ActivationSizes) -> int:
 def of_head(plan: Plan, width: int, sizes: ActivationSizes) -> dict[str, int]:
     """The last norm's input and output; logits with their log-sum-exp; and what the loss's backward pass takes."""
     vocabulary = -(-plan.facts.get("vocab_size", 0) // sizes.tp)
+    rows = min(sizes.inner_tokens, plan.facts.get("loss_chunk", sizes.inner_tokens))  # that have logits at a time
     stream = norm_bytes(sizes, sizes.tokens, width) + sizes.tokens * width * sizes.itemsize
-    logits = sizes.inner_tokens * vocabulary * sizes.itemsize
+    logits = rows * vocabulary * sizes.itemsize
     return {
         "activations": stream,
         "logits": 2 * logits
         + sizes.inner_tokens * (sizes.master_itemsize + 9)
-        + 2 * min(sizes.inner_tokens * vocabulary, LOSS_CHUNK) * sizes.master_itemsize,
+        + 2 * min(rows * vocabulary, LOSS_CHUNK) * sizes.master_itemsize,
     }

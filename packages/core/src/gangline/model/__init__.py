@@ -38,7 +38,10 @@ if TYPE_CHECKING:
     from gangline.model.linear import Embedding as Embedding, Linear as Linear
     from gangline.model.local_sizes import CommVolume as CommVolume, LocalSizes as LocalSizes
     from gangline.model.loss import (
+        CrossEntropy as CrossEntropy,
+        by_chunks as by_chunks,
         cap_logits_ as cap_logits_,
+        gradients_by_chunks as gradients_by_chunks,
         log_sum_exp as log_sum_exp,
         logits_gradient as logits_gradient,
         uncapped_gradient_ as uncapped_gradient_,
@@ -109,7 +112,9 @@ __getattr__, __all__ = lazily(
         "gangline.model.config": "DecoderConfig Tiny",
         "gangline.model.compose": "compose_model",
         "gangline.model.calls": "LOSS_CHUNK AttentionCall Call LossCall",
-        "gangline.model.loss": "cap_logits_ log_sum_exp logits_gradient uncapped_gradient_ wide",
+        "gangline.model.loss": (
+            "CrossEntropy by_chunks cap_logits_ gradients_by_chunks log_sum_exp logits_gradient uncapped_gradient_ wide"
+        ),
         "gangline.model.build": "Wrapper construct",
         "gangline.model.attention": "PLAIN PlainAttention",
         "gangline.model.feed_forward": "FeedForward",

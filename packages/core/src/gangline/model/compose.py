@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gangline.config.schema import Run
 from gangline.errors import UserError
-from gangline.model.tree import Node, children, nodes, parameter_shapes
+from gangline.model.tree import HeadNode, Node, children, nodes, parameter_shapes, replaced
 from gangline.plan import Plan
 from gangline.plugins import build, installed, load
 
@@ -16,6 +18,8 @@ def compose_model(run: Run) -> tuple[Node, Plan]:
     that wrap one node give it parts of one name; and where nothing is left to train.
     """
     tree, plan = build(run.model, run)
+    if run.run.loss_chunk is not None:
+        tree, plan = _in_chunks(tree, plan, run.run.loss_chunk)
     claims: dict[str, str] = {}
     for group, options in sorted(run.edits.items(), key=lambda item: (item[1].wraps, item[0])):
         edit = load(installed().part_of(options).part.build)
@@ -34,6 +38,15 @@ def compose_model(run: Run) -> tuple[Node, Plan]:
             "Its plan freezes every parameter.",
             f"Switch off what freezes it: {' or '.join(f'{group}=off' for group in run.edits) or 'another model'}.",
         )
+    return tree, plan
+
+
+def _in_chunks(tree: Node, plan: Plan, chunk: int) -> tuple[Node, Plan]:
+    """The loss of core's head in chunks of so many tokens; what a model or an edit has in its place stays as it is."""
+    for path, node in nodes(tree):
+        if isinstance(node, HeadNode):
+            tree = replaced(tree, path, replace(node, chunk=chunk))
+            plan = replace(plan, facts={**plan.facts, "loss_chunk": chunk})
     return tree, plan
 
 

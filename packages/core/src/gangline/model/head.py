@@ -25,7 +25,7 @@ class Head(nn.Module):
         super().__init__()
         self.norm = construct(node.norm)
         self.weight = nn.Parameter(torch.empty(node.vocab_size, node.dim))
-        self.loss = CrossEntropy(node.call)
+        self.loss = CrossEntropy(node.call, node.chunk)
         self.soft_cap, self.scale = node.soft_cap, node.scale
 
     def forward(self, hidden_BTD: Tensor, batch: Batch) -> Tensor:

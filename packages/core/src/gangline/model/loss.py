@@ -25,16 +25,25 @@ PLAIN = LossCall()
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """The default of the `loss` seam."""
+    """The default of the `loss` seam.
+
+    chunk: so many rows have logits at a time, computed once more in the backward pass; None: all, kept for it.
+    """
 
     computes: LossCall = PLAIN
+    chunk: int | None = None
 
     def __call__(self, hidden_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
         """Sum over the targets that count of -log p(target), 0-d, in nats; the z-term of them is emitted."""
-        logits_NV = logits(hidden_BTD, weight_VD).flatten(0, 1)
-        if self.computes.soft_cap is not None:
-            logits_NV = _SoftCap.apply(logits_NV, self.computes.soft_cap)
-        loss, squares = _CrossEntropy.apply(logits_NV, targets_BT.flatten(), loss_mask_BT.flatten())
+        targets_N, counts_N, cap = targets_BT.flatten(), loss_mask_BT.flatten(), self.computes.soft_cap
+        if self.chunk is not None and self.chunk < len(targets_N):
+            narrow_VD = weight_VD.to(hidden_BTD.dtype)
+            loss, squares = _InChunks.apply(hidden_BTD.flatten(0, 1), narrow_VD, targets_N, counts_N, self.chunk, cap)
+        else:
+            logits_NV = logits(hidden_BTD, weight_VD).flatten(0, 1)
+            if cap is not None:
+                logits_NV = _SoftCap.apply(logits_NV, cap)
+            loss, squares = _CrossEntropy.apply(logits_NV, targets_N, counts_N)
         return emit_loss(loss, self.computes.z * squares, "z_loss") if self.computes.z else loss
 
 
@@ -67,6 +76,84 @@ class _CrossEntropy(torch.autograd.Function):
         each_N = counts_N.to(grad.dtype) * grad
         z_N = None if grad_squares is None else 2 * lse_N * counts_N * grad_squares
         return logits_gradient(logits_NV, targets_N, None, each_N, lse_N, z_N), None, None
+
+
+class _InChunks(torch.autograd.Function):
+    """The same of rows of hidden (N, D) and the weight, which never has the logits of more than `chunk` rows."""
+
+    @staticmethod
+    def forward(
+        ctx, h_ND: Tensor, w_VD: Tensor, targets_N: Tensor, counts_N: Tensor, chunk: int, soft_cap: float | None
+    ) -> tuple[Tensor, Tensor]:
+        targets_N = targets_N.masked_fill(~counts_N, 0)
+        lse_N, target_N = by_chunks(h_ND, w_VD, targets_N, chunk, soft_cap)
+        ctx.save_for_backward(h_ND, w_VD, targets_N, counts_N, lse_N)
+        ctx.chunk, ctx.soft_cap = chunk, soft_cap
+        ctx.set_materialize_grads(False)
+        losses_N = lse_N - target_N
+        return losses_N.masked_fill(~counts_N, 0).sum(), lse_N.square().masked_fill(~counts_N, 0).sum()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor, grad_squares: Tensor | None):
+        h_ND, w_VD, targets_N, counts_N, lse_N = ctx.saved_tensors
+        each_N = counts_N.to(grad.dtype) * grad
+        z_N = None if grad_squares is None else 2 * lse_N * counts_N * grad_squares
+        dh_ND, dw_VD = gradients_by_chunks(
+            h_ND, w_VD, targets_N, None, each_N, lse_N, z_N, ctx.chunk, ctx.soft_cap, ctx.needs_input_grad[:2]
+        )
+        return dh_ND, dw_VD, None, None, None, None
+
+
+def by_chunks(
+    h_ND: Tensor, w_VD: Tensor, targets_N: Tensor, chunk: int, soft_cap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Of each row the log-sum-exp of its logits and the target's logit, (N,) each in float32 at least."""
+    found = []
+    for h, target in zip(h_ND.split(chunk), targets_N.split(chunk), strict=True):
+        logits_CV = _capped(F.linear(h, w_VD), soft_cap)
+        found.append((log_sum_exp(logits_CV), wide(logits_CV.gather(1, target[:, None]).squeeze(1))))
+    lse, targets = zip(*found, strict=True)
+    return torch.cat(lse), torch.cat(targets)
+
+
+def gradients_by_chunks(
+    h_ND: Tensor,
+    w_VD: Tensor,
+    targets_N: Tensor,
+    here_N: Tensor | None,
+    each_N: Tensor,
+    lse_N: Tensor,
+    z_N: Tensor | None,
+    chunk: int,
+    soft_cap: float | None,
+    wanted: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of hidden and of the weight, where they are `wanted`; as `logits_gradient` has the rest.
+
+    That of the weight is added up over the chunks in float32 at least.
+    """
+    dh_ND = torch.empty_like(h_ND) if wanted[0] else None
+    dw_VD = torch.zeros_like(w_VD, dtype=torch.promote_types(w_VD.dtype, torch.float32)) if wanted[1] else None
+    for start in range(0, len(h_ND), chunk):
+        rows = slice(start, start + chunk)
+        logits_CV = _capped(F.linear(h_ND[rows], w_VD), soft_cap)
+        here, z = (None if x is None else x[rows] for x in (here_N, z_N))
+        d_CV = logits_gradient(logits_CV, targets_N[rows], here, each_N[rows], lse_N[rows], z)
+        if soft_cap is not None:
+            uncapped_gradient_(d_CV, logits_CV, soft_cap)
+        if dh_ND is not None:
+            torch.mm(d_CV, w_VD, out=dh_ND[rows])
+        if dw_VD is None:
+            continue
+        if dw_VD.dtype == d_CV.dtype:
+            dw_VD.addmm_(d_CV.t(), h_ND[rows])
+        else:
+            dw_VD += d_CV.t() @ h_ND[rows]
+    return dh_ND, None if dw_VD is None else dw_VD.to(w_VD.dtype)
+
+
+def _capped(logits_NV: Tensor, cap: float | None) -> Tensor:
+    return logits_NV if cap is None else cap_logits_(logits_NV, cap)
 
 
 class _SoftCap(torch.autograd.Function):

@@ -354,7 +354,8 @@ class EmbeddingNode(Node):
 class HeadNode(Node):
     """The last norm, the product with the vocabulary, and the loss; `z` and `soft_cap`: of `LossCall`.
 
-    scale: of the logits, before a soft cap; it is put on what is multiplied with the vocabulary.
+    scale: of the logits, before a soft cap; it is put on what is multiplied with the vocabulary. chunk: tokens whose
+    logits the loss has at a time (`run.loss_chunk`); None: all.
     """
 
     module: ClassVar[str] = "gangline.model.head:Head"
@@ -364,6 +365,7 @@ class HeadNode(Node):
     z: float = 0.0
     soft_cap: float | None = None
     scale: float = 1.0
+    chunk: int | None = None
 
     @property
     def call(self) -> LossCall:

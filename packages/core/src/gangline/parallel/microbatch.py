@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,14 @@ class WholeModel:
         for block in self.blocks:
             hidden = block(hidden, batch)
         return self.head(hidden, batch)
+
+    def last_logits(self, batch: Batch) -> Tensor:
+        """(B, V): the logits of what follows each row's last token."""
+        hidden = self.embed(batch)
+        for block in self.blocks:
+            hidden = block(hidden, batch)
+        head: Any = self.head
+        return head.logits(hidden[:, -1:])[:, -1]
 
 
 def frame_of(batch: Batch, microbatch: int, seed: int, collected: Collected | None) -> Frame:

@@ -28,6 +28,9 @@ from gangline.parallel.storage import WholeStorage
 from gangline.plan import Plan
 from gangline.precision.base import Precision
 from gangline.runtime import ParamShard, Runtime, ShardedParam, StepResult
+from gangline.sampling.decode import Stop
+from gangline.sampling.on_ranks import keeps, shared, writing
+from gangline.sampling.options import Sampling, Written
 from gangline.shard import Layout, Registry, Shard, model_array, parameter_of
 
 
@@ -51,6 +54,7 @@ class WholeRuntime(Runtime):
         groups: int = 1,
     ) -> None:
         self.precision, self.seed, self.deterministic = precision, run.seed, run.deterministic
+        self._run = run
         self.comm: Comm = comms.axis(*DATA_AXES)
         self.device, self.rank, self.groups = comms.device, comms.rank, groups
         self.storage = WholeStorage(model, plan, precision, comms.device)
@@ -115,6 +119,14 @@ class WholeRuntime(Runtime):
     def score(self, batches: Sequence[Batch]) -> Tensor:
         check_share(batches, self.comm, self.device)
         return in_global_order(self._losses(batches), len(batches), self.data_coordinate, self.comm, self.device)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, stop: Stop | None = None
+    ) -> list[Written]:
+        self.storage.refresh()
+        cached, forward = keeps(self._run), self.stages.last_logits
+        with writing(self.model):
+            return shared(forward, prompts, sampling, cached=cached, comm=self.comm, device=self.device, stop=stop)
 
     @torch.no_grad()
     def _losses(self, microbatches: Sequence[Batch]) -> list[Tensor]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from gangline import UserError
 from gangline.comm import Comm
@@ -22,8 +22,10 @@ ORDERS: dict[Method, Order] = {"ring": "zigzag", "ulysses": "contiguous"}  # how
 
 def set_attention(
     model: nn.Module, plan: Plan, comm: Comm, method: Method, declared: Mapping[str, Call | None]
-) -> None:
+) -> list[tuple[nn.Module, Callable[..., Tensor]]]:
     """Set the `attention` seam of every module that the plan names; nothing on one rank.
+
+    Gives the modules, and the functions whose places were taken.
 
     Ring attention takes the seam's place and computes what is declared there (`gangline.model.seams.calls`); Ulysses
     wraps what is there, and calls it with some of the heads. Raises UserError where the function there is not the
@@ -31,9 +33,10 @@ def set_attention(
     the plan names has no such seam.
     """
     if comm.size == 1:
-        return
+        return []
     patterns = [seam.pattern for seam in plan.seams if seam.name == "attention"]
     rings: dict[AttentionCall, RingAttention] = {}
+    taken: list[tuple[nn.Module, Callable[..., Tensor]]] = []
     recall, done = Recall(), list[str]()
     modules = {path: m for path, m in model.named_modules() if any(matches(pattern, path) for pattern in patterns)}
     for path, module in modules.items():
@@ -41,6 +44,7 @@ def set_attention(
         if inner is None:
             continue
         call = _agreed(path, inner, call_at(declared, path), method)
+        taken.append((module, inner))
         if method == "ring":
             module.attention = rings.setdefault(call, RingAttention(comm, call))
         else:
@@ -54,6 +58,7 @@ def set_attention(
                 "Tokens of one sequence lie on several ranks, and this module would see its own alone.",
                 "Use parallel.cp=1.",
             )
+    return taken
 
 
 def _agreed(path: str, function: object, declared: Call | None, method: Method) -> AttentionCall:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,10 +60,11 @@ class Stage:
         self, segments: list[Segment], before: Callable[[Segment, bool], None], after: Callable[[Segment, bool], None]
     ) -> None:
         self.segments, self.before, self.after = segments, before, after
+        self.writes = False  # the head gives the logits of what follows each row's last token, not the loss
         self._unmarked: dict[int, list[Segment]] = {}  # by microbatch: segments with no identity before them
 
     def forward(self, microbatch: int, hidden: Tensor | None, batch: Batch) -> Tensor:
-        """The hidden state behind the last segment, or the loss."""
+        """The hidden state behind the last segment, or the loss, or logits (B, V) of this rank."""
         unmarked = []
         for segment in self.segments:
             if hidden is None or not hidden.requires_grad:
@@ -70,13 +72,21 @@ class Stage:
             else:
                 hidden = passing(hidden, partial(self.after, segment, True))
             self.before(segment, False)
-            hidden = segment.module(batch) if hidden is None else segment.module(hidden, batch)
+            hidden = self._run(segment, hidden, batch)
             self.after(segment, False)
             hidden = passing(hidden, partial(self.before, segment, True))
         assert hidden is not None
         if torch.is_grad_enabled():
             self._unmarked[microbatch] = unmarked
         return hidden
+
+    def _run(self, segment: Segment, hidden: Tensor | None, batch: Batch) -> Tensor:
+        if hidden is None:
+            return segment.module(batch)
+        if segment.kind == "head" and self.writes:
+            head: Any = segment.module
+            return head.logits(hidden[:, -1:])[:, -1]
+        return segment.module(hidden, batch)
 
     def backward_ends(self, microbatch: int) -> None:
         """The backward pass of this stage and microbatch is done."""

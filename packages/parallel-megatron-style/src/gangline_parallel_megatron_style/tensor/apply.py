@@ -11,7 +11,7 @@ from torch import nn
 
 from gangline import UserError
 from gangline.comm import Comm
-from gangline.model import Call, Embedding, Linear, LossCall
+from gangline.model import Call, CrossEntropy, Embedding, Linear, LossCall
 from gangline.precision import Precision
 from gangline.strategy import (
     OwnProducts,
@@ -43,8 +43,10 @@ def cut_modules(
     sequence_parallel: bool,
     first_rows: Mapping[str, int],
     losses: Mapping[str, Call | None],
-) -> None:
+) -> Setting:
     """Let the modules of `model` compute with the parts of their parameters that this rank of `comm` holds.
+
+    Gives what they share.
 
     Sets the `product` of every `Linear`, the `lookup` of every `Embedding` and the `loss` seam, and calls `bind(comm)`
     once on the nearest module with a `bind` around every other cut parameter. Parameters stay as they are: the caller
@@ -55,7 +57,9 @@ def cut_modules(
     Raises TypeError where a cut is not one that its module can compute with, UserError where
     a loss over a cut vocabulary would be another than the module's own, or a product or lookup is somebody's own.
     """
-    _Cutter(model, plan, Setting(comm, precision, sequence_parallel), first_rows, losses).run()
+    setting = Setting(comm, precision, sequence_parallel)
+    _Cutter(model, plan, setting, first_rows, losses).run()
+    return setting
 
 
 class _Cutter:
@@ -119,13 +123,14 @@ class _Cutter:
         if first is not None:
             embedding.lookup = Lookup(self.setting, first)
         elif self.setting.sequence_parallel:
-            embedding.lookup = partial(own_lookup, comm=self.setting.comm)
+            embedding.lookup = partial(own_lookup, setting=self.setting)
 
     def _loss(self, path: str, head: nn.Module) -> None:
         first = self._first_row(path)
         if first is not None:
             call = _agreed(path, head.loss, call_at(self.losses, path))
-            head.loss = VocabularyLoss(self.setting, first, call)  # type: ignore[assignment]
+            chunk = head.loss.chunk if isinstance(head.loss, CrossEntropy) else None
+            head.loss = VocabularyLoss(self.setting, first, call, chunk)  # type: ignore[assignment]
         elif self.setting.sequence_parallel:
             head.loss = partial(own_loss, loss=head.loss, comm=self.setting.comm)  # type: ignore[assignment,arg-type]
 

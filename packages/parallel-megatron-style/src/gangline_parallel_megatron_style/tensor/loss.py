@@ -8,7 +8,8 @@ is elsewhere), in float32 at least; these are gathered, and every rank merges al
 The z-term, Σ lse² over the tokens, has 2 lse exp(logits_i - lse) for its gradient, and is emitted by rank 0 alone.
 
 As careful of memory as core's own loss: kept are the logits of this rank and a few numbers a row; exponentials are in
-float32 a few rows at a time. Under sequence parallelism hidden is kept as this rank's part and gathered again.
+float32 a few rows at a time. In chunks not even these logits are kept, and the weight's gradient is computed beside
+them, never deferred. Under sequence parallelism hidden is kept as this rank's part and gathered again.
 
 N rows (tokens), V vocabulary of this rank, D model width
 """
@@ -22,7 +23,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gangline.forward_context import emit_loss
-from gangline.model import LossCall, cap_logits_, log_sum_exp, logits_gradient, uncapped_gradient_, wide
+from gangline.model import (
+    LossCall,
+    by_chunks,
+    cap_logits_,
+    gradients_by_chunks,
+    log_sum_exp,
+    logits_gradient,
+    uncapped_gradient_,
+    wide,
+)
 from gangline.strategy import accumulate_grad, defer
 from gangline_parallel_megatron_style.tensor.rows import to_rows
 from gangline_parallel_megatron_style.tensor.setting import Setting, anchor, wants
@@ -30,11 +40,15 @@ from gangline_parallel_megatron_style.tensor.setting import Setting, anchor, wan
 
 @dataclass(frozen=True)
 class VocabularyLoss:
-    """The rows of the vocabulary from `first` on are here, as many as the weight has, perhaps none."""
+    """The rows of the vocabulary from `first` on are here, as many as the weight has, perhaps none.
+
+    chunk: so many tokens have logits at a time, computed once more in the backward pass; None: all, kept for it.
+    """
 
     setting: Setting
     first: int
     computes: LossCall
+    chunk: int | None = None
 
     def __call__(self, hidden_BTD: Tensor, w_VD: Tensor, targets_BT: Tensor, loss_mask_BT: Tensor) -> Tensor:
         """hidden (B, t, D), w (V, D), targets and loss_mask (B, T) -> the sum over all T, 0-d, equal on all ranks."""
@@ -42,7 +56,8 @@ class VocabularyLoss:
         targets_N, counts_N = ((x.t() if tokens_first else x).reshape(-1) for x in (targets_BT, loss_mask_BT))
         h_ND = to_rows(hidden_BTD, tokens_first)
         wanted = None if h_ND.requires_grad else anchor(w_VD)
-        given = (targets_N - self.first, counts_N, self.setting, self.computes.soft_cap)
+        chunk = self.chunk if self.chunk is not None and self.chunk < len(targets_N) else None
+        given = (targets_N - self.first, counts_N, self.setting, self.computes.soft_cap, chunk)
         loss, squares = _Loss.apply(h_ND, wanted, (w_VD,), *given)
         if not self.computes.z:
             return loss
@@ -67,18 +82,24 @@ class _Loss(torch.autograd.Function):
         counts_N: Tensor,
         setting: Setting,
         soft_cap: float | None,
+        chunk: int | None,
     ):
         comm, (w,) = setting.comm, hidden
         all_ND = comm.all_gather(h_ND) if setting.sequence_parallel else h_ND
-        logits_NV = F.linear(all_ND, w.to(h_ND.dtype))
-        if soft_cap is not None:
-            cap_logits_(logits_NV, soft_cap)
         here_N = counts_N & (targets_N >= 0) & (targets_N < w.shape[0])
         targets_N = targets_N.masked_fill(~here_N, 0)
-        part_2N = _parts(logits_NV, targets_N, here_N)
+        logits_NV = None
+        if chunk is None or not len(w):
+            logits_NV = F.linear(all_ND, w.to(h_ND.dtype))
+            if soft_cap is not None:
+                cap_logits_(logits_NV, soft_cap)
+            part_2N = _parts(logits_NV, targets_N, here_N)
+        else:
+            lse_N, target_N = by_chunks(all_ND, w.to(h_ND.dtype), targets_N, chunk, soft_cap)
+            part_2N = torch.stack((lse_N, target_N.masked_fill(~here_N, 0)))
         lse_nN, target_nN = comm.all_gather(part_2N).view(comm.size, 2, -1).unbind(1)
         lse_N = lse_nN.logsumexp(0)
-        ctx.setting, ctx.w, ctx.soft_cap = setting, w, soft_cap
+        ctx.setting, ctx.w, ctx.soft_cap, ctx.chunk = setting, w, soft_cap, chunk
         ctx.save_for_backward(h_ND, logits_NV, targets_N, here_N, counts_N, lse_N)
         ctx.set_materialize_grads(False)
         squares = lse_N.square().masked_fill(~counts_N, 0).sum()
@@ -89,20 +110,31 @@ class _Loss(torch.autograd.Function):
         h_ND, logits_NV, targets_N, here_N, counts_N, lse_N = ctx.saved_tensors
         setting: Setting = ctx.setting
         w, comm = ctx.w, setting.comm
-        gathers = setting.sequence_parallel and wants(w)
+        gathers = setting.sequence_parallel and (wants(w) or ctx.chunk is not None)
         gathering = comm.start_all_gather(h_ND) if gathers else None
         z_N = None if grad_squares is None else 2 * lse_N * counts_N * grad_squares
-        dlogits_NV = _gradient(logits_NV, targets_N, here_N, counts_N.to(grad.dtype) * grad, lse_N, z_N)
+        each_N = counts_N.to(grad.dtype) * grad
+        start = comm.start_reduce_scatter if setting.sequence_parallel else comm.start_all_reduce
+        travelling = None
+        if ctx.chunk is not None and len(w):
+            all_ND = h_ND if gathering is None else gathering.wait()
+            given = (targets_N, here_N, each_N, lse_N, z_N, ctx.chunk, ctx.soft_cap)
+            wanted = (ctx.needs_input_grad[0], wants(w))
+            dh_ND, dw_VD = gradients_by_chunks(all_ND, w.to(h_ND.dtype), *given, wanted)
+            if dh_ND is not None:
+                travelling = start(dh_ND)
+            if dw_VD is not None:
+                defer(lambda: accumulate_grad(w, dw_VD))
+            return None if travelling is None else travelling.wait(), *(None,) * 7
+        dlogits_NV = _gradient(logits_NV, targets_N, here_N, each_N, lse_N, z_N)
         if ctx.soft_cap is not None:
             uncapped_gradient_(dlogits_NV, logits_NV, ctx.soft_cap)
-        travelling = None
         if ctx.needs_input_grad[0]:
-            start = comm.start_reduce_scatter if setting.sequence_parallel else comm.start_all_reduce
             travelling = start(dlogits_NV @ w.to(h_ND.dtype))
         all_ND = h_ND if gathering is None else gathering.wait()
         if wants(w):
             defer(lambda: accumulate_grad(w, dlogits_NV.t() @ all_ND))
-        return None if travelling is None else travelling.wait(), None, None, None, None, None, None
+        return None if travelling is None else travelling.wait(), *(None,) * 7
 
 
 def _parts(logits_NV: Tensor, targets_N: Tensor, here_N: Tensor) -> Tensor:

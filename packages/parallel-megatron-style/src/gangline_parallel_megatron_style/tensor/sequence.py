@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gangline.comm import Comm, all_gather, all_reduce
 from gangline_parallel_megatron_style.tensor.rows import from_rows, to_rows
+from gangline_parallel_megatron_style.tensor.setting import Setting
 
 
 def cut_sequence(x: Tensor, comm: Comm) -> Tensor:
@@ -43,9 +44,9 @@ class _Everyones(torch.autograd.Function):
         return grad, None
 
 
-def own_lookup(tokens_BT: Tensor, w_VD: Tensor, *, comm: Comm) -> Tensor:
+def own_lookup(tokens_BT: Tensor, w_VD: Tensor, *, setting: Setting) -> Tensor:
     """The lookup of a whole embedding under sequence parallelism: (B, T) -> (B, t, D), of this rank's run of tokens."""
-    return F.embedding(cut_sequence(tokens_BT, comm), w_VD)
+    return F.embedding(cut_sequence(tokens_BT, setting.comm) if setting.sequence_parallel else tokens_BT, w_VD)
 
 
 def own_loss(

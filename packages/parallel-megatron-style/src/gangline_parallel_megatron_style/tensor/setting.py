@@ -11,9 +11,12 @@ from gangline.comm import Comm
 from gangline.precision import Precision
 
 
-@dataclass(frozen=True)
+@dataclass
 class Setting:
-    """The ranks of the axis `tp`, how to multiply, and whether a rank holds its own run of tokens between regions."""
+    """The ranks of the axis `tp`, how to multiply, and whether a rank holds its own run of tokens between regions.
+
+    The last is off while a text is written, one token at a time.
+    """
 
     comm: Comm
     precision: Precision

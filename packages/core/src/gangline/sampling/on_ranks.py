@@ -1,0 +1,53 @@
+"""Writing texts with a model that is laid over ranks, as a strategy runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from gangline.comm.base import Comm
+from gangline.comm.objects import gather_json
+from gangline.config.schema import Run
+from gangline.model.compose import compose_model
+from gangline.model.seams import recomputed
+from gangline.sampling.decode import Forward, Stop, decode
+from gangline.sampling.options import Sampling, Written
+
+
+def keeps(run: Run) -> bool:
+    """Whether all modules of the run's model say how they take one more token (`Node.decodes`)."""
+    return not recomputed(compose_model(run)[0])
+
+
+@contextmanager
+def writing(model: nn.Module) -> Iterator[None]:
+    """Within, `model` is in evaluation, without gradients, and what is compiled runs as it was written.
+
+    Each length of a text would be compiled anew.
+    """
+    model.eval()
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        model.train()
+
+
+def shared(
+    forward: Forward,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    *,
+    cached: bool,
+    comm: Comm,
+    device: torch.device,
+    stop: Stop | None,
+) -> list[Written]:
+    """Each rank of `comm`, which holds the model whole, writes its share of the texts; all get all of them."""
+    first, last = (len(prompts) * index // comm.size for index in (comm.index, comm.index + 1))
+    mine = decode(forward, prompts[first:last], sampling, cached=cached, device=device, stop=stop, first=first)
+    parts = gather_json(comm, device, [[one.tokens, one.why] for one in mine])
+    return [Written(tokens, why) for part in parts for tokens, why in part]

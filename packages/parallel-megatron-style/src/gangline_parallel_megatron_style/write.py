@@ -1,0 +1,71 @@
+"""Texts from a model that is cut along every axis.
+
+Every rank takes part in every token: stages hand the hidden state on as in an evaluation, heads and features stay cut
+over tp, and weights that lie over the data ranks are gathered as in any forward pass. What cuts sequences is switched
+off, for there is one token at a time: with sequence parallelism the ranks of tp, with context parallelism those of cp
+hold all tokens. All data ranks write all texts.
+
+B rows, V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gangline.comm import Comm
+from gangline_parallel_megatron_style.components import Components
+from gangline_parallel_megatron_style.pipeline.stage import Stage
+from gangline_parallel_megatron_style.tensor.loss import VocabularyLoss
+
+
+@contextmanager
+def whole_sequences(made: Components, stages: list[Stage]) -> Iterator[None]:
+    """Within, every rank has all tokens of its batch, and the head gives logits."""
+    setting, cut = made.setting, made.setting is not None and made.setting.sequence_parallel
+    over: list[tuple[Any, Any]] = [(module, module.attention) for module, _ in made.attentions]
+    try:
+        if setting is not None:
+            setting.sequence_parallel = False
+        for module, own in made.attentions:
+            module.attention = own  # type: ignore[assignment]
+        for stage in stages:
+            stage.writes = True
+        yield
+    finally:
+        if setting is not None:
+            setting.sequence_parallel = cut
+        for module, replaced in over:
+            module.attention = replaced
+        for stage in stages:
+            stage.writes = False
+
+
+def everywhere(made: Components, logits: list[Tensor]) -> Tensor:
+    """(B, V) on every rank, of what the ranks with the head have: theirs, or their parts of the vocabulary."""
+    pp, tp = made.comms.axis("pp"), made.comms.axis("tp")
+    heads = [segment.module for stage in made.stages for segment in stage if segment.kind == "head"]
+    mine = logits[0].double() if logits else None
+    if mine is not None and heads and isinstance(heads[0].loss, VocabularyLoss):
+        mine = _joined(mine, tp)
+    if pp.size == 1:
+        assert mine is not None
+        return mine
+    shape = torch.tensor([0, 0] if mine is None else list(mine.shape), dtype=torch.int64, device=made.comms.device)
+    shape = pp.all_reduce(shape)
+    if mine is None:
+        mine = torch.zeros(*shape.tolist(), dtype=torch.float64, device=made.comms.device)
+    return pp.all_reduce(mine)
+
+
+def _joined(part_BV: Tensor, tp: Comm) -> Tensor:
+    """The parts of a vocabulary in order of rank; the last ones may be shorter, or empty."""
+    sizes = tp.all_gather(torch.tensor([part_BV.shape[1]], dtype=torch.int64, device=part_BV.device)).tolist()
+    padded_VB = F.pad(part_BV, (0, max(sizes) - part_BV.shape[1])).t().contiguous()
+    parts = tp.all_gather(padded_VB).split(max(sizes))
+    return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)]).t().contiguous()

@@ -1,0 +1,30 @@
+"""What a rank does in the tests of writing."""
+
+from __future__ import annotations
+
+from runtimes import runtime_of
+
+from gangline.config.schema import Run
+from gangline.strategy import Batch, Sampling, Written
+from gangline.testing.inputs import share
+from gangline.testing.strategy_ranks import Stepped, one_step
+
+
+def texts(run: Run, prompts: list[list[int]], how: Sampling) -> tuple[list[Written], float]:
+    """What the runtime writes between two evaluations, and the loss of the second, less that of the first."""
+    runtime = runtime_of(run)
+    before = runtime.evaluate(batches(run, runtime.data_coordinate))
+    written = runtime.generate(prompts, how)
+    return written, runtime.evaluate(batches(run, runtime.data_coordinate))[0] - before[0]
+
+
+def batches(run: Run, coordinate: tuple[int, int]) -> list[Batch]:
+    index, width = coordinate
+    sizes = {"size": run.batch.global_size, "micro_size": 1, "length": run.batch.sequence_length}
+    return share(0, index, width, **sizes, vocab_size=run.model.vocab_size, kind="whole")
+
+
+def stepped(run: Run) -> Stepped:
+    """One step."""
+    runtime = runtime_of(run)
+    return one_step(runtime, batches(run, runtime.data_coordinate))
