@@ -6,12 +6,15 @@ import json
 import os
 import sys
 from pathlib import Path
+from statistics import median
 
 import torch
 
 from gangline.comm import Comm, connect
 from gangline.strategy import Mesh
 from gangline_planner.calibrate import kernels, links
+
+ROUNDS = 3
 
 
 def main(path: str) -> None:
@@ -31,15 +34,22 @@ def main(path: str) -> None:
 
 
 def measured(comm: Comm, device: torch.device) -> dict[str, float]:
-    """Name of a cluster file's number -> its value, of one rank while all do the same."""
+    """Name of a cluster file's number -> its value, of one rank while all do the same: the middle one of some rounds,
+    so that a moment in which the machine did something else counts in none.
+    """
+    rounds = [_round(comm, device) for _ in range(ROUNDS)]
+    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else _memory() / comm.size
+    return {name: median(one[name] for one in rounds) for name in rounds[0]} | {"memory.bytes": float(total)}
+
+
+def _round(comm: Comm, device: torch.device) -> dict[str, float]:
     found = kernels.products(comm, device)
     found |= kernels.attention(comm, device, found["peak.bf16" if device.type == "cuda" else "peak.fp32"])
     found |= kernels.memory(comm, device) | kernels.launches(comm, device)
     if comm.size > 1:
         node = links.link(links.collectives(comm, device), comm.size)
         found |= {f"link.node.{name}": value for name, value in node.items()}
-    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else _memory() / comm.size
-    return found | {"memory.bytes": float(total)}
+    return found
 
 
 def _memory() -> float:

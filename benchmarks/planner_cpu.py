@@ -1,0 +1,147 @@
+"""A machine's calibration against its own runs: ten layouts of small models on 1 to 8 processes, planned and measured.
+
+    python benchmarks/planner_cpu.py [--steps 12] [--layouts 10] [--json out.json]
+
+Each layout is calibrated for, run and planned in one go, so that what else the machine does is much the same for both:
+`gangline plan calibrate` with as many processes as the run has, then `train`, then `gangline plan compare` of its run
+directory with that file. A second calibration behind the run says how much the machine itself has drifted meanwhile,
+and each line has the machine's load and the run's own spread of steps. Prints a table, the median error, and of all
+pairs whose measured medians differ by more than 10 % how many the plans rank as the runs do. Goal: median 15 %, all
+pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from statistics import median, quantiles
+
+from gangline.cluster import load_cluster
+from gangline.record import read_records
+from gangline.testing.real_runs import own_environment, small_text
+from gangline_planner.compare import compare
+
+WIDE = "model.dim=256 model.layers=4 model.heads=4 model.kv_heads=4 model.hidden=1024"
+NARROW = "model.dim=128 model.layers=8 model.heads=4 model.kv_heads=4 model.hidden=512"
+LONG = "batch.global_size=8 batch.sequence_length=512"
+SHORT = "batch.global_size=16 batch.sequence_length=128"
+LAYOUTS = [
+    (1, f"parallel=single {WIDE} {LONG} batch.micro_size=2"),
+    (1, f"parallel=single {NARROW} {SHORT} batch.micro_size=4"),
+    (2, f"parallel=ddp {WIDE} {LONG} batch.micro_size=2"),
+    (2, f"parallel=fsdp {WIDE} {LONG} batch.micro_size=1"),
+    (2, f"parallel=3d parallel.tp=2 {NARROW} {LONG} batch.micro_size=2"),
+    (2, f"parallel=3d parallel.pp=2 parallel.tp=1 {WIDE} {LONG} batch.micro_size=1"),
+    (4, f"parallel=3d parallel.tp=2 parallel.pp=2 {WIDE} {LONG} batch.micro_size=1"),
+    (4, f"parallel=fsdp {NARROW} {SHORT} batch.micro_size=2"),
+    (8, f"parallel=ddp {NARROW} {SHORT} batch.micro_size=2"),
+    (8, f"parallel=3d parallel.tp=2 parallel.pp=2 {NARROW} {SHORT} batch.micro_size=2"),
+]
+COMMON = "run.device=cpu run.sample=0 validate.every=null checkpoint.every=1000 track=[jsonl] precision=fp32"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Seconds of a step, as planned and as measured.
+
+    drift   the peak rate behind the run over that before it, less 1
+    spread  of the middle half of the steps, over their median
+    load    runnable processes of the machine over its cores, when the run ended
+    """
+
+    processes: int
+    words: str
+    planned: float
+    measured: float
+    drift: float
+    spread: float
+    load: float
+    worst: str
+
+    @property
+    def error(self) -> float:
+        return self.planned / self.measured - 1
+
+
+def ran(*words: str) -> None:
+    """Raises RuntimeError with what it said where it fails."""
+    variables = {**own_environment(), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, env=variables, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+
+
+def measured(number: int, processes: int, words: str, place: Path, steps: int) -> Row:
+    """One layout: calibrated, run, calibrated again, compared."""
+    files = [place / f"{number}-{when}.yaml" for when in ("before", "behind")]
+    run_dir = place / f"run-{number}"
+    calibrate = (sys.executable, "-m", "gangline", "plan", "calibrate", f"--processes={processes}", "--out")
+    ran(*calibrate, str(files[0]))
+    run = [*words.split(), *COMMON.split(), f"launch.processes={processes}", f"run.steps={steps}"]
+    ran(sys.executable, "-m", "gangline.cli.train", *run, f"data.path={place / 'text'}", f"run.dir={run_dir}")
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
+    ran(*calibrate, str(files[1]))
+    before, behind = (load_cluster(str(path)) for path in files)
+    found = compare(str(run_dir), before)
+    seconds = [record["step_seconds"] for record in read_records(run_dir / "metrics.jsonl")][2:]
+    low, middle, high = quantiles(seconds, n=4)
+    return Row(
+        processes=processes,
+        words=words,
+        planned=found.step.planned,
+        measured=found.step.measured,
+        drift=behind["peak.fp32"] / before["peak.fp32"] - 1,
+        spread=(high - low) / middle,
+        load=load,
+        worst=f"{found.worst.name} {found.worst.apart:+.3g} s" if found.worst else "",
+    )
+
+
+def ranked(rows: list[Row]) -> tuple[int, int]:
+    """(pairs that the plans rank as the runs do, pairs whose medians differ by more than 10 %)."""
+    pairs = [
+        (one, other)
+        for one, other in combinations(rows, 2)
+        if max(one.measured, other.measured) > 1.1 * min(one.measured, other.measured)
+    ]
+    right = sum((one.planned < other.planned) == (one.measured < other.measured) for one, other in pairs)
+    return right, len(pairs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--layouts", type=int, default=len(LAYOUTS))
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    rows = []
+    print(
+        f"{'ranks':>5} {'planned':>9} {'measured':>9} {'error':>7} {'drift':>7} {'spread':>7} {'load':>5}  worst term"
+    )
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        small_text(place / "text")
+        for number, (processes, words) in enumerate(LAYOUTS[: asked.layouts]):
+            row = measured(number, processes, words, place, asked.steps)
+            rows.append(row)
+            print(
+                f"{row.processes:5} {row.planned:9.4f} {row.measured:9.4f} {row.error:+7.1%} {row.drift:+7.1%} "
+                f"{row.spread:7.1%} {row.load:5.1f}  {row.worst}; {words}",
+                flush=True,
+            )
+    right, pairs = ranked(rows)
+    print(f"median error {median(abs(row.error) for row in rows):.1%}; {right} of {pairs} pairs ranked right")
+    if asked.json:
+        asked.json.write_text(json.dumps([{**asdict(row), "error": row.error} for row in rows], indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
