@@ -16,6 +16,7 @@ usage: gangline plan [--tokens N] [--budget DOLLARS] [--price DOLLARS] [--mtbf H
                      [--svg FILE] [WORDS OF train ...] [cluster=NAME|FILE]
        gangline plan search [--json] [--svg FILE] [WORDS OF train ...] [cluster=NAME|FILE]
        gangline plan compare RUN_DIR cluster=NAME|FILE [--json]
+       gangline plan table [--json] cluster=NAME|FILE
        gangline plan judge FILE [--json]
        gangline plan calibrate --out FILE.yaml [--processes N]
 
@@ -27,6 +28,7 @@ usage: gangline plan [--tokens N] [--budget DOLLARS] [--price DOLLARS] [--mtbf H
   search  layouts that the words leave open, the fastest first, each as a line for `train`; those that do not fit with
           the memory that they lack
   compare  the plan of a run beside what it measured, term by term, and where they part most
+  table   sizes of models, 8B to 1T, by sizes of clusters, 8 to 32,768: days, money and energy, as Markdown
   judge   published measurements, rows in JSON, beside what is predicted for them; and how far off it is
 
   calibrate  this machine, measured with N processes at once (1), as a cluster file for `cluster=FILE.yaml`
@@ -45,6 +47,8 @@ def main(argv: Sequence[str]) -> int:
         return _calibrate(argv[1:])
     if argv[0] == "search":
         return _search(argv[1:])
+    if argv[0] == "table":
+        return _table(argv[1:])
     if argv[0] == "compare":
         return _compare(argv[1:])
     return _plan(argv)
@@ -76,6 +80,7 @@ def _search(argv: Sequence[str]) -> int:
 def _plan(argv: Sequence[str]) -> int:
     from gangline_planner.assumed import planned
     from gangline_planner.choose import chosen
+    from gangline_planner.failures import as_text, simulated
     from gangline_planner.page import buys, text
 
     flags, words = flags_of(argv, ("tokens", "budget", "price", "mtbf", "svg"), ("json",))
@@ -97,11 +102,19 @@ def _plan(argv: Sequence[str]) -> int:
         from gangline_planner.pictures.plan import plan_figure
 
         write_picture(flags["svg"], plan_figure(plan))
+    course = simulated(plan, case.run)
     if "json" in flags:
         budget = {"budget_dollars": given["budget"], "budget_tokens": bought.tokens} if bought else {}
-        print(json.dumps({**plan.data(), **budget, "assumed": list(assumed)}, indent=1))
+        print(
+            json.dumps(
+                {**plan.data(), **budget, "simulated": course.data() if course else None, "assumed": list(assumed)},
+                indent=1,
+            )
+        )
     else:
         print(text(plan, words, assumed))
+        if course is not None:
+            print(as_text(course))
         if bought is not None:
             print(buys(bought, given["budget"]))
     return 0
@@ -128,6 +141,18 @@ def _calibrate(argv: Sequence[str]) -> int:
     if processes != int(processes):
         raise UserError(f"--processes {flags['processes']}: expected a whole number.")
     print(calibrate(Path(flags["out"]), int(processes)))
+    return 0
+
+
+def _table(argv: Sequence[str]) -> int:
+    from gangline_planner.table import rows, text
+
+    flags, words = flags_of(argv, (), ("json",))
+    cluster, words = cluster_of(words)
+    if words:
+        raise UserError(f"gangline plan table takes a cluster and nothing else, not {words[0]}.")
+    found = rows(cluster)
+    print(json.dumps([row.data() for row in found], indent=1) if "json" in flags else text(found, cluster))
     return 0
 
 

@@ -1,0 +1,83 @@
+"""What failures leave of the time, event by event: by a part of group `simulator`, where one is installed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import ceil
+from statistics import mean
+
+from gangline.config import Run
+from gangline.plugins import build, installed
+from gangline.reliability import DAY, FailureSimulator, SimulatedJob
+from gangline_planner.forecast import Forecast
+
+DAYS = 30.0  # where nobody says how many tokens the run is of
+COURSES = 5
+MOST = 1e5  # failures that are simulated one by one
+
+
+@dataclass(frozen=True)
+class SimulatedGoodput:
+    """Means over some courses of the job.
+
+    by     the part that simulated it
+    days   of each course
+    """
+
+    by: str
+    days: float
+    goodput: float
+    failures: float
+    spares: int
+    shares: dict[str, float]  # of the time, by the simulator's own kinds
+
+    def data(self) -> dict[str, object]:
+        return {
+            "by": self.by,
+            "days": self.days,
+            "goodput": self.goodput,
+            "failures": self.failures,
+            "shares": self.shares,
+        }
+
+
+def simulated(plan: Forecast, run: Run) -> SimulatedGoodput | None:
+    """The course of the planned run. None where no simulator is installed, or failures are not known or too many."""
+    offers, known = installed().offers("simulator"), plan.reliability
+    if not offers or known is None or plan.save_every is None:
+        return None
+    days = plan.days or DAYS
+    if days * DAY / known.mtbf_seconds * COURSES > MOST:
+        return None
+    name = min(offers)
+    simulator: FailureSimulator = build(offers[name].part.config(), run)
+    nodes = ceil(plan.world / plan.explained.topology.gpus_per_node)
+    job = SimulatedJob(
+        nodes=nodes,
+        days=days,
+        faults_per_node_day=DAY / known.mtbf_seconds / nodes,
+        save_seconds=known.save_seconds,
+        checkpoint_seconds=plan.save_every,
+        detection_seconds=0.0,  # what the cluster file says of coming back begins with the failure
+        restart_seconds=known.recovery_seconds,
+    )
+    courses = [simulator.simulate(replace(job, seed=seed)) for seed in range(COURSES)]
+    kinds = dict.fromkeys(kind for one in courses for kind in one.seconds)
+    return SimulatedGoodput(
+        by=f"simulator={name}",
+        days=days,
+        goodput=mean(one.ettr for one in courses),
+        failures=mean(one.faults for one in courses),
+        spares=job.spares,
+        shares={kind: mean(one.seconds.get(kind, 0.0) / one.wall_seconds for one in courses) for kind in kinds},
+    )
+
+
+def as_text(found: SimulatedGoodput) -> str:
+    """One line."""
+    shares = sorted(((share, kind) for kind, share in found.shares.items() if share >= 5e-5), reverse=True)
+    said = ", ".join(f"{kind.replace('_', ' ')} {share:.2%}" for share, kind in shares)
+    return (
+        f"{found.by}: {found.days:.3g} days with {found.failures:.4g} failures and {found.spares} spare nodes, "
+        f"goodput {found.goodput:.1%} ({said})"
+    )

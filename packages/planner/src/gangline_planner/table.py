@@ -1,0 +1,83 @@
+"""`gangline plan table`: the table that a budget begins with, sizes of models by sizes of clusters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gangline.cluster import Cluster
+from gangline_planner.assumed import planned
+from gangline_planner.choose import NEAR, fastest
+from gangline_planner.forecast import Forecast
+from gangline_planner.page import number
+
+MODELS = {  # name on the page -> words
+    "8B": "model=llama3-8b",
+    "70B": "model=llama3-70b",
+    "405B": "model=llama3-405b",
+    "1T": "model=llama3-405b model.dim=24576 model.heads=192 model.hidden=65536 model.layers=164",
+}
+WORLDS = (8, 64, 512, 4096, 32768)
+TOKENS = 20  # of training to a parameter (Hoffmann et al., arXiv 2203.15556, table 3)
+HEAD = "| model | accelerators | tokens | layout | MFU | days | accelerator-hours | money | MWh | electricity |"
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A model on so many accelerators. plan: None where no layout fits."""
+
+    model: str
+    world: int
+    plan: Forecast | None
+
+    @property
+    def text(self) -> str:
+        """As a row of Markdown."""
+        plan = self.plan
+        if plan is None or plan.days is None or plan.tokens is None:
+            return f"| {self.model} | {self.world:,} | | no layout fits | | | | | | |"
+        axes = " x ".join(f"{axis} {size}" for axis, size in plan.explained.mesh.sizes if size > 1)
+        money = "price not known" if plan.dollars is None else f"${number(plan.dollars)}"
+        energy = "" if plan.megawatt_hours is None else f"{number(plan.megawatt_hours)}"
+        power = "" if plan.electricity_dollars is None else f"${number(plan.electricity_dollars)}"
+        hours = number(plan.days * 24 * self.world)
+        return (
+            f"| {self.model} | {self.world:,} | {number(plan.tokens)} | {axes} | {plan.mfu:.0%} | {plan.days:.3g} "
+            f"| {hours} | {money} | {energy} | {power} |"
+        )
+
+    def data(self) -> dict[str, Any]:
+        return {"model": self.model, "world": self.world, **(self.plan.data() if self.plan else {"fits": False})}
+
+
+def table_row(model: str, world: int, cluster: Cluster) -> TableRow:
+    """The fastest layout that fits."""
+    case = planned(["parallel=3d", *MODELS[model].split(), f"launch.processes={world}"])
+    plan, _ = fastest(case, cluster, within=NEAR)
+    return TableRow(model, world, plan and plan.of(TOKENS * plan.explained.parameters))
+
+
+def rows(cluster: Cluster) -> Iterator[TableRow]:
+    for model in MODELS:
+        for world in WORLDS:
+            yield table_row(model, world, cluster)
+
+
+def below(cluster: Cluster) -> list[str]:
+    """What the table takes for granted, and from where its prices are."""
+    said = [
+        f"On {cluster.name} ({cluster.about}); {TOKENS} tokens to a parameter (arXiv 2203.15556), 2,048 sequences of "
+        f"8,192 tokens a step, in bf16; a layout that fits and than which none is faster by {NEAR:.0%}; failures "
+        "included. Time, money and energy grow with the tokens."
+    ]
+    for name, what in (("price.hour", "an accelerator and hour"), ("price.kwh", "a kWh")):
+        price = cluster.numbers.get(name)
+        said.append(f"Price of {what}: " + (f"${price.value:g}, {price.source}." if price else "not known."))
+    return said
+
+
+def text(found: Iterator[TableRow], cluster: Cluster) -> str:
+    """As Markdown."""
+    line = "|" + " --- |" * (HEAD.count("|") - 1)
+    return "\n".join([HEAD, line, *(row.text for row in found), "", "\n\n".join(below(cluster))])

@@ -1,0 +1,39 @@
+"""`gangline plan table`: the rows that a budget begins with."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.cli.main import main
+from gangline.cluster import load_cluster
+from gangline_planner import table
+from gangline_planner.table import HEAD, TOKENS, table_row
+
+
+def test_a_row_is_a_plan_of_so_many_tokens_to_a_parameter():
+    cluster = load_cluster("h100_ib")
+    row = table_row("8B", 64, cluster)
+    plan = row.plan
+    assert plan.fits
+    assert plan.tokens == TOKENS * plan.explained.parameters == pytest.approx(20 * 8.03e9, rel=0.01)
+    assert plan.dollars == pytest.approx(plan.days * 24 * 64 * cluster["price.hour"])
+    cells = [cell.strip() for cell in row.text.strip("|").split("|")]
+    assert len(cells) == HEAD.count("|") - 1
+    assert cells[:3] == ["8B", "64", "161 G"]
+    assert cells[5] == f"{plan.days:.3g}"
+
+
+def test_what_fits_on_no_layout_says_so_and_what_has_no_price_too():
+    assert "no layout fits" in table_row("1T", 8, load_cluster("h100_ib")).text
+    assert "price not known" in table_row("8B", 8, load_cluster("b200_ib")).text
+
+
+def test_the_command_prints_markdown_with_its_sources(monkeypatch, capsys):
+    monkeypatch.setattr(table, "WORLDS", (8,))
+    monkeypatch.setattr(table, "MODELS", {"1T": table.MODELS["1T"]})
+    assert main(["plan", "table", "cluster=h100_ib"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.count("|") for line in lines[:3]] == [HEAD.count("|")] * 3
+    assert any("Amazon EC2 Capacity Blocks" in line for line in lines)
+    assert main(["plan", "table", "model=tiny", "cluster=h100_ib"]) == 2
+    assert "takes a cluster and nothing else" in capsys.readouterr().err
