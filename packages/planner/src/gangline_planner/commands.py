@@ -102,7 +102,7 @@ def _plan(argv: Sequence[str]) -> int:
         from gangline_planner.pictures.plan import plan_figure
 
         write_picture(flags["svg"], plan_figure(plan))
-    course = simulated(plan, case.run)
+    course = simulated(plan)
     if "json" in flags:
         budget = {"budget_dollars": given["budget"], "budget_tokens": bought.tokens} if bought else {}
         print(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, sqrt
 from statistics import mean
 
-from gangline.config import Run
-from gangline.plugins import build, installed
-from gangline.reliability import DAY, FailureSimulator, SimulatedJob
+from gangline.plugins import installed
+from gangline.reliability import DAY, GROUP, SimulatedJob, simulator
 from gangline_planner.forecast import Forecast
 
 DAYS = 30.0  # where nobody says how many tokens the run is of
 COURSES = 5
+REPAIR = DAY  # of a node that failed; as many spares are taken as hardly ever all are in repair
 MOST = 1e5  # failures that are simulated one by one
 
 
@@ -41,16 +41,17 @@ class SimulatedGoodput:
         }
 
 
-def simulated(plan: Forecast, run: Run) -> SimulatedGoodput | None:
+def simulated(plan: Forecast) -> SimulatedGoodput | None:
     """The course of the planned run. None where no simulator is installed, or failures are not known or too many."""
-    offers, known = installed().offers("simulator"), plan.reliability
+    offers, known = installed().offers(GROUP), plan.reliability
     if not offers or known is None or plan.save_every is None:
         return None
     days = plan.days or DAYS
     if days * DAY / known.mtbf_seconds * COURSES > MOST:
         return None
     name = min(offers)
-    simulator: FailureSimulator = build(offers[name].part.config(), run)
+    plays = simulator(name)
+    repaired = REPAIR / known.mtbf_seconds  # nodes that are in repair on average
     nodes = ceil(plan.world / plan.explained.topology.gpus_per_node)
     job = SimulatedJob(
         nodes=nodes,
@@ -60,8 +61,10 @@ def simulated(plan: Forecast, run: Run) -> SimulatedGoodput | None:
         checkpoint_seconds=plan.save_every,
         detection_seconds=0.0,  # what the cluster file says of coming back begins with the failure
         restart_seconds=known.recovery_seconds,
+        repair_seconds=REPAIR,
+        spares=ceil(repaired + 3 * sqrt(repaired)),
     )
-    courses = [simulator.simulate(replace(job, seed=seed)) for seed in range(COURSES)]
+    courses = [plays.simulate(replace(job, seed=seed)) for seed in range(COURSES)]
     kinds = dict.fromkeys(kind for one in courses for kind in one.seconds)
     return SimulatedGoodput(
         by=f"simulator={name}",
@@ -78,6 +81,7 @@ def as_text(found: SimulatedGoodput) -> str:
     shares = sorted(((share, kind) for kind, share in found.shares.items() if share >= 5e-5), reverse=True)
     said = ", ".join(f"{kind.replace('_', ' ')} {share:.2%}" for share, kind in shares)
     return (
-        f"{found.by}: {found.days:.3g} days with {found.failures:.4g} failures and {found.spares} spare nodes, "
+        f"{found.by}: {found.days:.3g} days with {found.failures:.4g} failures and {found.spares} spare nodes "
+        f"(each repaired in {REPAIR / DAY:g} day), "
         f"goodput {found.goodput:.1%} ({said})"
     )
