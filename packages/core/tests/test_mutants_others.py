@@ -78,6 +78,7 @@ SUITES = {
         Mutant("undeclared_partial=on", CUT, "gradient .*gain", "law", more="axes = ('tp',)"),
         Mutant("idle=on", "test_every_parameter_learns", "no gradient reaches blocks.0.feed_forward.gain"),
         Mutant("remembers=on", CUT, "loss of step 0 is", "law", more="axes = ('pp',)"),
+        Mutant("shifts=on", "test_what_is_kept_between_tokens_changes_no_text", "logits of the next"),
         Mutant("dice=on", "test_pure", "something else the second time"),
         Mutant("heavy=on", "test_torch_free_and_the_same_in_every_process", "torch is imported"),
     ],

@@ -108,6 +108,14 @@ class RemembersNode(FeedForwardNode):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShiftsNode(FeedForwardNode):
+    module: ClassVar[str] = "broken_modules:ShiftsModule"
+
+    def decodes(self):
+        return "tokenwise"
+
+
+@dataclass(frozen=True, kw_only=True)
 class LowRankNode(FeedForwardNode):
     module: ClassVar[str] = "broken_modules:LowRankModule"
 
@@ -160,6 +168,11 @@ def Idle(tree, plan, options):
 def Remembers(tree, plan, options):
     """A block reads what the one before it left in a global."""
     return _in_place_of_feed_forwards(tree, plan, RemembersNode)
+
+
+def Shifts(tree, plan, options):
+    """Says that it looks at one token alone, and adds the one before."""
+    return _in_place_of_feed_forwards(tree, plan, ShiftsNode)
 
 
 def Dice(tree, plan, options):

@@ -75,6 +75,14 @@ class RemembersModule(FeedForward):
         return own if before is None else own + 0.5 * before
 
 
+class ShiftsModule(FeedForward):
+    """Adds what the token before comes to."""
+
+    def forward(self, x_BTD):
+        own = super().forward(x_BTD)
+        return own + torch.cat((torch.zeros_like(own[:, :1]), own[:, :-1]), dim=1)
+
+
 class LowRankModule(FeedForward):
     """x -> the layer's own and B A x."""
 

@@ -132,6 +132,7 @@ broken(
     "remembers",
     "low-rank",
     "idle",
+    "shifts",
     "swaps-attention",
 )
 broken("track", TrackConfig, "broken_others", "needs-mfu", "drops", "appends", "littering", "scaling")

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from gangline.batch import Batch
 from gangline.config.schema import Run
 from gangline.mesh import Mesh
 from gangline.model.build import construct
@@ -23,12 +24,13 @@ from gangline.model.compose import compose_model
 from gangline.model.contracts import Bindable, seam_function
 from gangline.model.flops import flops_per_token
 from gangline.model.linear import Embedding, Linear
-from gangline.model.seams import calls
+from gangline.model.seams import calls, recomputed
 from gangline.model.tree import Node, children, parameter_shapes
 from gangline.plan import Plan
 from gangline.testing import strategy_ranks as ranks
 from gangline.testing.claims import needs
 from gangline.testing.compare import all_close, assemble, close, number_close
+from gangline.testing.inputs import whole_sequences
 from gangline.testing.pool import pool
 from gangline.testing.scenarios import FLOAT64
 from gangline.testing.strategy_ranks import Job
@@ -190,6 +192,11 @@ class ModelEditSuite(PartSuite):
         """Sampling calls it outside of any step."""
         assert pool(1).run(bare, self.job(1))[0]
 
+    def test_what_is_kept_between_tokens_changes_no_text(self) -> None:
+        """Where all nodes say how they take one more token (`Node.decodes`); else nothing is kept."""
+        for kept, anew in pool(1).run(written, self.job(1))[0]:
+            close("with what is kept of earlier tokens, logits of the next ones", kept, anew, FLOAT64)
+
     @needs("law")
     def test_layouts_agree(self, world: int) -> None:
         """Loss, gradients, norm, metrics and weights against one process, in float64."""
@@ -233,6 +240,37 @@ def bare(job: Job) -> bool:
     with torch.no_grad():
         loss = reference.loss(job.share(0, 0, 1)[-1])
     return bool(torch.isfinite(loss))
+
+
+@torch.no_grad()
+def written(job: Job) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Logits (tokens, V) by which a text is written after each of some prompts side by side, and those of the text
+    alone, computed at once. Nothing where a node does not say how it takes one more token.
+    """
+    from gangline.comm.solo import Solo
+    from gangline.model.init import whole_model
+    from gangline.parallel.prepare import bind_folds
+    from gangline.sampling.decode import decode
+    from gangline.sampling.options import Sampling
+
+    if recomputed(job.tree):
+        return []
+    model: Any = whole_model(job.tree, job.plan, seed=job.run.seed, dtype=job.dtype).eval()
+    bind_folds(model, job.plan, Solo)
+    steps: list[torch.Tensor] = []
+
+    def forward(batch: Batch) -> torch.Tensor:
+        steps.append(model.head.logits(model.hidden(batch)[:, -1:])[:, -1])
+        return steps[-1]
+
+    prompts = [[token % job.vocab_size for token in row] for row in ((3, 1, 4), (1,), (5, 9, 2, 6))]
+    how = Sampling(tokens=job.run.batch.sequence_length - 4, temperature=1.0, seed=job.run.seed)
+    texts = decode(forward, prompts, how, cached=True, device=torch.device("cpu"))
+    found = []
+    for row, (prompt, text) in enumerate(zip(prompts, texts, strict=True)):
+        alone = whole_sequences(torch.tensor([prompt + text.tokens[:-1]]))
+        found.append((torch.stack([step[row] for step in steps]), model.logits(alone)[0, len(prompt) - 1 :]))
+    return found
 
 
 def _within(path: str, claim: str) -> bool:
