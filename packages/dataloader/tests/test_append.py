@@ -173,7 +173,7 @@ def test_two_calls_at_once_are_refused(two):
     assert not (store / WORK).exists()
 
 
-@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("every", [25, pytest.param(1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("append", [False, True])
 def test_killed_at_any_moment_it_gives_the_bytes_of_an_undisturbed_call(every, append, two, tmp_path):
     """And where more is put behind a store, that store is whole whenever it is looked at."""

@@ -96,7 +96,7 @@ except UserError as error:
 """
 
 
-@pytest.mark.parametrize("packing", ["concatenate", "best_fit"])
+@pytest.mark.parametrize("packing", ["concatenate", pytest.param("best_fit", marks=pytest.mark.nightly)])
 def test_one_that_was_cut_short_a_second_ago_is_named_before_it_is_read(store, packing):
     """Whoever reads what is no longer there is ended by SIGBUS: so it is another process that does."""
     command = [sys.executable, "-c", READS, str(Path(__file__).parent), str(store), packing]

@@ -2,8 +2,8 @@
 
 A test that runs `train` then waits for what it does and not for its imports, which take seconds of a core in each of
 its processes. What runs is the same module with the same words, variables, directory and files. What differs: the hash
-seed, and what its Python read at its start, are the server's; and the server of its ranks is forked from it. A test of
-the start itself starts cold.
+seed, and what its Python read at its start, are the server's; the server of its ranks is forked from it; and
+`inspect.stack` knows no lines of source. A test of the start itself starts cold.
 """
 
 from __future__ import annotations

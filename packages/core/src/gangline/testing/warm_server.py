@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import inspect
 import json
 import os
 import runpy
@@ -18,6 +19,7 @@ import socket
 import sys
 import threading
 import traceback
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from itertools import pairwise
 from multiprocessing import forkserver as _forkserver, resource_tracker, util
@@ -25,12 +27,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from gangline.errors import UserError
+from gangline.hooks import ENTRY_POINTS
 from gangline.launch import forkserver
 from gangline.testing.warm_client import NUMBER
 
 LOADED = (
     *(name for name in forkserver.PRELOAD if name != "gangline.launch.server"),  # that one is of the ranks' own server
     "gangline.api",
+    "gangline.builtin",
     "gangline.cli",
     "gangline.config.check",
     "gangline.config.compose",
@@ -48,6 +53,8 @@ def main() -> None:
     """Serve requests that come in on the socket of the first argument until the pipe of the second has no writer."""
     forkserver.set_environment()
     _load()
+    _compose()
+    inspect.stack = _stack
     gc.collect()
     gc.freeze()  # no fork copies all that to look for garbage in it
     listener, alive = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
@@ -65,6 +72,32 @@ def _load() -> None:
         except ModuleNotFoundError:
             if find_spec("torch") is not None:
                 raise
+    for plugin in entry_points(group=ENTRY_POINTS):  # each command looks for itself which of them there are
+        with contextlib.suppress(Exception):
+            importlib.import_module(plugin.module)
+
+
+def _compose() -> None:
+    """Compose a run once: what Hydra's parser learns as it goes is there for all. No choice stays."""
+    from gangline.config.compose import compose_one
+    from gangline.plugins import installed
+
+    with contextlib.suppress(UserError):
+        compose_one(["recipe=tiny"])
+    installed.cache_clear()
+
+
+def _stack(context: int = 1) -> list[inspect.FrameInfo]:
+    """`inspect.stack` without lines of source.
+
+    For these it looks through all modules, thousands here, frame by frame; torch's rendezvous and Hydra ask for twenty
+    stacks as a run starts, which took more than half of the processor time of a small run.
+    """
+    frame, found = inspect.currentframe(), []
+    while frame is not None and (frame := frame.f_back) is not None:
+        code = frame.f_code
+        found.append(inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None))
+    return found
 
 
 def _code(module: str) -> int:
