@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "docs")]
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "docs")]
+sys.path.append(str(ROOT / "packages/models/tests"))  # small models of families
 
 
 @pytest.fixture(scope="session")

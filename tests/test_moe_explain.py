@@ -20,8 +20,9 @@ from gangline.config.compose import compose_one
 from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.build import construct, model_of
+from gangline.model.gating import Gating
 from gangline.model.local_sizes import LocalSizes
-from gangline.model.tree import FeedForwardNode
+from gangline.model.tree import FeedForwardNode, LinearNode
 from gangline.parallel.prepare import set_products
 from gangline.plan import Fold, Plan
 from gangline.train.recompute_and_compile import finisher
@@ -29,7 +30,7 @@ from gangline_moe.config import FOLD, MoeOptions
 from gangline_moe.dispatch.dispatcher import TokenDispatcher
 from gangline_moe.edit import layer_node
 from gangline_moe.nodes import MoeNode
-from gangline_moe.routers.config import Grouped, Sigmoid, Softmax
+from gangline_moe.routers.config import Biased, Grouped, Sigmoid, Softmax
 from gangline_parallel_megatron_style.commands import main
 from gangline_parallel_megatron_style.cost import activations, memory, timing, traffic
 from gangline_parallel_megatron_style.cost.activations import ActivationSizes
@@ -41,6 +42,12 @@ from gangline_parallel_megatron_style.sharding.ranks import active_fold
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 DIM, HIDDEN, EXPERTS, B, T = 32, 48, 8, 2, 16
+BOUNDED = FeedForwardNode(
+    dim=DIM,
+    hidden=HIDDEN,
+    gating=Gating(slope=1.7, limit=7.0, offset=1.0),
+    **dict.fromkeys(("w_gate", "w_up", "w_down"), LinearNode(bias=True)),
+)
 
 
 # --- what a layer keeps ----------------------------------------------------------------------------------------------
@@ -74,11 +81,13 @@ def kept(node: MoeNode, precision: str, ep: int) -> int:
         {"router": Softmax(jitter=0.1), "shared": 1},
         {"router": Sigmoid(bias_rate=0.0), "top_k": 3},
         {"router": Grouped(bias_rate=0.0, groups=4, top_groups=2, jitter=0.1)},
+        {"router": Biased(), "dense": BOUNDED},
     ],
     ids=str,
 )
 def test_a_layer_keeps_what_its_node_says(precision, ep, options):
-    node = layer_node(FeedForwardNode(dim=DIM, hidden=HIDDEN), MoeOptions(experts=EXPERTS, hidden=HIDDEN, **options))
+    given = {"experts": EXPERTS, "hidden": HIDDEN, **options}
+    node = layer_node(given.pop("dense", FeedForwardNode(dim=DIM, hidden=HIDDEN)), MoeOptions(**given))
     nbytes = DTYPES[precision].itemsize
     sizes = ActivationSizes(
         local=LocalSizes(tokens=B * T, inner_tokens=B * T, itemsize=nbytes, master_itemsize=4, ranks={FOLD: ep})

@@ -8,7 +8,17 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gangline import forward_context
-from gangline.forward_context import Collected, Frame, at, draw, emit_loss, emit_metric, frame, over_sequence
+from gangline.forward_context import (
+    Collected,
+    Frame,
+    at,
+    draw,
+    emit_loss,
+    emit_metric,
+    for_all_heads,
+    frame,
+    over_sequence,
+)
 from gangline.weight_grads import deferring, is_deferring
 
 
@@ -37,6 +47,7 @@ def test_in_a_bare_module_they_change_nothing(hidden):
     assert emit_loss(hidden, term) is hidden
     assert emit_metric("x", term) is None
     assert over_sequence(hidden) is hidden
+    assert for_all_heads(hidden) is hidden
 
 
 def step(module, hidden, *, recompute: bool, microbatches: int = 1):

@@ -197,6 +197,25 @@ def test_several_of_ours_in_one_of_theirs(how, tmp_path):
     assert torch.equal(local, arrays["k"][1:3, 2:5])
 
 
+def test_columns_of_several_stacks_in_turns(tmp_path):
+    """Each of theirs transposed, its columns ours in turns: the products of experts in one array."""
+    both = {"rows": (0, 8), "every": 2, "dim": 1}
+    rules = [Name("gate", "joined.w", "transpose", **both), Name("gate_bias", "joined.b", **both)]
+    rules += [Name(n.pattern.replace("gate", "up"), n.theirs, n.how, (1, 8), 2, 1) for n in rules]
+    shapes = {"up_bias": (3, 4), "gate": (3, 4, 5), "up": (3, 4, 5), "gate_bias": (3, 4)}
+    plan = Plan("e", "b", "h", 1, names=tuple(rules))
+    arrays = {name: torch.randn(shape) for name, shape in shapes.items()}
+    export(tmp_path / "out", arrays.items(), plan=plan, shapes=shapes, config={})
+    theirs = load_file(tmp_path / "out/model.safetensors")
+    assert torch.equal(theirs["joined.w"][..., 1::2], arrays["up"].mT)
+    assert torch.equal(theirs["joined.b"][..., ::2], arrays["gate_bias"])
+    boxes = [("up", (1, 1, 2), (2, 3, 3)), ("gate", (0, 0, 0), (3, 4, 5)), ("up_bias", (2, 3), (1, 1))]
+    for name, offset, local in boxes:
+        shard = Shard(f"model/{name}", shapes[name], torch.float32, offset, torch.empty(local))
+        load_pretrained(tmp_path / "out", [shard], plan)
+        assert torch.equal(shard.local, arrays[name][shard.box.slices]), name
+
+
 class TestNamesThatLieOtherwise:
     """Theirs transposed, or stacked in ours: what a plan may say and the decoder does not need."""
 
@@ -244,6 +263,16 @@ def test_configurations_survive_the_way_there_and_back(part, tmp_path):
     assert replace(config, kv_heads=config.key_heads, head_dim=config.head_width, weights=str(tmp_path)).__dict__ == {
         **found.__dict__
     }
+
+
+@pytest.mark.parametrize("part", ["llama3-1b", "qwen3-0.6b"])
+def test_a_field_that_nobody_knows_is_refused_by_name(part, tmp_path):
+    content = config_json(PRESETS[part]()) | {"bos_token_id": 1, "_name_or_path": "x", "use_cache": True}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    model_config_from(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(content | {"residual_multiplier": 0.5, "logits_scaling": None}))
+    with pytest.raises(UserError, match=r"residual_multiplier=0\.5\."):
+        model_config_from(tmp_path)
 
 
 class TestRefusals:

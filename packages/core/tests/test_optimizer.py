@@ -7,7 +7,7 @@ import torch
 
 from gangline.config.compose import compose
 from gangline.mesh import Mesh
-from gangline.optimizer.adamw import AdamwOptimizer
+from gangline.optimizer.adamw import AdamwOptimizer, decay_of
 from gangline.optimizer.config import Adamw, Muon
 from gangline.optimizer.muon import MuonOptimizer, orthogonalise
 from gangline.plan import chosen
@@ -266,3 +266,16 @@ def test_a_pattern_that_is_of_nothing_is_refused(option):
     assert "'blocks.*.norm'" in problems[1].what
     (run,) = compose(["recipe=tiny", f"optimizer.{option}={{embed: 0.5, blocks.*: 0.5}}"])
     assert not run.optimizer.check(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "found"),
+    [
+        ("blocks.0.attention.wq.weight", (8, 4), True),
+        ("blocks.0.feed_forward.experts.w_up.weight", (3, 8, 4), True),
+        ("blocks.0.feed_forward.experts.w_up.bias", (3, 8), False),
+        ("blocks.0.attention_norm.weight", (8,), False),
+    ],
+)
+def test_weight_decay_shrinks_matrices_and_stacks_of_them(name, shape, found):
+    assert decay_of(ShardedParam(name, shape, ()), Adamw(weight_decay=0.1)) == (0.1 if found else 0.0)

@@ -35,6 +35,7 @@ LONG = {
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2", COMMON),
     "qwen2-tied-yarn": ("Qwen2", COMMON | {"tie_word_embeddings": True, "rope_parameters": YARN}),
+    "qwen2-yarn-between-pairs": ("Qwen2", COMMON | {"rope_parameters": YARN | {"truncate": False}}),
     "qwen2-windows": ("Qwen2", COMMON | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
     "qwen2-linear": (
         "Qwen2",
@@ -107,17 +108,102 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"vocab_size": 97, "n_embd": 24, "n_layer": 3, "n_head": 4, "n_positions": 64, "n_inner": 52},
     ),
 }
+LATENT: dict[str, Any] = COMMON | {
+    "num_key_value_heads": 4,
+    "first_k_dense_replace": 3,
+    "q_lora_rank": 10,
+    "kv_lora_rank": 14,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 5,
+    "v_head_dim": 7,
+    "rms_norm_eps": 1e-3,
+}
+CASES |= {
+    "deepseek-v3-dense": ("DeepseekV3", LATENT),
+    "deepseek-v3-yarn": (
+        "DeepseekV3",
+        LATENT
+        | {
+            "q_lora_rank": None,
+            "rope_interleave": False,
+            "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7},
+        },
+    ),
+}
+NEXT: dict[str, Any] = COMMON | {
+    "num_hidden_layers": 4,
+    "head_dim": 8,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 5,
+    "linear_conv_kernel_dim": 3,
+    "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5, "rope_theta": 1e4},
+    "num_experts": 0,
+    "rms_norm_eps": 1e-2,  # or the norm behind a delta-rule layer makes much of what rounding leaves of small numbers
+}
+CASES |= {
+    "qwen3-next-dense": ("Qwen3Next", NEXT),
+    "qwen3-next-yarn": (
+        "Qwen3Next",
+        NEXT | {"attention_bias": True, "rope_parameters": YARN | {"partial_rotary_factor": 0.5}},
+    ),
+}
+# The same of families whose feed-forwards are experts: they need gangline-moe.
+ROUTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt-oss": (
+        "GptOss",
+        COMMON
+        | {
+            "head_dim": 8,
+            "intermediate_size": 20,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 7,
+            "swiglu_limit": 1.5,
+            "max_position_embeddings": 64,
+            "rope_parameters": YARN | {"truncate": False},
+        },
+    ),
+    "deepseek-v3": (
+        "DeepseekV3",
+        LATENT
+        | {
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 12,
+            "n_routed_experts": 8,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+        },
+    ),
+    "qwen3-next": (
+        "Qwen3Next",
+        NEXT
+        | {
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 24,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [0, 2],
+        },
+    ),
+}
 LENGTH = 48  # of the rows that the models are compared on
 
 
 def theirs(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Their model with random numbers in every parameter, biases and norms too, large enough that each counts."""
-    family, values = CASES[name]
+    family, values = (CASES | ROUTED)[name]
     config = getattr(transformers, f"{family}Config")(**values, attn_implementation="eager")
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(dtype).eval()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for key, parameter in model.named_parameters():
+        biases = ((key, buffer) for key, buffer in model.named_buffers() if key.endswith("e_score_correction_bias"))
+        for key, parameter in (*model.named_parameters(), *biases):
             drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             scale, middle = (0.2, 0.0) if parameter.dim() > 1 or "bias" in key else (0.3, float(parameter.mean()))
             parameter.copy_(drawn * scale + middle)

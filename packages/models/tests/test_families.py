@@ -3,57 +3,25 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 from family_cases import CASES, LENGTH, theirs
+from family_files import compare_logits, compare_there_and_back, ours, run_of, tokens
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
 from gangline import UserError
 from gangline.config import BatchSection, Run, default_run
-from gangline.interop import export, load_pretrained, model_config_from
-from gangline.model import compose_model, construct, parameter_shapes, shards_of
-from gangline.model.build import materialise
-from gangline.strategy import Batch
-from gangline.testing.inputs import whole_sequences
+from gangline.interop import model_config_from
+from gangline.model import compose_model, parameter_shapes
 from gangline_models.families.gpt2 import Gpt2
+from gangline_models.families.olmo import Olmo3
 from gangline_models.families.phi3 import Phi3
 from gangline_models.families.qwen2 import Qwen2
 from gangline_models.presets import PRESETS
 from gangline_models.rope.llama3 import Llama3Rope
 from gangline_models.rope.longrope import LongRope
 from gangline_models.rope.yarn import YarnRope
-
-
-def run_of(directory: Path) -> Run:
-    batch = BatchSection(sequence_length=LENGTH, global_size=2)
-    return default_run(model=model_config_from(directory), batch=batch)
-
-
-def ours(run: Run, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    """The run's model with the weights that it starts from."""
-    tree, plan = compose_model(run)
-    model = materialise(construct(tree), plan, dtype=dtype)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(torch.nan)
-    load_pretrained(run.model.pretrained(), shards_of(model, plan), plan)
-    return model
-
-
-def write(run: Run, model: torch.nn.Module, directory: Path, dtype: str = "float32") -> Path:
-    tree, plan = compose_model(run)
-    config = run.model.to_hugging_face(dtype, LENGTH)
-    arrays = ((name, p.detach()) for name, p in model.named_parameters())
-    export(directory, arrays, plan=plan, shapes=parameter_shapes(tree), config=config, dtype=dtype)
-    return directory
-
-
-def tokens(vocab_size: int) -> Batch:
-    generator = torch.Generator().manual_seed(5)
-    return whole_sequences(torch.randint(vocab_size, (2, LENGTH), generator=generator))
 
 
 @pytest.fixture(scope="module")
@@ -74,34 +42,12 @@ def saved(tmp_path_factory):
 
 @pytest.mark.parametrize("name", CASES)
 def test_logits_are_theirs(name, saved):
-    model, directory = saved(name)
-    run = run_of(directory)
-    assert run.model.check(run) == []
-    batch = tokens(model.config.vocab_size)
-    with torch.no_grad():
-        expected, logits = model(batch.tokens).logits, ours(run).logits(batch)
-    assert expected.std() > 0.1
-    assert (logits - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max()))
+    compare_logits(*saved(name))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_there_and_back_is_bit_exact_and_transformers_opens_it(name, saved, tmp_path):
-    model, directory = saved(name)
-    run = run_of(directory)
-    out = write(run, ours(run), tmp_path / "out")
-    before, after = load_file(directory / "model.safetensors"), load_file(out / "model.safetensors")
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[key], after[key]) for key in before)
-    again = run_of(out).model
-    assert again.computed() == run.model.computed()
-    batch = tokens(model.config.vocab_size)
-    opened, first = (
-        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
-        for path in (out, directory)
-    )
-    assert type(opened) is type(model)
-    with torch.no_grad():
-        assert torch.equal(opened(batch.tokens).logits, first(batch.tokens).logits)
+    compare_there_and_back(*saved(name), tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -125,6 +71,23 @@ def test_the_first_files_of_gpt2_have_no_prefix_and_hold_masks(saved, tmp_path):
         assert (ours(run).logits(batch) - model(batch.tokens).logits).abs().max() < 1e-5
 
 
+def test_what_predicts_further_tokens_is_passed_over_and_said(saved, tmp_path):
+    model, directory = saved("deepseek-v3-dense")
+    tensors = load_file(directory / "model.safetensors")
+    behind = {
+        name.replace("layers.2.", "layers.3."): tensor.clone()
+        for name, tensor in tensors.items()
+        if "layers.2." in name
+    }
+    behind |= {"model.layers.3.eh_proj.weight": torch.ones(24, 48), "model.layers.3.hnorm.weight": torch.ones(24)}
+    save_file(tensors | behind, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text((directory / "config.json").read_text())
+    compare_logits(model, tmp_path)
+    run, whole = run_of(tmp_path), run_of(directory)
+    assert "model.layers.3.*" in "".join(run.model.notices(run))
+    assert whole.model.notices(whole) == []
+
+
 def said(run: Run) -> str:
     return "\n".join(map(str, [*run.model.check(run), *getattr(run.model, "rope", run.model).check(run)]))
 
@@ -146,6 +109,8 @@ def test_sizes_that_do_not_fit_are_refused(model, what):
 
 
 def test_what_a_family_has_no_words_for_is_not_written():
+    with pytest.raises(UserError, match=r"model\.rope\.truncate=false and layers of two kinds"):
+        Olmo3(rope=YarnRope(truncate=False)).to_hugging_face("float32", 64)
     with pytest.raises(UserError, match="type yarn has no Hugging Face architecture"):
         Phi3(rope=YarnRope()).to_hugging_face("float32", 64)
 

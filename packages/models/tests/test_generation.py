@@ -36,13 +36,17 @@ def prompts(vocab_size: int, *lengths: int) -> list[list[int]]:
     return [torch.randint(2, vocab_size, (length,), generator=generator).tolist() for length in lengths]
 
 
+WITHOUT_CACHE = ("deepseek", "qwen3-next")  # all tokens are computed again for each that is written
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_greedy_tokens_are_theirs(name, pair):
     model, run, mine = pair(name)
-    assert recomputed(compose_model(run)[0]) == []
+    keeps = not name.startswith(WITHOUT_CACHE)
+    assert (recomputed(compose_model(run)[0]) == []) is keeps
     starts = prompts(model.config.vocab_size, START, START)
     how = Sampling(tokens=LENGTH - START)
-    cached = [one.tokens for one in generate(mine, starts, how, cached=True)]
+    cached = [one.tokens for one in generate(mine, starts, how, cached=keeps)]
     assert cached == [one.tokens for one in generate(mine, starts, how, cached=False)]
     if name in GROWING:
         return

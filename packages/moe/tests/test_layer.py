@@ -13,7 +13,8 @@ from torch import Tensor
 from gangline import forward_context
 from gangline.forward_context import Collected, Frame
 from gangline.model.build import construct
-from gangline.model.tree import FeedForwardNode
+from gangline.model.gating import Gating
+from gangline.model.tree import FeedForwardNode, LinearNode
 from gangline.parallel.prepare import set_products
 from gangline.plan import Plan
 from gangline.precision.plain import Plain
@@ -21,15 +22,20 @@ from gangline.weight_grads import deferring
 from gangline_moe.config import MoeOptions
 from gangline_moe.edit import layer_node
 from gangline_moe.products import PlainProducts, PrecisionProducts, products_of
-from gangline_moe.routers.config import ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
+from gangline_moe.routers.config import Biased, ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
 
 D, H = 12, 10
 
 
-def layer(router: RouterConfig | None = None, dtype=torch.float64, seed=0, dim=D, hidden=H, **options):
+BIASED = dict.fromkeys(("w_gate", "w_up", "w_down"), LinearNode(bias=True))
+BOUNDED = FeedForwardNode(dim=D, hidden=20, gating=Gating(slope=1.7, limit=0.6, offset=1.0), **BIASED)
+
+
+def layer(router: RouterConfig | None = None, dtype=torch.float64, seed=0, dim=D, hidden=H, dense=None, **options):
     """A layer with random weights."""
     given = MoeOptions(hidden=hidden, router=router or Softmax(), **options)
-    module = construct(layer_node(FeedForwardNode(dim=dim, hidden=20), given)).to(dtype).to_empty(device="cpu")
+    node = layer_node(dense or FeedForwardNode(dim=dim, hidden=20), given)
+    module = construct(node).to(dtype).to_empty(device="cpu")
     generator = torch.Generator().manual_seed(seed)
     for array in module.state_dict().values():
         array.copy_(torch.randn(array.shape, generator=generator, dtype=torch.float64) * 0.4)
@@ -72,8 +78,35 @@ ROUTERS = [
 
 @pytest.mark.parametrize("router", ROUTERS, ids=str)
 def test_the_same_as_a_token_at_a_time(router):
-    module, x = layer(router, shared=1), x_of().requires_grad_()
-    got, want = module(x), one_by_one(module, x)
+    compare_with_one_by_one(layer(router, shared=1), one_by_one)
+
+
+def bounded_one_by_one(module, x: Tensor) -> Tensor:
+    """As `one_by_one`, with biases and bounded products, in formulas of torch alone."""
+    choice, experts, rows = module.router(x), module.experts, []
+    for n, token in enumerate(x.flatten(0, 1)):
+        y = torch.zeros_like(token)
+        for e, weight in zip(choice.expert_Nk[n].tolist(), choice.weight_Nk[n], strict=True):
+            gate, up = (w.weight[e] @ token + w.bias[e] for w in (experts.w_gate, experts.w_up))
+            gate, up = gate.clamp(max=0.6), up.clamp(-0.6, 0.6)
+            inner = gate * torch.sigmoid(1.7 * gate) * (up + 1)
+            y = y + weight * (experts.w_down.weight[e] @ inner + experts.w_down.bias[e])
+        rows.append(y)
+    return torch.stack(rows).view_as(x)
+
+
+@pytest.mark.parametrize("kind", ["together", "product by product"])
+def test_biases_and_bounded_products(kind, monkeypatch):
+    module = layer(Biased(), dense=BOUNDED, experts=5)
+    if kind != "together":  # as where an edit wraps one of the products
+        monkeypatch.setattr("gangline_moe.experts.Stack", type("Other", (), {}))
+    compare_with_one_by_one(module, bounded_one_by_one)
+
+
+def compare_with_one_by_one(module, formula):
+    """Values and gradients, of weights, biases and input."""
+    x = x_of().requires_grad_()
+    got, want = module(x), formula(module, x)
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
     generator = torch.Generator().manual_seed(1)
     grad = torch.randn(got.shape, generator=generator, dtype=got.dtype)

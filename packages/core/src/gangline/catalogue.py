@@ -43,6 +43,9 @@ ENTRIES = (
     KnownPart("moe", "qwen3_30b_a3b", _MOE, "The experts of Qwen3 30B-A3B", edit=True),
     KnownPart("moe", "deepseek_v3", _MOE, "The experts of DeepSeek-V3", edit=True),
     KnownPart("lora", "on", _FINETUNE, "Low-rank adapters around linears", edit=True),
+    KnownPart("moe", "qwen3_next_80b", _MOE, "The experts of Qwen3-Next 80B-A3B", edit=True),
+    KnownPart("moe", "gpt_oss_20b", _MOE, "The experts of gpt-oss 20B", edit=True),
+    KnownPart("moe", "gpt_oss_120b", _MOE, "The experts of gpt-oss 120B", edit=True),
     KnownPart("dpo", "on", _FINETUNE, "The loss of direct preference optimization", edit=True),
     KnownPart("model", "qwen2", _MODELS, "Qwen2 and Qwen2.5"),
     KnownPart("model", "ministral", _MODELS, "Ministral"),
@@ -54,6 +57,9 @@ ENTRIES = (
     KnownPart("model", "gemma2", _MODELS, "Gemma 2"),
     KnownPart("model", "gemma3", _MODELS, "Gemma 3"),
     KnownPart("mup", "on", _MODELS, "Rates found on a narrow model hold for a wide one", edit=True),
+    KnownPart("model", "gpt_oss", _MODELS, "gpt-oss"),
+    KnownPart("model", "deepseek_v3", _MODELS, "DeepSeek-V3"),
+    KnownPart("model", "qwen3_next", _MODELS, "Qwen3-Next"),
     KnownPart("model", "gpt2", _MODELS, "GPT-2 as it is"),
     KnownPart(
         "checkpoint", "zarr", "gangline-ckpt-zarr", "Sharded, asynchronous checkpoints that any zarr reader opens"

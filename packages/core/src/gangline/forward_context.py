@@ -1,8 +1,8 @@
 """What module code may call without knowing of ranks, stages or recomputation.
 
 In a bare module all of these change nothing: `emit_loss` gives `hidden` back, `emit_metric` is silent, `over_sequence`
-is the identity, `draw` is keyed by (seed 0, step 0, sample = row number), `weight_gradient` computes at once and
-`give_way` does nothing.
+and `for_all_heads` are the identity, `draw` is keyed by (seed 0, step 0, sample = row number), `weight_gradient`
+computes at once and `give_way` does nothing.
 
 A strategy opens a `frame` around each microbatch's forward *and* around its backward pass. What is emitted is
 kept by (microbatch, path, name), so a recomputed forward overwrites its own value and each token counts once.
@@ -44,6 +44,7 @@ class Frame:
     inner                       the same three of all tokens, where modules between cut products see more of them
     coefficient                 d(objective)/d(term): loss scale / global token count, read in the backward pass
     over_sequence               differentiable sum over the ranks that hold the rest of the same sequences
+    for_all_heads               of `for_all_heads`, where heads are cut
     """
 
     microbatch: int = 0
@@ -56,6 +57,7 @@ class Frame:
     coefficient: float = 1.0
     collected: Collected | None = None
     over_sequence: Callable[[Tensor], Tensor] | None = None
+    for_all_heads: Callable[[Tensor], Tensor] | None = None
 
 
 # Plain globals, not context variables: on a GPU the backward pass, and so a recomputed forward, runs in a thread of
@@ -181,6 +183,16 @@ def over_sequence(x: Tensor) -> Tensor:
     """
     current = _frame
     return x if current is None or current.over_sequence is None else current.over_sequence(x)
+
+
+def for_all_heads(x_BtF: Tensor) -> Tensor:
+    """What each head reads and no product that is cut has made, such as a key that heads share: (B, T, F).
+
+    x: of the t tokens of the hidden state that a block is given; T: those that a product sees whose rows are cut. The
+    gradient is summed over the ranks that hold the other heads.
+    """
+    current = _frame
+    return x_BtF if current is None or current.for_all_heads is None else current.for_all_heads(x_BtF)
 
 
 def draw(like: Tensor, site: str, first_feature: int = 0) -> Tensor:

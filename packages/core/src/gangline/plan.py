@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -52,6 +52,11 @@ def chosen(values: Mapping[str, V], name: str, default: V) -> V:
     """
     found = [pattern for pattern in values if matches(pattern, name)]
     return values[max(found, key=_specific)] if found else default
+
+
+def is_matrix(name: str, shape: Sequence[int]) -> bool:
+    """Whether a parameter is a matrix, or a stack of them. A stack of biases is one of vectors."""
+    return len(shape) >= 2 and not name.endswith(".bias")
 
 
 @dataclass(frozen=True)
@@ -147,16 +152,21 @@ class Init:
 class Name:
     """The Hugging Face name of a parameter. `{0}`, `{1}` in `theirs` take what the stars of `pattern` matched.
 
-    how: "same", or "transpose" for a matrix that lies the other way there, or "stack": ours is (N, ...) and
-    theirs are N arrays, `{n}` in `theirs` counts them. An empty `theirs`: a buffer that they have nothing like.
+    how: "same", or "transpose" for a matrix that lies the other way there (of a stack of them, each), or "stack": ours
+    is (N, ...) and theirs are N arrays, `{n}` in `theirs` counts them. An empty `theirs`: a buffer that they have
+    nothing like.
     rows: (first, of): ours are the rows from `first` on of theirs, which has so many and is shared by several of ours
     (queries, keys and values in one matrix); of a transposed one they are its columns. None: theirs is ours alone.
+    every: only every so many rows from the first on are ours; the others are those of as many of ours, as long.
+    dim: the dim of ours that `rows` counts along.
     """
 
     pattern: str
     theirs: str
     how: Literal["same", "transpose", "stack"] = "same"
     rows: tuple[int, int] | None = None
+    every: int = 1
+    dim: int = 0
 
     def translate(self, name: str) -> str | None:
         """Their name of our parameter `name`, or None where the pattern is not about it."""

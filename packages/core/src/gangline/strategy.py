@@ -54,7 +54,14 @@ if TYPE_CHECKING:
     )
     from gangline.parallel.single import SingleRuntime as SingleRuntime
     from gangline.parallel.storage import dtype_name as dtype_name
-    from gangline.plan import Cut as Cut, Fold as Fold, Plan as Plan, matches as matches, names as names
+    from gangline.plan import (
+        Cut as Cut,
+        Fold as Fold,
+        Plan as Plan,
+        is_matrix as is_matrix,
+        matches as matches,
+        names as names,
+    )
     from gangline.runtime import (
         ParamShard as ParamShard,
         Runtime as Runtime,
@@ -88,7 +95,7 @@ __getattr__, __all__ = lazily(
         "gangline.runtime": "ParamShard Runtime ShardedParam StepResult",
         "gangline.batch": "Batch",
         "gangline.mesh": "AXES DATA_AXES Mesh",
-        "gangline.plan": "Cut Fold Plan matches names",
+        "gangline.plan": "Cut Fold Plan is_matrix matches names",
         "gangline.sampling.decode": "Stop decode",
         "gangline.sampling.on_ranks": "writing",
         "gangline.sampling.options": "Sampling Written",

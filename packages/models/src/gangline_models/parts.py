@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from gangline import Part
-from gangline_models.families.base import OPENS, FamilyConfig, RotaryConfig
+from gangline_models.families.base import OPENS, FamilyConfig
+from gangline_models.families.deepseek import DeepSeek
 from gangline_models.families.gemma import Gemma2, Gemma3
 from gangline_models.families.gpt2 import Gpt2
+from gangline_models.families.gpt_oss import GptOss
 from gangline_models.families.granite import Granite
 from gangline_models.families.ministral import Ministral
 from gangline_models.families.olmo import Olmo2, Olmo3
 from gangline_models.families.phi3 import Phi3
 from gangline_models.families.qwen2 import Qwen2
+from gangline_models.families.qwen3_next import Qwen3Next
 from gangline_models.families.smollm3 import SmolLM3
 from gangline_models.mup.config import PART as MUP
 from gangline_models.presets import PRESETS, SHAPES
@@ -26,6 +29,9 @@ FAMILIES: dict[str, tuple[type[FamilyConfig], str]] = {
     "granite": (Granite, "Granite 3: embedding, residual stream, scores and logits times numbers"),
     "gemma2": (Gemma2, "Gemma 2: soft caps, norms on both sides, a window in every second block"),
     "gemma3": (Gemma3, "Gemma 3: norms of queries and keys, two bases of rotary positions"),
+    "deepseek_v3": (DeepSeek, "DeepSeek-V3: latent attention, made for experts"),
+    "gpt_oss": (GptOss, "gpt-oss: sinks, a window in every second block, bounded products, made for experts"),
+    "qwen3_next": (Qwen3Next, "Qwen3-Next: gated delta-rule layers beside gated attention, made for experts"),
     "gpt2": (Gpt2, "GPT-2: learned positions, LayerNorm, GELU, biases"),
 }
 
@@ -33,7 +39,7 @@ FAMILIES: dict[str, tuple[type[FamilyConfig], str]] = {
 def part_of(name: str, config: type[FamilyConfig], summary: str) -> Part:
     """A part that the module of the family builds."""
     family = next(base for base in config.__mro__ if "architectures" in vars(base))
-    opens = OPENS if issubclass(config, RotaryConfig) else {}
+    opens = OPENS if "rope" in config.__dataclass_fields__ else {}
     return Part(
         name=name, group="model", config=config, build=f"{family.__module__}:build", summary=summary, opens=opens
     )

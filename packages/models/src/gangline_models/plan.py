@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gangline.model import (
     Cut,
@@ -19,6 +19,7 @@ from gangline.model import (
     NormNode,
     Plan,
     Seam,
+    SinksNode,
     by_path,
     nodes,
     parameter_shapes,
@@ -49,6 +50,8 @@ LAYER = {
 class TheirNames:
     """What others call the modules.
 
+    layer       of each block; a parameter that they call otherwise than its module stands there itself, and one that
+                is not there has no name: they have no such model
     layers      what a layer's names begin with; {0} is its number
     transposed  modules of a layer whose matrix lies the other way there
     rows        module of a layer -> (first, of): it is those rows of a matrix of several modules (`Name.rows`)
@@ -71,7 +74,10 @@ class TheirNames:
                 continue
             module = path.split(".", 2)[2]
             pattern = f"blocks.*.{module}.{leaf}"
-            theirs = f"{self.layers}{self.layer[module]}.{leaf}"
+            called = self.layer.get(f"{module}.{leaf}") or (self.layer.get(module) and f"{self.layer[module]}.{leaf}")
+            if called is None:
+                continue
+            theirs = f"{self.layers}{called}"
             rows = (self.rows or {}).get(module)
             turned = module in self.transposed and leaf == "weight"
             found[pattern] = Name(pattern, theirs, "transpose" if turned else "same", rows)
@@ -79,17 +85,19 @@ class TheirNames:
         return (*found.values(), *masks)
 
 
-def plan_of(config: FamilyConfig, tree: DecoderNode, theirs: TheirNames) -> Plan:
+def plan_of(config: FamilyConfig, tree: DecoderNode, theirs: TheirNames, **own: tuple[Any, ...]) -> Plan:
     """How the tree may be cut (Shoeybi et al., arXiv 1909.08053, section 3), drawn and named.
 
+    own: rules of the family's own modules (`Plan.extended`), before those of all.
     Matrices are drawn with std `init_std`, those of a block that write to the residual stream with 1 / sqrt(2 · layers)
     of it (GPT-2, section 2.3); norms begin as the identity, biases as 0.
     """
     head = config.head_width
-    shapes, attention = parameter_shapes(tree), by_path(tree)["blocks.0.attention"]
-    norms = {name: getattr(attention, name, None) for name in ("q_norm", "k_norm")}
-    over_all = [name for name, norm in norms.items() if isinstance(norm, WidthNormNode)]
-    over_each = [name for name, norm in norms.items() if norm is not None and name not in over_all]
+    shapes, found = parameter_shapes(tree), by_path(tree)
+    layers = [found[f"blocks.{index}.attention"] for index in range(config.layers)]
+    norms = {(name, getattr(layer, name, None)) for layer in layers for name in ("q_norm", "k_norm")}
+    over_all = sorted(name for name, norm in norms if isinstance(norm, WidthNormNode))
+    over_each = sorted(name for name, norm in norms if norm is not None and name not in over_all)
     plan = Plan(
         embed="embed",
         blocks="blocks",
@@ -102,6 +110,7 @@ def plan_of(config: FamilyConfig, tree: DecoderNode, theirs: TheirNames) -> Plan
             Cut.colwise("blocks.*.attention.wk", head),
             Cut.colwise("blocks.*.attention.wv", head),
             Cut.rowwise("blocks.*.attention.wo", head),
+            Cut("blocks.*.attention.sinks", 0),
             *(Cut.colwise(f"blocks.*.attention.{name}", head) for name in over_all),
             Cut.colwise("blocks.*.feed_forward.w_gate"),
             Cut.colwise("blocks.*.feed_forward.w_up"),
@@ -123,6 +132,7 @@ def plan_of(config: FamilyConfig, tree: DecoderNode, theirs: TheirNames) -> Plan
             "vocab_size": config.vocab_size,
         },
     )
+    plan = plan.extended(**own)
     mistaken = set(plan.unmatched(shapes))
     return replace(
         plan,
@@ -132,11 +142,13 @@ def plan_of(config: FamilyConfig, tree: DecoderNode, theirs: TheirNames) -> Plan
 
 
 def _identities(tree: DecoderNode) -> Iterator[Init]:
-    """Biases of 0, and norms that only normalise."""
+    """Biases and sinks of 0, and norms that only normalise."""
     for path, node in nodes(tree):
         pattern = re.sub(r"^blocks\.\d+\.", "blocks.*.", path)
         if "bias" in node.shapes():
             yield Init(f"{pattern}.bias", "constant", 0.0)
+        if isinstance(node, SinksNode):
+            yield Init(f"{pattern}.weight", "constant", 0.0)
         if isinstance(node, NormNode | LayerNormNode):
             yield Init(f"{pattern}.weight", "constant", 1.0 - (node.offset if isinstance(node, NormNode) else 0.0))
 

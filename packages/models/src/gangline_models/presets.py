@@ -6,15 +6,20 @@ from dataclasses import field, make_dataclass
 from typing import Any, get_type_hints
 
 from gangline_models.families.base import FamilyConfig
+from gangline_models.families.deepseek import DeepSeek
 from gangline_models.families.gemma import Gemma2, Gemma3
 from gangline_models.families.gpt2 import Gpt2
+from gangline_models.families.gpt_oss import GptOss
 from gangline_models.families.granite import Granite
 from gangline_models.families.olmo import Olmo2
 from gangline_models.families.phi3 import Phi3
 from gangline_models.families.qwen2 import Qwen2
+from gangline_models.families.qwen3_next import Qwen3Next
 
 QWEN25 = {"vocab_size": 152_064, "norm_eps": 1e-6}
 OLMO2 = {"vocab_size": 100_352, "norm_eps": 1e-6}
+GPT_OSS = {"vocab_size": 201_088, "head_dim": 64}  # with moe=gpt_oss_20b and moe=gpt_oss_120b
+DEEPSEEK = {"dim": 7168, "layers": 61, "heads": 128, "hidden": 18_432, "vocab_size": 129_280}  # with moe=deepseek_v3
 GEMMA2 = {"vocab_size": 256_000, "head_dim": 256}
 
 
@@ -65,6 +70,15 @@ SHAPES: dict[str, tuple[type[FamilyConfig], str, str, dict[str, Any]]] = {
             "attention_multiplier": 0.0078125,
         },
     ),
+    "deepseek-v3": (DeepSeek, "DeepSeek-V3", "deepseek-ai/DeepSeek-V3", DEEPSEEK),
+    "qwen3-next-80b": (  # with moe=qwen3_next_80b
+        Qwen3Next,
+        "Qwen3-Next 80B-A3B",
+        "Qwen/Qwen3-Next-80B-A3B-Instruct",
+        {**_sizes(2048, 48, 16, 2, 5120), "vocab_size": 151_936, "rope_theta": 1e7},
+    ),
+    "gpt-oss-20b": (GptOss, "gpt-oss 20B", "openai/gpt-oss-20b", GPT_OSS | _sizes(2880, 24, 64, 8, 2880)),
+    "gpt-oss-120b": (GptOss, "gpt-oss 120B", "openai/gpt-oss-120b", GPT_OSS | _sizes(2880, 36, 64, 8, 2880)),
     "gemma2-2b": (Gemma2, "Gemma 2 2B", "google/gemma-2-2b", GEMMA2 | _sizes(2304, 26, 8, 4, 9216)),
     "gemma2-9b": (Gemma2, "Gemma 2 9B", "google/gemma-2-9b", GEMMA2 | _sizes(3584, 42, 16, 8, 14_336)),
     "gemma2-27b": (

@@ -51,12 +51,18 @@ def feed_forward_of(config: FamilyConfig, **more: Any) -> FeedForwardNode:
 
 
 def decoder_of(
-    config: FamilyConfig, blocks: tuple[Node, ...], *, embed: Node | None = None, head: Node | None = None
+    config: FamilyConfig,
+    blocks: tuple[Node, ...],
+    *,
+    embed: Node | None = None,
+    head: Node | None = None,
+    norm: NormNode | None = None,
 ) -> DecoderNode:
-    """The whole tree; with core's embedding and head where a family has no other."""
+    """The whole tree; with core's embedding and head where a family has no other, and the last norm likewise."""
     return DecoderNode(
         embed=embed or EmbeddingNode(vocab_size=config.vocab_size, dim=config.dim),
         blocks=blocks,
-        head=head or HeadNode(vocab_size=config.vocab_size, dim=config.dim, norm=norm_of(config), z=config.z_loss),
+        head=head
+        or HeadNode(vocab_size=config.vocab_size, dim=config.dim, norm=norm or norm_of(config), z=config.z_loss),
         tied=config.tied,
     )

@@ -40,6 +40,7 @@ class MoeOptions(EditConfig):
     top_k: PositiveInt = 2  # experts that each token goes through
     hidden: PositiveInt | None = None  # width of an expert; null: the feed-forward's / top_k: a token costs the same
     shared: NonNegativeInt = 0  # experts that every token goes through beside the routed ones
+    shared_gate: bool = False  # what those give is multiplied by a number between 0 and 1 of each token (Qwen3-Next)
     first: NonNegativeInt = 0  # the first block with experts; those before it stay as they are
     every: PositiveInt = 1  # of every so many blocks from there one has experts
     router: RouterConfig = field(default_factory=Softmax)
@@ -136,6 +137,8 @@ class MoeOptions(EditConfig):
         if self.top_k > self.experts:
             what = f"moe.top_k={self.top_k} is more than moe.experts={self.experts}."
             yield Problem(what, "A token goes through each expert at most once.", f"moe.top_k={self.experts} or less.")
+        if self.shared_gate and not self.shared:
+            yield Problem("moe.shared_gate=true has nothing to gate.", "moe.shared is 0.", "moe.shared=1")
         if self.ep is not None and self.experts % self.ep:
             yield Problem(
                 f"moe.ep={self.ep} does not divide moe.experts={self.experts}.",

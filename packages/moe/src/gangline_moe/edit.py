@@ -6,11 +6,24 @@ import re
 from dataclasses import replace
 
 from gangline import UserError
-from gangline.model import AttentionNode, Cut, FeedForwardNode, Fold, Init, Node, Plan, matches, nodes, replaced
+from gangline.model import (
+    AttentionNode,
+    Cut,
+    FeedForwardNode,
+    Fold,
+    Init,
+    LinearNode,
+    Node,
+    Plan,
+    matches,
+    nodes,
+    replaced,
+)
 from gangline.plugins import installed, load
 from gangline_moe.config import FOLD, MoeOptions
 from gangline_moe.interop import others_names
-from gangline_moe.nodes import ExpertsNode, MoeNode
+from gangline_moe.nodes import ExpertsNode, MoeNode, StackNode
+from gangline_moe.routers.config import Biased
 
 LINEARS = ("w_gate", "w_up", "w_down")
 
@@ -24,7 +37,7 @@ def edit(tree: Node, plan: Plan, options: MoeOptions) -> tuple[Node, Plan, list[
     chosen = [path for path in found if _wanted(_block(path, plan), options)]
     if not chosen:
         raise refusal(found, plan, options)
-    if other := {found[path].activation for path in chosen} - {"silu"}:
+    if other := {word for path in chosen for word in _beyond(found[path])}:
         raise UserError(
             f"moe has no experts with {', '.join(sorted(other))}, as the model's feed-forwards have it.",
             "Its experts are SwiGLU.",
@@ -34,7 +47,16 @@ def edit(tree: Node, plan: Plan, options: MoeOptions) -> tuple[Node, Plan, list[
         tree = replaced(tree, path, layer_node(found[path], options))
     left = set(found) - set(chosen)
     qk_norm = any(isinstance(node, AttentionNode) and node.q_norm is not None for _, node in nodes(tree))
-    return tree, planned(plan, chosen, left, options, qk_norm), chosen
+    example = found[chosen[0]]
+    biased = [name for name in LINEARS if _has_bias(example, name)]
+    options = replace(options, hidden=options.hidden or max(1, example.hidden // options.top_k))
+    return tree, planned(plan, chosen, left, options, qk_norm, biased), chosen
+
+
+def _beyond(node: FeedForwardNode) -> list[str]:
+    """What the feed-forward computes that experts do not."""
+    found = [] if node.gating.activation == "silu" else [node.gating.activation]
+    return found + ([] if type(node).module == FeedForwardNode.module else [type(node).__name__])
 
 
 def _block(path: str, plan: Plan) -> int:
@@ -67,36 +89,54 @@ def layer_node(dense: FeedForwardNode, options: MoeOptions) -> MoeNode:
     hidden = options.hidden or max(1, dense.hidden // options.top_k)
     build = load(installed().part_of(options.router).part.build)
     router = build(options.router, dim=dense.dim, experts=options.experts, top_k=options.top_k)
-    experts = ExpertsNode(dim=dense.dim, hidden=hidden, experts=options.experts, top_k=options.top_k)
-    shared = FeedForwardNode(dim=dense.dim, hidden=options.shared * hidden) if options.shared else None
+    stacks = {name: StackNode(bias=_has_bias(dense, name)) for name in LINEARS}
+    experts = ExpertsNode(
+        dim=dense.dim, hidden=hidden, experts=options.experts, top_k=options.top_k, gating=dense.gating, **stacks
+    )
+    shared = None
+    if options.shared:
+        linears = {name: LinearNode(bias=_has_bias(dense, name)) for name in LINEARS}
+        shared = FeedForwardNode(dim=dense.dim, hidden=options.shared * hidden, gating=dense.gating, **linears)
     return MoeNode(
         router=router,
         experts=experts,
         shared=shared,
+        shared_gate=LinearNode(in_features=dense.dim, out_features=1) if options.shared_gate else None,
         capacity_factor=options.capacity_factor,
         ranks_per_node=options.ranks_per_node,
     )
 
 
-def planned(plan: Plan, chosen: list[str], left: set[str], options: MoeOptions, qk_norm: bool) -> Plan:
+def _has_bias(dense: FeedForwardNode, name: str) -> bool:
+    linear = getattr(dense, name)
+    return isinstance(linear, LinearNode) and linear.bias
+
+
+def planned(
+    plan: Plan, chosen: list[str], left: set[str], options: MoeOptions, qk_norm: bool, biased: list[str]
+) -> Plan:
     """The plan with rules for the new layers before the model's own, less those that match nothing any more."""
     example = chosen[0]
     rules = {name: plan.init(f"{example}.{name}.weight") for name in LINEARS}
     for place in sorted({_general(path) for path in chosen}):
         if not any(matches(place, path) for path in left):
             plan = _without(plan, place)
-        inits = [replace(rule, pattern=f"{place}.experts.{name}") for name, rule in rules.items()]
+        inits = [Init(f"{place}.*.{name}.bias", "constant", 0.0) for name in biased]
+        inits += [Init(f"{place}.router.gate.bias", "constant", 0.0)] * isinstance(options.router, Biased)
+        inits += [replace(rule, pattern=f"{place}.experts.{name}") for name, rule in rules.items()]
         inits.append(replace(rules["w_gate"], pattern=f"{place}.router.gate"))
         cuts = [Cut(f"{place}.experts", 0, FOLD)]
         if options.shared:
             inits += [replace(rule, pattern=f"{place}.shared.{name}") for name, rule in rules.items()]
             cuts += [Cut.colwise(f"{place}.shared.{name}") for name in LINEARS[:2]]
             cuts.append(Cut.rowwise(f"{place}.shared.w_down"))
+        if options.shared_gate:
+            inits.append(replace(rules["w_gate"], pattern=f"{place}.shared_gate"))
         if options.router.bias_rate:
             inits.append(Init(f"{place}.router.bias", "constant", 0.0))
         if options.router.step_loss:
             inits.append(Init(f"{place}.router.share", "constant", 1 / options.experts))
-        names = others_names(place, options, qk_norm)
+        names = others_names(place, options, qk_norm, biased)
         plan = plan.extended(inits=tuple(inits), cuts=tuple(cuts), names=names, master_dtype=(f"{place}.router",))
     return plan.extended(folds=(Fold(FOLD, options.ep or 1, tuple(options.ep_out_of)),))
 

@@ -1,4 +1,4 @@
-"""The experts of a layer: gated feed-forwards (SwiGLU), stacked, each for a run of rows."""
+"""The experts of a layer: gated feed-forwards, stacked, each for a run of rows."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gangline import forward_context
-from gangline.model import construct
+from gangline.model import Gating, bounded_gradients, construct, gated
 from gangline.precision import Precision
 from gangline_moe.nodes import ExpertsNode, StackNode
 from gangline_moe.products import PlainProducts, Products, products_of
 
 
 class Stack(nn.Module):
-    """rows (A, I), expert by expert -> each times its expert's matrix transposed, (A, O).
+    """rows (A, I), expert by expert -> each times its expert's matrix transposed, and its expert's bias, (A, O).
 
-    A rank of the fold holds some of the experts: their number is read from the weight (E, O, I).
+    A rank of the fold holds some of the experts: their number is read from the weight (E, O, I); biases are (E, O).
     """
 
     def __init__(self, node: StackNode) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(node.experts, node.out_features, node.in_features))
+        self.bias = nn.Parameter(torch.empty(node.experts, node.out_features)) if node.bias else None
         self.products: Products = PlainProducts()
 
     def multiply_by(self, precision: Precision) -> None:
@@ -30,11 +31,11 @@ class Stack(nn.Module):
         self.products = products_of(precision)
 
     def forward(self, x_AI: Tensor, bounds: Tensor) -> Tensor:
-        return StackProduct.apply(x_AI, self.weight, bounds, self.products)
+        return StackProduct.apply(x_AI, self.weight, self.bias, bounds, self.products)
 
 
 class Experts(nn.Module):
-    """rows (A, D), expert by expert -> W_down (silu(W_gate x) · W_up x), (A, D).
+    """rows (A, D), expert by expert -> W_down gated(W_gate x, W_up x), (A, D).
 
     One autograd function that keeps little; product by product where an edit has wrapped one of them.
     """
@@ -42,71 +43,110 @@ class Experts(nn.Module):
     def __init__(self, node: ExpertsNode) -> None:
         super().__init__()
         self.w_gate, self.w_up = construct(node.w_gate), construct(node.w_up)
-        self.w_down = construct(node.w_down)
+        self.w_down, self.gating = construct(node.w_down), node.gating
 
     def forward(self, x_AD: Tensor, bounds: Tensor) -> Tensor:
         stacks = self.w_gate, self.w_up, self.w_down
         if all(type(stack) is Stack for stack in stacks):
-            return GatedProducts.apply(x_AD, *(stack.weight for stack in stacks), bounds, self.w_gate.products)
-        return self.w_down(F.silu(self.w_gate(x_AD, bounds)) * self.w_up(x_AD, bounds), bounds)
+            weights, biases = (stack.weight for stack in stacks), (stack.bias for stack in stacks)
+            return GatedProducts.apply(x_AD, *weights, *biases, bounds, self.w_gate.products, self.gating)
+        return self.w_down(gated(self.gating, self.w_gate(x_AD, bounds), self.w_up(x_AD, bounds)), bounds)
+
+
+def plus(y_AO: Tensor, bias_EO: Tensor | None, bounds: Tensor) -> Tensor:
+    """`y_AO` with each row's expert's bias added in place."""
+    if bias_EO is None or y_AO.is_meta or not len(y_AO):
+        return y_AO
+    return y_AO.add_(bias_EO.repeat_interleave(bounds.diff(), dim=0, output_size=len(y_AO)).to(y_AO.dtype))
+
+
+def bias_gradient(dy_AO: Tensor, bias_EO: Tensor, bounds: Tensor) -> Tensor:
+    """(E, O): each run's rows added, in float32 at least."""
+    if dy_AO.is_meta or not len(dy_AO):
+        return torch.zeros_like(bias_EO)
+    wide = dy_AO.to(torch.promote_types(dy_AO.dtype, torch.float32))
+    return torch.segment_reduce(wide, "sum", lengths=bounds.diff(), unsafe=True).to(bias_EO.dtype)
 
 
 class StackProduct(torch.autograd.Function):
     """One product. x is kept only where the weight is trained."""
 
     @staticmethod
-    def forward(ctx, x_AI: Tensor, weight: Tensor, bounds: Tensor, products: Products) -> Tensor:
-        ctx.products, ctx.weight = products, weight
+    def forward(ctx, x_AI: Tensor, weight: Tensor, bias: Tensor | None, bounds: Tensor, products: Products) -> Tensor:
+        ctx.products, ctx.weight, ctx.bias = products, weight, bias
         ctx.save_for_backward(weight, bounds, *([x_AI] if ctx.needs_input_grad[1] else []))
-        return products.rows(x_AI, weight, bounds)
+        return plus(products.rows(x_AI, weight, bounds), bias, bounds)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy_AO: Tensor):
         weight, bounds, *kept = ctx.saved_tensors
-        need_x, need_weight, *_ = ctx.needs_input_grad
+        need_x, need_weight, need_bias, *_ = ctx.needs_input_grad
         products: Products = ctx.products
         dy_AO, dweight = dy_AO.contiguous(), None
+        dbias = bias_gradient(dy_AO, ctx.bias, bounds) if need_bias else None
         if need_weight:
             dweight = forward_context.weight_gradient(ctx.weight, lambda: products.outer(dy_AO, kept[0], bounds))
-        return products.back(dy_AO, weight, bounds) if need_x else None, dweight, None, None
+        return products.back(dy_AO, weight, bounds) if need_x else None, dweight, dbias, None, None
 
 
 class GatedProducts(torch.autograd.Function):
-    """W_down (silu(W_gate x) · W_up x). Kept are x and the two products before the gate; the rest is computed again.
+    """W_down gated(W_gate x, W_up x). Kept are x and the two products before the gate; the rest is computed again.
 
     The parameters are kept in `ctx` beside the saved tensors, as `forward_context.weight_gradient` asks.
     """
 
     @staticmethod
     def forward(
-        ctx, x_AD: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, bounds: Tensor, products: Products
+        ctx,
+        x_AD: Tensor,
+        w_gate: Tensor,
+        w_up: Tensor,
+        w_down: Tensor,
+        b_gate: Tensor | None,
+        b_up: Tensor | None,
+        b_down: Tensor | None,
+        bounds: Tensor,
+        products: Products,
+        gating: Gating,
     ) -> Tensor:
-        ctx.products, ctx.weights = products, (w_gate, w_up, w_down)
-        gate_AH, up_AH = products.rows(x_AD, w_gate, bounds), products.rows(x_AD, w_up, bounds)
+        ctx.products, ctx.gating = products, gating
+        ctx.weights, ctx.biases = (w_gate, w_up, w_down), (b_gate, b_up, b_down)
+        gate_AH = plus(products.rows(x_AD, w_gate, bounds), b_gate, bounds)
+        up_AH = plus(products.rows(x_AD, w_up, bounds), b_up, bounds)
         ctx.save_for_backward(x_AD, gate_AH, up_AH, w_gate, w_up, w_down, bounds)
-        return products.rows(F.silu(gate_AH).mul_(up_AH), w_down, bounds)
+        joined_AH = F.silu(gate_AH).mul_(up_AH) if gating.plain else gated(gating, gate_AH, up_AH)
+        return plus(products.rows(joined_AH, w_down, bounds), b_down, bounds)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dy_AD: Tensor):
         x_AD, gate_AH, up_AH, w_gate, w_up, w_down, bounds = ctx.saved_tensors
-        need_x, need_gate, need_up, need_down, *_ = ctx.needs_input_grad
+        need_x, *need = ctx.needs_input_grad[:7]
         products: Products = ctx.products
         dy_AD = dy_AD.contiguous()
-        active_AH = F.silu(gate_AH)
 
-        def weight_gradient(needed: bool, weight: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
-            return forward_context.weight_gradient(weight, lambda: products.outer(dy, x, bounds)) if needed else None
+        def weight_gradient(index: int, dy: Tensor, x: Tensor) -> Tensor | None:
+            if not need[index]:
+                return None
+            return forward_context.weight_gradient(ctx.weights[index], lambda: products.outer(dy, x, bounds))
 
-        dw_down = weight_gradient(need_down, ctx.weights[2], dy_AD, active_AH * up_AH)
-        dh_AH = products.back(dy_AD, w_down, bounds)
-        dup_AH = active_AH.mul_(dh_AH)
-        dgate_AH = torch.ops.aten.silu_backward(dh_AH.mul_(up_AH), gate_AH)
-        dw_gate = weight_gradient(need_gate, ctx.weights[0], dgate_AH, x_AD)
-        dw_up = weight_gradient(need_up, ctx.weights[1], dup_AH, x_AD)
+        if ctx.gating.plain:
+            active_AH = F.silu(gate_AH)
+            dw_down = weight_gradient(2, dy_AD, active_AH * up_AH)
+            dh_AH = products.back(dy_AD, w_down, bounds)
+            dup_AH = active_AH.mul_(dh_AH)
+            dgate_AH = torch.ops.aten.silu_backward(dh_AH.mul_(up_AH), gate_AH)
+        else:
+            dw_down = weight_gradient(2, dy_AD, gated(ctx.gating, gate_AH, up_AH))
+            dh_AH = products.back(dy_AD, w_down, bounds)
+            dgate_AH, dup_AH = bounded_gradients(ctx.gating, gate_AH, up_AH, dh_AH)
+        dw_gate = weight_gradient(0, dgate_AH, x_AD)
+        dw_up = weight_gradient(1, dup_AH, x_AD)
+        biases = zip(ctx.biases, need[3:], (dgate_AH, dup_AH, dy_AD), strict=True)
+        db = [bias_gradient(dy, bias, bounds) if needed else None for bias, needed, dy in biases]
         dx_AD = None
         if need_x:
             dx_AD = products.back(dgate_AH, w_gate, bounds)
             dx_AD += products.back(dup_AH, w_up, bounds)
-        return dx_AD, dw_gate, dw_up, dw_down, None, None
+        return dx_AD, dw_gate, dw_up, dw_down, *db, None, None, None

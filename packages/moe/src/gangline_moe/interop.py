@@ -2,17 +2,21 @@
 
 Mixtral      softmax, weights that add up to 1, experts in every block, no norm of queries and keys
 Qwen3-MoE    softmax, some blocks may stay dense, norm of queries and keys
+gpt-oss      softmax with a bias, biases of experts, bounded products; the rest of it is a model's that knows the name
+DeepSeek-V3  sigmoid out of groups, shared experts, the first blocks dense; the rest as with gpt-oss
+Qwen3-Next   softmax, a shared expert with a gate, some blocks may stay dense; the rest as with gpt-oss
 dots.llm1    the feed-forward of DeepSeek-V3 (its names, too) behind grouped-query attention with such norms
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gangline import Problem, UserError
 from gangline.model import Name
-from gangline_moe.routers.config import Grouped, Sigmoid, Softmax
+from gangline_moe.routers.config import Biased, Grouped, Sigmoid, Softmax
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -20,11 +24,24 @@ if TYPE_CHECKING:
 
 Options = TypeVar("Options", bound="MoeOptions")
 MIXTRAL, QWEN, DOTS = "MixtralForCausalLM", "Qwen3MoeForCausalLM", "Dots1ForCausalLM"
+GPT_OSS = "GptOssForCausalLM"  # its dense form, which nobody has: the same with NO_EXPERTS
+DEEPSEEK = "DeepseekV3ForCausalLM"  # with as many dense blocks as there are
+QWEN_NEXT = "Qwen3NextForCausalLM"  # with 0 experts
+# Of experts: who reads the rest of a config.json knows nothing of them. Losses and noise are of training alone.
+ROUTING = (
+    *("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
+    *("moe_intermediate_size", "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"),
+    *("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size"),
+    *("router_aux_loss_coef", "router_jitter_noise", "output_router_logits"),
+)
+NO_EXPERTS = {"num_local_experts": 0}
 LLAMA, QWEN_DENSE = "LlamaForCausalLM", "Qwen3ForCausalLM"
 
 
-def others_names(place: str, options: MoeOptions, qk_norm: bool) -> tuple[Name, ...]:
-    """The names of a layer's arrays at `place` ("blocks.*.feed_forward")."""
+def others_names(place: str, options: MoeOptions, qk_norm: bool, biased: Sequence[str] = ()) -> tuple[Name, ...]:
+    """The names of a layer's arrays at `place` ("blocks.*.feed_forward"). biased: products of experts with a bias."""
+    if biased:
+        return _gpt_oss_names(place, options)
     theirs = "model.layers.{0}.mlp"
     words = {"w_gate": "gate_proj", "w_up": "up_proj", "w_down": "down_proj"}
     if _is_mixtral(options) and not qk_norm:
@@ -34,8 +51,10 @@ def others_names(place: str, options: MoeOptions, qk_norm: bool) -> tuple[Name, 
         Name(f"{place}.experts.{o}.weight", f"{theirs}.experts.{{n}}.{t}.weight", "stack") for o, t in words.items()
     ]
     if options.shared:
-        shared = f"{theirs}.shared_experts"
+        shared = f"{theirs}.shared_expert" + ("" if options.shared_gate else "s")
         found += [Name(f"{place}.shared.{o}.weight", f"{shared}.{t}.weight") for o, t in words.items()]
+    if options.shared_gate:
+        found.append(Name(f"{place}.shared_gate.weight", f"{theirs}.shared_expert_gate.weight"))
     if options.router.bias_rate:
         found.append(Name(f"{place}.router.bias", f"{theirs}.gate.e_score_correction_bias"))
     if options.router.step_loss:
@@ -43,9 +62,22 @@ def others_names(place: str, options: MoeOptions, qk_norm: bool) -> tuple[Name, 
     return tuple(found)
 
 
+def _gpt_oss_names(place: str, options: MoeOptions) -> tuple[Name, ...]:
+    """Experts stacked and transposed, the columns of gate and up-projection in turns."""
+    hidden, theirs = 2 * (options.hidden or 0), "model.layers.{0}.mlp"
+    found = [Name(f"{place}.router.gate.{leaf}", f"{theirs}.router.{leaf}") for leaf in ("weight", "bias")]
+    for first, name in enumerate(("w_gate", "w_up")):
+        ours, both, rows = f"{place}.experts.{name}", f"{theirs}.experts.gate_up_proj", (first, hidden)
+        found.append(Name(f"{ours}.weight", both, "transpose", rows, every=2, dim=1))
+        found.append(Name(f"{ours}.bias", f"{both}_bias", "same", rows, every=2, dim=1))
+    found.append(Name(f"{place}.experts.w_down.weight", f"{theirs}.experts.down_proj", "transpose"))
+    found.append(Name(f"{place}.experts.w_down.bias", f"{theirs}.experts.down_proj_bias"))
+    return (*found, *([Name(f"{place}.router.share", "")] if options.router.step_loss else []))
+
+
 def _is_softmax(options: MoeOptions) -> bool:
     """Softmax as Mixtral and Qwen have it: no bias, no shared expert, nothing dropped."""
-    plain = isinstance(options.router, Softmax) and not options.router.bias_rate
+    plain = type(options.router) is Softmax and not options.router.bias_rate
     return plain and not options.shared and options.capacity_factor is None
 
 
@@ -59,30 +91,62 @@ def to_hugging_face(options: MoeOptions, config: dict[str, Any]) -> dict[str, An
     """The config.json of `config`'s model with these experts; None: no architecture is known for it."""
     router, dense = options.router, config["architectures"][0]
     hidden = options.hidden or max(1, config["intermediate_size"] // options.top_k)
-    each = {"num_experts_per_tok": options.top_k, "router_aux_loss_coef": router.step_loss}
+    each: dict[str, Any] = {"num_experts_per_tok": options.top_k, "router_aux_loss_coef": router.step_loss}
     if dense == LLAMA and _is_mixtral(options):
         more = {"num_local_experts": options.experts, "sliding_window": None, "intermediate_size": hidden}
         return {**config, "architectures": [MIXTRAL], "model_type": "mixtral", **each, **more}
+    if dense == GPT_OSS:
+        plain = options.first == 0 and options.every == 1 and not options.shared and options.capacity_factor is None
+        if not plain or type(router) is not Biased or not router.renormalise or router.bias_rate:
+            return None
+        return {**config, **each, "num_local_experts": options.experts, "intermediate_size": hidden}
+    if dense == QWEN_NEXT:
+        return _qwen_next_json(options, config | each, hidden)
+    if dense == DEEPSEEK:
+        told = _sigmoid_json(options)
+        return None if told is None else {**config, **each, "moe_intermediate_size": hidden, **told}
     if dense != QWEN_DENSE or config.get("use_sliding_window"):  # their experts stand behind attention without windows
         return None
     config = {key: value for key, value in config.items() if key != "layer_types"}
     each["moe_intermediate_size"] = hidden
     if _is_softmax(options):
         assert isinstance(router, Softmax)
-        layers = range(config["num_hidden_layers"])
-        kept = [i for i in layers if i < options.first or (i - options.first) % options.every]
-        more = {"num_experts": options.experts, "norm_topk_prob": router.renormalise}
-        more |= {"decoder_sparse_step": 1, "mlp_only_layers": kept}
+        more = {"num_experts": options.experts, "norm_topk_prob": router.renormalise, **_sparse_json(options, config)}
         return {**config, "architectures": [QWEN], "model_type": "qwen3_moe", **each, **more}
+    if (told := _sigmoid_json(options)) is None:
+        return None
+    return {**config, "architectures": [DOTS], "model_type": "dots1", **each, **told, "sliding_window": None}
+
+
+def _sparse_json(options: MoeOptions, config: dict[str, Any]) -> dict[str, Any]:
+    """Which blocks have experts, as Qwen says it."""
+    layers = range(config["num_hidden_layers"])
+    kept = [i for i in layers if i < options.first or (i - options.first) % options.every]
+    return {"decoder_sparse_step": 1, "mlp_only_layers": kept}
+
+
+def _qwen_next_json(options: MoeOptions, config: dict[str, Any], hidden: int) -> dict[str, Any] | None:
+    router = options.router
+    if type(router) is not Softmax or router.bias_rate or options.capacity_factor is not None:
+        return None
+    if not options.shared or not options.shared_gate:
+        return None
+    more = {"num_experts": options.experts, "norm_topk_prob": router.renormalise, "moe_intermediate_size": hidden}
+    more["shared_expert_intermediate_size"] = options.shared * hidden
+    return {**config, **more, **_sparse_json(options, config)}
+
+
+def _sigmoid_json(options: MoeOptions) -> dict[str, Any] | None:
+    """What DeepSeek-V3 and dots.llm1 say of their experts; None: these are others."""
+    router = options.router
     if not isinstance(router, Sigmoid) or not options.shared or options.every != 1 or not router.bias_rate:
         return None
-    if options.capacity_factor is not None:
+    if options.capacity_factor is not None or options.shared_gate:
         return None
     groups = (router.groups, router.top_groups) if isinstance(router, Grouped) else (1, 1)
     more = {"n_routed_experts": options.experts, "n_shared_experts": options.shared}
     more |= {"first_k_dense_replace": options.first, "n_group": groups[0], "topk_group": groups[1]}
-    more |= {"norm_topk_prob": router.renormalise, "routed_scaling_factor": router.scale, "sliding_window": None}
-    return {**config, "architectures": [DOTS], "model_type": "dots1", **each, **more}
+    return more | {"norm_topk_prob": router.renormalise, "routed_scaling_factor": router.scale}
 
 
 def of_hugging_face(cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[str, Any]] | None:
@@ -91,6 +155,12 @@ def of_hugging_face(cls: type[Options], config: dict[str, Any]) -> tuple[Options
     Raises UserError for windows of attention and for blocks with experts that `first` and `every` cannot name.
     """
     architecture = (config.get("architectures") or [None])[0]
+    if architecture == GPT_OSS:
+        return _gpt_oss(cls, config)
+    if architecture == DEEPSEEK:
+        return _deepseek(cls, config)
+    if architecture == QWEN_NEXT:
+        return _qwen_next(cls, config)
     if architecture not in (MIXTRAL, QWEN, DOTS):
         return None
     if config.get("sliding_window") is not None:
@@ -101,11 +171,12 @@ def of_hugging_face(cls: type[Options], config: dict[str, Any]) -> tuple[Options
         what = "a dots.llm1 whose config.json does not give sliding_window."
         raise UserError(what, "transformers takes 4096, and gangline reads windows of models without experts only.")
     top_k = config["num_experts_per_tok"]
+    rest = {name: value for name, value in config.items() if name not in ROUTING}
     if architecture == MIXTRAL:
         found = cls(experts=config["num_local_experts"], top_k=top_k, hidden=config["intermediate_size"])
         absent = {"rms_norm_eps": 1e-5, "rope_theta": 1e6}  # what transformers takes for it, and not for a Llama
-        return replace(found, router=Softmax()), {**absent, **config, "architectures": [LLAMA]}
-    rest = {**config, "architectures": [QWEN_DENSE]}
+        return replace(found, router=Softmax()), {**absent, **rest, "architectures": [LLAMA]}
+    rest["architectures"] = [QWEN_DENSE]
     if config.get("head_dim") is None and "hidden_size" in config:  # not Qwen3's 128
         rest["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
     hidden = config["moe_intermediate_size"]
@@ -122,16 +193,86 @@ def of_hugging_face(cls: type[Options], config: dict[str, Any]) -> tuple[Options
     return cls(experts=experts, top_k=top_k, hidden=hidden, first=first, shared=shared, router=scored), rest
 
 
+def _gpt_oss(cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[str, Any]] | None:
+    """The same of a gpt-oss; what it has beside experts stays in its config.json."""
+    rest = {name: value for name, value in config.items() if name not in ROUTING}
+    named = "num_experts" if "num_experts" in config else "num_local_experts"
+    if not (experts := _given(config, named, 128)):
+        return None
+    top_k, hidden = _given(config, "num_experts_per_tok", 4), _given(config, "intermediate_size", 2880)
+    return cls(experts=experts, top_k=top_k, hidden=hidden, router=Biased()), rest | NO_EXPERTS
+
+
+def _deepseek(cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[str, Any]] | None:
+    """The same of a DeepSeek-V3; None where all its blocks are dense."""
+    layers, first = _given(config, "num_hidden_layers", 61), _given(config, "first_k_dense_replace", 3)
+    if first >= layers:
+        return None
+    groups = _given(config, "n_group", 8)
+    scores = {
+        "renormalise": _given(config, "norm_topk_prob", True),
+        "scale": _given(config, "routed_scaling_factor", 2.5),
+    }
+    router: Sigmoid = Sigmoid(**scores)
+    if groups > 1:
+        router = Grouped(**scores, groups=groups, top_groups=_given(config, "topk_group", 4))
+    found = cls(
+        experts=_given(config, "num_local_experts" if "num_local_experts" in config else "n_routed_experts", 256),
+        top_k=_given(config, "num_experts_per_tok", 8),
+        hidden=_given(config, "moe_intermediate_size", 2048),
+        shared=_given(config, "n_shared_experts", 1),
+        first=first,
+        router=router,
+    )
+    rest = {name: value for name, value in config.items() if name not in ROUTING}
+    return found, rest | {"first_k_dense_replace": layers}
+
+
+def _qwen_next(cls: type[Options], config: dict[str, Any]) -> tuple[Options, dict[str, Any]] | None:
+    """The same of a Qwen3-Next; None where no block of it has experts."""
+    layers = config | {"num_hidden_layers": _given(config, "num_hidden_layers", 48)}
+    if not (experts := _given(config, "num_experts", 512)) or not _sparse_blocks(layers):
+        return None
+    hidden = _given(config, "moe_intermediate_size", 512)
+    beside = _given(config, "shared_expert_intermediate_size", 512)
+    if beside % hidden or not beside:
+        what = f"a Qwen3-Next with shared_expert_intermediate_size={beside}."
+        raise UserError(what, f"gangline has shared experts as wide as the others, moe_intermediate_size={hidden}.")
+    first, every = _sparse(layers)
+    found = cls(
+        experts=experts,
+        top_k=_given(config, "num_experts_per_tok", 10),
+        hidden=hidden,
+        shared=beside // hidden,
+        shared_gate=True,
+        first=first,
+        every=every,
+        router=Softmax(renormalise=_given(config, "norm_topk_prob", True)),
+    )
+    rest = {name: value for name, value in config.items() if name not in ROUTING}
+    return found, rest | {"num_experts": 0}
+
+
+def _given(config: dict[str, Any], name: str, absent: Any) -> Any:
+    """The field, or `absent` where there is none. Raises UserError for null."""
+    if (found := config.get(name, absent)) is None:
+        raise UserError(f"a model with {name}=null.", "transformers has no meaning for that.")
+    return found
+
+
 def _sparse(config: dict[str, Any]) -> tuple[int, int]:
     """(first, every) of Qwen's decoder_sparse_step and mlp_only_layers. Raises UserError where no such two say it."""
-    step, kept = config.get("decoder_sparse_step", 1), set(config.get("mlp_only_layers") or ())
-    layers = range(config["num_hidden_layers"])
-    sparse = [i for i in layers if (i + 1) % step == 0 and i not in kept]
+    layers, sparse = range(config["num_hidden_layers"]), _sparse_blocks(config)
     for first in sparse[:1]:
         every = sparse[1] - first if len(sparse) > 1 else len(layers)
         if sparse == list(layers)[first::every]:
             return first, 1 if len(sparse) == 1 and first == len(layers) - 1 else every
     raise UserError("a model whose blocks with experts are not evenly spaced.", "moe.first and moe.every say no such.")
+
+
+def _sparse_blocks(config: dict[str, Any]) -> list[int]:
+    step, kept = _given(config, "decoder_sparse_step", 1), set(config.get("mlp_only_layers") or ())
+    return [i for i in range(config["num_hidden_layers"]) if (i + 1) % step == 0 and i not in kept]
 
 
 def weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
@@ -149,7 +290,7 @@ def weight_problems(options: MoeOptions, run: Run) -> list[Problem]:
     if found is None:
         return [Problem(f"model.weights={directory} holds a model without experts.", "", "moe=off")]
     hidden = options.hidden or max(1, (options.dense_hidden(run) or 0) // options.top_k)
-    here = {name: getattr(options, name) for name in ("experts", "top_k", "shared", "first", "every")}
+    here = {name: getattr(options, name) for name in ("experts", "top_k", "shared", "shared_gate", "first", "every")}
     there = {name: getattr(found[0], name) for name in here} | {"hidden": found[0].hidden}
     here["hidden"] = hidden
     here |= _computed(options)

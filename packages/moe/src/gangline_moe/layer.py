@@ -17,7 +17,7 @@ from gangline_moe.routers.base import Choice
 
 
 class MoeLayer(nn.Module):
-    """x (B, T, D) -> Σ over the token's experts of weight · expert(x), plus shared(x); (B, T, D).
+    """x (B, T, D) -> Σ over the token's experts of weight · expert(x), plus shared(x), gated or not; (B, T, D).
 
     On a fold of R ranks each holds E/R experts, and rows are sent to them and back; the shared experts are computed
     meanwhile.
@@ -28,6 +28,7 @@ class MoeLayer(nn.Module):
         self.router = construct(node.router)
         self.experts = construct(node.experts)
         self.shared = None if node.shared is None else construct(node.shared)
+        self.shared_gate = None if node.shared_gate is None else construct(node.shared_gate)
         self.node = node
         self.axis: Comm | None = None
 
@@ -39,20 +40,23 @@ class MoeLayer(nn.Module):
         choice: Choice = self.router(x_BTD)
         made, load_E = self.permutation_of(choice)
         rows_AD = Permute.apply(x_BTD.flatten(0, 1).to(self.experts.w_gate.weight.dtype), made)
-        shared_BTD = None
         if self.axis is None or self.axis.size == 1:
             rows_AD = self.experts(rows_AD, made.bounds)
-            if self.shared is not None:
-                shared_BTD = self.shared(x_BTD)
+            shared_BTD = self.beside(x_BTD)
         else:
             dispatcher = TokenDispatcher(self.axis, rows_AD, made.counts, self.node.ranks_per_node)
-            if self.shared is not None:
-                shared_BTD = self.shared(x_BTD)
+            shared_BTD = self.beside(x_BTD)
             rows_AD = dispatcher.returned(self.experts(dispatcher.dispatched(), dispatcher.route.bounds))
         y_BTD = Combine.apply(rows_AD, choice.weight_Nk, made).view_as(x_BTD)
         if shared_BTD is not None:
             y_BTD = y_BTD + shared_BTD
         return balanced(y_BTD, self.router, choice, load_E)
+
+    def beside(self, x_BTD: Tensor) -> Tensor | None:
+        """What every token goes through."""
+        if self.shared is None or self.shared_gate is None:
+            return None if self.shared is None else self.shared(x_BTD)
+        return self.shared_gate(x_BTD).sigmoid() * self.shared(x_BTD)
 
     def permutation_of(self, choice: Choice) -> tuple[Permutation, Tensor]:
         """(pairs sorted by expert, those over an expert's capacity dropped; (E,) the load before that)."""

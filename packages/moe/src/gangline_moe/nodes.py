@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from gangline.model import (
     LINEAR,
+    SWIGLU,
     CommVolume,
     Decoding,
     FeedForwardNode,
+    Gating,
     LinearNode,
     LocalSizes,
     MatrixProduct,
@@ -21,7 +23,7 @@ from gangline.model import (
     fitted,
 )
 from gangline_moe.config import FOLD
-from gangline_moe.routers.config import ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
+from gangline_moe.routers.config import Biased, ExpertChoice, Grouped, RouterConfig, Sigmoid, Softmax
 
 INDEX = 8  # bytes of a number of a token, of an expert, or of rows
 WHAT = "rows to experts and back, if balanced"
@@ -116,6 +118,12 @@ def softmax(config: Softmax, *, dim: int, experts: int, top_k: int) -> RouterNod
     return SoftmaxNode(dim=dim, experts=experts, top_k=top_k, renormalise=config.renormalise, **_common(config))
 
 
+def biased(config: Biased, *, dim: int, experts: int, top_k: int) -> RouterNode:
+    """The router `biased`."""
+    node = softmax(config, dim=dim, experts=experts, top_k=top_k)
+    return replace(node, gate=LinearNode(in_features=dim, out_features=experts, bias=True))
+
+
 def sigmoid(config: Sigmoid, *, dim: int, experts: int, top_k: int) -> RouterNode:
     """The router `sigmoid`."""
     return SigmoidNode(
@@ -154,7 +162,8 @@ class StackNode(LinearNode):
         return "tokenwise"
 
     def shapes(self) -> dict[str, Shape]:
-        return {"weight": (self.experts, self.out_features, self.in_features)}
+        shapes: dict[str, Shape] = {"weight": (self.experts, self.out_features, self.in_features)}
+        return shapes | ({"bias": (self.experts, self.out_features)} if self.bias else {})
 
     def flops(self, sequence_length: int) -> int:
         return 2 * self.top_k * self.out_features * self.in_features
@@ -187,6 +196,7 @@ class ExpertsNode(Node):
     hidden: int
     experts: int
     top_k: int
+    gating: Gating = SWIGLU
     w_gate: Node = STACK
     w_up: Node = STACK
     w_down: Node = STACK
@@ -197,8 +207,8 @@ class ExpertsNode(Node):
     def __post_init__(self) -> None:
         up, down = (self.dim, self.hidden), (self.hidden, self.dim)
         for name, (inside, out) in {"w_gate": up, "w_up": up, "w_down": down}.items():
-            if type(getattr(self, name)) is StackNode:
-                made = StackNode(in_features=inside, out_features=out, experts=self.experts, top_k=self.top_k)
+            if type(stack := getattr(self, name)) is StackNode:
+                made = replace(stack, in_features=inside, out_features=out, experts=self.experts, top_k=self.top_k)
                 object.__setattr__(self, name, made)
 
     @property
@@ -213,12 +223,15 @@ class ExpertsNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class MoeNode(Node):
-    """A layer with experts in the place of a feed-forward. `shared`: what every token goes through beside them."""
+    """A layer with experts in the place of a feed-forward. `shared`: what every token goes through beside them, times
+    sigmoid(`shared_gate` x) where there is one.
+    """
 
     module: ClassVar[str] = "gangline_moe.layer:MoeLayer"
     router: RouterNode
     experts: ExpertsNode
     shared: FeedForwardNode | None = None
+    shared_gate: LinearNode | None = None
     capacity_factor: float | None = None
     ranks_per_node: int | None = None
 
@@ -242,11 +255,14 @@ class MoeNode(Node):
         shared expert counts it.
         """
         rows, dim, hidden = self.rows(sizes), self.experts.dim, self.experts.hidden
-        kept = rows * 2 * (dim + (2 if self.experts.wrapped else 1) * hidden) * sizes.itemsize
+        inner = 2 + self.experts.wrapped * (1 + self.experts.gating.plain)
+        kept = rows * (2 * dim + inner * hidden) * sizes.itemsize
         kept += (rows + sizes.tokens * self.router.top_k + self.router.experts + 1) * INDEX
         own = self.router.experts // sizes.size(FOLD)
         if sizes.size(FOLD) > 1:
             kept += (own + 1 + (2 * rows if own > 1 else 0)) * INDEX
+        if self.shared_gate is not None:  # what the shared experts give, and its gate
+            kept += sizes.tokens * (dim + 1) * sizes.itemsize
         if self.shared is None and not self.router.copies(sizes):
             kept += sizes.tokens * dim * sizes.itemsize
         return kept

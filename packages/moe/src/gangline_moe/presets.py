@@ -27,6 +27,17 @@ class Qwen3_30B_A3B(MoeOptions):
 
 
 @dataclass
+class Qwen3Next80B(MoeOptions):
+    """As published in Qwen/Qwen3-Next-80B-A3B-Instruct/config.json."""
+
+    experts: int = 512
+    top_k: int = 10
+    hidden: int | None = 512
+    shared: int = 1
+    shared_gate: bool = True
+
+
+@dataclass
 class DeepSeekV3(MoeOptions):
     """The feed-forward of DeepSeek-V3 (arXiv 2412.19437, sections 2.1.2 and 4.2), with its router `grouped`."""
 
@@ -35,6 +46,22 @@ class DeepSeekV3(MoeOptions):
     hidden: int | None = 2048
     shared: int = 1
     first: int = 3
+
+
+@dataclass
+class GptOss20B(MoeOptions):
+    """As published in openai/gpt-oss-20b/config.json, with its router `biased`."""
+
+    experts: int = 32
+    top_k: int = 4
+    hidden: int | None = 2880
+
+
+@dataclass
+class GptOss120B(GptOss20B):
+    """As published in openai/gpt-oss-120b/config.json, with its router `biased`."""
+
+    experts: int = 128
 
 
 LAW = (
@@ -51,5 +78,8 @@ PARTS = (
     _part("on", MoeOptions, "feed-forward layers become mixtures of experts", "sigmoid"),
     _part("mixtral_8x7b", Mixtral8x7B, "the experts of Mixtral 8x7B: 8, of which 2"),
     _part("qwen3_30b_a3b", Qwen3_30B_A3B, "the experts of Qwen3 30B-A3B: 128, of which 8"),
+    _part("gpt_oss_20b", GptOss20B, "the experts of gpt-oss 20B: 32, of which 4", "biased"),
+    _part("gpt_oss_120b", GptOss120B, "the experts of gpt-oss 120B: 128, of which 4", "biased"),
+    _part("qwen3_next_80b", Qwen3Next80B, "the experts of Qwen3-Next 80B-A3B: 512, of which 10 and a shared one"),
     _part("deepseek_v3", DeepSeekV3, "the experts of DeepSeek-V3: 256, of which 8 and a shared one", "grouped"),
 )

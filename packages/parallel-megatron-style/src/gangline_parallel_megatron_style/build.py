@@ -40,7 +40,7 @@ from gangline_parallel_megatron_style.sharding.arrays import (
 )
 from gangline_parallel_megatron_style.sharding.ranks import active_fold
 from gangline_parallel_megatron_style.tensor.apply import cut_modules
-from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, over_sequence
+from gangline_parallel_megatron_style.tensor.sequence import cut_sequence, over_sequence, shared_by_heads
 from gangline_parallel_megatron_style.tensor.setting import Setting
 
 
@@ -113,6 +113,7 @@ def build(
             own_part=own_part,
             own_tokens=partial(cut_sequence, comm=tp) if sequence_parallel else _as_it_is,
             over_sequence=_over(comms, *(("cp", "tp") if sequence_parallel else ("cp",))),
+            for_all_heads=shared_by_heads(tp, sequence_parallel) if tp.size > 1 else None,
             tokens_cut=tp.size if sequence_parallel else 1,
             width=width,
             prefetch=config.prefetch if config.zero == 3 else 0,

@@ -25,6 +25,7 @@ class Components:
     own_part       a microbatch -> this rank's part of its sequences (context parallelism)
     own_tokens     (B, T) of such a part -> (B, t): the tokens whose hidden state is here (sequence parallelism)
     over_sequence  differentiable sum over the ranks that hold the rest of the same sequences, None for one rank
+    for_all_heads  of what heads share: of all tokens, with the gradients of all heads; None where heads are not cut
     tokens_cut     T of such a part over t
     width          D of the hidden state
     prefetch       modules whose weights are unsharded ahead
@@ -50,6 +51,7 @@ class Components:
     own_part: Callable[[Batch], Batch]
     own_tokens: Callable[[Tensor], Tensor]
     over_sequence: Callable[[Tensor], Tensor] | None
+    for_all_heads: Callable[[Tensor], Tensor] | None
     tokens_cut: int
     width: int
     prefetch: int

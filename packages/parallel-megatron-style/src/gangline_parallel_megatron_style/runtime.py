@@ -158,7 +158,7 @@ class ComposedRuntime(Runtime, RankStages):
     def _begin(self, microbatches: Sequence[Batch], collected: Collected | None) -> StepContext:
         made, batches = self.made, [self.made.own_part(batch) for batch in microbatches]
         frames = [
-            local_frame(batch, number, made.seed, collected, made.own_tokens, made.over_sequence)
+            local_frame(batch, number, made.seed, collected, made.own_tokens, made.over_sequence, made.for_all_heads)
             for number, batch in enumerate(batches)
         ]
         return StepContext(batches, frames, collected)

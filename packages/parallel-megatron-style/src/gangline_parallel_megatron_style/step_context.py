@@ -46,14 +46,15 @@ def local_frame(
     collected: Collected | None,
     own_tokens: Callable[[Tensor], Tensor],
     over_sequence: Callable[[Tensor], Tensor] | None,
+    for_all_heads: Callable[[Tensor], Tensor] | None,
 ) -> Frame:
     """The frame of a microbatch: keys of random draws for the tokens whose hidden state is here.
 
     own_tokens     (B, T) of this rank's part of the sequences -> (B, t) under sequence parallelism
-    over_sequence  as `Frame` has it
+    over_sequence, for_all_heads  as `Frame` has them
     """
     frame = frame_of(batch, number, seed, collected)
-    frame.over_sequence = over_sequence
+    frame.over_sequence, frame.for_all_heads = over_sequence, for_all_heads
     whole = frame.sample, frame.document, frame.position
     for name in ("sample", "document", "position"):
         of_tokens = getattr(frame, name)

@@ -15,6 +15,7 @@ from math import gcd
 
 from gangline.model.calls import LOSS_CHUNK
 from gangline.model.local_sizes import LocalSizes
+from gangline.model.rope_rates import Rope
 from gangline.model.tree import (
     AttentionNode,
     FeedForwardNode,
@@ -100,8 +101,8 @@ def attention(node: AttentionNode, sizes: ActivationSizes, path: str) -> int:
 
 
 def feed_forward(node: FeedForwardNode, sizes: ActivationSizes, path: str) -> int:
-    """x, then gate, up, the activated gate and their product."""
-    inner = 4 if reads(node, path, sizes, "w_down") else 3
+    """x, then gate, up, the activated gate and their product; where products are bounded no activated gate."""
+    inner = 2 + node.gating.plain + reads(node, path, sizes, "w_down")
     stream = sizes.tokens * node.dim if reads(node, path, sizes, "w_gate", "w_up") else 0
     return (stream + inner * sizes.inner_tokens * (node.hidden // sizes.tp)) * sizes.itemsize
 
@@ -150,10 +151,10 @@ def copies_output(node: AttentionNode, sizes: ActivationSizes, heads: int) -> bo
 def of_angles(blocks: Iterable[Node], sizes: ActivationSizes) -> int:
     """cos and sin of every position, which all blocks of a stage share that rotate alike."""
     found = {
-        (node.rope, node.rope.width or node.head_dim)
+        (rope, rope.width or node.head_dim)  # type: ignore[attr-defined]
         for block in blocks
         for _, node in nodes(block)
-        if isinstance(node, AttentionNode) and node.rope is not None
+        if isinstance(rope := getattr(node, "rope", None), Rope)
     }
     return sizes.inner_tokens * sum(width for _, width in found) * sizes.master_itemsize
 

@@ -18,7 +18,7 @@ from gangline.model.flops import flops_per_token, parameter_count
 from gangline.model.local_sizes import LocalSizes
 from gangline.model.products import AttentionProduct
 from gangline.model.tree import Node, by_path, parameter_shapes
-from gangline.plan import Plan
+from gangline.plan import Plan, is_matrix
 
 if TYPE_CHECKING:
     from gangline.config.schema import Run
@@ -54,7 +54,7 @@ def explain_replicated(
         parts.append(work)
         kept, again = kept + stays, max(again, more)
     total, shapes = StageWork.total(parts), parameter_shapes(tree)
-    matrix = {name: name.startswith(f"{plan.blocks}.") and len(shape) > 1 for name, shape in shapes.items()}
+    matrix = {name: name.startswith(f"{plan.blocks}.") and is_matrix(name, shape) for name, shape in shapes.items()}
     trained = {name: prod(shape) for name, shape in shapes.items() if not plan.is_frozen(name)}
     numbers = parameter_count(tree)
     states = sum(count * run.optimizer.states(matrix=matrix[name]) for name, count in trained.items())

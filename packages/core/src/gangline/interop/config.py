@@ -12,8 +12,9 @@ from gangline.catalogue import suppliers
 from gangline.config.schema import EditConfig, ModelConfig, Run
 from gangline.config.suggest import near
 from gangline.errors import Problem, UserError
-from gangline.interop.rope import SCALING, read_rope
-from gangline.interop.window import read_window, window_json
+from gangline.interop.fields import refuse_unknown
+from gangline.interop.rope import ROPE_FIELDS, SCALING, read_rope
+from gangline.interop.window import WINDOW_FIELDS, read_window, window_json
 from gangline.model.config import DecoderConfig
 from gangline.rundir import holds_checkpoint
 
@@ -37,6 +38,8 @@ _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # OWNER/MODEL
 NEEDED = ("vocab_size", "dim", "layers", "heads", "kv_heads", "hidden")
 # What this architecture does not have: theirs -> the only value that means it is absent.
 ABSENT = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
+# All that is looked at. What is beside it and not harmless is refused by its name.
+KNOWN = frozenset((*SAME.values(), *ABSENT, *ROPE_FIELDS, *WINDOW_FIELDS))
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:
@@ -131,6 +134,7 @@ def decoder_of(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
     if missing:
         raise UserError(f"{directory}/config.json does not give {', '.join(missing)}.")
     ours.setdefault("norm_eps", 1e-6)  # what transformers takes where a file is silent
+    refuse_unknown(directory, theirs, KNOWN)
     if ARCHITECTURES[architecture]:
         ours.setdefault("head_dim", 128)  # of Qwen3; a head of the others is hidden_size / heads wide
     return DecoderConfig(

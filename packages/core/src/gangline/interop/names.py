@@ -17,7 +17,8 @@ COMPUTED = re.compile(r".*\.rotary_emb\.inv_freq")
 class Theirs:
     """One of their tensors: the whole of ours, or, where theirs are stacked in ours, number `index` of it.
 
-    shape: of theirs. Where several of ours make it up, ours begins `first` along dim `dim` of it.
+    shape: of theirs. Where several of ours make it up, ours begins `first` along dim `dim` of it and has every
+    `every`th of it from there.
     """
 
     name: str
@@ -25,10 +26,8 @@ class Theirs:
     index: int | None = None
     transpose: bool = False
     first: int | None = None
-
-    @property
-    def dim(self) -> int:
-        return int(self.transpose)
+    every: int = 1
+    dim: int = 0
 
 
 def theirs_of(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
@@ -41,14 +40,15 @@ def theirs_of(plan: Plan, name: str, shape: tuple[int, ...]) -> list[Theirs]:
             return []
         if rule.how == "stack":
             return [Theirs(theirs.replace("{n}", str(i)), shape[1:], index=i) for i in range(shape[0])]
+        first, dim = None, rule.dim
         if rule.rows is not None:
-            first, shape = rule.rows[0], (rule.rows[1], *shape[1:])
-            if rule.how == "transpose" and len(shape) > 1:
-                return [Theirs(theirs, shape[::-1], transpose=True, first=first)]
-            return [Theirs(theirs, shape, first=first)]
-        if rule.how == "transpose":
-            return [Theirs(theirs, shape[::-1], transpose=True)]
-        return [Theirs(theirs, shape)]
+            first, shape = rule.rows[0], (*shape[:dim], rule.rows[1], *shape[dim + 1 :])
+        turned = rule.how == "transpose" and len(shape) > 1
+        if turned:
+            last = len(shape) - 1
+            shape = (*shape[:-2], shape[-1], shape[-2])
+            dim = {last: last - 1, last - 1: last}.get(dim, dim)
+        return [Theirs(theirs, shape, transpose=turned, first=first, every=rule.every, dim=dim)]
     raise UserError(
         f"the model's plan has no Hugging Face name for parameter {name!r}.",
         "Its author says in `Plan.names` what others call each parameter; without that it cannot be read or written.",

@@ -51,15 +51,18 @@ def _fill(tensors: Tensors, theirs: Theirs, shard: Shard, name: str) -> None:
             return
         local, box = local[theirs.index - box[0].start], box[1:]
     if theirs.transpose:
-        local, box = local.T, box[::-1]
+        local, box = local.mT, (*box[:-2], box[-1], box[-2])
     if theirs.first is not None:
-        dim, start = theirs.dim, theirs.first
-        box = (*box[:dim], slice(box[dim].start + start, box[dim].stop + start), *box[dim + 1 :])
+        dim, every = theirs.dim, theirs.every
+        start, stop = box[dim].start * every + theirs.first, box[dim].stop * every + theirs.first
+        box = (*box[:dim], slice(start, max(start, stop - every + 1)), *box[dim + 1 :])
     found = tensors.shape(theirs.name)
     if found != theirs.shape:
         raise UserError(
             f"{tensors.directory}: {theirs.name} has shape {found}.", f"For {name} it must have shape {theirs.shape}."
         )
     part: torch.Tensor = tensors.read(theirs.name, box)
+    if theirs.every > 1:
+        part = part[(slice(None),) * theirs.dim + (slice(None, None, theirs.every),)]
     with torch.no_grad():
         local.copy_(part)

@@ -16,6 +16,7 @@ SCALING = {
     "rope_original_max_position": "original_max_position_embeddings",
 }
 ORIGINAL, SHARE = SCALING["rope_original_max_position"], "partial_rotary_factor"
+ROPE_FIELDS = ("rope_theta", "rope_scaling", "rope_parameters", SHARE, ORIGINAL)  # of a config.json
 PLAIN = {"rope_type", "type", "rope_theta", SHARE, ORIGINAL}
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gangline.model.config import DecoderConfig
 
 WINDOW, FIRST = 4096, 28  # what transformers takes where a file is silent: sliding_window, max_window_layers
+WINDOW_FIELDS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 SLIDING, FULL = "sliding_attention", "full_attention"
 
 

@@ -105,7 +105,7 @@ def _write(
                 raise ValueError(f"array {name!r} is no parameter of the model, or came twice")
             for slot in slots.pop(name):
                 part = tensor if slot.theirs.index is None else tensor[slot.theirs.index]
-                part = part.T if slot.theirs.transpose and part.dim() > 1 else part
+                part = part.mT if slot.theirs.transpose else part
                 whole = joined.take(slot.theirs, part.detach())
                 if whole is None:
                     continue
@@ -148,7 +148,10 @@ class _Joined:
         if self._missing[theirs.name]:
             return None
         del self._come[theirs.name]
-        return torch.cat([come[first] for first in sorted(come)], dim=theirs.dim)
+        parts = [come[first] for first in sorted(come)]
+        if theirs.every > 1:
+            return torch.stack(parts, dim=theirs.dim + 1).flatten(theirs.dim, theirs.dim + 1)
+        return torch.cat(parts, dim=theirs.dim)
 
 
 def _blocks(tensor: torch.Tensor) -> Iterable[torch.Tensor]:

@@ -17,7 +17,12 @@ from gangline.lazy import lazily
 if TYPE_CHECKING:
     from gangline.interop.adapter import Adapter as Adapter
     from gangline.interop.config import read_config as read_config
-    from gangline.model.attention import PLAIN as PLAIN, PlainAttention as PlainAttention
+    from gangline.interop.fields import refuse_unknown as refuse_unknown
+    from gangline.model.attention import (
+        PLAIN as PLAIN,
+        PlainAttention as PlainAttention,
+        plain as plain,
+    )
     from gangline.model.build import Wrapper as Wrapper, construct as construct
     from gangline.model.cache import Cache as Cache
     from gangline.model.calls import (
@@ -28,12 +33,17 @@ if TYPE_CHECKING:
     )
     from gangline.model.compose import compose_model as compose_model
     from gangline.model.config import DecoderConfig as DecoderConfig, Tiny as Tiny
-    from gangline.model.feed_forward import FeedForward as FeedForward
+    from gangline.model.feed_forward import (
+        FeedForward as FeedForward,
+        bounded_gradients as bounded_gradients,
+        gated as gated,
+    )
     from gangline.model.flops import (
         computes_frozen as computes_frozen,
         flops_per_token as flops_per_token,
         parameter_count as parameter_count,
     )
+    from gangline.model.gating import SWIGLU as SWIGLU, Gating as Gating
     from gangline.model.init import shards_of as shards_of, whole_model as whole_model
     from gangline.model.linear import Embedding as Embedding, Linear as Linear
     from gangline.model.local_sizes import CommVolume as CommVolume, LocalSizes as LocalSizes
@@ -55,10 +65,12 @@ if TYPE_CHECKING:
         Product as Product,
     )
     from gangline.model.recall import Recall as Recall
+    from gangline.model.rope import rotated as rotated
     from gangline.model.rope_rates import (
         BandScaling as BandScaling,
         Rope as Rope,
         RopeScaling as RopeScaling,
+        frequencies as frequencies,
         plain_rates as plain_rates,
     )
     from gangline.model.tree import (
@@ -106,7 +118,8 @@ __getattr__, __all__ = lazily(
         ),
         "gangline.model.local_sizes": "CommVolume LocalSizes",
         "gangline.model.cache": "Cache",
-        "gangline.model.rope_rates": "BandScaling Rope RopeScaling plain_rates",
+        "gangline.model.rope_rates": "BandScaling Rope RopeScaling frequencies plain_rates",
+        "gangline.model.rope": "rotated",
         "gangline.model.products": "AttentionProduct MatrixProduct Product",
         "gangline.model.plan": "plan_decoder",
         "gangline.model.config": "DecoderConfig Tiny",
@@ -116,8 +129,9 @@ __getattr__, __all__ = lazily(
             "CrossEntropy by_chunks cap_logits_ gradients_by_chunks log_sum_exp logits_gradient uncapped_gradient_ wide"
         ),
         "gangline.model.build": "Wrapper construct",
-        "gangline.model.attention": "PLAIN PlainAttention",
-        "gangline.model.feed_forward": "FeedForward",
+        "gangline.model.attention": "PLAIN PlainAttention plain",
+        "gangline.model.feed_forward": "FeedForward bounded_gradients gated",
+        "gangline.model.gating": "SWIGLU Gating",
         "gangline.model.linear": "Embedding Linear",
         "gangline.model.norm": "RMSNorm",
         "gangline.model.recall": "Recall",
@@ -125,5 +139,6 @@ __getattr__, __all__ = lazily(
         "gangline.model.init": "shards_of whole_model",
         "gangline.interop.adapter": "Adapter",
         "gangline.interop.config": "read_config",
+        "gangline.interop.fields": "refuse_unknown",
     },
 )

@@ -1,26 +1,70 @@
-"""The gated feed-forward layer: SwiGLU, GEGLU (Shazeer, arXiv 2002.05202, section 2)."""
+"""The gated feed-forward layer: SwiGLU, GEGLU (Shazeer, arXiv 2002.05202, section 2), and with bounded products."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from gangline.model.build import construct
+from gangline.model.gating import Gating
 from gangline.model.tree import FeedForwardNode
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
 
 
+def gated(gating: Gating, gate: Tensor, up: Tensor) -> Tensor:
+    """What `Gating` says, in the shape of its two products."""
+    if gating.plain:
+        return ACTIVATIONS[gating.activation](gate) * up
+    return BoundedGate.apply(gating, gate, up)
+
+
+def bounded(gating: Gating, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(the bounded gate, sigmoid(slope · gate) of it, bounded up + offset)."""
+    if gating.limit is not None:
+        gate, up = gate.clamp(max=gating.limit), up.clamp(-gating.limit, gating.limit)
+    return gate, torch.sigmoid(gating.slope * gate), up + gating.offset
+
+
+def bounded_gradients(gating: Gating, gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    """Of gate and up, where `dy` is that of a gating which is not plain; 0 beyond the limit."""
+    g, s, u = bounded(gating, gate, up)
+    dgate, dup = dy * u * s * (1 + gating.slope * g * (1 - s)), dy * g * s
+    if gating.limit is not None:
+        dgate = dgate.masked_fill(gate > gating.limit, 0.0)
+        dup = dup.masked_fill(up.abs() > gating.limit, 0.0)
+    return dgate, dup
+
+
+class BoundedGate(torch.autograd.Function):
+    """gate · sigmoid(slope · gate) · (up + offset), both bounded. Kept are gate and up; the rest is computed again."""
+
+    @staticmethod
+    def forward(ctx, gating: Gating, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.gating = gating
+        ctx.save_for_backward(gate, up)
+        g, s, u = bounded(gating, gate, up)
+        return g * s * u
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy: Tensor):
+        gate, up = ctx.saved_tensors
+        return None, *bounded_gradients(ctx.gating, gate, up, dy)
+
+
 class FeedForward(nn.Module):
-    """x (..., D) -> W_down (activation(W_gate x) · W_up x), (..., D)."""
+    """x (..., D) -> W_down gated(W_gate x, W_up x), (..., D)."""
 
     def __init__(self, node: FeedForwardNode) -> None:
         super().__init__()
         self.w_gate, self.w_up = construct(node.w_gate), construct(node.w_up)
-        self.w_down, self.activation = construct(node.w_down), ACTIVATIONS[node.activation]
+        self.w_down, self.gating = construct(node.w_down), node.gating
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w_down(self.activation(self.w_gate(x)) * self.w_up(x))
+        return self.w_down(gated(self.gating, self.w_gate(x), self.w_up(x)))

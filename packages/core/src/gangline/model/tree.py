@@ -13,6 +13,7 @@ from math import prod
 from typing import ClassVar, Literal
 
 from gangline.model.calls import AttentionCall, Call, LossCall
+from gangline.model.gating import SWIGLU, Gating
 from gangline.model.local_sizes import CommVolume, LocalSizes
 from gangline.model.products import AttentionProduct, Product, of_shapes
 from gangline.model.rope_rates import PLAIN_ROPE, Rope
@@ -295,12 +296,12 @@ class AttentionNode(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardNode(Node):
-    """Gated feed-forward: SwiGLU, or with another `activation` of the gate its relatives."""
+    """Gated feed-forward: SwiGLU, or with another `gating` its relatives."""
 
     module: ClassVar[str] = "gangline.model.feed_forward:FeedForward"
     dim: int
     hidden: int
-    activation: Literal["silu", "gelu_tanh"] = "silu"
+    gating: Gating = SWIGLU
     w_gate: Node = LINEAR
     w_up: Node = LINEAR
     w_down: Node = LINEAR

@@ -12,7 +12,7 @@ from torch.optim.adamw import adamw
 from gangline.config.schema import Run
 from gangline.optimizer.base import Optimizer
 from gangline.optimizer.config import Adamw
-from gangline.plan import chosen
+from gangline.plan import chosen, is_matrix
 from gangline.runtime import ParamShard, Runtime, ShardedParam
 from gangline.shard import Shard, model_array
 
@@ -113,7 +113,7 @@ def state_shard(state: str, name: str, piece: ParamShard, tensor: Tensor) -> Sha
 
 def decay_of(parameter: ShardedParam, config: Adamw) -> float:
     """Its weight decay: what `decay` says of its name, else that of matrices and stacks, and of vectors on demand."""
-    touched = len(parameter.shape) >= 2 or config.decay_vectors
+    touched = is_matrix(parameter.name, parameter.shape) or config.decay_vectors
     return chosen(config.decay, parameter.name, config.weight_decay if touched else 0.0)
 
 

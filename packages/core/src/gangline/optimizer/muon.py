@@ -25,7 +25,7 @@ from gangline.model.compose import compose_model
 from gangline.optimizer.adamw import AdamwOptimizer, decay_of, state_shard
 from gangline.optimizer.base import Optimizer
 from gangline.optimizer.config import Muon
-from gangline.plan import chosen, matches
+from gangline.plan import chosen, is_matrix, matches
 from gangline.runtime import Runtime, ShardedParam
 from gangline.shard import Shard, model_array
 
@@ -110,7 +110,7 @@ def build(config: Muon, run: Run, runtime: Runtime) -> MuonOptimizer:
     _, plan = compose_model(run)
 
     def in_blocks(name: str) -> bool:
-        return len(runtime.registry[model_array(name)].shape) >= 2 and matches(plan.blocks, name)
+        return is_matrix(name, runtime.registry[model_array(name)].shape) and matches(plan.blocks, name)
 
     named, names = runtime.parameters(), runtime.names()
     return MuonOptimizer(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gangline import Problem
+from gangline import Problem, UserError
 from gangline.config import ModelConfig, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, listed_divisors
 from gangline.model import Rope
 from gangline_models.hugging_face.config_reader import ConfigReader
@@ -224,6 +224,11 @@ class TwoRopesConfig(PatternConfig):
 
     def more_json(self, max_position: int) -> dict[str, Any]:
         said = super().more_json(max_position)
+        if said["rope_parameters"].get("truncate", True) is not True:
+            raise UserError(
+                "a model with model.rope.truncate=false and layers of two kinds has no Hugging Face architecture.",
+                "transformers passes over truncate where layers differ, and would compute something else.",
+            )
         local = {"rope_type": "default", "rope_theta": self.local_rope_theta}
         return said | {
             "rope_parameters": {"full_attention": said["rope_parameters"], "sliding_attention": local},

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline.config import PositiveFloat
-from gangline.model import AttentionNode, DecoderNode, EmbeddingNode, HeadNode, NormNode, Plan
+from gangline.model import AttentionNode, DecoderNode, EmbeddingNode, Gating, HeadNode, NormNode, Plan
 from gangline_models.families.base import SIZES, PatternConfig, TwoRopesConfig
 from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
 from gangline_models.hugging_face.rope import read_layered_rope
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gangline.config import Run
     from gangline_models.hugging_face.config_reader import ConfigReader
 
+GEGLU = Gating(activation="gelu_tanh")
 NAMES = LAYER | {
     "attention_out_norm": "post_attention_layernorm",
     "feed_forward_norm": "pre_feedforward_layernorm",
@@ -108,7 +109,7 @@ def build(config: Gemma2 | Gemma3, run: Run | None = None) -> tuple[DecoderNode,
             attention=_attention(config, index, run),
             attention_out_norm=norm,
             feed_forward_norm=norm,
-            feed_forward=feed_forward_of(config, activation="gelu_tanh"),
+            feed_forward=feed_forward_of(config, gating=GEGLU),
             feed_forward_out_norm=norm,
         )
         for index in range(config.layers)

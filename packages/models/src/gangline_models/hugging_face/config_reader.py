@@ -7,19 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gangline import UserError
-
-# What says nothing of what the model computes from its weights: tokens, files, and what is of training alone. (Dropout
-# is: gangline's modules have none.)
-HARMLESS = frozenset(
-    (
-        *("architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "auto_map", "use_cache"),
-        *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "tokenizer_class", "initializer_range"),
-        *("max_position_embeddings", "pretraining_tp", "task_specific_params", "problem_type", "id2label", "label2id"),
-        *("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "output_attentions"),
-        *("output_hidden_states", "return_dict", "chunk_size_feed_forward", "cache_implementation"),
-        *("unsloth_version", "unsloth_fixed"),
-    )
-)
+from gangline.model import refuse_unknown
 
 
 class ConfigReader:
@@ -67,14 +55,4 @@ class ConfigReader:
 
     def finish(self) -> None:
         """Raises UserError where a field is left over that says something."""
-        left = {
-            name: value
-            for name, value in self._theirs.items()
-            if value is not None and name not in self._asked | HARMLESS and not name.startswith("_")
-        }
-        if left:
-            raise UserError(
-                f"{self.directory} holds a model with {', '.join(f'{n}={v}' for n, v in left.items())}.",
-                "gangline does not know what that changes in what the model computes.",
-                "Where it changes nothing, take it out of config.json.",
-            )
+        refuse_unknown(self.directory, self._theirs, self._asked)

@@ -10,7 +10,7 @@ from typing import Any
 
 from gangline_models.hugging_face.config_reader import ConfigReader
 
-SLIDING, FULL = "sliding_attention", "full_attention"
+SLIDING, FULL, LINEAR_LAYER = "sliding_attention", "full_attention", "linear_attention"
 
 
 def read_types(reader: ConfigReader, absent: Sequence[str]) -> Sequence[str]:
@@ -40,6 +40,16 @@ def read_windows(reader: ConfigReader, window: int | None, types: Sequence[str])
     if slides != [(index + 1) % every != 0 for index in range(len(slides))]:
         raise reader.refused("layer_types", list(types), "gangline has every so many layers without a window.")
     return {"window": window, "full_first": 0, "full_every": every}
+
+
+def read_every(reader: ConfigReader, types: Sequence[str], other: str) -> int | None:
+    """Of every so many layers the last one is full, all others are `other`; None: none is full. Raises UserError for
+    another order.
+    """
+    every = list(types).index(FULL) + 1 if FULL in types else None
+    if list(types) != [FULL if every and (index + 1) % every == 0 else other for index in range(len(types))]:
+        raise reader.refused("layer_types", list(types), f"gangline has {FULL} in every so many layers, else {other}.")
+    return every
 
 
 def layer_types(windows: Iterable[int | None]) -> list[str]:

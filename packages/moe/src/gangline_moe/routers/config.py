@@ -46,6 +46,11 @@ class Softmax(RouterConfig):
 
 
 @dataclass
+class Biased(Softmax):
+    """As softmax, and the gate has a bias that is trained with it (gpt-oss)."""
+
+
+@dataclass
 class Sigmoid(RouterConfig):
     """A score between 0 and 1 for each expert; a bias that no gradient sees evens the load (DeepSeek-V3)."""
 
@@ -109,6 +114,13 @@ PARTS = (
         config=Softmax,
         build=f"{NODE}:softmax",
         summary="the top_k largest of a softmax over all experts",
+    ),
+    Part(
+        group=GROUP,
+        name="biased",
+        config=Biased,
+        build=f"{NODE}:biased",
+        summary="as softmax, and the gate has a bias of its own",
     ),
     Part(
         group=GROUP,

@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import pairwise
 from math import prod
 
-from gangline.strategy import Layout, Mesh, model_array
+from gangline.strategy import Layout, Mesh, is_matrix, model_array
 from gangline_parallel_megatron_style.layout.alike import AlikeBlocks
 from gangline_parallel_megatron_style.sharding.arrays import EMBED, HEAD, TIED, ModelShapes, ParamKind, lay_out
 from gangline_parallel_megatron_style.sharding.ranks import StateRanks
@@ -63,7 +63,7 @@ class Array:
     @property
     def matrix(self) -> bool:
         """Whether it is a matrix, or a stack of them, of a block."""
-        return self.block is not None and len(self.shape) > 1
+        return self.block is not None and is_matrix(self.name, self.shape)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,24 @@ def over_sequence(comm: Comm) -> Callable[[Tensor], Tensor]:
     return partial(all_reduce, comm=comm)
 
 
+def shared_by_heads(comm: Comm, sequence_parallel: bool) -> Callable[[Tensor], Tensor]:
+    """What `forward_context.Frame.for_all_heads` takes: x (B, t, F) -> (B, T, F), its gradients of all ranks added."""
+    return partial(gather_sequence, comm=comm) if sequence_parallel else partial(_Shared.apply, comm)
+
+
+class _Shared(torch.autograd.Function):
+    """What is the same on all ranks, each of which uses it for other heads."""
+
+    @staticmethod
+    def forward(ctx, comm: Comm, x: Tensor) -> Tensor:
+        ctx.comm = comm
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return None, ctx.comm.all_reduce(grad.contiguous())
+
+
 class _Everyones(torch.autograd.Function):
     """A sum over the ranks whose result is one objective for all: its gradient reaches each part once."""
 

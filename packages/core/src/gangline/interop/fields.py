@@ -1,0 +1,40 @@
+"""Which fields of a config.json say nothing of what the model computes, and the refusal of one that nobody knows.
+
+Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from gangline.errors import UserError
+
+# What says nothing of what the model computes from its weights: tokens, files, and what is of training alone. (Dropout
+# is: gangline's modules have none.)
+HARMLESS = frozenset(
+    (
+        *("architectures", "model_type", "torch_dtype", "dtype", "transformers_version", "auto_map", "use_cache"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "tokenizer_class", "initializer_range"),
+        *("max_position_embeddings", "pretraining_tp", "task_specific_params", "problem_type", "id2label", "label2id"),
+        *("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "output_attentions"),
+        *("output_hidden_states", "return_dict", "chunk_size_feed_forward", "cache_implementation"),
+        *("unsloth_version", "unsloth_fixed"),
+    )
+)
+
+
+def refuse_unknown(directory: str | Path, theirs: Mapping[str, Any], asked: Collection[str]) -> None:
+    """Raises UserError where a field that says something is left over: not null, not asked for, not harmless."""
+    left = {
+        name: value
+        for name, value in theirs.items()
+        if value is not None and name not in asked and name not in HARMLESS and not name.startswith("_")
+    }
+    if left:
+        raise UserError(
+            f"{directory} holds a model with {', '.join(f'{n}={v}' for n, v in left.items())}.",
+            "gangline does not know what that changes in what the model computes.",
+            "Where it changes nothing, take it out of config.json.",
+        )

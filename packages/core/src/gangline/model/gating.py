@@ -1,0 +1,36 @@
+"""How a gated feed-forward joins its two products, as data of its node. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gating:
+    """out = activation(min(gate, limit)) · (clip(up, -limit, limit) + offset).
+
+    activation  "silu": x · sigmoid(slope · x) (SwiGLU; Shazeer, arXiv 2002.05202, section 2), "gelu_tanh": GEGLU
+    slope       with 1.702 silu is near to GELU (Hendrycks and Gimpel, arXiv 1606.08415, section 2)
+    limit       bounds both products (gpt-oss, arXiv 2508.10925, section 2.2); None: they are not bounded
+    offset      added to `up`
+
+    Raises ValueError for a limit, a slope or an offset of GEGLU: nobody has one.
+    """
+
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    slope: float = 1.0
+    limit: float | None = None
+    offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.activation != "silu" and not self.plain:
+            raise ValueError(f"{self.activation} has neither slope, limit nor offset")
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is activation(gate) · up."""
+        return self.slope == 1.0 and self.limit is None and self.offset == 0.0
+
+
+SWIGLU = Gating()

@@ -1,0 +1,191 @@
+"""DeepSeek-V3 (arXiv 2412.19437, section 2.1): latent attention; feed-forwards that are made for experts. Torch-free.
+
+The first blocks stay dense, the others have experts of gangline-moe (`moe.first`, `moe.shared`, `moe/router=grouped`).
+With all blocks dense it is a model, too. What its files hold to predict further tokens (section 2.2, multi-token
+prediction) is passed over: the model is trained without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gangline import Problem
+from gangline.config import PositiveFloat, PositiveInt
+from gangline.model import BlockNode, Cut, DecoderNode, LinearNode, NormNode, Plan, Rope
+from gangline_models.families.base import SIZES, FamilyConfig
+from gangline_models.hugging_face.experts import refuse_experts, refuse_packed
+from gangline_models.hugging_face.files import tensor_names
+from gangline_models.hugging_face.rope import read_rope
+from gangline_models.latent_nodes import LatentUpNode, MlaNode
+from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
+from gangline_models.rope.base import PlainRope, RopeChoice
+from gangline_models.rope.yarn import YarnRope
+from gangline_models.trees import decoder_of, feed_forward_of, length_of, norm_of
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+    from gangline_models.hugging_face.config_reader import ConfigReader
+
+NAMES = LAYER | {
+    "attention.wq": "self_attn.q_proj",
+    "attention.q.down": "self_attn.q_a_proj",
+    "attention.q.norm": "self_attn.q_a_layernorm",
+    "attention.q.up": "self_attn.q_b_proj",
+    "attention.wkv_a": "self_attn.kv_a_proj_with_mqa",
+    "attention.kv.norm": "self_attn.kv_a_layernorm",
+    "attention.kv.up": "self_attn.kv_b_proj",
+}
+# Of the layers behind the last, which predict further tokens.
+FURTHER = (
+    *("eh_proj.weight", "enorm.weight", "hnorm.weight", "embed_tokens.weight"),
+    *("shared_head.norm.weight", "shared_head.head.weight"),
+)
+INNER_EPS = 1e-6  # of the norms of latent vectors, whatever rms_norm_eps
+ROUTING = (
+    *("n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor", "num_experts_per_tok", "n_shared_experts"),
+    *("moe_intermediate_size", "router_aux_loss_coef", "output_router_logits", "ep_size", "aux_loss_alpha", "seq_aux"),
+)
+PASSED = ("head_dim", "qk_head_dim", "num_nextn_predict_layers", "num_mtp_layers")  # follow from others, or of MTP
+
+
+@dataclass
+class DeepSeek(FamilyConfig):
+    """Latent attention; its feed-forwards are made for experts."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("DeepseekV3ForCausalLM",)
+    model_type: ClassVar[str] = "deepseek_v3"
+    same: ClassVar[Mapping[str, str]] = {name: theirs for name, theirs in SIZES.items() if name != "kv_heads"} | {
+        "q_rank": "q_lora_rank",
+        "kv_rank": "kv_lora_rank",
+        "nope_dim": "qk_nope_head_dim",
+        "rope_dim": "qk_rope_head_dim",
+        "v_dim": "v_head_dim",
+        "interleaved": "rope_interleave",
+        "biases": "attention_bias",
+    }
+    absent: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
+    silent: ClassVar[Mapping[str, Any]] = {
+        **{"tied": False, "norm_eps": 1e-6, "q_rank": 1536, "kv_rank": 512, "nope_dim": 128, "rope_dim": 64},
+        **{"v_dim": 128, "interleaved": True, "biases": False},
+    }
+    nullable: ClassVar[frozenset[str]] = frozenset(("q_rank",))
+
+    q_rank: PositiveInt | None = 1536  # width of what queries are made of; null: they are made of the input
+    kv_rank: PositiveInt = 512  # width of what keys and values are made of
+    nope_dim: PositiveInt = 128  # features of a query and a key without rotary positions
+    rope_dim: PositiveInt = 64  # features with them; of keys they are one for all heads
+    v_dim: PositiveInt = 128  # width of a value
+    interleaved: bool = True  # the features of a pair that is rotated are neighbours; false: half the features apart
+    biases: bool = False  # of the products that make latent vectors and of the output
+    rope_theta: PositiveFloat = 10_000.0  # base of the wavelengths of rotary positions
+    rope: RopeChoice = field(default_factory=PlainRope)
+
+    @property
+    def head_width(self) -> int:
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def rotated(self) -> int:
+        """How many features of a head are rotated."""
+        return self.rope_dim
+
+    @property
+    def scale(self) -> float:
+        """Of the scores: with YaRN they grow beside queries and keys (`mscale_all_dim`)."""
+        grown = 1.0
+        if isinstance(self.rope, YarnRope) and self.rope.mscale_all_dim and self.rope.factor > 1:
+            grown = 0.1 * self.rope.mscale_all_dim * math.log(self.rope.factor) + 1
+        return float(self.head_width**-0.5 * grown**2)
+
+    def rope_of(self, block: int, length: int) -> Rope:
+        from gangline.plugins import build
+
+        return Rope(self.rope_theta, build(self.rope, length), self.rope_dim)
+
+    def check(self, run: Run) -> list[Problem]:
+        if self.rope_dim % 2 == 0:
+            return []
+        what = f"model.rope_dim={self.rope_dim} is odd"
+        return [Problem(what, "Rotary positions turn features in pairs.", f"Take {self.rope_dim + 1}.")]
+
+    def notices(self, run: Run) -> list[str]:
+        """Of weights that are there and not taken."""
+        behind = f"model.layers.{self.layers}."
+        if self.weights is None or not any(name.startswith(behind) for name in tensor_names(self.weights)):
+            return []
+        return [f"model.weights={self.weights}: its weights that predict further tokens ({behind}*) are passed over."]
+
+    @classmethod
+    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+        refuse_packed(reader, "quantization_config")
+        dense = reader.given("first_k_dense_replace", 3)
+        if dense < given["layers"]:
+            refuse_experts(reader, "n_routed_experts", 256)
+        for name in (*ROUTING, *PASSED, "n_routed_experts"):
+            reader.take(name)
+        for name, value in (("moe_layer_freq", 1), ("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
+            reader.only(name, value)
+        if (key_heads := reader.take("num_key_value_heads", 128)) not in (given["heads"], None):
+            raise reader.refused("num_key_value_heads", key_heads, "Every head has a key of its own here.")
+        return read_rope(reader, 10_000.0)
+
+    def more_json(self, max_position: int) -> dict[str, Any]:
+        return {
+            "num_key_value_heads": self.heads,
+            "first_k_dense_replace": self.layers,
+            "num_nextn_predict_layers": 0,
+            "rope_parameters": {"rope_theta": self.rope_theta, **self.rope.written()},
+            "max_position_embeddings": self.rope.max_position(max_position),
+        }
+
+
+def build(config: DeepSeek, run: Run | None = None) -> tuple[DecoderNode, Plan]:
+    """The tree and its plan."""
+    norm = norm_of(config)
+    blocks = (
+        BlockNode(
+            attention_norm=norm,
+            attention=_attention(config, index, run),
+            feed_forward_norm=norm,
+            feed_forward=feed_forward_of(config),
+        )
+        for index in range(config.layers)
+    )
+    tree = decoder_of(config, tuple(blocks))
+    q, kv = config.head_width, config.nope_dim + config.v_dim
+    cuts = (
+        Cut.colwise("blocks.*.attention.wq", q),
+        Cut.colwise("blocks.*.attention.q.up", q),
+        Cut.colwise("blocks.*.attention.kv.up", kv),
+        Cut.rowwise("blocks.*.attention.wo", config.v_dim),
+    )
+    return tree, plan_of(config, tree, TheirNames(TOP, NAMES, computed=FURTHER), cuts=cuts)
+
+
+def _attention(config: DeepSeek, block: int, run: Run | None) -> MlaNode:
+    biased = LinearNode(bias=config.biases)
+    queries: dict[str, Any] = {"wq": LinearNode()}
+    if config.q_rank is not None:
+        queries = {"q": _up(config, config.q_rank, config.head_width, biased)}
+    return MlaNode(
+        dim=config.dim,
+        heads=config.heads,
+        nope_dim=config.nope_dim,
+        rope_dim=config.rope_dim,
+        v_dim=config.v_dim,
+        rope=config.rope_of(block, length_of(run)),
+        interleaved=config.interleaved,
+        scale=config.scale,
+        wkv_a=biased,
+        kv=_up(config, config.kv_rank, config.nope_dim + config.v_dim),
+        wo=biased,
+        **queries,
+    )
+
+
+def _up(config: DeepSeek, rank: int, width: int, down: LinearNode | None = None) -> LatentUpNode:
+    norm = NormNode(dim=rank, eps=INNER_EPS)
+    return LatentUpNode(dim=config.dim, rank=rank, out=config.heads * width, down=down, norm=norm)

@@ -1,0 +1,103 @@
+"""gpt-oss (arXiv 2508.10925, section 2): sinks, a window in every second block, biases, bounded products. Torch-free.
+
+A sink is a number per head that joins the sum of its softmax (Xiao et al., arXiv 2309.17453). Its feed-forwards are
+experts: this is the model around them, and gangline-moe puts them in their place. Nobody has a dense one; it can be
+trained, and has no names in files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gangline.config import PositiveFloat
+from gangline.model import BlockNode, DecoderNode, Gating, LinearNode, Plan, SinksNode
+from gangline_models.families.base import SIZES, PatternConfig
+from gangline_models.hugging_face.experts import refuse_experts, refuse_packed
+from gangline_models.hugging_face.layers import FULL, SLIDING, layer_types, read_types, read_windows
+from gangline_models.hugging_face.rope import read_rope
+from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
+from gangline_models.rope.base import RopeChoice
+from gangline_models.rope.yarn import YarnRope
+from gangline_models.trees import BIASED, attention_of, decoder_of, feed_forward_of, norm_of
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+    from gangline_models.hugging_face.config_reader import ConfigReader
+
+NAMES = {name: theirs for name, theirs in LAYER.items() if not name.startswith("feed_forward.")} | {
+    "attention.sinks.weight": "self_attn.sinks"
+}
+LINEARS = ("w_gate", "w_up", "w_down")
+
+
+def published_rope() -> YarnRope:
+    """What transformers takes where a file says nothing."""
+    return YarnRope(factor=32.0, original_max_position=4096, truncate=False)
+
+
+@dataclass
+class GptOss(PatternConfig):
+    """Sinks, a window in every second block, biases, bounded products; its feed-forwards are made for experts."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("GptOssForCausalLM",)
+    model_type: ClassVar[str] = "gpt_oss"
+    same: ClassVar[Mapping[str, str]] = SIZES | {
+        "head_dim": "head_dim",
+        "biases": "attention_bias",
+        "slope": "swiglu_alpha",
+        "limit": "swiglu_limit",
+    }
+    absent: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
+    silent_theta: ClassVar[float] = 150_000.0
+    silent: ClassVar[Mapping[str, Any]] = {
+        **{"tied": False, "norm_eps": 1e-5, "kv_heads": 8, "head_dim": 64, "biases": True},
+        **{"slope": 1.702, "limit": 7.0},
+    }
+    nullable: ClassVar[frozenset[str]] = frozenset(("kv_heads", "head_dim"))
+
+    norm_eps: float = 1e-5
+    rope_theta: float = 150_000.0
+    rope: RopeChoice = field(default_factory=published_rope)
+    window: int | None = 128
+    full_every: int | None = 2
+    biases: bool = True  # of queries, keys, values and what they become
+    slope: PositiveFloat = 1.702  # of the sigmoid that gates
+    limit: PositiveFloat = 7.0  # bounds both products of a feed-forward
+
+    @classmethod
+    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+        refuse_packed(reader, "quantization_config")
+        refuse_experts(reader, "num_local_experts", 128)
+        for name in ("experts_per_token", "initial_context_length"):  # transformers goes by others
+            reader.take(name)
+        said = any(reader.take(name) for name in ("rope_parameters", "rope_scaling"))
+        found = read_rope(reader, cls.silent_theta)
+        if not said:
+            found["rope"] = published_rope()
+        types = read_types(reader, [FULL if (index + 1) % 2 == 0 else SLIDING for index in range(given["layers"])])
+        return found | read_windows(reader, reader.take("sliding_window", 128), types)
+
+    def more_json(self, max_position: int) -> dict[str, Any]:
+        said = {"sliding_window": self.window, "layer_types": layer_types(self.windows), "num_local_experts": 0}
+        return super().more_json(max_position) | said
+
+
+def build(config: GptOss, run: Run | None = None) -> tuple[DecoderNode, Plan]:
+    """The tree and its plan."""
+    norm = norm_of(config)
+    own: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv", "wo"), LinearNode(bias=config.biases))
+    own["sinks"] = SinksNode(heads=config.heads)
+    gating = Gating(slope=config.slope, limit=config.limit, offset=1.0)
+    blocks = (
+        BlockNode(
+            attention_norm=norm,
+            attention=attention_of(config, index, run, **own),
+            feed_forward_norm=norm,
+            feed_forward=feed_forward_of(config, gating=gating, **dict.fromkeys(LINEARS, BIASED)),
+        )
+        for index in range(config.layers)
+    )
+    tree = decoder_of(config, tuple(blocks))
+    return tree, plan_of(config, tree, TheirNames(TOP, NAMES))

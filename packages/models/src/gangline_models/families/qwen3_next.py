@@ -1,0 +1,209 @@
+"""Qwen3-Next (Qwen, 2025): gated delta-rule layers, and every fourth a gated attention. Torch-free.
+
+Norms are counted from 1, of each head of attention a share is rotated. Its feed-forwards are made for experts of
+gangline-moe, of which one, gated, is every token's (`moe.shared=1 moe.shared_gate=true`). What a delta-rule layer
+remembers goes from token to token, so context parallelism is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gangline import Problem, UserError
+from gangline.config import PositiveFloat, PositiveInt, listed_divisors
+from gangline.model import BlockNode, Cut, DecoderNode, Init, LinearNode, Node, Plan
+from gangline_models.delta_nodes import (
+    DecayNode,
+    GatedAttentionNode,
+    GatedDeltaNode,
+    HeadNormNode,
+    RecomputedNormNode,
+    ShortConvolutionNode,
+)
+from gangline_models.families.base import SIZES, RotaryConfig
+from gangline_models.hugging_face.experts import refuse_experts
+from gangline_models.hugging_face.layers import FULL, LINEAR_LAYER, read_every, read_types
+from gangline_models.hugging_face.rope import SHARE, read_rope, said_of_rope
+from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
+from gangline_models.trees import decoder_of, feed_forward_of, length_of, norm_of
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+    from gangline_models.hugging_face.config_reader import ConfigReader
+
+NAMES = LAYER | {
+    "attention.wqkvz": "linear_attn.in_proj_qkvz",
+    "attention.wba": "linear_attn.in_proj_ba",
+    "attention.w_out": "linear_attn.out_proj",
+    "attention.norm": "linear_attn.norm",
+    "attention.decay.a_log": "linear_attn.A_log",
+    "attention.decay.dt_bias": "linear_attn.dt_bias",
+    **dict.fromkeys(("attention.conv_q", "attention.conv_k", "attention.conv_v"), "linear_attn.conv1d"),
+}
+KINDS = ("default", "yarn")  # of rotary positions
+ROUTING = (
+    *("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob"),
+    *("decoder_sparse_step", "mlp_only_layers", "router_aux_loss_coef", "output_router_logits"),
+)
+
+
+@dataclass
+class Qwen3Next(RotaryConfig):
+    """Gated delta-rule layers, and every fourth a gated attention; its feed-forwards are made for experts."""
+
+    architectures: ClassVar[tuple[str, ...]] = ("Qwen3NextForCausalLM",)
+    model_type: ClassVar[str] = "qwen3_next"
+    same: ClassVar[Mapping[str, str]] = SIZES | {
+        "head_dim": "head_dim",
+        "biases": "attention_bias",
+        "delta_key_heads": "linear_num_key_heads",
+        "delta_heads": "linear_num_value_heads",
+        "delta_key_dim": "linear_key_head_dim",
+        "delta_value_dim": "linear_value_head_dim",
+        "delta_taps": "linear_conv_kernel_dim",
+    }
+    absent: ClassVar[Mapping[str, Any]] = {"hidden_act": "silu"}
+    silent: ClassVar[Mapping[str, Any]] = {
+        **{"tied": False, "norm_eps": 1e-6, "kv_heads": 2, "head_dim": 256, "biases": False, "delta_key_heads": 16},
+        **{"delta_heads": 32, "delta_key_dim": 128, "delta_value_dim": 128, "delta_taps": 4},
+    }
+    nullable: ClassVar[frozenset[str]] = frozenset()
+
+    head_dim: int | None = 256
+    rotary_share: PositiveFloat = 0.25  # of the features of a head of attention: so many are rotated, the first ones
+    full_every: PositiveInt | None = 4  # of so many blocks the last one has attention; null: none has
+    biases: bool = False  # of queries, keys, values and what they become
+    delta_key_heads: PositiveInt = 16  # of a delta-rule layer: queries and keys
+    delta_heads: PositiveInt = 32  # values; each key head is of delta_heads / delta_key_heads of them
+    delta_key_dim: PositiveInt = 128  # width of a query and a key
+    delta_value_dim: PositiveInt = 128  # width of a value
+    delta_taps: PositiveInt = 4  # of the convolution over queries, keys and values: a token and those before it
+
+    @property
+    def rotated(self) -> int:
+        return int(self.head_width * self.rotary_share)
+
+    def attends(self, block: int) -> bool:
+        """Whether that block has attention; else it has a delta-rule layer."""
+        return bool(self.full_every and (block + 1) % self.full_every == 0)
+
+    def check(self, run: Run) -> list[Problem]:
+        found = super().check(run)
+        if self.delta_heads % self.delta_key_heads:
+            found.append(
+                Problem(
+                    f"model.delta_key_heads={self.delta_key_heads} does not divide "
+                    f"model.delta_heads={self.delta_heads}",
+                    "Each key head serves the same number of value heads.",
+                    f"Choose model.delta_key_heads among {listed_divisors(self.delta_heads)}.",
+                )
+            )
+        return found
+
+    @classmethod
+    def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
+        refuse_experts(reader, "num_experts", 512)
+        for name in ROUTING:
+            reader.take(name)
+        share = said_of_rope(reader).get(SHARE, reader.given(SHARE, 0.25))
+        found = read_rope(reader, cls.silent_theta, share=True)
+        if share is None or found["rope"].kind not in KINDS:
+            what = SHARE if share is None else "rope_type"
+            raise reader.refused(what, share or found["rope"].kind, f"gangline has {' and '.join(KINDS)} there.")
+        every = reader.given("full_attention_interval", 4)
+        absent = [LINEAR_LAYER if (index + 1) % every else FULL for index in range(given["layers"])]
+        types = read_types(reader, absent)
+        return found | {"rotary_share": share, "full_every": read_every(reader, types, LINEAR_LAYER)}
+
+    def more_json(self, max_position: int) -> dict[str, Any]:
+        if self.rope.kind not in KINDS:
+            raise UserError(
+                f"a Qwen3-Next with rotary positions of type {self.rope.kind} is not written.",
+                f"gangline has compared {' and '.join(KINDS)} with transformers.",
+            )
+        said = super().more_json(max_position)
+        said["rope_parameters"]["partial_rotary_factor"] = self.rotary_share
+        types = [FULL if self.attends(index) else LINEAR_LAYER for index in range(self.layers)]
+        return said | {"layer_types": types, "num_experts": 0}
+
+
+def build(config: Qwen3Next, run: Run | None = None) -> tuple[DecoderNode, Plan]:
+    """The tree and its plan."""
+    norm = norm_of(config, offset=1.0)
+    blocks = (
+        BlockNode(
+            attention_norm=norm,
+            attention=_attention(config, index, run) if config.attends(index) else _delta(config),
+            feed_forward_norm=norm,
+            feed_forward=feed_forward_of(config),
+        )
+        for index in range(config.layers)
+    )
+    tree = decoder_of(config, tuple(blocks), norm=norm)
+    values = config.delta_heads // config.delta_key_heads  # heads of a key head, with which they are cut
+    wide = values * config.delta_value_dim
+    here = "blocks.*.attention"
+    cuts = (
+        Cut.colwise(f"{here}.wq", 2 * config.head_width),
+        Cut.colwise(f"{here}.wqkvz", 2 * config.delta_key_dim + 2 * wide),
+        Cut.colwise(f"{here}.wba", 2 * values),
+        Cut.rowwise(f"{here}.w_out", wide),
+        *(Cut(f"{here}.{name}", 0, "tp", config.delta_key_dim) for name in ("conv_q", "conv_k")),
+        Cut(f"{here}.conv_v", 0, "tp", wide),
+        Cut(f"{here}.decay", 0, "tp", values),
+    )
+    inits = (  # a head remembers 4 to 100 tokens at first (Gu and Dao, arXiv 2312.00752, section 3.6)
+        Init(f"{here}.decay.a_log", "uniform", 1.5),
+        Init(f"{here}.decay.dt_bias", "constant", -3.0),
+        *(Init(f"{here}.{name}", "uniform", config.delta_taps**-0.5) for name in ("conv_q", "conv_k", "conv_v")),
+        Init(f"{here}.w_out", "normal", config.init_std / (2 * config.layers) ** 0.5),
+    )
+    plan = plan_of(config, tree, _theirs(config), cuts=cuts, inits=inits, partial_grad=(f"{here}.norm",))
+    return tree, plan
+
+
+def _attention(config: Qwen3Next, block: int, run: Run | None) -> GatedAttentionNode:
+    norm = HeadNormNode(dim=config.head_width, eps=config.norm_eps, offset=1.0, heads=config.heads)
+    linear = LinearNode(bias=config.biases)
+    return GatedAttentionNode(
+        dim=config.dim,
+        heads=config.heads,
+        kv_heads=config.key_heads,
+        head_dim=config.head_width,
+        rope=config.rope_of(block, length_of(run)),
+        q_norm=norm,
+        k_norm=replace(norm, heads=config.key_heads),
+        wq=linear,
+        wk=linear,
+        wv=linear,
+        wo=linear,
+    )
+
+
+def _delta(config: Qwen3Next) -> Node:
+    keys, values = config.delta_key_heads * config.delta_key_dim, config.delta_heads * config.delta_value_dim
+    return GatedDeltaNode(
+        dim=config.dim,
+        key_heads=config.delta_key_heads,
+        heads=config.delta_heads,
+        key_dim=config.delta_key_dim,
+        value_dim=config.delta_value_dim,
+        conv_q=ShortConvolutionNode(channels=keys, width=config.delta_taps),
+        conv_k=ShortConvolutionNode(channels=keys, width=config.delta_taps),
+        conv_v=ShortConvolutionNode(channels=values, width=config.delta_taps),
+        decay=DecayNode(heads=config.delta_heads),
+        norm=RecomputedNormNode(dim=config.delta_value_dim, eps=config.norm_eps),
+    )
+
+
+def _theirs(config: Qwen3Next) -> TheirNames:
+    keys, values = config.delta_key_heads * config.delta_key_dim, config.delta_heads * config.delta_value_dim
+    every = 2 * keys + values
+    rows = {
+        "attention.conv_q": (0, every),
+        "attention.conv_k": (keys, every),
+        "attention.conv_v": (2 * keys, every),
+    }
+    return TheirNames(TOP, NAMES, rows=rows)

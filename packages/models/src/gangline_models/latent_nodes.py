@@ -1,0 +1,130 @@
+"""Config nodes of latent attention. Torch-free; the mathematics is in `gangline_models.modules.latent`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gangline.model import (
+    LINEAR,
+    AttentionCall,
+    AttentionProduct,
+    Call,
+    CommVolume,
+    LocalSizes,
+    Node,
+    NormNode,
+    Product,
+    Rope,
+    fitted,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentUpNode(Node):
+    """A latent vector, normalised, then a product for all heads; with `down` what makes it of x."""
+
+    module: ClassVar[str] = "gangline_models.modules.latent:LatentUp"
+    dim: int
+    rank: int
+    out: int
+    down: Node | None = None
+    norm: NormNode
+    up: Node = LINEAR
+
+    def __post_init__(self) -> None:
+        sizes = {"up": (self.rank, self.out)}
+        fitted(self, sizes if self.down is None else sizes | {"down": (self.dim, self.rank)})
+
+    def activation_bytes(self, sizes: LocalSizes) -> int:
+        """What the product for all heads reads; the norm says its own."""
+        return sizes.tokens * self.rank * sizes.itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlaNode(Node):
+    """Multi-head latent attention. The width of a query and a key is nope_dim + rope_dim, of a value v_dim.
+
+    wq: of queries that have no latent vector; else `q`. interleaved: the two features of a pair that is rotated are
+    neighbours, not halves apart.
+    """
+
+    module: ClassVar[str] = "gangline_models.modules.latent:LatentAttention"
+    dim: int
+    heads: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    rope: Rope
+    interleaved: bool
+    scale: float
+    wq: Node | None = None
+    q: LatentUpNode | None = None
+    wkv_a: Node = LINEAR
+    kv: LatentUpNode
+    wo: Node = LINEAR
+
+    def __post_init__(self) -> None:
+        sizes = {"wkv_a": (self.dim, self.kv.rank + self.rope_dim), "wo": (self.heads * self.v_dim, self.dim)}
+        fitted(self, sizes if self.wq is None else sizes | {"wq": (self.dim, self.heads * self.head_dim)})
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a query and a key."""
+        return self.nope_dim + self.rope_dim
+
+    def flops(self, sequence_length: int) -> int:
+        """q·k and p·v with all keys."""
+        return 2 * self.heads * (self.head_dim + self.v_dim) * sequence_length
+
+    def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
+        """None where queries and values are of two widths, for which there is no such product."""
+        if self.head_dim != self.v_dim:
+            return None
+        sequences, queries = max(1, sizes.tokens // sequence_length), min(sizes.tokens, sequence_length)
+        return (
+            AttentionProduct(
+                sequences=sequences,
+                queries=queries,
+                keys=sequence_length,
+                heads=self.heads,
+                kv_heads=self.heads,
+                head_dim=self.head_dim,
+            ),
+        )
+
+    @property
+    def call(self) -> AttentionCall:
+        """What is computed at its seam."""
+        return AttentionCall(scale=self.scale)
+
+    def seams(self) -> Mapping[str, Call]:
+        return {"attention": self.call}
+
+    def communication_volume(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
+        """Of the key that all heads share, where tp cuts heads: gathered if tokens are cut, its gradient added up."""
+        ranks = sizes.size("tp")
+        if ranks == 1:
+            return ()
+        once = sizes.inner_tokens * self.rope_dim * sizes.itemsize * (ranks - 1) // ranks
+        cut = sizes.tokens != sizes.inner_tokens
+        volume = CommVolume(
+            fold="tp",
+            what="the key of all heads",
+            forward=(1, once) if cut else (0, 0),
+            backward=(1, once if cut else 2 * once),
+        )
+        return (volume,)
+
+    def activation_bytes(self, sizes: LocalSizes) -> int:
+        """x; queries and keys after rotation; values and the keys that they lie beside; the output and its
+        log-sum-exp. The key that all heads share lies beside the latent vector, which a norm keeps. Where values are
+        not as wide as keys, all are filled up to one width, and the last product reads a copy of the output.
+        """
+        heads = self.heads // sizes.size("tp")
+        inner = 2 * self.head_dim + self.nope_dim + 2 * self.v_dim
+        if self.head_dim != self.v_dim:
+            inner = 4 * max(self.head_dim, self.v_dim) + self.v_dim
+        kept = sizes.tokens * (self.dim + self.rope_dim) + sizes.inner_tokens * heads * inner
+        return kept * sizes.itemsize + sizes.inner_tokens * heads * sizes.master_itemsize

@@ -1,0 +1,161 @@
+"""The gated delta rule in chunks (Yang et al., Gated DeltaNet, arXiv 2412.06464, sections 3.1 to 3.3).
+
+A head remembers a matrix S, a row for each feature of a key: what value it has read for what key. At each token it
+forgets a share of all (1 - α), looks up what S has for the key, and writes the difference from the value, by the share
+β (the delta rule; Schlag et al., arXiv 2102.11174):
+
+    S_t = α_t S_{t-1} + k_t β_t (v_t - α_t S_{t-1}ᵀ k_t)ᵀ         o_t = S_tᵀ q_t
+
+with α = exp(-exp(a_log) · softplus(a + dt_bias)), β = sigmoid(b), and k, q of length 1 (q then divided by the root of
+its width).
+
+Token by token that is slow. Inside a chunk of L tokens, with g_i = Σ_{j ≤ i} log α_j, what token i writes is u_i:
+
+    u_i = β_i (v_i - exp(g_i) Sᵀ k_i - Σ_{j < i} exp(g_i - g_j) (k_i·k_j) u_j)
+
+a triangular system (I + A) U = β V - (β exp(g) K) S, which is solved for both right sides before S is known. Then
+
+    O = (exp(g) Q) S + tril(exp(g_i - g_j) Q Kᵀ) U        S' = exp(g_L) S + (exp(g_L - g) K)ᵀ U
+
+A document remembers nothing of the one before: pairs of tokens of two documents are left out, and a chunk takes and
+hands on the state of its own document only.
+
+A cache keeps S of each head and the last (taps - 1) inputs of each convolution; no keys.
+
+B batch, T tokens, D model width, C width of a head, F features.
+There are K key heads and H value heads, H / K to each key head; a row is cut into chunks of `chunk` tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from gangline.comm import Comm
+from gangline.model import construct
+from gangline.strategy import Batch
+from gangline_models.delta_nodes import DecayNode, GatedDeltaNode, ShortConvolutionNode
+
+
+class ShortConvolution(nn.Module):
+    """x (B, T, C) -> silu of the sum over taps of x at earlier tokens of the same document, per channel; (B, T, C)."""
+
+    def __init__(self, node: ShortConvolutionNode) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(node.channels, 1, node.width))
+
+    def bind(self, axis: Comm) -> None:
+        """Channels are cut as heads are, so there is nothing to ask the other ranks."""
+
+    def forward(self, x_BTC: Tensor, document_BT: Tensor | None) -> Tensor:
+        taps = self.weight.to(x_BTC.dtype).squeeze(1).unbind(-1)  # the last one is of the token itself
+        y = x_BTC * taps[-1]
+        for back, tap in enumerate(reversed(taps[:-1]), start=1):
+            earlier = F.pad(x_BTC, (0, 0, back, 0))[:, : x_BTC.shape[1]]
+            if document_BT is not None:
+                same = F.pad(document_BT, (back, 0), value=-1)[:, : document_BT.shape[1]] == document_BT
+                earlier = earlier * same[..., None]
+            y = y + earlier * tap
+        return F.silu(y)
+
+
+class Decay(nn.Module):
+    """a (B, T, H) -> log α, in float32 at least."""
+
+    def __init__(self, node: DecayNode) -> None:
+        super().__init__()
+        self.a_log, self.dt_bias = nn.Parameter(torch.empty(node.heads)), nn.Parameter(torch.empty(node.heads))
+
+    def bind(self, axis: Comm) -> None:
+        """Numbers of heads are cut as heads are."""
+
+    def forward(self, a_BTH: Tensor) -> Tensor:
+        wide = torch.promote_types(a_BTH.dtype, torch.float32)
+        return -self.a_log.to(wide).exp() * F.softplus(a_BTH.to(wide) + self.dt_bias.to(wide))
+
+
+class GatedDelta(nn.Module):
+    """x (B, t, D) -> (B, t, D)."""
+
+    def __init__(self, node: GatedDeltaNode) -> None:
+        super().__init__()
+        self.wqkvz, self.wba, self.w_out = construct(node.wqkvz), construct(node.wba), construct(node.w_out)
+        self.conv_q, self.conv_k, self.conv_v = (construct(c) for c in (node.conv_q, node.conv_k, node.conv_v))
+        self.decay, self.norm = construct(node.decay), construct(node.norm)
+        self.each, self.key_dim, self.value_dim = node.heads // node.key_heads, node.key_dim, node.value_dim
+        self.chunk = node.chunk
+
+    def forward(self, x_BtD: Tensor, batch: Batch) -> Tensor:
+        """What lies between the products is computed again in the backward pass: it is many times their size."""
+        made = self.wqkvz(x_BtD), self.wba(x_BtD), batch.document
+        return self.w_out(checkpoint(self._between, *made, use_reentrant=False, preserve_rng_state=False))
+
+    def _between(self, qkvz_BTF: Tensor, ba_BTF: Tensor, document_BT: Tensor | None) -> Tensor:
+        values = self.each * self.value_dim
+        of_key_head = 2 * self.key_dim + 2 * values  # rows of wqkvz: of each key head q, k, v and z
+        q, k, v, z = (
+            y.flatten(-2)
+            for y in qkvz_BTF.unflatten(-1, (-1, of_key_head)).split(
+                (self.key_dim, self.key_dim, values, values), dim=-1
+            )
+        )
+        b_BTH, a_BTH = (y.flatten(-2) for y in ba_BTF.unflatten(-1, (-1, 2 * self.each)).split(self.each, dim=-1))
+        q, k, v = (conv(y, document_BT) for conv, y in ((self.conv_q, q), (self.conv_k, k), (self.conv_v, v)))
+        q_BTKC, k_BTKC = (y.unflatten(-1, (-1, self.key_dim)) for y in (q, k))
+        v_BTHC, z_BTHC = (y.unflatten(-1, (-1, self.value_dim)) for y in (v, z))
+        out_BTHC = delta_rule(q_BTKC, k_BTKC, v_BTHC, self.decay(a_BTH), b_BTH.sigmoid(), document_BT, chunk=self.chunk)
+        wide = torch.promote_types(z_BTHC.dtype, torch.float32)
+        return (self.norm(out_BTHC) * F.silu(z_BTHC.to(wide))).to(qkvz_BTF.dtype).flatten(-2)
+
+
+def delta_rule(
+    q_BTKC: Tensor,
+    k_BTKC: Tensor,
+    v_BTHC: Tensor,
+    log_decay_BTH: Tensor,
+    beta_BTH: Tensor,
+    document_BT: Tensor | None,
+    *,
+    chunk: int,
+) -> Tensor:
+    """o (B, T, H, C), in float32 at least inside; documents are runs of tokens."""
+    B, T, H, V = v_BTHC.shape
+    wide = torch.promote_types(v_BTHC.dtype, torch.float32)
+    each, L = H // q_BTKC.shape[2], min(chunk, T)
+    q, k = (unit(x.to(wide)).repeat_interleave(each, dim=2) for x in (q_BTKC, k_BTKC))
+    q, k, v = (chunked(x, L) for x in (q * q.shape[-1] ** -0.5, k, v_BTHC.to(wide)))  # (B, H, chunks, L, C)
+    g, beta = (chunked(x.to(wide)[..., None], L) for x in (log_decay_BTH, beta_BTH))  # (B, H, chunks, L, 1)
+    g = g.cumsum(3)
+    document = torch.zeros(B, T, dtype=torch.int64, device=v.device) if document_BT is None else document_BT
+    # Tokens that fill up the last chunk come behind all others and write nothing that is read.
+    d = F.pad(document, (0, -T % L), value=-1).unflatten(1, (-1, L))[:, None, :, :, None]  # (B, 1, chunks, L, 1)
+    before = F.pad(d[:, :, :-1, -1:], (0, 0, 0, 0, 1, 0), value=-2)  # whose state a chunk is given
+    takes, hands_on, lasts = (d == before).to(wide), (d == d[..., -1:, :]).to(wide), (d[..., -1:, :] == before).to(wide)
+    seen = (d == d.mT) & torch.ones(L, L, dtype=torch.bool, device=v.device).tril()
+    decay = (g - g.mT).masked_fill(~seen, -torch.inf).exp()
+    system = ((k * beta) @ k.mT * decay).tril(-1)
+    writes, reads = torch.linalg.solve_triangular(
+        system, torch.cat((v * beta, k * beta * g.exp() * takes), dim=-1), upper=False, unitriangular=True
+    ).split((V, k.shape[-1]), dim=-1)
+    scores, q = q @ k.mT * decay, q * g.exp() * takes
+    last = g[..., -1:, :]
+    k, keeps = k * (last - g).exp() * hands_on, last.exp() * lasts
+    state, out = v.new_zeros(B, H, k.shape[-1], V), []
+    for n in range(v.shape[2]):
+        written = writes[:, :, n] - reads[:, :, n] @ state
+        out.append(q[:, :, n] @ state + scores[:, :, n] @ written)
+        state = state * keeps[:, :, n] + k[:, :, n].mT @ written
+    return torch.stack(out, dim=2).flatten(2, 3)[:, :, :T].transpose(1, 2).to(v_BTHC.dtype)
+
+
+def unit(x: Tensor) -> Tensor:
+    """(..., C) divided by its length."""
+    return x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt()
+
+
+def chunked(x_BTHF: Tensor, length: int) -> Tensor:
+    """(B, H, chunks, L, F), filled up with zeros."""
+    x_BHTF = x_BTHF.transpose(1, 2)
+    return F.pad(x_BHTF, (0, 0, 0, -x_BHTF.shape[2] % length)).unflatten(2, (-1, length))

@@ -1,0 +1,217 @@
+"""Directories of small models, read as a run, written again, and read with another config.json beside the same weights.
+
+What is saved by transformers holds every field; older and edited files do not. Where a file is read as it was before,
+by them and by us, nothing is computed again.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from family_cases import LENGTH, theirs
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from gangline import UserError
+from gangline.config import BatchSection, Run, default_run
+from gangline.interop import export, load_pretrained
+from gangline.interop.config import edited_config_from
+from gangline.interop.fields import HARMLESS
+from gangline.interop.names import theirs_of
+from gangline.model import compose_model, construct, shards_of
+from gangline.model.build import materialise
+from gangline.plugins import installed
+from gangline.strategy import Batch
+from gangline.testing.inputs import whole_sequences
+
+
+def run_of(directory: Path) -> Run:
+    """The run that the directory's config.json asks for, with the edits that are installed."""
+    batch = BatchSection(sequence_length=LENGTH, global_size=2)
+    model, edits = edited_config_from(directory)
+    return default_run(model=model, batch=batch, **{installed().part_of(edit).group: edit for edit in edits})
+
+
+def computed(run: Run) -> dict[str, Any]:
+    """What its config.json says of what it computes."""
+    return run.model.computed() | {group: repr(edit) for group, edit in run.edits.items()}
+
+
+def problems(run: Run) -> str:
+    found = [*run.model.check(run), *(problem for edit in run.edits.values() for problem in edit.check(run))]
+    return "\n".join(map(str, found))
+
+
+def ours(run: Run, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """The run's model with the weights that it starts from."""
+    tree, plan = compose_model(run)
+    model = materialise(construct(tree), plan, dtype=dtype)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(torch.nan)
+    load_pretrained(run.model.pretrained(), shards_of(model, plan), plan)
+    return model
+
+
+def write(run: Run, model: torch.nn.Module, directory: Path, dtype: str = "float32") -> Path:
+    _, plan = compose_model(run)
+    config = run.model.to_hugging_face(dtype, LENGTH)
+    for edit in run.edits.values():
+        config = edit.to_hugging_face(config)
+    held = {shard.name.removeprefix("model/"): shard for shard in shards_of(model, plan)}
+    shapes = {name: tuple(shard.global_shape) for name, shard in held.items()}
+    shapes = {name: shape for name, shape in shapes.items() if theirs_of(plan, name, shape)}
+    arrays = ((name, held[name].local.detach()) for name in shapes)
+    export(directory, arrays, plan=plan, shapes=shapes, config=config, dtype=dtype)
+    return directory
+
+
+def tokens(vocab_size: int) -> Batch:
+    generator = torch.Generator().manual_seed(5)
+    return whole_sequences(torch.randint(vocab_size, (2, LENGTH), generator=generator))
+
+
+def compare_logits(model: PreTrainedModel, directory: Path) -> None:
+    """Theirs of the model that was saved there, and ours of that directory."""
+    run = run_of(directory)
+    assert problems(run) == ""
+    batch = tokens(model.config.vocab_size)
+    with torch.no_grad():
+        expected, logits = model(batch.tokens).logits, ours(run).logits(batch)
+    assert expected.std() > 0.1
+    assert (logits - expected).abs().max() < 1e-5 * max(1.0, float(expected.abs().max()))
+
+
+def compare_there_and_back(model: PreTrainedModel, directory: Path, out: Path) -> None:
+    """Read, written again to `out`: the same tensors and the same model, to them and to us."""
+    run = run_of(directory)
+    write(run, ours(run), out)
+    before, after = load_file(directory / "model.safetensors"), load_file(out / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert computed(run_of(out)) == computed(run)
+    batch = tokens(model.config.vocab_size)
+    opened, first = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+        for path in (out, directory)
+    )
+    assert type(opened) is type(model)
+    with torch.no_grad():
+        assert torch.equal(opened(batch.tokens).logits, first(batch.tokens).logits)
+
+
+DECIDING_ALSO = {"max_position_embeddings"}  # where rotary positions are stretched
+GONE = object()
+
+
+def places(content: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """The path of every field, those inside of rope_parameters too."""
+    for name, value in content.items():
+        if name in HARMLESS - DECIDING_ALSO:
+            continue
+        yield (name,)
+        if name == "rope_parameters":
+            for key, inner in value.items():
+                yield (name, key)
+                if isinstance(inner, dict):
+                    yield from ((name, key, leaf) for leaf in inner)
+
+
+def changed(content: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    found = copy.deepcopy(content)
+    at = found
+    for name in path[:-1]:
+        at = at[name]
+    if value is GONE:
+        at.pop(path[-1], None)
+    else:
+        at[path[-1]] = value
+    return found
+
+
+def files(content: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(the field, the file without it or with null), of the file and of one as older versions wrote it."""
+    rope = dict(content.get("rope_parameters") or {})
+    older = [content]
+    if "layer_types" in content:  # older files leave it to the class
+        older.append(changed(content, ("layer_types",), GONE))
+    if "rope_theta" in rope:
+        flat = changed(content, ("rope_parameters",), GONE)
+        scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+        older.append(flat | {"rope_theta": rope["rope_theta"], "rope_scaling": scaling})
+    for base in older:
+        for path in places(base):
+            for value in (GONE, None):
+                yield path[-1], changed(base, path, value)
+    for part in [("rope_parameters",), ("rope_parameters", "full_attention")]:
+        if "rope_theta" in (rope if len(part) == 1 else rope.get(part[1], {})):
+            yield "partial_rotary_factor", changed(content, (*part, "partial_rotary_factor"), 0.34)
+            yield "partial_rotary_factor", changed(content, ("partial_rotary_factor",), 0.34)
+
+
+class Files:
+    """One model, read again and again with another config.json beside the same weights."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.model = theirs(name)
+        self.directory = directory
+        self.model.save_pretrained(directory)
+        self.content = json.loads((directory / "config.json").read_text())
+        self.batch = tokens(self.model.config.vocab_size)
+        self.read = computed(run_of(directory))
+        self.known = self._config()
+
+    def _config(self) -> dict[str, Any]:
+        return AutoConfig.from_pretrained(self.directory).to_dict()
+
+    def their_logits(self) -> torch.Tensor | None:
+        """None: they refuse the file, or begin with weights that it does not hold."""
+        try:
+            model, how = AutoModelForCausalLM.from_pretrained(
+                self.directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+            )
+            with torch.no_grad():
+                found: torch.Tensor = model.eval()(self.batch.tokens).logits
+        except Exception:  # whatever they raise
+            return None
+        return None if how["missing_keys"] or how["mismatched_keys"] or not found.isfinite().all() else found
+
+    def wrong(self, field: str, content: dict[str, Any]) -> str | None:
+        """What is wrong with how we read that file."""
+        (self.directory / "config.json").write_text(json.dumps(content))
+        try:
+            run = run_of(self.directory)
+            said = problems(run)
+        except UserError as error:
+            run, said = None, str(error)
+        if said:
+            named = field in said
+            return None if named or self.their_logits() is None else f"refused without its name: {said}"
+        assert run is not None
+        try:
+            if computed(run) == self.read and self._config() == self.known:
+                return None
+        except Exception:  # they refuse it
+            return None
+        if (expected := self.their_logits()) is None:
+            return None
+        try:
+            model = ours(run)
+        except UserError:  # the weights say otherwise, which transformers passes over
+            return None
+        with torch.no_grad():
+            gap = (model.logits(self.batch) - expected).abs().max()
+        return None if gap < 1e-5 * max(1.0, float(expected.abs().max())) else f"logits differ by {float(gap)}"
+
+    def all_wrong(self) -> dict[str, str]:
+        """Of each field that is absent or null, and read wrongly: what is wrong."""
+        found = {}
+        for field, content in files(self.content):
+            if wrong := self.wrong(field, content):
+                found[field] = wrong
+        return found

@@ -1,0 +1,55 @@
+"""The delta rule in chunks is the delta rule token by token, and a document remembers nothing of the one before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from gangline_models.modules.delta import delta_rule, unit
+
+B, T, G, H, K, V = 2, 23, 2, 4, 6, 5
+
+
+def given(seed: int = 0) -> list[Tensor]:
+    """q, k, v, log of the decay, beta."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    q, k, v = drawn(B, T, G, K), drawn(B, T, G, K), drawn(B, T, H, V)
+    made = [q, k, v, -drawn(B, T, H).abs(), drawn(B, T, H).sigmoid()]
+    return [x.requires_grad_() for x in made]
+
+
+def token_by_token(q, k, v, log_decay, beta, document: Tensor | None) -> Tensor:
+    """As the recurrence says it."""
+    q, k = (unit(x).repeat_interleave(H // G, dim=2) for x in (q, k))
+    out = []
+    for row in range(B):
+        state, kept = v.new_zeros(H, K, V), []
+        for t in range(T):
+            if document is not None and t and document[row, t] != document[row, t - 1]:
+                state = torch.zeros_like(state)
+            state = state * log_decay[row, t].exp()[:, None, None]
+            missed = v[row, t] - torch.einsum("hkv,hk->hv", state, k[row, t])
+            state = state + torch.einsum("hk,hv,h->hkv", k[row, t], missed, beta[row, t])
+            kept.append(torch.einsum("hkv,hk->hv", state, q[row, t] * K**-0.5))
+        out.append(torch.stack(kept))
+    return torch.stack(out)
+
+
+DOCUMENTS = torch.tensor([[0] * 7 + [1] * 2 + [2] * 14, [3] * 10 + [4] * 5 + [5] * 8])
+
+
+@pytest.mark.parametrize("document", [None, DOCUMENTS], ids=["one document", "documents"])
+@pytest.mark.parametrize("chunk", [1, 5, 8, 64])
+def test_chunks_change_nothing(chunk, document):
+    arguments = given()
+    got, want = delta_rule(*arguments, document, chunk=chunk), token_by_token(*arguments, document)
+    torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12)
+    weight = torch.randn(want.shape, generator=torch.Generator().manual_seed(1), dtype=want.dtype)
+    grads = (torch.autograd.grad(y, arguments, weight) for y in (got, want))
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-11)
