@@ -70,7 +70,7 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
         (["data=*.txt"], ["To read files:  data.path=*.txt"]),
         (["model=meta-llama/Llama-3.2-1B"], ["gangline import meta-llama/Llama-3.2-1B  prints the command"]),
         (["wandb=true"], ["No part here speaks to wandb", "gangline new-plugin wandb --kind tracker"]),
-        (["track=[console,wandb]"], ["track=wandb is not available here.", "gangline new-plugin wandb --kind tracker"]),
+        (["track=[console,wandb]"], ["track=wandb is not available here.", "It is supplied by gangline-track:"]),
         (["run.recompute=Full"], ["run.recompute=Full: expected none or selective or full", "Did you mean full?"]),
         (["track.wandb=true"], ["gangline new-plugin wandb --kind tracker"]),
         (["bf16=true"], ["Did you mean precision=bf16?"]),
