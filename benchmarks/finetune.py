@@ -183,7 +183,8 @@ def sft_theirs(folder: Path, length: int, rows: int, steps: int) -> list[tuple[f
     from trl import SFTConfig, SFTTrainer
 
     class Clock(TrainerCallback):
-        begin, seconds = 0.0, []  # type: ignore[var-annotated]
+        begin = 0.0
+        seconds: list[float] = []
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
             self.begin = time.process_time()
@@ -206,10 +207,12 @@ def sft_theirs(folder: Path, length: int, rows: int, steps: int) -> list[tuple[f
         logging_steps=1000,
         assistant_only_loss=True,
     )
-    data = load_dataset("json", data_files=str(folder / "chats.jsonl"), cache_dir=str(folder / "cache"))["train"]
+    where = {"data_files": str(folder / "chats.jsonl"), "cache_dir": str(folder / "cache")}
+    data: Any = load_dataset("json", split="train", **where)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     trainer = SFTTrainer(llama(), asked, train_dataset=data, processing_class=tokenizer, callbacks=[clock])
-    lengths = [sum(row) for row in trainer.train_dataset["seq_lengths"]]
+    dataset: Any = trainer.train_dataset
+    lengths = [sum(row) for row in dataset["seq_lengths"]]
     trainer.train()
     each = statistics.mean(lengths) * rows
     return [(seconds, round(each)) for seconds in clock.seconds[2:]]

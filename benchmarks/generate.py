@@ -55,7 +55,7 @@ def models(size: str, context: int):
         run = default_run(model=model_config_from(Path(directory)), batch={"sequence_length": context})
         tree, plan = compose_model(run)
         ours = materialise(model_of(tree, plan), plan)
-        load_pretrained(run.model.pretrained(), shards_of(ours, plan), plan)
+        load_pretrained(directory, shards_of(ours, plan), plan)
     return theirs, ours
 
 

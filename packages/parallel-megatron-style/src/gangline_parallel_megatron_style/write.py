@@ -5,7 +5,7 @@ over tp, and weights that lie over the data ranks are gathered as in any forward
 off, for there is one token at a time: with sequence parallelism the ranks of tp, with context parallelism those of cp
 hold all tokens. All data ranks write all texts.
 
-B rows, V vocabulary
+B batch, V vocabulary
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from functools import lru_cache
 from typing import Any
 
@@ -14,7 +15,7 @@ from gangline.plan import Plan
 from gangline.plugins import load
 
 
-class Wrapper(nn.Module):
+class Wrapper(nn.Module, ABC):
     """The base of what a `WrapNode` names. Its class is put in front of the class of the module that is wrapped.
 
     So that module keeps its parameters under their names and stays what it was (a `Linear` that a strategy cuts), and

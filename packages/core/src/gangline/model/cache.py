@@ -5,7 +5,7 @@ tokens keeps what it needs of them in `Batch.cache`, as whatever it likes: `KeyV
 (`gangline.model.tree.Node.decodes`). Rows of prompts of different lengths are filled up on the left; what fills them is
 another document (0) than the text (1), so whatever keeps documents apart keeps it out.
 
-B batch, T tokens, S tokens kept, H query heads, K key and value heads, C width of a head, W window
+B batch, T tokens, S keys, H query heads, K key-value heads, C width
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writing texts token by token: all prompts at once with what modules keep, or each by itself from its beginning.
 
-B rows, T tokens, V vocabulary
+B batch, T tokens, V vocabulary
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One token from each row of logits: a function of (seed, row's number, step), in float64 on the CPU.
 
-B rows, V vocabulary
+B batch, V vocabulary
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ class Lengths(nn.Module):
         self.weight = nn.Parameter(torch.empty(node.out_features))
 
 
-class Lora(Wrapper):
+class LowRank(Wrapper, ABC):
     """x (..., I) -> what is inside + scale · B A x, (..., O). `where` says which rows are whose, in a stack."""
 
     lora_a: Any
@@ -39,8 +40,12 @@ class Lora(Wrapper):
         return x
 
 
-class DroppedLora(Lora):
-    """The same, but A sees only some features of x: drawn by (seed, step, sample, position, feature)."""
+class Lora(LowRank):
+    """A sees all of x."""
+
+
+class DroppedLowRank(LowRank, ABC):
+    """A sees only some features of x: drawn by (seed, step, sample, position, feature)."""
 
     weight: Tensor  # of what is inside
     bias: Tensor | None
@@ -66,7 +71,11 @@ class DroppedLora(Lora):
         return x * (kept.to(x.dtype) / (1 - self.dropout))
 
 
-class Dora(DroppedLora):
+class DroppedLora(DroppedLowRank):
+    """Beside a linear, and nothing else."""
+
+
+class Dora(DroppedLowRank):
     """x (..., I) -> m V x / |V| + bias with V = W + scale · B A, |V| the lengths of its rows and m = |W| + `lengths`.
 
     |V| counts as a constant in the backward pass (arXiv 2402.09353, section 4.3). Kept are differences to |W| and not
