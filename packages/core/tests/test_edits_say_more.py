@@ -48,7 +48,7 @@ class Echo(EditConfig):
     def of_hugging_face(cls, config):
         if config["architectures"] == ["Echo"]:
             plain = {**config, "architectures": ["LlamaForCausalLM"], "intermediate_size": 64}
-            return cls(by=config["by"], colour=Colour(depth=3)), plain
+            return cls(by=plain.pop("by"), colour=Colour(depth=3)), plain
 
 
 def edit(tree, plan, options):

@@ -67,7 +67,7 @@ def test_the_command_of_the_example_runs(documented, tmp_path):
     run = tmp_path / "runs" / "one"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("")
-    assert gangline(documented, "runs", str(tmp_path / "runs")).split() == [str(run)]
+    assert gangline(documented, "listing", str(tmp_path / "runs")).split() == [str(run)]
 
 
 def test_a_plugin_is_written_of_the_kind_of_the_example(documented, tmp_path):

@@ -279,7 +279,7 @@ def gangline_commands() -> Iterable[Command]:
 
     ::
 
-        # gangline_runs.py: list the runs of a folder. gangline runs
+        # gangline_listing.py: list the runs of a folder. gangline listing
         import argparse
         from pathlib import Path
 
@@ -287,7 +287,7 @@ def gangline_commands() -> Iterable[Command]:
 
 
         def main(argv):
-            parser = argparse.ArgumentParser(prog="gangline runs", description="List the runs of a folder.")
+            parser = argparse.ArgumentParser(prog="gangline listing", description="List the runs of a folder.")
             parser.add_argument("folder", nargs="?", default="runs")
             for path in sorted(Path(parser.parse_args(argv).folder).glob("*/config.yaml")):
                 print(path.parent)
@@ -296,7 +296,7 @@ def gangline_commands() -> Iterable[Command]:
 
         @hookimpl
         def gangline_commands():
-            yield Command(name="runs", run="gangline_runs:main", summary="List the runs of a folder")
+            yield Command(name="listing", run="gangline_listing:main", summary="List the runs of a folder")
     """
     return ()
 

@@ -175,7 +175,7 @@ class EditConfig(PartConfig):
 
     @classmethod
     def of_hugging_face(cls, config: dict[str, Any]) -> tuple[EditConfig, dict[str, Any]] | None:
-        """(the options that make such a model, the config.json without them); None: the model is not of this edit.
+        """(the options that make such a model, the config.json without their fields); None: it is not of this edit.
 
         Raises UserError for what the edit cannot compute. A class that offers other defaults only inherits it.
         """

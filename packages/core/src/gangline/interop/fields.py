@@ -23,6 +23,8 @@ HARMLESS = frozenset(
         *("unsloth_version", "unsloth_fixed"),
     )
 )
+# What would say something if it had another value.
+OFF = {"is_encoder_decoder": False, "add_cross_attention": False, "tie_encoder_decoder": False}
 
 
 def refuse_unknown(directory: str | Path, theirs: Mapping[str, Any], asked: Collection[str]) -> None:
@@ -30,7 +32,11 @@ def refuse_unknown(directory: str | Path, theirs: Mapping[str, Any], asked: Coll
     left = {
         name: value
         for name, value in theirs.items()
-        if value is not None and name not in asked and name not in HARMLESS and not name.startswith("_")
+        if value is not None
+        and name not in asked
+        and name not in HARMLESS
+        and not name.startswith("_")
+        and OFF.get(name, ...) != value
     }
     if left:
         raise UserError(
