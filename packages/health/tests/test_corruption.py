@@ -16,6 +16,7 @@ from gangline.comm import Comm
 from gangline.config.check import check
 from gangline.launch.failures import RestartWanted
 from gangline.launch.nodes import name_of_this_node
+from gangline.testing.health import healthy
 from gangline.testing.health_ranks import lived
 from gangline.testing.pool import pool
 from gangline.testing.real_runs import RealRuns
@@ -218,10 +219,28 @@ def test_a_rank_is_to_blame_where_it_gave_other_bits_before_it_got_any() -> None
 
 
 def test_of_two_it_is_known_that_they_differ() -> None:
-    assert odd_ones([(7, 1, 1), (7, 2, 1)]) == {0: (2, 1), 1: (2, 1)}
+    assert odd_ones([(7, 1, 1), (7, 2, 1)]) == {0: (2, 1, False), 1: (2, 1, False)}
     assert odd_ones([(7, 1, 1), (8, 2, 1)]) == {}
-    assert odd_ones([(7, 1, 1), (7, 1, 1), (7, 1, 2)]) == {2: (3, 1)}
-    assert odd_ones([(7, 1, 1), (7, 1, 1), (7, 5, 2), (7, 5, 2)]) == {0: (4, 2), 1: (4, 2), 2: (4, 2), 3: (4, 2)}
+    assert odd_ones([(7, 1, 1), (7, 1, 1), (7, 1, 2)]) == {2: (3, 1, True)}
+    assert odd_ones([(7, 1, 1), (7, 1, 1), (7, 5, 2), (7, 5, 2)]) == dict.fromkeys(range(4), (4, 2, False))
+
+
+@pytest.mark.parametrize("sums", [(1, 2, 3), (1, 1, 2, 3), (1, 1, 2, 2)])
+def test_without_a_majority_nobody_is_named_for_sure(sums: tuple[int, ...]) -> None:
+    monitor = CorruptionMonitor(CorruptionOptions())
+    monitor.odd = {rank: {"weights": odd} for rank, odd in odd_ones([(7, each, each) for each in sums]).items()}
+    found = list(monitor.observe(next(iter(healthy(1)))))
+    assert [verdict.where for verdict in found] == [f"rank {rank}" for rank in range(len(sums))]
+    assert all("exclude" not in verdict.details and verdict.confidence < 1 for verdict in found)
+    assert all("no majority" in verdict.evidence for verdict in found)
+
+
+def test_who_is_outvoted_is_named_for_sure() -> None:
+    monitor = CorruptionMonitor(CorruptionOptions())
+    rows = [(7, each) for each in (1, 1, 1, 2, 2)]
+    monitor.odd = {rank: {"weights": odd} for rank, odd in odd_ones(rows).items()}
+    found = list(monitor.observe(next(iter(healthy(1)))))
+    assert [verdict.details["exclude"] for verdict in found] == ["rank 3", "rank 4"]
 
 
 def test_any_bit_of_any_element_and_any_swap_is_seen(tmp_path: Path) -> None:

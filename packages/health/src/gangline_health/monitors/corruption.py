@@ -2,8 +2,8 @@
 
 - Ranks that hold the same boxes of the weights: replicas take the same steps on the same gradients, so a flipped bit in
   one of them, in memory or in a product, stays in its weights. Their gradients too, once the ranks have added theirs.
-  Of three replicas and more the odd one out is named; of two it is known that they differ. A rank whose boxes no other
-  holds exactly has none to be compared with, and that is said.
+  Who is not with more than half of them is named; without such a majority it is known that they differ.
+  A rank whose boxes no other holds exactly has none to be compared with, and that is said.
 - The weights of a checkpoint, when they were saved and when they are read.
 - A step that is done twice (`gangline_health.monitors.recompute`), which needs no replica.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -30,6 +30,14 @@ if TYPE_CHECKING:
 NO_GRADIENT = (0, 0, 0)
 
 
+class Odd(NamedTuple):
+    """A rank among the replicas of what it holds."""
+
+    replicas: int
+    alike: int  # those that have its bits, with itself
+    outvoted: bool  # whether more than half of them have the same other bits
+
+
 class CorruptionMonitor(Monitor):
     """Knows between two comparisons only the step of the last one on which all agreed."""
 
@@ -38,7 +46,7 @@ class CorruptionMonitor(Monitor):
     def __init__(self, options: CorruptionOptions, save_every: int | None = None) -> None:
         self.options, self.save_every = options, save_every
         self.agreed: int | None = None  # the last step at which replicas had the same weights; None: not known yet
-        self.odd: dict[int, dict[str, tuple[int, int]]] = {}  # rank -> what is odd -> (replicas, of them equal)
+        self.odd: dict[int, dict[str, Odd]] = {}  # rank -> what is odd
         self.alone: list[int] | None = None  # ranks that are compared with no other; None: not looked at yet
         self.untold = False  # whether that has to be said
         self.rank, self.ranks, self.device = 0, 1, torch.device("cpu")
@@ -144,9 +152,9 @@ class CorruptionMonitor(Monitor):
             if self.begun is not None:  # what all have read is the same, unless it was read wrongly
                 first = self.begun + (0 if damaged else 1)
             details: dict[str, int | str] = {"step": record.step, "first": first, "row": 1, "rank": rank}
-            sure = all(alike == 1 and replicas > 2 for replicas, alike in odd.values())
-            (replicas, alike), what = next(iter(odd.values())), " and the ".join(odd)
-            evidence = f"the {what} of rank {rank} are those of {alike} of {replicas} replicas"
+            sure = all(each.outvoted for each in odd.values())
+            one, what = next(iter(odd.values())), " and the ".join(odd)
+            evidence = f"the {what} of rank {rank} are those of {one.alike} of {one.replicas} replicas"
             if not sure:
                 evidence += "; no majority says which are right"
             if sure:
@@ -185,10 +193,11 @@ class CorruptionMonitor(Monitor):
         self.recompute.trusted = None
 
 
-def odd_ones(rows: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, int]]:
-    """Rank -> (replicas of what it holds, how many of them have its bits), for ranks that are not with the majority.
+def odd_ones(rows: Sequence[tuple[int, ...]]) -> dict[int, Odd]:
+    """The ranks that are not with the majority of those who hold the same.
 
-    rows: by rank, (which boxes it holds, sums of their bits...). Without a majority all of the group are named.
+    rows: by rank, (which boxes it holds, sums of their bits...). Without a majority all of the group are named, and
+    none is outvoted.
     """
     groups: dict[int, list[int]] = defaultdict(list)
     for rank, row in enumerate(rows):
@@ -197,7 +206,8 @@ def odd_ones(rows: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, int]]:
     for ranks in groups.values():
         count = Counter(rows[rank][1:] for rank in ranks)
         (most, number), *_ = count.most_common(1)
+        majority = 2 * number > len(ranks)
         for rank in ranks if len(count) > 1 else ():
-            if rows[rank][1:] != most or 2 * number <= len(ranks):
-                found[rank] = (len(ranks), count[rows[rank][1:]])
+            if rows[rank][1:] != most or not majority:
+                found[rank] = Odd(len(ranks), count[rows[rank][1:]], majority)
     return found
