@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
 from gangline.errors import UserError
+from gangline.interop.commands import export_run
 from gangline.interop.tokenizer_files import tokenizer_files
+from gangline.testing.sessions import trained
 
 
 @pytest.fixture
@@ -40,3 +43,35 @@ def test_the_generation_config_of_the_base_goes_on(tokenizer, tmp_path):
 def test_a_tokenizer_that_is_gone_is_told(tmp_path):
     with pytest.raises(UserError, match="cannot be read"):
         tokenizer_files(str(tmp_path / "nowhere.json"), None)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_a_file_of_another_shape_is_told(tokenizer, tmp_path, name):
+    (tmp_path / name).write_text("[1]")
+    with pytest.raises(UserError, match="damaged"):
+        tokenizer_files(tokenizer, str(tmp_path))
+
+
+def test_weights_are_exported_when_the_tokenizer_is_gone(tmp_path, capsys):
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    place = tmp_path / "words"
+    place.mkdir()
+    words = Tokenizer(WordLevel({"the": 0, "dogs": 1, "pull": 2, "?": 3}, unk_token="?"))
+    words.pre_tokenizer = Whitespace()
+    words.save(str(place / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text("the dogs pull\n" * 2000)
+    data = (f"data.path={tmp_path / 'text.txt'}", f"data.tokenizer={place / 'tokenizer.json'}", "data.separator='?'")
+    assert trained(tmp_path / "run", "data=text", *data, "run.steps=2", "validate.every=null") == 0
+    capsys.readouterr()
+    assert export_run([str(tmp_path / "run"), str(tmp_path / "whole")]) == 0
+    assert (tmp_path / "whole" / "tokenizer.json").exists()
+    assert capsys.readouterr().err == ""
+    shutil.rmtree(place)
+    assert export_run([str(tmp_path / "run"), str(tmp_path / "out")]) == 0
+    told = capsys.readouterr().err
+    assert str(place / "tokenizer.json") in told
+    assert "without a tokenizer" in told
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"config.json", "model.safetensors"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
@@ -103,9 +104,19 @@ def write_model(
         config=config,
         dtype=options.dtype,
         max_shard_bytes=most,
-        beside=run.data.exported(run),
+        beside=_beside(run),
     )
     return len(shapes)
+
+
+def _beside(run: Run) -> dict[str, bytes]:
+    """What goes with the weights. Files of the data that are gone since the run keep nobody from its weights."""
+    try:
+        return run.data.exported(run)
+    except UserError as error:
+        missing = " ".join((error.what, *error.details))
+        print(f"gangline export: note: the weights go without a tokenizer: {missing}", file=sys.stderr, flush=True)
+        return {}
 
 
 def _by_parameter(read: Read, held: Mapping[str, str]) -> Read:

@@ -51,6 +51,10 @@ def tokenizer_files(tokenizer: str | None, weights: str | None, template: str | 
             found[GENERATION] = (json.dumps(generation, indent=2) + "\n").encode()
     except (OSError, ValueError) as error:
         raise UserError("a file of the tokenizer cannot be read.", str(error)) from error
+    except (KeyError, TypeError, AttributeError) as error:  # JSON of another shape
+        raise UserError(
+            f"a file beside {tokenizer or weights} is damaged.", f"{type(error).__name__}: {error}"
+        ) from error
     return found
 
 
