@@ -63,7 +63,8 @@ def test_a_killed_run_goes_on_in_all_three(tmp_path: Path) -> None:
     before = {path.name: path.read_text() for path in kept.iterdir()}
     last = read_records(out / "metrics.jsonl")[-1]["step"] + 5
     picture(out / "load.png")
-    again = train(tmp_path, f"resume={out}", f"run.steps={last}")
+    patient = [f"track.{name}.deadline_seconds=300" for name in ("wandb", "mlflow", "trackio")]
+    again = train(tmp_path, f"resume={out}", f"run.steps={last}", *patient)
     assert again.returncode == 0, again.stderr
     assert {path.name: path.read_text() for path in kept.iterdir()} == before, "it is another run now"
     steps = list(range(1, last + 1))

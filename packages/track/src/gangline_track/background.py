@@ -176,7 +176,7 @@ class BackgroundTracker(Tracker):
         return records, None
 
 
-_LIVE: dict[tuple[str, str], BackgroundTracker] = {}  # of this process: an error that ends a run leaves one behind
+_LIVE: dict[tuple[str, str], BackgroundTracker] = {}  # of this process: what was begun and never ended
 SENT_LATER = "metrics.jsonl has all, and the run's next start sends what is missing"
 
 

@@ -15,7 +15,7 @@ from gangline.train.verdicts import STORE_LOST
 
 @dataclass(frozen=True)
 class Ending:
-    """How the loop ended: why is "done", a signal's name, "stop" or "restart"; evidence says more.
+    """How the loop ended: why is "done", a signal's name, "stop", "restart" or "error"; evidence says more.
 
     requeue: the same command, given again, is what mends it.
     """

@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -83,29 +85,45 @@ def train(s: Session) -> int:
         s.directory.add_provenance("validation_sets", sets)
     s.reporter.describe["data"] = s.source.describe()
     s.reporter.begin(s.run, str(s.directory.path), s.step, s.attempt, s.mesh.world)
-    if s.step >= s.run.steps and s.comms.rank == 0:
-        what = f"train: the run has ended: step {s.step} is done, and run.steps={s.run.steps}."
-        again = f"train resume={s.directory.path} run.steps={2 * s.step}"
-        print(f"{what}\n  To go on:  {again}", file=sys.stderr, flush=True)
-    tell(s)
-    try:
-        with s.events.ends_with_error():
-            ending = run_loop(s, first)
-    except BaseException as error:
-        tell_of_error(s, error)
-        raise
-    finally:
-        s.close_readers()
-    poll(s, wait=True)
-    s.checkpointer.close()
-    tell(s)
-    if s.comms.rank == 0 and (said := said_of(s, ending)):
-        with hold(s.directory.path):  # first of all: ranks that have ended let the launcher end this one soon
-            write_ending(s.directory.path, said)
+    with errors_reported(s, began, first):
+        if s.step >= s.run.steps and s.comms.rank == 0:
+            what = f"train: the run has ended: step {s.step} is done, and run.steps={s.run.steps}."
+            again = f"train resume={s.directory.path} run.steps={2 * s.step}"
+            print(f"{what}\n  To go on:  {again}", file=sys.stderr, flush=True)
+        tell(s)
+        try:
+            with s.events.ends_with_error():
+                ending = run_loop(s, first)
+        except BaseException as error:
+            tell_of_error(s, error)
+            raise
+        finally:
+            s.close_readers()
+        poll(s, wait=True)
+        s.checkpointer.close()
+        tell(s)
+        if s.comms.rank == 0 and (said := said_of(s, ending)):
+            with hold(s.directory.path):  # first of all: ranks that have ended let the launcher end this one soon
+                write_ending(s.directory.path, said)
     s.reporter.end(summary(s, ending, time.time() - began, s.step - first))
     s.event("end", why=ending.why, evidence=ending.evidence)
     s.events.close()
     return exit_code(s, ending)
+
+
+@contextmanager
+def errors_reported(s: Session, began: float, first: int) -> Iterator[None]:
+    """An error that leaves this block ends the trackers: they send what they still hold, as long as they may wait."""
+    try:
+        yield
+    except BaseException as error:
+        said = str(error).strip().splitlines()
+        ending = Ending("error", ": ".join([type(error).__name__, *said[:1]]))
+        try:
+            s.reporter.end(summary(s, ending, time.time() - began, s.step - first))
+        except BaseException as another:  # it must not hide the first one
+            error.add_note(f"the trackers could not be told of it: {type(another).__name__}: {another}")
+        raise
 
 
 def said_of(s: Session, ending: Ending) -> RunEnding | None:

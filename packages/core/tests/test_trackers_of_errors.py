@@ -1,0 +1,85 @@
+"""An exception that ends a run ends its trackers too: none keeps back the steps before it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.record import StepRecord
+from gangline.testing.sessions import session
+from gangline.track import Tracker
+from gangline.train.rank import train
+
+
+class Kept(Tracker):
+    """Sends at the end alone, as one that gathers records does."""
+
+    def __init__(self, fails: BaseException | None = None) -> None:
+        self.held: list[int] = []
+        self.sent: list[int] = []
+        self.summaries: list[dict[str, Any]] = []
+        self.fails = fails
+
+    def record(self, record: StepRecord) -> None:
+        self.held.append(record.step)
+
+    def end(self, summary: dict[str, Any]) -> None:
+        self.sent, self.held = self.held, []
+        self.summaries.append(summary)
+        if self.fails is not None:
+            raise self.fails
+
+
+def failing(place: Path, tracker: Tracker, where: str = "optimizer", at: int = 3):
+    """A session of a run whose optimizer, or last save, raises."""
+    s = session(place / "out", "run.steps=6", "callback=[]")
+    s.reporter.trackers["kept"] = tracker
+    if where == "save":
+
+        def fail(*_: object, **__: object) -> None:
+            raise OSError("the store is gone")
+
+        s.checkpointer.close = fail
+        return s
+    step = s.optimizer.step
+
+    def break_at(*arguments: Any, **more: Any) -> Any:
+        if s.step + 1 > at:
+            raise ZeroDivisionError("step 4 is broken\nand a second line")
+        return step(*arguments, **more)
+
+    s.optimizer.step = break_at
+    return s
+
+
+def test_an_error_within_the_loop_ends_the_trackers(tmp_path: Path) -> None:
+    tracker = Kept()
+    with pytest.raises(ZeroDivisionError, match="step 4 is broken"):
+        train(failing(tmp_path, tracker))
+    assert tracker.sent == [1, 2, 3]
+    (summary,) = tracker.summaries
+    assert (summary["why"], summary["evidence"]) == ("error", "ZeroDivisionError: step 4 is broken")
+    assert (summary["step"], summary["steps"]) == (3, 3)
+
+
+def test_so_does_one_behind_the_loop(tmp_path: Path) -> None:
+    tracker = Kept()
+    with pytest.raises(OSError, match="the store is gone"):
+        train(failing(tmp_path, tracker, "save"))
+    assert tracker.sent == [1, 2, 3, 4, 5, 6]
+    assert [summary["why"] for summary in tracker.summaries] == ["error"]
+
+
+@pytest.mark.parametrize("fails", [RuntimeError("away"), KeyboardInterrupt()])
+def test_what_a_tracker_raises_then_hides_nothing(tmp_path: Path, fails: BaseException) -> None:
+    with pytest.raises(ZeroDivisionError, match="step 4 is broken"):
+        train(failing(tmp_path, Kept(fails)))
+
+
+def test_a_run_that_ends_well_ends_them_once(tmp_path: Path) -> None:
+    s, tracker = session(tmp_path / "out", "run.steps=3"), Kept()
+    s.reporter.trackers["kept"] = tracker
+    assert train(s) == 0
+    assert [summary["why"] for summary in tracker.summaries] == ["done"]
