@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(Path(__file__).parent), str(ROOT / "docs")]
 sys.path.append(str(ROOT / "packages/models/tests"))  # small models of families
+sys.path.append(str(ROOT / "packages/parallel-megatron-style/tests"))  # what ranks do that write
 
 
 @pytest.fixture(scope="session")

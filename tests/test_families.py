@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import write_ranks
 
 from gangline import UserError
 from gangline.config import Run, from_dict
+from gangline.strategy import Sampling
 from gangline.testing import StrategySuite
+from gangline.testing.pool import pool
 from gangline.testing.runs import SMALL, content
 from gangline.testing.scenarios import FLOAT64, Layout, Scenario
 from gangline.testing.strategy_ranks import Job
@@ -117,6 +120,19 @@ def test_experts_that_would_compute_another_activation_are_refused():
     law.family = "gemma3"
     with pytest.raises(UserError, match="moe has no experts with gelu_tanh"):
         law.job(Layout.on("tp=1"), Scenario(("moe=on",)))
+
+
+@pytest.mark.parametrize("on", ["tp=2", "tp=2 sequence_parallel=false"])
+def test_what_heads_share_is_whole_while_a_text_is_written(on):
+    """Latent attention asks for all tokens' keys; while writing each rank has them, whatever is cut in training."""
+    law = Law()
+    law.family = "deepseek_v3"
+    prompts, how = [[3, 1, 4, 1, 5], [9, 2, 6]], Sampling(tokens=8)
+    settings = ("model.init_std=0.4", "precision=fp64")
+    alone = pool(1).run(write_ranks.texts, law.run(*settings), prompts, how)[0][0]
+    assert len({token for one in alone for token in one.tokens}) > 4
+    cut = law.run(*settings, *(f"parallel.{word}" for word in on.split()))
+    assert pool(2).run(write_ranks.texts, cut, prompts, how) == [(alone, 0.0)] * 2
 
 
 @pytest.mark.nightly

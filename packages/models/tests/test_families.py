@@ -88,6 +88,32 @@ def test_what_predicts_further_tokens_is_passed_over_and_said(saved, tmp_path):
     assert whole.model.notices(whole) == []
 
 
+def test_what_predicts_further_tokens_beside_the_layers_too(saved, tmp_path):
+    model, directory = saved("qwen3-next-dense")
+    tensors = load_file(directory / "model.safetensors")
+    of_a_layer = {
+        name.replace("model.layers.1.", "mtp.layers.0."): tensor.clone()
+        for name, tensor in tensors.items()
+        if "layers.1." in name
+    }
+    beside = of_a_layer | {f"mtp.{name}.weight": torch.ones(24) for name in ("fc", "norm", "pre_fc_norm_embedding")}
+    beside["mtp.layers.0.mlp.experts.3.down_proj.weight"] = torch.ones(24, 12)
+    save_file(tensors | beside, tmp_path / "model.safetensors", {"format": "pt"})
+    content = json.loads((directory / "config.json").read_text()) | {"use_sliding_window": False}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    compare_logits(model, tmp_path)
+    run, whole = run_of(tmp_path), run_of(directory)
+    assert "mtp.*" in "".join(run.model.notices(run))
+    assert whole.model.notices(whole) == []
+    (tmp_path / "config.json").write_text(json.dumps(content | {"use_sliding_window": True}))
+    with pytest.raises(UserError, match="use_sliding_window=True"):
+        model_config_from(tmp_path)
+    save_file(tensors | {"mtq.fc.weight": torch.ones(24)}, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="no place for"):
+        ours(run_of(tmp_path))
+
+
 def said(run: Run) -> str:
     return "\n".join(map(str, [*run.model.check(run), *getattr(run.model, "rope", run.model).check(run)]))
 

@@ -34,6 +34,9 @@ ROUTING = (
     *("first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers", "shared_expert_intermediate_size"),
     *("router_aux_loss_coef", "router_jitter_noise", "output_router_logits"),
 )
+# Of dots.llm1: the values that say what is computed here, and what is of training alone.
+DOTS_ONLY = {"moe_layer_freq": (1,), "scoring_func": ("sigmoid", "noaux_tc"), "topk_method": ("noaux_tc",)}
+DOTS_TRAINING = ("aux_loss_alpha", "seq_aux", "ep_size")
 NO_EXPERTS = {"num_local_experts": 0}
 LLAMA, QWEN_DENSE = "LlamaForCausalLM", "Qwen3ForCausalLM"
 
@@ -185,6 +188,11 @@ def of_hugging_face(cls: type[Options], config: dict[str, Any]) -> tuple[Options
         first, every = _sparse(config)
         router = Softmax(renormalise=config.get("norm_topk_prob", False))
         return cls(experts=experts, top_k=top_k, hidden=hidden, first=first, every=every, router=router), rest
+    rest = {name: value for name, value in rest.items() if name not in DOTS_ONLY and name not in DOTS_TRAINING}
+    for name, values in DOTS_ONLY.items():
+        if config.get(name, values[0]) not in (*values, None):
+            what = f"a dots.llm1 with {name}={config[name]}."
+            raise UserError(what, f"gangline has only {name}={' or '.join(map(str, values))} there.")
     experts = config["n_routed_experts" if "n_routed_experts" in config else "num_local_experts"]
     scores = {"renormalise": config.get("norm_topk_prob", False), "scale": config.get("routed_scaling_factor", 1.0)}
     groups = config.get("n_group") or 1

@@ -20,7 +20,7 @@ HARMLESS = frozenset(
         *("max_position_embeddings", "pretraining_tp", "task_specific_params", "problem_type", "id2label", "label2id"),
         *("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "output_attentions"),
         *("output_hidden_states", "return_dict", "chunk_size_feed_forward", "cache_implementation"),
-        *("unsloth_version", "unsloth_fixed"),
+        *("unsloth_version", "unsloth_fixed", "is_llama_config", "transformers.js_config"),
     )
 )
 # What would say something if it had another value.

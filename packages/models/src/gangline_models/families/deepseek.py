@@ -17,7 +17,7 @@ from gangline.config import PositiveFloat, PositiveInt
 from gangline.model import BlockNode, Cut, DecoderNode, LinearNode, NormNode, Plan, Rope
 from gangline_models.families.base import SIZES, FamilyConfig
 from gangline_models.hugging_face.experts import refuse_experts, refuse_packed
-from gangline_models.hugging_face.files import tensor_names
+from gangline_models.hugging_face.files import passed_over
 from gangline_models.hugging_face.rope import read_rope
 from gangline_models.latent_nodes import LatentUpNode, MlaNode
 from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
@@ -113,10 +113,7 @@ class DeepSeek(FamilyConfig):
 
     def notices(self, run: Run) -> list[str]:
         """Of weights that are there and not taken."""
-        behind = f"model.layers.{self.layers}."
-        if self.weights is None or not any(name.startswith(behind) for name in tensor_names(self.weights)):
-            return []
-        return [f"model.weights={self.weights}: its weights that predict further tokens ({behind}*) are passed over."]
+        return passed_over(self.weights, f"model.layers.{self.layers}.")
 
     @classmethod
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:

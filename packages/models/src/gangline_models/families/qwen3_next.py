@@ -2,7 +2,8 @@
 
 Norms are counted from 1, of each head of attention a share is rotated. Its feed-forwards are made for experts of
 gangline-moe, of which one, gated, is every token's (`moe.shared=1 moe.shared_gate=true`). What a delta-rule layer
-remembers goes from token to token, so context parallelism is refused.
+remembers goes from token to token, so context parallelism is refused. What its files hold to predict further tokens
+(`mtp.*`) is passed over: the model is trained without it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline import Problem, UserError
 from gangline.config import PositiveFloat, PositiveInt, listed_divisors
-from gangline.model import BlockNode, Cut, DecoderNode, Init, LinearNode, Node, Plan
+from gangline.model import BlockNode, Cut, DecoderNode, Init, LinearNode, Name, Node, Plan
 from gangline_models.delta_nodes import (
     DecayNode,
     GatedAttentionNode,
@@ -24,6 +25,7 @@ from gangline_models.delta_nodes import (
 )
 from gangline_models.families.base import SIZES, RotaryConfig
 from gangline_models.hugging_face.experts import refuse_experts
+from gangline_models.hugging_face.files import passed_over
 from gangline_models.hugging_face.layers import FULL, LINEAR_LAYER, read_every, read_types
 from gangline_models.hugging_face.rope import SHARE, read_rope, said_of_rope
 from gangline_models.plan import LAYER, TOP, TheirNames, plan_of
@@ -42,6 +44,8 @@ NAMES = LAYER | {
     "attention.decay.dt_bias": "linear_attn.dt_bias",
     **dict.fromkeys(("attention.conv_q", "attention.conv_k", "attention.conv_v"), "linear_attn.conv1d"),
 }
+# Names of what predicts further tokens have so many parts behind `mtp`: `mtp.fc.weight` has two, an expert's seven.
+FURTHER = tuple(Name(f"mtp.{parts}", "mtp" + ".{n}" * parts) for parts in range(1, 10))
 KINDS = ("default", "yarn")  # of rotary positions
 ROUTING = (
     *("num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size", "norm_topk_prob"),
@@ -102,11 +106,16 @@ class Qwen3Next(RotaryConfig):
             )
         return found
 
+    def notices(self, run: Run) -> list[str]:
+        """Of weights that are there and not taken."""
+        return passed_over(self.weights, "mtp.")
+
     @classmethod
     def read_more(cls, reader: ConfigReader, given: Mapping[str, Any]) -> dict[str, Any]:
         refuse_experts(reader, "num_experts", 512)
         for name in ROUTING:
             reader.take(name)
+        reader.only("use_sliding_window", False)
         share = said_of_rope(reader).get(SHARE, reader.given(SHARE, 0.25))
         found = read_rope(reader, cls.silent_theta, share=True)
         if share is None or found["rope"].kind not in KINDS:
@@ -160,8 +169,8 @@ def build(config: Qwen3Next, run: Run | None = None) -> tuple[DecoderNode, Plan]
         *(Init(f"{here}.{name}", "uniform", config.delta_taps**-0.5) for name in ("conv_q", "conv_k", "conv_v")),
         Init(f"{here}.w_out", "normal", config.init_std / (2 * config.layers) ** 0.5),
     )
-    plan = plan_of(config, tree, _theirs(config), cuts=cuts, inits=inits, partial_grad=(f"{here}.norm",))
-    return tree, plan
+    whole = (f"{here}.norm",)
+    return tree, plan_of(config, tree, _theirs(config), cuts=cuts, inits=inits, names=FURTHER, partial_grad=whole)
 
 
 def _attention(config: Qwen3Next, block: int, run: Run | None) -> GatedAttentionNode:

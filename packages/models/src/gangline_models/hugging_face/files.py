@@ -17,3 +17,10 @@ def tensor_names(directory: str | Path) -> set[str]:
             length = int.from_bytes(file.read(8), "little")
             found |= set(json.loads(file.read(length)))
     return found - {"__metadata__"}
+
+
+def passed_over(weights: str | None, beginning: str) -> list[str]:
+    """The notice of tensors whose names begin so, which predict further tokens; none where there are none."""
+    if weights is None or not any(name.startswith(beginning) for name in tensor_names(weights)):
+        return []
+    return [f"model.weights={weights}: its weights that predict further tokens ({beginning}*) are passed over."]
