@@ -201,3 +201,19 @@ def test_it_needs_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_layout_that_does_not_fit_has_no_goodput_and_costs_nothing(say):
+    words = "parallel=single model=llama3-70b batch.micro_size=1 run.recompute=full cluster=h100_ib --price 2"
+    code, text = say(f"{words} --tokens 1e9 --budget 960 --mtbf 2000")
+    assert code == 0
+    lines = text.splitlines()
+    assert "DOES NOT FIT" in text
+    assert lines[-1].startswith("it does not fit, so it has no goodput, and no days, money or tokens")
+    assert not any(word in line for word in ("goodput", "US dollars", "days", "MWh") for line in lines[:-1])
+    found = json.loads(say(f"{words} --budget 960 --mtbf 2000 --json")[1])
+    assert not found["fits"]
+    of_time = {"days", "goodput", "checkpoint_interval_seconds", "checkpoint_stall_seconds", "simulated"}
+    of_money = {"dollars", "dollars_per_day", "megawatt_hours", "electricity_dollars"}
+    of_tokens = {"tokens", "tokens_per_day", "budget_tokens"}
+    assert {name: found[name] for name in of_time | of_money | of_tokens if found[name] is not None} == {}

@@ -115,7 +115,7 @@ def _plan(argv: Sequence[str]) -> int:
         print(text(plan, words, assumed))
         if course is not None:
             print(as_text(course))
-        if bought is not None:
+        if bought is not None and bought.fits:
             print(buys(bought, given["budget"]))
     return 0
 

@@ -17,7 +17,9 @@ LEAST = 1e-3  # of the time: with less progress than that nobody trains
 
 @dataclass(frozen=True)
 class Forecast:
-    """Everything that `gangline plan` prints. None: the cluster file lacks the numbers that it takes."""
+    """Everything that `gangline plan` prints. None: the cluster file lacks the numbers that it takes, or the layout
+    does not fit, so that nothing is trained, saved or paid for.
+    """
 
     explained: Explained
     cluster: Cluster
@@ -50,42 +52,45 @@ class Forecast:
     @property
     def save_every(self) -> float | None:
         """Seconds of training between two saves that lose the least (Young and Daly)."""
-        return self.reliability.young_daly() if self.reliability else None
+        return self.reliability.young_daly() if self.reliability and self.fits else None
 
     @property
     def goodput(self) -> float | None:
         """The expected share of the time in steps that stand, saving so often; 0 where failures leave none."""
-        if self.reliability is None:
+        if self.reliability is None or self.save_every is None:
             return None
         try:
-            return self.reliability.ettr(self.reliability.young_daly())
+            return self.reliability.ettr(self.save_every)
         except OverflowError:
             return 0.0
 
     @property
     def save_stall(self) -> float | None:
         """Seconds of a step that saves hold it up, on average."""
-        if self.reliability is None:
+        if self.reliability is None or self.save_every is None:
             return None
-        return self.step.seconds * self.reliability.save_seconds / self.reliability.young_daly()
+        return self.step.seconds * self.reliability.save_seconds / self.save_every
 
     @property
-    def tokens_per_day(self) -> float:
+    def tokens_per_day(self) -> float | None:
         """Failures included where their rate is known."""
+        if not self.fits:
+            return None
         goodput = self.goodput
         return self.tokens_per_second * DAY * (1.0 if goodput is None else goodput)
 
     @property
     def days(self) -> float | None:
         """Of wall time for all tokens. None, too, where failures leave hardly any progress."""
-        if self.tokens is None or self.tokens_per_day < LEAST * self.tokens_per_second * DAY:
+        each = self.tokens_per_day
+        if self.tokens is None or each is None or each < LEAST * self.tokens_per_second * DAY:
             return None
-        return self.tokens / self.tokens_per_day
+        return self.tokens / each
 
     @property
     def dollars_per_day(self) -> float | None:
         price = self.cluster.get("price.hour")
-        return None if price is None else 24 * self.world * price
+        return None if price is None or not self.fits else 24 * self.world * price
 
     @property
     def dollars(self) -> float | None:
@@ -97,12 +102,15 @@ class Forecast:
         price = self.cluster.get("price.kwh")
         return None if price is None or self.megawatt_hours is None else self.megawatt_hours * 1000 * price
 
-    def of(self, tokens: float) -> Forecast:
+    def of(self, tokens: float | None) -> Forecast:
         """The plan of so many tokens."""
         return replace(self, tokens=tokens)
 
     def within(self, budget: float) -> Forecast:
-        """The plan of as many tokens as so many dollars pay for. Raises UserError where nobody says a price."""
+        """The plan of as many tokens as so many dollars pay for, of none where it does not fit.
+
+        Raises UserError where nobody says a price.
+        """
         price = self.cluster.get("price.hour")
         if not price:
             raise UserError(
@@ -110,7 +118,8 @@ class Forecast:
                 "It names no price.hour, and none is invented.",
                 "--price=DOLLARS says what an accelerator costs an hour.",
             )
-        return self.of(budget / (24 * self.world * price) * self.tokens_per_day)
+        each = self.tokens_per_day
+        return self.of(None if each is None else budget / (24 * self.world * price) * each)
 
     @property
     def megawatt_hours(self) -> float | None:
@@ -140,7 +149,7 @@ class Forecast:
             "unknown": list(self.explained.unknown),
             "unknown_seconds": self.step.unknown,
             "days": self.days,
-            "tokens": self.tokens,
+            "tokens": self.tokens if self.fits else None,
             "tokens_per_day": self.tokens_per_day,
             "dollars": self.dollars,
             "dollars_per_day": self.dollars_per_day,

@@ -75,6 +75,12 @@ def _pipeline(plan: Forecast) -> Iterable[str]:
 
 
 def _all(plan: Forecast) -> Iterable[str]:
+    if not plan.fits:
+        yield (
+            "it does not fit, so it has no goodput, and no days, money or tokens: take more accelerators or smaller "
+            "sequences, or leave more of the layout open"
+        )
+        return
     yield from _failures(plan)
     if plan.tokens is None:
         yield "--tokens N says how many days, and what they cost; --budget DOLLARS how many tokens that is"

@@ -35,8 +35,10 @@ class TableRow:
     def text(self) -> str:
         """As a row of Markdown."""
         plan = self.plan
-        if plan is None or plan.days is None or plan.tokens is None:
+        if plan is None:
             return f"| {self.model} | {self.world:,} | | no layout fits | | | | | | |"
+        if plan.days is None or plan.tokens is None:
+            return f"| {self.model} | {self.world:,} | | failures leave no time to train | | | | | | |"
         axes = " x ".join(f"{axis} {size}" for axis, size in plan.explained.mesh.sizes if size > 1)
         money = "price not known" if plan.dollars is None else f"${number(plan.dollars)}"
         energy = "" if plan.megawatt_hours is None else f"{number(plan.megawatt_hours)}"
