@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from gangline.config.defaults import default_run
-from gangline.config.fields import REQUIRED, Option, options
+from gangline.config.fields import REQUIRED, Option, defaults, options
 from gangline.config.sections import SECTIONS
 from gangline.config.values import typed
 from gangline.parts import GROUPS, LISTS
@@ -44,6 +45,21 @@ def test_every_default_is_in_its_range():
     }
     assert len(found) > 250
     assert outside == {}
+
+
+def test_a_default_is_what_a_run_has_that_sets_nothing():
+    """Also of an option in a dataclass to which the class around it gives other values than its own."""
+    classes: dict[str, type] = {**SECTIONS}
+    for group in installed().groups():
+        classes |= {f"{group}={name}": offer.part.config for name, offer in installed().offers(group).items()}
+    for choice, cls in classes.items():
+        found = [option for option in options(cls, choice) if option.default != REQUIRED]
+        whole = defaults(cls)
+        for option in found:
+            value: Any = whole
+            for name in option.path.removeprefix(f"{choice}.").split("."):
+                value = option.default if value is None else value[name]
+            assert option.default == value, option.path
 
 
 @pytest.mark.parametrize("group", [group for group in GROUPS if group not in LISTS])

@@ -82,15 +82,24 @@ def defaults(cls: type) -> dict[str, Any]:
 
 
 def options(cls: type, prefix: str, opened: Mapping[str, type] | None = None) -> Iterator[Option]:
-    """The options of a class, nested dataclasses opened up; `opened` says which class fills a field."""
-    opened = opened or {}
-    types, ranges, values = hints(cls), stated(cls), defaults(cls)
+    """The options of a class, nested dataclasses opened up; `opened` says which class fills a field.
+
+    Defaults are those of a `cls()`: what it gives a nested dataclass goes before that class's own.
+    """
+    return _options(cls, prefix, opened or {}, defaults(cls))
+
+
+def _options(cls: type, prefix: str, opened: Mapping[str, type], values: Mapping[str, Any]) -> Iterator[Option]:
+    types, ranges = hints(cls), stated(cls)
     for name, value in values.items():
-        inner = opened.get(name) or _dataclass_in(types[name])
-        if inner is None:
+        inner, declared = opened.get(name), _dataclass_in(types[name])
+        if inner is None and declared is None:
             yield Option(f"{prefix}.{name}", types[name], value, cls, ranges[name])
-        else:
+        elif inner is not None:
             yield from options(inner, f"{prefix}.{name}")
+        else:
+            own, given = defaults(declared), value if isinstance(value, dict) else {}
+            yield from _options(declared, f"{prefix}.{name}", {}, {each: given.get(each, own[each]) for each in own})
 
 
 def _dataclass_in(hint: Any) -> type | None:
