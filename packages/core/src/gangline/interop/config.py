@@ -38,10 +38,8 @@ _HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # OWNER/MODEL
 NEEDED = ("vocab_size", "dim", "layers", "heads", "kv_heads", "hidden")
 # What this architecture does not have: theirs -> the only value that means it is absent.
 ABSENT = {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu"}
-# The same of what older files say and none says today.
-ABSENT_BEFORE = {"rope_interleaved": False}
 # All that is looked at. What is beside it and not harmless is refused by its name.
-KNOWN = frozenset((*SAME.values(), *ABSENT, *ABSENT_BEFORE, *ROPE_FIELDS, *WINDOW_FIELDS))
+KNOWN = frozenset((*SAME.values(), *ABSENT, *ROPE_FIELDS, *WINDOW_FIELDS))
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:
@@ -126,7 +124,7 @@ def decoder_of(directory: str | Path, theirs: dict[str, Any]) -> DecoderConfig:
     what it cannot compute.
     """
     architecture = theirs["architectures"][0]
-    for key, value in (ABSENT | ABSENT_BEFORE).items():
+    for key, value in ABSENT.items():
         if theirs.get(key, value) != value:
             raise UserError(
                 f"{directory} holds a model with {key}={theirs[key]}.", f"gangline's decoder has only {key}={value}."

@@ -24,7 +24,7 @@ HARMLESS = frozenset(
     )
 )
 # What would say something if it had another value.
-OFF = {"is_encoder_decoder": False, "add_cross_attention": False, "tie_encoder_decoder": False}
+OFF = dict.fromkeys(("is_encoder_decoder", "add_cross_attention", "tie_encoder_decoder", "rope_interleaved"), False)
 
 
 def refuse_unknown(directory: str | Path, theirs: Mapping[str, Any], asked: Collection[str]) -> None:
