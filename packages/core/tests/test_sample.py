@@ -305,6 +305,16 @@ def test_a_file_of_prompts_that_cannot_be_read_is_refused(tmp_path, name, conten
         read_prompts(tmp_path / name)
 
 
+def test_a_prompt_ends_at_a_line_feed_alone(tmp_path):
+    """What else `str.splitlines` cuts at may stand in a text, and unescaped in JSON."""
+    said = "a\u2028b\u0085c\x0cd"
+    (tmp_path / "said.txt").write_bytes(f"{said}\r\ntwo\n".encode())
+    assert read_prompts(tmp_path / "said.txt") == [said, "two"]
+    said = said.replace("\x0c", "")
+    (tmp_path / "said.jsonl").write_bytes(json.dumps({"prompt": said}, ensure_ascii=False).encode())
+    assert read_prompts(tmp_path / "said.jsonl") == [said]
+
+
 def test_the_command_refuses_with_code_2_and_no_traceback(tmp_path, capsys):
     assert main(["sample", str(tmp_path / "absent")]) == 2
     assert "there is no run directory" in capsys.readouterr().err

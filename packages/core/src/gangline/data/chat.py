@@ -1,7 +1,7 @@
 """Conversations as text: a tokenizer's own chat template.
 
-A template is Jinja as transformers renders it: in a sandbox that changes nothing, with `messages`,
-`add_generation_prompt`, the special tokens of tokenizer_config.json and `raise_exception`; it is not told the date, for
+A template is Jinja as transformers renders it: in a sandbox that changes nothing, with `messages`, no `tools` and no
+`documents`, `add_generation_prompt`, the tokenizer's special tokens and `raise_exception`; it is not told the date, for
 another day would make other tokens of the same text.
 """
 
@@ -10,8 +10,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
+from gangline.data.special_tokens import CONFIG, read_object, special_tokens
 from gangline.errors import UserError
+
+Spans = tuple[tuple[int, int], ...]  # [start, stop) of letters
 
 
 class TemplateRefusal(Exception):
@@ -21,7 +25,7 @@ class TemplateRefusal(Exception):
 class ChatTemplate:
     """One template. special: names of special tokens, such as bos_token, and the words for them.
 
-    Raises UserError where it is none.
+    marks: whether it marks the assistant's answers by `{% generation %}`. Raises UserError where it is none.
     """
 
     def __init__(self, source: str, special: dict[str, str], name: str) -> None:
@@ -29,10 +33,11 @@ class ChatTemplate:
             from jinja2 import TemplateError
             from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-            from gangline.data.chat_tags import GenerationTag
+            from gangline.data.chat_tags import MARK, GenerationTag
         except ImportError as error:
             raise UserError("chat templates need jinja2.", "", "pip install 'gangline[chat]'") from error
         self.source, self.name, self.special, self._error = source, name, special, TemplateError
+        self._mark = MARK
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
         )
@@ -42,23 +47,49 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise UserError(f"{name} is no chat template.", str(error)) from error
+        tag = environment.extensions[GenerationTag.identifier]
+        self.marks = isinstance(tag, GenerationTag) and tag.seen
 
     def render(self, messages: list[dict[str, Any]], prompt: bool = False) -> str:
         """The conversation as text; `prompt`: up to where the assistant's next answer begins.
 
         Raises TemplateRefusal where the template does not take it.
         """
+        return self._render(messages, prompt, {})
+
+    def marked(self, messages: list[dict[str, Any]]) -> tuple[str, Spans]:
+        """The conversation as text, and where in it the answers are that the template marks. Raises TemplateRefusal."""
+        mark, text, spans = uuid4().hex, "", []
+        for number, part in enumerate(self._render(messages, False, {self._mark: mark}).split(mark)):
+            if number % 2:
+                spans.append((len(text), len(text) + len(part)))
+            text += part
+        if text != self.render(messages):
+            raise TemplateRefusal("the template does something with the answers that it marks")
+        return text, tuple(spans)
+
+    def _render(self, messages: list[dict[str, Any]], prompt: bool, more: dict[str, str]) -> str:
+        said = {**self.special, **more}
         try:
-            return self._template.render(messages=messages, add_generation_prompt=prompt, **self.special)
-        except self._error as error:
-            raise TemplateRefusal(str(error)) from error
+            return self._template.render(
+                messages=messages, tools=None, documents=None, add_generation_prompt=prompt, **said
+            )
+        except Exception as error:  # a template is a program of others: whatever it raises, it does not take this
+            known = isinstance(error, self._error)
+            raise TemplateRefusal(str(error) if known else f"{type(error).__name__}: {error}") from error
 
     def _raise(self, message: str) -> None:
         raise self._error(message)
 
 
-def _tojson(value: Any, indent: int | None = None, **asked: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def template_of(tokenizer: str | None, template: str | None = None) -> ChatTemplate:
@@ -66,36 +97,29 @@ def template_of(tokenizer: str | None, template: str | None = None) -> ChatTempl
 
     tokenizer: path of the tokenizer.json; None: text is bytes, and no template lies beside them.
     """
-    config: dict[str, Any] = {}
     beside = None if tokenizer is None else Path(tokenizer).expanduser().parent
-    try:
-        if beside is not None and (beside / "tokenizer_config.json").exists():
-            config = json.loads((beside / "tokenizer_config.json").read_bytes())
-        if template is not None:
-            return ChatTemplate(Path(template).expanduser().read_text(), _special(config), template)
-        if beside is not None and (beside / "chat_template.jinja").exists():
-            path = beside / "chat_template.jinja"
-            return ChatTemplate(path.read_text(), _special(config), str(path))
-    except (OSError, ValueError) as error:
-        raise UserError("the chat template cannot be read.", str(error)) from error
-    found = config.get("chat_template")
+    special = {} if beside is None else special_tokens(beside)
+    file = None if beside is None else beside / "chat_template.jinja"
+    if template is not None:
+        return ChatTemplate(_text(Path(template).expanduser()), special, template)
+    if file is not None and file.exists():
+        return ChatTemplate(_text(file), special, str(file))
+    found = None if beside is None else read_object(beside / CONFIG).get("chat_template")
     if isinstance(found, list):  # several by name
         found = next((one.get("template") for one in found if one.get("name") == "default"), None)
-    if beside is not None and isinstance(found, str):
-        return ChatTemplate(found, _special(config), str(beside / "tokenizer_config.json"))
+    if isinstance(found, str):
+        return ChatTemplate(found, special, f"{beside}/{CONFIG}")
     raise UserError(
         f"{tokenizer or 'text of bytes'} has no chat template.",
         "It lies beside a tokenizer.json, as chat_template.jinja or in tokenizer_config.json.",
     )
 
 
-def _special(config: dict[str, Any]) -> dict[str, str]:
-    """bos_token and the like, which are words or objects with their content."""
-    found = {}
-    for name, value in config.items():
-        if name.endswith("_token") and value is not None and not isinstance(value, bool):
-            found[name] = value["content"] if isinstance(value, dict) else str(value)
-    return found
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError("the chat template cannot be read.", f"{path}: {error}") from error
 
 
 def messages_of(value: Any, where: str) -> list[dict[str, Any]]:

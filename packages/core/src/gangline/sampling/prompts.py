@@ -20,10 +20,11 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     Raises UserError that names the line.
     """
     try:
-        lines = Path(path).expanduser().read_text().splitlines()
+        text = Path(path).expanduser().read_bytes().decode()
     except (OSError, ValueError) as error:
         raise UserError(f"--prompts {path} cannot be read.", str(error)) from error
     of_json = is_lines(str(path))
+    lines = [line.removesuffix("\r") for line in text.split("\n")]  # `splitlines` also cuts at what JSON may hold
     found = [_prompt(line, f"{path}:{n}") if of_json else line for n, line in enumerate(lines, 1) if line.strip()]
     if not found:
         raise UserError(f"--prompts {path} has no prompt in it.", "A prompt is a line, of a .jsonl a line of JSON.")

@@ -1,0 +1,40 @@
+"""The tokens that a tokenizer has names for, bos_token and the like, as the files beside it say. Torch-free."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gangline.errors import UserError
+
+CONFIG, MAP = "tokenizer_config.json", "special_tokens_map.json"
+
+
+def special_tokens(directory: Path) -> dict[str, str]:
+    """Name -> word: those of tokenizer_config.json, and those of special_tokens_map.json as transformers takes them.
+
+    A config that lists its added tokens says all; where it does not, the map is heard before it. Raises UserError for
+    a file that cannot be read.
+    """
+    config = read_object(directory / CONFIG)
+    said = config if "added_tokens_decoder" in config else {**config, **read_object(directory / MAP)}
+    found = {}
+    for name, value in said.items():
+        word = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(word, str):
+            found[name] = word
+    return found
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object of a file, empty where there is no such file. Raises UserError for what is none."""
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read.", str(error)) from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} cannot be read.", "It is no JSON object.")
+    return content

@@ -1,0 +1,93 @@
+"""Chat templates: what transformers renders, and what a template that fails comes to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from gangline.data import ChatTemplate, TemplateRefusal, template_of
+from gangline.errors import UserError
+
+ASKED = [{"role": "user", "content": "b < a?"}]
+
+
+def of(source: str) -> ChatTemplate:
+    return ChatTemplate(source, {}, "mine")
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    def write(template: str, special_map: dict | None = None, **config) -> Path:
+        made = Tokenizer(models.WordLevel({"a": 0, "<s>": 1}, unk_token="a"))
+        made.save(str(tmp_path / "tokenizer.json"))
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, **config}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        if special_map is not None:
+            (tmp_path / "special_tokens_map.json").write_text(json.dumps(special_map))
+        return tmp_path / "tokenizer.json"
+
+    return write
+
+
+LISTED = {"1": {"content": "<s>", "special": True}}
+CASES = {
+    "tools": (
+        "{{ tools is not none }}{{ documents is not none }}{{ tools is defined }}",
+        None,
+        {},
+    ),
+    "json": ("{{ {'b': 1, 'a': '<é'} | tojson(sort_keys=true, separators=(',', ':')) }}", None, {}),
+    "ascii": ("{{ 'é' | tojson(ensure_ascii=true) }}{{ [1] | tojson(indent=2) }}", None, {}),
+    "in the map alone": ("{{ bos_token }}", {"bos_token": "<s>"}, {}),
+    "in the map as an object": ("{{ bos_token }}", {"bos_token": {"content": "<s>"}}, {}),
+    "in both": ("{{ bos_token }}", {"bos_token": "<s>"}, {"bos_token": "a"}),
+    "listed": ("{{ bos_token }}", {"bos_token": "a"}, {"bos_token": "<s>", "added_tokens_decoder": LISTED}),
+    "scope": ("{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}", None, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_template_renders_as_by_transformers(tokenizer, case):
+    transformers = pytest.importorskip("transformers")
+    template, special_map, config = CASES[case]
+    path = tokenizer(template, special_map, **config)
+    theirs = transformers.AutoTokenizer.from_pretrained(path.parent).apply_chat_template(ASKED, tokenize=False)
+    assert template_of(str(path)).render(ASKED) == theirs
+
+
+def test_whatever_a_template_raises_is_its_refusal():
+    for source, told in (
+        ("{{ messages[0]['content'] + 1 }}", "TypeError"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ raise_exception('roles must alternate') }}", "^roles must alternate$"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+    ):
+        with pytest.raises(TemplateRefusal, match=told):
+            of(source).render(ASKED)
+
+
+def test_marked_answers_are_found_in_the_text():
+    source = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}> {% generation %}{{ m.content }}.{% endgeneration %}\n\n"
+        "{% else %}{{ m.content }}\n\n{% endif %}{% endfor %}"
+    )
+    template, said = of(source), [*ASKED, {"role": "assistant", "content": "no"}]
+    text, answers = template.marked([*said, *said])
+    assert template.marks
+    assert text == template.render([*said, *said])
+    assert [text[start:stop] for start, stop in answers] == ["no.", "no."]
+    assert not of("{# {% generation %} #}x").marks
+    with pytest.raises(TemplateRefusal, match="marks"):
+        of("{% set x %}{% generation %} a{% endgeneration %}{% endset %}{{ x | trim }}").marked(ASKED)
+
+
+def test_files_beside_a_tokenizer_that_are_spoilt_are_refused(tokenizer):
+    path = tokenizer("x", bos_token={"no": "content"})
+    assert template_of(str(path)).special == {}
+    for content in ("[1]", "{", "\xff"):
+        (path.parent / "tokenizer_config.json").write_bytes(content.encode("latin-1"))
+        with pytest.raises(UserError, match="cannot be read"):
+            template_of(str(path))
