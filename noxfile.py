@@ -106,7 +106,7 @@ def tests(session: nox.Session, package: str) -> None:
     if package != "core" and not session.posargs:
         install(session, "--exact", *(f"-epackages/{name}" for name in both))
         session.run("gangline", "plugins")
-        session.run("python", "-c", IMPORT_ALL.format(name=f"gangline_{package.replace('-', '_')}"))
+        session.run("python", "-c", IMPORT_ALL.format(distribution=f"gangline-{package}"))
     install(session, *editable(*both), *extras(package), "pytest-xdist")
     session.run(*PYTEST, *SPREAD, f"packages/{package}/tests", *session.posargs)
 
@@ -187,14 +187,23 @@ def everything() -> list[str]:
     return [*editable(*PACKAGES), *(extra for package in PACKAGES for extra in extras(package)), "pytest-xdist"]
 
 
+# Every module imports with what its package needs; one that speaks for an extra may want that, and nothing else.
 IMPORT_ALL = """
-import importlib, pkgutil
-package = importlib.import_module("{name}")
-every = pkgutil.walk_packages(package.__path__, "{name}.")
-found = [module.name for module in every if module.name != "{name}.testing"]  # suites need pytest
+import importlib, importlib.metadata, pkgutil, re
+extras = [one for one in importlib.metadata.requires("{distribution}") or () if "extra ==" in one]
+extras = [re.match(r"[\\w.-]+", one)[0].lower() for one in extras]
+name = "{distribution}".replace("-", "_")
+package = importlib.import_module(name)
+every = pkgutil.walk_packages(package.__path__, name + ".")
+found = [module.name for module in every if module.name != name + ".testing"]  # suites need pytest
 for module in found:
-    importlib.import_module(module)
-print(f"{{len(found)}} modules of {name} import")
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if not any(extra.split("-")[0] == error.name.split(".")[0] for extra in extras):
+            raise
+        print(f"{{module}} wants the extra that brings {{error.name}}")
+print(f"{{len(found)}} modules of {{name}} import")
 """
 
 RELEASED = """
