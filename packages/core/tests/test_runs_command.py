@@ -19,6 +19,7 @@ from gangline.ending import RunEnding, write_ending
 from gangline.errors import UserError
 from gangline.events import Events
 from gangline.record import StepRecord
+from gangline.run_lock import RunLock
 from gangline.rundir import RunDirectory
 from gangline.runs import summaries
 
@@ -211,3 +212,36 @@ def test_differences_of_runs_with_other_parts() -> None:
     one = {"parts": {"optimizer": "adamw"}, "optimizer": {"eps": 1e-8}, "run": {"dir": "a", "seed": 1}}
     two = {"parts": {"optimizer": "muon"}, "optimizer": {"eps": 1e-8, "momentum": 0.9}, "run": {"dir": "b", "seed": 1}}
     assert differences([one, two]) == {"optimizer": ["adamw", "muon"], "optimizer.momentum": [None, 0.9]}
+
+
+def test_compare_says_what_it_cannot_read_or_write(tmp_path: Path) -> None:
+    phases = {"collective": [0.1, 0.2]}
+    one, two = made(tmp_path / "one"), made(tmp_path / "two")
+    file = one / "metrics.jsonl"
+    file.write_text(record(1, 2.0, rank_phases=phases).to_json() + "\n")
+    with pytest.raises(UserError, match="is a list of numbers") as refused:
+        compare([str(one), str(two), "--metric", "rank_phases/collective"])
+    assert "rank_phases" not in "".join(refused.value.details)
+    with pytest.raises(UserError, match="two or more run directories"):
+        compare([str(one)])
+    with pytest.raises(UserError, match="cannot be written"):
+        compare([str(one), str(two), "--picture", str(tmp_path / "none" / "x.svg")])
+    file.write_text('{"step": 1, "loss": 2.0}\n')
+    with pytest.raises(UserError, match="another version"):
+        compare([str(one), str(two)])
+    file.write_bytes(record(1, 2.0).to_json().encode()[:-1] + b', "notes": ["\xff"]}\n')
+    with pytest.raises(UserError, match="is damaged"):
+        compare([str(one), str(two)])
+
+
+def test_a_run_lives_also_where_the_kernel_names_another_device(tmp_path: Path, monkeypatch) -> None:
+    """As on btrfs and overlayfs; the same number of another file system's file is no run's."""
+    run = made(tmp_path / "a", reason=None)
+    lock, locks = RunLock(run), tmp_path / "locks"
+    monkeypatch.setattr("gangline.run_lock.LOCKS", locks)
+    line = "7: FLOCK  ADVISORY  WRITE {pid} ff:1e:{inode} 0 EOF\n"
+    lock.take()
+    locks.write_text(line.format(pid=os.getpid(), inode=(run / ".lock").stat().st_ino))
+    assert summaries(tmp_path)[0].state == "running"
+    lock.release()
+    assert summaries(tmp_path)[0].state == "killed"

@@ -23,7 +23,7 @@ Curve = list[tuple[float, float]]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the differences and the curves; write the picture. Raises UserError for a picture of another kind."""
+    """Print the differences and the curves; write the picture. Raises UserError for what it cannot read or write."""
     parser = argparse.ArgumentParser(
         prog="gangline compare", description="What differs between runs, and their curves side by side."
     )
@@ -35,20 +35,28 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(list(argv))
     if options.picture and Path(options.picture).suffix not in (".svg", ".png"):
         raise UserError(f"--picture={options.picture} must end with .svg or .png.")
+    if len(options.runs) < 2:
+        raise UserError("gangline compare takes two or more run directories.", f"Only {options.runs[0]} is given.")
     names = _short(options.runs)
     different = differences([RunDirectory.open(path).content() for path in options.runs])
     found = [curve(path, options.metric, options.over) for path in options.runs]
+    if options.picture:
+        _write(Path(options.picture), picture(names, found, options.metric, options.over))
     if options.json:
         print(json.dumps(plain({"runs": options.runs, "options": different, options.metric: found}), allow_nan=False))
         return 0
     _print_differences(names, different)
     _print_curves(names, found, options.metric, options.over)
     if options.picture:
-        drawn = picture(names, found, options.metric, options.over)
-        file = Path(options.picture)
-        file.write_bytes(drawn.png()[2] if file.suffix == ".png" else drawn.svg().encode())
-        print(f"\n{file}")
+        print(f"\n{options.picture}")
     return 0
+
+
+def _write(file: Path, drawn: Figure) -> None:
+    try:
+        file.write_bytes(drawn.png()[2] if file.suffix == ".png" else drawn.svg().encode())
+    except OSError as error:
+        raise UserError(f"{file} cannot be written.", error.strerror or str(error)) from error
 
 
 def differences(contents: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -61,25 +69,43 @@ def differences(contents: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
 
 def curve(run_dir: str | Path, metric: str, over: str) -> Curve:
     """(place along the axis, value) of each step that has the number. Raises UserError where no step does."""
-    path = Path(run_dir) / "metrics.jsonl"
-    records = read_records(path) if path.exists() else []
     found: Curve = []
     known: set[str] = set()
+    lists: set[str] = set()
     tokens, began = 0, 0.0
-    fields = StepRecord.__dataclass_fields__
-    for line in records:
-        record = StepRecord(**{key: value for key, value in line.items() if key in fields})
+    records = _records(Path(run_dir) / "metrics.jsonl")
+    for record in records:
         tokens += record.tokens
         began = began or record.time - record.step_seconds
-        values = numbers(record)
-        known |= set(values)
-        if metric in values and not isinstance(values[metric], list):
-            along = {"step": float(record.step), "tokens": float(tokens), "hours": (record.time - began) / 3600}
-            found.append((along[over], float(values[metric])))  # type: ignore[arg-type]
+        for name, value in numbers(record).items():
+            if isinstance(value, list):
+                lists.add(name)
+                continue
+            known.add(name)
+            if name == metric:
+                along = {"step": float(record.step), "tokens": float(tokens), "hours": (record.time - began) / 3600}
+                found.append((along[over], float(value)))
     if records and not found:
         more = f"There are: {', '.join(sorted(known))}."
+        if metric in lists:
+            raise UserError(f"{metric} is a list of numbers in every step of {run_dir}, and no curve.", more)
         raise UserError(f"no step of {run_dir} has the number {metric!r}.", near(metric, sorted(known)), more)
     return found
+
+
+def _records(path: Path) -> list[StepRecord]:
+    """Raises UserError for a file that cannot be read, or is of another version."""
+    fields = StepRecord.__dataclass_fields__
+    try:
+        lines = read_records(path) if path.exists() else []
+        return [StepRecord(**{key: value for key, value in line.items() if key in fields}) for line in lines]
+    except OSError as error:
+        raise UserError(f"{path} cannot be read.", error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is damaged.", f"It is not UTF-8: {error}.") from error
+    except TypeError as error:
+        why = str(error).replace("StepRecord.__init__()", "a line")
+        raise UserError(f"{path} was written by another version of gangline.", f"{why}.") from error
 
 
 def picture(names: Sequence[str], curves: Sequence[Curve], metric: str, over: str) -> Figure:
@@ -112,7 +138,7 @@ def picture(names: Sequence[str], curves: Sequence[Curve], metric: str, over: st
 
 def _print_differences(names: Sequence[str], different: dict[str, list[Any]]) -> None:
     if not different:
-        print("Their configurations are the same." if len(names) > 1 else "")
+        print("Their configurations are the same.")
         return
     table = _table("option", names)
     for key, row in different.items():
