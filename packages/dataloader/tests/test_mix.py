@@ -101,6 +101,10 @@ def test_a_run_longer_than_its_capped_sources_is_refused_with_the_numbers(stores
     assert f"ends after {end} samples, and this run reads 400000" in said(run)
     assert f"run.steps={end // 4}" in said(run)
     assert said(run_of(stores, *settings, f"run.steps={end // 4}")) == ""
+    ramp = f"batch.ramp={{1: {end // 2}}}"
+    most = end // 2 + (end - end // 2) // 4
+    assert f"run.steps={most}," in said(run_of(stores, *settings, ramp))
+    assert said(run_of(stores, *settings, ramp, f"run.steps={most}")) == ""
     assert source.sample(end - 1)["tokens"].shape == (17,)
     with pytest.raises(UserError, match=f"ends after {end}"):
         source.sample(end)

@@ -6,6 +6,7 @@ proportion, each sequence once: where one store has no more, the others share it
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -180,6 +181,11 @@ def _known(given: Mapping[str, Any], names: Any, option: str, whole: bool = True
         raise UserError(f"{option} does not name {', '.join(missing)}.", "A source that has no part has the weight 0.")
 
 
+def _steps_within(run: Run, samples: int) -> int:
+    """The most steps that read no more than so many samples."""
+    return bisect.bisect_right(range(samples + 2), samples, key=run.batch.cursor_after) - 1
+
+
 def problems(config: MixConfig, run: Run) -> list[Problem]:
     """What can be refused before a process starts; reads manifests, no tokens."""
     if not config.sources:
@@ -195,12 +201,13 @@ def problems(config: MixConfig, run: Run) -> list[Problem]:
             return [error.problem()]
         wanted = run.batch.cursor_after(run.steps)
         if split == "train" and order.end is not None and order.end < wanted:
+            ramp = f", batch.ramp={run.batch.ramp}" if run.batch.ramp else ""
             found.append(
                 Problem(
                     f"data=mix ends after {order.end} samples, and this run reads {wanted}.",
-                    f"run.steps={run.steps} x batch.global_size={run.batch.global_size}; every source that has a "
+                    f"run.steps={run.steps}, batch.global_size={run.batch.global_size}{ramp}; every source that has a "
                     "weight there is used up after its data.epochs.",
-                    f"run.steps={max(1, order.end // run.batch.global_size)}, or larger data.epochs.",
+                    f"run.steps={max(1, _steps_within(run, order.end))}, or larger data.epochs.",
                 )
             )
         vocabulary = parts[0].store.vocab_size
