@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Sequence
 
@@ -85,8 +86,8 @@ def _words(parser: argparse.ArgumentParser) -> None:
 def _at_least(least: float, kind: type):
     def parse(text: str) -> float:
         value = kind(text)
-        if not value >= least:
-            raise argparse.ArgumentTypeError(f"{text} is less than {least}")
+        if not least <= value < math.inf:
+            raise argparse.ArgumentTypeError(f"{text} is not a finite number of at least {least}")
         return value
 
     parse.__name__ = kind.__name__  # argparse names it in its message

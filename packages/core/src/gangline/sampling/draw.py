@@ -16,7 +16,7 @@ from gangline.sampling.options import Sampling
 def draw(logits_BV: Tensor, sampling: Sampling, numbers_B: Tensor, step: int) -> list[int]:
     """The token of each row. numbers_B: int64, which text a row is of; step: how many tokens it has.
 
-    Raises UserError where a logit is not a number.
+    Raises UserError where a logit or a probability is not a number.
     """
     logits_BV = logits_BV.double().cpu()
     if logits_BV.isnan().any():
@@ -24,6 +24,12 @@ def draw(logits_BV: Tensor, sampling: Sampling, numbers_B: Tensor, step: int) ->
     if sampling.temperature == 0:
         return logits_BV.argmax(-1).tolist()
     p_BV = _probabilities(logits_BV / sampling.temperature, sampling)
+    if p_BV.isnan().any():  # an infinite logit, or one that such a small temperature makes infinite
+        raise UserError(
+            f"the probabilities at temperature {sampling.temperature:g} are not numbers.",
+            "A logit is infinite, or becomes so when it is divided by the temperature.",
+            "A temperature of 0 takes the likeliest token.",
+        )
     up_to_BV = p_BV.cumsum(-1)
     place_B1 = uniforms(sampling.seed, step, numbers_B, "token").double()[:, None] * up_to_BV[:, -1:]
     # The first token whose cumulated probability is above the place: never one of probability 0.

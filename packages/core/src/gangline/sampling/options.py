@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -33,8 +34,8 @@ class Sampling:
     ends: frozenset[int] = field(default_factory=frozenset)
 
     def __post_init__(self) -> None:
-        if self.tokens < 0 or not self.temperature >= 0:
-            raise ValueError(f"tokens={self.tokens} and temperature={self.temperature} must not be negative")
+        if self.tokens < 0 or not 0 <= self.temperature < math.inf:
+            raise ValueError(f"tokens={self.tokens} and temperature={self.temperature} must be finite and not negative")
         if self.top_k is not None and self.top_k < 1:
             raise ValueError(f"top_k={self.top_k} is no number of tokens to draw from")
         if self.top_p is not None and not 0 < self.top_p <= 1:

@@ -147,7 +147,7 @@ def load_model(
     tree, plan = compose_model(run)
     model = construct(tree)
     bind_folds(model, plan, Solo)
-    materialise(model, plan, device=device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    materialise(model, plan, device=_device(device))
     whole = {name: tensor for name, tensor in model.state_dict().items() if plan.owner(name) == name}
     arrays = weights_under(weights, kept.arrays(id), whole)
     shards = [
@@ -157,6 +157,19 @@ def load_model(
     layouts = {shard.name: Layout(shard.global_shape, str(shard.dtype).removeprefix("torch.")) for shard in shards}
     kept.load(id, shards, Registry.of(Mesh.of({}), layouts))
     return model
+
+
+def _device(name: str | None) -> torch.device:
+    """By default a GPU where there is one. Raises UserError for a device that is not here."""
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch says it in all three
+        choices = ["cpu"] + [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+        raise UserError(f"device {name} is not here.", f"Devices: {', '.join(choices)}.") from error
+    return device
 
 
 @torch.no_grad()

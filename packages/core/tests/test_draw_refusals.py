@@ -1,0 +1,36 @@
+"""What a token cannot be drawn from is refused; it never becomes the last token of the vocabulary."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gangline.cli.main import main
+from gangline.errors import UserError
+from gangline.sampling.draw import draw
+from gangline.sampling.options import Sampling
+from gangline.testing.sessions import trained
+
+
+@pytest.mark.parametrize(("logits", "temperature"), [([5.0, 1.0, 0.0], 1e-320), ([torch.inf, 1.0, 0.0], 1.0)])
+def test_probabilities_that_are_no_numbers(logits: list[float], temperature: float) -> None:
+    with pytest.raises(UserError, match="probabilities"):
+        draw(torch.tensor([logits]), Sampling(tokens=1, temperature=temperature), torch.tensor([0]), 0)
+
+
+@pytest.mark.parametrize("temperature", [float("inf"), float("nan"), -1.0])
+def test_a_temperature_is_finite(temperature: float) -> None:
+    with pytest.raises(ValueError, match="finite"):
+        Sampling(tokens=1, temperature=temperature)
+    with pytest.raises(SystemExit) as ended:
+        main(["sample", "run", "--temperature", str(temperature)])
+    assert ended.value.code == 2
+
+
+def test_a_device_that_is_not_here(tmp_path: Path, capsys) -> None:
+    assert trained(tmp_path / "run", "run.steps=2") == 0
+    for device in ("gpu", "cuda:99"):
+        assert main(["sample", str(tmp_path / "run"), "--device", device]) == 2
+        assert f"device {device} is not here" in capsys.readouterr().err
