@@ -67,14 +67,23 @@ def tokenizer(folder: Path) -> None:
 
 KINDS = {
     "chat": ("data=chat", "data.path=chats.jsonl"),
+    "chat with experts": (
+        "data=chat",
+        "data.path=chats.jsonl",
+        "moe=on",
+        "moe/router=softmax",
+        "moe.router.z_loss=0.1",
+        "moe.router.sequence_loss=0.1",
+    ),
     "preferences": ("data=preferences", "data.path=pairs.jsonl", "dpo=on"),
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_axis_learns_what_one_process_does(runs, kind):
-    runs.train(f"run.dir={kind}", *KINDS[kind])
-    wanted = runs.records(kind)
+    whole = kind.replace(" ", "-")
+    runs.train(f"run.dir={whole}", *KINDS[kind])
+    wanted = runs.records(whole)
     assert wanted[0]["loss"] > wanted[-1]["loss"], "nothing was learnt"
     for name, layout in LAYOUTS.items():
         place = f"{kind} {name}".replace(" ", "-")
@@ -86,6 +95,15 @@ def test_every_axis_learns_what_one_process_does(runs, kind):
             assert ours["tokens"] == theirs["tokens"]
             if kind == "preferences":
                 assert ours["metrics"]["dpo_pairs"] == theirs["metrics"]["dpo_pairs"] == 8
+
+
+def test_a_loss_over_tokens_beside_one_over_pairs_is_refused(runs):
+    """Of a pair one target counts: the others would weigh nothing."""
+    router = ("moe=on", "moe/router=softmax")
+    for what in ("z_loss", "sequence_loss", "step_loss"):
+        said = runs.refused("run.dir=no", *KINDS["preferences"], *router, f"moe.router.{what}=0.01")
+        assert "dpo=on cannot be had beside the loss that blocks.0.feed_forward.router adds" in said, said
+    runs.train("run.dir=experts", *KINDS["preferences"], "moe=on", "moe.router.sequence_loss=0", "run.steps=1")
 
 
 @pytest.mark.nightly

@@ -12,6 +12,7 @@ from gangline_moe.routers.base import Choice
 from gangline_moe.routers.config import Sigmoid, Softmax
 
 B, T, E, K = 3, 5, 4, 2
+ALL = torch.ones(B, T, dtype=torch.bool)
 
 
 def choice_of():
@@ -29,23 +30,25 @@ def test_the_loss_over_a_sequence():
         for i in range(E):
             f = E / (K * T) * (choice.expert_Nk[own] == i).sum()
             want += T * f * choice.prob_NE[own, i].mean()
-    torch.testing.assert_close(sequence_loss(choice, B), torch.as_tensor(want))
+    torch.testing.assert_close(sequence_loss(choice, ALL), torch.as_tensor(want))
 
 
 def test_an_even_load_has_the_least_loss():
     """T for each sequence, and for the whole batch E · 1/E for each token."""
     even = torch.full((4, E), 1 / E, dtype=torch.float64)
     choice = Choice(torch.tensor([[0, 1], [2, 3], [0, 1], [2, 3]]), even[:, :2], even, even)
-    assert float(sequence_loss(choice, 1)) == pytest.approx(4)
-    assert float(step_loss(even, even[0])) == pytest.approx(4)
+    assert float(sequence_loss(choice, ALL[:1, :4])) == pytest.approx(4)
+    assert float(step_loss(even, even[0], ALL.view(-1)[:4])) == pytest.approx(4)
     assert float(entropy(even)[0]) == pytest.approx(torch.tensor(4.0).log())
 
 
 def test_the_loss_with_the_last_steps_shares_and_of_large_logits():
     choice, share = choice_of(), torch.tensor([0.5, 0.25, 0.25, 0.0])
     want = sum(E * share[i] * choice.prob_NE[n, i] for n in range(B * T) for i in range(E))
-    torch.testing.assert_close(step_loss(choice.prob_NE, share), want)
-    torch.testing.assert_close(z_loss(choice.logits_NE), choice.logits_NE.exp().sum(-1).log().square().sum())
+    torch.testing.assert_close(step_loss(choice.prob_NE, share, ALL.view(-1)), want)
+    torch.testing.assert_close(
+        z_loss(choice.logits_NE, ALL.view(-1)), choice.logits_NE.exp().sum(-1).log().square().sum()
+    )
 
 
 def test_losses_reach_the_router_and_are_told():
@@ -54,9 +57,24 @@ def test_losses_reach_the_router_and_are_told():
     _, told = collected(module, x)
     assert {"sequence_loss", "step_loss", "z_loss", "load", "entropy"} <= told.keys()
     choice = module.router(x)
-    torch.testing.assert_close(told["z_loss"], 0.3 * z_loss(choice.logits_NE).detach())
+    torch.testing.assert_close(told["z_loss"], 0.3 * choice.logits_NE.logsumexp(-1).square().sum().detach())
     module.eval()
     assert "z_loss" not in collected(module, x)[1]
+
+
+def test_tokens_whose_targets_do_not_count_weigh_nothing():
+    """Twice as much padding behind the same tokens: the losses are those of the tokens alone."""
+    router = Softmax(sequence_loss=0.1, step_loss=0.2, z_loss=0.3)
+    module, x = layer(router), x_of()
+    (B, T), names = x.shape[:2], ("sequence_loss", "step_loss", "z_loss")
+    _, alone = collected(module, x)
+    padded = torch.cat((x, torch.ones(B, 2 * T, x.shape[2], dtype=x.dtype)), 1)
+    counts = torch.arange(3 * T).expand(B, 3 * T) < T
+    _, told = collected(module, padded, loss_mask=counts)
+    for name in names:
+        torch.testing.assert_close(told[name], alone[name])
+    _, nothing = collected(module, padded, loss_mask=torch.zeros_like(counts))
+    assert [float(nothing[name]) for name in names] == [0, 0, 0]
 
 
 def test_after_a_step_the_bias_moves_against_the_load_and_the_shares_are_kept():

@@ -192,9 +192,9 @@ def test_a_router_that_is_not_a_number_is_seen(router):
     assert not all(finite)
 
 
-def collected(module, x):
+def collected(module, x, **surroundings):
     found = Collected()
-    with forward_context.frame(Frame(collected=found)):
+    with forward_context.frame(Frame(collected=found, **surroundings)):
         y = module(x)
     metrics = {name: value for (_, _, name), (value, _) in found.metrics.items()}
     return y, {**metrics, **{name: value for (_, _, name), value in found.losses.items()}}

@@ -42,6 +42,7 @@ class Frame:
 
     sample, document, position  the key of random draws, shaped like the hidden state's leading dims (B, T)
     inner                       the same three of all tokens, where modules between cut products see more of them
+    loss_mask                   (B, T) which tokens have a target that counts; None: nobody says
     coefficient                 d(objective)/d(term): loss scale / global token count, read in the backward pass
     over_sequence               differentiable sum over the ranks that hold the rest of the same sequences
     for_all_heads               of `for_all_heads`, where heads are cut
@@ -54,6 +55,7 @@ class Frame:
     document: Tensor | None = None
     position: Tensor | None = None
     inner: tuple[Tensor | None, Tensor | None, Tensor | None] | None = None
+    loss_mask: Tensor | None = None
     coefficient: float = 1.0
     collected: Collected | None = None
     over_sequence: Callable[[Tensor], Tensor] | None = None
@@ -154,8 +156,8 @@ def not_traced() -> None:
 def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:
     """Add `term` to the objective and give `hidden` back.
 
-    term: 0-d, a sum over this rank's own tokens; divided, as the loss is, by the step's global token count. It reaches
-    the objective through the backward pass of the `hidden` that is returned, so use that.
+    term: 0-d, a sum over this rank's own tokens that count (`loss_mask`); divided, as the loss is, by the step's global
+    count of them. It reaches the objective through the backward pass of the `hidden` that is returned, so use that.
     """
     current = _frame
     if current is None:
@@ -163,6 +165,14 @@ def emit_loss(hidden: Tensor, term: Tensor, name: str = "loss") -> Tensor:
     if current.collected is not None:
         current.collected.losses[(current.microbatch, _path, name)] = term.detach()
     return _add_term(hidden, term, current)
+
+
+def loss_mask(like: Tensor) -> Tensor:
+    """(B, T) bool: which tokens of `like` (B, T, D), hidden as a block is given it, have a target that counts."""
+    current = _frame
+    if current is None or current.loss_mask is None:
+        return torch.ones(like.shape[:2], dtype=torch.bool, device=like.device)
+    return current.loss_mask
 
 
 def emit_metric(name: str, value: Tensor, reduce: MetricReduce = "sum") -> None:

@@ -1,7 +1,9 @@
 """Losses that even the load of the experts, and the metrics that a layer with experts emits.
 
-All are means over tokens: a term is the sum over this rank's own tokens, which the strategy divides by the step's
-token count.
+All are means over the tokens whose targets count: a term is the sum over this rank's own, which the strategy divides by
+the step's count of them. So padding and what is only read (a prompt) weigh nothing. Metrics are of all tokens.
+
+B sequences of T tokens, N = B·T, E experts, k of them for a token
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gangline.forward_context import emit_loss, emit_metric, over_sequence
+from gangline.forward_context import emit_loss, emit_metric, loss_mask, over_sequence
 from gangline_moe.routers.base import Choice, Router
 
 
@@ -19,47 +21,50 @@ def balanced(hidden_BTD: Tensor, router: Router, choice: Choice, load_E: Tensor)
     load_E: how many (token, expert) pairs each expert got on this rank, before any is dropped.
     """
     node = router.node
-    if router.training:
+    if router.training and node.emits_loss():
+        counts_BT = loss_mask(hidden_BTD)
+        counts_N = counts_BT.reshape(-1)
         if node.sequence_loss:
-            term = node.sequence_loss * sequence_loss(choice, hidden_BTD.shape[0])
+            term = node.sequence_loss * sequence_loss(choice, counts_BT)
             hidden_BTD = emit_loss(hidden_BTD, term, "sequence_loss")
         if node.step_loss and router.share is not None:
-            term = node.step_loss * step_loss(choice.prob_NE, router.share)
+            term = node.step_loss * step_loss(choice.prob_NE, router.share, counts_N)
             hidden_BTD = emit_loss(hidden_BTD, term, "step_loss")
         if node.z_loss:
-            hidden_BTD = emit_loss(hidden_BTD, node.z_loss * z_loss(choice.logits_NE), "z_loss")
+            hidden_BTD = emit_loss(hidden_BTD, node.z_loss * z_loss(choice.logits_NE, counts_N), "z_loss")
     emit_metric("load", load_E, "sum")
     emit_metric("entropy", entropy(choice.prob_NE.detach()).mean(), "mean")
     return hidden_BTD
 
 
-def sequence_loss(choice: Choice, sequences: int) -> Tensor:
-    """Σ over sequences of t · Σ_i f_i P_i, t being the sequence's tokens on this rank.
+def sequence_loss(choice: Choice, counts_BT: Tensor) -> Tensor:
+    """Σ over sequences of t · Σ_i f_i P_i, t being the sequence's tokens on this rank that count.
 
-    f_i = E / (k T) · how often the sequence's T tokens chose expert i, P_i = its mean probability in the sequence
+    f_i = E / (k T) · how often the sequence's T tokens that count chose expert i, P_i = its mean probability for them
     (DeepSeek-V3, arXiv 2412.19437, equations 17 to 20). Both are of the whole sequence, a part of which this rank has.
     """
     E, k = choice.prob_NE.shape[1], choice.expert_Nk.shape[1]
-    prob_BTE = choice.prob_NE.view(sequences, -1, E)
-    own = prob_BTE.shape[1]
-    chosen_BE = prob_BTE.new_zeros(sequences, E + 1)
-    chosen_BE.scatter_add_(1, choice.expert_Nk.view(sequences, -1), prob_BTE.new_ones(()).expand(sequences, own * k))
-    parts = torch.cat((chosen_BE[:, :E], prob_BTE.sum(1), prob_BTE.new_full((sequences, 1), own)), 1)
-    whole = over_sequence(parts)
-    T = whole[:, -1:].detach()
-    f_BE, p_BE = whole[:, :E].detach() * E / (k * T), whole[:, E : 2 * E] / T
-    return own * (f_BE * p_BE).sum()
+    B = len(counts_BT)
+    prob_BTE = choice.prob_NE.view(B, -1, E)
+    weight_BT = counts_BT.to(prob_BTE.dtype)
+    chosen_BE = prob_BTE.new_zeros(B, E + 1)
+    chosen_BE.scatter_add_(1, choice.expert_Nk.view(B, -1), weight_BT.repeat_interleave(k, 1))
+    own_B1 = weight_BT.sum(1, keepdim=True)
+    whole = over_sequence(torch.cat((chosen_BE[:, :E], (prob_BTE * weight_BT[..., None]).sum(1), own_B1), 1))
+    T_B1 = whole[:, -1:].detach().clamp_min(1)
+    f_BE, p_BE = whole[:, :E].detach() * E / (k * T_B1), whole[:, E : 2 * E] / T_B1
+    return (own_B1 * f_BE * p_BE).sum()
 
 
-def step_loss(prob_NE: Tensor, share_E: Tensor) -> Tensor:
+def step_loss(prob_NE: Tensor, share_E: Tensor, counts_N: Tensor) -> Tensor:
     """Σ over tokens of E · Σ_i f_i p_i: the loss of Switch (arXiv 2101.03961, equations 4 to 6), whose shares f are of
     the whole batch, here of the last step's: this step's are known only when all of its microbatches are through."""
-    return prob_NE.shape[1] * (prob_NE @ share_E.to(prob_NE)).sum()
+    return prob_NE.shape[1] * (prob_NE @ share_E.to(prob_NE) * counts_N).sum()
 
 
-def z_loss(logits_NE: Tensor) -> Tensor:
+def z_loss(logits_NE: Tensor, counts_N: Tensor) -> Tensor:
     """Σ over tokens of (log Σ_i exp logit_i)² (ST-MoE, arXiv 2202.08906, equation 5)."""
-    return logits_NE.logsumexp(-1).square().sum()
+    return (logits_NE.logsumexp(-1).square() * counts_N).sum()
 
 
 def entropy(prob_NE: Tensor) -> Tensor:

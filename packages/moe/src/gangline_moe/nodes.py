@@ -46,6 +46,9 @@ class RouterNode(Node):
     def __post_init__(self) -> None:
         fitted(self, {"gate": (self.dim, self.experts)})
 
+    def emits_loss(self) -> bool:
+        return bool(self.sequence_loss or self.step_loss or self.z_loss)
+
     def activation_bytes(self, sizes: LocalSizes) -> int:
         """Scores of all experts, those of the chosen and which they are; the input, where the gate reads a copy."""
         N, E, k = sizes.tokens, self.experts, self.top_k

@@ -42,23 +42,21 @@ class Node(ABC):
     def products(self, sizes: LocalSizes, sequence_length: int) -> tuple[Product, ...] | None:
         """What a forward pass of `sizes.tokens` tokens multiplies, children left out and nothing cut, as shapes.
 
-        Together they come to `flops`: a node whose products do not is one that does not say. None: it does not.
-        """
+        Together they come to `flops`: a node whose products do not is one that does not say. None: it does not."""
         return of_shapes(self.shapes(), sizes.tokens)
 
     def activation_bytes(self, sizes: LocalSizes) -> int | None:
         """Bytes that the forward pass of a microbatch keeps for the backward pass on a rank, children left out.
 
-        An input that is kept counts, an output does not: that counts where it is read. None: the node does not say, and
-        who plans a run's memory guesses from its shapes.
+        An input that is kept counts, an output does not: that counts where it is read. None: guess from the shapes.
         """
         return None
 
     def communication_volume(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
         """What this module sends over folds, children left out; nothing where `sizes` has one rank for them.
 
-        For a module that is on a fold (`gangline.plan.Fold`) and communicates by itself through the Comm that `bind`
-        gave it: only the node knows what crosses. What a strategy sends for it (gradients) is not part of it.
+        For a module on a fold (`gangline.plan.Fold`) that communicates by itself through the Comm that `bind` gave it:
+        only the node knows what crosses. What a strategy sends for it (gradients) is not part of it.
         """
         return ()
 
@@ -71,15 +69,17 @@ class Node(ABC):
         return {}
 
     def decodes(self) -> Decoding | None:
-        """How this module, children left out, takes one more token of a text that it has seen the beginning of.
+        """How this module, children left out, takes one more token of a text. Of this very class's, as `seams` is.
 
         tokenwise  what it gives for a token depends on that token alone, and on what the batch says of it
         cached     it keeps what it needs of earlier tokens in `Batch.cache` (`gangline.model.cache`)
         None       it does not say, and all tokens of the text are computed again for each that is written
-
-        It counts for the `module` of this very class, as `seams` does.
         """
         return None
+
+    def emits_loss(self) -> bool:
+        """Whether this module, children left out, adds terms to the objective (`forward_context.emit_loss`)."""
+        return False
 
     def ties(self) -> dict[str, str]:
         """Parameters of this module that are another one of it: alias -> the name it is kept under."""

@@ -46,6 +46,7 @@ def frame_of(batch: Batch, microbatch: int, seed: int, collected: Collected | No
         sample=batch.sample[:, None].expand(batch.shape),
         document=batch.document,
         position=batch.position,
+        loss_mask=batch.loss_mask,
         collected=collected,
     )
 

@@ -94,6 +94,7 @@ class Reference:
             sample=batch.sample[:, None].expand(batch.shape),
             document=batch.document,
             position=batch.position,
+            loss_mask=batch.loss_mask,
             coefficient=coefficient,
             collected=collected,
         )

@@ -55,10 +55,19 @@ class DpoConfig(EditConfig):
     beta: PositiveFloat = 0.1  # how dear it is to leave the model that the run begins with
 
     def check(self, run: Run) -> list[Problem]:
-        if isinstance(run.data, PreferencesConfig):
+        if not isinstance(run.data, PreferencesConfig):
+            what = "dpo=on learns from pairs."
+            return [Problem(what, "The data of this run has none.", "data=preferences data.path=FILE")]
+        from gangline_finetune.dpo.edit import others
+
+        if not (path := others(run)):
             return []
         return [
-            Problem("dpo=on learns from pairs.", "The data of this run has none.", "data=preferences data.path=FILE")
+            Problem(
+                f"dpo=on cannot be had beside the loss that {path} adds.",
+                "It is a sum over tokens that count, of which a pair has just one: of the others it would see nothing.",
+                "Set the weights of what it adds to 0 (of a router sequence_loss, step_loss and z_loss).",
+            )
         ]
 
     def to_hugging_face(self, config: dict[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gangline import UserError
-from gangline.model import LossCall, Node, Plan, by_path, replaced
+from gangline.model import LossCall, Node, Plan, by_path, compose_model, nodes, replaced
 from gangline.strategy import calls
 from gangline_finetune.dpo.config import DpoConfig
 from gangline_finetune.dpo.nodes import DpoHeadNode
+
+if TYPE_CHECKING:
+    from gangline.config import Run
 
 
 def edit(tree: Node, plan: Plan, options: DpoConfig) -> tuple[Node, Plan, list[str]]:
@@ -17,3 +22,12 @@ def edit(tree: Node, plan: Plan, options: DpoConfig) -> tuple[Node, Plan, list[s
         raise UserError("dpo=on needs the log-likelihood of answers.", f"The head of this model computes {told}.")
     head = DpoHeadNode(inner=by_path(tree)[plan.head], beta=options.beta)
     return replaced(tree, plan.head, head), plan, [plan.head]
+
+
+def others(run: Run) -> str | None:
+    """The path of a module that adds a loss over tokens; None: there is none, or the run's model cannot be composed."""
+    try:
+        tree, _ = compose_model(run)
+    except UserError:
+        return None  # told by who asks for the model itself
+    return next((path for path, node in nodes(tree) if node.emits_loss()), None)

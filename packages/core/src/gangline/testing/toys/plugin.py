@@ -62,6 +62,9 @@ class LanesNode(Node):
     def shapes(self) -> dict[str, Shape]:
         return {"w_in": (self.lanes, self.width, self.dim), "w_out": (self.lanes, self.dim, self.width)}
 
+    def emits_loss(self) -> bool:
+        return self.penalty > 0
+
 
 def edit_lanes(tree: Node, plan: Plan, options: Lanes) -> tuple[Node, Plan, list[str]]:
     """Put a LanesNode in the place of every block's feed-forward."""
