@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from gangline.data import template_of
 from gangline.errors import UserError
 from gangline.interop.commands import export_run
 from gangline.interop.tokenizer_files import tokenizer_files
@@ -75,3 +76,12 @@ def test_weights_are_exported_when_the_tokenizer_is_gone(tmp_path, capsys):
     assert str(place / "tokenizer.json") in told
     assert "without a tokenizer" in told
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"config.json", "model.safetensors"}
+
+
+def test_a_spoilt_config_of_a_tokenizer_has_no_chat_template(tokenizer, tmp_path):
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text("[1]")
+    with pytest.raises(UserError, match=r"tokenizer_config\.json cannot be read"):
+        template_of(tokenizer)
+    config.write_text('{"bos_token": {"lstrip": false}, "chat_template": "x"}')
+    assert template_of(tokenizer).special == {}

@@ -109,3 +109,30 @@ def test_tasks_that_there_are_not_are_refused(here, capsys):
     for task, told in (("no_such_task_at_all", "has no task"), (str(here / "no.yaml"), "cannot be read")):
         assert main(["eval", str(here / "run"), "--tasks", task]) == 2
         assert told in capsys.readouterr().err
+
+
+def test_numbers_that_mean_nothing_are_refused(here, capsys):
+    for word, value in (("--batch", "0"), ("--batch", "-1"), ("--limit", "0"), ("--shots", "-1"), ("--batch", "x")):
+        with pytest.raises(SystemExit) as ended:
+            main(["eval", str(here / "run"), "--tasks", "own_choice", f"{word}={value}"])
+        assert ended.value.code == 2
+        assert f"{value} is no whole number" in capsys.readouterr().err
+
+
+def test_where_nothing_can_be_written_is_said_before_the_evaluation(here, capsys):
+    words = ["eval", str(here / "run"), "--tasks", str(here / "choice.yaml")]
+    assert main([*words, "--out", str(here / "nodir" / "x.json")]) == 2
+    assert "nodir is no directory" in capsys.readouterr().err
+
+
+def test_an_answer_longer_than_the_model_sees_is_refused_before_anything_is_computed(here):
+    from gangline import UserError
+    from gangline_finetune.evaluate.run_model import RunModel
+
+    model = RunModel(str(here / "run"))
+    most = model.max_length
+    ((whole, _),) = model._loglikelihood_tokens([(("", ""), [1], [5] * most)])
+    assert whole < 0
+    model.model = None
+    with pytest.raises(UserError, match=f"{most + 1} tokens is: 'too long'"):
+        model._loglikelihood_tokens([(("", "short"), [1], [5]), (("", "too long"), [1], [5] * (most + 1))])

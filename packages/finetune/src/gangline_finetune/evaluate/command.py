@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,15 +13,31 @@ from typing import Any
 from gangline import UserError
 
 
+def _positive(text: str) -> int:
+    return _whole(text, 1)
+
+
+def _not_negative(text: str) -> int:
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number of {least} or more")
+    return int(text)
+
+
 def main(argv: Sequence[str]) -> int:
     """Print lm-eval's table. Raises UserError for a run without a checkpoint and for tasks that there are not."""
     parser = argparse.ArgumentParser(prog="gangline eval", description="Evaluate the model of a run by lm-eval.")
     parser.add_argument("run_dir", metavar="RUN_DIR", help="the run's directory")
     parser.add_argument("--tasks", nargs="+", required=True, metavar="TASK", help="names of lm-eval, or YAML files")
     parser.add_argument("--checkpoint", metavar="ID", help="such as step-00000100; by default the newest")
-    parser.add_argument("--shots", type=int, metavar="N", help="examples before each question; by default the task's")
-    parser.add_argument("--limit", type=int, metavar="N", help="of each task so many questions")
-    parser.add_argument("--batch", type=int, default=8, metavar="N", help="texts at a time (%(default)s)")
+    parser.add_argument(
+        "--shots", type=_not_negative, metavar="N", help="examples before each question; by default the task's"
+    )
+    parser.add_argument("--limit", type=_positive, metavar="N", help="of each task so many questions")
+    parser.add_argument("--batch", type=_positive, default=8, metavar="N", help="texts at a time (%(default)s)")
     parser.add_argument("--chat", action="store_true", help="ask by the tokenizer's chat template")
     parser.add_argument("--out", metavar="FILE", help="write all that lm-eval says, as JSON")
     options = parser.parse_args(list(argv))
@@ -32,8 +49,8 @@ def main(argv: Sequence[str]) -> int:
         raise UserError("gangline eval needs lm-eval.", "", "pip install 'gangline-finetune[eval]'") from error
     from gangline_finetune.evaluate.run_model import lm_of
 
-    if options.out is not None and Path(options.out).exists():
-        raise UserError(f"{options.out} exists.", "Nothing is overwritten.", "Name another file.")
+    if options.out is not None:
+        _check_out(Path(options.out))
     tasks, folders = named(options.tasks)
     manager = TaskManager(include_path=folders or None)
     if unknown := [name for name in tasks if name not in manager.all_tasks]:
@@ -53,6 +70,16 @@ def main(argv: Sequence[str]) -> int:
     if options.out is not None:
         Path(options.out).write_text(json.dumps(found["results"], indent=2, default=str) + "\n")
     return 0
+
+
+def _check_out(path: Path) -> None:
+    """Raises UserError where the numbers could not be written: it is said before they are computed."""
+    if path.exists():
+        raise UserError(f"{path} exists.", "Nothing is overwritten.", "Name another file.")
+    if not path.parent.is_dir():
+        raise UserError(f"{path} cannot be written.", f"{path.parent} is no directory.", f"mkdir -p {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise UserError(f"{path} cannot be written.", f"{path.parent} may not be written to.", "Name another file.")
 
 
 def named(tasks: Sequence[str]) -> tuple[list[str], list[str]]:

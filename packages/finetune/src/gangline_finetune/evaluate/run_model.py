@@ -86,7 +86,11 @@ class RunModel:
     # --- what lm-eval asks -------------------------------------------------------------------------------------------
 
     def _loglikelihood_tokens(self, requests: list[Asked], **_: Any) -> list[tuple[float, bool]]:
-        """Of each continuation its log-likelihood, and whether it is what the model would have written."""
+        """Of each continuation its log-likelihood, and whether it is what the model would have written.
+
+        Raises UserError for one that is longer than what the model looks at, before anything is computed.
+        """
+        self._check_lengths(requests)
         found: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
         order = sorted(range(len(requests)), key=lambda n: -len(requests[n][1] + requests[n][2]))
         for start in range(0, len(order), self.batch):
@@ -100,6 +104,15 @@ class RunModel:
                 greedy = bool((p_TV.argmax(-1) == wanted).all())
                 found[number] = (float(p_TV.gather(-1, wanted[:, None]).sum()), greedy)
         return found
+
+    def _check_lengths(self, requests: list[Asked]) -> None:
+        for (_, text), _, continuation in requests:
+            if len(continuation) > self.max_length:
+                raise UserError(
+                    f"the task asks how likely an answer of {len(continuation)} tokens is: {text!r:.60}.",
+                    f"The model sees {self.max_length} tokens at a time.",
+                    "Ask a task with shorter answers, or of a run with a longer batch.sequence_length.",
+                )
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Of each whole text, in windows of the context that the model was trained with."""
@@ -153,6 +166,8 @@ def _special_of(tokenizer: str | None) -> dict[str, str]:
         said = json.loads(beside.read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{beside} cannot be read.", str(error)) from error
+    if not isinstance(said, dict):
+        raise UserError(f"{beside} cannot be read.", "It is no object with names and values.")
     words = {name: said.get(name) for name in ("bos_token", "eos_token")}
     words = {name: word.get("content") if isinstance(word, dict) else word for name, word in words.items()}
     return {name: word for name, word in words.items() if isinstance(word, str)}
