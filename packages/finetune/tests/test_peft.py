@@ -97,3 +97,58 @@ def test_an_adapter_that_does_not_fit_is_refused(runs):
     path.write_text(json.dumps({**json.loads(path.read_text()), "rank_pattern": {"q_proj": 9}}))
     assert "rank_pattern" in runs.refused("run.dir=no", *words)
     assert "holds no adapter" in runs.refused("run.dir=no", *words[:-1], "lora.adapter=base")
+
+
+@pytest.fixture
+def adapter(runs, tmp_path):
+    """Write an adapter of peft whose config says something else, too: (what it says, words of a run from it)."""
+    config = LoraConfig(r=3, lora_alpha=8, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    get_peft_model(opened(runs.directory / "base"), config).save_pretrained(tmp_path / "ad")
+    path = tmp_path / "ad" / "adapter_config.json"
+    return path, ("lora=on", "lora.rank=3", "lora.alpha=8", "lora.targets=[wq]", f"lora.adapter={path.parent}")
+
+
+def test_an_adapter_that_changed_its_base_or_computes_something_else_is_refused(runs, adapter):
+    path, words = adapter
+    plain = json.loads(path.read_text())
+    for name, value in (
+        ("init_lora_weights", "pissa"),
+        ("init_lora_weights", "olora"),
+        ("init_lora_weights", "loftq"),
+        ("loftq_config", {"loftq_bits": 4}),
+        ("lora_ga_config", {"direction": "x"}),
+        ("use_qalora", True),
+        ("something_new", 1),
+        ("bias", "all"),
+    ):
+        path.write_text(json.dumps({**plain, name: value}))
+        assert f"has {name}=" in runs.refused("run.dir=no", *words), name
+    for value in (True, False, "gaussian"):
+        path.write_text(json.dumps({**plain, "init_lora_weights": value}))
+        assert "has use_dora=False" in runs.refused("run.dir=no", *words, "lora.dora=true")  # and nothing before that
+
+
+def test_what_an_adapters_config_leaves_out_is_as_peft_has_it(runs, adapter):
+    path, words = adapter
+    said = {"peft_type": "LORA", "r": 3, "target_modules": ["q_proj"]}
+    path.write_text(json.dumps(said))
+    runs.train("run.dir=silent", *words, "run.steps=1")
+    refused = runs.refused("run.dir=no", *words, "lora.alpha=16", "lora.dora=true")
+    assert "lora_alpha=8" in refused, refused
+    assert "use_dora=False" in refused, refused
+
+
+def test_spoilt_files_of_an_adapter_are_named(runs, adapter):
+    path, words = adapter
+    plain, weights = path.read_text(), path.with_name("adapter_model.safetensors")
+    path.write_text("[]")
+    assert "adapter_config.json cannot be read" in runs.refused("run.dir=no", *words)
+    path.write_text(plain)
+    weights.write_bytes((2).to_bytes(8, "little") + b"[]")
+    assert "adapter_model.safetensors cannot be read" in runs.refused("run.dir=no", *words)
+
+
+def test_an_adapter_may_lie_below_the_home(runs, adapter, monkeypatch):
+    path, words = adapter
+    monkeypatch.setenv("HOME", str(path.parent.parent))
+    runs.train("run.dir=home", *words[:-1], "lora.adapter='~/ad'", "run.steps=1")

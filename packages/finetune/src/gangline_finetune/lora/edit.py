@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -22,7 +23,7 @@ def edit(tree: Node, plan: Plan, options: LoraConfig) -> tuple[Node, Plan, list[
     theirs: dict[str, tuple] = {}
     trained: dict[str, tuple] = {}
     for path, linear in found.items():
-        tree = replaced(tree, path, _wrapped(by_path(tree)[path], linear, options))
+        tree = replaced(tree, path, _wrapped(by_path(tree)[path], linear, options, _site(path, plan)))
         place = ".".join("*" if part.isdigit() else part for part in path.split("."))  # one rule for all blocks
         a, b, lengths = (f"{place}.{name}" for name in ("lora_a", "lora_b", "lora_lengths"))
         parts = (a, b, lengths) if options.dora else (a, b)
@@ -75,7 +76,12 @@ def _check_stacks(found: Mapping[str, LinearNode], options: LoraConfig) -> None:
         )
 
 
-def _wrapped(inner: Node, linear: LinearNode, options: LoraConfig) -> LoraNode:
+def _site(path: str, plan: Plan) -> str:
+    """The path within the block, so that blocks stay alike; the key of a draw has the block's own."""
+    return re.sub(rf"{re.escape(plan.blocks)}\.\d+\.", "", path, count=1)
+
+
+def _wrapped(inner: Node, linear: LinearNode, options: LoraConfig, site: str) -> LoraNode:
     lora_a = replace(linear, out_features=options.rank, bias=False)
     lora_b = replace(linear, in_features=options.rank, bias=False)
     if options.dora:
@@ -86,10 +92,13 @@ def _wrapped(inner: Node, linear: LinearNode, options: LoraConfig) -> LoraNode:
             lora_b=lora_b,
             scale=options.scale,
             dropout=options.dropout,
+            site=site,
             lora_lengths=lengths,
         )
     if options.dropout:
-        return DroppedLoraNode(inner=inner, lora_a=lora_a, lora_b=lora_b, scale=options.scale, dropout=options.dropout)
+        return DroppedLoraNode(
+            inner=inner, lora_a=lora_a, lora_b=lora_b, scale=options.scale, dropout=options.dropout, site=site
+        )
     return LoraNode(inner=inner, lora_a=lora_a, lora_b=lora_b, scale=options.scale)
 
 

@@ -28,7 +28,7 @@ def load(
     """
     from safetensors import safe_open
 
-    with safe_open(Path(directory) / WEIGHTS, framework="pt") as file, torch.no_grad():
+    with safe_open(Path(directory).expanduser() / WEIGHTS, framework="pt") as file, torch.no_grad():
         for shard in shards:
             name = parameter_of(shard.name)
             if name not in names:

@@ -45,7 +45,7 @@ class Lora(LowRank):
 
 
 class DroppedLowRank(LowRank, ABC):
-    """A sees only some features of x: drawn by (seed, step, sample, position, feature)."""
+    """A sees only some features of x: drawn by (seed, step, sample, position, feature, path of the linear)."""
 
     weight: Tensor  # of what is inside
     bias: Tensor | None
@@ -53,7 +53,7 @@ class DroppedLowRank(LowRank, ABC):
 
     def wrap(self, node: DroppedLoraNode) -> None:  # type: ignore[override]
         super().wrap(node)
-        self.dropout, self.in_features = node.dropout, node.lora_a.in_features
+        self.dropout, self.in_features, self.site = node.dropout, node.lora_a.in_features, f"lora_dropout/{node.site}"
 
     def bind(self, axis: Comm) -> None:
         self.tp = axis
@@ -67,7 +67,7 @@ class DroppedLowRank(LowRank, ABC):
         if not (self.dropout and self.training):
             return x
         first = self.row_cut.index * x.shape[-1] if self.row_cut else 0
-        kept = draw(x, "lora_dropout", first) >= self.dropout
+        kept = draw(x, self.site, first) >= self.dropout
         return x * (kept.to(x.dtype) / (1 - self.dropout))
 
 

@@ -44,10 +44,11 @@ class LoraNode(WrapNode):
 
 @dataclass(frozen=True, kw_only=True)
 class DroppedLoraNode(LoraNode):
-    """The same around a linear, with dropout."""
+    """The same around a linear, with dropout. site: the linear's path in its block, whose features are drawn apart."""
 
     module: ClassVar[str] = "gangline_finetune.lora.modules:DroppedLora"
     dropout: float = 0.0
+    site: str
 
     def decodes(self) -> Decoding | None:
         return "tokenwise"

@@ -27,18 +27,44 @@ PARTS = {
     "lora_lengths.weight": "lora_magnitude_vector",
 }
 SAME = {"rank": "r", "alpha": "lora_alpha", "rslora": "use_rslora", "dora": "use_dora"}  # ours -> theirs, of one value
-# What theirs may say beside, and the values that change nothing of what is computed here.
+DEFAULTS: dict[str, Any] = {"r": 8, "lora_alpha": 8, "use_rslora": False, "use_dora": False}  # where theirs is silent
+# What theirs may say beside, whatever it is: about training, about who else reads it, or said again by the tensors.
+IDLE = {
+    "auto_mapping",
+    "base_model_name_or_path",
+    "exclude_modules",
+    "fan_in_fan_out",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "lora_dropout",
+    "megatron_config",
+    "megatron_core",
+    "peft_type",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_type",
+}
+# And values that change nothing of what is computed here. Ways to begin that are not among these (pissa, olora, corda,
+# loftq and what comes) may have changed the base, too: their adapter is of another one than it says.
 PLAIN: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
-    "modules_to_save": (None, []),
-    "rank_pattern": (None, {}),
-    "alpha_pattern": (None, {}),
-    "layer_replication": (None,),
-    "target_parameters": (None, []),
-    "trainable_token_indices": (None,),
-    "lora_bias": (None, False),
-    "alora_invocation_tokens": (None,),
+    "init_lora_weights": (True, False, "gaussian", "orthogonal"),
 }
+EMPTY = (None, False, [], {})  # of any other key: switched off
+
+
+def refused(config: Mapping[str, Any]) -> str | None:
+    """The first key of theirs whose value may change what is computed, and is not known here."""
+    for name, value in config.items():
+        if name in SAME.values() or name in IDLE:
+            continue
+        if value not in PLAIN.get(name, EMPTY):
+            return name
+    return None
 
 
 def module_of(plan: Plan, path: str, shape: Shape) -> str:
@@ -103,18 +129,23 @@ def _short(modules: list[str], others: set[str]) -> list[str]:
 
 def read_config(directory: str) -> dict[str, Any]:
     """adapter_config.json. Raises UserError where there is none, or it is of another kind of adapter."""
-    path = Path(directory) / CONFIG
+    path = Path(directory).expanduser() / CONFIG
     try:
         config = json.loads(path.read_text())
     except FileNotFoundError:
         raise UserError(f"lora.adapter={directory} holds no adapter.", f"It has no {CONFIG}.") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read.", str(error)) from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path} cannot be read.", "It is no object with names and values.")
     if config.get("peft_type") != "LORA":
         raise UserError(f"{path} is of an adapter of type {config.get('peft_type')}.", "lora=on reads LORA.")
-    for name, plain in PLAIN.items():
-        if config.get(name, plain[0]) not in plain:
-            raise UserError(f"{path} has {name}={config[name]}.", "It changes what is computed, and is not known here.")
+    if name := refused(config):
+        raise UserError(
+            f"{path} has {name}={config[name]!r:.60}.",
+            "It may change what is computed, or the base beside it, and lora=on knows no way to do the same.",
+            "Merge it into its base with peft (merge_and_unload), and begin with the weights of that.",
+        )
     return config
 
 
@@ -123,12 +154,12 @@ def stored_shapes(directory: str) -> dict[str, Shape]:
 
     A safetensors file begins with the length of its header (8 bytes, little-endian) and the header, in JSON.
     """
-    path = Path(directory) / WEIGHTS
+    path = Path(directory).expanduser() / WEIGHTS
     try:
         with path.open("rb") as file:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         return {name: tuple(said["shape"]) for name, said in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError) as error:
         raise UserError(f"{path} cannot be read.", getattr(error, "strerror", None) or str(error)) from error
 
 

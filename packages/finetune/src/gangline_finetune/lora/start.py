@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gangline import Problem, UserError
 from gangline.model import Plan, Shape, compose_model, parameter_shapes
-from gangline_finetune.lora.peft import CONFIG, SAME, compared, names_of, read_config
+from gangline_finetune.lora.peft import CONFIG, DEFAULTS, SAME, compared, names_of, read_config
 
 if TYPE_CHECKING:
     from gangline.config import Run
@@ -25,11 +25,12 @@ def problems(options: LoraConfig, run: Run) -> list[Problem]:
     directory = str(options.adapter)
     try:
         theirs = read_config(directory)
-        other = {ours: theirs[name] for ours, name in SAME.items() if theirs.get(name, False) != getattr(options, ours)}
+        said = {ours: theirs.get(name, DEFAULTS[name]) for ours, name in SAME.items()}
+        other = {ours: value for ours, value in said.items() if value != getattr(options, ours)}
         if other:
-            said = ", ".join(f"{SAME[name]}={value}" for name, value in other.items())
+            has = ", ".join(f"{SAME[name]}={value}" for name, value in other.items())
             mend = " ".join(f"lora.{name}={str(value).lower()}" for name, value in other.items())
-            return [Problem(f"lora.adapter={directory} has {said}.", f"So says its {CONFIG}.", mend)]
+            return [Problem(f"lora.adapter={directory} has {has}.", f"So says its {CONFIG}.", mend)]
         if options.dora and run.model.pretrained() is None:
             why = "Its lengths of rows are those of the base, which a run without model.weights draws."
             return [Problem(f"lora.adapter={directory} needs its base.", why, "model.weights=DIR")]

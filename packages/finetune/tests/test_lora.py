@@ -1,0 +1,29 @@
+"""What adapters compute, in one process."""
+
+from __future__ import annotations
+
+import torch
+
+from gangline import forward_context
+from gangline.config import compose_one
+from gangline.model import compose_model, construct
+from gangline_finetune.lora.modules import DroppedLowRank
+
+
+def test_adapters_of_a_block_do_not_drop_the_same_features():
+    """Each draw has the linear's own path in its key, and the block its own."""
+    run = compose_one(["recipe=quick", "lora=on", "lora.dropout=0.5", "model.layers=2"])
+    model = construct(compose_model(run)[0]).train()
+    kept: dict[tuple[int, ...], list[torch.Tensor]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, DroppedLowRank):
+            with forward_context.frame(forward_context.Frame()), forward_context.at(".".join(name.split(".")[:2])):
+                found = module.seen(torch.ones(1, 16, module.in_features)) > 0
+                again = module.seen(torch.ones(1, 16, module.in_features)) > 0
+            assert torch.equal(found, again)
+            kept.setdefault(tuple(found.shape), []).append(found)
+    assert sum(map(len, kept.values())) >= 14
+    for same in kept.values():
+        for number, one in enumerate(same):
+            for other in same[:number]:
+                assert 0.3 < (one == other).float().mean() < 0.7, "two adapters drop alike"
