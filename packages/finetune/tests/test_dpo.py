@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy
 import pytest
 import torch
 from chats import TEMPLATE, tokenizer, write
@@ -88,9 +89,10 @@ def test_a_resume_asks_the_model_that_the_run_began_with(runs):
     runs.train("run.dir=parted", "run.steps=2")
     runs.train("resume=parted", "run.steps=4")
     assert runs.curve("parted") == runs.curve("whole")
-    for path in (runs.directory / "parted").glob("first-model-*.npy"):
-        path.unlink()
-    assert "began with" in runs.refused("resume=parted", "run.steps=6")
+    (kept,) = (path for path in (runs.directory / "parted").glob("first-model-*.npy") if len(numpy.load(path)) == 32)
+    for spoil in (lambda: kept.write_bytes(b""), lambda: numpy.save(kept, numpy.zeros((3, 2))), kept.unlink):
+        spoil()
+        assert "began with" in runs.refused("resume=parted", "run.steps=6")
 
 
 def test_two_ranks_learn_what_one_does(runs):
@@ -169,3 +171,31 @@ def test_chats_that_begin_alike_are_a_pair(runs):
     for ours, theirs in zip(one, two, strict=True):
         assert ours.tokens.tolist() == theirs.tokens.tolist()
         assert ours.learnt.tolist() == theirs.learnt.tolist()
+
+
+def test_a_signal_is_seen_while_the_first_model_is_asked(runs, monkeypatch, capsys):
+    """Between portions, and people are told how far it is."""
+    from types import SimpleNamespace
+
+    import gangline.train.first_model as asking
+
+    of = source(runs)
+    of.pairs = of.pairs * 8
+    portions: list[int] = []
+
+    def scored(runtime, samples, device):
+        portions.append(len(samples))
+        return numpy.zeros(len(samples))
+
+    monkeypatch.setattr(asking, "scored", scored)
+    monkeypatch.setattr(asking, "sources_of", lambda s: {"train": of})
+    monkeypatch.setattr(asking, "SECONDS", 0.0)
+    monkeypatch.setattr(asking, "stop_requested", lambda: "SIGTERM" if len(portions) == 2 else None)
+    comms = SimpleNamespace(rank=0, world=SimpleNamespace(size=1))
+    session = SimpleNamespace(
+        runtime=None, device=None, step=0, comms=comms, directory=SimpleNamespace(path=runs.directory)
+    )
+    assert asking.introduce(session) == "SIGTERM"
+    assert portions == [128, 128]
+    assert "asked about 128 of 256 pairs" in capsys.readouterr().out
+    assert of.first is None

@@ -44,12 +44,14 @@ class FirstModel:
     directory  of the run: what is kept there outlives the process
     step       steps that are done: 0 where the model is the one that the run begins with
     writes     whether this rank is the one to write into the directory
+    tell       says to people how far the source is, at times
     """
 
     score: Callable[[Sequence[Sample]], np.ndarray]
     directory: Path
     step: int
     writes: bool
+    tell: Callable[[str], None] = lambda said: None
 
 
 class DataSource(ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,20 +11,41 @@ import torch
 from gangline.data.base import FirstModel, Sample
 from gangline.data.expand import expand
 from gangline.data.sample_reader import KeptMemory, stacked
+from gangline.launch.signals import stop_requested
 from gangline.runtime import Runtime
+from gangline.train.agree import agree
 from gangline.train.build import sources_of
 from gangline.train.session import Session
 
+SECONDS = 10.0  # between lines that say how far a source is
 
-def introduce(s: Session) -> None:
-    """Let each source of the run ask. Called on all ranks."""
+
+class _StopAskedError(Exception):
+    """By the signal of this name, while a source asked."""
+
+
+def introduce(s: Session) -> str | None:
+    """Let each source of the run ask. Called on all ranks; the name of a signal that ended it, the same on all."""
+    said = time.monotonic()
 
     def score(samples: Sequence[Sample]) -> np.ndarray:
+        if signal := agree(s.comms.world, s.device, 0.0, stop_requested(), [], False).signal:
+            raise _StopAskedError(signal)
         return scored(s.runtime, samples, s.device)
 
-    model = FirstModel(score, s.directory.path, s.step, writes=s.comms.rank == 0)
-    for source in sources_of(s).values():
-        source.begin(model)
+    def tell(what: str) -> None:
+        nonlocal said
+        if s.comms.rank == 0 and time.monotonic() - said >= SECONDS:
+            said = time.monotonic()
+            print(f"before the first step: {what}", flush=True)
+
+    model = FirstModel(score, s.directory.path, s.step, writes=s.comms.rank == 0, tell=tell)
+    try:
+        for source in sources_of(s).values():
+            source.begin(model)
+    except _StopAskedError as stopped:
+        return str(stopped)
+    return None
 
 
 def scored(runtime: Runtime, samples: Sequence[Sample], device: torch.device) -> np.ndarray:

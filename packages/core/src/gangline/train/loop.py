@@ -28,7 +28,8 @@ def loop(s: Session) -> Ending:
     announce(s, found)
     if ending := carry_out(s, order, found):
         return ending
-    introduce(s)
+    if signal := introduce(s):
+        return Ending(signal)
     each(s, "begin", s.step)
     s.checkpointer.prepare(s.registry)
     clock = Clock()

@@ -103,7 +103,9 @@ class PreferenceSource(DataSource):
             return
         try:
             self.first = np.load(kept)
-        except (OSError, ValueError) as error:
+            if self.first.shape != (len(self.pairs), 2):
+                raise ValueError(f"it holds {self.first.shape}")
+        except (OSError, ValueError, EOFError) as error:
             raise UserError(
                 f"{kept} cannot be read.",
                 "It has what the model that this run began with said of its pairs.",
@@ -118,6 +120,7 @@ class PreferenceSource(DataSource):
                 self._side(n, side) for n in range(start, min(start + AT_ONCE, len(self.pairs))) for side in (0, 1)
             ]
             found.append(np.asarray(model.score(samples)).reshape(-1, 2))
+            model.tell(f"the first model has been asked about {start + len(found[-1])} of {len(self.pairs)} pairs")
         return np.concatenate(found)
 
     def _side(self, number: int, side: int) -> Sample:
