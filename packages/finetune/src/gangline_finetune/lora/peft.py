@@ -54,7 +54,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "init_lora_weights": (True, False, "gaussian", "orthogonal"),
 }
-EMPTY = (None, False, [], {})  # of any other key: switched off
+EMPTY: tuple[Any, ...] = (None, False, [], {})  # of any other key: switched off
 
 
 def refused(config: Mapping[str, Any]) -> str | None:
