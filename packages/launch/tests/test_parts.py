@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from gangline import UserError
 from gangline.cluster import nodes_per_rack
 from gangline.config import ParallelConfig, default_run
 from gangline.tools import RunEnding
-from gangline_launch import clocks, fabric, storage
+from gangline_launch import agent, clocks, fabric, storage
 from gangline_launch.explain import axes_by_tier
 from gangline_launch.kubernetes import levels
 from gangline_launch.nodes import PlacedAddress, addresses, this_node
@@ -129,7 +130,7 @@ def test_racks_of_different_numbers_promise_nothing():
     assert nodes_per_rack(["s.r0.a", "s.r0.b", "s.r1.c"]) == 1
 
 
-def test_pods_are_in_the_order_of_the_labels_of_their_nodes(tmp_path):
+def test_pods_are_in_the_order_of_the_labels_of_their_nodes(tmp_path, capsys):
     wanted = ["topology.kubernetes.io/zone", "rack"]
     labels = {
         f"ip-{number}.internal": {"topology.kubernetes.io/zone": f"z{number // 4}", "rack": f"r{number // 2 % 2}"}
@@ -147,11 +148,14 @@ def test_pods_are_in_the_order_of_the_labels_of_their_nodes(tmp_path):
     inside = [PlacedAddress(node.address, node.place) for node in given]
     assert [address.place for address in sorted(inside)] == list(places.values())
     unknown = this_node(tmp_path, {**of_pod, "GANGLINE_KUBERNETES_NODE": "new.internal"})
-    assert unknown.place == "7.new-internal"  # as without launch.levels
+    placed = PlacedAddress(unknown.address, unknown.place)  # joined after the submit
+    assert max([*inside, placed]) is placed
+    assert "new.internal is newer than the submit" in capsys.readouterr().err
 
 
 def test_clocks_that_would_make_nodes_lose_each_other_are_named(tmp_path, monkeypatch):
     real = time.time
+    monkeypatch.setattr(clocks, "AGAIN_SECONDS", 0.0)
     clocks.compare(tmp_path, "n1", 4.0)
     clocks.compare(tmp_path, "n2", 4.0)
     monkeypatch.setattr("time.time", lambda: real() + 60.0)
@@ -160,6 +164,59 @@ def test_clocks_that_would_make_nodes_lose_each_other_are_named(tmp_path, monkey
     for name in ("n1", "n2"):  # of a job of yesterday
         os.utime(tmp_path / "launch" / "clocks" / name, (real() - 86400, real() - 86400))
     clocks.compare(tmp_path, "n3", 4.0)
+
+
+def test_clocks_of_an_earlier_job_are_forgotten(tmp_path, monkeypatch):
+    real = time.time
+    monkeypatch.setattr(clocks, "AGAIN_SECONDS", 0.0)
+    (tmp_path / "launch").mkdir()
+    clocks.forget(tmp_path)
+    monkeypatch.setattr("time.time", lambda: real() + 60.0)
+    clocks.compare(tmp_path, "bad", 4.0)
+    monkeypatch.setattr("time.time", real)
+    clocks.forget(tmp_path)
+    clocks.compare(tmp_path, "good", 4.0)
+
+
+def test_a_clock_that_is_written_anew_while_it_is_read_is_no_other_clock(tmp_path, monkeypatch):
+    """The text is of one write and the file's time of the next, where both are not of one open file."""
+    clocks.compare(tmp_path, "n1", 4.0)
+    path = tmp_path / "launch" / "clocks" / "n1"
+    fstat = os.fstat
+
+    def meanwhile(handle):
+        found = fstat(handle)
+        monkeypatch.setattr("os.fstat", fstat)
+        clocks._note(path, 1.0)
+        os.utime(path, (time.time() + 60, time.time() + 60))
+        return found
+
+    monkeypatch.setattr("os.fstat", meanwhile)
+    ahead, _ = clocks._read(path)
+    assert abs(ahead) < 4.0
+
+
+def test_a_clock_that_seems_wrong_once_is_looked_at_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(clocks, "AGAIN_SECONDS", 0.0)
+    clocks.compare(tmp_path, "n1", 4.0)
+    looks = []
+    differs = clocks._differs
+    monkeypatch.setattr(clocks, "_differs", lambda *a: differs(*a) if looks else looks.append(1) or ("n1", 60.0))
+    clocks.compare(tmp_path, "n2", 4.0)
+
+
+@pytest.mark.parametrize("folder", ["t" * 100, "missing"])
+def test_a_temporary_folder_that_holds_no_socket_is_named(tmp_path, folder):
+    """No word of the run directory, which is not to blame."""
+    agent.refuse_temporary_folder()
+    code = "import tempfile, sys; tempfile.tempdir = sys.argv[1]; from gangline_launch import agent\n"
+    code += "try: agent.refuse_temporary_folder()\nexcept Exception as error: print(type(error).__name__, error)"
+    (tmp_path / ("t" * 100)).mkdir()
+    asked = [sys.executable, "-c", code, str(tmp_path / folder)]
+    said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    assert "UserError" in said
+    assert "can make no socket" in said
+    assert "TMPDIR=/tmp" in said
 
 
 def test_addresses_are_those_that_slurm_said(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -153,6 +154,18 @@ def test_a_second_command_does_not_submit_beside_the_first(words, tmp_path):
     with one_submit(tmp_path), pytest.raises(UserError, match="another command submits"), one_submit(tmp_path):
         pass
     with one_submit(tmp_path):
+        pass
+
+
+def test_only_the_lock_says_that_another_command_submits(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="cannot be written down"), one_submit(tmp_path):
+        raise BlockingIOError(errno.EAGAIN, "the storage is busy")
+
+    def no_locks(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with pytest.raises(UserError, match="cannot be locked: No locks available"), one_submit(tmp_path):
         pass
 
 

@@ -203,6 +203,17 @@ def test_a_submit_that_is_refused_leaves_the_ending(out, fake):
     assert read_ending(out).reason == "done"
 
 
+def test_a_submit_that_cannot_be_written_down_leaves_the_ending(out, fake, monkeypatch):
+    write_ending(out, RunEnding(generation=1, reason="done", exit_code=0))
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gangline_launch.slurm.launcher.submit", full)
+    assert train([f"resume={out}"]) == 2
+    assert read_ending(out).reason == "done"
+
+
 def test_runs_of_a_sweep_that_need_different_jobs_are_refused(fake, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     fake("sbatch", "echo 7")

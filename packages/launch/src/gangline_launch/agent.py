@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from multiprocessing.connection import Listener
 from pathlib import Path
 
 from gangline import UserError
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> int:
         refuse_other_code(directory.changed_parts())
         run = directory.run()
         clocks.compare(asked.run_dir, node.name, run.launch.lost_seconds)  # type: ignore[attr-defined]
-        return fork_agent(_AGENT, (argv,), run)
+        refuse_temporary_folder()
     except UserError as error:
         return refused(asked.run_dir, error)
     except OSError as error:
@@ -49,6 +50,21 @@ def main(argv: list[str]) -> int:
         what = f"{os.uname().nodename} cannot write in {asked.run_dir}: {error.strerror}."
         mend = "Make room there, mount it on that node, or give yourself the right to write."
         return refused(asked.run_dir, UserError(what, "The nodes of a job meet in the run directory.", mend))
+    return fork_agent(_AGENT, (argv,), run)
+
+
+def refuse_temporary_folder() -> None:
+    """Processes are forked by way of a socket in TMPDIR. Raises UserError where none can be made there."""
+    try:
+        with Listener(family="AF_UNIX"):  # as multiprocessing makes it
+            pass
+    except OSError as error:
+        where = os.environ.get("TMPDIR", "the folder for temporary files")
+        raise UserError(
+            f"{os.uname().nodename} can make no socket in {where}: {error.strerror or error}.",
+            "By a socket there (TMPDIR) processes are forked; its path has 107 characters at the most.",
+            "TMPDIR=/tmp, in the environment of the job.",
+        ) from error
 
 
 def run(argv: list[str]) -> int:

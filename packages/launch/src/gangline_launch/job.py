@@ -43,10 +43,21 @@ def one_submit(run_dir: Path) -> Iterator[None]:
     try:
         handle = os.open(folder(run_dir) / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(handle, run_dir)
             yield
         finally:
             os.close(handle)
+    except OSError as error:
+        raise UserError(
+            f"what is submitted cannot be written down in {run_dir}: {error.strerror or error}.",
+            "The script of the job, its number and what its nodes say lie there.",
+            "Make room or give yourself the right to write there, or choose another run.dir.",
+        ) from error
+
+
+def _lock(handle: int, run_dir: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(
             f"another command submits {run_dir} just now.",
@@ -55,9 +66,10 @@ def one_submit(run_dir: Path) -> Iterator[None]:
         ) from None
     except OSError as error:
         raise UserError(
-            f"what is submitted cannot be written down in {run_dir}: {error.strerror or error}.",
-            "The script of the job, its number and what its nodes say lie there.",
-            "Make room or give yourself the right to write there, or choose another run.dir.",
+            f"nobody can say whether another command submits {run_dir}: {LOCK} cannot be locked: "
+            f"{error.strerror or error}.",
+            "Two jobs of a run spoil it, and what keeps them apart is a lock there.",
+            "Mount that file system with locks, or choose another run.dir.",
         ) from error
 
 

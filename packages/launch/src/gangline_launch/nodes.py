@@ -75,7 +75,7 @@ def this_node(run_dir: Path, environ: Mapping[str, str] = os.environ) -> GivenNo
     if "GANGLINE_POD" in environ:  # in a JobSet: the pod's own name in its network, and the node that it is on
         name, address = environ.get("GANGLINE_KUBERNETES_NODE", host), environ["GANGLINE_POD"]
         index = environ.get("GANGLINE_PLACE", "")  # in the order of the places that Kueue has given to the pods
-        return GivenNode(name, address, levels.read(run_dir).get(name) or f"{index}.{name.replace('.', '-')}")
+        return GivenNode(name, address, levels.place_of(run_dir, name) or f"{index}.{name.replace('.', '-')}")
     name = environ.get("SLURMD_NODENAME", host)
     return GivenNode(name, addresses(run_dir).get(name, host), environ.get("SLURM_TOPOLOGY_ADDR", name))
 

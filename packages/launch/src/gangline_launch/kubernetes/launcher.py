@@ -12,7 +12,7 @@ import yaml
 from gangline import UserError
 from gangline.launch import Launcher
 from gangline.tools import clear_ending, read_ending, write_ending
-from gangline_launch import job as jobs
+from gangline_launch import clocks, job as jobs
 from gangline_launch.follow import follow
 from gangline_launch.give_back import give_back, handed_over
 from gangline_launch.job import SubmittedJob
@@ -50,6 +50,7 @@ class KubernetesLauncher(Launcher):
             refuse_second(run_dir)
             path.write_text(text)
             levels.note(run_dir, self.config.levels)
+            clocks.forget(run_dir)
             submit(directory, job, path)
         with handed_over(directory, KubernetesScheduler()):
             print(f"train: JobSet {job.id}: {path}", flush=True)

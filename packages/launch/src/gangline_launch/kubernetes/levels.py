@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from gangline.tools import write_whole
 from gangline_launch import job as jobs
 from gangline_launch.kubernetes.scheduler import KubectlError, kubectl
 
+LAST = "~"  # sorts behind whatever a label may begin with
 FILE = "levels.json"  # in RUN_DIR/launch: node -> place
 
 
@@ -42,6 +44,20 @@ def note(run_dir: Path, levels: Sequence[str]) -> None:
 def place(name: str, labels: dict[str, str], levels: Sequence[str]) -> str:
     """ "zone-a.rack7.node-3": the values of the labels, the widest first, and the node."""
     return ".".join(word.replace(".", "-") for word in (*(labels.get(level, "") for level in levels), name))
+
+
+def place_of(run_dir: Path, name: str) -> str:
+    """The place of a node; "" where nobody asked. One that joined after the submit is behind all others, and told."""
+    if not (places := read(run_dir)):
+        return ""
+    if name not in places:
+        print(
+            f"train: launch.levels: {name} is newer than the submit, its labels are not known: its ranks are last",
+            file=sys.stderr,
+            flush=True,
+        )
+        return f"{LAST}.{name.replace('.', '-')}"
+    return places[name]
 
 
 def read(run_dir: Path) -> dict[str, str]:

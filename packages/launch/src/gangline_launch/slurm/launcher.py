@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from gangline import UserError
 from gangline.launch import Launcher, excluded
 from gangline.tools import clear_ending, read_ending, write_ending
-from gangline_launch import job as jobs, storage
+from gangline_launch import clocks, job as jobs, storage
 from gangline_launch.follow import EXIT_FAILURE, follow, follow_all
 from gangline_launch.give_back import give_back, handed_over
 from gangline_launch.slurm import commands, requeues, script
@@ -84,11 +84,12 @@ class SlurmLauncher(Launcher):
         if names:
             print(f"train: without {', '.join(names)}, as an order in the run asks (launch.excluded_hours)", flush=True)
         endings = [(run_dir, read_ending(run_dir)) for run_dir in run_dirs]
-        for run_dir in run_dirs:
-            clear_ending(run_dir)
         try:
+            for run_dir in run_dirs:
+                clocks.forget(run_dir)
+                clear_ending(run_dir)
             number = submit(path, run_dirs, self.config.excludes(names), tasks)
-        except UserError:
+        except (UserError, OSError):
             for run_dir, ending in endings:
                 if ending is not None:
                     write_ending(run_dir, ending)
