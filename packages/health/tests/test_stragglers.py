@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
 
 from gangline.health import Action, Agreed, Verdict
+from gangline.mesh import Mesh
 from gangline.testing.health import healthy
 from gangline_health.config import Budget, Playbook, Playbooks
 from gangline_health.monitors.slow_ranks import SlowRanks
@@ -31,6 +36,42 @@ def rows(
         total = [sum(own[name][rank] for name in OWN) for rank in range(RANKS)]
         own["collective"], own["checkpoint"] = [max(total) - one for one in total], [0.0] * RANKS
         yield replace(record, rank_phases=own, step_seconds=max(total))
+
+
+def staged(records, pp: int):
+    """The same, where the last of the stages has the head: it takes twice as long."""
+    for record in records:
+        per = RANKS // pp
+        own = {
+            name: [one * (2 if rank >= RANKS - per else 1) for rank, one in enumerate(row)]
+            for name, row in record.rank_phases.items()
+        }
+        yield replace(record, rank_phases=own)
+
+
+def of_stages(pp: int, **options) -> StragglersMonitor:
+    monitor = StragglersMonitor(StragglersOptions(**options))
+    mesh = Mesh.of({"pp": pp, "dp_replicate": RANKS // pp})
+    runtime = cast(Any, SimpleNamespace(registry=SimpleNamespace(mesh=mesh)))
+    monitor.attach(runtime, cast(Any, None), None, cast(Any, None))
+    return monitor
+
+
+@pytest.mark.parametrize("pp", [2, 4, 8])
+def test_a_longer_stage_is_no_slow_rank(pp: int) -> None:
+    monitor = of_stages(pp, steady_steps=200)
+    assert said(monitor, staged(rows(420), pp)) == []
+    monitor.load_state({})  # another start of the same layout
+    assert said(monitor, staged(rows(420), pp)) == []
+    assert ("no two ranks do the same work" in monitor.watches()) == (pp == RANKS)
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+def test_a_slow_rank_of_a_short_stage_is_named_beside_a_longer_one(pp: int) -> None:
+    (verdict,) = said(of_stages(pp, window=16), staged(rows(300, slow=1, since=100, times=3.0), pp))
+    assert verdict.where == "rank 1"
+    assert f"the median of {RANKS // pp} ranks of its stage" in verdict.evidence
+    assert verdict.details["phase"] == "forward"
 
 
 def said(monitor: StragglersMonitor, records) -> list[Verdict]:

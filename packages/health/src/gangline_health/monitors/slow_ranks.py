@@ -1,7 +1,7 @@
 """Ranks that are slower than the others by a few percent, all the time: too little to be an outlier of any one step.
 
 A steady few percent of one rank are a few percent of the whole job. Noise has both signs; so a rank counts where it was
-that much slower than the median rank in each of ten stretches that follow each other. Torch-free.
+that much slower than the median rank of its stage in each of ten stretches that follow each other. Torch-free.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from gangline_health.monitors.peers import Peers
 
 STRETCHES = 10
 
@@ -19,6 +21,7 @@ class SlowRanks:
 
     slower: float  # times the median rank, in each stretch
     steps: int  # of all stretches together
+    peers: Peers = field(default_factory=Peers)
     rows: list[Sequence[float]] = field(default_factory=list)
     slow: list[dict[int, float]] = field(default_factory=list)  # of each stretch, rank -> times the median rank
 
@@ -30,9 +33,9 @@ class SlowRanks:
         if len(self.rows) < self.steps // STRETCHES:
             return {}
         each = [statistics.median(column) for column in zip(*self.rows, strict=True)]
-        middle = statistics.median(each)
+        usual = self.peers.usual(each)
         self.rows = []
-        shares = {rank: seconds / middle for rank, seconds in enumerate(each)} if middle > 0 else {}
+        shares = {rank: seconds / usual[rank] for rank, seconds in enumerate(each) if usual[rank] > 0}
         self.slow = [*self.slow, {rank: share for rank, share in shares.items() if share >= self.slower}][-STRETCHES:]
         if len(self.slow) < STRETCHES:
             return {}

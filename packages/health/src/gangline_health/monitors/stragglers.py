@@ -2,7 +2,8 @@
 
 From `rank_phases` of the step record: what each rank did itself, without its waits for others. In a step that all
 take together the slowest one sets the pace; it is also the one that waits the least. So a rank is judged by the median
-of its own seconds over a window, against the median of all ranks, in robust deviations of the ranks from each other.
+of its own seconds over a window, against the median of the ranks that do the same work, in robust deviations of the
+ranks from each other. Stages of a pipeline are never compared: one of them has the head, and is longer.
 """
 
 from __future__ import annotations
@@ -13,11 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from gangline.health import Action, Verdict
 from gangline_health.monitors.base import Monitor
+from gangline_health.monitors.peers import Peers
 from gangline_health.monitors.slow_ranks import SlowRanks
 from gangline_health.monitors.straggler_options import StragglersOptions
 from gangline_health.robust import NORMAL
 
 if TYPE_CHECKING:
+    import torch
+
+    from gangline.comm import Comms, Store
+    from gangline.strategy import Runtime
     from gangline.track import StepRecord
 
 OWN = ("data", "forward", "backward", "optimizer", "other")  # a rank's own work; saves are the disk's
@@ -29,15 +35,23 @@ class StragglersMonitor(Monitor):
     name = "stragglers"
 
     def __init__(self, options: StragglersOptions) -> None:
-        self.options = options
+        self.options, self.peers = options, Peers()
         self.rows: list[dict[str, list[float]]] = []  # of each step
         self.previous: StepRecord | None = None
         self.since: dict[str, int] = {}  # rank -> the step from which on it was slow
         self.told: dict[str, int] = {}  # rank -> the step in which it was said
         self.steady = SlowRanks(options.steadily, options.steady_steps)
 
+    def attach(self, runtime: Runtime, comms: Comms, store: Store | None, device: torch.device) -> None:
+        mesh = runtime.registry.mesh
+        self.peers = Peers(tuple(mesh.coordinate(rank).get("pp", 0) for rank in range(mesh.world)))
+        self.steady.peers = self.peers
+
     def watches(self) -> str:
-        return f"ranks {self.options.slower:g} times slower than the median of all over {self.options.window} steps"
+        if len(self.peers.stages) > 1 and len(set(self.peers.stages)) == len(self.peers.stages):
+            return "no two ranks do the same work"
+        of = "its stage" if len(set(self.peers.stages)) > 1 else "all"
+        return f"ranks {self.options.slower:g} times slower than the median of {of} over {self.options.window} steps"
 
     def observe(self, record: StepRecord) -> Iterable[Verdict]:
         # what the ranks tell each other of a step is in its record only once all checks have looked at it
@@ -77,12 +91,17 @@ class StragglersMonitor(Monitor):
 
     def _slow(self, own: list[float]) -> list[tuple[int, float]]:
         """(rank, its score) of those over every limit."""
-        middle = statistics.median(own)
-        spread = NORMAL * statistics.median(abs(seconds - middle) for seconds in own)
-        noise = max(spread, 0.02 * middle, 1e-6)
+        usual, ranks = self.peers.usual(own), range(len(own))
+        compared = [rank for rank in ranks if usual[rank] > 0 and len(self.peers.of(rank, len(own))) > 1]
+        if not compared:
+            return []
+        # the noise is that of all: a stage may have few ranks
+        spread = NORMAL * statistics.median(abs(own[rank] / usual[rank] - 1) for rank in compared)
         found = []
-        for rank, seconds in enumerate(own):
-            more, score = seconds - middle, (seconds - middle) / noise
+        for rank in compared:
+            seconds, middle = own[rank], usual[rank]
+            more, noise = seconds - middle, max(spread, 0.02, 1e-6 / middle)
+            score = more / middle / noise
             known = str(rank) in self.since  # until it is clearly as fast as the others again
             slower = 1 + (self.options.slower - 1) / (2 if known else 1)
             far = seconds >= slower * middle and score >= self.options.score
@@ -91,17 +110,18 @@ class StragglersMonitor(Monitor):
         return found
 
     def _verdict(self, rank: int, score: float, since: int, own: list[float], record: StepRecord) -> Verdict:
-        middle = statistics.median(own)
+        middle, peers = self.peers.usual(own)[rank], self.peers.of(rank, len(own))
         excess = {}
         for phase in OWN:
             each = self._medians((phase,))
-            excess[phase] = each[rank] - statistics.median(each)
+            excess[phase] = each[rank] - self.peers.usual(each)[rank]
         phase = max(excess, key=lambda name: excess[name])
         next_slowest = max(seconds for other, seconds in enumerate(own) if other != rank)
         cost = max(0.0, own[rank] - next_slowest)  # what a step would be shorter without it
         share = cost / record.step_seconds if record.step_seconds else 0.0
+        where = " of its stage" if len(peers) < len(own) else ""
         evidence = (
-            f"rank {rank} works {own[rank]:.3f} s a step, the median of {len(own)} ranks {middle:.3f} s "
+            f"rank {rank} works {own[rank]:.3f} s a step, the median of {len(peers)} ranks{where} {middle:.3f} s "
             f"({score:.1f} robust deviations), since step {since}, most of it in {phase} "
             f"({excess[phase]:+.3f} s); it costs every step {cost:.3f} s, {share:.0%}"
         )
@@ -114,8 +134,8 @@ class StragglersMonitor(Monitor):
     def _slower(self, rank: int, times: float, record: StepRecord) -> Verdict:
         steps = self.options.steady_steps
         evidence = (
-            f"rank {rank} works {times - 1:.1%} longer a step than the median rank, in each tenth of {steps} steps; "
-            "as far as the others wait for it the job is slower by that"
+            f"rank {rank} works {times - 1:.1%} longer a step than the median rank of its stage, in each tenth of "
+            f"{steps} steps; as far as the others wait for it the job is slower by that"
         )
         details = {"rank": rank, "times": times, "step": record.step, "exclude": f"rank {rank}"}
         return Verdict("slow-rank", f"rank {rank}", 0.8, evidence, Action.NOTE, details=details)
@@ -124,4 +144,4 @@ class StragglersMonitor(Monitor):
         """Nothing is kept: another start has other processes, perhaps on other machines."""
         self.previous = None
         self.rows, self.since, self.told = [], {}, {}
-        self.steady = SlowRanks(self.options.steadily, self.options.steady_steps)
+        self.steady = SlowRanks(self.options.steadily, self.options.steady_steps, self.peers)

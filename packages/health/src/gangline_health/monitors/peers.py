@@ -1,0 +1,32 @@
+"""Ranks that do the same work: those of one pipeline stage. A longer stage, such as the head's, is no slow rank's.
+
+Torch-free.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Peers:
+    """stages: of each rank; none where all do the same work."""
+
+    stages: tuple[int, ...] = ()
+
+    def of(self, rank: int, ranks: int) -> list[int]:
+        """The ranks, of so many, that do the work of `rank`, itself among them."""
+        if len(self.stages) != ranks:
+            return list(range(ranks))
+        return [other for other, stage in enumerate(self.stages) if stage == self.stages[rank]]
+
+    def usual(self, values: Sequence[float]) -> list[float]:
+        """(ranks,) seconds -> of each rank the median of its peers, of two the faster; of one without peers its own."""
+        stages = self.stages if len(self.stages) == len(values) else (0,) * len(values)
+        found = {}
+        for stage in set(stages):
+            peers = [value for value, one in zip(values, stages, strict=True) if one == stage]
+            found[stage] = min(peers) if len(peers) == 2 else statistics.median(peers)
+        return [found[stage] for stage in stages]
