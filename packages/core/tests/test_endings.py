@@ -75,9 +75,9 @@ class CutOff:
         return getattr(self.inner, name)
 
 
-def cut_off(run_dir, bad):
+def cut_off(run_dir, bad, steps=12):
     """(how it ended, orders) of a run of which one rank loses the job's store; no save comes to anything then."""
-    s = session(run_dir, "parallel=ddp", "run.steps=12", "checkpoint.every=2")
+    s = session(run_dir, "parallel=ddp", f"run.steps={steps}", "checkpoint.every=2")
     saves = s.checkpointer.save
 
     def save(request, *rest):
@@ -107,6 +107,13 @@ def test_a_store_that_is_lost_for_good_ends_the_run_for_new_workers(tmp_path):
         assert "store-lost at rank 1: the job's store is lost for good (Broken pipe)" in ended.what
         assert "step-00000002 is the newest checkpoint" in ended.what
     assert [found[0] for found in pool(2).run(cut_off, tmp_path / "out", None)] == [0, 0]
+
+
+def test_a_store_that_is_lost_at_the_last_save_is_no_mistake_of_the_user(tmp_path):
+    for ended, orders, step in pool(2).run(cut_off, tmp_path / "out", 1, 4):
+        assert (ended.kind, ended.exit_code, orders, step) == ("restart", 75, [], 4)
+        assert "store-lost at rank 1: the job's store is lost for good (Broken pipe)" in ended.what
+    assert read_ending(tmp_path / "out") is None  # the launcher's word
 
 
 def test_a_failed_save_alone_is_no_reason_for_new_workers(tmp_path):

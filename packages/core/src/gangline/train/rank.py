@@ -29,12 +29,16 @@ from gangline.pulse.layout import NUMBER
 from gangline.pulse.write import current
 from gangline.rundir import RunDirectory
 from gangline.sampling.sampler import Sampler
+from gangline.train.agree import gather_verdicts
 from gangline.train.build import build, device_of
 from gangline.train.callbacks import each, tell_of_error
 from gangline.train.loop import loop
 from gangline.train.orders import Ending
 from gangline.train.save import poll, save, tell
 from gangline.train.session import Session
+from gangline.train.verdicts import cut_off
+
+REQUEUED = ("SIGTERM", "SIGUSR1", "SIGUSR2")  # signals that are no person's
 
 
 def work(run_dir: str) -> int:
@@ -100,6 +104,8 @@ def train(s: Session) -> int:
         finally:
             s.close_readers()
         poll(s, wait=True)
+        if ending.why in ("done", *REQUEUED) and (lost := lost_at_the_end(s)):
+            ending = lost
         s.checkpointer.close()
         tell(s)
         if s.comms.rank == 0 and (said := said_of(s, ending)):
@@ -148,10 +154,17 @@ def said_of(s: Session, ending: Ending) -> RunEnding | None:
     )
 
 
+def lost_at_the_end(s: Session) -> Ending | None:
+    """New workers save what these could not, where the last save failed for the job's store was lost; on all ranks."""
+    mine = [cut_off(s)] if s.failed_save and s.cut_off else []
+    found, _ = gather_verdicts(s.comms.world, s.device, mine)
+    return Ending("restart", "; ".join(map(str, found)), requeue=True) if found else None
+
+
 def requeues(s: Session, ending: Ending) -> bool:
     """Whether a signal ended the run that was no person's, and all steps are saved: it may be started again."""
     saved = CheckpointId.parse(s.saved) if s.saved else None
-    return ending.why in ("SIGTERM", "SIGUSR1", "SIGUSR2") and saved is not None and saved.step == s.step
+    return ending.why in REQUEUED and saved is not None and saved.step == s.step
 
 
 def run_loop(s: Session, first: int) -> Ending:
