@@ -22,9 +22,9 @@ sys.exit(fork_agent("forked_agent:" + sys.argv[1], (sys.argv[2],), default_run()
 """
 
 
-def started(run_dir: Path, what: str) -> subprocess.Popen[str]:
+def started(run_dir: Path, what: str, before: str = "") -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", CODE, what, str(run_dir)],
+        [sys.executable, "-c", before + CODE, what, str(run_dir)],
         env={**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -79,6 +79,45 @@ def test_a_notice_before_there_is_anything_to_save_ends_nothing(tmp_path):
     os.kill(process.pid, signal.SIGTERM)
     printed, _ = process.communicate(timeout=120)
     assert process.returncode == 15, printed  # the agent's own word
+
+
+EARLY = """
+import os, signal, gangline.launch.forked as forked
+wait = forked._wait
+def stopped(ready):
+    os.kill(os.getpid(), signal.SIGTERM)
+    wait(ready)
+forked._wait = stopped
+"""
+INSIDE = """
+import multiprocessing.context as context, os, signal
+start = context.ForkServerProcess.start
+def stopped(self):
+    start(self)
+    os.kill(os.getpid(), signal.SIGTERM)
+context.ForkServerProcess.start = stopped
+"""
+
+
+@pytest.mark.parametrize("before", [EARLY, INSIDE], ids=["before it is ready", "as it is started"])
+def test_a_stop_of_an_agent_that_has_just_begun_ends_it(tmp_path, before):
+    """Nobody waits for the whole job."""
+    process = started(tmp_path, "waits", before)
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode in (15, 128 + signal.SIGTERM), printed
+    assert "Traceback" not in printed
+
+
+def test_an_agent_that_nobody_waits_for_ends_without_a_traceback(tmp_path):
+    code = """
+import multiprocessing, sys
+from gangline.launch import forked
+ready, tell = multiprocessing.Pipe(duplex=False)
+ready.close()
+forked._enter("forked_agent:seven", (".",), 0, set(), tell)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, start_new_session=False)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGTERM, "")
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["while torch is loaded", "later"])

@@ -35,12 +35,14 @@ def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
     """
     told = _Told()
     before = {signum: signal.signal(signum, signal.SIG_IGN if signum in NOTICES else told) for signum in STOP}
+    agent = None
     try:
         forkserver.warm(OF_AN_AGENT, run)
         context = multiprocessing.get_context("forkserver")
         ready, tell = context.Pipe(duplex=False)
         agent = context.Process(target=_enter, args=(target, args, os.getpid(), forkserver.loading(), tell))
         agent.start()  # returns once the server has loaded everything
+        told.holds = True
         tell.close()
         _wait(ready)
         told.knows(agent.pid or 0)
@@ -52,6 +54,10 @@ def fork_agent(target: str, args: tuple[Any, ...], run: Run) -> int:
             guard.wait_for_end(agent.pid or 0)
             return EXIT_FAILURE
         return code if code >= 0 else 128 - code
+    except SystemExit:  # asked to end as the agent had just begun: it would be waited for, and has not heard of it
+        if agent is not None and agent.pid is not None:
+            agent.kill()
+        raise
     except (EOFError, OSError):
         if not (lost := forkserver.lost()):
             raise
@@ -66,14 +72,21 @@ class _Told:
     """Hands signals on. Before the agent is there, one that asks for the end ends this process, and the server."""
 
     def __init__(self) -> None:
+        self.holds = False  # the agent has been started, and is told once it can be
         self._pid = 0
+        self._held: list[int] = []
 
     def knows(self, pid: int) -> None:
+        """The agent takes signals; it gets those that came before."""
         self._pid = pid
+        while self._held:
+            guard.send(pid, self._held.pop(0))
 
     def __call__(self, signum: int, frame: object) -> None:
         if self._pid:
             guard.send(self._pid, signum)
+        elif self.holds:
+            self._held.append(signum)
         else:
             raise SystemExit(128 + signum)
 
@@ -92,6 +105,9 @@ def _enter(target: str, args: tuple[Any, ...], owner: int, loaded: set[str], tel
         signal.signal(signum, signal.SIG_IGN)
     guard.die_with(owner)
     forkserver.adopt(loaded)
-    tell.send_bytes(b"ready")
+    try:
+        tell.send_bytes(b"ready")
+    except BrokenPipeError:  # who started this agent ends, or has ended
+        sys.exit(128 + signal.SIGTERM)
     tell.close()
     sys.exit(load(target)(*args))
