@@ -95,7 +95,7 @@ def test_a_run_that_lives(tmp_path: Path) -> None:
         f"run.dir={tmp_path / 'a'}",
     ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=tmp_path) as process:
-        until = time.monotonic() + 200
+        until = time.monotonic() + 500
         while time.monotonic() < until and process.poll() is None:
             found = summaries(tmp_path)
             if found and found[0].step > 0:
@@ -104,7 +104,7 @@ def test_a_run_that_lives(tmp_path: Path) -> None:
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         assert found[0].state == "running"
         process.terminate()
-        process.communicate(timeout=200)
+        process.communicate(timeout=500)
     assert summaries(tmp_path)[0].state in ("preempted", "signal")
 
 

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gangline import UserError
+from gangline.config import compose_one
 from gangline.testing import readable
 from gangline.testing.sessions import session
+from gangline.tools import RunDirectory
 from gangline.train.rank import train
 from gangline_health.commands.report import run as report
 from gangline_health.ledger.picture import picture
@@ -50,11 +52,11 @@ class Files:
         self.now += seconds
         self.event("phase", phase=name, at="end", seconds=seconds)
 
-    def step(self, step: int, passes: float = 1.0, waits: float = 0.25, skipped: str = "") -> None:
+    def step(self, step: int, passes: float = 1.0, waits: float = 0.25, skipped: str = "", **more: int) -> None:
         """0.125 s of data, the passes, 0.125 s of update; then a wait of 0.0625 s that counts to the next."""
         self.now += passes + 0.25
         took = {"data": 0.125, "forward_backward": passes, "optimizer": 0.125, "agree": 0.0625}
-        content = {"step": step, "seconds": took, "step_seconds": passes + 0.3125, "skipped": skipped}
+        content = {"step": step, "seconds": took, "step_seconds": passes + 0.3125, "skipped": skipped, **more}
         rows = {"collective": [waits, waits]}
         self._line("metrics.jsonl", **content, time=self.now, generation=self.generation, rank_phases=rows)
         self.now += 0.0625
@@ -193,3 +195,15 @@ def test_a_real_run_that_died_and_went_on(tmp_path: Path, capsys: pytest.Capture
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no events"):
         ledger(tmp_path)
+
+
+def test_the_bubble_of_a_step_is_that_of_its_own_batch(tmp_path: Path) -> None:
+    """Four stages: of 4 microbatches 3/7 of the passes are empty, of 16 microbatches 3/19; the ranks waited longer."""
+    words = ("batch.global_size=16", "batch.micro_size=1", "batch.ramp={4:8}", f"run.dir={tmp_path / 'a'}")
+    RunDirectory.create(compose_one(["recipe=tiny", *words])).unlock()
+    files = Files(tmp_path / "a")
+    files.event("launch", why="start")
+    files.event("start", mesh={"pp": 4}, processes=4)
+    for step, first in ((1, 0), (2, 4), (3, 8), (4, 24)):
+        files.step(step, passes=1.0, waits=0.75, first_sample=first)
+    assert ledger(tmp_path / "a").seconds["bubble"] == pytest.approx(2 * 3 / 7 + 2 * 3 / 19)

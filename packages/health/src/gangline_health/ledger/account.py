@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 
 from gangline_health.ledger.spans import Span
@@ -19,10 +20,10 @@ from gangline_health.ledger.starts import Line, RanksStart, moment, undone
 BASE, STEP, PHASE = 0, 1, 2  # levels: what a start was about, a step in it, a phase that rank 0 wrote down
 PHASES = {"save": "checkpoint_stall", "recovery": "recovery", "validate": "compute"}
 FAULTS = ("rank", "node", "joined", "order")  # launches that follow a start of the same job
-Bubble = Callable[[Line], float]  # the share of a step's passes that its schedule cannot fill
+Bubble = Callable[[Line, Line], float]  # (start, step's record) -> share of its passes that its schedule cannot fill
 
 
-def spans(starts: Sequence[RanksStart], bubble: Bubble = lambda start: 0.0) -> Iterator[Span]:
+def spans(starts: Sequence[RanksStart], bubble: Bubble = lambda start, record: 0.0) -> Iterator[Span]:
     """Every span that the files tell of; they overlap (`partition`)."""
     lost = undone(starts)
     for before, each in pairwise((None, *starts)):
@@ -31,7 +32,8 @@ def spans(starts: Sequence[RanksStart], bubble: Bubble = lambda start: 0.0) -> I
         yield from _between(before, each)
         yield Span(each.begin, first_step(each), "recovery" if goes_on else "start", BASE)
         yield from _phases(each, "recovery" if goes_on else "start")
-        yield from _steps(each, lost, bubble(next((e for e in each.events if e["event"] == "start"), {})))
+        start = next((event for event in each.events if event["event"] == "start"), {})
+        yield from _steps(each, lost, partial(bubble, start))
 
 
 def follows(each: RanksStart) -> bool:
@@ -81,7 +83,7 @@ def _phases(each: RanksStart, kind: str) -> Iterator[Span]:
         yield Span(at, each.last, PHASES.get(name, kind), PHASE)
 
 
-def _steps(each: RanksStart, lost: set[int], bubble: float) -> Iterator[Span]:
+def _steps(each: RanksStart, lost: set[int], bubble: Callable[[Line], float]) -> Iterator[Span]:
     usual = statistics.median([_passes(record) for record in each.steps[1:17]] or [0.0])
     before = 0.0
     for number, record in enumerate(each.steps):
@@ -90,7 +92,7 @@ def _steps(each: RanksStart, lost: set[int], bubble: float) -> Iterator[Span]:
         agree = min(float(seconds.get("agree", 0.0)), at - before) if before else 0.0
         compiling = max(0.0, _passes(record) - usual) if number == 0 and usual else 0.0
         waits = min(_waits(record), _passes(record) - compiling)
-        empty = min(waits, bubble * _passes(record))
+        empty = min(waits, bubble(record) * _passes(record))
         pieces = (
             ("exposed_communication", before, before + agree),
             *_side_by_side(

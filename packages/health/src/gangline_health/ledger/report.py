@@ -131,16 +131,17 @@ def _recovered(at: float, each: RanksStart) -> float | None:
 
 
 def _bubble(run_dir: Path) -> Bubble:
-    """The share of the passes that 1F1B leaves empty, from the run's batch and each start's mesh."""
+    """The share of the passes that 1F1B leaves empty, from each step's batch and its start's mesh."""
     try:
         batch = RunDirectory.open(str(run_dir)).run().batch
     except (UserError, OSError, ValueError):  # a run of parts that are not installed here
-        return lambda start: 0.0
+        return lambda start, record: 0.0
 
-    def share(start: dict[str, Any]) -> float:
+    def share(start: dict[str, Any], record: dict[str, Any]) -> float:
         mesh = {str(axis): int(size) for axis, size in (start.get("mesh") or {}).items()}
         stages, width = mesh.get("pp", 1), mesh.get("dp_replicate", 1) * mesh.get("dp_shard", 1)
-        microbatches = max(1, batch.global_size // (width * (batch.micro_size or 1)))
+        size = batch.size_at(int(record.get("first_sample", 0)))
+        microbatches = max(1, size // (width * (batch.micro_size or 1)))
         return (stages - 1) / (microbatches + stages - 1)
 
     return share
