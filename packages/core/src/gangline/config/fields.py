@@ -92,14 +92,14 @@ def options(cls: type, prefix: str, opened: Mapping[str, type] | None = None) ->
 def _options(cls: type, prefix: str, opened: Mapping[str, type], values: Mapping[str, Any]) -> Iterator[Option]:
     types, ranges = hints(cls), stated(cls)
     for name, value in values.items():
-        inner, declared = opened.get(name), _dataclass_in(types[name])
-        if inner is None and declared is None:
-            yield Option(f"{prefix}.{name}", types[name], value, cls, ranges[name])
-        elif inner is not None:
-            yield from options(inner, f"{prefix}.{name}")
-        else:
+        chosen, declared = opened.get(name), _dataclass_in(types[name])
+        if chosen is not None:
+            yield from options(chosen, f"{prefix}.{name}")
+        elif declared is not None:
             own, given = defaults(declared), value if isinstance(value, dict) else {}
             yield from _options(declared, f"{prefix}.{name}", {}, {each: given.get(each, own[each]) for each in own})
+        else:
+            yield Option(f"{prefix}.{name}", types[name], value, cls, ranges[name])
 
 
 def _dataclass_in(hint: Any) -> type | None:
