@@ -24,7 +24,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 class TestWandb(TrackerSuite):
     choice = "track=wandb"
-    settings = ("track.wandb.mode=offline",)
+    settings = ("track.wandb.mode=offline", "track.wandb.deadline_seconds=300")
     can = {"keeps"}
 
     def recorded(self, directory: Path) -> list[tuple[int, float]]:
@@ -33,6 +33,7 @@ class TestWandb(TrackerSuite):
 
 class TestMlflow(TrackerSuite):
     choice = "track=mlflow"
+    settings = ("track.mlflow.deadline_seconds=300",)
     can = {"keeps"}
 
     def recorded(self, directory: Path) -> list[tuple[int, float]]:
@@ -41,6 +42,7 @@ class TestMlflow(TrackerSuite):
 
 class TestTrackio(TrackerSuite):
     choice = "track=trackio"
+    settings = ("track.trackio.deadline_seconds=300",)
     can = {"keeps"}
 
     def recorded(self, directory: Path) -> list[tuple[int, float]]:
