@@ -10,7 +10,10 @@ from typing import ClassVar
 
 import pytest
 
+from gangline.launch import elastic
+from gangline.launch.elastic import AgentNode, RankFiles
 from gangline.launch.network import interface_towards
+from gangline.launch.starts import JobStart
 from gangline.testing.real_runs import SMALL, RealRuns
 
 # Each machine has a network, a name that stands for no address, and processes of its own.
@@ -65,6 +68,25 @@ def test_of_many_hosts_only_the_first_few_are_asked(monkeypatch):
     monkeypatch.setattr(socket, "socket", NowhereToGo)
     assert interface_towards([f"host{index}" for index in range(1000)]) is None
     assert [host for host, _ in NowhereToGo.asked] == ["host0", "host1", "host2"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_the_way_to_other_nodes_is_asked_by_address(tmp_path, monkeypatch):
+    """What a scheduler calls a node need be known to no name service; a loopback leads to no other machine."""
+    ways = {"10.0.0.1": "ib0", "10.0.0.2": "ib0", "n1": "lo", "n2": "eth0"}
+    monkeypatch.setattr(elastic, "interface_towards", lambda hosts: next(ways[h] for h in hosts if h in ways))
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+
+    def interface(name, first, nodes, peers=()):
+        files = RankFiles(tmp_path, AgentNode(name, 1, None, lambda: 1, alone=False))
+        files.start, files.peers = JobStart(1, tuple(nodes), 2, 0), list(peers)
+        return files._interface(first)
+
+    assert interface("n1", "10.0.0.1", ["n1", "n2"], ["10.0.0.2"]) == "ib0"
+    assert interface("n2", "10.0.0.1", ["n1", "n2"]) == "ib0"
+    assert interface("n2", "n1", ["n1", "n2"]) is None  # n1 stands for a loopback address here
+    assert interface("n1/0", "127.0.0.1", ["n1/0", "n1/1"]) == "lo"
+    assert interface("n1", "127.0.0.1", ["n1", "n2"], ["10.0.0.2"]) == "ib0"
 
 
 @pytest.mark.nightly

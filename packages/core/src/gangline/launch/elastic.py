@@ -70,6 +70,7 @@ class AgentNode:
     handler: RendezvousHandler
     count: Callable[[], int]  # of the job's starts, with this one: asked by the node that leads it
     place: str = ""  # in the network, from its top to this node, where that is known
+    address: str = ""  # where the others reach it
     alone: bool = True  # whether there are no other nodes
     log: str = "agent.log"
     met: Callable[[], None] = lambda: None  # called when the nodes have met for the first time
@@ -99,12 +100,16 @@ class Agent(LocalElasticAgent):
         """The first node's word, in the store of this start."""
         store: Any = group.store
         self.leads = group.group_rank == 0
-        store.set(f"gangline/node/{group.group_rank}", json.dumps([self.node.name, self.node.place]))
+        self.files.peers = []
+        store.set(
+            f"gangline/node/{group.group_rank}", json.dumps([self.node.name, self.node.place, str(self.node.address)])
+        )
         if self.leads:
             told = [json.loads(store.get(f"gangline/node/{index}")) for index in range(group.group_world_size or 1)]
             first = self.node.count() == 1
-            self.starts.places = [place or name for name, place in told]
-            start = self.starts.begin([name for name, _ in told], self.node.ranks * len(told), first)
+            self.starts.places = [place or name for name, place, _ in told]
+            self.files.peers = [address for _, _, address in told[1:]]
+            start = self.starts.begin([name for name, *_ in told], self.node.ranks * len(told), first)
             store.set("gangline/start", json.dumps(start.to_dict()))
         return JobStart.of(json.loads(store.get("gangline/start")))
 
@@ -280,6 +285,7 @@ class RankFiles(LogsSpecs):
         super().__init__(str(logs))
         self.logs, self.node = logs, node
         self.start: JobStart | None = None  # the newest
+        self.peers: list[str] = []  # addresses of the other nodes, on the first one
 
     @property
     def root_log_dir(self) -> str:
@@ -308,11 +314,12 @@ class RankFiles(LogsSpecs):
         """For gloo, which would ask the name service for this machine, and use what network it names."""
         if sys.platform != "linux" or "GLOO_SOCKET_IFNAME" in os.environ:
             return None
-        if first == "127.0.0.1":
-            return "lo"
         assert self.start is not None
         _, *others = dict.fromkeys(name.partition("/")[0] for name in (self.node.name, *self.start.nodes))
-        return interface_towards(others)
+        if not others:
+            return "lo" if first == "127.0.0.1" else None
+        found = interface_towards([address for address in self.peers or [first] if address] + others)
+        return None if found == "lo" else found  # other machines are not there, whatever a name stands for
 
 
 class _Request:

@@ -82,6 +82,7 @@ def run_node(run_dir: Path, run: Run, name: str, address: str, place: str = "") 
             meeting.handler,
             count=lambda: meeting.store.add("gangline/starts", 1),
             place=place,
+            address=address,
             alone=False,
             met=meeting.met,
             replaced=meeting.replaced,
