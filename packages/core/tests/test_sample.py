@@ -30,6 +30,7 @@ from gangline.rundir import RunDirectory
 from gangline.sampling.options import Sampling, Written
 from gangline.sampling.prompts import read_prompts
 from gangline.sampling.sampler import Sampler, generate, sample
+from gangline.sampling.text import unstopped
 from gangline.shard import Layout, Registry, Shard
 from gangline.testing.inputs import whole_sequences
 
@@ -215,7 +216,7 @@ def test_a_prompt_outside_the_vocabulary_is_refused(tmp_path, monkeypatch):
     make_run(tmp_path / "many", 1, data=words(tmp_path / "many.json", *(f"w{n}" for n in range(300))))
     with pytest.raises(UserError, match="has token 299, and the model knows 256"):
         sample(tmp_path / "many", "w1 w299")
-    monkeypatch.setattr(TextConfig, "codec", lambda self: SimpleNamespace(encode=lambda text: None))
+    monkeypatch.setattr(TextConfig, "codec", lambda self, run: SimpleNamespace(encode=lambda text: None))
     with pytest.raises(UserError, match="is not text"):
         sample(tmp_path / "few", "yes")
 
@@ -252,6 +253,40 @@ def test_a_text_ends_before_a_stop_string(tmp_path):
     assert cut.why == "stop"
     assert cut.text == whole.text[: whole.text.index(stop)]
     assert whole.tokens[: len(cut.tokens)] == cut.tokens
+
+
+def test_stop_strings_may_name_special_tokens_and_prompts_be_tokens(tmp_path):
+    made = Tokenizer(models.WordLevel({word: id for id, word in enumerate("abcdefgh")}, unk_token="a"))
+    made.add_special_tokens(["<x>"])
+    made.save(str(tmp_path / "tokenizer.json"))
+    sampler = Sampler(
+        make_run(tmp_path / "run", 1, data=TextConfig(tokenizer=str(tmp_path / "tokenizer.json"))).run.dir
+    )
+    assert sampler.codec.decode([0, 8]) == "a"
+    assert sampler.codec.decode_special([0, 8, 1]) == "a <x> b"
+    assert unstopped(sampler.codec, [0, 1, 8, 2], ["<x>", "c"]) == ([0, 1], " ")
+    assert unstopped(sampler.codec, [0, 1, 8, 2], ["x> c"]) == ([0, 1], " <")
+    with torch.no_grad():
+        for weight in sampler.model.state_dict().values():
+            weight.zero_()
+    sampler.model.head = AlwaysThis(8)
+    (text,) = sampler.write(["a"], 4, temperature=0, stop=["<x>"])
+    assert (text.tokens, text.why, text.text.strip()) == ([8], "stop", "")
+    (rows,) = sampler.write([[0, 8]], 1, temperature=0)
+    assert rows.prompt == "a <x>"
+
+
+class AlwaysThis(torch.nn.Module):
+    """A head that always writes one token."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__()
+        self.token = token
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        found = torch.zeros(*hidden.shape[:-1], 300)
+        found[..., self.token] = 1
+        return found
 
 
 def test_a_text_beyond_the_context_is_refused(tmp_path, capsys):

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from chats import TEMPLATE, chat, chats, tokenizer, write
+from small_models import llama
 from transformers import AutoTokenizer
 
 from gangline import UserError
@@ -42,6 +43,53 @@ def test_tokens_and_mask_are_those_of_transformers(tmp_path, words):
         )
         assert found.tokens.tolist() == wanted["input_ids"]
         assert found.learnt.tolist() == [bool(mark) for mark in wanted["assistant_masks"]]
+
+
+def answers(words):
+    """What of each chat is learnt, as text."""
+    found = source([*words, "data.validation_fraction=0"])
+    return [found.codec.decode_special(chat.tokens[chat.learnt].tolist()) for chat in found.chats]
+
+
+LINES = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def test_an_answer_ends_with_its_end_token(tmp_path, words):
+    said = [{"role": "user", "content": "<|im_end|> is?"}, {"role": "assistant", "content": "e<|im_start|>e"}]
+    write(tmp_path / "chats.jsonl", [{"messages": chat(1, 2)}, {"messages": said}])
+    tokenizer(tmp_path / "model", LINES)
+    assert answers(words) == ["It is 2.<|im_end|>It is 3.<|im_end|>", "e<|im_start|>e<|im_end|>"]
+    tokenizer(tmp_path / "model", LINES.replace("<|im_end|>", ""))
+    assert answers(words) == ["It is 2.\nIt is 3.\n", "e<|im_start|>e\n"], "a line's end is all that ends it"
+
+
+def test_what_a_template_marks_is_learnt(tmp_path, words):
+    marked = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>' }}{% generation %}{{ m.content + ' ' }}"
+        "{% endgeneration %}{{ '<|im_end|>\n' }}{% else %}{{ m.content + '\n' }}{% endif %}{% endfor %}"
+    )
+    tokenizer(tmp_path / "model", marked)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "model")
+    for number, found in enumerate(source([*words, "data.validation_fraction=0"]).chats):
+        said = theirs.apply_chat_template(
+            chat(number, 1 + number % 3), return_dict=True, return_assistant_tokens_mask=True
+        )
+        assert found.tokens.tolist() == said["input_ids"]
+        assert found.learnt.tolist() == [bool(mark) for mark in said["assistant_masks"]]
+
+
+def test_a_template_that_takes_no_chat_is_refused_before_the_start(tmp_path, words):
+    (tmp_path / "mine.jinja").write_text("{% for m in messages %}{{ m.content + 1 }}{% endfor %}")
+    told = problems([*words, f"data.template={tmp_path}/mine.jinja"])
+    assert "refuses all chats" in told
+    assert "TypeError" in told
+    (tmp_path / "mine.jinja").write_text(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATE
+    )
+    assert problems([*words, f"data.template={tmp_path}/mine.jinja"]) == "", "the first chat alone has a system's turn"
 
 
 def test_rows_hold_whole_chats_apart_and_every_chat_once(words):
@@ -115,6 +163,21 @@ def test_a_tokenizer_without_a_template_or_of_another_model_is_refused(tmp_path,
     assert problems([*words, f"data.template={tmp_path}/mine.jinja"]) == ""
     (tmp_path / "mine.jinja").write_text("{% if %}")
     assert "is no chat template" in problems([*words, f"data.template={tmp_path}/mine.jinja"])
+
+
+def test_a_run_is_asked_by_its_own_tokenizer_and_template(tmp_path, words):
+    """Without `data.tokenizer` that is the one beside the weights."""
+    from gangline.sampling.text import codec_of, ends_of
+
+    llama(tmp_path / "model")
+    mine = tmp_path / "mine.jinja"
+    mine.write_text("mine{{ eos_token }}")
+    kept = [word for word in words if not word.startswith("data.tokenizer")]
+    run = compose_one([*kept, f"model.weights={tmp_path}/model", f"data.template={mine}"])
+    codec = codec_of(run)
+    assert codec.path == str(tmp_path / "model" / "tokenizer.json")
+    assert codec.tokenizer.token_to_id("<|im_end|>") in ends_of(run, codec)
+    assert run.data.chat_template(run).render([]) == "mine<|im_end|>"
 
 
 def test_a_template_that_changes_earlier_turns_is_told(tmp_path, words):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy
 import pytest
 import torch
@@ -157,6 +159,40 @@ def test_pairs_that_are_empty_or_equal_are_refused_with_the_line(runs):
     run = compose_one([word for word in runs.settings if not word.startswith("dpo")])
     assert "dpo=on" in str(run.data.check(run)[0])
     assert "longer" in runs.refused("run.dir=no", "batch.sequence_length=40")
+
+
+def test_whole_chats_beside_their_prompt_are_one_pair(runs):
+    system, asked = {"role": "system", "content": "Add."}, {"role": "user", "content": "1+1?"}
+    yes, no = ({"role": "assistant", "content": text} for text in ("2", "3"))
+    rows = {
+        "bare": {"prompt": [system, asked], "chosen": [yes], "rejected": [no]},
+        "whole": {"prompt": [system, asked], "chosen": [system, asked, yes], "rejected": [system, asked, no]},
+        "text": {"prompt": "1+1?", "chosen": [system, asked, yes], "rejected": [system, asked, no]},
+        "one": {"prompt": "1+1?", "chosen": [system, asked, yes], "rejected": "3"},
+    }
+    file = runs.directory / "whole.jsonl"
+    found = {}
+    for name, row in rows.items():
+        write(file, [row])
+        ((chosen, rejected),) = source(runs, f"data.path={file}", "data.validation_fraction=0").pairs
+        found[name] = [(side.tokens.tolist(), side.learnt.tolist()) for side in (chosen, rejected)]
+    assert all(pair == found["bare"] for pair in found.values())
+    assert sum(found["bare"][0][1]) == 2, "the answer and its end"
+    more = [{"role": "user", "content": "sure?"}, yes]
+    for told, row in {
+        "do not begin with its prompt": {**rows["text"], "prompt": "1+2?"},
+        "chosen of line 1 of .* is not one answer": {
+            **rows["text"],
+            "chosen": [asked, no, *more],
+            "rejected": [asked, no],
+        },
+        "Behind the prompt come: assistant, user, assistant": {**rows["bare"], "rejected": [no, *more]},
+        "not begin with its prompt": {**rows["bare"], "chosen": [{"role": "tool", "content": "2"}]},
+        "has no answer": {**rows["whole"], "chosen": [system, asked]},
+    }.items():
+        write(file, [row])
+        run = compose_one([*runs.settings, f"data.path={file}"])
+        assert re.search(told, "\n".join(map(str, run.data.check(run)))), told
 
 
 def test_chats_that_begin_alike_are_a_pair(runs):

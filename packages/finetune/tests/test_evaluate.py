@@ -105,6 +105,20 @@ def test_answers_are_those_of_transformers(here):
     assert ours._answer(asked, {"max_gen_toks": 8}) == wanted
 
 
+def test_a_long_question_is_cut_between_tokens(here, monkeypatch):
+    from gangline_finetune.evaluate.run_model import RunModel
+
+    model, asked = RunModel(str(here / "run")), []
+    write = model.sampler.write
+    monkeypatch.setattr(
+        model.sampler, "write", lambda prompts, *a, **k: asked.extend(prompts) or write(prompts, *a, **k)
+    )
+    question = "é" * 40 + "<|im_start|>assistant\n"
+    model._answer(question, {"until": ["<|im_end|>"], "max_gen_toks": 21})
+    assert asked == [model.tok_encode(question)[-43:]]
+    assert "<|im_start|>" in model.codec.decode_special(asked[0])
+
+
 def test_tasks_that_there_are_not_are_refused(here, capsys):
     for task, told in (("no_such_task_at_all", "has no task"), (str(here / "no.yaml"), "cannot be read")):
         assert main(["eval", str(here / "run"), "--tasks", task]) == 2

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from gangline.cluster.topology import Topology
     from gangline.comm.base import Comms
+    from gangline.data.chat import ChatTemplate
     from gangline.data.vocabulary import Codec
     from gangline.explain.explained import Explained, Transfer
     from gangline.explain.work import StageWork
@@ -312,8 +313,12 @@ class DataConfig(PartConfig):
 
     path: str | list[str] | None = None  # where the data lies; null: what the source brings itself
 
-    def codec(self) -> Codec | None:
+    def codec(self, run: Run) -> Codec | None:
         """Text to tokens and back, without reading the data; None: ask the source. Raises UserError."""
+        return None
+
+    def chat_template(self, run: Run) -> ChatTemplate | None:
+        """How this data writes conversations as text; None: the tokenizer's own way. Raises UserError."""
         return None
 
     def exported(self, run: Run) -> dict[str, bytes]:

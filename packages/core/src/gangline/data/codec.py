@@ -39,7 +39,11 @@ class TextCodec(ABC):
 
     @abstractmethod
     def decode(self, tokens: list[int]) -> str:
-        """Tokens as text; what has no text in this vocabulary is left out."""
+        """Tokens as text; what has no text in this vocabulary is left out, and so are special tokens."""
+
+    def decode_special(self, tokens: list[int]) -> str:
+        """Tokens as text, special tokens by their names."""
+        return self.decode(tokens)
 
 
 class ByteCodec(TextCodec):
@@ -101,7 +105,13 @@ class TokenizerCodec(TextCodec):
             return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(self, tokens: list[int]) -> str:
-        return self.tokenizer.decode([token for token in tokens if token < self.vocab_size])
+        return self.tokenizer.decode(self._known(tokens))
+
+    def decode_special(self, tokens: list[int]) -> str:
+        return self.tokenizer.decode(self._known(tokens), skip_special_tokens=False)
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        return [token for token in tokens if token < self.vocab_size]
 
     @contextmanager
     def _named(self, what: str) -> Iterator[None]:

@@ -38,7 +38,7 @@ class TextConfig(DataConfig):
     validation_fraction: Share = 0.02  # of the files (of one file: its end) is held out; 1, of a validation set: all
     encoding_errors: Literal["replace", "ignore", "strict"] = "replace"  # of text that is not UTF-8, with a tokenizer
 
-    def codec(self) -> TextCodec:
+    def codec(self, run: Run) -> TextCodec:
         """Text to tokens and back, without reading the data. Raises UserError."""
         from gangline.data.codec import open_codec
 
@@ -94,7 +94,7 @@ class TextConfig(DataConfig):
 
     def _check_vocabulary(self, run: Run) -> list[Problem]:
         try:
-            needed = self.codec().vocab_size
+            needed = self.codec(run).vocab_size
         except UserError as error:
             return [error.problem()]
         whose = "bytes" if self.tokenizer is None else f"data.tokenizer={self.tokenizer}"

@@ -112,7 +112,7 @@ class TextSource(DataSource):
 
 def build(config: TextConfig, run: Run, split_name: Split) -> TextSource:
     """Read one split. Raises UserError where a file cannot be read or the text is shorter than one sequence."""
-    codec = config.codec()
+    codec = config.codec(run)
     pieces = split(listing(config.path), config.validation_fraction, split_name)
     end = np.asarray([] if codec.separator is None else [codec.separator], codec.dtype)
     parts: list[np.ndarray] = []

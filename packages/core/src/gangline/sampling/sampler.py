@@ -17,7 +17,7 @@ from gangline.checkpoint.base import Checkpointer
 from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.weights import weights_under
 from gangline.comm.solo import Solo
-from gangline.data.chat import TemplateRefusal, template_of
+from gangline.data.chat import ChatTemplate, TemplateRefusal, template_of
 from gangline.data.codec import TokenizerCodec
 from gangline.errors import UserError
 from gangline.mesh import Mesh
@@ -28,7 +28,7 @@ from gangline.parallel.prepare import bind_folds
 from gangline.rundir import RunDirectory
 from gangline.sampling.decode import Stop, decode
 from gangline.sampling.options import Sampling, Why, Written, check_lengths
-from gangline.sampling.text import after, before_stop, codec_of, encode, ends_of
+from gangline.sampling.text import after, codec_of, encode, ends_of, spelled, unstopped
 from gangline.shard import MODEL, Layout, Registry, Shard, model_array
 
 if TYPE_CHECKING:
@@ -84,18 +84,22 @@ class Sampler:
         """What keeps the model from going on from what it has computed: empty where nothing does."""
         return recomputed(compose_model(self.run)[0])
 
-    def chat(self, messages: Sequence[dict[str, Any]]) -> str:
-        """A conversation as text up to where the answer begins, by the tokenizer's own template. Raises UserError."""
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """What the run's data wrote conversations by, else the tokenizer's own. Raises UserError if there is none."""
         path = self.codec.path if isinstance(self.codec, TokenizerCodec) else None
-        template = template_of(path)
+        return self.run.data.chat_template(self.run) or template_of(path)
+
+    def chat(self, messages: Sequence[dict[str, Any]]) -> str:
+        """A conversation as text up to where the answer begins, as in the run's data. Raises UserError."""
         try:
-            return template.render(list(messages), prompt=True)
+            return self.template.render(list(messages), prompt=True)
         except TemplateRefusal as error:
-            raise UserError(f"the chat template {template.name} refuses the conversation.", str(error)) from error
+            raise UserError(f"the chat template {self.template.name} refuses the conversation.", str(error)) from error
 
     def write(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[str | Sequence[int]],
         tokens: int | None = None,
         *,
         temperature: float = 0.8,
@@ -104,10 +108,11 @@ class Sampler:
         seed: int = 0,
         stop: Sequence[str] = (),
     ) -> list[Text]:
-        """What follows each prompt, each the same as if it were alone with its number.
+        """What follows each prompt, a text or its tokens, each the same as if it were alone with its number.
 
         tokens: at most, an error where the context has no room for them; None: the usual, or what it has room for.
-        stop: a text ends before the first of these. As `Sampling` says what else there is.
+        stop: a text ends before the first of these, which may name special tokens. What else there is, `Sampling`
+        says.
         Raises UserError where a prompt cannot be put in tokens, or is too long.
         """
         starts = [encode(self.codec, prompt, self.run) for prompt in prompts]
@@ -124,13 +129,15 @@ class Sampler:
         )
         stopped: Stop | None = None
         if stop:
-            stopped = lambda written: any(word in (self.codec.decode(written) or "") for word in stop)  # noqa: E731
+            stopped = lambda written: any(word in spelled(self.codec, written) for word in stop)  # noqa: E731
         cached = not self.recomputed
         written = generate(self.model, starts, sampling, cached=cached, stop=stopped)
-        return [
-            Text(prompt, before_stop(after(self.codec, start, one.tokens), stop), one.tokens, one.why)
-            for prompt, start, one in zip(prompts, starts, written, strict=True)
-        ]
+        texts = []
+        for prompt, start, one in zip(prompts, starts, written, strict=True):
+            kept, rest = unstopped(self.codec, one.tokens, stop) if one.why == "stop" else (one.tokens, "")
+            asked = prompt if isinstance(prompt, str) else spelled(self.codec, start)
+            texts.append(Text(asked, after(self.codec, start, kept) + rest, one.tokens, one.why))
+        return texts
 
 
 def sample(run_dir: str | Path, prompt: str = "", tokens: int | None = None, **how: Any) -> str:

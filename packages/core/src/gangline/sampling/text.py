@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gangline import plugins
 from gangline.data.codec import TextCodec, TokenizerCodec
+from gangline.data.special_tokens import read_object, special_tokens
 from gangline.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 def codec_of(run: Run) -> Codec:
     """The vocabulary of a run's data, without reading the data where its options say enough."""
-    return run.data.codec() or plugins.build(run.data, run, "train")
+    return run.data.codec(run) or plugins.build(run.data, run, "train")
 
 
-def encode(codec: Codec, prompt: str, run: Run) -> list[int]:
-    """The prompt's tokens; of an empty one those of a line's end, so that there is something to go on from.
+def encode(codec: Codec, prompt: str | Sequence[int], run: Run) -> list[int]:
+    """The prompt's tokens; of an empty text those of a line's end, so that there is something to go on from.
 
     Raises UserError where the data is not text, or a token of the prompt is none of the model's.
     """
-    tokens = codec.encode(prompt or "\n")
+    tokens = codec.encode(prompt or "\n") if isinstance(prompt, str) else list(prompt)
     if tokens is None:
         raise UserError("the data of this run is not text, so there is nothing to sample.")
     if not tokens:
@@ -38,6 +38,22 @@ def encode(codec: Codec, prompt: str, run: Run) -> list[int]:
             "data.tokenizer may have changed since the run.",
         )
     return tokens
+
+
+def spelled(codec: Codec, tokens: list[int]) -> str:
+    """Tokens as text, special ones by their names, so that a stop string may name one."""
+    return codec.decode_special(tokens) if isinstance(codec, TextCodec) else codec.decode(tokens) or ""
+
+
+def unstopped(codec: Codec, written: list[int], stop: Sequence[str]) -> tuple[list[int], str]:
+    """The tokens written that lie before the first stop string, and what of the next one's text does, too."""
+    text = spelled(codec, written)
+    end = len(before_stop(text, stop))
+    for count in range(len(written), -1, -1):
+        kept = spelled(codec, written[:count])
+        if len(kept) <= end and text.startswith(kept):
+            return written[:count], text[len(kept) : end]
+    return [], text[:end]
 
 
 def after(codec: Codec, prompt: list[int], written: list[int]) -> str:
@@ -59,23 +75,11 @@ def ends_of(run: Run, codec: Codec) -> frozenset[int]:
     if isinstance(codec, TextCodec) and codec.separator is not None:
         ends.add(codec.separator)
     if isinstance(codec, TokenizerCodec):
-        named = _json(Path(codec.path).expanduser().parent / "tokenizer_config.json").get("eos_token")
-        word = named.get("content") if isinstance(named, dict) else named
-        token = codec.tokenizer.token_to_id(word) if isinstance(word, str) else None
+        word = special_tokens(Path(codec.path).expanduser().parent).get("eos_token")
+        token = None if word is None else codec.tokenizer.token_to_id(word)
         ends |= set() if token is None else {token}
     directory = run.model.pretrained()
     if directory is not None:
-        said = _json(Path(directory).expanduser() / "generation_config.json").get("eos_token_id")
+        said = read_object(Path(directory).expanduser() / "generation_config.json").get("eos_token_id")
         ends |= {token for token in (said if isinstance(said, list) else [said]) if isinstance(token, int)}
     return frozenset(ends)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Its content, empty where there is no such file. Raises UserError for one that cannot be read."""
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read.", str(error)) from error
-    return content if isinstance(content, dict) else {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gangline import Problem, UserError
 from gangline.config import DataConfig, Share
@@ -11,7 +12,9 @@ from gangline.data import vocabulary_problems
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.data import TokenizerCodec
+    from gangline.data import ChatTemplate, TokenizerCodec
+
+RENDERED = 100  # rows of which a check renders as many as it takes to find one that the template takes
 
 
 @dataclass
@@ -19,16 +22,24 @@ class TemplatedConfig(DataConfig):
     """What is read through a tokenizer and its chat template."""
 
     file_options: ClassVar[tuple[str, ...]] = ("path", "tokenizer", "template")
+    holds: ClassVar[str] = "chats"
 
     path: str | list[str] | None = None  # .jsonl (compressed too) or .parquet: a file, a directory, a glob or a list
     tokenizer: str | None = None  # a tokenizer.json; null: the one beside model.weights
     template: str | None = None  # a file with a chat template; null: the tokenizer's own
     validation_fraction: Share = 0.02  # of the rows is held out, evenly spread; 1, of a validation set: all
 
-    def codec(self) -> TokenizerCodec | None:
+    def codec(self, run: Run) -> TokenizerCodec:
         from gangline.data import TokenizerCodec
+        from gangline_finetune.chat.encode import tokenizer_of
 
-        return None if self.tokenizer is None else TokenizerCodec(self.tokenizer, None, "replace")
+        return TokenizerCodec(tokenizer_of(self.tokenizer, run.model.pretrained()), None, "replace")
+
+    def chat_template(self, run: Run) -> ChatTemplate:
+        from gangline.data import template_of
+        from gangline_finetune.chat.encode import tokenizer_of
+
+        return template_of(tokenizer_of(self.tokenizer, run.model.pretrained()), self.template)
 
     def exported(self, run: Run) -> dict[str, bytes]:
         from gangline.tools import tokenizer_files
@@ -38,23 +49,43 @@ class TemplatedConfig(DataConfig):
         return tokenizer_files(tokenizer_of(self.tokenizer, weights), weights, self.template)
 
     def check(self, run: Run) -> list[Problem]:
-        """The tokenizer, its template, and every row: all but what rendering and tokenizing come to."""
-        from gangline.data import TokenizerCodec, template_of
-        from gangline_finetune.chat.encode import check_same, tokenizer_of
+        """The tokenizer, its template, and every row: all but what rendering all and tokenizing come to."""
+        from gangline_finetune.chat.encode import check_same
 
         try:
-            tokenizer = tokenizer_of(self.tokenizer, run.model.pretrained())
-            codec = TokenizerCodec(tokenizer, None, "replace")
+            codec = self.codec(run)
+            tokenizer = codec.path
             check_same(tokenizer, codec, run.model.pretrained())
-            template_of(tokenizer, self.template)
-            self.check_rows()
+            self.check_rows(self.chat_template(run))
         except UserError as error:
             return [error.problem()]
         why = f"It has {codec.vocab_size} tokens: it is another model's."
         return vocabulary_problems(run.model.vocab_size, codec.vocab_size, f"data.tokenizer={tokenizer}", why)
 
-    def check_rows(self) -> None:
-        """Raises UserError for the first row that is not what it has to be."""
+    def check_rows(self, template: ChatTemplate) -> None:
+        """Raises UserError for the first row that is not what it has to be, and where none of the first is rendered."""
+        from gangline.data import TemplateRefusal
+        from gangline_finetune.chat.rows import rows
+
+        number, taken, why = 0, False, ""
+        for number, (where, row) in enumerate(rows(self.path), 1):
+            render = self.row(row, where)
+            if taken or number > RENDERED:
+                continue
+            try:
+                render(template)
+                taken = True
+            except TemplateRefusal as error:
+                why = why or f"Of {where} it says: {error}"
+        if not number:
+            raise UserError(f"data.path={self.path} holds no {self.holds}.", "Every line of a .jsonl is one.")
+        if not taken:
+            said = f"the first {RENDERED}" if number > RENDERED else "all"
+            raise UserError(f"the chat template {template.name} refuses {said} {self.holds} of data.path.", why)
+
+    def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], Any]:
+        """What renders a row, and raises TemplateRefusal. Raises UserError for one that is not what it has to be."""
+        raise NotImplementedError
 
 
 @dataclass
@@ -67,16 +98,12 @@ class ChatConfig(TemplatedConfig):
 
     field: str = "messages"  # of a row: its list of {"role": ..., "content": ...}
 
-    def check_rows(self) -> None:
+    def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], Any]:
         from gangline.data import messages_of
-        from gangline_finetune.chat.rows import field_of, rows
-        from gangline_finetune.chat.template import ROLE
+        from gangline_finetune.chat.rows import field_of
+        from gangline_finetune.chat.template import ROLE, rendered
 
-        empty = True
-        for where, row in rows(self.path):
-            messages = messages_of(field_of(row, self.field, where), f"data.path: {where}")
-            if not any(message["role"] == ROLE and message["content"].strip() for message in messages):
-                raise UserError(f"data.path: {where} has nothing that an {ROLE} says.", "There is nothing to learn.")
-            empty = False
-        if empty:
-            raise UserError(f"data.path={self.path} holds no chats.", "Every line of a .jsonl is one.")
+        messages = messages_of(field_of(row, self.field, where), f"data.path: {where}")
+        if not any(message["role"] == ROLE and message["content"].strip() for message in messages):
+            raise UserError(f"data.path: {where} has nothing that an {ROLE} says.", "There is nothing to learn.")
+        return lambda template: rendered(template, messages)

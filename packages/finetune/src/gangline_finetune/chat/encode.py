@@ -21,14 +21,22 @@ class MaskedTokens:
 
 
 def encode(codec: TokenizerCodec, texts: list[Rendered]) -> list[MaskedTokens]:
-    """Each text; a token is learnt where it begins in an answer. Special tokens are those that the template wrote."""
+    """Each text; a token is learnt where it begins in an answer. Special tokens are those that the template wrote.
+
+    An answer ends with the last special token behind its words, where there is one: what follows that, such as a line's
+    end, is written when no model is asked any more. (The last, for calls of tools stand between words and end.)
+    """
+    added = codec.tokenizer.get_added_tokens_decoder().items()
+    special = np.asarray([id for id, token in added if token.special], np.int64)
     encoded = codec.tokenizer.encode_batch([text.text for text in texts], add_special_tokens=False)
     found = []
     for text, tokens in zip(texts, encoded, strict=True):
         begins = np.asarray([start for start, _ in tokens.offsets], np.int64)
         learnt = np.zeros(len(begins), bool)
-        for start, stop in text.answers:
-            learnt |= (begins >= start) & (begins < stop)
+        is_special = np.isin(np.asarray(tokens.ids, np.int64), special)
+        for start, stop, said in text.answers:
+            ends = begins[is_special & (begins >= said) & (begins < stop)]
+            learnt |= (begins >= start) & (begins <= ends[-1] if len(ends) else begins < stop)
         found.append(MaskedTokens(np.asarray(tokens.ids, codec.dtype), learnt))
     return found
 

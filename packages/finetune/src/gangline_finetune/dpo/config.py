@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from gangline import Problem, UserError
+from gangline import Problem
 from gangline.config import EditConfig, PositiveFloat
 from gangline_finetune.chat.config import TemplatedConfig
 
 if TYPE_CHECKING:
     from gangline.config import Run
+    from gangline.data import ChatTemplate
 
 
 @dataclass
 class PreferencesConfig(TemplatedConfig):
     """Pairs of answers to one prompt, of which one was chosen and the other rejected, for `dpo=on`.
 
-    A row of a file has `prompt`, `chosen` and `rejected`: texts, or lists of messages. Without `prompt` the two others
-    are whole chats that begin alike. A sample is a pair: both chats in one row, of which none sees the other.
+    A row of a file has `prompt`, `chosen` and `rejected`: texts, or lists of messages. The two others may be whole
+    chats that begin alike, with `prompt` or without; an answer is one message. A sample is a pair: both chats in one
+    row, of which none sees the other.
     """
+
+    holds: ClassVar[str] = "pairs"
 
     def check(self, run: Run) -> list[Problem]:
         if "dpo" not in run.edits:
@@ -31,16 +35,12 @@ class PreferencesConfig(TemplatedConfig):
             ]
         return super().check(run)
 
-    def check_rows(self) -> None:
-        from gangline_finetune.chat.rows import rows
+    def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], Any]:
+        from gangline_finetune.chat.template import rendered_after
         from gangline_finetune.dpo.pairs import pair_of
 
-        empty = True
-        for where, row in rows(self.path):
-            pair_of(row, where)
-            empty = False
-        if empty:
-            raise UserError(f"data.path={self.path} holds no pairs.", "Every line of a .jsonl is one.")
+        pair = pair_of(row, where)
+        return lambda template: [rendered_after(template, pair.prompt, side) for side in (pair.chosen, pair.rejected)]
 
 
 @dataclass

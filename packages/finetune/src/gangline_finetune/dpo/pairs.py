@@ -10,6 +10,8 @@ from gangline.data import messages_of
 from gangline_finetune.chat.rows import field_of
 from gangline_finetune.chat.template import ROLE, Messages
 
+SIDES = ("chosen", "rejected")
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -21,10 +23,13 @@ class Pair:
 
 
 def pair_of(row: dict[str, Any], where: str) -> Pair:
-    """The pair of a row. Raises UserError, naming it, for one that is empty or whose answers are equal."""
-    sides = [_messages(field_of(row, side, where), ROLE, where, side) for side in ("chosen", "rejected")]
+    """The pair of a row, each side one message of the assistant.
+
+    Raises UserError, naming the row, for one that is empty, whose answers are equal, or are more than that.
+    """
+    sides = [_messages(field_of(row, side, where), ROLE, where, side) for side in SIDES]
     if row.get("prompt") is not None:
-        prompt = _messages(row["prompt"], "user", where, "prompt")
+        prompt, sides = _without(_messages(row["prompt"], "user", where, "prompt"), sides, where)
     else:
         shared = 0
         while shared < min(map(len, sides)) and sides[0][shared] == sides[1][shared]:
@@ -35,7 +40,39 @@ def pair_of(row: dict[str, Any], where: str) -> Pair:
     if not prompt or not all(sides):
         lacks = "prompt" if not prompt else "answer"
         raise UserError(f"data.path: {where} has no {lacks}.", "A pair is a prompt, and two answers to it that differ.")
+    for name, side in zip(SIDES, sides, strict=True):
+        if [message["role"] for message in side] != [ROLE]:
+            roles = ", ".join(message["role"] for message in side)
+            raise UserError(
+                f"data.path: {name} of {where} is not one answer.",
+                f"Behind the prompt come: {roles}. Answers are compared that are one message of the {ROLE} each.",
+            )
     return Pair(prompt, *sides)
+
+
+def _without(prompt: Messages, sides: list[Messages], where: str) -> tuple[Messages, list[Messages]]:
+    """(the prompt, the answers) of sides that may be whole chats, and may have a system's message first."""
+    begins = [_begin(prompt, side) for side in sides]
+    whole = next((begin for begin in begins if begin), prompt)
+    if any(begin is None or (begin and _said(begin) != _said(whole)) for begin in begins):
+        raise UserError(
+            f"data.path: chosen and rejected of {where} do not begin with its prompt.",
+            "They are answers to it, or whole chats that begin with it.",
+        )
+    return whole, [side[len(begin or ()) :] for side, begin in zip(sides, begins, strict=True)]
+
+
+def _begin(prompt: Messages, side: Messages) -> Messages | None:
+    """The prompt at the beginning of a whole chat; empty: the side is the answer alone; None: it begins otherwise."""
+    for before in (0, 1):
+        end = before + len(prompt)
+        if _said(side[before:end]) == _said(prompt) and all(one["role"] == "system" for one in side[:before]):
+            return side[:end]
+    return [] if side[0]["role"] == ROLE else None
+
+
+def _said(messages: Messages) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"].strip()) for message in messages]
 
 
 def _messages(value: Any, role: str, where: str, field: str) -> Messages:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from gangline import UserError
-from gangline.data import ChatTemplate, template_of
 from gangline.strategy import Batch
 from gangline.tools import Sampler
 
@@ -72,16 +71,10 @@ class RunModel:
         return list(self.codec.encode(string))
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return self._template.render(chat_history, prompt=add_generation_prompt)
-
-    @property
-    def _template(self) -> ChatTemplate:
-        if self.path is None:
-            raise UserError("the data of this run has no chat template.", "", "Ask without --chat.")
-        return template_of(self.path)
+        return self.sampler.template.render(chat_history, prompt=add_generation_prompt)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        return self._template.source if chat_template else None
+        return self.sampler.template.source if chat_template else None
 
     # --- what lm-eval asks -------------------------------------------------------------------------------------------
 
@@ -135,10 +128,8 @@ class RunModel:
         until = asked.get("until") or []
         until = [until] if isinstance(until, str) else list(until)
         most = min(int(asked.get("max_gen_toks", 256)), self.max_length - 1)
-        row = self.tok_encode(text)
-        if len(row) > self.max_length - most:
-            text = self.codec.decode(row[most - self.max_length :]) or ""
-        (answer,) = self.sampler.write([text], most, temperature=0.0, stop=list(filter(None, until)))
+        row = self.tok_encode(text)[most - self.max_length :]  # not as text, which may come to more
+        (answer,) = self.sampler.write([row or text], most, temperature=0.0, stop=list(filter(None, until)))
         return answer.text
 
     @torch.inference_mode()
