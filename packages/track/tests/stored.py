@@ -6,11 +6,12 @@ import json
 import os
 import sqlite3
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from gangline_track.to_mlflow import local
-from gangline_track.wandb_file import history
+from gangline_track.wandb_file import history, messages
 
 
 def known(directory: Path, service: str) -> str:
@@ -28,6 +29,18 @@ def wandb_history(directory: Path) -> list[tuple[int, dict[str, Any]]]:
             if "loss" in values:
                 found.append((step, values))
     return found
+
+
+def wandb_ended(directory: Path) -> bool:
+    """Whether the files of all starts are whole: wandb's own process may write on after `finish`."""
+    protocol = import_module("wandb.proto.wandb_internal_pb2")
+    ended = []
+    for file in (directory / "wandb").glob("offline-run-*/run-*.wandb"):
+        *_, last = messages(file)
+        record = protocol.Record()
+        record.ParseFromString(last)
+        ended.append(record.HasField("exit"))
+    return all(ended)
 
 
 def mlflow_history(directory: Path) -> list[tuple[int, float]]:

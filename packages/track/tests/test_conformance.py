@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from stored import mlflow_history, trackio_history, wandb_history
+from stored import mlflow_history, trackio_history, wandb_ended, wandb_history
 
 from gangline.testing import TrackerSuite
 
@@ -28,6 +29,9 @@ class TestWandb(TrackerSuite):
     can = {"keeps"}
 
     def recorded(self, directory: Path) -> list[tuple[int, float]]:
+        until = time.monotonic() + 60
+        while not wandb_ended(directory) and time.monotonic() < until:
+            time.sleep(0.05)
         return [(step, values["loss"]) for step, values in wandb_history(directory)]
 
 
