@@ -17,7 +17,7 @@ Messages = list[dict[str, Any]]
 ROLE = "assistant"
 
 
-class Answer(NamedTuple):
+class AnswerSpan(NamedTuple):
     """[start, stop) of the letters that the assistant said. said: where its own words end, before an end token."""
 
     start: int
@@ -30,7 +30,7 @@ class Rendered:
     """A text, and what of it the assistant said."""
 
     text: str
-    answers: tuple[Answer, ...]
+    answers: tuple[AnswerSpan, ...]
 
 
 def rendered(template: ChatTemplate, messages: Messages, first: int = 0) -> Rendered:
@@ -46,7 +46,7 @@ def rendered(template: ChatTemplate, messages: Messages, first: int = 0) -> Rend
             raise TemplateRefusal("the template writes earlier turns in another way once more follow")
         behind = _behind(template, [*messages[:number], message])
         said = len(with_it) - len(behind) if with_it.endswith(behind) else len(with_it)
-        answers.append(Answer(len(before), len(with_it), max(said, len(before))))
+        answers.append(AnswerSpan(len(before), len(with_it), max(said, len(before))))
     return Rendered(whole, tuple(answers))
 
 
@@ -60,7 +60,7 @@ def _marked(template: ChatTemplate, messages: Messages, first: int) -> Rendered:
     before = template.render(messages[:first]) if first else ""
     if not whole.startswith(before):
         raise TemplateRefusal("the template writes earlier turns in another way once more follow")
-    return Rendered(whole, tuple(Answer(start, stop, stop) for start, stop in marked if start >= len(before)))
+    return Rendered(whole, tuple(AnswerSpan(start, stop, stop) for start, stop in marked if start >= len(before)))
 
 
 def _behind(template: ChatTemplate, messages: Messages) -> str:
