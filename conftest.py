@@ -17,6 +17,7 @@ import pytest
 
 KEPT = "gangline/seconds"  # test -> what it took when it last ran
 RUNS = {"runs", "curves", "torchruns", "running"}  # fixtures of tests that start whole runs
+WAITING = {"subprocess", "threading", "time"}  # what a file imports whose tests wait for processes, threads or a clock
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,10 +35,28 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes longest is not left to one core at the end."""
+    """What takes longest is not left to one core at the end.
+
+    A test that waits for processes or for the clock may fail because a loaded machine let it wait too long. Where
+    pytest-rerunfailures is installed it is tried once more; how it failed at first is printed at the end of the run.
+    """
+    if config.pluginmanager.hasplugin("rerunfailures"):
+        for item in items:
+            if waits(item):
+                item.add_marker(pytest.mark.flaky(reruns=1))
     if hasattr(config, "workerinput") and not config.getoption("--seconds"):
         long = {item.path for item in items if RUNS & {*getattr(item, "fixturenames", ())}}
         items.sort(key=lambda item: item.path not in long)
+
+
+def waits(item: pytest.Item) -> bool:
+    """Whether another process, a thread or the clock may decide on it; all else computes, and fails for good."""
+    module = getattr(item, "module", None)
+    return bool(
+        RUNS & {*getattr(item, "fixturenames", ())}
+        or WAITING & {*vars(module or object)}
+        or item.get_closest_marker("waits")
+    )
 
 
 def pytest_collection_finish() -> None:

@@ -27,9 +27,13 @@ PACKAGES = {
 DIST = ROOT / "dist"
 CONSTRAINTS = ("-c", str(ROOT / "constraints.txt"))
 PYTEST = ("pytest", "-q", "-m", "not nightly", "--durations=10")
+# A test that waits for processes or the clock is tried once more (conftest.py) and its first failure is printed; more
+# than three such tests are no matter of a loaded machine.
+AGAIN = ("--rerun-show-tracebacks", "--max-suite-reruns", "3")
 # The tests of a class or a file stay together on one core, for they share what they make. Each core may have pools of
 # eight ranks, so many cores do not help. The order is that of conftest.py.
-SPREAD = ("-n", "auto", "--maxprocesses", "8", "--no-loadscope-reorder", "--dist", "loadscope")
+SPREAD = (*AGAIN, "-n", "auto", "--maxprocesses", "8", "--no-loadscope-reorder", "--dist", "loadscope")
+SPREADING = ("pytest-xdist", "pytest-rerunfailures")
 
 # uv compiles no bytecode, so with this set every process would compile torch anew (4 s instead of 2 for an import).
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -107,7 +111,7 @@ def tests(session: nox.Session, package: str) -> None:
         install(session, "--exact", *(f"-epackages/{name}" for name in both))
         session.run("gangline", "plugins")
         session.run("python", "-c", IMPORT_ALL.format(distribution=f"gangline-{package}"))
-    install(session, *editable(*both), *extras(package), "pytest-xdist")
+    install(session, *editable(*both), *extras(package), *SPREADING)
     session.run(*PYTEST, *SPREAD, f"packages/{package}/tests", *session.posargs)
 
 
@@ -184,7 +188,7 @@ def extras(package: str) -> list[str]:
 
 def everything() -> list[str]:
     """Install arguments for all packages, with what the tests of all need."""
-    return [*editable(*PACKAGES), *(extra for package in PACKAGES for extra in extras(package)), "pytest-xdist"]
+    return [*editable(*PACKAGES), *(extra for package in PACKAGES for extra in extras(package)), *SPREADING]
 
 
 # Every module imports with what its package needs; one that speaks for an extra may want that, and nothing else.
@@ -291,7 +295,7 @@ def template(session: nox.Session) -> None:
 @nox.session(allow_parallel=True)
 def docs(session: nox.Session) -> None:
     """Every example in the documentation runs; every hook and option is in it."""
-    install(session, *editable(*PACKAGES), "pytest-xdist")
+    install(session, *editable(*PACKAGES), *SPREADING)
     one_thread(session)
     session.run(*PYTEST, *SPREAD[:-1], "worksteal", "docs", *session.posargs)
 

@@ -30,6 +30,7 @@ def test_links_of_known_latency_and_bandwidth_are_found_again():
     assert found["latency"] == pytest.approx(1e-5)
 
 
+@pytest.mark.waits
 def test_two_processes_measure_this_machine_and_a_plan_takes_the_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["plan", "calibrate", "--out", "here.yaml", "--processes", "2"]) == 0
