@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
+import torch
 from family_cases import ROUTED, theirs
-from family_files import Files, compare_logits, compare_there_and_back
+from family_files import Files, compare_logits, compare_there_and_back, ours, run_of
 
 from gangline import UserError
 from gangline.config.compose import compose_one
 from gangline.interop import model_config_from
 from gangline.interop.config import edited_config_from
 from gangline.model import compose_model, parameter_count
+from gangline.model.seams import recomputed
+from gangline.sampling.options import Sampling
+from gangline.sampling.sampler import generate
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +44,20 @@ def test_logits_are_theirs(name, saved):
 @pytest.mark.parametrize("name", ROUTED)
 def test_there_and_back_is_bit_exact_and_transformers_opens_it(name, saved, tmp_path):
     compare_there_and_back(*saved(name), tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_greedy_tokens_are_theirs(name, saved):
+    model, directory = saved(name)
+    run = run_of(directory)
+    assert recomputed(compose_model(run)[0]) == []
+    wide = copy.deepcopy(model).double()
+    wide.set_experts_implementation("eager")  # their grouped product takes no float64
+    starts = torch.randint(2, 97, (2, 9), generator=torch.Generator().manual_seed(11))
+    with torch.no_grad():
+        expected = wide.generate(starts, max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0)
+    found = generate(ours(run, torch.float64), starts.tolist(), Sampling(tokens=30), cached=True)
+    assert [one.tokens for one in found] == expected[:, 9:].tolist()
 
 
 @pytest.mark.parametrize("name", ROUTED)

@@ -122,11 +122,21 @@ def test_experts_that_would_compute_another_activation_are_refused():
         law.job(Layout.on("tp=1"), Scenario(("moe=on",)))
 
 
-@pytest.mark.parametrize("on", ["tp=2", "tp=2 sequence_parallel=false"])
-def test_what_heads_share_is_whole_while_a_text_is_written(on):
-    """Latent attention asks for all tokens' keys; while writing each rank has them, whatever is cut in training."""
+@pytest.mark.parametrize(
+    ("family", "on"),
+    [
+        ("deepseek_v3", "tp=2"),
+        ("deepseek_v3", "tp=2 sequence_parallel=false"),
+        ("deepseek_v3", "pp=2"),
+        ("qwen3_next", "tp=2"),
+        ("qwen3_next", "pp=2"),
+        ("qwen3_next", "dp_shard=2 zero=3"),
+    ],
+)
+def test_a_text_is_that_of_one_process(family, on):
+    """What a layer keeps of a text is of the heads that the rank has; a key that heads share each rank has whole."""
     law = Law()
-    law.family = "deepseek_v3"
+    law.family = family
     prompts, how = [[3, 1, 4, 1, 5], [9, 2, 6]], Sampling(tokens=8)
     settings = ("model.init_std=0.4", "precision=fp64")
     alone = pool(1).run(write_ranks.texts, law.run(*settings), prompts, how)[0][0]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gangline_models.modules.delta import delta_rule, unit
+from gangline_models.modules.delta import delta_rule, next_token, unit
 
 B, T, G, H, K, V = 2, 23, 2, 4, 6, 5
 
@@ -47,9 +47,27 @@ DOCUMENTS = torch.tensor([[0] * 7 + [1] * 2 + [2] * 14, [3] * 10 + [4] * 5 + [5]
 @pytest.mark.parametrize("chunk", [1, 5, 8, 64])
 def test_chunks_change_nothing(chunk, document):
     arguments = given()
-    got, want = delta_rule(*arguments, document, chunk=chunk), token_by_token(*arguments, document)
+    got, want = delta_rule(*arguments, document, chunk=chunk)[0], token_by_token(*arguments, document)
     torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12)
     weight = torch.randn(want.shape, generator=torch.Generator().manual_seed(1), dtype=want.dtype)
     grads = (torch.autograd.grad(y, arguments, weight) for y in (got, want))
     for one, other in zip(*grads, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-11)
+
+
+@pytest.mark.parametrize("first", [1, 8, 13, 21])
+@pytest.mark.parametrize("document", [None, DOCUMENTS], ids=["one document", "documents"])
+def test_a_state_goes_on_token_by_token(first, document):
+    arguments = [x.detach() for x in given()]
+    if document is not None:  # the texts that are written go on in the document in which their first tokens end
+        document = torch.cat((document[:, :first], document[:, first - 1 : first].expand(-1, T - first)), dim=1)
+    want = token_by_token(*arguments, document)
+    begun = None if document is None else document[:, :first]
+    out, state = delta_rule(*(x[:, :first] for x in arguments), begun, chunk=8)
+    parts = [out]
+    for t in range(first, T):
+        out, state = next_token(*(x[:, t : t + 1] for x in arguments), state)
+        parts.append(out)
+    torch.testing.assert_close(torch.cat(parts, dim=1), want, rtol=1e-11, atol=1e-12)
+    with pytest.raises(ValueError, match="2 tokens at a time"):
+        next_token(*(x[:, :2] for x in arguments), state)

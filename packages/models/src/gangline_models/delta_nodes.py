@@ -10,6 +10,7 @@ from gangline.model import (
     LINEAR,
     AttentionNode,
     Call,
+    Decoding,
     LocalSizes,
     Node,
     NormNode,
@@ -56,6 +57,9 @@ class GatedAttentionNode(AttentionNode):
     def seams(self) -> Mapping[str, Call]:
         return super().seams()
 
+    def decodes(self) -> Decoding | None:
+        return super().decodes()
+
     def activation_bytes(self, sizes: LocalSizes) -> int:
         """x; queries and keys after rotation, values, the output and its log-sum-exp; the gate, which lies beside what
         the norm of queries keeps, what it becomes, and the gated output.
@@ -70,12 +74,15 @@ class GatedAttentionNode(AttentionNode):
 class ShortConvolutionNode(Node):
     """`width` taps of each of `channels` channels."""
 
-    module: ClassVar[str] = "gangline_models.modules.delta:ShortConvolution"
+    module: ClassVar[str] = "gangline_models.modules.short_convolution:ShortConvolution"
     channels: int
     width: int
 
     def shapes(self) -> dict[str, Shape]:
         return {"weight": (self.channels, 1, self.width)}
+
+    def decodes(self) -> Decoding | None:
+        return "cached"
 
     def activation_bytes(self, sizes: LocalSizes) -> int:
         """Nothing: the layer computes it again."""
@@ -95,6 +102,9 @@ class DecayNode(Node):
 
     module: ClassVar[str] = "gangline_models.modules.delta:Decay"
     heads: int
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
 
     def activation_bytes(self, sizes: LocalSizes) -> int:
         """Nothing: the layer computes it again."""
@@ -131,6 +141,9 @@ class GatedDeltaNode(Node):
         values = self.heads * self.value_dim
         both = 2 * self.key_heads * self.key_dim + 2 * values
         fitted(self, {"wqkvz": (self.dim, both), "wba": (self.dim, 2 * self.heads), "w_out": (values, self.dim)})
+
+    def decodes(self) -> Decoding | None:
+        return "cached"
 
     def activation_bytes(self, sizes: LocalSizes) -> int:
         """x, what the first two products make of it, and what the last one reads; all between is computed again."""

@@ -12,6 +12,7 @@ from gangline.model import (
     AttentionProduct,
     Call,
     CommVolume,
+    Decoding,
     LocalSizes,
     Node,
     NormNode,
@@ -36,6 +37,9 @@ class LatentUpNode(Node):
     def __post_init__(self) -> None:
         sizes = {"up": (self.rank, self.out)}
         fitted(self, sizes if self.down is None else sizes | {"down": (self.dim, self.rank)})
+
+    def decodes(self) -> Decoding | None:
+        return "tokenwise"
 
     def activation_bytes(self, sizes: LocalSizes) -> int:
         """What the product for all heads reads; the norm says its own."""
@@ -101,6 +105,9 @@ class MlaNode(Node):
 
     def seams(self) -> Mapping[str, Call]:
         return {"attention": self.call}
+
+    def decodes(self) -> Decoding | None:
+        return "cached"
 
     def communication_volume(self, sizes: LocalSizes) -> tuple[CommVolume, ...]:
         """Of the key that all heads share, where tp cuts heads: gathered if tokens are cut, its gradient added up."""

@@ -24,7 +24,13 @@ if TYPE_CHECKING:
         plain as plain,
     )
     from gangline.model.build import Wrapper as Wrapper, construct as construct
-    from gangline.model.cache import Cache as Cache
+    from gangline.model.cache import (
+        Cache as Cache,
+        Carried as Carried,
+        KeptTokens as KeptTokens,
+        KeyValues as KeyValues,
+        one_query as one_query,
+    )
     from gangline.model.calls import (
         LOSS_CHUNK as LOSS_CHUNK,
         AttentionCall as AttentionCall,
@@ -117,7 +123,7 @@ __getattr__, __all__ = lazily(
             "fitted nodes parameter_shapes replaced"
         ),
         "gangline.model.local_sizes": "CommVolume LocalSizes",
-        "gangline.model.cache": "Cache",
+        "gangline.model.cache": "Cache Carried KeptTokens KeyValues one_query",
         "gangline.model.rope_rates": "BandScaling Rope RopeScaling frequencies plain_rates",
         "gangline.model.rope": "rotated",
         "gangline.model.products": "AttentionProduct MatrixProduct Product",

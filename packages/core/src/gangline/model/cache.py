@@ -1,16 +1,17 @@
 """What attention keeps of a text's tokens while the next ones are written (Pope et al., arXiv 2211.05102, section 2).
 
 The first pass through the model is of all prompts, each further one of one token a row. A module that looks at earlier
-tokens keeps what it needs of them in `Batch.cache`, as whatever it likes: `KeyValues` for attention. Its node says so
-(`gangline.model.tree.Node.decodes`). Rows of prompts of different lengths are filled up on the left; what fills them is
-another document (0) than the text (1), so whatever keeps documents apart keeps it out.
+tokens keeps what it needs of them in `Batch.cache`, as whatever it likes: `KeyValues` for attention, `KeptTokens` for
+other features of tokens, `Carried` for a state. Its node says so (`gangline.model.tree.Node.decodes`). Rows of prompts
+of different lengths are filled up on the left; what fills them is another document (0) than the text (1), so whatever
+keeps documents apart keeps it out.
 
 B batch, T tokens, S keys, H query heads, K key-value heads, C width
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -35,19 +36,77 @@ class Cache:
         return self._states[module]  # type: ignore[return-value]
 
 
-class KeyValues:
-    """Rotated keys, and values, of the tokens that a later query may see, for one attention with grouped heads.
+class Carried:
+    """What a module that goes from token to token hands on to the next one: None before the first."""
+
+    def __init__(self, length: int) -> None:
+        self.tensor: Tensor | None = None
+
+
+class KeptTokens:
+    """Features of the tokens that a later one may see: tensors (B, K, S, C) side by side.
 
     Under a window of W that is the last W; memory is for twice as many, so that they are moved once in W tokens.
     """
 
-    def __init__(self, attention: Callable[..., Tensor], call: AttentionCall, length: int) -> None:
-        self._attention, self._call = attention, call
-        self._window = min(call.window or length, length)
+    def __init__(self, length: int, window: int | None = None) -> None:
+        self._window = min(window or length, length)
         self._room = min(2 * self._window, length)
-        self._kept: tuple[Tensor, Tensor] | None = None  # (B, K, room, C) each, of which the first `_used` are filled
+        self._kept: tuple[Tensor, ...] = ()  # (B, K, room, C) each, of which the first `_used` are filled
         self._used = 0
         self._text: Tensor | None = None  # (B, 1, 1, room): whether a kept token is of the text
+
+    @property
+    def empty(self) -> bool:
+        return not self._kept
+
+    def begin(self, features: Sequence[Tensor], document_BT: Tensor | None) -> None:
+        """Keep those of the first tokens, (B, K, T, C) each."""
+        B, _, T, _ = features[0].shape
+        self._used = min(T, self._window)
+        self._kept = tuple(x.new_empty(B, x.shape[1], self._room, x.shape[-1]) for x in features)
+        for kept, new in zip(self._kept, features, strict=True):
+            kept[:, :, : self._used] = new[:, :, T - self._used :]
+        if document_BT is not None:
+            self._text = torch.ones(B, 1, 1, self._room, dtype=torch.bool, device=document_BT.device)
+            self._text[:, 0, 0, : self._used] = (document_BT == document_BT[:, -1:])[:, T - self._used :]
+
+    def add(self, features: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """Keep one more token's, (B, K, 1, C) each, which is of the document of the last one before it.
+
+        Gives those that it sees, its own last, and which of them are of its text, (B, 1, 1, S); None: all.
+        Raises ValueError for several tokens at a time, and for more than there is room for.
+        """
+        if features[0].shape[2] != 1:
+            raise ValueError(f"{features[0].shape[2]} tokens at a time follow those that are kept; one is expected")
+        if self._used == self._room:
+            if self._window >= self._room:
+                raise ValueError(f"more tokens than the {self._room} that there is memory for")
+            self._forget()
+        for kept, new in zip(self._kept, features, strict=True):
+            kept[:, :, self._used] = new[:, :, 0]
+        self._used += 1
+        first = max(0, self._used - self._window)
+        text = None if self._text is None else self._text[..., first : self._used]
+        return tuple(kept[:, :, first : self._used] for kept in self._kept), text
+
+    def _forget(self) -> None:
+        """Move what a later token may see to the front: the window without the token that comes."""
+        keep = self._window - 1
+        for kept in self._kept:
+            kept[:, :, :keep] = kept[:, :, self._used - keep : self._used].clone()
+        if self._text is not None:
+            self._text[..., :keep] = self._text[..., self._used - keep : self._used].clone()
+            self._text[..., keep:] = True
+        self._used = keep
+
+
+class KeyValues:
+    """Rotated keys, and values, of the tokens that a later query may see, for one attention with grouped heads."""
+
+    def __init__(self, attention: Callable[..., Tensor], call: AttentionCall, length: int) -> None:
+        self._attention, self._call = attention, call
+        self._kept = KeptTokens(length, call.window)
 
     def attend(
         self,
@@ -58,55 +117,14 @@ class KeyValues:
         position_BT: Tensor,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """As the seam `attention`, of the first tokens, or of the one that follows those kept: (B, H, T, C).
-
-        A later token is of the document of the last one before it. Raises ValueError for several later ones at a time.
-        """
-        if self._kept is None:
+        """As the seam `attention`, of the first tokens, or of the one that follows those kept: (B, H, T, C)."""
+        if self._kept.empty:
             more = () if sinks_H is None else (sinks_H,)
             out = self._attention(q_BHTC, k_BKTC, v_BKTC, document_BT, position_BT, *more)
-            self._begin(k_BKTC, v_BKTC, document_BT)
+            self._kept.begin((k_BKTC, v_BKTC), document_BT)
             return out
-        if q_BHTC.shape[2] != 1:
-            raise ValueError(f"{q_BHTC.shape[2]} tokens at a time follow those that are kept; one is expected")
-        keys, values = self._add(k_BKTC, v_BKTC)
-        first = max(0, self._used - self._window)
-        text = None if self._text is None else self._text[..., first : self._used]
-        return one_query(
-            q_BHTC, keys[:, :, first : self._used], values[:, :, first : self._used], text, self._call, sinks_H
-        )
-
-    def _begin(self, k: Tensor, v: Tensor, document_BT: Tensor | None) -> None:
-        B, K, T, _ = k.shape
-        self._used = min(T, self._window)
-        self._kept = (k.new_empty(B, K, self._room, k.shape[-1]), v.new_empty(B, K, self._room, v.shape[-1]))
-        for kept, new in zip(self._kept, (k, v), strict=True):
-            kept[:, :, : self._used] = new[:, :, T - self._used :]
-        if document_BT is not None:
-            self._text = torch.ones(B, 1, 1, self._room, dtype=torch.bool, device=k.device)
-            self._text[:, 0, 0, : self._used] = (document_BT == document_BT[:, -1:])[:, T - self._used :]
-
-    def _add(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        assert self._kept is not None
-        if self._used == self._room:
-            if self._window >= self._room:
-                raise ValueError(f"more tokens than the {self._room} that there is memory for")
-            self._forget()
-        for kept, new in zip(self._kept, (k, v), strict=True):
-            kept[:, :, self._used] = new[:, :, 0]
-        self._used += 1
-        return self._kept
-
-    def _forget(self) -> None:
-        """Move what a later query may see to the front: the window without the token that comes."""
-        assert self._kept is not None
-        keep = self._window - 1
-        for kept in self._kept:
-            kept[:, :, :keep] = kept[:, :, self._used - keep : self._used].clone()
-        if self._text is not None:
-            self._text[..., :keep] = self._text[..., self._used - keep : self._used].clone()
-            self._text[..., keep:] = True
-        self._used = keep
+        (keys, values), text = self._kept.add((k_BKTC, v_BKTC))
+        return one_query(q_BHTC, keys, values, text, self._call, sinks_H)
 
 
 def one_query(

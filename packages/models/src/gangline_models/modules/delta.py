@@ -20,7 +20,7 @@ a triangular system (I + A) U = β V - (β exp(g) K) S, which is solved for both
 A document remembers nothing of the one before: pairs of tokens of two documents are left out, and a chunk takes and
 hands on the state of its own document only.
 
-A cache keeps S of each head and the last (taps - 1) inputs of each convolution; no keys.
+A cache keeps S of each head, and no keys.
 
 B batch, T tokens, D model width, C width of a head, F features.
 There are K key heads and H value heads, H / K to each key head; a row is cut into chunks of `chunk` tokens.
@@ -34,31 +34,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gangline.comm import Comm
-from gangline.model import construct
+from gangline.model import Cache, Carried, construct
 from gangline.strategy import Batch
-from gangline_models.delta_nodes import DecayNode, GatedDeltaNode, ShortConvolutionNode
-
-
-class ShortConvolution(nn.Module):
-    """x (B, T, C) -> silu of the sum over taps of x at earlier tokens of the same document, per channel; (B, T, C)."""
-
-    def __init__(self, node: ShortConvolutionNode) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(node.channels, 1, node.width))
-
-    def bind(self, axis: Comm) -> None:
-        """Channels are cut as heads are, so there is nothing to ask the other ranks."""
-
-    def forward(self, x_BTC: Tensor, document_BT: Tensor | None) -> Tensor:
-        taps = self.weight.to(x_BTC.dtype).squeeze(1).unbind(-1)  # the last one is of the token itself
-        y = x_BTC * taps[-1]
-        for back, tap in enumerate(reversed(taps[:-1]), start=1):
-            earlier = F.pad(x_BTC, (0, 0, back, 0))[:, : x_BTC.shape[1]]
-            if document_BT is not None:
-                same = F.pad(document_BT, (back, 0), value=-1)[:, : document_BT.shape[1]] == document_BT
-                earlier = earlier * same[..., None]
-            y = y + earlier * tap
-        return F.silu(y)
+from gangline_models.delta_nodes import DecayNode, GatedDeltaNode
 
 
 class Decay(nn.Module):
@@ -90,9 +68,13 @@ class GatedDelta(nn.Module):
     def forward(self, x_BtD: Tensor, batch: Batch) -> Tensor:
         """What lies between the products is computed again in the backward pass: it is many times their size."""
         made = self.wqkvz(x_BtD), self.wba(x_BtD), batch.document
+        if batch.cache is not None:
+            return self.w_out(self._between(*made, batch.cache))
         return self.w_out(checkpoint(self._between, *made, use_reentrant=False, preserve_rng_state=False))
 
-    def _between(self, qkvz_BTF: Tensor, ba_BTF: Tensor, document_BT: Tensor | None) -> Tensor:
+    def _between(
+        self, qkvz_BTF: Tensor, ba_BTF: Tensor, document_BT: Tensor | None, cache: Cache | None = None
+    ) -> Tensor:
         values = self.each * self.value_dim
         of_key_head = 2 * self.key_dim + 2 * values  # rows of wqkvz: of each key head q, k, v and z
         q, k, v, z = (
@@ -102,10 +84,17 @@ class GatedDelta(nn.Module):
             )
         )
         b_BTH, a_BTH = (y.flatten(-2) for y in ba_BTF.unflatten(-1, (-1, 2 * self.each)).split(self.each, dim=-1))
-        q, k, v = (conv(y, document_BT) for conv, y in ((self.conv_q, q), (self.conv_k, k), (self.conv_v, v)))
+        q, k, v = (conv(y, document_BT, cache) for conv, y in ((self.conv_q, q), (self.conv_k, k), (self.conv_v, v)))
         q_BTKC, k_BTKC = (y.unflatten(-1, (-1, self.key_dim)) for y in (q, k))
         v_BTHC, z_BTHC = (y.unflatten(-1, (-1, self.value_dim)) for y in (v, z))
-        out_BTHC = delta_rule(q_BTKC, k_BTKC, v_BTHC, self.decay(a_BTH), b_BTH.sigmoid(), document_BT, chunk=self.chunk)
+        given = q_BTKC, k_BTKC, v_BTHC, self.decay(a_BTH), b_BTH.sigmoid()
+        carried = None if cache is None else cache.of(self, Carried)
+        if carried is not None and carried.tensor is not None:
+            out_BTHC, carried.tensor = next_token(*given, carried.tensor)
+        else:
+            out_BTHC, state = delta_rule(*given, document_BT, chunk=self.chunk)
+            if carried is not None:
+                carried.tensor = state
         wide = torch.promote_types(z_BTHC.dtype, torch.float32)
         return (self.norm(out_BTHC) * F.silu(z_BTHC.to(wide))).to(qkvz_BTF.dtype).flatten(-2)
 
@@ -119,8 +108,11 @@ def delta_rule(
     document_BT: Tensor | None,
     *,
     chunk: int,
-) -> Tensor:
-    """o (B, T, H, C), in float32 at least inside; documents are runs of tokens."""
+) -> tuple[Tensor, Tensor]:
+    """o (B, T, H, C), and S behind the last token (B, H, K's C, V's C) in float32 at least, as all inside.
+
+    Documents are runs of tokens.
+    """
     B, T, H, V = v_BTHC.shape
     wide = torch.promote_types(v_BTHC.dtype, torch.float32)
     each, L = H // q_BTKC.shape[2], min(chunk, T)
@@ -129,8 +121,9 @@ def delta_rule(
     g, beta = (chunked(x.to(wide)[..., None], L) for x in (log_decay_BTH, beta_BTH))  # (B, H, chunks, L, 1)
     g = g.cumsum(3)
     document = torch.zeros(B, T, dtype=torch.int64, device=v.device) if document_BT is None else document_BT
-    # Tokens that fill up the last chunk come behind all others and write nothing that is read.
-    d = F.pad(document, (0, -T % L), value=-1).unflatten(1, (-1, L))[:, None, :, :, None]  # (B, 1, chunks, L, 1)
+    # Tokens that fill up the last chunk are behind all others, in the last one's document, and change no state.
+    filled = torch.cat((document, document[:, -1:].expand(-1, -T % L)), dim=1)
+    d = filled.unflatten(1, (-1, L))[:, None, :, :, None]  # (B, 1, chunks, L, 1)
     before = F.pad(d[:, :, :-1, -1:], (0, 0, 0, 0, 1, 0), value=-2)  # whose state a chunk is given
     takes, hands_on, lasts = (d == before).to(wide), (d == d[..., -1:, :]).to(wide), (d[..., -1:, :] == before).to(wide)
     seen = (d == d.mT) & torch.ones(L, L, dtype=torch.bool, device=v.device).tril()
@@ -147,7 +140,26 @@ def delta_rule(
         written = writes[:, :, n] - reads[:, :, n] @ state
         out.append(q[:, :, n] @ state + scores[:, :, n] @ written)
         state = state * keeps[:, :, n] + k[:, :, n].mT @ written
-    return torch.stack(out, dim=2).flatten(2, 3)[:, :, :T].transpose(1, 2).to(v_BTHC.dtype)
+    return torch.stack(out, dim=2).flatten(2, 3)[:, :, :T].transpose(1, 2).to(v_BTHC.dtype), state
+
+
+def next_token(
+    q_B1KC: Tensor, k_B1KC: Tensor, v_B1HC: Tensor, log_decay_B1H: Tensor, beta_B1H: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`delta_rule` of one token behind those whose S is given: the recurrence as it is written above.
+
+    Raises ValueError for several tokens at a time.
+    """
+    if v_B1HC.shape[1] != 1:
+        raise ValueError(f"{v_B1HC.shape[1]} tokens at a time follow those that are kept; one is expected")
+    wide, each = state.dtype, v_B1HC.shape[2] // q_B1KC.shape[2]
+    q, k = (unit(x.to(wide)).repeat_interleave(each, dim=2).squeeze(1)[..., None] for x in (q_B1KC, k_B1KC))
+    v = v_B1HC.to(wide).squeeze(1)[..., None]
+    decay, beta = (x.to(wide).squeeze(1)[..., None, None] for x in (log_decay_B1H.exp(), beta_B1H))
+    state = state * decay
+    written = beta * (v - (state * k).sum(-2)[..., None])  # (B, H, C, 1)
+    state = state + k @ written.mT
+    return (state.mT @ (q * q.shape[-2] ** -0.5)).squeeze(-1).unsqueeze(1).to(v_B1HC.dtype), state
 
 
 def unit(x: Tensor) -> Tensor:

@@ -11,10 +11,11 @@ B batch, T tokens, D model width, H query heads, K key-value heads, C width of a
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import Tensor, nn
 
-from gangline.model import construct, frequencies, plain, rotated
+from gangline.model import KeyValues, construct, frequencies, plain, rotated
 from gangline.strategy import Batch
 from gangline_models.delta_nodes import GatedAttentionNode
 
@@ -33,6 +34,7 @@ class GatedAttention(nn.Module):
         self.head_dim = node.head_dim
         self.rates = frequencies(node.rope, node.head_dim) if node.rope else ()
         self.magnitude = node.rope.scaling.magnitude if node.rope and node.rope.scaling else 1.0
+        self.call = node.call
         self.attention = plain(node.call)
 
     def forward(self, x_BTD: Tensor, batch: Batch) -> Tensor:
@@ -41,5 +43,8 @@ class GatedAttention(nn.Module):
         q, k = self.q_norm(q_BTHC).transpose(1, 2), self.k_norm(k_BTKC).transpose(1, 2)
         if self.rates:
             q, k = rotated(q, k, batch.position, self.rates, self.magnitude)
-        out_BHTC = self.attention(q, k, v_BTKC.transpose(1, 2), batch.document, batch.position)
+        attention = self.attention
+        if batch.cache is not None:
+            attention = batch.cache.of(self, partial(KeyValues, self.attention, self.call)).attend
+        out_BHTC = attention(q, k, v_BTKC.transpose(1, 2), batch.document, batch.position)
         return self.wo((out_BHTC.transpose(1, 2) * gate_BTHC.sigmoid()).flatten(-2))

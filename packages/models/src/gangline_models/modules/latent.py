@@ -8,8 +8,11 @@ Keys and values of all heads are made of one short vector c of each token, and s
     o_i = softmax(scale · q_i kᵀ_i) v_i                     y = W_O [o_1 ; o_2 ; ...]
 
 Rotary positions do not commute with W_UK, so they have features of their own, whose key r is one for all heads. A cache
-keeps c and r of each token, rank + rope_dim numbers, where plain attention keeps 2 · H · C. In training nothing is
-cached, and keys and values are made whole.
+keeps norm(c) and r of each token, rank + rope_dim numbers, where plain attention keeps 2 · H · C. Of the first tokens,
+as in training, keys and values are made whole. A later query is brought into the space of c instead, where all heads
+have one key, and their values are made of the mean of c that each of them sees:
+
+    q_i·k_i = (W_UK,iᵀ q_nope,i)·norm(c) + q_rope,i·r         o_i = W_UV,i Σ_t p_t norm(c_t)
 
 In files W_DKV and W_KR are one matrix (`wkv_a`), and W_UK and W_UV another (`kv.up`), head by head.
 
@@ -19,13 +22,14 @@ B batch, T tokens, t tokens of the hidden state, D model width, H query heads, C
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gangline.forward_context import for_all_heads
-from gangline.model import construct, frequencies, plain, rotated
+from gangline.model import KeptTokens, KeyValues, Linear, construct, frequencies, one_query, plain, rotated
 from gangline.strategy import Batch
 from gangline_models.latent_nodes import LatentUpNode, MlaNode
 
@@ -56,31 +60,66 @@ class LatentAttention(nn.Module):
         self.interleaved = node.interleaved
         self.rates = frequencies(node.rope, node.rope_dim)
         self.magnitude = node.rope.scaling.magnitude if node.rope.scaling else 1.0
+        self.call = node.call
         self.attention = plain(node.call)
 
     def forward(self, x_BtD: Tensor, batch: Batch) -> Tensor:
         q_BTF = self.wq(x_BtD) if self.wq is not None else self.q(x_BtD)  # type: ignore[misc]
         c_BtF, r_BtF = self.wkv_a(x_BtD).split((self.latent, self.rotary), dim=-1)
         q_BHTC = q_BTF.unflatten(-1, (-1, self.nope + self.rotary)).transpose(1, 2)
-        kv_BHTC = self.kv(c_BtF).unflatten(-1, (-1, self.nope + self.value)).transpose(1, 2)
         q_nope, q_rotary = q_BHTC.split((self.nope, self.rotary), dim=-1)
-        k_nope, v_BHTC = kv_BHTC.split((self.nope, self.value), dim=-1)
         r_B1TF = for_all_heads(r_BtF).unsqueeze(1)
         if self.interleaved:
             q_rotary, r_B1TF = halved(q_rotary), halved(r_B1TF)
         q_rotary, r_B1TF = rotated(q_rotary, r_B1TF, batch.position, self.rates, self.magnitude)
-        q = torch.cat((q_nope, q_rotary), dim=-1)
-        k = torch.cat((k_nope, r_B1TF.expand(-1, k_nope.shape[1], -1, -1)), dim=-1)
-        out_BHTC = self._attended(q, k, v_BHTC, batch)
+        if batch.cache is None:
+            out_BHTC = self._whole(self._attended, q_nope, q_rotary, c_BtF, r_B1TF, batch)
+        elif type(self.kv.up) is not Linear or self.kv.up.bias is not None:  # an adapter's product has no weight to ask
+            keys = batch.cache.of(self, partial(KeyValues, self._attended, self.call))
+            out_BHTC = self._whole(keys.attend, q_nope, q_rotary, c_BtF, r_B1TF, batch)
+        else:
+            kept = batch.cache.of(self, KeptTokens)
+            of_token = torch.cat((self.kv.norm(c_BtF).unsqueeze(1), r_B1TF), dim=-1)
+            if kept.empty:
+                kept.begin((of_token,), batch.document)
+                out_BHTC = self._whole(self._attended, q_nope, q_rotary, c_BtF, r_B1TF, batch)
+            else:
+                (keys_B1SF,), text = kept.add((of_token,))
+                out_BHTC = self._in_latent_space(q_nope, q_rotary, keys_B1SF, text)
         return self.wo(out_BHTC.transpose(1, 2).flatten(-2))
 
-    def _attended(self, q: Tensor, k: Tensor, v: Tensor, batch: Batch) -> Tensor:
+    def _whole(
+        self,
+        attention: Callable[..., Tensor],
+        q_nope: Tensor,
+        q_rotary: Tensor,
+        c_BtF: Tensor,
+        r_B1TF: Tensor,
+        batch: Batch,
+    ) -> Tensor:
+        """Of keys and values of all heads, (B, H, T, C)."""
+        kv_BHTC = self.kv(c_BtF).unflatten(-1, (-1, self.nope + self.value)).transpose(1, 2)
+        k_nope, v_BHTC = kv_BHTC.split((self.nope, self.value), dim=-1)
+        q = torch.cat((q_nope, q_rotary), dim=-1)
+        k = torch.cat((k_nope, r_B1TF.expand(-1, k_nope.shape[1], -1, -1)), dim=-1)
+        return attention(q, k, v_BHTC, batch.document, batch.position)
+
+    def _in_latent_space(self, q_nope: Tensor, q_rotary: Tensor, keys_B1SF: Tensor, text_B11S: Tensor | None) -> Tensor:
+        """Of one query a row and the kept [norm(c) ; r], (B, H, 1, C)."""
+        weight_HCF = self.kv.up.weight.to(q_nope.dtype).unflatten(0, (-1, self.nope + self.value))
+        up_k, up_v = weight_HCF.split((self.nope, self.value), dim=1)
+        q_BHF = torch.einsum("bhc,hcf->bhf", q_nope.squeeze(2), up_k)
+        q_BH1F = torch.cat((q_BHF.unsqueeze(2), q_rotary), dim=-1)
+        c_BH1F = one_query(q_BH1F, keys_B1SF, keys_B1SF[..., : self.latent], text_B11S, self.call, None)
+        return torch.einsum("bhf,hcf->bhc", c_BH1F.squeeze(2), up_v).unsqueeze(2)
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, document_BT: Tensor | None, position_BT: Tensor) -> Tensor:
         """Kernels want all of one width: zeros behind change neither scores nor values."""
         width = max(q.shape[-1], v.shape[-1])
         if q.shape[-1] == v.shape[-1]:
-            return self.attention(q, k, v, batch.document, batch.position)
+            return self.attention(q, k, v, document_BT, position_BT)
         q, k, v = (F.pad(x, (0, width - x.shape[-1])) if width > x.shape[-1] else x for x in (q, k, v))
-        return self.attention(q, k, v, batch.document, batch.position)[..., : self.value]
+        return self.attention(q, k, v, document_BT, position_BT)[..., : self.value]
 
 
 def halved(x: Tensor) -> Tensor:
