@@ -47,7 +47,7 @@ def gangline_runtime(run: Run) -> tuple[Runtime, Step]:
     precision = plugins.build(run.precision, run)
     finish = finisher(run.run.recompute, False)
     runtime = plugins.build(run.parallel, run, model_of(tree, plan), plan, mesh, FakeComms(mesh, 0), precision, finish)
-    draw_weights(run, runtime, plan)
+    draw_weights(run, runtime.shards(), plan)
     optimizer = plugins.build(run.optimizer, run, runtime)
 
     def update() -> None:

@@ -20,12 +20,13 @@ from pathlib import Path
 import torch
 
 from gangline.config import default_run
-from gangline.interop import load_pretrained, model_config_from
+from gangline.interop import model_config_from
 from gangline.model import compose_model
 from gangline.model.build import materialise, model_of
 from gangline.model.init import shards_of
 from gangline.sampling.options import Sampling
 from gangline.sampling.sampler import generate
+from gangline.train.build import draw_weights
 
 SIZES = {  # of Qwen2: layers, width, heads, key heads, feed-forward, vocabulary
     "tiny": (4, 128, 4, 2, 384, 1024),
@@ -55,7 +56,7 @@ def models(size: str, context: int):
         run = default_run(model=model_config_from(Path(directory)), batch={"sequence_length": context})
         tree, plan = compose_model(run)
         ours = materialise(model_of(tree, plan), plan)
-        load_pretrained(directory, shards_of(ours, plan), plan)
+        draw_weights(run, shards_of(ours, plan), plan)
     return theirs, ours
 
 

@@ -117,7 +117,11 @@ def test_plugins_of_one_group_and_for_scripts(capsys):
     page = said(capsys, main, "plugins", "optimizer")
     assert "adamw" in page
     assert "tiny" not in page
-    assert said(capsys, main, "plugins", "--names", "optimizer").split() == ["optimizer=adamw", "optimizer=muon"]
+    assert said(capsys, main, "plugins", "--names", "optimizer").split() == [
+        "optimizer=adamw",
+        "optimizer=lion",
+        "optimizer=muon",
+    ]
 
 
 def test_what_a_part_does_outside_the_law_is_shown(strangers):

@@ -53,7 +53,10 @@ def refused(tmp_path: Path, *words: str, strangers=None, module: str = "gangline
 @pytest.mark.parametrize(
     ("words", "messages"),
     [
-        (["optimizer=adam"], ["optimizer=adam is not available here.", "Did you mean optimizer=adamw?", "adamw, muon"]),
+        (
+            ["optimizer=adam"],
+            ["optimizer=adam is not available here.", "Did you mean optimizer=adamw?", "adamw, lion, muon"],
+        ),
         (
             ["moe=on"],
             [
@@ -153,7 +156,10 @@ def test_words_that_cannot_be_composed(tmp_path, monkeypatch, capsys, words, mes
         (["--completion", "tcsh"], ["no completion for the shell 'tcsh'.", "Shells: bash, zsh, fish."]),
         (["optimizer=adam", "--help"], ["optimizer=adam is not available here."]),
         (["optimizer=adam", "--cfg", "job"], ["optimizer=adam is not available here."]),
-        (["optimizer=adam"], ["optimizer=adam is not available here.", "Did you mean optimizer=adamw?", "adamw, muon"]),
+        (
+            ["optimizer=adam"],
+            ["optimizer=adam is not available here.", "Did you mean optimizer=adamw?", "adamw, lion, muon"],
+        ),
         (["+ckpt=zarr"], ["there is no group ckpt, and no option.", "Did you mean checkpoint=zarr?"]),
         (["optimizer.learning_rat=3"], ["no option optimizer.learning_rat.", "Did you mean optimizer.learning_rate?"]),
         (["run.steps=many"], ["run.steps=many: expected a whole number, got 'many'."]),

@@ -55,6 +55,11 @@ class TestAdamw(OptimizerSuite):
     can = {"exact"}
 
 
+class TestLion(OptimizerSuite):
+    choice = "optimizer=lion"
+    can = {"exact"}
+
+
 class TestMuon(OptimizerSuite):
     choice = "optimizer=muon"
     can = {"exact"}

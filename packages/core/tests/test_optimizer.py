@@ -1,4 +1,4 @@
-"""AdamW beside torch's, Muon beside torch's, and their state as shards."""
+"""AdamW and Muon beside torch's, Lion beside its algorithm, and their state as shards."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import torch
 
 from gangline.config.compose import compose
 from gangline.mesh import Mesh
-from gangline.optimizer.adamw import AdamwOptimizer, decay_of
-from gangline.optimizer.config import Adamw, Muon
+from gangline.optimizer.adamw import AdamwOptimizer
+from gangline.optimizer.config import Adamw, Lion, Muon
+from gangline.optimizer.lion import LionOptimizer
 from gangline.optimizer.muon import MuonOptimizer, orthogonalise
+from gangline.optimizer.pieces import decay_of
 from gangline.plan import chosen
 from gangline.runtime import ParamShard, ShardedParam
 from gangline.shard import Box, Division, Layout, Registry, Shard
@@ -122,14 +124,42 @@ def test_adamw_of_pieces_is_adamw_of_the_whole_to_the_bit_where_it_is_determinis
     assert all(one[name].equal(other[name]) for name in SHAPES)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def lion_of(pieces, **settings):
+    return LionOptimizer(Lion(**settings), pieces)
+
+
+@pytest.mark.parametrize("settings", [{}, {"betas": (0.5, 0.8), "decay_vectors": True}])
+def test_lion_is_its_algorithm(settings):
+    """Algorithm 2 of the paper, line by line."""
+    config = Lion(**settings)
+    found = trained(lion_of(pieces := Pieces(values(0), cut=False), **settings), pieces)
+    for name, weight in values(0).items():
+        mean = torch.zeros_like(weight)
+        decay = config.weight_decay if weight.dim() >= 2 or config.decay_vectors else 0.0
+        for step in range(10):
+            gradient, rate = values(100 + step)[name], 1e-2 / (step + 1)
+            update = (config.betas[0] * mean + (1 - config.betas[0]) * gradient).sign()
+            weight -= rate * (update + decay * weight)
+            mean = config.betas[1] * mean + (1 - config.betas[1]) * gradient
+        torch.testing.assert_close(found[name], weight, rtol=1e-5, atol=1e-6)
+
+
+def test_lion_takes_rates_and_decay_by_name():
+    same = {"rates": {"a": 0.25}, "decay": {"a": 4.0}, "weight_decay": 0.0}
+    found = trained(lion_of(pieces := Pieces(values(0), cut=False), **same), pieces)
+    optimizer = lion_of(pieces := Pieces(values(0), cut=False), weight_decay=4.0)
+    for step in range(10):
+        pieces.set_gradients(values(100 + step))
+        optimizer.step(0.25 * (1e-2 / (step + 1)))
+    assert found["a.weight"].equal(pieces.whole()["a.weight"])
+    assert not found["stack"].equal(pieces.whole()["stack"])
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lion", "muon"])
 @pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
 def test_state_that_was_saved_goes_on_where_it_was(kind, cut):
     """Through the shards and `state()` alone, into an optimizer that has never stepped."""
-
-    def optimizer_of(pieces):
-        return adamw_of(pieces) if kind == "adamw" else muon_of(pieces)
-
+    optimizer_of = OPTIMIZERS[kind]
     straight = Pieces(values(0), cut)
     first = optimizer_of(straight)
     trained(first, straight, steps=4)
@@ -144,10 +174,10 @@ def test_state_that_was_saved_goes_on_where_it_was(kind, cut):
     assert all(one[name].equal(other[name]) for name in SHAPES)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("kind", ["adamw", "lion", "muon"])
 def test_state_lies_as_the_registry_says(kind):
     pieces = Pieces(values(0), cut=True)
-    optimizer = adamw_of(pieces) if kind == "adamw" else muon_of(pieces)
+    optimizer = OPTIMIZERS[kind](pieces)
     held = {}
     for shard in optimizer.shards():
         assert shard.global_shape == optimizer.registry[shard.name].shape
@@ -155,7 +185,7 @@ def test_state_lies_as_the_registry_says(kind):
         held.setdefault(shard.name, []).append(Box(shard.offset, tuple(shard.local.shape)))
     assert {name: optimizer.registry.boxes(name) for name in optimizer.registry} == held
     names = {name.split("/")[1] for name in held}
-    assert names == ({"exp_avg", "exp_avg_sq"} if kind == "adamw" else {"exp_avg", "exp_avg_sq", "momentum"})
+    assert names == STATES[kind]
 
 
 def muon_of(pieces, **settings):
@@ -164,6 +194,14 @@ def muon_of(pieces, **settings):
     rest = [p for p in named if p not in matrices]
     names = [p.name for p in matrices], [p.name for p in rest]
     return MuonOptimizer(Muon(**settings), pieces, matrices, rest, names, True)
+
+
+OPTIMIZERS = {"adamw": adamw_of, "lion": lion_of, "muon": muon_of}
+STATES = {
+    "adamw": {"exp_avg", "exp_avg_sq"},
+    "lion": {"exp_avg"},
+    "muon": {"exp_avg", "exp_avg_sq", "momentum"},
+}
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -222,7 +260,7 @@ def test_rates_and_decay_by_name_are_those_of_torchs_groups(deterministic):
         assert found[name].equal(x.detach()), name
 
 
-@pytest.mark.parametrize("of", [adamw_of, muon_of])
+@pytest.mark.parametrize("of", [adamw_of, lion_of, muon_of])
 def test_by_name_of_pieces_is_that_of_the_whole_to_the_bit(of):
     cut, whole = Pieces(values(0), cut=True), Pieces(values(0), cut=False)
     one, other = (trained(of(pieces, **BY_NAME), pieces) for pieces in (whole, cut))

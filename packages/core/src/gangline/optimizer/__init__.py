@@ -8,7 +8,7 @@ from gangline.lazy import lazily
 
 if TYPE_CHECKING:
     from gangline.optimizer.base import Optimizer as Optimizer
-    from gangline.optimizer.config import Adamw as Adamw, Muon as Muon
+    from gangline.optimizer.config import Adamw as Adamw, Lion as Lion, Muon as Muon
     from gangline.runtime import Runtime as Runtime
     from gangline.shard import Registry as Registry, Shard as Shard, model_array as model_array
 
@@ -16,7 +16,7 @@ __getattr__, __all__ = lazily(
     __name__,
     {
         "gangline.optimizer.base": "Optimizer",
-        "gangline.optimizer.config": "Adamw Muon",
+        "gangline.optimizer.config": "Adamw Lion Muon",
         "gangline.runtime": "Runtime",
         "gangline.shard": "Registry Shard model_array",
     },

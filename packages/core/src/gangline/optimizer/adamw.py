@@ -12,7 +12,7 @@ from torch.optim.adamw import adamw
 from gangline.config.schema import Run
 from gangline.optimizer.base import Optimizer
 from gangline.optimizer.config import Adamw
-from gangline.plan import chosen, is_matrix
+from gangline.optimizer.pieces import grouped, state_shard
 from gangline.runtime import ParamShard, Runtime, ShardedParam
 from gangline.shard import Shard, model_array
 
@@ -33,11 +33,7 @@ class AdamwOptimizer(Optimizer):
         arrays = [model_array(name) for name in names]
         model = runtime.registry
         self.registry = model.like("optimizer/exp_avg", arrays) | model.like("optimizer/exp_avg_sq", arrays)
-        alike: dict[tuple[float, float], list[tuple[str, ParamShard]]] = {}
-        for p in named:
-            key = chosen(config.rates, p.name, 1.0), decay_of(p, config)
-            alike.setdefault(key, []).extend((p.name, piece) for piece in p.pieces)
-        self._groups = [_Group(rate, decay, pieces) for (rate, decay), pieces in alike.items()]
+        self._groups = [_Group(rate, decay, pieces) for (rate, decay), pieces in grouped(named, config).items()]
         self._steps = 0
 
     def step(self, learning_rate: float) -> None:
@@ -103,18 +99,6 @@ class _Group:
         for state, tensors in (("exp_avg", self.averages), ("exp_avg_sq", self.squares)):
             for (name, piece), tensor in zip(self.pieces, tensors, strict=True):
                 yield state_shard(state, name, piece, tensor)
-
-
-def state_shard(state: str, name: str, piece: ParamShard, tensor: Tensor) -> Shard:
-    """The shard of optimizer state `tensor`, which has the box of that piece of parameter `name`."""
-    of = piece.shard
-    return Shard(f"optimizer/{state}/{name}", of.global_shape, tensor.dtype, of.offset, tensor, of.primary)
-
-
-def decay_of(parameter: ShardedParam, config: Adamw) -> float:
-    """Its weight decay: what `decay` says of its name, else that of matrices and stacks, and of vectors on demand."""
-    touched = is_matrix(parameter.name, parameter.shape) or config.decay_vectors
-    return chosen(config.decay, parameter.name, config.weight_decay if touched else 0.0)
 
 
 def build(config: Adamw, run: Run, runtime: Runtime) -> AdamwOptimizer:

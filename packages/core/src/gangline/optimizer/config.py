@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Adamw(OptimizerConfig):
-    """AdamW (Loshchilov and Hutter, arXiv 1711.05101)."""
+class DecayingConfig(OptimizerConfig):
+    """An optimizer with decoupled weight decay, whose rates and decay may be other ones by name."""
 
-    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.95)  # decay of the means of gradient and square
-    eps: PositiveFloat = 1e-8  # added to the root of the mean square
     weight_decay: NonNegativeFloat = 0.1  # each step shrinks a matrix by this times the learning rate
     decay_vectors: bool = False  # decay biases and norm gains too, not matrices alone
     rates: dict[str, PositiveFloat] = field(default_factory=dict)  # factors of the learning rate: {embed: 0.1}
@@ -31,6 +29,26 @@ class Adamw(OptimizerConfig):
         for option, patterns in (("rates", self.rates), ("decay", self.decay)):
             problems += _unmatched(run, f"optimizer.{option}", patterns)
         return problems
+
+
+@dataclass
+class Adamw(DecayingConfig):
+    """AdamW (Loshchilov and Hutter, arXiv 1711.05101)."""
+
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.95)  # decay of the means of gradient and square
+    eps: PositiveFloat = 1e-8  # added to the root of the mean square
+
+
+@dataclass
+class Lion(DecayingConfig):
+    """Lion (Chen et al., arXiv 2302.06675): its rate is a third to a tenth of AdamW's, its decay as much larger."""
+
+    learning_rate: NonNegativeFloat = 3e-4
+    weight_decay: NonNegativeFloat = 1.0
+    betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.99)  # the mean gradient's share of a step, and its own decay
+
+    def states(self, matrix: bool) -> int:
+        return 1
 
 
 @dataclass
@@ -82,6 +100,13 @@ PARTS = (
         config=Adamw,
         build="gangline.optimizer.adamw:build",
         summary="AdamW; weight decay on matrices alone",
+        group="optimizer",
+    ),
+    Part(
+        name="lion",
+        config=Lion,
+        build="gangline.optimizer.lion:build",
+        summary="Steps along the sign of the mean gradient",
         group="optimizer",
     ),
     Part(

@@ -22,9 +22,10 @@ from torch import Tensor
 
 from gangline.config.schema import Run
 from gangline.model.compose import compose_model
-from gangline.optimizer.adamw import AdamwOptimizer, decay_of, state_shard
+from gangline.optimizer.adamw import AdamwOptimizer
 from gangline.optimizer.base import Optimizer
 from gangline.optimizer.config import Muon
+from gangline.optimizer.pieces import decay_of, state_shard
 from gangline.plan import chosen, is_matrix, matches
 from gangline.runtime import Runtime, ShardedParam
 from gangline.shard import Shard, model_array

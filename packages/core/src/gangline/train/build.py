@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -27,6 +28,7 @@ from gangline.plan import Plan
 from gangline.precision.base import Precision
 from gangline.rundir import RunDirectory
 from gangline.runtime import Runtime
+from gangline.shard import Shard
 from gangline.train.agree import same_data
 from gangline.train.batches import Batches
 from gangline.train.callbacks import attach
@@ -52,9 +54,9 @@ def micro_size(run: Run, width: int, mesh: Mesh) -> int:
     return run.batch.micro_size or share // run.parallel.accumulation(share, mesh)
 
 
-def draw_weights(run: Run, runtime: Runtime, plan: Plan) -> None:
+def draw_weights(run: Run, shards: Iterable[Shard], plan: Plan) -> None:
     """The first weights: by (seed, name), or of a Hugging Face directory where the model names one; then the edits'."""
-    pretrained, shards = run.model.pretrained(), list(runtime.shards())
+    pretrained, shards = run.model.pretrained(), list(shards)
     if pretrained is None:
         initialise(shards, plan, run.seed)
     else:
@@ -125,7 +127,7 @@ def assemble(run: Run, directory: RunDirectory, mesh: Mesh, comms: Comms, device
     runtime: Runtime = plugins.build(run.parallel, run, model_of(tree, plan), plan, mesh, comms, precision, finish)
     checkpointer: Checkpointer = plugins.build(run.checkpoint, run, comms.store)
     if checkpointer.latest() is None:  # else the weights come from there
-        draw_weights(run, runtime, plan)
+        draw_weights(run, runtime.shards(), plan)
     optimizer = plugins.build(run.optimizer, run, runtime)
     source = build_source(run, "train")
     micro = micro_size(run, runtime.data_coordinate[1], mesh)

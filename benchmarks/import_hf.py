@@ -1,0 +1,194 @@
+"""Seconds and memory of starting from a sharded Hugging Face directory, beside reading its bytes and nothing more.
+
+    python benchmarks/import_hf.py --gigabytes 2 --ranks 1 2 --dtype float32 bfloat16
+
+The directory is made here, of random numbers, and removed. Each of `--ranks` processes holds its share of the rows of
+every weight in float32, as ZeRO would cut them, and fills it by `load_pretrained`; the raw way reads as many bytes of
+the files as fall to a process into one buffer of 16 MB. Ways take turns; a cold round first drops the files from the
+page cache. Prints medians: gigabytes of the files per second, the ratio to the raw way, and at their highest the bytes
+of a process beyond those before its weights were there, over the bytes of its weights: of its own memory, and with what
+it maps of files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import statistics
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+BUFFER = 16 << 20
+WORDS = ("model=decoder", "model.dim=2048", "model.heads=16", "model.kv_heads=4", "model.hidden=5632")
+VOCABULARY = 32_000
+
+
+def run_of(layers: int):
+    from gangline.config import compose_one
+
+    return compose_one([*WORDS, f"model.vocab_size={VOCABULARY}", f"model.layers={layers}"])
+
+
+def make(directory: Path, gigabytes: float, dtype: str) -> int:
+    """Random weights of about that size; how many layers they have."""
+    import torch
+
+    from gangline.interop import config_json, export
+    from gangline.model import compose_model, parameter_shapes
+    from gangline.shard import itemsize
+
+    layers = 1
+    while sum(torch.Size(s).numel() for s in shapes_of(layers + 1).values()) * itemsize(dtype) < gigabytes * 1e9:
+        layers += 1
+    run = run_of(layers)
+    tree, plan = compose_model(run)
+    shapes = parameter_shapes(tree)
+    generator = torch.Generator().manual_seed(0)
+    arrays = ((name, torch.empty(shape).uniform_(generator=generator)) for name, shape in shapes.items())
+    export(
+        directory,
+        arrays,
+        plan=plan,
+        shapes=shapes,
+        config=config_json(run.model, dtype=dtype),
+        dtype=dtype,
+        max_shard_bytes=1_000_000_000,
+    )
+    return layers
+
+
+def shapes_of(layers: int) -> dict[str, tuple[int, ...]]:
+    from gangline.model import compose_model, parameter_shapes
+
+    return parameter_shapes(compose_model(run_of(layers))[0])
+
+
+class Peak:
+    """Bytes of this process at their highest, looked at every millisecond: (its own, with files that it maps)."""
+
+    def __init__(self) -> None:
+        self.before = self.own, self.all = self._now()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    @staticmethod
+    def _now() -> tuple[int, int]:
+        fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        anonymous, files, shared = (int(fields[name].split()[0]) << 10 for name in ("RssAnon", "RssFile", "RssShmem"))
+        return anonymous + shared, anonymous + shared + files
+
+    def _watch(self) -> None:
+        while not self._done.wait(0.001):
+            own, everything = self._now()
+            self.own, self.all = max(self.own, own), max(self.all, everything)
+
+    def beyond(self) -> tuple[int, int]:
+        self._done.set()
+        self._thread.join()
+        return self.own - self.before[0], self.all - self.before[1]
+
+
+def fill(directory: Path, layers: int, rank: int, ranks: int, start, found) -> None:
+    """What a rank does: (seconds, bytes of its weights, bytes of its own beyond, bytes with files beyond)."""
+    import torch
+
+    from gangline.interop import load_pretrained
+    from gangline.model import compose_model, parameter_shapes
+    from gangline.shard import Shard, model_array
+
+    torch.set_num_threads(1)
+    tree, plan = compose_model(run_of(layers))
+    peak = Peak()
+    shards = []
+    for name, shape in parameter_shapes(tree).items():
+        first, last = (shape[0] * n // ranks for n in (rank, rank + 1))
+        local = torch.zeros(last - first, *shape[1:]).fill_(0)  # pages are there before the clock starts
+        shards.append(Shard(model_array(name), shape, local.dtype, (first, *(0 for _ in shape[1:])), local))
+    start.wait()
+    began = time.perf_counter()
+    load_pretrained(directory, shards, plan)
+    seconds = time.perf_counter() - began
+    found.put((seconds, sum(shard.local.nbytes for shard in shards), *peak.beyond()))
+
+
+def raw(directory: Path, layers: int, rank: int, ranks: int, start, found) -> None:
+    """Reads this rank's part of every file."""
+    buffer = bytearray(BUFFER)
+    buffer[:] = bytes(BUFFER)
+    view = memoryview(buffer)
+    start.wait()
+    began = time.perf_counter()
+    for path in sorted(directory.glob("*.safetensors")):
+        size = path.stat().st_size
+        first, last = (size * n // ranks for n in (rank, rank + 1))
+        with path.open("rb", buffering=0) as file:
+            file.seek(first)
+            while (left := last - file.tell()) > 0 and file.readinto(view[: min(left, BUFFER)]):
+                pass
+    found.put((time.perf_counter() - began, BUFFER, BUFFER, BUFFER))
+
+
+def forget(directory: Path) -> None:
+    """Drop the files from the page cache."""
+    for path in directory.glob("*.safetensors"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def timed(way, directory: Path, layers: int, ranks: int) -> list[tuple[float, int, int, int]]:
+    context = multiprocessing.get_context("spawn")
+    start, found = context.Barrier(ranks), context.Queue()
+    workers = [
+        context.Process(target=way, args=(directory, layers, rank, ranks, start, found)) for rank in range(ranks)
+    ]
+    for worker in workers:
+        worker.start()
+    results = [found.get(timeout=600) for _ in workers]
+    for worker in workers:
+        worker.join()
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gigabytes", type=float, default=2)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--warm", action="store_true", help="leave the files in the page cache")
+    asked = parser.parse_args()
+    for dtype in asked.dtype:
+        with tempfile.TemporaryDirectory(prefix="import-") as folder:
+            directory = Path(folder) / "model"
+            layers = make(directory, asked.gigabytes, dtype)
+            nbytes = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+            for ranks in asked.ranks:
+                seconds: dict[str, list[float]] = {"raw": [], "filled": []}
+                own: list[float] = []
+                everything: list[float] = []
+                for _ in range(asked.rounds):
+                    for name in random.sample(list(seconds), len(seconds)):
+                        if not asked.warm:
+                            forget(directory)
+                        results = timed({"raw": raw, "filled": fill}[name], directory, layers, ranks)
+                        seconds[name].append(max(one[0] for one in results))
+                        if name == "filled":
+                            own.append(max(one[2] / one[1] for one in results))
+                            everything.append(max(one[3] / one[1] for one in results))
+                taken = {name: statistics.median(values) for name, values in seconds.items()}
+                print(
+                    f"{nbytes / 1e9:.1f} GB {dtype} {ranks} ranks {'warm' if asked.warm else 'cold'}:  "
+                    f"{nbytes / taken['filled'] / 1e9:.2f} GB/s, raw {nbytes / taken['raw'] / 1e9:.2f}, "
+                    f"x {taken['raw'] / taken['filled']:.2f}  "
+                    f"memory x {max(own):.3f}, with files x {max(everything):.3f}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

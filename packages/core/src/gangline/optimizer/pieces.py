@@ -1,0 +1,35 @@
+"""Pieces of parameters as optimizers take them: those with the same rate and decay together, and their state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from gangline.optimizer.config import DecayingConfig
+from gangline.plan import chosen, is_matrix
+from gangline.runtime import ParamShard, ShardedParam
+from gangline.shard import Shard
+
+
+def grouped(
+    named: Iterable[ShardedParam], config: DecayingConfig
+) -> dict[tuple[float, float], list[tuple[str, ParamShard]]]:
+    """(factor of the learning rate, weight decay) -> the pieces that have these, each with its parameter's name."""
+    alike: dict[tuple[float, float], list[tuple[str, ParamShard]]] = {}
+    for p in named:
+        key = chosen(config.rates, p.name, 1.0), decay_of(p, config)
+        alike.setdefault(key, []).extend((p.name, piece) for piece in p.pieces)
+    return alike
+
+
+def state_shard(state: str, name: str, piece: ParamShard, tensor: Tensor) -> Shard:
+    """The shard of optimizer state `tensor`, which has the box of that piece of parameter `name`."""
+    of = piece.shard
+    return Shard(f"optimizer/{state}/{name}", of.global_shape, tensor.dtype, of.offset, tensor, of.primary)
+
+
+def decay_of(parameter: ShardedParam, config: DecayingConfig) -> float:
+    """Its weight decay: what `decay` says of its name, else that of matrices and stacks, and of vectors on demand."""
+    touched = is_matrix(parameter.name, parameter.shape) or config.decay_vectors
+    return chosen(config.decay, parameter.name, config.weight_decay if touched else 0.0)
