@@ -34,6 +34,7 @@ AGAIN = ("--rerun-show-tracebacks", "--max-suite-reruns", "3")
 # eight ranks, so many cores do not help. The order is that of conftest.py.
 SPREAD = (*AGAIN, "-n", "auto", "--maxprocesses", "8", "--no-loadscope-reorder", "--dist", "loadscope")
 SPREADING = ("pytest-xdist", "pytest-rerunfailures")
+NONE_THERE = 5  # pytest's exit code where no test of that mark is
 
 # uv compiles no bytecode, so with this set every process would compile torch anew (4 s instead of 2 for an import).
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -320,12 +321,23 @@ def train(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def nightly(session: nox.Session) -> None:
-    """The long tests: every composition, hundreds of kills, compilation."""
+    """The long tests, a folder after another: every composition, hundreds of kills, compilation."""
     install(session, *everything())
     one_thread(session)
-    session.run("pytest", "-q", "-m", "nightly", *(session.posargs or ("packages", "tests", "docs")))
-    if not session.posargs:
-        session.notify("light_between")
+    # Sweeps of one function are shared out too: of long tests none may be left to one core at the end.
+    night = (*PYTEST, "-m", "nightly", *SPREAD[:-1], "worksteal")
+    if session.posargs:
+        session.run(*night, *session.posargs)
+        return
+    failed = []
+    for folder in (*(f"packages/{package}/tests" for package in PACKAGES), "tests", "docs"):
+        try:
+            session.run(*night, folder, success_codes=[0, NONE_THERE])
+        except CommandFailed:  # the rest of the night is not lost
+            failed.append(folder)
+    session.notify("light_between")
+    if failed:
+        session.error(f"Long tests failed in {', '.join(failed)}.")
 
 
 def entries(built: Path) -> list[str]:

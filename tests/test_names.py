@@ -1,4 +1,4 @@
-"""One word for one thing: no public class name twice in the packages, the conformance kit apart."""
+"""One word for one thing: no public class name twice in the packages, the kit apart; and no file of many ideas."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+SOURCE = sorted(ROOT.glob("packages/*/src/**/*.py"))
+MOST_LINES = 400  # of a file; most have less than 150
 
 
 def twice(files: Iterable[Path]) -> dict[str, list[Path]]:
@@ -22,11 +24,26 @@ def twice(files: Iterable[Path]) -> dict[str, list[Path]]:
 
 def test_no_public_class_name_twice() -> None:
     kit = ROOT / "packages/core/src/gangline/testing"
-    files = [path for path in sorted(ROOT.glob("packages/*/src/**/*.py")) if kit not in path.parents]
-    assert twice(files) == {}
+    assert twice(path for path in SOURCE if kit not in path.parents) == {}
 
 
 def test_a_name_that_two_files_define_is_found(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("class Run: ...\nclass _Own: ...\n")
     (tmp_path / "b.py").write_text("if True:\n    class Run: ...\nclass _Own: ...\n")
     assert list(twice(tmp_path.glob("*.py"))) == ["Run"]
+
+
+def long(files: Iterable[Path]) -> dict[str, int]:
+    """The files with too many lines, and how many they have."""
+    lines = {str(path): len(path.read_text().splitlines()) for path in files}
+    return {path: count for path, count in lines.items() if count > MOST_LINES}
+
+
+def test_no_file_is_long() -> None:
+    assert long(SOURCE) == {}
+
+
+def test_a_long_file_is_found(tmp_path: Path) -> None:
+    for name, count in (("a.py", MOST_LINES), ("b.py", MOST_LINES + 1)):
+        (tmp_path / name).write_text("x = 1\n" * count)
+    assert long(tmp_path.glob("*.py")) == {str(tmp_path / "b.py"): MOST_LINES + 1}

@@ -36,6 +36,8 @@ def opened(job: kit.Job) -> ZarrCheckpointer:
 
 
 def outcome(checkpointer: ZarrCheckpointer, job: kit.Job, step: int) -> str:
+    """Of a save that has 1.5 seconds where it is the second, which hangs, and all that a busy machine takes else."""
+    checkpointer.config.deadline_seconds = 1.5 if step == 2 else SECONDS
     try:
         return kit.save_with(checkpointer, job, step, step)
     except SaveFailed as failed:
@@ -44,7 +46,7 @@ def outcome(checkpointer: ZarrCheckpointer, job: kit.Job, step: int) -> str:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[kit.Job]:
-    words = ["recipe=tiny", "checkpoint=zarr", f"run.dir={tmp_path}", "checkpoint.deadline_seconds=1.5"]
+    words = ["recipe=tiny", "checkpoint=zarr", f"run.dir={tmp_path}"]
     grace = transfer.GRACE
     yield kit.Job("gangline_ckpt_zarr.checkpointer:build", compose_one(words), MESH, str(tmp_path))
     pool(2).run(be_patient, grace)
@@ -160,13 +162,13 @@ def test_nobody_is_tired_while_some_rank_gets_on() -> None:
 
     def act(agreement: Agreement) -> None:
         if agreement.rank == 1:
-            end = time.monotonic() + 2.5
+            end = time.monotonic() + 5.0
             while time.monotonic() < end:
                 agreement.heartbeat()
                 time.sleep(0.01)
         agreement.done("written")
 
-    assert together(3, 1.0, act, dist.HashStore()) == [""] * 3
+    assert together(3, 3.0, act, dist.HashStore()) == [""] * 3
 
 
 def test_without_patience_a_wait_has_no_end() -> None:

@@ -105,7 +105,7 @@ class Strangers:
             self.add(distribution, (folder / f"{module}.py").read_text(), module=module)
 
     def run(
-        self, module: str, *words: str, cwd: Path | None = None, timeout: float = 60
+        self, module: str, *words: str, cwd: Path | None = None, timeout: float = 240
     ) -> subprocess.CompletedProcess[str]:
         """`python -m MODULE WORDS` where they are on the path."""
         environment = {**os.environ, **self.environment, "OMP_NUM_THREADS": "1"}

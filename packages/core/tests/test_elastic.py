@@ -23,16 +23,46 @@ from gangline.testing.processes import kill
 from gangline.testing.real_runs import SMALL, RealRuns
 from gangline.testing.runs import small_run
 
-SLOW = ("batch.global_size=8", "batch.sequence_length=128", "model.dim=64", "model.hidden=256")
-WORDS = (*SMALL, *SLOW, "parallel=ddp", "precision=fp64", "run.deterministic=on", "schedule=constant")
-ELASTIC = ("launch=elastic", "launch.processes=2", "checkpoint.every=5")
+WORDS = (*SMALL, "parallel=ddp", "precision=fp64", "run.deterministic=on", "schedule=constant")
+ELASTIC = ("launch=elastic", "launch.processes=2", "checkpoint.every=5", "callback=[paced]")
 FEW_WARM = ("run.steps=100000", "schedule.warmup_steps=5")  # the curve shows what is wrong from the first steps
 SECONDS = 240.0
 
 
+PACED = """
+import time
+from dataclasses import dataclass
+
+from gangline import Part, hookimpl
+from gangline.callback import Callback
+from gangline.parts import CallbackConfig
+
+
+@dataclass
+class Paced(CallbackConfig):
+    pass
+
+
+class PacedCallback(Callback):
+    def __init__(self, config, run):
+        pass
+
+    def before_step(self, step):
+        time.sleep(0.05)
+
+
+@hookimpl
+def gangline_parts():
+    yield Part(name="paced", group="callback", config=Paced, build="paced:PacedCallback", summary="Does not hurry")
+"""
+
+
 @pytest.fixture
-def runs(tmp_path):
+def runs(tmp_path, strangers):
+    """With a callback that gives a test time to act between steps, and the machine to whoever is waited for."""
+    strangers.add("gangline-paced", PACED, module="paced")
     with RealRuns(tmp_path, WORDS) as found:
+        found.environment |= strangers.environment
         yield found
 
 
@@ -82,7 +112,8 @@ def same(curve, other) -> None:
 def test_a_lost_rank_and_a_lost_node_that_comes_back(runs):
     """World 2 -> 2 -> 1 -> 2: the curve of one process."""
     out = runs.directory / "out"
-    process = runs.start("run.dir=out", *FEW_WARM, *ELASTIC, "launch.nodes=1:2")
+    patient = "launch.lost_seconds=10"  # a node that is only slow is not to be taken for a lost one
+    process = runs.start("run.dir=out", *FEW_WARM, *ELASTIC, "launch.nodes=1:2", patient)
     runs.wait_for_step(process, "out", 7)
     before = len(launches(out))
     os.kill(ranks(out)[1], signal.SIGKILL)
@@ -221,7 +252,6 @@ def gangline_health_checks():
 )
 def test_a_node_is_excluded_where_the_others_are_enough(runs, strangers, nodes, found, ranks):
     strangers.add("gangline-excludes", EXCLUDES, module="excludes")
-    runs.environment |= strangers.environment
     patient = "launch.lost_seconds=60"  # on a busy machine a node that is only slow is not to be taken for a lost one
     words = (*ELASTIC, f"launch.nodes={nodes}", patient, "health=[excludes]", f"health.excludes.ranks={found}")
     printed = runs.train("run.dir=out", "run.steps=20", *words)

@@ -171,16 +171,18 @@ def test_rows_are_where_the_time_went_and_add_up():
 
 def test_how_long_phases_last_is_kept_without_the_first_steps(tmp_path):
     try:
-        mine = Pulse.open(tmp_path, 0, 1, 0, os.getpid())
+        mine, short = Pulse.open(tmp_path, 0, 1, 0, os.getpid()), 0
         for step in range(11, 21):
             mine.step(step)
+            began = time.perf_counter()
             with mine.phase("forward"):
                 time.sleep(0.05 if step < 14 else 0.001)
+            short += time.perf_counter() - began < 0.05
         (path,) = pulse.find(tmp_path)
         lasted = PulseReader(path).read().lasted["forward"]
         assert sum(lasted) == 7
         assert max(layout.upper(n) for n, count in enumerate(lasted) if count) * 1e-9 >= 0.001
-        assert sum(lasted[: layout.column(50_000_000)]) >= 5, "the machine may pause now and then, not each time"
+        assert sum(lasted[: layout.column(50_000_000) + 1]) >= short, "as long as they were, where the machine paused"
     finally:
         pulse.remove(os.getpid())
 
@@ -277,7 +279,7 @@ def waiting(run_dir: str, seconds: float):
 
 def test_who_waits_for_whom_is_seen_while_it_waits(tmp_path):
     try:
-        assert pool(2).run(waiting, str(tmp_path), 30.0)[1] == ("collective", ("all_reduce", 2, 12))
+        assert pool(2).run(waiting, str(tmp_path), 120.0)[1] == ("collective", ("all_reduce", 2, 12))
     finally:
         pulse.sweep()
         for path in pulse.find(tmp_path):
@@ -293,15 +295,15 @@ def test_a_phase_costs_about_a_microsecond():
     mine = Pulse()
     mine.step(1), mine.step(9)
     best = min(_seconds(mine) for _ in range(20))
-    assert best / 1000 < 20e-6, "ten times what it takes on a quiet machine"
+    assert best / 1000 < 20e-6, "ten times what it takes of a processor"
 
 
 def _seconds(mine: Pulse) -> float:
-    began = time.perf_counter()
+    began = time.thread_time()  # whatever else the machine does meanwhile
     for _ in range(500):
         mine.enter(6)
         mine.enter(7)
-    return time.perf_counter() - began
+    return time.thread_time() - began
 
 
 def test_processes_are_known_by_when_they_began():

@@ -6,8 +6,9 @@ import json
 
 import pytest
 import torch
-from family_cases import CASES, LENGTH, theirs
-from family_files import compare_logits, compare_there_and_back, ours, run_of, tokens
+from family_cases import CASES, LENGTH
+from family_files import compare_logits, ours, run_of, tokens
+from family_suite import FamilySuite
 from safetensors.torch import load_file, save_file
 
 from gangline import UserError
@@ -24,94 +25,80 @@ from gangline_models.rope.longrope import LongRope
 from gangline_models.rope.yarn import YarnRope
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """name -> their model, and the directory that it was saved in."""
-    made: dict[str, tuple] = {}
+class TestFamilies(FamilySuite):
+    cases = tuple(CASES)
 
-    def save(name: str):
-        if name not in made:
-            directory = tmp_path_factory.mktemp(name)
-            model = theirs(name)
-            model.save_pretrained(directory)
-            made[name] = model, directory
-        return made[name]
+    def test_the_first_files_of_gpt2_have_no_prefix_and_hold_masks(self, saved, tmp_path):
+        model, directory = saved("gpt2")
+        tensors = load_file(directory / "model.safetensors")
+        bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+        bare["h.0.attn.bias"] = torch.ones(1, 1, 64, 64)
+        save_file(bare, tmp_path / "model.safetensors", {"format": "pt"})
+        (tmp_path / "config.json").write_text((directory / "config.json").read_text())
+        run, batch = run_of(tmp_path), tokens(97)
+        with torch.no_grad():
+            assert (ours(run).logits(batch) - model(batch.tokens).logits).abs().max() < 1e-5
 
-    return save
+    def test_what_predicts_further_tokens_is_passed_over_and_said(self, saved, tmp_path):
+        model, directory = saved("deepseek-v3-dense")
+        tensors = load_file(directory / "model.safetensors")
+        behind = {
+            name.replace("layers.2.", "layers.3."): tensor.clone()
+            for name, tensor in tensors.items()
+            if "layers.2." in name
+        }
+        behind |= {"model.layers.3.eh_proj.weight": torch.ones(24, 48), "model.layers.3.hnorm.weight": torch.ones(24)}
+        save_file(tensors | behind, tmp_path / "model.safetensors", {"format": "pt"})
+        (tmp_path / "config.json").write_text((directory / "config.json").read_text())
+        compare_logits(model, tmp_path)
+        run, whole = run_of(tmp_path), run_of(directory)
+        assert "model.layers.3.*" in "".join(run.model.notices(run))
+        assert whole.model.notices(whole) == []
 
+    def test_what_predicts_further_tokens_beside_the_layers_too(self, saved, tmp_path):
+        model, directory = saved("qwen3-next-dense")
+        tensors = load_file(directory / "model.safetensors")
+        of_a_layer = {
+            name.replace("model.layers.1.", "mtp.layers.0."): tensor.clone()
+            for name, tensor in tensors.items()
+            if "layers.1." in name
+        }
+        beside = of_a_layer | {f"mtp.{name}.weight": torch.ones(24) for name in ("fc", "norm", "pre_fc_norm_embedding")}
+        beside["mtp.layers.0.mlp.experts.3.down_proj.weight"] = torch.ones(24, 12)
+        save_file(tensors | beside, tmp_path / "model.safetensors", {"format": "pt"})
+        content = json.loads((directory / "config.json").read_text()) | {"use_sliding_window": False}
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        compare_logits(model, tmp_path)
+        run, whole = run_of(tmp_path), run_of(directory)
+        assert "mtp.*" in "".join(run.model.notices(run))
+        assert whole.model.notices(whole) == []
+        (tmp_path / "config.json").write_text(json.dumps(content | {"use_sliding_window": True}))
+        with pytest.raises(UserError, match="use_sliding_window=True"):
+            model_config_from(tmp_path)
+        save_file(tensors | {"mtq.fc.weight": torch.ones(24)}, tmp_path / "model.safetensors", {"format": "pt"})
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        with pytest.raises(UserError, match="no place for"):
+            ours(run_of(tmp_path))
 
-@pytest.mark.parametrize("name", CASES)
-def test_logits_are_theirs(name, saved):
-    compare_logits(*saved(name))
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_there_and_back_is_bit_exact_and_transformers_opens_it(name, saved, tmp_path):
-    compare_there_and_back(*saved(name), tmp_path / "out")
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_an_unknown_field_is_refused_by_name(name, saved, tmp_path):
-    _, directory = saved(name)
-    content = json.loads((directory / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(content | {"sandwich_multiplier": 2.0}))
-    with pytest.raises(UserError, match=r"sandwich_multiplier=2\.0"):
-        model_config_from(tmp_path)
-
-
-def test_the_first_files_of_gpt2_have_no_prefix_and_hold_masks(saved, tmp_path):
-    model, directory = saved("gpt2")
-    tensors = load_file(directory / "model.safetensors")
-    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
-    bare["h.0.attn.bias"] = torch.ones(1, 1, 64, 64)
-    save_file(bare, tmp_path / "model.safetensors", {"format": "pt"})
-    (tmp_path / "config.json").write_text((directory / "config.json").read_text())
-    run, batch = run_of(tmp_path), tokens(97)
-    with torch.no_grad():
-        assert (ours(run).logits(batch) - model(batch.tokens).logits).abs().max() < 1e-5
-
-
-def test_what_predicts_further_tokens_is_passed_over_and_said(saved, tmp_path):
-    model, directory = saved("deepseek-v3-dense")
-    tensors = load_file(directory / "model.safetensors")
-    behind = {
-        name.replace("layers.2.", "layers.3."): tensor.clone()
-        for name, tensor in tensors.items()
-        if "layers.2." in name
-    }
-    behind |= {"model.layers.3.eh_proj.weight": torch.ones(24, 48), "model.layers.3.hnorm.weight": torch.ones(24)}
-    save_file(tensors | behind, tmp_path / "model.safetensors", {"format": "pt"})
-    (tmp_path / "config.json").write_text((directory / "config.json").read_text())
-    compare_logits(model, tmp_path)
-    run, whole = run_of(tmp_path), run_of(directory)
-    assert "model.layers.3.*" in "".join(run.model.notices(run))
-    assert whole.model.notices(whole) == []
-
-
-def test_what_predicts_further_tokens_beside_the_layers_too(saved, tmp_path):
-    model, directory = saved("qwen3-next-dense")
-    tensors = load_file(directory / "model.safetensors")
-    of_a_layer = {
-        name.replace("model.layers.1.", "mtp.layers.0."): tensor.clone()
-        for name, tensor in tensors.items()
-        if "layers.1." in name
-    }
-    beside = of_a_layer | {f"mtp.{name}.weight": torch.ones(24) for name in ("fc", "norm", "pre_fc_norm_embedding")}
-    beside["mtp.layers.0.mlp.experts.3.down_proj.weight"] = torch.ones(24, 12)
-    save_file(tensors | beside, tmp_path / "model.safetensors", {"format": "pt"})
-    content = json.loads((directory / "config.json").read_text()) | {"use_sliding_window": False}
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    compare_logits(model, tmp_path)
-    run, whole = run_of(tmp_path), run_of(directory)
-    assert "mtp.*" in "".join(run.model.notices(run))
-    assert whole.model.notices(whole) == []
-    (tmp_path / "config.json").write_text(json.dumps(content | {"use_sliding_window": True}))
-    with pytest.raises(UserError, match="use_sliding_window=True"):
-        model_config_from(tmp_path)
-    save_file(tensors | {"mtq.fc.weight": torch.ones(24)}, tmp_path / "model.safetensors", {"format": "pt"})
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="no place for"):
-        ours(run_of(tmp_path))
+    @pytest.mark.parametrize(
+        ("name", "change", "what"),
+        [
+            ("qwen2", {"use_mrope": True}, "use_mrope=True"),
+            ("qwen2", {"hidden_act": "relu"}, "hidden_act=relu"),
+            ("qwen2", {"rope_parameters": {"rope_type": "spiral"}}, "rope_type=spiral"),
+            ("qwen2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "skew": 3}}, "skew"),
+            ("gemma2", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types="),
+            ("smollm3", {"no_rope_layers": [1, 0, 1, 1, 0]}, "no_rope_layers="),
+            ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
+            ("olmo2", {"hidden_size": None}, "does not give hidden_size"),
+        ],
+    )
+    def test_what_a_family_cannot_compute_is_refused(self, name, change, what, saved, tmp_path):
+        content = json.loads((saved(name)[1] / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(content | change))
+        with pytest.raises(UserError) as refused:
+            model_config_from(tmp_path)
+        assert what in str(refused.value)
 
 
 def said(run: Run) -> str:
@@ -139,27 +126,6 @@ def test_what_a_family_has_no_words_for_is_not_written():
         Olmo3(rope=YarnRope(truncate=False)).to_hugging_face("float32", 64)
     with pytest.raises(UserError, match="type yarn has no Hugging Face architecture"):
         Phi3(rope=YarnRope()).to_hugging_face("float32", 64)
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "what"),
-    [
-        ("qwen2", {"use_mrope": True}, "use_mrope=True"),
-        ("qwen2", {"hidden_act": "relu"}, "hidden_act=relu"),
-        ("qwen2", {"rope_parameters": {"rope_type": "spiral"}}, "rope_type=spiral"),
-        ("qwen2", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "skew": 3}}, "skew"),
-        ("gemma2", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types="),
-        ("smollm3", {"no_rope_layers": [1, 0, 1, 1, 0]}, "no_rope_layers="),
-        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
-        ("olmo2", {"hidden_size": None}, "does not give hidden_size"),
-    ],
-)
-def test_what_a_family_cannot_compute_is_refused(name, change, what, saved, tmp_path):
-    content = json.loads((saved(name)[1] / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(content | change))
-    with pytest.raises(UserError) as refused:
-        model_config_from(tmp_path)
-    assert what in str(refused.value)
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -49,11 +49,9 @@ def jsonl(directory: Path, records: list[StepRecord]) -> None:
 def test_a_service_that_hangs_holds_neither_a_step_nor_the_end(tmp_path: Path, capsys) -> None:
     gate = threading.Event()
     tracker = begun(tmp_path, Kept([], gate), queue=5, deadline_seconds=0.2)
-    start = time.monotonic()
     for record in healthy(100):
         tracker.record(record)
-    tracker.end({"why": "done"})
-    assert time.monotonic() - start < 120  # it would hang for good
+    tracker.end({"why": "done"})  # it would hang for good
     said = capsys.readouterr().err
     gate.set()
     assert said.count("slower than the run") == 1

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 
+from gangline.config.answers import Sidecar
 from gangline.config.schema import (
     GROUPS,
     LISTS,
@@ -26,7 +27,6 @@ from gangline.config.schema import (
     PartConfig,
     PrecisionConfig,
     ScheduleConfig,
-    Sidecar,
     TrackConfig,
 )
 

@@ -12,6 +12,7 @@ from gangline.lazy import lazily
 
 if TYPE_CHECKING:
     from gangline.config.advice import nearest as nearest
+    from gangline.config.answers import ItemSizes as ItemSizes, LayoutBounds as LayoutBounds
     from gangline.config.check import (
         layout_problems as layout_problems,
         meaningless as meaningless,
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
         DataConfig as DataConfig,
         EditConfig as EditConfig,
         HealthConfig as HealthConfig,
-        ItemSizes as ItemSizes,
         LaunchConfig as LaunchConfig,
-        LayoutBounds as LayoutBounds,
         ModelConfig as ModelConfig,
         OptimizerConfig as OptimizerConfig,
         ParallelConfig as ParallelConfig,
@@ -68,9 +67,10 @@ __getattr__, __all__ = lazily(
     __name__,
     {
         "gangline.config.schema": (
-            "LayoutBounds CallbackConfig CheckpointConfig DataConfig EditConfig HealthConfig ItemSizes LaunchConfig "
-            "ModelConfig OptimizerConfig ParallelConfig PartConfig PrecisionConfig Run ScheduleConfig TrackConfig"
+            "CallbackConfig CheckpointConfig DataConfig EditConfig HealthConfig LaunchConfig ModelConfig "
+            "OptimizerConfig ParallelConfig PartConfig PrecisionConfig Run ScheduleConfig TrackConfig"
         ),
+        "gangline.config.answers": "ItemSizes LayoutBounds",
         "gangline.config.sections": "BatchSection Recompute RunSection ValidateSection",
         "gangline.ranges": (
             "AnyNumber AtLeast AtMost LessThan MoreThan NonNegativeFloat NonNegativeInt OneOf OrInfinite "

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from gangline.config.answers import ItemSizes, LayoutBounds, Sidecar
 from gangline.config.sections import BatchSection, RunSection, ValidateSection
 from gangline.errors import Problem
 from gangline.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -22,27 +23,12 @@ if TYPE_CHECKING:
     from gangline.comm.base import Comms
     from gangline.data.chat import ChatTemplate
     from gangline.data.vocabulary import Codec
-    from gangline.explain.explained import Explained, Transfer
-    from gangline.explain.work import StageWork
+    from gangline.explain.explained import Explained
     from gangline.interop.adapter import Adapter
     from gangline.mesh import Mesh
     from gangline.model.tree import Node
     from gangline.plan import Plan
     from gangline.shard import Shard
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sidecar:
-    """A process that stands beside the ranks of each machine; its output is in logs/sidecar-<name>-<node>.log.
-
-    `target` is called as ``target(run_dir, *args)`` in a fresh interpreter and runs until SIGTERM, which it also gets
-    where its owner was killed; `args` must survive JSON. Where one machine plays several nodes, each has its own.
-    """
-
-    name: str
-    target: str  # "package.module:function"
-    args: tuple = ()
-    outlives: float = 10.0  # seconds from the SIGTERM for a killed owner to SIGKILL
 
 
 @dataclass
@@ -183,28 +169,6 @@ class EditConfig(PartConfig):
         return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayoutBounds:
-    """What no layout like this does better than, found without looking at its order of actions or at each rank.
-
-    idle       share of a step in which ranks wait for each other
-    bytes      of the rank that needs most
-    stages     of the pipeline; splits_backward: what the stage before waits for is not the whole backward pass
-    work       of one microbatch, over all pipeline ranks together, on one rank of each; None: it does not say
-    transfers  that this waits for
-    beside     transfers of a step on an average rank, which computation may hide
-    """
-
-    idle: float = 0.0
-    bytes: int = 0
-    microbatches: int = 1
-    stages: int = 1
-    splits_backward: bool = False
-    work: StageWork | None = None
-    transfers: tuple[Transfer, ...] = ()
-    beside: tuple[Transfer, ...] = ()
-
-
 @dataclass
 class ParallelConfig(PartConfig):
     """`build(config, run, model, plan, mesh, comm, precision, finish) -> gangline.runtime.Runtime`."""
@@ -243,18 +207,6 @@ class ParallelConfig(PartConfig):
     def layouts(self, run: Run, world: int) -> Iterator[ParallelConfig]:
         """Options with which the run could be carried by `world` ranks, these among them; some may not pass `check`."""
         yield self
-
-
-@dataclass(frozen=True, kw_only=True)
-class ItemSizes:
-    """Bytes of one number: activations and the weights they meet; master weights and optimizer state; gradients as
-    they accumulate; gradients between ranks.
-    """
-
-    compute: int
-    master: int
-    gradient: int
-    wire: int
 
 
 @dataclass

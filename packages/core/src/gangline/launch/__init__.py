@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gangline.lazy import lazily
 
 if TYPE_CHECKING:
-    from gangline.config.schema import Sidecar as Sidecar
+    from gangline.config.answers import Sidecar as Sidecar
     from gangline.launch.base import Launcher as Launcher
     from gangline.launch.config import ElasticLaunch as ElasticLaunch, LocalLaunch as LocalLaunch
     from gangline.launch.exclusion import excluded as excluded
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __getattr__, __all__ = lazily(
     __name__,
     {
-        "gangline.config.schema": "Sidecar",
+        "gangline.config.answers": "Sidecar",
         "gangline.launch.base": "Launcher",
         "gangline.launch.config": "ElasticLaunch LocalLaunch",
         "gangline.launch.exclusion": "excluded",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gangline.config.schema import ItemSizes
+from gangline.config.answers import ItemSizes
 from gangline.errors import Problem
 from gangline.parts import Part, PrecisionConfig
 from gangline.ranges import PositiveFloat, PositiveInt

@@ -76,7 +76,7 @@ class Pool:
         """The process ids of the ranks, for tests that kill one."""
         return [process.pid for process in self._processes if process.pid is not None]
 
-    def run(self, function: Callable, *args: Any, timeout: float = 120.0, grace: float = GRACE_SECONDS) -> list[Any]:
+    def run(self, function: Callable, *args: Any, timeout: float = 300.0, grace: float = GRACE_SECONDS) -> list[Any]:
         """Call `function(*args)` on every rank; the results in rank order.
 
         `function` and what `args` are made of must be found by name: module-level, in any importable module or in the

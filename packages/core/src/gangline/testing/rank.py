@@ -63,7 +63,7 @@ def comms(mesh: Mesh, deterministic: bool = True) -> Comms:
     key = (mesh, deterministic)
     if key not in _comms:
         _comms[key] = connect(
-            mesh, device=torch.device("cpu"), deterministic=deterministic, timeout=timedelta(seconds=60)
+            mesh, device=torch.device("cpu"), deterministic=deterministic, timeout=timedelta(seconds=240)
         )
     return _comms[key]
 
@@ -79,7 +79,7 @@ def serve(rank: int, of: int, place: str, pipe: Connection) -> None:
     if of > 1:
         import torch.distributed as dist
 
-        limit = timedelta(seconds=60)
+        limit = timedelta(seconds=240)
         dist.init_process_group("gloo", store=_meet(Path(place), limit), rank=rank, world_size=of, timeout=limit)
     while True:
         try:

@@ -1,0 +1,68 @@
+"""What holds of every family, its feed-forwards experts or not: a class derived from these says which, in `cases`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from family_cases import theirs
+from family_files import Files, compare_logits, compare_there_and_back
+from transformers import PreTrainedModel
+
+from gangline import UserError
+from gangline.interop.config import edited_config_from
+
+Saved = Callable[[str], tuple[PreTrainedModel, Path]]  # name -> their model, and the directory that it was saved in
+
+
+class Families:
+    """Tests that ask for a `family` are run of each one in `cases`: by day of those that are not in `nightly`."""
+
+    cases: ClassVar[Iterable[str]] = ()
+    nightly: ClassVar[frozenset[str]] = frozenset()
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        if "family" in metafunc.fixturenames:
+            marks = {name: [pytest.mark.nightly] if name in self.nightly else [] for name in self.cases}
+            metafunc.parametrize("family", [pytest.param(name, marks=marks[name]) for name in self.cases])
+
+
+class FamilySuite(Families):
+    """Each family computes what transformers computes, and its weights and its config.json go there and back."""
+
+    @pytest.fixture(scope="class")
+    def saved(self, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+        made: dict[str, tuple[PreTrainedModel, Path]] = {}
+
+        def save(name: str) -> tuple[PreTrainedModel, Path]:
+            if name not in made:
+                made[name] = theirs(name), tmp_path_factory.mktemp(name)
+                model, directory = made[name]
+                model.save_pretrained(directory)
+            return made[name]
+
+        return save
+
+    def test_logits_are_theirs(self, family: str, saved: Saved) -> None:
+        compare_logits(*saved(family))
+
+    def test_there_and_back_is_bit_exact_and_transformers_opens_it(
+        self, family: str, saved: Saved, tmp_path: Path
+    ) -> None:
+        compare_there_and_back(*saved(family), tmp_path / "out")
+
+    def test_an_unknown_field_is_refused_by_name(self, family: str, saved: Saved, tmp_path: Path) -> None:
+        content = json.loads((saved(family)[1] / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(content | {"sandwich_multiplier": 2.0}))
+        with pytest.raises(UserError, match=r"sandwich_multiplier=2\.0"):
+            edited_config_from(tmp_path)
+
+
+class AbsentFields(Families):
+    """A field of config.json that is absent or null means what it means to transformers, or is refused by its name."""
+
+    def test_what_is_absent_or_null_is_what_transformers_has_for_it(self, family: str, tmp_path: Path) -> None:
+        assert Files(family, tmp_path).all_wrong() == {}
