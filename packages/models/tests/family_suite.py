@@ -34,7 +34,8 @@ class FamilySuite(Families):
     """Each family computes what transformers computes, and its weights and its config.json go there and back."""
 
     @pytest.fixture(scope="class")
-    def saved(self, tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    @classmethod
+    def saved(cls, tmp_path_factory: pytest.TempPathFactory) -> Saved:
         made: dict[str, tuple[PreTrainedModel, Path]] = {}
 
         def save(name: str) -> tuple[PreTrainedModel, Path]:
