@@ -91,3 +91,16 @@ def test_files_beside_a_tokenizer_that_are_spoilt_are_refused(tokenizer):
         (path.parent / "tokenizer_config.json").write_bytes(content.encode("latin-1"))
         with pytest.raises(UserError, match="cannot be read"):
             template_of(str(path))
+
+
+def test_a_list_of_templates_of_another_shape_is_told(tokenizer):
+    for found in (["x"], [{"name": "default", "template": 3}], [{"name": "default"}, "y"], {"default": "x"}, 3):
+        path = tokenizer(found)
+        with pytest.raises(UserError, match="has a chat_template that is none") as error:
+            template_of(str(path))
+        assert "the one named default" in str(error.value)
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d{{ 1 }}"}]
+    assert template_of(str(tokenizer(named))).render(ASKED) == "d1"
+    for found in (None, named[:1]):
+        with pytest.raises(UserError, match="has no chat template"):
+            template_of(str(tokenizer(found)))

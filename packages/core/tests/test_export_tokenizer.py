@@ -33,6 +33,23 @@ def test_the_files_of_a_tokenizer_and_its_end_go_beside_the_weights(tokenizer, t
     assert tokenizer_files(tokenizer, None, str(tmp_path / "mine.jinja"))["chat_template.jinja"] == b"{{ messages }}"
 
 
+def test_special_tokens_that_stand_in_their_own_file_are_known(tokenizer, tmp_path):
+    """As transformers reads them: before the config, unless that lists its added tokens."""
+    config = tmp_path / "tokenizer_config.json"
+
+    def named() -> dict:
+        return json.loads(tokenizer_files(tokenizer, None).get("generation_config.json", b"{}"))
+
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": "a", "eos_token": "a"}))
+    assert named() == {"bos_token_id": 0, "eos_token_id": 0}
+    config.write_text(json.dumps({"eos_token": "<|end|>", "added_tokens_decoder": {}}))
+    assert named() == {"eos_token_id": 7}
+    config.unlink()
+    assert named() == {"bos_token_id": 0, "eos_token_id": 0}
+    (tmp_path / "special_tokens_map.json").unlink()
+    assert named() == {}
+
+
 def test_the_generation_config_of_the_base_goes_on(tokenizer, tmp_path):
     base = tmp_path / "base"
     base.mkdir()
@@ -46,7 +63,9 @@ def test_a_tokenizer_that_is_gone_is_told(tmp_path):
         tokenizer_files(str(tmp_path / "nowhere.json"), None)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    "name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"]
+)
 def test_a_file_of_another_shape_is_told(tokenizer, tmp_path, name):
     (tmp_path / name).write_text("[1]")
     with pytest.raises(UserError, match="damaged"):

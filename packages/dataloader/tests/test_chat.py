@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from gangline.config.check import problems
-from gangline.data import ChatTemplate
+from gangline.data import TokenizerCodec, template_of
 from gangline.errors import UserError
 from gangline.testing.runs import small_run
+from gangline.testing.sessions import trained
+from gangline.tools import Sampler
 from gangline_dataloader import commands
-from gangline_dataloader.prepare.chat import conversation
+from gangline_dataloader.prepare.documents import TextDocument
+from gangline_dataloader.prepare.encode import DocumentEncoder, EncodedDocument
 from gangline_dataloader.prepare.rule import Dropped
+from gangline_dataloader.prepare.settings import TOKENIZERS, Settings
 from gangline_dataloader.sources import build
 from gangline_dataloader.store.local import LocalTokens
 from gangline_dataloader.store.manifest import read
@@ -39,8 +45,8 @@ def talk(number: int) -> list[dict[str, str]]:
     ]
 
 
-def learnt(number: int) -> str:
-    return f"There are {number} of them, é.<|im_end|>\nNone, {number} times.<|im_end|>\n"
+def learnt(number: int, behind: str = "") -> str:
+    return f"There are {number} of them, é.<|im_end|>{behind}None, {number} times.<|im_end|>{behind}"
 
 
 @pytest.fixture
@@ -93,7 +99,8 @@ def test_what_is_learnt_is_what_the_assistant_said(chats, tokenizer, tmp_path, s
         ids = document[marks.astype(bool)].tolist()
         said = codec.tokenizer.decode(ids, skip_special_tokens=False) if subwords else codec.decode(ids)
         number = int(said.split()[2])
-        assert said == learnt(number)
+        # a letter is a byte's token without a tokenizer, and none of them special: the line's end is all that ends it
+        assert said == learnt(number, "" if subwords else "\n")
         numbers.add(number)
         assert not marks[-1]
     assert numbers == set(range(40))
@@ -124,19 +131,52 @@ def test_a_run_counts_only_what_is_to_be_learnt(chats, tokenizer, packing, apart
         assert sample["loss_mask"].any()
 
 
-def test_a_template_that_changes_what_came_before_makes_no_conversation():
-    """As those do that leave out thoughts of earlier turns; a single answer is whole."""
+def encoded(tokenizer: Path, template: str, messages: list[dict[str, str]]) -> EncodedDocument | Dropped:
+    """One conversation, by a template in the place of the tokenizer's."""
+    (tokenizer.parent / "chat_template.jinja").write_text(template)
+    encode = DocumentEncoder(Settings(tokenizer=str(tokenizer), chat=True), TOKENIZERS)
+    return encode(TextDocument("", "one", messages))
+
+
+def test_a_template_that_changes_what_came_before_makes_no_conversation(tokenizer):
+    """As those do that leave out thoughts of earlier turns."""
     template = "{% for m in messages %}[{{ m.role }}{{ ' thinks' if loop.last else '' }}:{{ m.content }}]{% endfor %}"
-    found = conversation(ChatTemplate(template, {}, "mine"), talk(3))
-    assert found == Dropped("chat: the template changes earlier turns")
+    found = encoded(tokenizer, template, talk(3))
+    assert found == Dropped("chat: the template writes earlier turns in another way once more follow")
     strict = "{{ raise_exception('roles must alternate') }}"
-    assert conversation(ChatTemplate(strict, {}, "mine"), talk(3)) == Dropped("chat: roles must alternate")
+    assert encoded(tokenizer, strict, talk(3)) == Dropped("chat: roles must alternate")
+    marks_none = "{% for m in messages %}{{ m.content }}{% generation %}{% endgeneration %}{% endfor %}"
+    assert encoded(tokenizer, marks_none, talk(3)) == Dropped("chat: nothing to learn")
 
 
-def test_a_template_reaches_nothing_but_its_messages():
+def test_a_template_reaches_nothing_but_its_messages(tokenizer):
     template = "{{ messages.__class__.__mro__[-1].__subclasses__() }}"
-    found = conversation(ChatTemplate(template, {}, "mine"), talk(1))
-    assert isinstance(found, Dropped)
+    assert isinstance(encoded(tokenizer, template, talk(1)), Dropped)
+
+
+LINES = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+MARKED = (
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content + '<|im_end|>' }}{% endgeneration %}{% else %}{{ m.content + '<|im_end|>' }}{% endif %}{{ '\n' }}"
+    "{% endfor %}"
+)
+PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+
+
+@pytest.mark.parametrize("marks", [True, False])
+def test_what_is_learnt_is_what_transformers_marks(tokenizer, marks):
+    """Of a template without marks, what it marks of the same template with them."""
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), chat_template=MARKED + PROMPT)
+    for number in range(5):
+        for messages in (talk(number), talk(number)[1:3], talk(number)[1:]):
+            found = encoded(tokenizer, (MARKED if marks else LINES) + PROMPT, messages)
+            asked = {"return_dict": True, "return_assistant_tokens_mask": True}
+            wanted = theirs.apply_chat_template(messages, **asked)
+            assert isinstance(found, EncodedDocument)
+            assert found.tokens.tolist() == [*wanted["input_ids"], 0]
+            assert found.counted is not None
+            assert found.counted.tolist() == [*map(bool, wanted["assistant_masks"]), False]
+            assert found.counted.any()
 
 
 def test_what_makes_no_conversations_is_refused(chats, tokenizer, tmp_path):
@@ -213,3 +253,75 @@ def test_a_token_before_each_document(texts, make_store):
     assert set(tokens[0][begins].tolist()) == {ord("^")}
     with pytest.raises(UserError, match="--begin-of-text"):
         make_store(texts, begin_of_text="two")
+
+
+def test_a_store_keeps_its_template_and_its_tokenizer_is_the_runs(chats, tokenizer, tmp_path):
+    folder = prepared(chats, "--tokenizer", str(tokenizer))
+    wanted = template_of(str(tokenizer))
+    named = ["model.vocab_size=330", "data=tokens", f"data.path={folder}"]
+    mixed = ["model.vocab_size=330", "data=mix", f"data.sources.chat={folder}"]
+    for asked in (named, mixed):
+        run = small_run(*asked)
+        codec, template = run.data.codec(run), run.data.chat_template(run)
+        assert isinstance(codec, TokenizerCodec)
+        assert template is not None
+        assert codec.encode("dögs") == TokenizerCodec(str(tokenizer), None, "replace").encode("dögs")
+        assert (template.source, template.special) == (wanted.source, wanted.special)
+        assert set(run.data.exported(run)) >= {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"}
+        assert run.data.notices(run) == []
+    assert {path.name for path in (folder / "validation").iterdir()} >= {"chat_template.jinja"}
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "chat.jinja").write_text(LINES)
+    (other / "chats.jsonl").write_text(chats.read_text())
+    there = prepared(other / "chats.jsonl", "--tokenizer", str(tokenizer), "--chat-template", str(other / "chat.jinja"))
+    run = small_run(*mixed, f"data.sources.other={there}")
+    with pytest.raises(UserError, match="different chat templates"):
+        run.data.chat_template(run)
+
+
+def test_a_store_of_the_older_rule_is_named_and_not_put_behind(chats, tokenizer):
+    folder = prepared(chats, "--tokenizer", str(tokenizer))
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert manifest.pop("learnt_rule") == 2
+    path.write_text(json.dumps(manifest))
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        (folder / name).unlink()
+    run = small_run("model.vocab_size=330", "data=tokens", f"data.path={folder}")
+    (notice,) = run.data.notices(run)
+    assert f"{folder} was prepared by an older rule" in notice
+    with pytest.raises(UserError, match=r"has no chat template") as error:
+        run.data.chat_template(run)
+    assert "before stores kept theirs" in str(error.value)
+    more = chats.parent / "more.jsonl"
+    more.write_text(json.dumps({"messages": talk(99)}))
+    with pytest.raises(UserError, match="older rule"):
+        commands.main(["prepare", str(more), "--out", str(folder), "--append", "--tokenizer", str(tokenizer)])
+
+
+def test_what_is_put_behind_conversations_is_written_by_their_template(chats, tokenizer, tmp_path):
+    (tmp_path / "mine.jinja").write_text(TEMPLATE)
+    folder = prepared(chats, "--tokenizer", str(tokenizer), "--chat-template", str(tmp_path / "mine.jinja"))
+    (tmp_path / "mine.jinja").write_text(LINES)
+    (tmp_path / "more.jsonl").write_text(json.dumps({"messages": talk(99)}))
+    append = ["prepare", str(tmp_path / "more.jsonl"), "--out", str(folder), "--append", "--workers", "1"]
+    with pytest.raises(UserError, match="another chat template"):
+        commands.main([*append, "--chat-template", str(tmp_path / "mine.jinja")])
+    before = read(folder).documents
+    assert commands.main(append) == 0
+    assert read(folder).documents + read(folder / "validation").documents > before
+
+
+def test_a_run_of_conversations_is_asked_by_their_template_and_ends_where_they_do(chats, tokenizer, tmp_path):
+    folder = prepared(chats, "--tokenizer", str(tokenizer))
+    shutil.rmtree(tokenizer.parent)
+    asked = ("model.vocab_size=330", "batch.sequence_length=96", "validate.every=null", "run.steps=1")
+    assert trained(tmp_path / "run", *asked, "data=tokens", f"data.path={folder}") == 0
+    sampler = Sampler(tmp_path / "run")
+    assert sampler.chat(talk(1)[:2]).endswith("How many dögs?<|im_end|>\n<|im_start|>assistant\n")
+    codec = sampler.codec
+    assert isinstance(codec, TokenizerCodec)
+    assert sampler.ends == {codec.tokenizer.token_to_id(word) for word in ("<|im_end|>", "<|endoftext|>")}
+    (text,) = sampler.write([sampler.chat(talk(1)[:2])], 4)
+    assert len(text.tokens) <= 4

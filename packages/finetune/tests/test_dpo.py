@@ -181,18 +181,40 @@ def test_whole_chats_beside_their_prompt_are_one_pair(runs):
     more = [{"role": "user", "content": "sure?"}, yes]
     for told, row in {
         "do not begin with its prompt": {**rows["text"], "prompt": "1+2?"},
-        "chosen of line 1 of .* is not one answer": {
-            **rows["text"],
+        "chosen of line 1 of .* is no answer": {
             "chosen": [asked, no, *more],
-            "rejected": [asked, no],
+            "rejected": [asked, no, {"role": "user", "content": "really?"}, yes],
         },
-        "Behind the prompt come: assistant, user, assistant": {**rows["bare"], "rejected": [no, *more]},
+        "Behind the prompt come: assistant, user\\.": {**rows["bare"], "rejected": [no, more[0]]},
         "not begin with its prompt": {**rows["bare"], "chosen": [{"role": "tool", "content": "2"}]},
         "has no answer": {**rows["whole"], "chosen": [system, asked]},
     }.items():
         write(file, [row])
         run = compose_one([*runs.settings, f"data.path={file}"])
         assert re.search(told, "\n".join(map(str, run.data.check(run)))), told
+
+
+def test_of_several_answers_of_a_side_all_are_compared(runs):
+    """And nothing that was said to the model between them; by the numbers of transformers."""
+    asked, sure = ({"role": "user", "content": text} for text in ("1+1?", "sure?"))
+    yes, no, oh = ({"role": "assistant", "content": text} for text in ("2", "3", "Oh, it is 2."))
+    rows = [
+        {"prompt": [asked], "chosen": [no, sure, oh], "rejected": [no, sure, no, sure, no]},
+        {"chosen": [asked, yes], "rejected": [asked, no, sure, oh]},
+    ]
+    file = write(runs.directory / "several.jsonl", rows)
+    more = (f"data.path={file}", "data.validation_fraction=0", "batch.sequence_length=320")
+    of = source(runs, *more)
+    said = [[of.codec.decode_special(side.tokens[side.learnt].tolist()) for side in pair] for pair in of.pairs]
+    end = "<|im_end|>"
+    assert said == [[f"3{end}Oh, it is 2.{end}", f"3{end}3{end}3{end}"], [f"2{end}", f"3{end}Oh, it is 2.{end}"]]
+    runs.train("run.dir=several", *more, "validate.every=null", "run.steps=2")
+    (kept,) = (runs.directory / "several").glob("first-model-*.npy")
+    wanted = log_likelihoods(opened(runs.directory / "base"), of)
+    assert torch.from_numpy(numpy.load(kept)) == pytest.approx(wanted, rel=1e-5)
+    losses = [record["loss"] for record in runs.records("several")]
+    assert losses[0] == pytest.approx(torch.tensor(2.0).log().item(), rel=1e-5), "both see the same targets"
+    assert losses[1] < losses[0]
 
 
 def test_chats_that_begin_alike_are_a_pair(runs):
@@ -216,7 +238,7 @@ def test_a_signal_is_seen_while_the_first_model_is_asked(runs, monkeypatch, caps
     import gangline.train.first_model as asking
 
     of = source(runs)
-    of.pairs = of.pairs * 8
+    of.rows = of.rows * 8
     portions: list[int] = []
 
     def scored(runtime, samples, device):

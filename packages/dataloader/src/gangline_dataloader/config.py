@@ -10,6 +10,7 @@ from gangline.config import DataConfig, NonNegativeFloat, PositiveFloat, Positiv
 
 if TYPE_CHECKING:
     from gangline.config import Run
+    from gangline.data import ChatTemplate, TextCodec
     from gangline_dataloader.store.remote.cache import RemoteCache
 
 
@@ -39,6 +40,32 @@ class SequenceConfig(DataConfig):
 
         return RemoteCache(self.cache, self.cache_bytes, self.deadline)
 
+    def paths(self) -> list[str]:
+        """The stores that are named."""
+        raise NotImplementedError
+
+    def codec(self, run: Run) -> TextCodec | None:
+        from gangline_dataloader.sources.codec import codec, stores_of
+
+        return next((codec(store) for store in stores_of(self)), None)
+
+    def chat_template(self, run: Run) -> ChatTemplate | None:
+        from gangline_dataloader.sources.codec import stores_of, template
+
+        return template(stores_of(self))
+
+    def exported(self, run: Run) -> dict[str, bytes]:
+        from gangline.data import TokenizerCodec
+        from gangline.tools import tokenizer_files
+
+        codec = self.codec(run)
+        return tokenizer_files(codec.path, run.model.pretrained()) if isinstance(codec, TokenizerCodec) else {}
+
+    def notices(self, run: Run) -> list[str]:
+        from gangline_dataloader.sources.codec import old_masks, stores_of
+
+        return old_masks(stores_of(self))
+
 
 @dataclass
 class TokensConfig(SequenceConfig):
@@ -51,6 +78,9 @@ class TokensConfig(SequenceConfig):
     shuffle_span: PositiveInt | None = None  # tokens that the shuffle reaches over; null: the whole corpus
     order: Literal["shuffled", "text"] = "shuffled"  # text: as data=text visits the same tokens, to compare the two
     validation_fraction: ShareBelowOne = 0.01  # where nothing was held out when it was prepared: of each shard, its end
+
+    def paths(self) -> list[str]:
+        return [self.path] if isinstance(self.path, str) else []
 
     def check(self, run: Run) -> list[Problem]:
         from gangline_dataloader.store.foreign import is_foreign
@@ -161,6 +191,9 @@ class MixConfig(SequenceConfig):
     stages: list[dict[str, Any]] = field(default_factory=list)  # other weights: [{from: SAMPLE, weights: {...}}]
     shuffle_span: PositiveInt | None = None  # tokens of a source that its shuffle reaches over; null: all of it
     validation_fraction: ShareBelowOne = 0.01  # where nothing was held out of a store: of each shard, its end
+
+    def paths(self) -> list[str]:
+        return [path for _, path in sorted(self.sources.items())]
 
     def check(self, run: Run) -> list[Problem]:
         from gangline_dataloader.sources.mixture import problems

@@ -7,6 +7,13 @@ from typing import TYPE_CHECKING
 from gangline.lazy import lazily
 
 if TYPE_CHECKING:
+    from gangline.data.answers import (
+        ASSISTANT as ASSISTANT,
+        AnswerSpan as AnswerSpan,
+        Messages as Messages,
+        RenderedChat as RenderedChat,
+        render_chat as render_chat,
+    )
     from gangline.data.base import (
         DataSource as DataSource,
         FirstModel as FirstModel,
@@ -18,6 +25,11 @@ if TYPE_CHECKING:
         TemplateRefusal as TemplateRefusal,
         messages_of as messages_of,
         template_of as template_of,
+    )
+    from gangline.data.chat_tokens import (
+        LEARNT_RULE as LEARNT_RULE,
+        ChatEncoder as ChatEncoder,
+        MaskedTokens as MaskedTokens,
     )
     from gangline.data.codec import (
         ByteCodec as ByteCodec,
@@ -36,8 +48,10 @@ if TYPE_CHECKING:
 __getattr__, __all__ = lazily(
     __name__,
     {
+        "gangline.data.answers": "ASSISTANT AnswerSpan Messages RenderedChat render_chat",
         "gangline.data.base": "DataSource FirstModel Sample Split",
         "gangline.data.chat": "ChatTemplate TemplateRefusal messages_of template_of",
+        "gangline.data.chat_tokens": "ChatEncoder LEARNT_RULE MaskedTokens",
         "gangline.data.codec": "ByteCodec TextCodec TokenizerCodec chunks open_codec",
         "gangline.data.compressed": "COMPRESSED decompressed",
         "gangline.data.corpus": "FilePart TextFile listing split",

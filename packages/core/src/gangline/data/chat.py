@@ -105,8 +105,14 @@ def template_of(tokenizer: str | None, template: str | None = None) -> ChatTempl
     if file is not None and file.exists():
         return ChatTemplate(_text(file), special, str(file))
     found = None if beside is None else read_object(beside / CONFIG).get("chat_template")
-    if isinstance(found, list):  # several by name
-        found = next((one.get("template") for one in found if one.get("name") == "default"), None)
+    if isinstance(found, list) and all(isinstance(one, dict) for one in found):  # several by name
+        named = [one for one in found if one.get("name") == "default"]
+        found = named[0].get("template", "") if named else None
+    if not isinstance(found, str | None):
+        raise UserError(
+            f"{beside}/{CONFIG} has a chat_template that is none: {found!r:.60}.",
+            'It is a text, or a list of {"name": ..., "template": ...}, of which the one named default is taken.',
+        )
     if isinstance(found, str):
         return ChatTemplate(found, special, f"{beside}/{CONFIG}")
     raise UserError(

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from gangline.data.special_tokens import CONFIG, MAP, named_words
 from gangline.errors import UserError
 
 # As transformers writes them; which there are depends on the tokenizer.
 TOKENIZER = (
     "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
+    CONFIG,
+    MAP,
     "added_tokens.json",
     "chat_template.jinja",
     "tokenizer.model",
@@ -60,15 +61,14 @@ def tokenizer_files(tokenizer: str | None, weights: str | None, template: str | 
 
 def _named_tokens(files: dict[str, bytes]) -> dict[str, Any]:
     """The tokens that begin, end and fill up a text, in the words of a generation config."""
-    if not {"tokenizer.json", "tokenizer_config.json"} <= files.keys():
+    if "tokenizer.json" not in files:
         return {}
-    config, tokenizer = json.loads(files["tokenizer_config.json"]), json.loads(files["tokenizer.json"])
+    config, map, tokenizer = (json.loads(files.get(name, b"{}")) for name in (CONFIG, MAP, "tokenizer.json"))
+    words = named_words(config, map)
     ids = {**tokenizer["model"].get("vocab", {})} if isinstance(tokenizer["model"].get("vocab"), dict) else {}
     ids |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}
     found = {}
     for name in ("bos", "eos", "pad"):
-        word = config.get(f"{name}_token")
-        word = word.get("content") if isinstance(word, dict) else word
-        if word in ids:
+        if (word := words.get(f"{name}_token")) in ids:
             found[f"{name}_token_id"] = ids[word]
     return found

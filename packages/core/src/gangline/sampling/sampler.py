@@ -18,7 +18,7 @@ from gangline.checkpoint.id import CheckpointId
 from gangline.checkpoint.weights import weights_under
 from gangline.comm.solo import Solo
 from gangline.data.chat import ChatTemplate, TemplateRefusal, template_of
-from gangline.data.codec import TokenizerCodec
+from gangline.data.codec import TextCodec, TokenizerCodec
 from gangline.errors import UserError
 from gangline.mesh import Mesh
 from gangline.model.build import construct, materialise
@@ -87,8 +87,10 @@ class Sampler:
     @cached_property
     def template(self) -> ChatTemplate:
         """What the run's data wrote conversations by, else the tokenizer's own. Raises UserError if there is none."""
-        path = self.codec.path if isinstance(self.codec, TokenizerCodec) else None
-        return self.run.data.chat_template(self.run) or template_of(path)
+        found = self.run.data.chat_template(self.run)
+        if found is None and not isinstance(self.codec, TextCodec):
+            raise UserError("nobody knows the tokenizer of this run's data, and so no chat template.")
+        return found or template_of(self.codec.path if isinstance(self.codec, TokenizerCodec) else None)
 
     def chat(self, messages: Sequence[dict[str, Any]]) -> str:
         """A conversation as text up to where the answer begins, as in the run's data. Raises UserError."""

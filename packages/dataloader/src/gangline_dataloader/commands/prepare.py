@@ -20,7 +20,7 @@ from gangline_dataloader.prepare.prepare_plan import PreparePlan
 from gangline_dataloader.prepare.private import KINDS
 from gangline_dataloader.prepare.run import alone, prepare, undertake
 from gangline_dataloader.prepare.settings import BYTES, ENGINES, TIKTOKEN, Settings
-from gangline_dataloader.store.manifest import FILE, VALIDATION, Manifest, read
+from gangline_dataloader.store.manifest import FILE, TEMPLATE, VALIDATION, Manifest, read
 
 MB = 1e6
 SPEED = 30 * MB  # bytes of text a second and core with byte tokens, cleaning included; a tenth of it with a tokenizer
@@ -168,8 +168,10 @@ def made_by(out: str) -> Settings:
     """The options that a store was made by, its own copy of the tokenizer among them. Raises UserError for no store."""
     manifest = read(out)
     known = Settings.recorded(manifest.report.get("settings", {}))
-    file = manifest.tokenizer.file
-    return known if file is None else replace(known, tokenizer=str(Path(out).expanduser() / file))
+    folder, file = Path(out).expanduser(), manifest.tokenizer.file
+    if known.chat and (folder / TEMPLATE).exists():
+        known = replace(known, chat_template=str(folder / TEMPLATE))
+    return known if file is None else replace(known, tokenizer=str(folder / file))
 
 
 def plan_all(out: str, lengths: Sequence[int]) -> list[str]:

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from gangline.data import LEARNT_RULE
 from gangline_dataloader.prepare import choice
 from gangline_dataloader.prepare.prepare_plan import PreparePlan
-from gangline_dataloader.prepare.settings import BYTES, copy_tokenizer, dtype_for
+from gangline_dataloader.prepare.settings import copy_tokenizer, dtype_for
 from gangline_dataloader.prepare.task import Count, counted_of, paths, tag
 from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.manifest import (
@@ -23,7 +24,6 @@ from gangline_dataloader.store.manifest import (
     Manifest,
     ShardEntry,
     Shards,
-    Tokenizer,
     ends_of,
     file_of,
     loss_of,
@@ -101,9 +101,8 @@ def publish(plan: PreparePlan) -> None:
                 if (waiting := plan.work / SHARDS / split / name).exists():
                     waiting.replace(folder / name)
         _drop_from(folder, after)
-        kind = BYTES if settings.tokenizer == BYTES else "tokenizer.json"
-        tokenizer = Tokenizer(kind, codec.identity, copy_tokenizer(settings, folder), codec.separator)
-        Manifest(dtype_for(codec.vocab_size), codec.vocab_size, tokenizer, shards, sources, report).write(folder)
+        tokenizer, rule = copy_tokenizer(settings, folder), LEARNT_RULE if settings.chat else None
+        Manifest(dtype_for(codec.vocab_size), codec.vocab_size, tokenizer, shards, sources, report, rule).write(folder)
     shutil.rmtree(plan.work)
 
 

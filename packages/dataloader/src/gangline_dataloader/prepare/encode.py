@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from gangline.data import TokenizerCodec
-from gangline_dataloader.prepare import chat
+from gangline.data import ChatEncoder, TemplateRefusal, render_chat
 from gangline_dataloader.prepare.clean import cleaned
 from gangline_dataloader.prepare.documents import TextDocument
 from gangline_dataloader.prepare.language import in_one_of
@@ -42,7 +42,8 @@ class DocumentEncoder:
 
     def __init__(self, settings: Settings, engine: str) -> None:
         self.settings, self.codec = settings, settings.codec(TOKENIZERS if settings.chat else engine)
-        self.template = settings.template()
+        template = settings.template()
+        self._chats = None if template is None else ChatEncoder(self.codec, template)
         self._end = np.asarray([] if self.codec.separator is None else [self.codec.separator])
         self._begin = np.asarray([] if settings.begin_of_text is None else [settings.beginning()])
 
@@ -55,18 +56,13 @@ class DocumentEncoder:
             content = text.encode()
             tokens = np.concatenate([self._begin, self.codec.encode_file(content, document.name), self._end])
             return EncodedDocument(text, content, tokens, None, counts) if len(tokens) else Dropped("empty")
-        assert self.template is not None, "conversations are read where there is a template"
         messages = []
         for message in document.messages:
             text = self._cleaned(message["content"], counts)
             if isinstance(text, Dropped):
                 return text
             messages.append({**message, "content": text})
-        found = chat.conversation(self.template, messages)
-        if isinstance(found, Dropped):
-            return found
-        tokens, counted = self._with_answers(found)
-        return EncodedDocument(found.text, found.text.encode(), tokens, counted, counts)
+        return self._conversation(messages, counts)
 
     def _cleaned(self, text: str, counts: dict[str, int]) -> str | Dropped:
         found = passed(text, self.settings)
@@ -77,23 +73,21 @@ class DocumentEncoder:
             counts[kind] = counts.get(kind, 0) + count
         return found
 
-    def _with_answers(self, found: chat.Conversation) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens, and which of them hold a letter of an answer. The end of text is not the assistant's."""
-        if isinstance(self.codec, TokenizerCodec):
-            encoded = self.codec.tokenizer.encode(found.text, add_special_tokens=False)
-            ids, places = np.asarray(encoded.ids, np.int64), np.array(encoded.offsets, np.int64).reshape(-1, 2)
-            answers = found.answers
-        else:
-            ids = np.frombuffer(found.text.encode(), np.uint8).astype(np.int64)
-            places = np.stack([np.arange(len(ids)), np.arange(len(ids)) + 1], 1)
-            answers = tuple(
-                (len(found.text[:start].encode()), len(found.text[:stop].encode())) for start, stop in found.answers
-            )
-        counted = np.zeros(len(ids), bool)
-        for start, stop in answers:
-            counted |= (places[:, 0] < stop) & (places[:, 1] > start)
-        tokens = np.concatenate([ids, self._end]).astype(np.int64)
-        return tokens, np.concatenate([counted, np.zeros(len(self._end), bool)])
+    def _conversation(self, messages: list[dict[str, Any]], counts: dict[str, int]) -> EncodedDocument | Dropped:
+        """What the assistant said is learnt. The end of text, behind it, is not the assistant's."""
+        assert self._chats is not None, "conversations are read where there is a template"
+        try:
+            found = render_chat(self._chats.template, messages)
+        except TemplateRefusal as error:
+            return Dropped(f"chat: {error}"[:80])
+        if not found.answers:
+            return Dropped("chat: no answer")
+        (masked,) = self._chats([found])
+        if not masked.learnt.any():
+            return Dropped("chat: nothing to learn")
+        tokens = np.concatenate([masked.tokens.astype(np.int64), self._end.astype(np.int64)])
+        counted = np.concatenate([masked.learnt, np.zeros(len(self._end), bool)])
+        return EncodedDocument(found.text, found.text.encode(), tokens, counted, counts)
 
 
 def passed(text: str, settings: Settings) -> str | Dropped:

@@ -22,12 +22,13 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from gangline import UserError
+from gangline.data import LEARNT_RULE
 from gangline.launch import die_with
 from gangline_dataloader.prepare import assemble, choice, known, prepare_plan as plans, task
 from gangline_dataloader.prepare.inputs import listing
 from gangline_dataloader.prepare.prepare_plan import SUBMITTED, WORK, PreparePlan
 from gangline_dataloader.prepare.settings import TIKTOKEN, Settings
-from gangline_dataloader.store.manifest import FILE, Manifest, read
+from gangline_dataloader.store.manifest import FILE, TEMPLATE, Manifest, read
 
 Progress = Callable[[str, int, int], None]  # (stage, done, in all)
 
@@ -202,6 +203,19 @@ def made_by(folder: Path, identity: str) -> bool:
 def fits(manifest: Manifest, settings: Settings, folder: Path) -> None:
     """Raises UserError where documents by these options have no place behind those of a store."""
     codec, known = settings.codec(), manifest.tokenizer
+    if settings.chat and manifest.shards.loss_xxh3 and manifest.learnt_rule != LEARNT_RULE:
+        raise UserError(
+            f"{folder} was prepared by an older rule of what is learnt of conversations.",
+            "Its documents and those behind them would be learnt differently.",
+            "Prepare all of it anew, to another --out.",
+        )
+    template = settings.template()
+    if template is not None and manifest.shards.loss_xxh3 and template.source != _kept_template(folder):
+        raise UserError(
+            f"{folder} holds conversations that another chat template wrote than {template.name}.",
+            "What is put behind a store has to be made as the store was.",
+            "Leave --chat-template and --tokenizer out, and they are the store's.",
+        )
     begin = manifest.report.get("settings", {}).get("begin_of_text")
     for name, theirs, mine in (
         ("tokenizer", known.identity, codec.identity),
@@ -215,3 +229,8 @@ def fits(manifest: Manifest, settings: Settings, folder: Path) -> None:
                 "What is put behind a store has to be made as the store was.",
                 "Leave the option out, and it is the store's.",
             )
+
+
+def _kept_template(folder: Path) -> str | None:
+    path = folder / TEMPLATE
+    return path.read_bytes().decode() if path.exists() else None

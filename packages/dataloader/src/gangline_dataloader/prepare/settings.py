@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from gangline import UserError
-from gangline.data import ByteCodec, ChatTemplate, TextCodec, TokenizerCodec, template_of
+from gangline.data import LEARNT_RULE, ByteCodec, ChatTemplate, TextCodec, TokenizerCodec, template_of
 from gangline_dataloader.prepare import language, near
 from gangline_dataloader.prepare.clean import DEFAULT, RULES
 from gangline_dataloader.prepare.fast_bpe import fast
 from gangline_dataloader.prepare.inputs import Input
 from gangline_dataloader.prepare.private import KINDS
 from gangline_dataloader.store.durable import replace_bytes
+from gangline_dataloader.store.manifest import TEMPLATE, Tokenizer
 from gangline_dataloader.store.write import SHARD_TOKENS
 
 BYTES = "bytes"
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", TEMPLATE)  # a tokenizer.json, as transformers puts them
 TIKTOKEN, TOKENIZERS = ENGINES = ("tiktoken", "tokenizers")
 
 
@@ -32,7 +34,7 @@ class Settings:
     end_of_text: str | None = None  # the token behind each document; None: the tokenizer's own, byte 0 for bytes
     field: str = "text"  # of JSONL and Parquet
     begin_of_text: str | None = None  # the token before each document; None: none
-    chat: bool = False  # the field holds messages, of which the assistant's are to be learnt (`prepare.chat`)
+    chat: bool = False  # the field holds messages, of which the assistant's are to be learnt
     chat_template: str | None = None  # a file; None: the one beside the tokenizer
     clean: tuple[str, ...] = DEFAULT
     languages: tuple[str, ...] = ()  # ISO 639 codes of what is kept (`prepare.language`); (): all
@@ -113,7 +115,7 @@ class Settings:
         if self.near is not None:
             decided["near_by"] = near.check()
         template = self.template()
-        decided["chat_template"] = template and [template.source, sorted(template.special.items())]
+        decided["chat_template"] = template and [template.source, sorted(template.special.items()), LEARNT_RULE]
         listed = [(file.path, file.size, file.modified, file.split) for file in files]
         return blake2b(json.dumps([decided, listed]).encode(), digest_size=16).hexdigest()
 
@@ -129,9 +131,19 @@ def dtype_for(vocab_size: int) -> str:
     return "|u1" if vocab_size <= 1 << 8 else "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
-def copy_tokenizer(settings: Settings, folder: Path) -> str | None:
-    """Put the tokenizer beside the manifest, so that the store explains itself; gives the file's name."""
-    if settings.tokenizer == BYTES:
-        return None
-    replace_bytes(folder / "tokenizer.json", Path(settings.tokenizer).expanduser().read_bytes())
-    return "tokenizer.json"
+def copy_tokenizer(settings: Settings, folder: Path) -> Tokenizer:
+    """Put the tokenizer beside the manifest, so that the store explains itself, with the names of its special tokens
+    and its chat template; of conversations the one that they were written by.
+    """
+    codec, template = settings.codec(), settings.template()
+    kind, file = (BYTES, None) if settings.tokenizer == BYTES else ("tokenizer.json", "tokenizer.json")
+    found: dict[str, bytes] = {}
+    if file is not None:
+        path = Path(settings.tokenizer).expanduser()
+        found = {name: (path.parent / name).read_bytes() for name in BESIDE if (path.parent / name).exists()}
+        replace_bytes(folder / file, path.read_bytes())
+    if template is not None:
+        found[TEMPLATE] = template.source.encode()
+    for name, content in found.items():
+        replace_bytes(folder / name, content)
+    return Tokenizer(kind, codec.identity, file, codec.separator, sorted(found))

@@ -1,10 +1,22 @@
-"""The vocabulary that the tokens of a store are of."""
+"""The vocabulary that the tokens of a store are of, and how its conversations are written."""
 
 from __future__ import annotations
 
-from gangline.data import ByteCodec, TextCodec, TokenizerCodec
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gangline import UserError
+from gangline.data import LEARNT_RULE, ByteCodec, ChatTemplate, TextCodec, TokenizerCodec, template_of
+from gangline_dataloader.store.foreign import is_foreign
+from gangline_dataloader.store.local import LocalTokens
+from gangline_dataloader.store.manifest import TEMPLATE
+from gangline_dataloader.store.remote.tokens import RemoteTokens, is_remote
 from gangline_dataloader.store.stored import StoreTokens
 from gangline_dataloader.store.tokens import Tokens
+
+if TYPE_CHECKING:
+    from gangline_dataloader.config import SequenceConfig
 
 
 def codec(store: Tokens) -> TextCodec | None:
@@ -14,4 +26,60 @@ def codec(store: Tokens) -> TextCodec | None:
     about = store.manifest.tokenizer
     if about.file is None:
         return ByteCodec(chr(about.end_of_text or 0))
-    return TokenizerCodec(str(store.folder / about.file), None, "replace")
+    found = TokenizerCodec(str(store.folder / about.file), None, "replace")
+    if about.end_of_text is not None:
+        found.separator = about.end_of_text
+    return found
+
+
+def stores_of(config: SequenceConfig) -> list[StoreTokens]:
+    """The stores of ours that options name, opened. Raises UserError where one cannot be read."""
+    cache, found = config.remote_cache(), []
+    for path in config.paths():
+        if is_remote(path):
+            found.append(RemoteTokens(path, cache.files(), cache.deadline))
+        elif not is_foreign(Path(path).expanduser()):
+            found.append(LocalTokens(path))
+    return found
+
+
+def template(stores: Sequence[StoreTokens]) -> ChatTemplate | None:
+    """How conversations of these stores are written; without such stores as their tokenizer writes them.
+
+    None: there is no store. Raises UserError where there is none, or stores differ.
+    """
+    found: list[tuple[str, ChatTemplate]] = []
+    for store in [store for store in stores if store.masked] or stores[:1]:
+        about, own = store.manifest.tokenizer, store.folder / TEMPLATE
+        if about.file is None and not own.exists():
+            raise _without(store)
+        try:
+            tokenizer = None if about.file is None else str(store.folder / about.file)
+            found.append((store.name, template_of(tokenizer, str(own) if own.exists() else None)))
+        except UserError as error:
+            raise _without(store) from error
+    for name, other in found[1:]:
+        first, kept = found[0]
+        if (kept.source, kept.special) != (other.source, other.special):
+            raise UserError(
+                f"conversations of {first} and of {name} are written by different chat templates.",
+                "A run that learnt both has no one way to be asked.",
+            )
+    return found[0][1] if found else None
+
+
+def old_masks(stores: Sequence[StoreTokens]) -> list[str]:
+    """A line for each store that says otherwise than it is said today which tokens of conversations are learnt."""
+    return [
+        f"{store.name} was prepared by an older rule of what is learnt of conversations: what a template writes behind "
+        "an answer's end token is learnt, and what it marks is not heeded. Prepare it anew to change that."
+        for store in stores
+        if store.masked and store.manifest.learnt_rule != LEARNT_RULE
+    ]
+
+
+def _without(store: StoreTokens) -> UserError:
+    why = "Neither it nor its tokenizer says how a conversation is written."
+    if store.masked:
+        why = "It was prepared before stores kept theirs."
+    return UserError(f"{store.name} has no chat template.", why, f"Put it there as {TEMPLATE}.")

@@ -28,9 +28,16 @@ class JsonFields:
     def name(self, key: str) -> str:
         """A file in the same folder: what is read never lies elsewhere."""
         value = self.text(key)
-        if not value or value in (".", "..") or set(value) & set("/\\\0"):
+        if not _is_name(value):
             raise self.wrong(key, "expected the name of a file beside the manifest")
         return value
+
+    def names(self, key: str) -> list[str]:
+        """Several of them."""
+        values = self.each(key, str)
+        if not all(map(_is_name, values)):
+            raise self.wrong(key, "expected names of files beside the manifest")
+        return values
 
     def number(self, key: str) -> int:
         value = self.content.get(key) if isinstance(self.content, dict) else None
@@ -49,3 +56,7 @@ class JsonFields:
         if not isinstance(value, list) or any(type(one) is not kind for one in value):
             raise self.wrong(key, f"expected a list of {'numbers' if kind is int else 'words'}")
         return value
+
+
+def _is_name(value: str) -> bool:
+    return bool(value) and value not in (".", "..") and not set(value) & set("/\\\0")

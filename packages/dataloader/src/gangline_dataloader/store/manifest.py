@@ -1,9 +1,10 @@
 """manifest.json: what a token store holds. Written last, so that a folder with one is whole. Torch-free.
 
     {"format": "gangline-tokens", "version": 1, "dtype": "<u2", "vocab_size": 32000,
-     "tokenizer": {"kind": "tokenizer.json", "identity": "9f...", "file": "tokenizer.json", "end_of_text": 0},
+     "tokenizer": {"kind": "tokenizer.json", "identity": "9f...", "file": "tokenizer.json", "end_of_text": 0,
+                   "beside": ["chat_template.jinja", "tokenizer_config.json"]},
      "shards": {"tokens": [67108800, ...], "documents": [91022, ...], "xxh3": ["...", ...], "ends_xxh3": ["...", ...]},
-     "sources": {...}, "report": {...}}
+     "sources": {...}, "report": {...}, "learnt_rule": null}
 
 Shard number 3 is shard-00003.npy, and shard-00003.ends.npy beside it. The lists are columns, because a store of 10^12
 tokens has 15,000 shards and is opened before every run.
@@ -24,6 +25,7 @@ from gangline_dataloader.store.durable import replace_json
 from gangline_dataloader.store.fields import JsonFields
 
 FILE = "manifest.json"
+TEMPLATE = "chat_template.jinja"  # beside it, where conversations are written by one
 VALIDATION = "validation"  # the folder of what is held out, a store of its own
 FORMAT, VERSION = "gangline-tokens", 1
 DTYPES = ("|u1", "<u2", "<u4")  # as numpy writes them into the header of an .npy file
@@ -87,6 +89,7 @@ class Tokenizer:
     identity: str
     file: str | None = None  # a copy of it, beside the manifest
     end_of_text: int | None = None  # the token behind each document
+    beside: list[str] = field(default_factory=list)  # files with what else is known of it, beside the manifest
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class Manifest:
     shards: Shards
     sources: dict[str, Any] = field(default_factory=dict)  # what was read, by name
     report: dict[str, Any] = field(default_factory=dict)  # what was kept and dropped, by rule
+    learnt_rule: int | None = None  # by which it is said what is learnt of conversations (`gangline.data.LEARNT_RULE`)
 
     @property
     def tokens(self) -> int:
@@ -181,7 +185,11 @@ def parse(content: Any, path: str) -> Manifest:
         raise said.wrong("vocab_size", f"{dtype} holds fewer")
     of = said.inside("tokenizer")
     tokenizer = Tokenizer(
-        of.text("kind"), of.text("identity"), of.maybe("file", of.name), of.maybe("end_of_text", of.number)
+        of.text("kind"),
+        of.text("identity"),
+        of.maybe("file", of.name),
+        of.maybe("end_of_text", of.number),
+        of.maybe("beside", of.names) or [],
     )
     shards = _shards(said.inside("shards"))
     sources, report = content.get("sources"), content.get("report")
@@ -192,6 +200,7 @@ def parse(content: Any, path: str) -> Manifest:
         shards,
         sources if isinstance(sources, dict) else {},
         report if isinstance(report, dict) else {},
+        said.maybe("learnt_rule", said.number),
     )
 
 

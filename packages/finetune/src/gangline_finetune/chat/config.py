@@ -12,7 +12,7 @@ from gangline.data import vocabulary_problems
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.data import ChatTemplate, TokenizerCodec
+    from gangline.data import ChatTemplate, RenderedChat, TokenizerCodec
 
 RENDERED = 100  # rows of which a check renders as many as it takes to find one that the template takes
 
@@ -31,26 +31,26 @@ class TemplatedConfig(DataConfig):
 
     def codec(self, run: Run) -> TokenizerCodec:
         from gangline.data import TokenizerCodec
-        from gangline_finetune.chat.encode import tokenizer_of
+        from gangline_finetune.chat.tokenizer import tokenizer_of
 
         return TokenizerCodec(tokenizer_of(self.tokenizer, run.model.pretrained()), None, "replace")
 
     def chat_template(self, run: Run) -> ChatTemplate:
         from gangline.data import template_of
-        from gangline_finetune.chat.encode import tokenizer_of
+        from gangline_finetune.chat.tokenizer import tokenizer_of
 
         return template_of(tokenizer_of(self.tokenizer, run.model.pretrained()), self.template)
 
     def exported(self, run: Run) -> dict[str, bytes]:
         from gangline.tools import tokenizer_files
-        from gangline_finetune.chat.encode import tokenizer_of
+        from gangline_finetune.chat.tokenizer import tokenizer_of
 
         weights = run.model.pretrained()
         return tokenizer_files(tokenizer_of(self.tokenizer, weights), weights, self.template)
 
     def check(self, run: Run) -> list[Problem]:
         """The tokenizer, its template, and every row: all but what rendering all and tokenizing come to."""
-        from gangline_finetune.chat.encode import check_same
+        from gangline_finetune.chat.tokenizer import check_same
 
         try:
             codec = self.codec(run)
@@ -83,8 +83,11 @@ class TemplatedConfig(DataConfig):
             said = f"the first {RENDERED}" if number > RENDERED else "all"
             raise UserError(f"the chat template {template.name} refuses {said} {self.holds} of data.path.", why)
 
-    def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], Any]:
-        """What renders a row, and raises TemplateRefusal. Raises UserError for one that is not what it has to be."""
+    def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
+        """What renders the chats of a row, and raises TemplateRefusal.
+
+        Raises UserError for a row that is not what it has to be.
+        """
         raise NotImplementedError
 
 
@@ -98,12 +101,11 @@ class ChatConfig(TemplatedConfig):
 
     field: str = "messages"  # of a row: its list of {"role": ..., "content": ...}
 
-    def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], Any]:
-        from gangline.data import messages_of
+    def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
+        from gangline.data import ASSISTANT, messages_of, render_chat
         from gangline_finetune.chat.rows import field_of
-        from gangline_finetune.chat.template import ROLE, rendered
 
         messages = messages_of(field_of(row, self.field, where), f"data.path: {where}")
-        if not any(message["role"] == ROLE and message["content"].strip() for message in messages):
-            raise UserError(f"data.path: {where} has nothing that an {ROLE} says.", "There is nothing to learn.")
-        return lambda template: rendered(template, messages)
+        if not any(message["role"] == ASSISTANT and message["content"].strip() for message in messages):
+            raise UserError(f"data.path: {where} has nothing that an {ASSISTANT} says.", "There is nothing to learn.")
+        return lambda template: [render_chat(template, messages)]

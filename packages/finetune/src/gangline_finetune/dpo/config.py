@@ -12,7 +12,7 @@ from gangline_finetune.chat.config import TemplatedConfig
 
 if TYPE_CHECKING:
     from gangline.config import Run
-    from gangline.data import ChatTemplate
+    from gangline.data import ChatTemplate, RenderedChat
 
 
 @dataclass
@@ -20,8 +20,8 @@ class PreferencesConfig(TemplatedConfig):
     """Pairs of answers to one prompt, of which one was chosen and the other rejected, for `dpo=on`.
 
     A row of a file has `prompt`, `chosen` and `rejected`: texts, or lists of messages. The two others may be whole
-    chats that begin alike, with `prompt` or without; an answer is one message. A sample is a pair: both chats in one
-    row, of which none sees the other.
+    chats that begin alike, with `prompt` or without. Of a side with several answers all are compared, and nothing of
+    what a user or a tool said between them. A sample is a pair: both chats in one row, of which none sees the other.
     """
 
     holds: ClassVar[str] = "pairs"
@@ -35,12 +35,13 @@ class PreferencesConfig(TemplatedConfig):
             ]
         return super().check(run)
 
-    def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], Any]:
-        from gangline_finetune.chat.template import rendered_after
+    def row(self, row: dict[str, Any], where: str) -> Callable[[ChatTemplate], list[RenderedChat]]:
+        from gangline.data import render_chat
         from gangline_finetune.dpo.pairs import pair_of
 
         pair = pair_of(row, where)
-        return lambda template: [rendered_after(template, pair.prompt, side) for side in (pair.chosen, pair.rejected)]
+        first, sides = len(pair.prompt), (pair.chosen, pair.rejected)
+        return lambda template: [render_chat(template, [*pair.prompt, *side], first) for side in sides]
 
 
 @dataclass

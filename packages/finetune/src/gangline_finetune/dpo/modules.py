@@ -1,6 +1,6 @@
 """The loss over pairs of answers (arXiv 2305.18290, equation 7).
 
-B batch, T tokens, D model width
+B batch, T tokens, D model width, K answers of a side at most
 """
 
 from __future__ import annotations
@@ -51,14 +51,16 @@ class DpoHead(Wrapper):
         return (losses_B * mine_B).sum()
 
     def log_likelihoods(self, x_BTD: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """((B, 2) of both answers of each row, how many ranks have each token)."""
+        """((B, 2) of the answers of both sides of each row, how many ranks have each token)."""
         assert batch.document is not None, "pairs are documents"
         found = []
         for b in range(len(batch.tokens)):
             row = slice(b, b + 1)
-            for side, (start, stop) in enumerate(batch.extra["dpo_answers"][b]):
-                position, document = batch.position[row], batch.document[row]
-                counts = (document == side) & (position >= start) & (position < stop)
+            position, document = batch.position[row], batch.document[row]
+            for side, answers_K2 in enumerate(batch.extra["dpo_answers"][b]):
+                start_K, stop_K = answers_K2.unbind(1)
+                within = (position[..., None] >= start_K) & (position[..., None] < stop_K)
+                counts = (document == side) & within.any(-1)
                 found.append(-self._loss_of(x_BTD[row], batch.targets[row], counts))
         here_2B = torch.stack(found)
         # Ranks beside each other may have the same tokens, all of them: how often a token is counted, the number of

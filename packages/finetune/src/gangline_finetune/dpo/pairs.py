@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gangline import UserError
-from gangline.data import messages_of
+from gangline.data import ASSISTANT, Messages, messages_of
 from gangline_finetune.chat.rows import field_of
-from gangline_finetune.chat.template import ROLE, Messages
 
 SIDES = ("chosen", "rejected")
 
@@ -23,11 +22,11 @@ class Pair:
 
 
 def pair_of(row: dict[str, Any], where: str) -> Pair:
-    """The pair of a row, each side one message of the assistant.
+    """The pair of a row, each side an answer of the assistant, or several with what came between.
 
-    Raises UserError, naming the row, for one that is empty, whose answers are equal, or are more than that.
+    Raises UserError, naming the row, for one that is empty, whose sides are equal, or begin or end otherwise.
     """
-    sides = [_messages(field_of(row, side, where), ROLE, where, side) for side in SIDES]
+    sides = [_messages(field_of(row, side, where), ASSISTANT, where, side) for side in SIDES]
     if row.get("prompt") is not None:
         prompt, sides = _without(_messages(row["prompt"], "user", where, "prompt"), sides, where)
     else:
@@ -41,11 +40,11 @@ def pair_of(row: dict[str, Any], where: str) -> Pair:
         lacks = "prompt" if not prompt else "answer"
         raise UserError(f"data.path: {where} has no {lacks}.", "A pair is a prompt, and two answers to it that differ.")
     for name, side in zip(SIDES, sides, strict=True):
-        if [message["role"] for message in side] != [ROLE]:
+        if not side[0]["role"] == side[-1]["role"] == ASSISTANT:
             roles = ", ".join(message["role"] for message in side)
             raise UserError(
-                f"data.path: {name} of {where} is not one answer.",
-                f"Behind the prompt come: {roles}. Answers are compared that are one message of the {ROLE} each.",
+                f"data.path: {name} of {where} is no answer.",
+                f"Behind the prompt come: {roles}. What is compared begins and ends with what the {ASSISTANT} says.",
             )
     return Pair(prompt, *sides)
 
@@ -68,7 +67,7 @@ def _begin(prompt: Messages, side: Messages) -> Messages | None:
         end = before + len(prompt)
         if _said(side[before:end]) == _said(prompt) and all(one["role"] == "system" for one in side[:before]):
             return side[:end]
-    return [] if side[0]["role"] == ROLE else None
+    return [] if side[0]["role"] == ASSISTANT else None
 
 
 def _said(messages: Messages) -> list[tuple[str, str]]:

@@ -51,8 +51,8 @@ class RemoteTokens(StoreTokens):
                 "A manifest is written last, so what an interrupted `prepare` left has none either.",
             )
         super().__init__(folder, url, keep=OPEN)
-        own = self.manifest.tokenizer.file
-        for name in (*([] if own is None else [own]), *files):
+        about = self.manifest.tokenizer
+        for name in (*([] if about.file is None else [about.file]), *about.beside, *files):
             self._copied(folder, name)
         self._wanted: SimpleQueue[int] = SimpleQueue()
         self._recent: list[int] = []  # shards that were fetched ahead, or are being

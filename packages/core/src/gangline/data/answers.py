@@ -1,0 +1,80 @@
+"""Which part of a conversation, as its template writes it, the assistant said.
+
+A template that marks answers (`{% generation %}`) says so itself. Of another, where an answer begins and ends is found
+by rendering the conversation up to it: what is added is the answer. A template that writes earlier turns in another way
+once more follow has no such place for all answers of a conversation, and refuses it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from gangline.data.chat import ChatTemplate, TemplateRefusal
+
+Messages = list[dict[str, Any]]
+ASSISTANT = "assistant"  # the role whose words are learnt
+CHANGES = "the template writes earlier turns in another way once more follow"
+_HALF = re.compile("[\ud800-\udfff]")  # JSON may name one alone
+
+
+class AnswerSpan(NamedTuple):
+    """[start, stop) of the letters that the assistant said. said: where its own words end, before an end token."""
+
+    start: int
+    stop: int
+    said: int
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """A conversation as text, and what of it the assistant said."""
+
+    text: str
+    answers: tuple[AnswerSpan, ...]
+
+
+def render_chat(template: ChatTemplate, messages: Messages, first: int = 0) -> RenderedChat:
+    """The text, and what the assistant said in it from message `first` on.
+
+    Raises TemplateRefusal where the template does not take it, or does not say where its answers are, and for text that
+    no tokenizer takes.
+    """
+    found = (_marked if template.marks else _found)(template, messages, first)
+    if _HALF.search(found.text):
+        raise TemplateRefusal("it has half a character (of a surrogate pair)")
+    return found
+
+
+def _found(template: ChatTemplate, messages: Messages, first: int) -> RenderedChat:
+    whole, answers = template.render(messages), []
+    for number, message in enumerate(messages[first:], first):
+        if message["role"] != ASSISTANT:
+            continue
+        before, with_it = template.render(messages[:number], prompt=True), template.render(messages[: number + 1])
+        if not (with_it.startswith(before) and whole.startswith(with_it)):
+            raise TemplateRefusal(CHANGES)
+        behind = _behind(template, messages[: number + 1])
+        said = len(with_it) - len(behind) if with_it.endswith(behind) else len(with_it)
+        answers.append(AnswerSpan(len(before), len(with_it), max(said, len(before))))
+    return RenderedChat(whole, tuple(answers))
+
+
+def _marked(template: ChatTemplate, messages: Messages, first: int) -> RenderedChat:
+    whole, marked = template.marked(messages)
+    before = template.render(messages[:first]) if first else ""
+    if not whole.startswith(before):
+        raise TemplateRefusal(CHANGES)
+    return RenderedChat(whole, tuple(AnswerSpan(start, stop, stop) for start, stop in marked if start >= len(before)))
+
+
+def _behind(template: ChatTemplate, messages: Messages) -> str:
+    """What the template writes behind the words of the last message: an end token, and often a line's end."""
+    word = uuid4().hex
+    try:
+        text = template.render([*messages[:-1], {**messages[-1], "content": word}])
+    except TemplateRefusal:
+        return ""
+    return text.rpartition(word)[2] if word in text else ""

@@ -1,0 +1,125 @@
+"""Which tokens of a conversation are learnt: as transformers marks them, with marks in the template and without."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from gangline.data import (
+    ByteCodec,
+    ChatEncoder,
+    ChatTemplate,
+    TemplateRefusal,
+    TokenizerCodec,
+    render_chat,
+    template_of,
+)
+
+SPECIAL = ("<s>", "<|turn|>", "<|end|>")
+USER = {"role": "user", "content": "How many dögs?"}
+CHATS = {
+    "one turn": [USER, {"role": "assistant", "content": "There are 3 of them, é."}],
+    "a system prompt": [{"role": "system", "content": "Count."}, USER, {"role": "assistant", "content": "3"}],
+    "several turns": [USER, {"role": "assistant", "content": "3"}, USER, {"role": "assistant", "content": " four 🐕 "}],
+    "spaces": [USER, {"role": "assistant", "content": "  3\n\n"}, USER, {"role": "assistant", "content": "\n"}],
+    "the end in the words": [USER, {"role": "assistant", "content": "<|end|> is an end"}, USER],
+}
+# (what stands before an answer, what ends it, what follows)
+SHAPES = {
+    "an end token and a line's end": ("<|turn|>assistant\n", "<|end|>", "\n"),
+    "an end token": ("<|turn|>assistant\n", "<|end|>", ""),
+    "no end token": ("assistant\n", "\n", ""),
+    "a space before the answer": ("A: ", "<|end|>", "\n\n"),
+    "two special tokens": ("<|turn|>", "<|end|><s>", "\n"),
+}
+
+
+def of(shape: str, marks: bool) -> str:
+    before, end, behind = map(json.dumps, SHAPES[shape])
+    begin, stop = ("{% generation %}", "{% endgeneration %}") if marks else ("", "")
+    answer = f"{{{{ {before} }}}}{begin}{{{{ m.content + {end} }}}}{stop}{{{{ {behind} }}}}"
+    other = f"{{{{ '<|turn|>' + m.role + '\\n' + m.content + {end} + {behind} }}}}"
+    prompt = f"{{% if add_generation_prompt %}}{{{{ {before} }}}}{{% endif %}}"
+    return (
+        f"{{% for m in messages %}}{{% if m.role == 'assistant' %}}{answer}{{% else %}}{other}{{% endif %}}"
+        f"{{% endfor %}}{prompt}"
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Path:
+    """A byte-level BPE that merges words, spaces and line ends."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, show_progress=False)
+    texts = [message["content"] for chat in CHATS.values() for message in chat] + ["A: There\n\nassistant\n"]
+    made.train_from_iterator(texts * 9, trainer)
+    made.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in SPECIAL])
+    made.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+@pytest.mark.parametrize("chat", CHATS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_learnt_is_what_transformers_marks(tokenizer, shape, chat):
+    """What ours finds in a template without marks is what transformers finds in the same one with them."""
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tokenizer), chat_template=of(shape, True))
+    asked = {"return_dict": True, "return_assistant_tokens_mask": True}
+    wanted = theirs.apply_chat_template(CHATS[chat], **asked)
+    codec = TokenizerCodec(str(tokenizer), None, "replace")
+    for marks in (True, False):
+        template = ChatTemplate(of(shape, marks), {}, "mine")
+        (found,) = ChatEncoder(codec, template)([render_chat(template, CHATS[chat])])
+        assert found.tokens.tolist() == wanted["input_ids"]
+        assert found.learnt.astype(int).tolist() == wanted["assistant_masks"], marks
+        assert found.learnt.any()
+
+
+def test_an_end_token_that_only_the_files_beside_it_name_ends_an_answer(tokenizer, tmp_path):
+    content = json.loads(tokenizer.read_text())
+    for token in content["added_tokens"]:
+        token["special"] = False
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    shape = "an end token and a line's end"
+    (tmp_path / "chat_template.jinja").write_text(of(shape, False))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    path = str(tmp_path / "tokenizer.json")
+    codec, template = TokenizerCodec(path, None, "replace"), template_of(path)
+    (found,) = ChatEncoder(codec, template)([render_chat(template, CHATS["one turn"])])
+    assert codec.decode_special(found.tokens[found.learnt].tolist()) == "There are 3 of them, é.<|end|>"
+
+
+def test_bytes_are_learnt_letter_by_letter():
+    template = ChatTemplate(of("an end token and a line's end", False), {}, "mine")
+    codec = ByteCodec(None)
+    (found,) = ChatEncoder(codec, template)([render_chat(template, CHATS["several turns"])])
+    learnt = bytes(found.tokens[found.learnt].tolist()).decode()
+    assert learnt == "3<|end|>\n four 🐕 <|end|>\n", "no byte is special, so what ends an answer is all that is added"
+
+
+def test_what_was_asked_before_is_not_learnt_again(tokenizer):
+    codec, chat = TokenizerCodec(str(tokenizer), None, "replace"), CHATS["several turns"]
+    for marks in (True, False):
+        template = ChatTemplate(of("an end token", marks), {}, "mine")
+        (found,) = ChatEncoder(codec, template)([render_chat(template, chat, first=3)])
+        assert codec.decode_special(found.tokens[found.learnt].tolist()) == " four 🐕 <|end|>"
+
+
+def test_what_has_no_place_for_its_answers_is_refused():
+    thinks = "{% for m in messages %}[{{ m.role }}{{ ' thinks' if loop.last else '' }}:{{ m.content }}]{% endfor %}"
+    with pytest.raises(TemplateRefusal, match="earlier turns"):
+        render_chat(ChatTemplate(thinks, {}, "mine"), CHATS["several turns"])
+    with pytest.raises(TemplateRefusal, match="half a character"):
+        render_chat(
+            ChatTemplate(of("an end token", False), {}, "mine"), [USER, {"role": "assistant", "content": "\ud800"}]
+        )
+    found = ChatEncoder(ByteCodec(None), ChatTemplate("x", {}, "mine"))([])
+    assert found == []
+    assert np.dtype(np.uint8) == ByteCodec.dtype

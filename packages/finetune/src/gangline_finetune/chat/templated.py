@@ -1,0 +1,126 @@
+"""What `data=chat` and `data=preferences` have in common: rows of a file, rendered, in memory, as rows of tokens.
+
+T tokens of a row
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gangline.data import (
+    ChatEncoder,
+    DataSource,
+    MaskedTokens,
+    RenderedChat,
+    Split,
+    TemplateRefusal,
+    TokenizerCodec,
+    template_of,
+)
+from gangline_finetune.chat.order import RowOrder
+from gangline_finetune.chat.rows import of_split, rows
+from gangline_finetune.chat.tokenizer import tokenizer_of
+
+if TYPE_CHECKING:
+    from gangline.config import Run
+    from gangline_finetune.chat.config import TemplatedConfig
+
+
+@dataclass
+class EncodedRows:
+    """The rows of a split, each its chats as tokens; why others were left out -> how many."""
+
+    codec: TokenizerCodec
+    rows: list[list[MaskedTokens]]
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def told(self) -> str:
+        """What was left out, for people, from a semicolon on."""
+        return "".join(f"; {count} left out: {why}" for why, count in self.left_out.items() if count)
+
+
+def encoded_rows(config: TemplatedConfig, run: Run, split: Split) -> EncodedRows:
+    """Read, render and tokenize one split. Raises UserError."""
+    tokenizer = tokenizer_of(config.tokenizer, run.model.pretrained())
+    codec, template = TokenizerCodec(tokenizer, None, "replace"), template_of(tokenizer, config.template)
+    rendered: list[list[RenderedChat]] = []
+    left_out: Counter[str] = Counter()
+    for where, row in of_split(list(rows(config.path)), config.validation_fraction, split):
+        try:
+            rendered.append(config.row(row, where)(template))
+        except TemplateRefusal as error:
+            left_out[str(error)] += 1
+    chats = iter(ChatEncoder(codec, template)([chat for row in rendered for chat in row]))
+    return EncodedRows(codec, [[next(chats) for _ in row] for row in rendered], left_out)
+
+
+@dataclass(frozen=True)
+class FilledRow:
+    """Chats one behind another, document 0, 1, ..., and then padding, a document of its own; each (T + 1,)."""
+
+    tokens: np.ndarray
+    learnt: np.ndarray
+    document: np.ndarray
+    position: np.ndarray
+
+
+class TemplatedSource(DataSource):
+    """Rows of chats in memory. chats: all of them; rows: which of them, by number, are in each row of T + 1 tokens."""
+
+    def __init__(
+        self,
+        chats: Sequence[MaskedTokens],
+        rows: Sequence[Sequence[int]],
+        codec: TokenizerCodec,
+        *,
+        sequence_length: int,
+        seed: int,
+        split: str,
+        told: str,
+    ) -> None:
+        self.chats, self.rows, self.codec = chats, rows, codec
+        self.sequence_length, self.told = sequence_length, told
+        self.order = RowOrder(len(rows), seed, split)
+        self._of = (seed, split, sequence_length, codec.identity)
+
+    def filled(self, row: int) -> FilledRow:
+        """Row number `row` of those in memory."""
+        T, numbers, at = self.sequence_length, self.rows[row], 0
+        found = FilledRow(
+            np.zeros(T + 1, self.codec.dtype),
+            np.zeros(T + 1, bool),
+            np.full(T + 1, len(numbers)),
+            np.zeros(T + 1, np.int64),
+        )
+        for document, chat in enumerate(self.chats[number] for number in numbers):
+            here = slice(at, at := at + len(chat.tokens))
+            found.tokens[here], found.learnt[here], found.document[here] = chat.tokens, chat.learnt, document
+            found.position[here] = np.arange(len(chat.tokens))
+        found.position[at:] = np.arange(T + 1 - at)
+        return found
+
+    def length(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = blake2b(repr(self._of).encode(), digest_size=16)
+        for chat in self.chats:
+            digest.update(len(chat.tokens).to_bytes(8, "little") + chat.tokens.tobytes() + chat.learnt.tobytes())
+        return digest.hexdigest()
+
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def encode(self, text: str) -> list[int]:
+        return self.codec.encode(text)
+
+    def decode(self, tokens: list[int]) -> str:
+        return self.codec.decode(tokens)
