@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import AutoPeftModelForCausalLM, LoraConfig, PeftConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from small_models import llama, logits, opened
 
@@ -55,6 +55,16 @@ def test_peft_opens_what_we_write_and_a_merged_export_is_the_same_model(runs, ki
     merged = logits(opened(here / f"{kind}-merged"))
     assert not torch.allclose(base, adapted, atol=1e-2), "nothing was learnt"
     torch.testing.assert_close(merged, adapted, rtol=1e-5, atol=1e-5)
+
+
+def test_peft_finds_the_base_of_what_we_write(runs):
+    here = runs.directory
+    runs.train("run.dir=named", "lora=on")
+    gangline("export", here / "named", here / "named-adapter", "--apart", "lora")
+    found = logits(AutoPeftModelForCausalLM.from_pretrained(here / "named-adapter"))
+    wanted = logits(PeftModel.from_pretrained(opened(here / "base"), here / "named-adapter"))
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    assert PeftConfig.from_pretrained(here / "named-adapter").base_model_name_or_path == str(here / "base")
 
 
 @pytest.mark.parametrize("dora", [False, True])

@@ -11,6 +11,7 @@ import pytest
 
 from gangline.testing.health import healthy
 from gangline.track import Start, StepRecord
+from gangline.train.report import Reporter
 from gangline_track.background import BackgroundTracker, Connection, TrackingFailed
 from gangline_track.config import Service
 
@@ -134,3 +135,25 @@ def test_what_an_error_left_behind_is_closed_by_the_next_start(tmp_path: Path) -
     tracker.end({"why": "done"})
     assert first.closed
     assert [step for step, _ in store] == [record.step for record in records]
+
+
+def test_trackers_that_hang_are_waited_for_together(tmp_path: Path, monkeypatch) -> None:
+    """When the first is waited for, the second's deadline has begun, and it is not put off after that."""
+    gate, seen = threading.Event(), []
+    trackers = {name: begun(tmp_path / name, Kept([], gate), queue=50, deadline_seconds=0.2) for name in ("a", "b")}
+
+    for tracker in trackers.values():
+        tracker.record(healthy(1)[0])
+
+        def join(wait: float, join=tracker.thread.join) -> None:
+            seen.append([one.until for one in trackers.values()])
+            join(wait)
+
+        monkeypatch.setattr(tracker.thread, "join", join)
+    reporter = Reporter(dict(trackers), 1.0, 1, None, {})
+    reporter.end({"why": "error"})
+    gate.set()
+    first, second = seen
+    assert None not in first
+    assert first == second
+    assert not reporter.failed

@@ -62,6 +62,8 @@ class BackgroundTracker(Tracker):
         self.missed = 0
         self.failure = ""
         self.thread: threading.Thread | None = None
+        self.until: float | None = None  # when the end waits no more, once it has begun
+        self.told_end = False
 
     # --- on the loop's thread ----------------------------------------------------------------------------------------
 
@@ -85,15 +87,23 @@ class BackgroundTracker(Tracker):
     def note(self, text: str) -> None:
         self.notes.append(text)
 
+    def start_end(self, summary: dict[str, Any]) -> None:
+        self.until = time.monotonic() + self.config.deadline_seconds
+        with suppress(queue.Full):
+            self.waiting.put_nowait(summary)
+            self.told_end = True
+
     def end(self, summary: dict[str, Any]) -> None:
-        """Waits for the service until the deadline, and no longer."""
+        """Waits for the service until the deadline, and no longer. It is counted from `start_end`, where that was."""
         if self.thread is None:
             return
-        until = time.monotonic() + self.config.deadline_seconds
+        if self.until is None:
+            self.start_end(summary)
         if self.thread.is_alive():
             with suppress(queue.Full):
-                self.waiting.put(summary, timeout=self.config.deadline_seconds)
-                self.thread.join(max(0.0, until - time.monotonic()))
+                if not self.told_end:
+                    self.waiting.put(summary, timeout=self._left())
+                self.thread.join(self._left())
         late, self.thread = self.thread.is_alive(), None
         for key in [key for key, tracker in _LIVE.items() if tracker is self]:
             del _LIVE[key]
@@ -105,6 +115,9 @@ class BackgroundTracker(Tracker):
             )
         elif self.missed:
             self._say(f"lacks {self.missed} steps, for it was slower than the run; metrics.jsonl has all")
+
+    def _left(self) -> float:
+        return 0.0 if self.until is None else max(0.0, self.until - time.monotonic())
 
     def _raise_failure(self) -> None:
         if self.failure:

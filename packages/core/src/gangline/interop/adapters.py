@@ -59,8 +59,13 @@ def merging(read: Read, shapes: Shapes, edits: Mapping[str, EditConfig]) -> Read
     return merged
 
 
-def write_apart(directory: str | Path, adapter: Adapter, arrays: Read, shapes: Shapes, dtype: str) -> None:
-    """Write `directory` whole or not at all. Raises UserError where it exists or cannot be written."""
+def write_apart(
+    directory: str | Path, adapter: Adapter, arrays: Read, shapes: Shapes, dtype: str, base: str | None = None
+) -> None:
+    """Write `directory` whole or not at all. base: the directory of the base's weights; None: nobody knows it.
+
+    Raises UserError where `directory` exists or cannot be written.
+    """
     import torch
     from safetensors.torch import save_file
 
@@ -78,6 +83,8 @@ def write_apart(directory: str | Path, adapter: Adapter, arrays: Read, shapes: S
             tensors[adapter.names[name]] = changed.to(getattr(torch, dtype)).contiguous()
         save_file(tensors, partial / adapter.weights, {"format": "pt"})
         for name, content in adapter.files.items():
+            if adapter.base and adapter.base[0] == name and base is not None:
+                content = {**content, adapter.base[1]: str(Path(base).expanduser())}
             (partial / name).write_text(json.dumps(content, indent=2) + "\n")
         partial.rename(target)
     except OSError as error:

@@ -84,7 +84,7 @@ def write_model(
                 f"{options.apart} of {where} cannot be written apart.",
                 f"Model edits of this run that wrap: {', '.join(wrapping) or 'none'}.",
             )
-        write_apart(options.out, adapter, read, found, options.dtype)
+        write_apart(options.out, adapter, read, found, options.dtype, run.model.pretrained())
         return len(adapter.names)
     if wrapping and not options.merge:
         raise UserError(

@@ -105,6 +105,7 @@ class Reporter:
         self._each("note", text)
 
     def end(self, summary: dict) -> None:
+        self._each("start_end", summary)  # what several wait for goes on at once, and their deadlines with it
         self._each("end", summary)
 
     def mfu(self, tokens_per_second: float) -> float | None:

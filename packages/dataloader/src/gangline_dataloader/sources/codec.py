@@ -34,7 +34,8 @@ def codec(store: Tokens) -> TextCodec | None:
 
 def stores_of(config: SequenceConfig) -> list[StoreTokens]:
     """The stores of ours that options name, opened. Raises UserError where one cannot be read."""
-    cache, found = config.remote_cache(), []
+    cache = config.remote_cache()
+    found: list[StoreTokens] = []
     for path in config.paths():
         if is_remote(path):
             found.append(RemoteTokens(path, cache.files(), cache.deadline))

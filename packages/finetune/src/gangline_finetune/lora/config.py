@@ -71,4 +71,5 @@ class LoraConfig(EditConfig):
         from gangline_finetune.lora.peft import CONFIG, config_of, names_of
 
         files = {CONFIG: config_of(self, shapes, plan)}
-        return Adapter(names_of(shapes, plan), files, change=whole_lengths if self.dora else None)
+        change = whole_lengths if self.dora else None
+        return Adapter(names_of(shapes, plan), files, base=(CONFIG, "base_model_name_or_path"), change=change)
