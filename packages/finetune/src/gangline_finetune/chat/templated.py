@@ -5,6 +5,7 @@ T tokens of a row
 
 from __future__ import annotations
 
+from abc import ABC
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -71,7 +72,7 @@ class FilledRow:
     position: np.ndarray
 
 
-class TemplatedSource(DataSource):
+class TemplatedSource(DataSource, ABC):
     """Rows of chats in memory. chats: all of them; rows: which of them, by number, are in each row of T + 1 tokens."""
 
     def __init__(

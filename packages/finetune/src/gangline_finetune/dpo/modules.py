@@ -1,6 +1,6 @@
 """The loss over pairs of answers (arXiv 2305.18290, equation 7).
 
-B batch, T tokens, D model width, K answers of a side at most
+B batch, T tokens, D model width
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class DpoHead(Wrapper):
         for b in range(len(batch.tokens)):
             row = slice(b, b + 1)
             position, document = batch.position[row], batch.document[row]
-            for side, answers_K2 in enumerate(batch.extra["dpo_answers"][b]):
-                start_K, stop_K = answers_K2.unbind(1)
-                within = (position[..., None] >= start_K) & (position[..., None] < stop_K)
+            for side, spans in enumerate(batch.extra["dpo_answers"][b]):
+                start, stop = spans.unbind(1)  # one for each answer of the side
+                within = (position[..., None] >= start) & (position[..., None] < stop)
                 counts = (document == side) & within.any(-1)
                 found.append(-self._loss_of(x_BTD[row], batch.targets[row], counts))
         here_2B = torch.stack(found)

@@ -27,8 +27,8 @@ class PreferenceSource(TemplatedSource):
     """A sample is a pair: chosen as document 0 of its row, rejected as 1. One target of it counts: what is divided by
     the number of targets is a mean over pairs.
 
-    Beside the tokens it has `dpo_answers` (2, K, 2) int64, positions [start, stop) in each document of the inputs whose
-    targets are its answers, of which a side has K at most (empty where it has fewer); `dpo_first` (2,) float64, how
+    Beside the tokens it has `dpo_answers` (2, n, 2) int64, positions [start, stop) in each document of the inputs whose
+    targets are its answers, of which a side has n at most (empty where it has fewer); `dpo_first` (2,) float64, how
     likely both sides' answers are to the model that the run begins with; and `dpo_length`, T.
     """
 
@@ -106,7 +106,7 @@ class PreferenceSource(TemplatedSource):
 
 
 def _answers(sides: Sequence[MaskedTokens]) -> np.ndarray:
-    """(sides, K, 2): the runs of learnt targets in each, by the positions of their inputs."""
+    """(sides, n, 2): the runs of learnt targets in each, by the positions of their inputs."""
     found = [np.flatnonzero(np.diff(side.learnt[1:], prepend=False, append=False)).reshape(-1, 2) for side in sides]
     whole = np.zeros((len(sides), max(map(len, found)), 2), np.int64)
     for runs, into in zip(found, whole, strict=True):
