@@ -1,13 +1,13 @@
 """A machine's calibration against its own runs: ten layouts of small models on 1 to 8 processes, planned and measured.
 
-    python benchmarks/planner_cpu.py [--steps 12] [--layouts 10] [--json out.json]
+    python benchmarks/planner_cpu.py [--steps 10] [--turns 2] [--layouts 0 3 4] [--json out.json]
 
-Each layout is calibrated for, run and planned in one go, so that what else the machine does is much the same for both:
-`gangline plan calibrate` with as many processes as the run has, then `train`, then `gangline plan compare` of its run
-directory with that file. A second calibration behind the run says how much the machine itself has drifted meanwhile,
-and each line has the machine's load and the run's own spread of steps. Prints a table, the median error, and of all
-pairs whose measured medians differ by more than 10 % how many the plans rank as the runs do. Goal: median 15 %, all
-pairs.
+What else the machine does changes from minute to minute, so each layout is calibrated for and run in turns:
+`gangline plan calibrate` with as many processes as the run has, `train`, and so on, a calibration last. The plan is the
+middle one of those that `gangline plan compare` makes with each file, the measured step the median over all runs.
+drift: the slowest plan over the fastest; spread: of the middle half of the steps. Prints a table, the median error, and
+of all pairs whose measured medians differ by more than 10 % how many the plans rank as the runs do. Goal: median 15 %,
+all pairs.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ COMMON = "run.device=cpu run.sample=0 validate.every=null checkpoint.every=1000 
 class Row:
     """Seconds of a step, as planned and as measured.
 
-    drift   the peak rate behind the run over that before it, less 1
+    drift   the slowest plan over the fastest, less 1
     spread  of the middle half of the steps, over their median
-    load    runnable processes of the machine over its cores, when the run ended
+    load    runnable processes of the machine over its cores, when the last run ended
     """
 
     processes: int
@@ -78,29 +78,32 @@ def ran(*words: str) -> None:
         raise RuntimeError(f"{' '.join(words)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
-def measured(number: int, processes: int, words: str, place: Path, steps: int) -> Row:
-    """One layout: calibrated, run, calibrated again, compared."""
-    files = [place / f"{number}-{when}.yaml" for when in ("before", "behind")]
-    run_dir = place / f"run-{number}"
+def measured(number: int, processes: int, words: str, place: Path, steps: int, turns: int) -> Row:
+    """One layout: calibrated and run in turns, compared."""
     calibrate = (sys.executable, "-m", "gangline", "plan", "calibrate", f"--processes={processes}", "--out")
-    ran(*calibrate, str(files[0]))
     run = [*words.split(), *COMMON.split(), f"launch.processes={processes}", f"run.steps={steps}"]
-    ran(sys.executable, "-m", "gangline.cli.train", *run, f"data.path={place / 'text'}", f"run.dir={run_dir}")
-    load = os.getloadavg()[0] / (os.cpu_count() or 1)
-    ran(*calibrate, str(files[1]))
-    before, behind = (load_cluster(str(path)) for path in files)
-    found = compare(str(run_dir), before)
-    seconds = [record["step_seconds"] for record in read_records(run_dir / "metrics.jsonl")][2:]
+    files = [place / f"{number}-{turn}.yaml" for turn in range(turns + 1)]
+    run_dirs = [place / f"run-{number}-{turn}" for turn in range(turns)]
+    ran(*calibrate, str(files[0]))
+    for file, run_dir in zip(files[1:], run_dirs, strict=True):
+        ran(sys.executable, "-m", "gangline.cli.train", *run, f"data.path={place / 'text'}", f"run.dir={run_dir}")
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
+        ran(*calibrate, str(file))
+    found = sorted(
+        (compare(str(run_dirs[0]), load_cluster(str(file))) for file in files), key=lambda one: one.step.planned
+    )
+    seconds = [record["step_seconds"] for run_dir in run_dirs for record in read_records(run_dir / "metrics.jsonl")[2:]]
     low, middle, high = quantiles(seconds, n=4)
+    worst = found[len(found) // 2].worst
     return Row(
         processes=processes,
         words=words,
-        planned=found.step.planned,
-        measured=found.step.measured,
-        drift=behind["peak.fp32"] / before["peak.fp32"] - 1,
+        planned=median(one.step.planned for one in found),
+        measured=middle,
+        drift=found[-1].step.planned / found[0].step.planned - 1,
         spread=(high - low) / middle,
         load=load,
-        worst=f"{found.worst.name} {found.worst.apart:+.3g} s" if found.worst else "",
+        worst=f"{worst.name} {worst.apart:+.3g} s" if worst else "",
     )
 
 
@@ -117,8 +120,10 @@ def ranked(rows: list[Row]) -> tuple[int, int]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--layouts", type=int, default=len(LAYOUTS))
+    parser.add_argument("--steps", type=int, default=10, help="of a run")
+    parser.add_argument("--turns", type=int, default=2, help="runs of a layout, a calibration before and behind each")
+    parser.add_argument("--layouts", type=int, nargs="*", default=range(len(LAYOUTS)), help="their numbers, from 0")
+    parser.add_argument("--keep", type=Path, help="a directory for the runs and cluster files")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     rows = []
@@ -126,14 +131,15 @@ def main() -> int:
         f"{'ranks':>5} {'planned':>9} {'measured':>9} {'error':>7} {'drift':>7} {'spread':>7} {'load':>5}  worst term"
     )
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
+        place = asked.keep or Path(name)
+        place.mkdir(parents=True, exist_ok=True)
         small_text(place / "text")
-        for number, (processes, words) in enumerate(LAYOUTS[: asked.layouts]):
-            row = measured(number, processes, words, place, asked.steps)
+        for number in asked.layouts:
+            row = measured(number, *LAYOUTS[number], place, asked.steps, asked.turns)
             rows.append(row)
             print(
                 f"{row.processes:5} {row.planned:9.4f} {row.measured:9.4f} {row.error:+7.1%} {row.drift:+7.1%} "
-                f"{row.spread:7.1%} {row.load:5.1f}  {row.worst}; {words}",
+                f"{row.spread:7.1%} {row.load:5.1f}  {row.worst}; {row.words}",
                 flush=True,
             )
     right, pairs = ranked(rows)

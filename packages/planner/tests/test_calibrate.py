@@ -3,43 +3,140 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import random
+from pathlib import Path
 
 import pytest
 
 from gangline.cli.main import main
-from gangline.cluster import load_cluster
-from gangline_planner.calibrate.lines import intercept_and_slope
-from gangline_planner.calibrate.links import link
+from gangline.cluster import load_cluster, save_cluster
+from gangline.explain import AttentionProduct, MatrixProduct, StepAction, StepTimeline
+from gangline_planner.assumed import explain, planned
+from gangline_planner.calibrate.command import said, threads_of, written
+from gangline_planner.calibrate.fit import Measured, numbers, stage_time, work_of
+from gangline_planner.calibrate.kernels import ATTENTION, PRODUCTS
+from gangline_planner.calibrate.lines import two_costs
+from gangline_planner.calibrate.links import Sent
+from gangline_planner.calibrate.small_steps import MICROBATCHES, MODELS, STARTS
+from gangline_planner.price.products import BACKWARD
+from gangline_planner.price.sharing import faster, left
+from gangline_planner.price.step import step_time
 
 
-def test_a_line_is_found_again():
-    start, slope = intercept_and_slope([(x, 3e-5 + 2e-9 * x) for x in (1e3, 1e5, 1e7)])
-    assert start == pytest.approx(3e-5)
-    assert slope == pytest.approx(2e-9)
-    assert intercept_and_slope([(1.0, 2.0), (4.0, 2.0)]) == (0.0, 0.5)  # no more for more
+def test_two_costs_are_found_again_and_neither_is_below_nothing():
+    points = [(a, b, t := 3e-5 * a + 2e-9 * b, t) for a, b in ((1.0, 1e3), (2.0, 1e5), (1.0, 1e7))]
+    assert two_costs(points) == pytest.approx((3e-5, 2e-9))
+    assert two_costs([(1.0, 1.0, 2.0, 1.0), (1.0, 4.0, 1.0, 1.0)]) == (1.5, 0.0)  # more for less: b costs nothing
+    assert two_costs([(0.0, 1.0, 2.0, 2.0), (0.0, 4.0, 8.0, 8.0)]) == (0.0, pytest.approx(2.0))
+    assert two_costs([(1.0, 1.0, -1.0, 1.0), (1.0, 4.0, -2.0, 1.0)]) == (0.0, 0.0)
 
 
-def test_links_of_known_latency_and_bandwidth_are_found_again():
-    """Of four ranks an all-reduce takes four rounds, an all-gather two."""
-    measured = {
-        name: [(size, rounds * 1e-5 + size / 1e9) for size in (4e3, 4e5, 4e7)]
-        for name, rounds in (("all_reduce", 4), ("all_gather", 2))
-    }
-    found = link(measured, 4)
-    assert found["bandwidth"] == pytest.approx(1e9)
-    assert found["latency"] == pytest.approx(1e-5)
+def machine(**other: float) -> dict[str, float]:
+    """Numbers that this module's measurements are made up of."""
+    known = {
+        "peak.fp32": 5e10, "peak.bf16": 1e11, "matmul.half": 2e6, "memory.bandwidth": 2e10, "elementwise.passes": 3.0,
+        "attention.efficiency": 0.5, "attention.efficiency_backward": 0.4, "attention.half": 100.0,
+        "module.seconds": 1e-7,
+    }  # fmt: skip
+    return {**known, "elementwise.passes_apart": 3.0, **other}
+
+
+def measurements(known: dict[str, float], ranks: int = 1) -> Measured:
+    """What a machine of these numbers would measure."""
+    products = {}
+    for name, itemsize in (("fp32", 4), ("bf16", 2)):
+        products[name] = {
+            (shape := MatrixProduct(rows=rows, inner=inner, columns=columns)): (shape.flops + known["matmul.half"])
+            / known[f"peak.{name}"]
+            + (rows * (inner + columns) + inner * columns) * itemsize / known["memory.bandwidth"]
+            for rows, inner, columns in PRODUCTS["cpu"]
+        }
+    forward, backward = {}, {}
+    for sequences, tokens, heads, width in ATTENTION["cpu"]:
+        shape = AttentionProduct(
+            sequences=sequences, queries=tokens, keys=tokens, heads=heads, kv_heads=heads, head_dim=width
+        )
+        flops = shape.flops * shape.visible * (1 + known["attention.half"] / tokens) / known["peak.fp32"]
+        forward[shape] = flops / known["attention.efficiency"]
+        backward[shape] = BACKWARD * flops / known["attention.efficiency_backward"]
+    return Measured(
+        copied=known["memory.bandwidth"],
+        products=products,
+        forward=forward,
+        backward=backward,
+        steps={model: MICROBATCHES * stage_time(model, "cpu", known).all for model in MODELS["cpu"]},
+        starts=MICROBATCHES * 3 * work_of(STARTS, "cpu").modules * known["module.seconds"],
+        update=1e-3,
+        sent={
+            Sent(name, n, size): Sent(name, n, size).rounds * 1e-5 + size / 1e9
+            for n in {2, ranks} - {1}
+            for name in ("all_reduce", "all_gather")
+            for size in (4e3, 4e5, 4e7)
+        },
+        hidden=0.25,
+        late=0.06,
+        alone=2.0,
+    )
+
+
+def test_the_numbers_of_a_machine_are_found_again():
+    known = machine()
+    found = numbers(measurements(known, ranks=4), 4, "cpu")
+    for name, value in known.items():
+        assert found[name] == pytest.approx(value, rel=1e-3), name
+    assert found["link.node.bandwidth"] == pytest.approx(1e9)
+    assert found["link.node.latency"] == pytest.approx(1e-5)
+    assert found["jitter.sigma"] * math.sqrt(2 * math.log(4)) == pytest.approx(0.06)
+    assert (found["overlap.share"], found["node.alone"], found["host.seconds"]) == (0.25, 2.0, 1e-3)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_whatever_a_busy_machine_measures_is_a_cluster_file_that_a_plan_takes(tmp_path, seed):
+    """Each measurement up to a hundred times as long as it would be, none like its neighbour."""
+    draw = random.Random(seed)
+
+    def disturbed(seconds):
+        return {key: value * 10 ** draw.uniform(0, 2) for key, value in seconds.items()}
+
+    measured = measurements(machine(), ranks=4)
+    measured.products = {name: disturbed(seconds) for name, seconds in measured.products.items()}
+    for name in ("forward", "backward", "steps", "sent"):
+        setattr(measured, name, disturbed(getattr(measured, name)))
+    measured.copied /= 10 ** draw.uniform(0, 2)
+    measured.alone, measured.late = draw.uniform(0.1, 5), draw.uniform(-0.5, 3)
+    path = tmp_path / "here.yaml"
+    save_cluster(written(path, numbers(measured, 4, "cpu") | {"memory.bytes": 1e9}, 4, "made up"), path)
+    cluster = load_cluster(str(path))
+    words = ["parallel=ddp", "launch.processes=4", "batch.global_size=16", "run.device=cpu", "precision=fp32"]
+    case = planned(words)
+    step = step_time(explain(case, case.run, cluster), cluster)
+    assert 0 < step.seconds < 1e4
+    assert min(step.kinds.values()) >= 0
+
+
+def test_ranks_that_wait_leave_their_cores_to_the_others():
+    """Two ranks, each busy for one of three units while the other waits, and both in the third."""
+    action = StepAction("F", 0, 0)
+    timeline = StepTimeline((((action, 0.0, 2.0),), ((action, 1.0, 3.0),)))
+    assert left(timeline, 1.0) == 1.0
+    assert left(timeline, 1.5) == pytest.approx((1 / 1.5 + 1 + 1 / 1.5) / 3)
+    assert left(timeline, 8.0) == pytest.approx(2 / 3)  # of two ranks one has at most twice its rate
+    assert faster(timeline, 0.5).makespan == 1.5
 
 
 @pytest.mark.waits
 def test_two_processes_measure_this_machine_and_a_plan_takes_the_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["plan", "calibrate", "--out", "here.yaml", "--processes", "2"]) == 0
+    assert main(["plan", "calibrate", "--out", "here.yaml", "--processes", "2", "--rounds", "1"]) == 0
     found = load_cluster(str(tmp_path / "here.yaml"))
     assert found.topology.gpus_per_node == 2
     assert found["peak.fp32"] > 1e8
     assert found["link.node.bandwidth"] > 1e6
     assert "measured by gangline plan calibrate" in found.numbers["memory.bandwidth"].source
-    assert found.numbers["jitter.sigma"].source == "assumed"
+    assert found["node.alone"] >= 1
+    assert "measured by" in found.numbers["overlap.share"].source
     capsys.readouterr()
     words = "parallel=ddp launch.processes=2 batch.global_size=16 cluster=here.yaml --json"
     assert main(["plan", *words.split()]) == 0
@@ -52,6 +149,7 @@ def test_two_processes_measure_this_machine_and_a_plan_takes_the_file(tmp_path, 
         ("--processes 2", "gangline plan calibrate writes one file."),
         ("--out here.txt", "gangline plan calibrate writes one file."),
         ("--out here.yaml --processes 1.5", "--processes 1.5: expected a whole number."),
+        ("--out here.yaml --rounds 0", "--rounds 0: expected a number above 0."),
         ("--out nowhere/here.yaml", "nowhere is no directory."),
         ("--out there.yaml", "there.yaml is there already."),
     ],
@@ -63,3 +161,19 @@ def test_mistakes(tmp_path, monkeypatch, capsys, words, message):
     said = capsys.readouterr().err
     assert message in said
     assert "Traceback" not in said
+
+
+def test_ranks_have_the_threads_that_those_of_a_run_would_have(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads_of(2) == 3
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    cores = len(os.sched_getaffinity(0))
+    assert (threads_of(1), threads_of(2), threads_of(cores * 4)) == (cores, max(1, cores // 2), 1)
+
+
+def test_the_first_error_of_a_rank_is_said_and_not_what_torchrun_says_of_it(tmp_path):
+    log = tmp_path / "log"
+    log.write_text("Traceback:\n[rank1]: ValueError: the mesh has 2 ranks\nChildFailedError:\n=====\n")
+    assert said(log) == ["[rank1]: ValueError: the mesh has 2 ranks"]
+    Path(log).write_text("")
+    assert said(log) == ["It said nothing."]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gangline import UserError
@@ -18,7 +18,7 @@ usage: gangline plan [--tokens N] [--budget DOLLARS] [--price DOLLARS] [--mtbf H
        gangline plan compare RUN_DIR cluster=NAME|FILE [--json]
        gangline plan table [--json] cluster=NAME|FILE
        gangline plan judge FILE [--json]
-       gangline plan calibrate --out FILE.yaml [--processes N]
+       gangline plan calibrate --out FILE.yaml [--processes N] [--rounds N]
 
   WORDS   what this run takes, holds and costs on a cluster; nothing is started, and no GPU is needed.
           An axis of the layout that the words leave open is chosen, the batch too, and said.
@@ -31,7 +31,8 @@ usage: gangline plan [--tokens N] [--budget DOLLARS] [--price DOLLARS] [--mtbf H
   table   sizes of models, 8B to 1T, by sizes of clusters, 8 to 32,768: days, money and energy, as Markdown
   judge   published measurements, rows in JSON, beside what is predicted for them; and how far off it is
 
-  calibrate  this machine, measured with N processes at once (1), as a cluster file for `cluster=FILE.yaml`
+  calibrate  this machine, measured with N processes at once (1), as a cluster file for `cluster=FILE.yaml`;
+          each number is the middle one of so many rounds (3)
 
   gangline plan parallel=3d model=llama3-405b launch.processes=16384 cluster=h100_ib --tokens 15e12"""
 
@@ -134,13 +135,10 @@ def _judge(argv: Sequence[str]) -> int:
 def _calibrate(argv: Sequence[str]) -> int:
     from gangline_planner.calibrate.command import calibrate
 
-    flags, words = flags_of(argv, ("out", "processes"), ())
+    flags, words = flags_of(argv, ("out", "processes", "rounds"), ())
     if words or not flags.get("out", "").endswith(".yaml"):
         raise UserError("gangline plan calibrate writes one file.", "--out=FILE.yaml says which.")
-    processes = positive("processes", flags.get("processes", "1"))
-    if processes != int(processes):
-        raise UserError(f"--processes {flags['processes']}: expected a whole number.")
-    print(calibrate(Path(flags["out"]), int(processes)))
+    print(calibrate(Path(flags["out"]), whole("processes", flags, 1), whole("rounds", flags, 3)))
     return 0
 
 
@@ -223,3 +221,11 @@ def positive(name: str, value: str) -> float:
     if not 0 < found < float("inf"):
         raise UserError(f"--{name} {value}: expected a number above 0.")
     return found
+
+
+def whole(name: str, flags: Mapping[str, str], usual: int) -> int:
+    """A whole number above 0. Raises UserError."""
+    found = positive(name, flags.get(name, str(usual)))
+    if found != int(found):
+        raise UserError(f"--{name} {flags[name]}: expected a whole number.")
+    return int(found)

@@ -63,6 +63,7 @@ NUMBERS: dict[str, tuple[str, bool]] = {
     "overlap.share": ("share of a transfer that need not be waited for which computation hides", True),
     "jitter.sigma": ("a rank's step time, relative spread; the slowest of n ranks sets the step", True),
     "host.seconds": ("time of a step outside its passes: data, loss, logging, optimizer launches", True),
+    "node.alone": ("how much faster a rank computes while all others of its node wait: it has their cores, too", False),
     "storage.bandwidth": ("bytes a second that a rank writes to a checkpoint while the step waits", False),
     "storage.read": ("bytes a second that a rank reads of its data", False),
     "watts": ("of one accelerator under load", False),

@@ -1,39 +1,79 @@
-"""How long something takes on this rank, with all other ranks at the same."""
+"""How long something takes with all ranks at it at once: calls one behind the other, as in a step."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from statistics import fmean
+from math import ceil
 
 import torch
 
 from gangline.comm import Comm
 
+MOST = 1000  # calls of one measurement
 
-def seconds(work: Callable[[], object], comm: Comm, device: torch.device, budget: float = 0.1) -> float:
-    """Mean of some calls; all ranks begin each together, so that what they share is shared as in a step.
 
-    The mean, for a step is a sum of many: where other processes take turns with this one, most short calls are not
-    interrupted, and a median would not see them.
+def seconds(work: Callable[[], object], comm: Comm, device: torch.device, budget: float = 0.05) -> float:
+    """Of one call: the mean over about `budget` seconds of calls, and over the ranks, which begin together.
+
+    Where ranks share cores each call alone may find one free; only many in a row show what a rank gets of them.
     """
     work()
-    found: list[float] = []
-    began = time.perf_counter()
-    more = True
-    while more:
-        comm.barrier()
-        _finish(device)
-        start = time.perf_counter()
+    once = max(timed(work, 1, comm, device), 1e-7)
+    times = agreed(min(MOST, ceil(budget / once)), comm, device)
+    return mean(timed(work, times, comm, device) / times, comm, device)
+
+
+def timed(work: Callable[[], object], times: int, comm: Comm, device: torch.device) -> float:
+    """Seconds of so many calls on this rank."""
+    comm.barrier()
+    finish(device)
+    start = time.perf_counter()
+    for _ in range(times):
         work()
-        _finish(device)
-        found.append(time.perf_counter() - start)
-        more = len(found) < 3 or (len(found) < 100 and time.perf_counter() - began < budget)
-        if comm.size > 1:  # as many calls on every rank: the first decides
-            more = bool(comm.broadcast(torch.tensor([float(more)], device=device), 0).item())
-    return fmean(found)
+    finish(device)
+    return time.perf_counter() - start
 
 
-def _finish(device: torch.device) -> None:
+def alone(work: Callable[[], object], comm: Comm, device: torch.device, budget: float = 0.1) -> float:
+    """Of one call on the first rank while the others wait; on all ranks the same number."""
+    taken = 0.0
+    comm.barrier()
+    if comm.index == 0:
+        work()
+        finish(device)
+        start, times = time.perf_counter(), 0
+        while times < 2 or time.perf_counter() - start < budget:
+            work()
+            finish(device)
+            times += 1
+        taken = (time.perf_counter() - start) / times
+    comm.barrier()
+    return mean(taken, comm, device) * comm.size
+
+
+def mean(value: float, comm: Comm, device: torch.device) -> float:
+    """Over the ranks."""
+    if comm.size == 1:
+        return value
+    return float(comm.all_reduce(torch.tensor([value], dtype=torch.float64, device=device)).item()) / comm.size
+
+
+def most(value: float, comm: Comm, device: torch.device) -> float:
+    """Of all ranks."""
+    if comm.size == 1:
+        return value
+    return float(comm.all_reduce(torch.tensor([value], dtype=torch.float64, device=device), "max").item())
+
+
+def agreed(value: int, comm: Comm, device: torch.device) -> int:
+    """What the first rank says."""
+    if comm.size == 1:
+        return value
+    return int(comm.broadcast(torch.tensor([value], device=device), 0).item())
+
+
+def finish(device: torch.device) -> None:
+    """Wait for what the device was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from gangline import UserError
@@ -17,21 +20,28 @@ ASSUMED = {  # what no measurement of one machine shows
     "memory.efficiency": (1.0, "the bandwidth of this file is what was measured"),
     "link.node.efficiency": (1.0, "the bandwidth of this file is what was measured"),
     "link.cluster.efficiency": (1.0, "the bandwidth of this file is what was measured"),
-    "overlap.share": (0.5, "assumed"),
-    "jitter.sigma": (0.003, "assumed"),
+    "overlap.share": (0.5, "assumed: one process has nothing to hide"),
+    "jitter.sigma": (0.003, "assumed: one process waits for no other"),
     "link.node.bandwidth": (1e9, "assumed: one process has no peer to send to"),
     "link.node.latency": (5e-5, "assumed: one process has no peer to send to"),
 }
 
 
-def calibrate(out: Path, processes: int) -> str:
+def calibrate(out: Path, processes: int, rounds: int) -> str:
     """Writes `out`; what was measured, as text. Raises UserError where ranks fail or the file is there already."""
     if out.exists():
         raise UserError(f"{out} is there already.", "It is not written over.", "--out=ANOTHER.yaml")
     if not out.parent.is_dir():
         raise UserError(f"{out.parent} is no directory.")
-    found = _measured(processes)
-    source = f"measured by gangline plan calibrate on {platform.node()}, {processes} processes at once"
+    threads = threads_of(processes)
+    found = _measured(processes, threads, rounds)
+    save_cluster(written(out, found, processes, f"{processes} processes of {threads} threads at once"), out)
+    return "\n".join([f"{name:30} {value:.4g}" for name, value in found.items()] + [f"written: {out}"])
+
+
+def written(out: Path, found: Mapping[str, float], processes: int, at_once: str) -> Cluster:
+    """What a file holds: what was found, and what has to be assumed."""
+    source = f"measured by gangline plan calibrate on {platform.node()}, {at_once}"
     numbers = {name: Quantity(value, why) for name, (value, why) in ASSUMED.items()}
     numbers |= {name: Quantity(value, source) for name, value in found.items()}
     for name in ("bandwidth", "latency"):  # one machine: nothing is beyond it
@@ -41,20 +51,42 @@ def calibrate(out: Path, processes: int) -> str:
     topology = Topology(
         gpus_per_node=processes, node_bandwidth=bandwidth, rack_bandwidth=bandwidth, cluster_bandwidth=bandwidth
     )
-    save_cluster(Cluster(out.stem, f"{platform.machine()}, {processes} ranks", topology, numbers), out)
-    return "\n".join([f"{name:30} {value:.4g}" for name, value in found.items()] + [f"written: {out}"])
+    return Cluster(out.stem, f"{platform.machine()}, {at_once}", topology, numbers)
 
 
-def _measured(processes: int) -> dict[str, float]:
+def threads_of(processes: int) -> int:
+    """What each rank of a run of so many would have: OMP_NUM_THREADS, else its share of the cores."""
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if told.isdigit() and int(told):
+        return int(told)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // processes)
+
+
+def _measured(processes: int, threads: int, rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as place:
-        found = Path(place) / "found.json"
+        found, log = Path(place) / "found.json", Path(place) / "log"
         words = [sys.executable, "-m"]
         if processes > 1:
-            words += ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", "-m"]
-        ended = subprocess.run(
-            [*words, "gangline_planner.calibrate.rank", str(found)], capture_output=True, text=True, check=False
-        )
+            words += ["torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
+            words += [f"--nproc-per-node={processes}", "-m"]
+        words += ["gangline_planner.calibrate.rank", str(found), str(threads), str(rounds)]
+        of_a_job = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in of_a_job and not name.startswith(("TORCHELASTIC_", "PET_"))
+        }
+        environment["OMP_NUM_THREADS"] = str(threads)
+        with log.open("wb") as written:
+            ended = subprocess.run(words, stdout=written, stderr=subprocess.STDOUT, env=environment, check=False)
         if ended.returncode or not found.is_file():
-            last = (ended.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            raise UserError(f"the measurement with {processes} processes failed.", last)
+            raise UserError(f"the measurement with {processes} processes failed.", *said(log))
         return {name: float(value) for name, value in json.loads(found.read_text()).items()}
+
+
+def said(log: Path) -> list[str]:
+    """What went wrong: the first error that a rank printed (torchrun prints its own behind it); else its last lines."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"(\[rank\d+\]:\s*)?[\w.]*(Error|Exception|Exit)\b", line)]
+    return errors[:1] or lines[-3:] or ["It said nothing."]

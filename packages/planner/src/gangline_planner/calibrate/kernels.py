@@ -1,99 +1,74 @@
-"""What a rank computes: products by shape and dtype, fused attention, what moves memory, what the host launches."""
+"""What a rank computes: products by shape and dtype, fused attention, and what moves memory."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gangline.comm import Comm
+from gangline.explain import AttentionProduct, MatrixProduct
 from gangline_planner.calibrate.clock import seconds
-from gangline_planner.calibrate.lines import intercept_and_slope
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PRODUCTS = {  # rows, inner, columns
+    "cpu": ((128, 64, 256), (256, 128, 128), (256, 256, 1024), (512, 256, 256), (1024, 512, 1024)),
+    "cuda": ((1024, 1024, 1024), (4096, 4096, 4096), (8192, 4096, 14336), (8192, 8192, 8192)),
+}
+ATTENTION = {  # sequences, tokens, heads, width of a head
+    "cpu": ((2, 128, 4, 32), (1, 512, 4, 32), (1, 256, 4, 64), (1, 1024, 4, 64)),
+    "cuda": ((4, 512, 16, 128), (2, 2048, 16, 128), (1, 4096, 32, 128), (1, 8192, 32, 128)),
+}
 
 
-def shapes(large: bool) -> list[tuple[int, int, int]]:
-    """(rows, inner, columns): of small models and, on a GPU, of large ones."""
-    small = [(64, 64, 64), (256, 128, 128), (256, 256, 1024), (512, 512, 512), (1024, 512, 1024)]
-    return [*small, (4096, 4096, 4096), (8192, 4096, 14336), (8192, 8192, 8192)] if large else small
-
-
-def products(comm: Comm, device: torch.device) -> dict[str, float]:
-    """`peak.*`, the rate of large products, and `matmul.half`, by a line through seconds over operations."""
+def products(dtype: str, comm: Comm, device: torch.device) -> Mapping[MatrixProduct, float]:
+    """Seconds of one of the three products that a linear takes: forward, of its input and of its weight."""
     found = {}
-    for name, dtype in DTYPES.items():
-        points = []
-        for rows, inner, columns in shapes(device.type == "cuda"):
-            x, y = (
-                torch.randn(rows, inner, device=device).to(dtype),
-                torch.randn(inner, columns, device=device).to(dtype),
-            )
-            points.append((2.0 * rows * inner * columns, seconds(lambda x=x, y=y: x @ y, comm, device)))  # type: ignore[misc]
-        start, each = intercept_and_slope(points)
-        found[f"peak.{name}"] = 1 / each
-        if name == "fp32":
-            found["matmul.half"] = start / each
+    for rows, inner, columns in PRODUCTS[device.type]:
+        x, weight, gradient = (
+            torch.randn(shape, device=device).to(DTYPES[dtype])
+            for shape in ((rows, inner), (columns, inner), (rows, columns))
+        )
+
+        def three(x: Tensor = x, weight: Tensor = weight, gradient: Tensor = gradient) -> None:
+            F.linear(x, weight)
+            gradient @ weight
+            gradient.t() @ x
+
+        found[MatrixProduct(rows=rows, inner=inner, columns=columns)] = seconds(three, comm, device) / 3
     return found
 
 
-def attention(comm: Comm, device: torch.device, peak: float) -> dict[str, float]:
-    """Rates of causal fused attention in float32 (on a GPU bfloat16), what is hidden passed over."""
-    heads, width = 4, 64
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    forward, backward = [], []
-    for keys in (128, 512, 1024):
-        q, k, v = (torch.randn(1, heads, keys, width, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
-        whole = 4.0 * heads * keys * (keys + 1) / 2 * width
+def attention(comm: Comm, device: torch.device) -> tuple[dict[AttentionProduct, float], dict[AttentionProduct, float]]:
+    """Seconds (forward, backward) of causal fused attention, in float32 on a CPU and in bfloat16 on a GPU."""
+    ahead, behind, dtype = {}, {}, torch.bfloat16 if device.type == "cuda" else torch.float32
+    for sequences, tokens, heads, width in ATTENTION[device.type]:
+        q, k, v = (
+            torch.randn(sequences, tokens, heads, width, device=device, dtype=dtype).transpose(1, 2).requires_grad_()
+            for _ in range(3)
+        )
+        gradient = torch.randn_like(q)
 
-        def run(q: Tensor = q, k: Tensor = k, v: Tensor = v) -> Tensor:
+        def forward(q: Tensor = q, k: Tensor = k, v: Tensor = v) -> Tensor:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-        out = run()
-        both = seconds(lambda run=run, out=out: run().backward(torch.ones_like(out)), comm, device)  # type: ignore[misc]
-        once = seconds(run, comm, device)
-        forward.append((whole / keys, once / keys))  # seconds = (1 + half / keys) operations / rate
-        backward.append((2.5 * whole / keys, max(both - once, 1e-9) / keys))
-    rate = _asymptote(forward)
-    keys_half = max(1.0, (forward[0][1] * rate / forward[0][0] - 1) * 128)
-    return {
-        "attention.efficiency": rate / peak,
-        "attention.efficiency_backward": _asymptote(backward) / peak,
-        "attention.half": keys_half,
-    }
+        def both(q: Tensor = q, k: Tensor = k, v: Tensor = v, gradient: Tensor = gradient) -> object:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return torch.autograd.grad(out, (q, k, v), gradient)
+
+        once, whole = seconds(forward, comm, device), seconds(both, comm, device)
+        shape = AttentionProduct(
+            sequences=sequences, queries=tokens, keys=tokens, heads=heads, kv_heads=heads, head_dim=width
+        )
+        ahead[shape] = once
+        behind[shape] = max(whole - once, once)  # it computes more than the forward pass, so it takes as long
+    return ahead, behind
 
 
-def memory(comm: Comm, device: torch.device) -> dict[str, float]:
-    """`memory.bandwidth` of a copy, and how many passes over what they keep elementwise operators take, each apart."""
-    numbers = 1 << (28 if device.type == "cuda" else 22)
+def copy(comm: Comm, device: torch.device) -> float:
+    """Bytes a second that a copy reads and writes, of arrays too large for a cache."""
+    numbers = 1 << (28 if device.type == "cuda" else 23)
     a, b = torch.randn(numbers, device=device), torch.empty(numbers, device=device)
-    bandwidth = 2 * a.nbytes / seconds(lambda: b.copy_(a), comm, device)
-    x, weight = torch.randn(1024, 512, device=device, requires_grad=True), torch.ones(512, device=device)
-    gate, up = (torch.randn(1024, 2048, device=device, requires_grad=True) for _ in range(2))
-
-    def elementwise() -> Tensor:
-        return (F.rms_norm(x, (512,), weight) + x).sum() + (F.silu(gate) * up).sum()
-
-    kept = 2 * x.nbytes + 4 * gate.nbytes
-    passes = seconds(elementwise, comm, device) * bandwidth / kept
-    return {"memory.bandwidth": bandwidth, "elementwise.passes_apart": passes, "elementwise.passes": passes}
-
-
-def launches(comm: Comm, device: torch.device) -> dict[str, float]:
-    """Of a module so small that it takes no time itself; of an optimizer's step over small weights."""
-    tiny = torch.nn.Sequential(*(torch.nn.Linear(8, 8, device=device) for _ in range(16)))
-    x = torch.randn(8, 8, device=device)
-    optimizer = torch.optim.AdamW(tiny.parameters())
-
-    def backward() -> None:
-        tiny(x).sum().backward()
-
-    module = seconds(lambda: tiny(x), comm, device) / 16
-    backward()
-    return {"module.seconds": module, "host.seconds": seconds(optimizer.step, comm, device)}
-
-
-def _asymptote(points: list[tuple[float, float]]) -> float:
-    """Operations a second of the longest."""
-    flops, taken = points[-1]
-    return flops / taken
+    return 2 * a.nbytes / seconds(lambda: b.copy_(a), comm, device)

@@ -1,22 +1,28 @@
-"""Straight lines through measurements. Torch-free."""
+"""Sums of two costs through measurements. Torch-free."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+Point = tuple[float, float, float, float]
 
-def intercept_and_slope(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(seconds at nothing, seconds of each more) by least squares of relative errors; neither below nothing.
 
-    Relative: a small message counts as much as a large one.
+def two_costs(points: Sequence[Point]) -> tuple[float, float]:
+    """(x, y), neither below nothing, so that a x + b y comes to t for all (a, b, t, whole): least squares of what is
+    left over `whole`, which is what was measured where t is a part of that.
+
+    So a small message counts as much as a large one. Raises ValueError where nothing is said of either.
     """
-    weights = [1 / y**2 for _, y in points]
-    total = sum(weights)
-    x = sum(w * a for w, (a, _) in zip(weights, points, strict=True)) / total
-    y = sum(w * b for w, (_, b) in zip(weights, points, strict=True)) / total
-    spread = sum(w * (a - x) ** 2 for w, (a, _) in zip(weights, points, strict=True))
-    slope = sum(w * (a - x) * (b - y) for w, (a, b) in zip(weights, points, strict=True)) / spread if spread else 0.0
-    if slope <= 0:  # no more for more: the largest alone says what each takes
-        most = max(points)
-        return 0.0, most[1] / most[0]
-    return max(0.0, y - slope * x), slope
+    scaled = [(a / whole, b / whole, t / whole) for a, b, t, whole in points]
+    aa, bb = sum(a * a for a, _, _ in scaled), sum(b * b for _, b, _ in scaled)
+    ab = sum(a * b for a, b, _ in scaled)
+    at, bt = sum(a * t for a, _, t in scaled), sum(b * t for _, b, t in scaled)
+    if not aa and not bb:
+        raise ValueError("no measurement costs anything")
+    spread = aa * bb - ab * ab
+    if spread > 1e-12 * aa * bb:
+        x, y = (at * bb - bt * ab) / spread, (bt * aa - at * ab) / spread
+        if x >= 0 and y >= 0:
+            return x, y
+    only_x, only_y = (max(0.0, at / aa) if aa else 0.0, 0.0), (0.0, max(0.0, bt / bb) if bb else 0.0)
+    return min(only_x, only_y, key=lambda found: sum((a * found[0] + b * found[1] - t) ** 2 for a, b, t in scaled))

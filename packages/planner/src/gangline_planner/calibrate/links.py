@@ -1,41 +1,95 @@
-"""What ranks send each other: every collective of core's `Comm`, by size, along each axis of more than one rank."""
+"""What ranks send each other: core's collectives by size, among two and among all, each behind a little computation.
+
+In a step a rank comes to a collective from its own computation, and waits for those that were interrupted in theirs: so
+much longer than the computation alone does both take together.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil, log2
 
 import torch
 
 from gangline.comm import Comm
 from gangline_planner.calibrate.clock import seconds
-from gangline_planner.calibrate.lines import intercept_and_slope
 
-SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)  # bytes that a rank has
+SIZES = {"cpu": (1 << 12, 1 << 18, 1 << 21), "cuda": (1 << 14, 1 << 22, 1 << 26)}  # bytes that a rank has
+COMPUTED = {"cpu": 256, "cuda": 2048}  # rows of the square products between
+PRODUCTS = 3
+LEAST = 0.02  # of the computation before it: what no clock tells from nothing
 
 
-def collectives(comm: Comm, device: torch.device) -> dict[str, list[tuple[float, float]]]:
-    """Operation -> (bytes that leave a rank, seconds)."""
-    n, found = comm.size, dict[str, list[tuple[float, float]]]()
-    for size in SIZES:
-        numbers = size // 4 // n * n
-        x, part = torch.ones(numbers, device=device), torch.ones(numbers // n, device=device)
-        sent = 4 * numbers * (n - 1) / n
-        for name, nbytes, work in (
-            ("all_reduce", 2 * sent, lambda x=x: comm.all_reduce(x.clone())),
-            ("all_gather", sent, lambda part=part: comm.all_gather(part)),
-            ("reduce_scatter", sent, lambda x=x: comm.reduce_scatter(x)),
-            ("all_to_all", sent, lambda x=x: comm.all_to_all(x)),
-        ):
-            found.setdefault(name, []).append((nbytes, seconds(work, comm, device)))
+@dataclass(frozen=True)
+class Sent:
+    """A collective. bytes: that leave a rank."""
+
+    operation: str
+    ranks: int
+    bytes: float
+
+    @property
+    def rounds(self) -> int:
+        """As `gangline_planner.price.transfers` counts them."""
+        return ceil(log2(self.ranks)) * (2 if self.operation == "all_reduce" else 1)
+
+
+def collectives(groups: Sequence[Comm], world: Comm, device: torch.device) -> Mapping[Sent, float]:
+    """Seconds by what is sent among these groups, by all of their kind at once."""
+    found, compute = {}, computation(device)
+    for comm in groups:
+        for size in SIZES[device.type]:
+            for sent, work in _calls(comm, size, device):
+                before = seconds(compute, world, device, 0.02)
+
+                def both(work: Callable[[], object] = work) -> None:
+                    compute()
+                    work()
+
+                found[sent] = max(seconds(both, world, device) - before, LEAST * before)
     return found
 
 
-def link(measured: dict[str, list[tuple[float, float]]], ranks: int) -> dict[str, float]:
-    """`bandwidth` and `latency` as `gangline_planner.price.transfers` means them: rounds by operation, bytes in all."""
-    slopes, starts = [], []
-    for name, points in measured.items():
-        rounds = ceil(log2(ranks)) * (2 if name == "all_reduce" else 1)
-        start, slope = intercept_and_slope(points)
-        slopes.append(slope)
-        starts.append(start / rounds)
-    return {"bandwidth": len(slopes) / sum(slopes), "latency": sum(starts) / len(starts)}
+def computation(device: torch.device) -> Callable[[], None]:
+    """A few products, about a millisecond."""
+    x = torch.randn(COMPUTED[device.type], COMPUTED[device.type], device=device)
+
+    def work() -> None:
+        for _ in range(PRODUCTS):
+            x @ x
+
+    return work
+
+
+def _calls(comm: Comm, size: int, device: torch.device) -> list[tuple[Sent, Callable[[], object]]]:
+    n = comm.size
+    numbers = size // 4 // n * n
+    x, part = torch.zeros(numbers, device=device), torch.zeros(numbers // n, device=device)
+    sent = 4 * numbers * (n - 1) / n
+    return [
+        (Sent("all_reduce", n, 2 * sent), lambda: comm.all_reduce(x)),
+        (Sent("all_gather", n, sent), lambda: comm.all_gather(part)),
+        (Sent("reduce_scatter", n, sent), lambda: comm.reduce_scatter(x)),
+    ]
+
+
+def hidden(comm: Comm, device: torch.device) -> float:
+    """The share of an all-reduce that computation beside it hides, 0 to 1."""
+    x, compute = torch.zeros(SIZES[device.type][-1] // 4, device=device), computation(device)
+
+    def send() -> object:
+        return comm.all_reduce(x)
+
+    def apart() -> None:
+        compute()
+        send()
+
+    def beside() -> None:
+        pending = comm.start_all_reduce(x)
+        compute()
+        pending.wait()
+
+    saved = seconds(apart, comm, device) - seconds(beside, comm, device)
+    least = min(seconds(compute, comm, device, 0.02), seconds(send, comm, device))
+    return min(1.0, max(0.0, saved / least))

@@ -1,4 +1,4 @@
-"""One rank of `gangline plan calibrate`, as torchrun starts it: `python -m gangline_planner.calibrate.rank FILE`."""
+"""One rank of `gangline plan calibrate`: `python -m gangline_planner.calibrate.rank FILE`, under torchrun or alone."""
 
 from __future__ import annotations
 
@@ -6,50 +6,74 @@ import json
 import os
 import sys
 from pathlib import Path
-from statistics import median
 
 import torch
 
-from gangline.comm import Comm, connect
+from gangline.comm import Comm, Comms, connect
 from gangline.strategy import Mesh
 from gangline_planner.calibrate import kernels, links
+from gangline_planner.calibrate.clock import alone, mean, most, seconds, timed
+from gangline_planner.calibrate.fit import Measured, Numbers, middle, numbers
+from gangline_planner.calibrate.small_steps import MODELS, STARTS, SmallModel, SmallStep
 
-ROUNDS = 3
 
-
-def main(path: str) -> None:
+def main(path: str, threads: int, rounds: int) -> None:
     """Measures with all other ranks, and the first writes what it found."""
-    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-    local = int(os.environ.get("LOCAL_RANK", "0"))
+    world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cpu":
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world))
-    comms = connect(Mesh.of({"dp_shard": world}), device=device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.set_num_threads(threads)
+    pairs = world > 2 and world % 2 == 0
+    comms = connect(Mesh.of({"dp_shard": world // 2, "tp": 2} if pairs else {"dp_shard": world}), device=device)
     try:
-        found = measured(comms.world, device)
+        found = measured(comms, device, rounds)
+        if comms.rank == 0:
+            Path(path).write_text(json.dumps(found))
+        comms.world.barrier()
     finally:
         comms.close()
-    if rank == 0:
-        Path(path).write_text(json.dumps(found))
 
 
-def measured(comm: Comm, device: torch.device) -> dict[str, float]:
-    """Name of a cluster file's number -> its value, of one rank while all do the same: the middle one of some rounds,
-    so that a moment in which the machine did something else counts in none.
-    """
-    rounds = [_round(comm, device) for _ in range(ROUNDS)]
-    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else _memory() / comm.size
-    return {name: median(one[name] for one in rounds) for name in rounds[0]} | {"memory.bytes": float(total)}
+def measured(comms: Comms, device: torch.device, rounds: int) -> Numbers:
+    """Name of a cluster file's number -> its value."""
+    ready = {model: SmallStep(model, device) for model in (STARTS, *MODELS[device.type])}
+    found = middle([_round(comms, device, ready) for _ in range(rounds)])
+    total = _memory() / comms.world.size
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+    return numbers(found, comms.world.size, device.type) | {"memory.bytes": float(total)}
 
 
-def _round(comm: Comm, device: torch.device) -> dict[str, float]:
-    found = kernels.products(comm, device)
-    found |= kernels.attention(comm, device, found["peak.bf16" if device.type == "cuda" else "peak.fp32"])
-    found |= kernels.memory(comm, device) | kernels.launches(comm, device)
+def _round(comms: Comms, device: torch.device, ready: dict[SmallModel, SmallStep]) -> Measured:
+    """Everything once, so that what else the machine does meanwhile meets all of it."""
+    comm = comms.world
+    largest = ready[MODELS[device.type][-1]]
+    forward, backward = kernels.attention(comm, device)
+    found = Measured(
+        copied=kernels.copy(comm, device),
+        products={dtype: kernels.products(dtype, comm, device) for dtype in kernels.DTYPES},
+        forward=forward,
+        backward=backward,
+        steps={model: seconds(ready[model].passes, comm, device, 0.15) for model in MODELS[device.type]},
+        starts=seconds(ready[STARTS].passes, comm, device),
+        update=seconds(ready[STARTS].update, comm, device),
+    )
     if comm.size > 1:
-        node = links.link(links.collectives(comm, device), comm.size)
-        found |= {f"link.node.{name}": value for name, value in node.items()}
+        whole = seconds(largest.passes, comm, device, 0.1)
+        found.alone = whole / alone(largest.passes, comm, device)
+        found.late = _late(largest, comm, device)
+        groups = [comm, comms.axis("tp")] if comm.size > comms.axis("tp").size > 1 else [comm]
+        found.sent = links.collectives(groups, comm, device)
+        found.hidden = links.hidden(comm, device)
     return found
+
+
+def _late(step: SmallStep, comm: Comm, device: torch.device) -> float:
+    """Of a few steps, how much longer the slowest rank takes than all do on the average, of that."""
+    own = timed(step.passes, 3, comm, device)
+    average = mean(own, comm, device)
+    return most(own, comm, device) / average - 1
 
 
 def _memory() -> float:
@@ -57,4 +81,4 @@ def _memory() -> float:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

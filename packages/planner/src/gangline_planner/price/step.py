@@ -17,6 +17,7 @@ from gangline.explain import (
 )
 from gangline.strategy import DATA_AXES
 from gangline_planner.price.products import Rates, forward_seconds, input_seconds, weight_seconds
+from gangline_planner.price.sharing import faster, left
 from gangline_planner.price.transfers import transfer_seconds
 
 TOKEN_BYTES = 4  # as data sources store them
@@ -122,7 +123,7 @@ class Pieces:
             last = rank.turns[-1][-1]
             if last.kind != "W":
                 most = max(most, ready[min(rank.stages)] + busy + back[last.stage])
-        plain = most + cluster["host.seconds"]
+        plain = most / (cluster.get("node.alone") or 1.0) + cluster["host.seconds"]
         return plain + jitter_of(plain, explained.mesh.world, cluster)
 
     def busiest(self, explained: Explained) -> float:
@@ -152,6 +153,8 @@ def step_time(explained: Explained, cluster: Cluster, pieces: Pieces | None = No
     rates, stages, waits, times, updates = pieces.rates, pieces.stages, pieces.waits, pieces.times, pieces.updates
     hop = max(wait.hop for wait in waits)
     found = step_timeline(explained, times, latency=hop)
+    share = left(found, cluster.get("node.alone") or 1.0)
+    found = faster(found, share)
     ends = [
         found.spans[index][-1][2] + waits[index].end + updates[index] + waits[index].update
         for index in range(len(waits))
@@ -161,7 +164,7 @@ def step_time(explained: Explained, cluster: Cluster, pieces: Pieces | None = No
     data = data_seconds(explained, cluster, plain)
     plain += data
     jitter = jitter_of(plain, explained.mesh.world, cluster)
-    rank, wait, m = explained.ranks[last], waits[last], explained.microbatches
+    rank, wait, m = explained.ranks[last], waits[last], explained.microbatches * share
     kinds = {
         "compute": m * sum(stages[s].forward + stages[s].inputs + stages[s].weights for s in rank.stages),
         "recompute": m * sum(stages[s].again for s in rank.stages),
@@ -174,7 +177,13 @@ def step_time(explained: Explained, cluster: Cluster, pieces: Pieces | None = No
     }
     rest = plain + jitter - sum(kinds.values())
     kinds["pp and bubble"] = rest if rest > 1e-9 * plain else 0.0  # what is left of rounding is no time
-    unknown = sum(work.unknown_flops for work in explained.work) * 3 * m / rates.wide / len(explained.ranks)
+    unknown = (
+        sum(work.unknown_flops for work in explained.work)
+        * 3
+        * explained.microbatches
+        / rates.wide
+        / len(explained.ranks)
+    )
     return StepTime(plain + jitter, {kind: kinds[kind] for kind in KINDS}, unknown, found)
 
 

@@ -1,0 +1,88 @@
+"""Steps of small models as core's own `single` runs them: what their products do not explain is a plan's to learn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from gangline import plugins
+from gangline.batch import Batch
+from gangline.comm import connect
+from gangline.config import Run, default_run
+from gangline.model import DecoderConfig, compose_model
+from gangline.strategy import Mesh, Runtime, Single, finisher, model_of
+
+MICROBATCHES = 2
+
+
+@dataclass(frozen=True)
+class SmallModel:
+    """A model and the shape of its microbatches."""
+
+    dim: int
+    sequence_length: int
+    micro_size: int
+    layers: int = 2
+
+
+STARTS = SmallModel(16, 8, 1)  # so small that starting its kernels is all it takes
+MODELS = {
+    "cpu": (SmallModel(64, 128, 2), SmallModel(128, 256, 2), SmallModel(256, 128, 2), SmallModel(256, 512, 2)),
+    "cuda": (SmallModel(1024, 2048, 4), SmallModel(2048, 2048, 2), SmallModel(4096, 4096, 1)),
+}
+
+
+def run_of(model: SmallModel, device: str) -> Run:
+    """A run of one process, which a plan is made of, too."""
+    heads = max(2, model.dim // 64)
+    return default_run(
+        model=DecoderConfig(vocab_size=256, dim=model.dim, layers=model.layers, heads=heads, hidden=4 * model.dim),
+        parallel=Single(),
+        precision="fp32" if device == "cpu" else "bf16",
+        batch={
+            "global_size": MICROBATCHES * model.micro_size,
+            "micro_size": model.micro_size,
+            "sequence_length": model.sequence_length,
+        },
+        run={"device": device},
+    )
+
+
+class SmallStep:
+    """A step of a small model, ready to be taken again and again on one batch."""
+
+    def __init__(self, model: SmallModel, device: torch.device) -> None:
+        run, mesh = run_of(model, device.type), Mesh.of({})
+        tree, plan = compose_model(run)
+        finish = finisher(run.run.recompute, run.run.compile, run.run.recompute_every, plan.seams)
+        comms = connect(mesh, device=device)
+        self.runtime: Runtime = plugins.build(
+            run.parallel, run, model_of(tree, plan), plan, mesh, comms, plugins.build(run.precision, run), finish
+        )
+        for shard in self.runtime.shards():
+            torch.nn.init.normal_(shard.local, std=0.02)
+        self.optimizer = plugins.build(run.optimizer, run, self.runtime)
+        self.batches = [_batch(model, device) for _ in range(MICROBATCHES)]
+
+    def passes(self) -> None:
+        """Forward and backward."""
+        self.runtime.step(self.batches)
+
+    def update(self) -> None:
+        """What a step does behind its passes."""
+        self.runtime.clip(1.0)
+        self.optimizer.step(1e-6)
+
+
+def _batch(model: SmallModel, device: torch.device) -> Batch:
+    shape = (model.micro_size, model.sequence_length)
+    tokens = torch.randint(0, 256, (shape[0], shape[1] + 1), device=device)
+    return Batch(
+        tokens=tokens[:, :-1].contiguous(),
+        targets=tokens[:, 1:].contiguous(),
+        loss_mask=torch.ones(shape, dtype=torch.bool, device=device),
+        position=torch.arange(shape[1], device=device).expand(shape),
+        sample=torch.arange(shape[0], device=device),
+        valid=shape[0] * shape[1],
+    )
